@@ -26,15 +26,15 @@ from attnscope.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
-    from attnscope.core.multihead import MultiHeadAttention
+    from attnscope.core.attention.multihead import MultiHeadAttention
     from attnscope.corpus import Corpus
     from attnscope.errors import AttnscopeError
     from attnscope.models import load
-    from attnscope.models.decoder import own_decoder
+    from attnscope.models.own.decoder import own_decoder
     from attnscope.records import AttentionMap, Heatmap, Tokens, record_from_arrays
     from attnscope.records import load as load_record
     from attnscope.records.ablation import Ablation
-    from attnscope.records.atlas import Atlas
+    from attnscope.records.atlas.record import Atlas
     from attnscope.records.batches import Batch
     from attnscope.records.circuits import Circuits
     from attnscope.records.comparison import (
@@ -45,37 +45,37 @@ if TYPE_CHECKING:
         PickedHeads,
         PicturePair,
     )
-    from attnscope.records.findings import Findings
-    from attnscope.records.pooled import PooledHeatmap
-    from attnscope.records.relations import Relations
-    from attnscope.records.rollouts import Rollout
+    from attnscope.records.heads.findings import Findings
+    from attnscope.records.maps.pooled import PooledHeatmap
+    from attnscope.records.maps.rollouts import Rollout
+    from attnscope.records.relations.record import Relations
     from attnscope.records.timeline import Timeline
-    from attnscope.studies.ablation import AblateOptions, ablate
-    from attnscope.studies.atlas import AtlasOptions, atlas
-    from attnscope.studies.batch import batch
-    from attnscope.studies.batch_worker import BatchOptions
+    from attnscope.studies.ablation.pruning import PruneOrder, prune
+    from attnscope.studies.ablation.study import AblateOptions, ablate
+    from attnscope.studies.atlas.study import AtlasOptions, atlas
+    from attnscope.studies.batch.study import batch
+    from attnscope.studies.batch.worker import BatchOptions
     from attnscope.studies.circuits import CircuitsOptions, circuits
-    from attnscope.studies.compare import CompareOptions, compare, compare_models
-    from attnscope.studies.compare_pictures import compare_pictures
-    from attnscope.studies.compare_texts import compare_heads, compare_texts
-    from attnscope.studies.cost import cost
-    from attnscope.studies.descriptions import DescribeOptions, describe
-    from attnscope.studies.head_watch import HeadWatch
-    from attnscope.studies.heads import HeadsOptions, heads
-    from attnscope.studies.heatmap import heatmap, picture_heatmap, sound_heatmap
-    from attnscope.studies.needles import NeedleOptions, retrieval_heads
-    from attnscope.studies.page import page
-    from attnscope.studies.pooled import pooled_heatmap
-    from attnscope.studies.pruning import PruneOrder, prune
-    from attnscope.studies.relations import RelationsOptions, relations
-    from attnscope.studies.rollout import picture_rollout, rollout
-    from attnscope.studies.sense_heads import picture_heads, sound_heads
-    from attnscope.studies.split import SplitOptions, split, split_example
-    from attnscope.studies.timeline import TimelineOptions, timeline
-    from attnscope.studies.trace import trace, trace_example
-    from attnscope.studies.workers import Workers
-    from attnscope.views.notebook import widget
+    from attnscope.studies.compare.pictures import compare_pictures
+    from attnscope.studies.compare.study import CompareOptions, compare, compare_models
+    from attnscope.studies.compare.texts import compare_heads, compare_texts
+    from attnscope.studies.describe.study import DescribeOptions, describe
+    from attnscope.studies.heads.needles import NeedleOptions, retrieval_heads
+    from attnscope.studies.heads.study import HeadsOptions, heads
+    from attnscope.studies.maps.page import page
+    from attnscope.studies.maps.pooled import pooled_heatmap
+    from attnscope.studies.maps.rollout import picture_rollout, rollout
+    from attnscope.studies.maps.study import heatmap, picture_heatmap, sound_heatmap
+    from attnscope.studies.relations.study import RelationsOptions, relations
+    from attnscope.studies.running.workers import Workers
+    from attnscope.studies.senses.study import picture_heads, sound_heads
+    from attnscope.studies.teaching.cost import cost
+    from attnscope.studies.teaching.split import SplitOptions, split, split_example
+    from attnscope.studies.teaching.trace import trace, trace_example
+    from attnscope.studies.timeline.study import TimelineOptions, timeline
+    from attnscope.studies.timeline.watch import HeadWatch
     from attnscope.views.page import Page
+    from attnscope.views.pages.notebook import widget
 
     load_ablation = Ablation.load
     load_circuits = Circuits.load
@@ -88,57 +88,57 @@ if TYPE_CHECKING:
 
 _PUBLIC = {name: (module, name) for module, names in {
     "annotated": ("AnnotatedCorpus", "AnnotatedText", "Link"),
-    "core.multihead": ("MultiHeadAttention",),
+    "core.attention.multihead": ("MultiHeadAttention",),
     "corpus": ("Corpus",),
     "errors": ("AttnscopeError",),
     "models": ("load",),
-    "models.decoder": ("own_decoder",),
+    "models.own.decoder": ("own_decoder",),
     "records": ("AttentionMap", "Heatmap", "Tokens", "record_from_arrays"),
     "records.ablation": ("Ablation",),
-    "records.atlas": ("Atlas",),
+    "records.atlas.record": ("Atlas",),
     "records.batches": ("Batch",),
     "records.circuits": ("Circuits",),
     "records.comparison": ("HeadComparison", "MinimalPair", "ModelComparison", "PickedHeads", "PicturePair"),
-    "records.findings": ("Findings",),
-    "records.pooled": ("PooledHeatmap",),
-    "records.relations": ("Relations",),
-    "records.rollouts": ("Rollout",),
+    "records.heads.findings": ("Findings",),
+    "records.maps.pooled": ("PooledHeatmap",),
+    "records.relations.record": ("Relations",),
+    "records.maps.rollouts": ("Rollout",),
     "records.timeline": ("Timeline",),
-    "studies.ablation": ("AblateOptions", "ablate"),
-    "studies.atlas": ("AtlasOptions", "atlas"),
-    "studies.batch": ("batch",),
-    "studies.batch_worker": ("BatchOptions",),
+    "studies.ablation.study": ("AblateOptions", "ablate"),
+    "studies.atlas.study": ("AtlasOptions", "atlas"),
+    "studies.batch.study": ("batch",),
+    "studies.batch.worker": ("BatchOptions",),
     "studies.circuits": ("CircuitsOptions", "circuits"),
-    "studies.compare": ("CompareOptions", "compare", "compare_models"),
-    "studies.compare_pictures": ("compare_pictures",),
-    "studies.compare_texts": ("compare_heads", "compare_texts"),
-    "studies.cost": ("cost",),
-    "studies.descriptions": ("DescribeOptions", "describe"),
-    "studies.head_watch": ("HeadWatch",),
-    "studies.heads": ("HeadsOptions", "heads"),
-    "studies.heatmap": ("heatmap", "picture_heatmap", "sound_heatmap"),
-    "studies.needles": ("NeedleOptions", "retrieval_heads"),
-    "studies.page": ("page",),
-    "studies.pooled": ("pooled_heatmap",),
-    "studies.pruning": ("PruneOrder", "prune"),
-    "studies.relations": ("RelationsOptions", "relations"),
-    "studies.rollout": ("picture_rollout", "rollout"),
-    "studies.sense_heads": ("picture_heads", "sound_heads"),
-    "studies.split": ("SplitOptions", "split", "split_example"),
-    "studies.timeline": ("TimelineOptions", "timeline"),
-    "studies.trace": ("trace", "trace_example"),
-    "studies.workers": ("Workers",),
-    "views.notebook": ("widget",),
+    "studies.compare.study": ("CompareOptions", "compare", "compare_models"),
+    "studies.compare.pictures": ("compare_pictures",),
+    "studies.compare.texts": ("compare_heads", "compare_texts"),
+    "studies.teaching.cost": ("cost",),
+    "studies.describe.study": ("DescribeOptions", "describe"),
+    "studies.timeline.watch": ("HeadWatch",),
+    "studies.heads.study": ("HeadsOptions", "heads"),
+    "studies.maps.study": ("heatmap", "picture_heatmap", "sound_heatmap"),
+    "studies.heads.needles": ("NeedleOptions", "retrieval_heads"),
+    "studies.maps.page": ("page",),
+    "studies.maps.pooled": ("pooled_heatmap",),
+    "studies.ablation.pruning": ("PruneOrder", "prune"),
+    "studies.relations.study": ("RelationsOptions", "relations"),
+    "studies.maps.rollout": ("picture_rollout", "rollout"),
+    "studies.senses.study": ("picture_heads", "sound_heads"),
+    "studies.teaching.split": ("SplitOptions", "split", "split_example"),
+    "studies.timeline.study": ("TimelineOptions", "timeline"),
+    "studies.teaching.trace": ("trace", "trace_example"),
+    "studies.running.workers": ("Workers",),
+    "views.pages.notebook": ("widget",),
     "views.page": ("Page",),
 }.items() for name in names} | {
     "load_ablation": ("records.ablation", "Ablation.load"),
     "load_circuits": ("records.circuits", "Circuits.load"),
     "load_comparison": ("records.comparison", "Comparison.load"),
-    "load_findings": ("records.findings", "Findings.load"),
-    "load_pooled": ("records.pooled", "PooledHeatmap.load"),
+    "load_findings": ("records.heads.findings", "Findings.load"),
+    "load_pooled": ("records.maps.pooled", "PooledHeatmap.load"),
     "load_record": ("records", "load"),
-    "load_relations": ("records.relations", "Relations.load"),
-    "load_rollout": ("records.rollouts", "Rollout.load"),
+    "load_relations": ("records.relations.record", "Relations.load"),
+    "load_rollout": ("records.maps.rollouts", "Rollout.load"),
     "load_timeline": ("records.timeline", "Timeline.load"),
 }  # fmt: skip
 """Where each name is defined: the module, and what it is called there."""

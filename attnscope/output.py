@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError, one_line, safe
-from attnscope.records.head_maps import choose_heads, spans
-from attnscope.records.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
-from attnscope.records.shards import shards_note
-from attnscope.records.storage import PAGE_MARK, kind_of, require_replaceable, require_replaceable_folder
+from attnscope.records.frame.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
+from attnscope.records.frame.shards import shards_note
+from attnscope.records.frame.storage import PAGE_MARK, kind_of, require_replaceable, require_replaceable_folder
+from attnscope.records.maps.head_maps import choose_heads, spans
 from attnscope.unfinished import fail_if_not_whole, settle
 
 if TYPE_CHECKING:
     from attnscope.records import Heatmap
-    from attnscope.records.record import Record
-    from attnscope.views.process import DrawingProcess
+    from attnscope.records.frame.record import Record
+    from attnscope.views.drawing.process import DrawingProcess
 
 HOME = Path("attnscope-out")
 """Where files go that no folder is named for."""
@@ -87,7 +87,7 @@ class Output:
         if not self.figures:
             yield DrawingAhead(self)
             return
-        from attnscope.views.process import DrawingProcess
+        from attnscope.views.drawing.process import DrawingProcess
 
         with DrawingProcess() as process:
             yield DrawingAhead(self, process)
@@ -146,7 +146,7 @@ class Output:
         if self.json:
             print_json(record.to_json(files=[str(path) for path in paths]))
             return
-        from attnscope.views.plain_text import open_console
+        from attnscope.views.tables.plain_text import open_console
 
         kind = record.record_kind()
         has_page = any(path.suffix == ".html" for path in paths)
@@ -232,7 +232,7 @@ def plan(
     found.require_options(given)
     if given.get("folder"):
         _require_page(found, out, files, stem)
-    load_named("attnscope.views.style:Style")(**_of_style(given))
+    load_named("attnscope.views.drawing.style:Style")(**_of_style(given))
     return Output(found, out, files, json, quiet, TEXT in named, replace, given, stem, named=formats is not None)
 
 
@@ -382,7 +382,7 @@ def require_formats(formats: Sequence[str]) -> None:
         AttnscopeError: One is not there.
     """
     if "parquet" in formats:
-        from attnscope.records.parquet import arrow
+        from attnscope.records.frame.parquet import arrow
 
         arrow()
 
@@ -413,13 +413,13 @@ def _other_maps(record: Record, folder: Path, formats: Sequence[str], query: str
 
     Colours may change: what they replace can be drawn again from that record. Where no record tells, a note does.
     """
-    from attnscope.records.reading import described_by
+    from attnscope.records.frame.reading import described_by
 
     names = {kind.file(ending) for kind in KINDS.values() if kind.glance for ending in kind.lossless}
     there = [path for name in sorted(names) if (path := folder / name).is_file()]
     if not there:
         return ""
-    kind, stems = record.record_kind(), load_named("attnscope.views.figures:stems")(record, query)
+    kind, stems = record.record_kind(), load_named("attnscope.views.maps.pages:stems")(record, query)
     written = [kind.file(name) for name in formats if name in kind.data]
     written += [f"{stem}.{name}" for stem in stems for name in formats if name in kind.figures]
     if not any((folder / name).is_file() for name in written):
@@ -495,7 +495,7 @@ def note_fonts(texts: Iterable[str], files: Iterable[str], font: str | None) -> 
     """A note where figures among some files show code points in the place of characters that no font has."""
     if not any(name.endswith(FIGURE_FORMATS) for name in files):
         return []
-    note = load_named("attnscope.views.lettering:note_missing")(texts, font)
+    note = load_named("attnscope.views.drawing.lettering:note_missing")(texts, font)
     return [note] if note else []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, one_line
-from attnscope.records.shards import is_interrupted
+from attnscope.records.frame.shards import is_interrupted
 
 INTERRUPTED = "interrupted"
 """Where in the named folder an interrupted study goes that would replace a record of more texts."""
@@ -49,7 +49,7 @@ def _add_note(record: Any, note: str) -> Any:
 
 def _says_more(folder: Path, stem: str, n_texts: int) -> bool:
     """Whether files of an earlier run there are complete, or of more texts; those that do not tell are taken to be."""
-    from attnscope.records.reading import described_by
+    from attnscope.records.frame.reading import described_by
 
     earlier = [folder / f"{stem}.{ending}" for ending in ("npz", "json", "csv", "parquet")]
     there = [path for path in earlier if path.is_file()]

@@ -18,9 +18,9 @@ import torch
 from attnscope.corpus import CorpusText
 from attnscope.models import load
 from attnscope.models.model import Rerun
-from attnscope.studies import ablation_sweep
-from attnscope.studies.ablation_reading import Reader
-from attnscope.studies.ablation_sweep import Cut, Going, heads_of, measure
+from attnscope.studies.ablation import sweep as ablation_sweep
+from attnscope.studies.ablation.reading import Reader
+from attnscope.studies.ablation.sweep import Cut, Going, heads_of, measure
 
 SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
 

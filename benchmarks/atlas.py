@@ -22,9 +22,9 @@ import torch
 import attnscope
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
-from attnscope.studies.atlas import AtlasOptions
-from attnscope.studies.descriptions import DescribeOptions
-from attnscope.studies.heads import HeadsOptions
+from attnscope.studies.atlas.study import AtlasOptions
+from attnscope.studies.describe.study import DescribeOptions
+from attnscope.studies.heads.study import HeadsOptions
 from attnscope.views.page.atlas import page_of_atlas
 from tests.atlas_helpers import small_atlas
 

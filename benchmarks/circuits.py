@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import attnscope
-from attnscope.models.attribution import DirectPaths
+from attnscope.models.inside.attribution import DirectPaths
 from attnscope.models.model import Batch
 from attnscope.records.circuits import COMPOSITIONS
 from attnscope.studies.circuits import CircuitsOptions

@@ -24,14 +24,14 @@ import numpy as np
 import torch
 
 import attnscope
-from attnscope.core.attention import attend
-from attnscope.core.descriptions import Part, Rows, describe, refit, score
+from attnscope.core.attention.seam import attend
+from attnscope.core.questions.descriptions import Part, Rows, describe, refit, score
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.models.model import Batch, Model
-from attnscope.studies.description_rows import Group, Unit, measure
-from attnscope.studies.descriptions import DescribeOptions, _bases, _distinct, draw
-from attnscope.studies.head_blocks import Frequencies
-from attnscope.studies.texts import special_ids
+from attnscope.studies.describe.rows import Group, Unit, measure
+from attnscope.studies.describe.study import DescribeOptions, _bases, _distinct, draw
+from attnscope.studies.inputs.texts import special_ids
+from attnscope.studies.measuring.head_blocks import Frequencies
 
 ROOT = Path(__file__).resolve().parents[1]
 FORWARD_TOKENS = 40_000

@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from attnscope.core.measures import TextFacts
-from attnscope.core.sums import Sums
+from attnscope.core.measures.sums import Sums
 from attnscope.models.hf.model import wrap
 from attnscope.models.model import Batch
 

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from attnscope.studies.backend import COMPILE_FROM, LOAD_FROM, VARIABLE
+from attnscope.studies.running.backend import COMPILE_FROM, LOAD_FROM, VARIABLE
 
 N_TOKENS, WEIGHTS_A_TEXT = 500, 72 * 500**2
 

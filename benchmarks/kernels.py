@@ -18,10 +18,10 @@ from importlib.util import find_spec
 
 import torch
 
-from attnscope.core.attention import AttentionCall, attend, attend_with_weights
+from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights
+from attnscope.core.attention.tiles import attend_in_tiles
 from attnscope.core.measures import TextFacts
-from attnscope.core.sums import Sums
-from attnscope.core.tiles import attend_in_tiles
+from attnscope.core.measures.sums import Sums
 
 BACKENDS = ["torch", *(["numba"] if find_spec("numba") else [])]
 

@@ -45,7 +45,7 @@ def measure(case: str, size: str, n: int) -> dict[str, float]:
     import transformers
 
     import attnscope
-    from attnscope.core.attention import attend
+    from attnscope.core.attention.seam import attend
     from attnscope.models.model import Batch
 
     torch.manual_seed(0)

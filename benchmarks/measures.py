@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from attnscope.core.attention import attend
+from attnscope.core.attention.seam import attend
+from attnscope.core.attention.tiles import Buffers
 from attnscope.core.measures import MEASURES, OFFSETS, TextFacts, output_factor
-from attnscope.core.sums import Sums
-from attnscope.core.tiles import Buffers
+from attnscope.core.measures.sums import Sums
 from attnscope.corpus import TOKEN_BUDGET
 from attnscope.models import load
 from attnscope.models.model import Batch

@@ -20,9 +20,9 @@ def measure(case: str, n: int) -> None:
     import torch
     import transformers
 
-    from attnscope.core.attention import attend
+    from attnscope.core.attention.seam import attend
     from attnscope.core.measures import TextFacts
-    from attnscope.core.sums import Sums
+    from attnscope.core.measures.sums import Sums
     from attnscope.models import load
     from attnscope.models.model import Batch
 

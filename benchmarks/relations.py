@@ -16,9 +16,9 @@ import torch
 
 import attnscope
 from attnscope.annotated import AnnotatedCorpus
-from attnscope.core.attention import attend
-from attnscope.studies.relations import relations
-from attnscope.views.relations_summary import row
+from attnscope.core.attention.seam import attend
+from attnscope.studies.relations.study import relations
+from attnscope.views.relations.summary import row
 
 ASKED = ("nsubj", "obj", "det", "case", "amod", "aux", "advmod", "compound")
 

@@ -21,11 +21,11 @@ import torch
 import attnscope
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.models.model import Model
-from attnscope.studies.ablation import effects_of
-from attnscope.studies.ablation_reading import Reader
-from attnscope.studies.ablation_sweep import ALL_QUANTITIES, Cut, Going, heads_of, measure
-from attnscope.studies.heads_order import probe_texts
-from attnscope.studies.needles import draw_others
+from attnscope.studies.ablation.reading import Reader
+from attnscope.studies.ablation.study import effects_of
+from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Going, heads_of, measure
+from attnscope.studies.heads.needles import draw_others
+from attnscope.studies.heads.order import probe_texts
 
 PROBE_SEED = 1  # not that of `heads --probe repeat`, on which the heads were named
 

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from attnscope.corpus import CorpusText
-from attnscope.studies.head_watch import HeadWatch
+from attnscope.studies.timeline.watch import HeadWatch
 
 BATCH, LENGTH, STEPS = 4, 64, 4
 

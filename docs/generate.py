@@ -184,11 +184,11 @@ def _about(measure: "Measure") -> list[str]:
 
 def measures_page() -> str:
     """The catalogue of measures and the rules of roles, as a page."""
+    from attnscope.core.exact.running import DEPENDENCE
     from attnscope.core.measures import MEASURES, REACH
-    from attnscope.core.running import DEPENDENCE
-    from attnscope.core.written import WRITTEN
-    from attnscope.studies import roles
-    from attnscope.studies.copy_targets import AMONG, N_CANDIDATES, RAISED
+    from attnscope.core.questions.written import WRITTEN
+    from attnscope.studies.heads import roles
+    from attnscope.studies.writes.copy_targets import AMONG, N_CANDIDATES, RAISED
 
     parts = [
         "# Measures and roles",
@@ -374,8 +374,8 @@ def architectures_page() -> str:
 
 def _with_pictures() -> str:
     """Which types are shown on pictures and words, from the tables that place their patches."""
-    from attnscope.models.hf.cross_readers import CROSS_READERS
-    from attnscope.models.hf.patch_places import FAMILIES
+    from attnscope.models.hf.senses.cross_readers import CROSS_READERS
+    from attnscope.models.hf.senses.patch_places import FAMILIES
 
     among = ", ".join(sorted(FAMILIES))
     told = (

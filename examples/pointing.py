@@ -30,7 +30,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 import attnscope
-from attnscope.core.probes import Gate
+from attnscope.core.attention.probes import Gate
 from attnscope.senses.photos import read_photo
 
 SHAPES = ("circle", "square", "triangle", "cross")

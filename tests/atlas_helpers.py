@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attnscope.records.atlas import FURTHEST, KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts, TokenRow
-from attnscope.records.planes import N_DIRECTIONS, SIDES, STEPS, Plane, PlaneToken
+from attnscope.records.atlas.planes import N_DIRECTIONS, SIDES, STEPS, Plane, PlaneToken
+from attnscope.records.atlas.record import FURTHEST, KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts, TokenRow
 from tests.findings_helpers import fake_findings
 
 WORDS = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attnscope.records.atlas import Atlas
+from attnscope.records.atlas.record import Atlas
 from attnscope.views.page.atlas import page_of_atlas
 from tests.atlas_helpers import small_atlas
 from tests.findings_helpers import described_findings

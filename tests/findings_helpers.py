@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from matplotlib.text import Text as Written
 
-from attnscope.records.descriptions import Descriptions, HeadDescription, Term
-from attnscope.records.findings import Estimate, Findings, Head, Role
-from attnscope.views import heads_figures
-from attnscope.views.canvas import Canvas
+from attnscope.records.heads.descriptions import Descriptions, HeadDescription, Term
+from attnscope.records.heads.findings import Estimate, Findings, Head, Role
+from attnscope.views.drawing.canvas import Canvas
+from attnscope.views.heads import figures as heads_figures
 
 NAN = math.nan
 UNDEFINED = Estimate(NAN, NAN, NAN, NAN, 0.0)

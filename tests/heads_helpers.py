@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import attnscope.studies.heads as study
-from attnscope.records.findings import Findings, Head
+import attnscope.studies.heads.study as study
+from attnscope.records.heads.findings import Findings, Head
 
 
 @pytest.fixture

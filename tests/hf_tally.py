@@ -33,10 +33,10 @@ from transformers import AutoModel, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from attnscope.core.probes import Weights
+from attnscope.core.attention.probes import Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.check import hidden_states
-from attnscope.models.hf.examples import examples, standing_arguments
+from attnscope.models.hf.check.compare import hidden_states
+from attnscope.models.hf.check.examples import examples, standing_arguments
 from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.models.hf.parts import reads_text, sees_pictures
 from attnscope.models.model import Batch, eyes_of

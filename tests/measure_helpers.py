@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnscope.core.attention import AttentionCall, allowed
+from attnscope.core.attention.seam import AttentionCall, allowed
 from attnscope.core.measures import OFFSETS, TextFacts, measure_names
 
 PLACES = ("previous_token", "self_token", "next_token", "window", "distance_tokens", "signed_distance_tokens",

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 import attnscope
-from attnscope.models.decoder import OwnDecoder
 from attnscope.models.model import Model
-from attnscope.records.findings import Findings
+from attnscope.models.own.decoder import OwnDecoder
+from attnscope.records.heads.findings import Findings
 
 WORDS, PLACES = 20, 120
 PREVIOUS, RETRIEVAL, OFFSET = (0, 1), (1, 0), (1, 1)

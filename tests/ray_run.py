@@ -15,8 +15,8 @@ from typing import Any
 import attnscope
 from attnscope import BatchOptions, Corpus, Workers, batch, heads, relations
 from attnscope.errors import AttnscopeError
-from attnscope.studies import worker_ray
-from attnscope.studies.worker_ray import RayWorker
+from attnscope.studies.running import ray as worker_ray
+from attnscope.studies.running.ray import RayWorker
 
 
 def watched(ray: Any, doomed: Callable[[object, int], bool]) -> type[RayWorker]:

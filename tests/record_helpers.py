@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from attnscope.records import AttentionMap, Heatmap, Tokens, load
-from attnscope.records.pictures import Picture
-from attnscope.records.record import Record
+from attnscope.records.frame.record import Record
+from attnscope.records.maps.pictures import Picture
 
 RUN = {
     "model": "toy",

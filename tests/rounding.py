@@ -20,7 +20,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from attnscope.core.attention import AttentionCall, attend_with_weights
+from attnscope.core.attention.seam import AttentionCall, attend_with_weights
 
 TIMES = 2.0
 """How much larger than plain PyTorch's an error may be: both are draws of chance, and the larger may be ours."""

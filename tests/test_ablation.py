@@ -10,18 +10,19 @@ import pytest
 import torch
 from transformers import LlavaForConditionalGeneration
 
-from attnscope.core.attention import attend
-from attnscope.core.probes import Gate, Means
+from attnscope.core.attention.probes import Gate, Means
+from attnscope.core.attention.seam import attend
 from attnscope.corpus import Block, Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
 from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.models.model import Batch
-from attnscope.studies import ablation_reading, ablation_sweep
-from attnscope.studies.ablation import AblateOptions, ablate
-from attnscope.studies.ablation_reading import Reader
-from attnscope.studies.choice import Choice
-from attnscope.views.ablation_summary import notes
+from attnscope.studies.ablation import reading as ablation_reading
+from attnscope.studies.ablation import sweep as ablation_sweep
+from attnscope.studies.ablation.reading import Reader
+from attnscope.studies.ablation.study import AblateOptions, ablate
+from attnscope.studies.inputs.choice import Choice
+from attnscope.views.ablation.summary import notes
 from tests.ablation_helpers import VOCABULARY, save_tiny, tiny
 from tests.vision_language_helpers import write_llava
 
@@ -163,7 +164,7 @@ def test_what_is_never_below_0_has_no_interval_that_is(gpt2: HuggingFaceModel) -
 def test_without_a_pick_pairs_are_of_the_heads_that_matter_most(
     gpt2: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attnscope.studies import ablation
+    from attnscope.studies.ablation import study as ablation
 
     monkeypatch.setattr(ablation, "MOST_IMPORTANT", 3)
     found = ablate(gpt2, TEXTS, AblateOptions(joint=True))

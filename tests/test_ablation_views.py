@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from attnscope.records.ablation import Ablation, Curve, Effect, HeadEffects, SetEffects
-from attnscope.views import ablation_figures
-from attnscope.views.ablation_summary import number
-from attnscope.views.ablation_terminal import drawing
+from attnscope.views.ablation import figures as ablation_figures
+from attnscope.views.ablation.summary import number
+from attnscope.views.ablation.terminal import drawing
 from tests.record_helpers import require_lossless
 
 

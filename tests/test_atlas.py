@@ -14,21 +14,21 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import chi2
 
 import attnscope
-from attnscope.core.probes import Weights
+from attnscope.core.attention.probes import Weights
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.records.atlas import KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts
-from attnscope.studies import atlas as study
-from attnscope.studies.atlas import AtlasOptions, atlas
-from attnscope.studies.atlas_parts import merge_atlases
-from attnscope.studies.atlas_rows import WINDOW, window
-from attnscope.studies.atlas_scores import ScoredText, Scores
-from attnscope.studies.descriptions import DescribeOptions, _expected
-from attnscope.studies.excerpts import excerpt_of
-from attnscope.studies.heads import HeadsOptions
-from attnscope.studies.texts import batch_of
-from attnscope.studies.workers import Workers
+from attnscope.records.atlas.record import KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts
+from attnscope.studies.atlas import study
+from attnscope.studies.atlas.excerpts import excerpt_of
+from attnscope.studies.atlas.parts import merge_atlases
+from attnscope.studies.atlas.rows import WINDOW, window
+from attnscope.studies.atlas.scores import ScoredText, Scores
+from attnscope.studies.atlas.study import AtlasOptions, atlas
+from attnscope.studies.describe.study import DescribeOptions, _expected
+from attnscope.studies.heads.study import HeadsOptions
+from attnscope.studies.inputs.texts import batch_of
+from attnscope.studies.running.workers import Workers
 from attnscope.text import build_tokens
 from tests.conftest import SAMPLES, SENTENCES, Run, write_tiny
 from tests.heads_helpers import after
@@ -185,7 +185,7 @@ def test_parts_merge_to_what_all_texts_give(seed: int) -> None:
 def test_one_process_and_workers_write_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
-    monkeypatch.setattr("attnscope.studies.heads.BLOCK", 5)
+    monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 5)
     model, corpus = attnscope.load("own"), Corpus([SAMPLES / "sentences.txt"])
     alone = atlas(model, corpus, FEW).save(tmp_path / "alone.npz")
     shared = atlas(model, corpus, FEW, workers=Workers("own", 2)).save(tmp_path / "shared.npz")
@@ -204,7 +204,7 @@ def test_a_model_of_other_weights_is_told_from_the_one_that_parts_name(own: Mode
 def test_shards_merge_to_the_files_of_one_run(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
-    monkeypatch.setattr("attnscope.studies.heads.BLOCK", 3)
+    monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 3)
     asked = ["atlas", "--file", str(SAMPLES / "sentences.txt"), "-m", "own", "--examples", "3", "--sample", "9"]
     for shard in ("1/4", "2/4", "3/4", "4/4"):
         status, _, err = run(*asked, "--shard", shard, "-o", shard[0])
@@ -350,7 +350,7 @@ def test_an_excerpt_has_the_characters_of_the_source() -> None:
 def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     long = [" ".join(SENTENCES[:9]), " ".join(SENTENCES[9:])]
     whole = atlas(own, long, FEW)
-    monkeypatch.setattr("attnscope.studies.atlas_rows._ELEMENTS", 1)  # 16 queries at once
+    monkeypatch.setattr("attnscope.studies.atlas.rows._ELEMENTS", 1)  # 16 queries at once
     parts = atlas(own, long, FEW)
     for name in ("profiles", "even_profiles", "distances"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=2e-4)
@@ -376,8 +376,8 @@ def test_a_text_that_is_too_long_to_be_read_is_passed_over(
     own: Model, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever the lot puts it, first too."""
-    monkeypatch.setattr("attnscope.studies.atlas_rows.FEWEST_TOKENS", 40)
-    monkeypatch.setattr("attnscope.studies.atlas_rows.SHARE", 1000)
+    monkeypatch.setattr("attnscope.studies.atlas.rows.FEWEST_TOKENS", 40)
+    monkeypatch.setattr("attnscope.studies.atlas.rows.SHARE", 1000)
     texts = [f"the cat sat {letter}" for letter in "abcdefgh"]
     options = AtlasOptions(HeadsOptions(), seed=seed)
     assert atlas(own, [*texts, "the dog and " * 16], options).corpus["n_sampled"] >= 4
@@ -467,8 +467,8 @@ def test_markup_in_texts_stays_text(own: Model, tmp_path: Path) -> None:
 
 
 def test_an_interruption_keeps_what_was_done(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.studies.head_blocks.TOKEN_BUDGET", 30)
-    monkeypatch.setattr("attnscope.studies.atlas_rows.TOKEN_BUDGET", 30)
+    monkeypatch.setattr("attnscope.studies.measuring.head_blocks.TOKEN_BUDGET", 30)
+    monkeypatch.setattr("attnscope.studies.atlas.rows.TOKEN_BUDGET", 30)
     first = atlas(own, SENTENCES, FEW, after(3, ""))
     assert not first.corpus["complete"] and 0 < first.corpus["n_texts"] < len(SENTENCES)
     assert first.facts and {one.text for one in first.facts} < set(range(len(SENTENCES)))

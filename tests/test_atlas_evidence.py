@@ -10,10 +10,10 @@ import pytest
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Ablation
-from attnscope.records.atlas import Atlas
-from attnscope.records.atlas_evidence import STRONGEST, with_records
+from attnscope.records.atlas.evidence import STRONGEST, with_records
+from attnscope.records.atlas.record import Atlas
 from attnscope.records.circuits import COMPOSITIONS, Circuits, Score
-from attnscope.records.relations import Relation, Relations
+from attnscope.records.relations.record import Relation, Relations
 from attnscope.views.page.atlas import page_of_atlas
 from tests.atlas_page_helpers import OpenedAtlas
 from tests.conftest import Run

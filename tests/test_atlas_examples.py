@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attnscope.records.atlas import Atlas, TokenRow
-from attnscope.records.descriptions import Expected, Failure
+from attnscope.records.atlas.record import Atlas, TokenRow
+from attnscope.records.heads.descriptions import Expected, Failure
 from tests.atlas_page_helpers import ATLAS, EXAMPLES, NAMES, OpenedAtlas, _opened, mine, open_atlas
 
 __all__ = ["_opened", "open_atlas"]

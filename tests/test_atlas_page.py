@@ -16,7 +16,7 @@ import pytest
 
 from attnscope.cli import app
 from attnscope.errors import AttnscopeError
-from attnscope.records.atlas import Atlas
+from attnscope.records.atlas.record import Atlas
 from attnscope.views.page import PageText, page_of
 from attnscope.views.page.atlas import pack_atlas, page_of_atlas
 from tests.atlas_helpers import small_atlas

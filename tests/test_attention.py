@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 
-from attnscope.core.attention import AttentionCall, allowed, attend, attend_with_weights, attention_weights
+from attnscope.core.attention.seam import AttentionCall, allowed, attend, attend_with_weights, attention_weights
 from tests.core_helpers import EXACT, calls, few_examples, make_call, oracle, see_all
 
 LOW = [torch.float16, torch.bfloat16]

@@ -16,15 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnscope
-from attnscope.core.attention import AttentionCall, allowed, attention_weights
-from attnscope.core.measures import SumsOf, TextFacts, backends, measures_of_weights, numba_pass, output_factor, plan
+from attnscope.core.attention.seam import AttentionCall, allowed, attention_weights
+from attnscope.core.measures import SumsOf, TextFacts, measures_of_weights, output_factor, plan
+from attnscope.core.measures.backends import choose as backends
+from attnscope.core.measures.backends import numba_pass
 from attnscope.core.measures.facts import outlying
-from attnscope.core.sums import Sums
+from attnscope.core.measures.sums import Sums
 from attnscope.errors import AttnscopeError
-from attnscope.studies import backend
-from attnscope.studies.backend import VARIABLE, choose_backend
-from attnscope.studies.heads import HeadsOptions, heads
-from attnscope.studies.merging import merge_findings
+from attnscope.studies.heads.merging import merge_findings
+from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.running import backend
+from attnscope.studies.running.backend import VARIABLE, choose_backend
 from tests import rounding
 from tests.conftest import Run
 from tests.core_helpers import few_examples, on
@@ -172,7 +174,7 @@ def test_a_head_that_rests_says_exactly_where_else_it_looks() -> None:
 def test_torchs_threads_do_each_task_once_and_say_what_failed(n_shares: int) -> None:
     from numba import njit
 
-    from attnscope.core.measures.numba_compiler import compile_for, parallel_address, share
+    from attnscope.core.measures.backends.numba_compiler import compile_for, parallel_address, share
 
     @njit
     def count(first, last, done, fails):  # type: ignore[no-untyped-def]
@@ -196,7 +198,7 @@ def test_torchs_threads_do_each_task_once_and_say_what_failed(n_shares: int) -> 
 
 def test_other_parts_make_another_kernel() -> None:
     """What numba keeps on disk goes by the kernel's file alone: an old kernel would run on."""
-    from attnscope.core.measures import numba_compiler, numba_kernel, numba_vectors
+    from attnscope.core.measures.backends import numba_compiler, numba_kernel, numba_vectors
 
     source = b"".join(Path(module.__file__).read_bytes() for module in (numba_compiler, numba_vectors))
     assert hashlib.sha256(source).hexdigest()[:16] == numba_kernel.BUILT_WITH
@@ -205,7 +207,7 @@ def test_other_parts_make_another_kernel() -> None:
 def test_exponentials_and_logarithms_of_vectors() -> None:
     from numba import njit
 
-    from attnscope.core.measures import numba_kernel as kernel
+    from attnscope.core.measures.backends import numba_kernel as kernel
 
     @njit
     def each(x, of_exp, y, of_log):  # type: ignore[no-untyped-def]
@@ -264,9 +266,9 @@ def test_records_of_two_back_ends_agree(tiny: Path, monkeypatch: pytest.MonkeyPa
 _CUTS = """
 import sys
 import attnscope
-from attnscope.studies.heads import HeadsOptions, heads
-from attnscope.studies.merging import merge_findings
-from attnscope.studies.workers import Workers
+from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.heads.merging import merge_findings
+from attnscope.studies.running.workers import Workers
 from tests.test_backends import sentences
 model, texts = attnscope.load(sys.argv[1]), sentences(150)
 whole, again = heads(model, texts), heads(model, texts)

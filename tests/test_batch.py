@@ -23,17 +23,18 @@ from attnscope import Batch, BatchOptions, Corpus, batch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import write
 from attnscope.records.batches import DrawnText, FailedText
-from attnscope.studies import batch as study
-from attnscope.studies import heatmap_order, worker_process
-from attnscope.studies.batch_folder import BatchFolder, clear, folder_name
-from attnscope.studies.choice import Choice
-from attnscope.studies.heatmap_order import MapOrder
-from attnscope.studies.inputs import LoadOptions
-from attnscope.studies.reading import Prompt
-from attnscope.studies.worker_process import ProcessWorker
-from attnscope.studies.workers import TRIES
-from attnscope.views.gallery import page
-from attnscope.views.style import Style
+from attnscope.studies.batch import study
+from attnscope.studies.batch.folder import BatchFolder, clear, folder_name
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.options import LoadOptions
+from attnscope.studies.inputs.reading import Prompt
+from attnscope.studies.maps import order as heatmap_order
+from attnscope.studies.maps.order import MapOrder
+from attnscope.studies.running import process as worker_process
+from attnscope.studies.running.process import ProcessWorker
+from attnscope.studies.running.workers import TRIES
+from attnscope.views.drawing.style import Style
+from attnscope.views.pages.gallery import page
 from tests.processes import LIMIT_S, started
 
 TEXTS = ["the cat sat on the mat", "<script>alert(1)</script> & ../..", "CON", "1, 2, 1, 2, 1", "a b c a b"]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.models.decoder import OwnDecoder, own_decoder
-from attnscope.studies.copy_targets import AMONG, N_CANDIDATES, RAISED
-from attnscope.studies.heads import HeadsOptions
+from attnscope.models.own.decoder import OwnDecoder, own_decoder
+from attnscope.studies.heads.study import HeadsOptions
+from attnscope.studies.writes.copy_targets import AMONG, N_CANDIDATES, RAISED
 
 N_WORDS, N_HEADS = 14, 2
 

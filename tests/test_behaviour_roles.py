@@ -10,12 +10,12 @@ import torch
 
 import attnscope
 from attnscope.corpus import CorpusText
-from attnscope.models.decoder import OwnDecoder, own_decoder
-from attnscope.records.findings import Findings
-from attnscope.studies.heads import HeadsOptions
-from attnscope.studies.merging import merge_findings
-from attnscope.studies.roles import RULES
-from attnscope.studies.workers import Workers
+from attnscope.models.own.decoder import OwnDecoder, own_decoder
+from attnscope.records.heads.findings import Findings
+from attnscope.studies.heads.merging import merge_findings
+from attnscope.studies.heads.roles import RULES
+from attnscope.studies.heads.study import HeadsOptions
+from attnscope.studies.running.workers import Workers
 
 BEHAVIOURS = {name for name, rule in RULES.items() if rule.does}
 WORDS, PLACES, D_HEAD = 16, 32, 40
@@ -151,7 +151,7 @@ def test_random_heads_of_many_models_have_no_role_of_behaviour() -> None:
 
 def test_shards_and_workers_give_the_bits_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = [CorpusText(index, "texts", index + 1, text) for index, text in enumerate(repeated_texts(6))]
-    for module in ("attnscope.studies.heads", "attnscope.studies.writes"):
+    for module in ("attnscope.studies.heads.study", "attnscope.studies.writes.study"):
         monkeypatch.setattr(f"{module}.BLOCK", 2)
     folder = planted().save(tmp_path / "planted")
     model = attnscope.load(str(folder))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core.attention import AttentionCall, attention_weights
-from attnscope.core.calls import Calls, iterate_rows, select_text, single_head
+from attnscope.core.attention.calls import Calls, iterate_rows, select_text, single_head
+from attnscope.core.attention.seam import AttentionCall, attention_weights
 from tests.core_helpers import EXACT
 
 

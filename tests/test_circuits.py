@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.core import circuits as core
+from attnscope.core.questions import circuits as core
 from attnscope.records.circuits import COMPOSITIONS, Circuits
 from attnscope.studies.circuits import CircuitsOptions
 from tests.conftest import Run, write_tiny
@@ -230,7 +230,7 @@ def test_the_command_tells_of_all_heads_or_of_picked_ones(run: Run, tmp_path: Pa
 
 
 def test_the_matrix_is_coloured_up_to_its_largest_pair_and_fonts_are_for_what_is_drawn() -> None:
-    from attnscope.views import circuits_figures as figures
+    from attnscope.views.circuits import figures
 
     got = found("own")
     drawn = np.random.default_rng(0).random(got.composition.shape).astype(got.composition.dtype)
@@ -251,7 +251,7 @@ def test_a_figure_fits_the_column_of_a_paper(tmp_path: Path) -> None:
 
 
 def test_lines_of_the_graph_pass_by_heads_and_nothing_leaves_its_room() -> None:
-    from attnscope.views import circuits_figures as figures
+    from attnscope.views.circuits import figures
 
     chain = ((0, 0), (0, 3, 1), (3, 3))
     rows = {chain[0]: 0, chain[1]: 1, chain[2]: 2, (1, 1): 1, (2, 2): 1}

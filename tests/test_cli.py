@@ -12,7 +12,7 @@ import attnscope
 from attnscope import models
 from attnscope.models.devices import dtype_of
 from attnscope.records import load
-from attnscope.views import style
+from attnscope.views.drawing import style
 from tests.cli_helpers import TIRED, WIDE, elsewhere, files, loaded_once, require_one_line
 from tests.conftest import Result, Run
 

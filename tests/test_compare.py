@@ -11,12 +11,12 @@ import torch
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records.comparison import Comparison
-from attnscope.records.pair_tables import head_name
-from attnscope.studies import compare as study
-from attnscope.studies.choice import Choice
-from attnscope.studies.compare import CompareOptions, compare, compare_models
-from attnscope.studies.compare_texts import align, compare_heads, compare_texts
-from attnscope.views.compare_summary import texts_line
+from attnscope.records.frame.pair_tables import head_name
+from attnscope.studies.compare import study
+from attnscope.studies.compare.study import CompareOptions, compare, compare_models
+from attnscope.studies.compare.texts import align, compare_heads, compare_texts
+from attnscope.studies.inputs.choice import Choice
+from attnscope.views.compare.summary import texts_line
 from tests.conftest import write_tiny
 from tests.heads_helpers import after
 from tests.record_helpers import require_lossless, tokens_of
@@ -84,8 +84,8 @@ class TestAllHeads:
 
     def test_batches_and_padding_do_not_matter(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         together = compare(tiny, TEXTS, BOTH)
-        monkeypatch.setattr("attnscope.studies.pair_blocks.TOKEN_BUDGET", 1)
-        monkeypatch.setattr("attnscope.studies.pair_blocks.WEIGHTS_AT_ONCE", 1)
+        monkeypatch.setattr("attnscope.studies.measuring.pair_blocks.TOKEN_BUDGET", 1)
+        monkeypatch.setattr("attnscope.studies.measuring.pair_blocks.WEIGHTS_AT_ONCE", 1)
         apart = compare(tiny, TEXTS, BOTH)
         for a, b in zip(together.tables, apart.tables, strict=True):
             np.testing.assert_allclose(a.mean, b.mean, atol=1e-12)
@@ -168,7 +168,7 @@ class TestAllHeads:
         assert table.mean[head, nearest] == max(others)
 
     def test_an_interruption_keeps_whole_texts(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("attnscope.studies.pair_blocks.TOKEN_BUDGET", 1)
+        monkeypatch.setattr("attnscope.studies.measuring.pair_blocks.TOKEN_BUDGET", 1)
         found = compare(tiny, TEXTS, report=after(0))
         assert (found.corpus["n_texts"], found.corpus["complete"]) == (1, False)
         np.testing.assert_allclose(found.tables[0].mean, compare(tiny, "b").tables[0].mean, atol=1e-12)

@@ -9,10 +9,10 @@ import pytest
 import attnscope
 from attnscope.records import load
 from attnscope.records.comparison import HeadComparison, MinimalPair
-from attnscope.views import compare_figures
-from attnscope.views.compare_figures import pages, tree_of
-from attnscope.views.compare_maps import rows_page
-from attnscope.views.compare_summary import tokens_changed
+from attnscope.views.compare import figures as compare_figures
+from attnscope.views.compare.figures import pages, tree_of
+from attnscope.views.compare.maps import rows_page
+from attnscope.views.compare.summary import tokens_changed
 from tests.conftest import Run
 
 SENTENCES = str(Path(__file__).parent.parent / "sample_texts" / "sentences.txt")
@@ -181,6 +181,6 @@ def test_hostile_records_are_drawn(tmp_path: Path) -> None:
 
 
 def _one_head() -> object:
-    from attnscope.studies.choice import Choice
+    from attnscope.studies.inputs.choice import Choice
 
     return Choice(layers=(0,), heads=(0,))

@@ -13,9 +13,9 @@ from PIL import Image
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.records.comparison import PicturePair
-from attnscope.studies.compare_pictures import spread
-from attnscope.views.compare_pictures import maps_page
-from attnscope.views.style import Style
+from attnscope.studies.compare.pictures import spread
+from attnscope.views.compare.pictures import maps_page
+from attnscope.views.drawing.style import Style
 from tests.conftest import Run
 from tests.record_helpers import require_lossless
 from tests.vision_language_helpers import noise, write_family

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from attnscope.records import cost as cost_records
-from attnscope.records.cost import Cost
-from attnscope.records.split import Split
-from attnscope.records.trace import Trace
-from attnscope.studies.cost import cost
-from attnscope.studies.split import SplitOptions, split_example
-from attnscope.studies.trace import trace_example
-from attnscope.views.cost_terminal import table
-from attnscope.views.plain_text import spell_out
-from attnscope.views.split_terminal import summary
-from attnscope.views.trace_terminal import walk
+from attnscope.records.teaching import cost as cost_records
+from attnscope.records.teaching.cost import Cost
+from attnscope.records.teaching.split import Split
+from attnscope.records.teaching.trace import Trace
+from attnscope.studies.teaching.cost import cost
+from attnscope.studies.teaching.split import SplitOptions, split_example
+from attnscope.studies.teaching.trace import trace_example
+from attnscope.views.tables.plain_text import spell_out
+from attnscope.views.teaching.cost_terminal import table
+from attnscope.views.teaching.split_terminal import summary
+from attnscope.views.teaching.trace_terminal import walk
 from tests.conftest import Run
 from tests.core_helpers import WORKED
 from tests.processes import python

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from attnscope.corpus import Copies, CorpusText, copies, copy_key, distinct
-from attnscope.studies.heads import HeadsOptions, heads
-from attnscope.studies.merging import merge_findings
-from attnscope.views.heads_summary import corpus_notes
+from attnscope.studies.heads.merging import merge_findings
+from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.views.heads.summary import corpus_notes
 
 CAT = "The old cat sat on the mat, and looked at all the birds outside."
 
@@ -94,7 +94,7 @@ def test_copies_change_nothing_but_their_count(own: Any) -> None:
 
 
 def test_shards_leave_out_the_same_copies(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.studies.heads.BLOCK", 4)
+    monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 4)
     texts = [" ".join("abcdefg"[i % 7 :]) for i in range(30)]
     whole = heads(own, texts)
     parts = [heads(own, texts, HeadsOptions(shard=(k, 3))) for k in (1, 2, 3)]

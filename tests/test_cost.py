@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
-from attnscope.models.decoder import own_decoder
+from attnscope.models.own.decoder import own_decoder
 from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, divisors, sizes_by_hand, sizes_of
-from attnscope.studies.cost import BYTES, cost, find_sizes
-from attnscope.views import cost_figure
-from attnscope.views.cost_terminal import show
-from attnscope.views.layout import SCREEN
-from attnscope.views.plain_text import open_console
-from attnscope.views.units import abbreviate
+from attnscope.studies.teaching.cost import BYTES, cost, find_sizes
+from attnscope.views.drawing.layout import SCREEN
+from attnscope.views.tables.plain_text import open_console
+from attnscope.views.tables.units import abbreviate
+from attnscope.views.teaching import cost_figure
+from attnscope.views.teaching.cost_terminal import show
 from tests.core_helpers import few_examples
 
 

@@ -16,8 +16,8 @@ import pytest
 from attnscope import load_record
 from attnscope.cli import main
 from attnscope.errors import AttnscopeError
-from attnscope.records import reading
-from attnscope.records.parquet import parquet
+from attnscope.records.frame import reading
+from attnscope.records.frame.parquet import parquet
 from tests.conftest import SAMPLES, Run
 from tests.record_helpers import simple
 

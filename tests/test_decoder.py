@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.core.attention import attend
+from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models import Batch, describe, load
 from tests.conftest import Run

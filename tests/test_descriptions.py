@@ -11,20 +11,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import attnscope
-from attnscope.core.probes import Weights
+from attnscope.core.attention.probes import Weights
 from attnscope.corpus import Corpus, CorpusText, count_tokens
 from attnscope.corpus.copies import _LABEL
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.records.descriptions import Descriptions, HeadDescription, Term
-from attnscope.records.findings import Findings
-from attnscope.studies import descriptions as study
-from attnscope.studies.description_rows import measure
-from attnscope.studies.descriptions import DescribeOptions, describe
-from attnscope.studies.head_blocks import Frequencies, decoder_start, target_of
-from attnscope.studies.heads import HeadsOptions, heads
-from attnscope.studies.merging import merge_findings
-from attnscope.studies.texts import batch_of
+from attnscope.records.heads.descriptions import Descriptions, HeadDescription, Term
+from attnscope.records.heads.findings import Findings
+from attnscope.studies.describe import study
+from attnscope.studies.describe.rows import measure
+from attnscope.studies.describe.study import DescribeOptions, describe
+from attnscope.studies.heads.merging import merge_findings
+from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.inputs.texts import batch_of
+from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of
 from tests.conftest import write_tiny
 
 ALICE = Path(__file__).resolve().parents[1] / "sample_texts" / "alice.txt"
@@ -138,7 +138,7 @@ def test_a_long_text_is_sampled_by_its_chunks(own: Model, paragraphs: list[str])
 def test_every_cut_of_a_corpus_gives_the_same_descriptions(
     own: Model, paragraphs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnscope.studies.heads.BLOCK", 8)
+    monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 8)
     options = HeadsOptions(describe=FEW)
     whole = heads(own, paragraphs, options)
     parts = [heads(own, paragraphs, replace(options, shard=(k, 2))) for k in (1, 2)]
@@ -187,7 +187,7 @@ def test_a_failure_costs_the_descriptions_alone(
     def fail(*_: object) -> None:
         raise AttnscopeError("no luck", "try again")
 
-    monkeypatch.setattr("attnscope.studies.heads.describe_texts", fail)
+    monkeypatch.setattr("attnscope.studies.heads.study.describe_texts", fail)
     found = heads(own, paragraphs[:4], HeadsOptions(describe=FEW))
     assert found.heads and found.descriptions is None
     assert found.run["failures"] == [{"step": "describing the heads", "error": "no luck", "hint": "try again"}]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core.attention import AttentionCall, attention_weights
-from attnscope.core.descriptions import (
+from attnscope.core.attention.row_samples import RowSamples, RowsWanted
+from attnscope.core.attention.seam import AttentionCall, attention_weights
+from attnscope.core.questions.descriptions import (
     Description,
     Rows,
     describe,
@@ -18,7 +19,6 @@ from attnscope.core.descriptions import (
     score,
     score_of_texts,
 )
-from attnscope.core.row_samples import RowSamples, RowsWanted
 
 N_LEVELS = np.array([2, 2, 2, 2, 2, 2, 9, 2])
 SIMPLICITY = list(range(8))

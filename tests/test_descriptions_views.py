@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from attnscope.errors import UsageError
-from attnscope.records.descriptions import Descriptions, Term
-from attnscope.records.findings import Findings
-from attnscope.views import heads_figures
-from attnscope.views.descriptions_figures import _lines, cards_layout, cards_page, short_terms, texts_of
-from attnscope.views.heads_terminal import show
-from attnscope.views.lettering import lettering_for
-from attnscope.views.style import Style
+from attnscope.records.heads.descriptions import Descriptions, Term
+from attnscope.records.heads.findings import Findings
+from attnscope.views.describe.figures import _lines, cards_layout, cards_page, short_terms, texts_of
+from attnscope.views.drawing.lettering import lettering_for
+from attnscope.views.drawing.style import Style
+from attnscope.views.heads import figures as heads_figures
+from attnscope.views.heads.terminal import show
 from tests.findings_helpers import CLS, described_findings, fake_findings
 from tests.test_paper_figures import require_fit_for_print
 

@@ -14,12 +14,12 @@ import torch
 
 import attnscope
 from attnscope import models
-from attnscope.core import precision
+from attnscope.core.attention import precision
 from attnscope.errors import AttnscopeError
 from attnscope.models import devices
-from attnscope.studies.choice import Choice
-from attnscope.studies.page import page_text
-from attnscope.studies.reading import Prompt
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.reading import Prompt
+from attnscope.studies.maps.page import page_text
 from tests.ablation_helpers import save_tiny
 from tests.pretend_device import NAME, pretending
 from tests.processes import python
@@ -94,7 +94,7 @@ GRADIENTS = """
 import sys
 import numpy as np
 import attnscope
-from attnscope.core import precision
+from attnscope.core.attention import precision
 from tests.pretend_device import NAME, pretending
 from tests.test_devices import TEXTS, numbers_of
 

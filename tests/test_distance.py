@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 
-from attnscope.core.distance import (
+from attnscope.core.questions.distance import (
     SUMS,
     best_matching,
     classical_mds,

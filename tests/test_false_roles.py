@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.models.own import roles as own_roles
-from attnscope.records.findings import Findings, Head
-from attnscope.studies.heads import heads
-from attnscope.studies.roles import LEAST_TEXTS, LEVEL, RULES, judge, thresholds_from
-from attnscope.studies.tally import Tally, tallies_of
+from attnscope.models.own.glass_box import roles as own_roles
+from attnscope.records.heads.findings import Findings, Head
+from attnscope.studies.heads.roles import LEAST_TEXTS, LEVEL, RULES, judge, thresholds_from
+from attnscope.studies.heads.study import heads
+from attnscope.studies.measuring.tally import Tally, tallies_of
 from tests.conftest import SAMPLES, SENTENCES, SPECIAL, VOCABULARY, write_tokenizer
 from tests.test_roles import N_QUERIES, NAMES, tally_of
 

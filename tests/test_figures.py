@@ -16,12 +16,12 @@ from PIL import Image
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import Heatmap
-from attnscope.views import layout, lettering
-from attnscope.views.canvas import png
-from attnscope.views.figures import glance
-from attnscope.views.heatmap_figures import BarCanvas, MapCanvas, Painter, sheets_of
-from attnscope.views.sheets import Sheet
-from attnscope.views.style import SCALES, Scale, Style
+from attnscope.views.drawing import layout, lettering
+from attnscope.views.drawing.canvas import png
+from attnscope.views.drawing.sheets import Sheet
+from attnscope.views.drawing.style import SCALES, Scale, Style
+from attnscope.views.maps.figures import BarCanvas, MapCanvas, Painter, sheets_of
+from attnscope.views.maps.pages import glance
 from tests.processes import python
 from tests.record_helpers import RUN, map_of, record_of, simple, tokens_of
 

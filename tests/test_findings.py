@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.errors import AttnscopeError
-from attnscope.records import findings
-from attnscope.records.findings import Estimate, Findings, Head, Role
+from attnscope.records.heads import findings
+from attnscope.records.heads.findings import Estimate, Findings, Head, Role
 from tests.findings_helpers import NAN, fake_findings, role
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
@@ -216,8 +216,8 @@ def test_facts_that_a_record_does_not_tell_are_those_of_its_heads() -> None:
 
 def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations() -> None:
     from attnscope.records.ablation import Effect
-    from attnscope.records.findings import Findings, Head
-    from attnscope.views.heads_summary import idle_line
+    from attnscope.records.heads.findings import Findings, Head
+    from attnscope.views.heads.summary import idle_line
 
     role = Role("previous_token", "previous_token", 0.9, 0.8, 1.0, 0.1, 0.4, 0.0, 0.0, tentative=False)
     small, large = Effect(0.005, 0.004, 0.006, 9.0), Effect(0.005, -0.001, 0.011, 9.0)

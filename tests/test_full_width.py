@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core.attention import AttentionCall
-from attnscope.core.full_width import WeightsBesideFullWidth, full_width
+from attnscope.core.attention.full_width import WeightsBesideFullWidth, full_width
+from attnscope.core.attention.seam import AttentionCall
 from tests.core_helpers import EXACT, WORKED
 from tests.oracle import attention
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import attnscope
-from attnscope.core.attention import attend, attend_with_weights
-from attnscope.core.probes import Gate, Means
+from attnscope.core.attention.probes import Gate, Means
+from attnscope.core.attention.seam import attend, attend_with_weights
 from attnscope.models.hf.model import wrap
+from attnscope.models.inside.tape import Tape, blocks_of
 from attnscope.models.model import Batch, Model
-from attnscope.models.tape import Tape, blocks_of
 from tests.ablation_helpers import batch_of, tiny, wrapped
 from tests.conftest import write_tiny
 from tests.core_helpers import make_call

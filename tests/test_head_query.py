@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.records.descriptions import Descriptions, HeadDescription, Term
-from attnscope.records.findings import Findings
-from attnscope.records.head_query import HeadQuery, choose
+from attnscope.records.heads.descriptions import Descriptions, HeadDescription, Term
+from attnscope.records.heads.findings import Findings
+from attnscope.records.heads.query import HeadQuery, choose
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings as make_findings
 

@@ -10,8 +10,8 @@ import torch
 
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.studies.head_watch import HeadWatch
-from attnscope.studies.timeline import Growing, TimelineOptions
+from attnscope.studies.timeline.study import Growing, TimelineOptions
+from attnscope.studies.timeline.watch import HeadWatch
 
 pytest.importorskip("accelerate")
 

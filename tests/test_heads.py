@@ -11,11 +11,11 @@ import torch
 import attnscope
 from attnscope.core.measures import catalogue
 from attnscope.errors import AttnscopeError
-from attnscope.models.own import roles as own_roles
-from attnscope.studies.heads import HeadsOptions, heads
-from attnscope.studies.roles import FEWEST_TEXTS
-from attnscope.studies.tally import OFFSETS, tallies_of
-from attnscope.views.heads_summary import role_notes
+from attnscope.models.own.glass_box import roles as own_roles
+from attnscope.studies.heads.roles import FEWEST_TEXTS
+from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.measuring.tally import OFFSETS, tallies_of
+from attnscope.views.heads.summary import role_notes
 from tests import rounding
 from tests.conftest import SAMPLES, SENTENCES, VOCABULARY, write_tokenizer
 from tests.heads_helpers import head_of, names_of, require_same, words

@@ -153,7 +153,7 @@ def test_a_control_beside(study: Run) -> None:
 @pytest.fixture
 def shards(study: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Records of the two shards of a corpus and of the whole, in blocks of 4 texts."""
-    monkeypatch.setattr("attnscope.studies.heads.BLOCK", 4)
+    monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 4)
     for shard, folder in (("1/2", "part1"), ("2/2", "part2"), ("1/1", "one")):
         status, _, err = study("--file", SENTENCES, "--shard", shard, "-o", folder, "-f", "npz,json")
         assert status == 0, err
@@ -294,9 +294,9 @@ def test_a_model_of_two_parts_writes_again_what_it_reads(run: Run, tmp_path: Pat
 
 _SLOWLY = """
 import sys, time
-import attnscope.studies.heads
-import attnscope.studies.passes as study
-attnscope.studies.heads.BLOCK = 4
+import attnscope.studies.heads.study
+import attnscope.studies.running.passes as study
+attnscope.studies.heads.study.BLOCK = 4
 blocks = study.blocks
 def slowly(*arguments, **more):
     for block in blocks(*arguments, **more):

@@ -9,10 +9,12 @@ import pytest
 from matplotlib.text import Text as Written
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.findings import Estimate, Findings, Head
-from attnscope.views import heads_figures, heads_summary, measure_figures
-from attnscope.views.lettering import lettering_for
-from attnscope.views.style import Style
+from attnscope.records.heads.findings import Estimate, Findings, Head
+from attnscope.views.drawing import head_maps as measure_figures
+from attnscope.views.drawing.lettering import lettering_for
+from attnscope.views.drawing.style import Style
+from attnscope.views.heads import figures as heads_figures
+from attnscope.views.heads import summary as heads_summary
 from tests.findings_helpers import MEASURES, NAN, ROLES, UNDEFINED, fake_findings, head, of, page_of, role, written
 
 

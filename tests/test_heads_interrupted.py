@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import attnscope
-import attnscope.studies.heads as study
+import attnscope.studies.heads.study as study
 from attnscope.corpus import CorpusText, chunks
 from attnscope.host import delay_interrupts
-from attnscope.studies.heads import HeadsOptions, heads
-from attnscope.studies.merging import merge_findings
+from attnscope.studies.heads.merging import merge_findings
+from attnscope.studies.heads.study import HeadsOptions, heads
 from tests.conftest import SAMPLES, SENTENCES, write_tiny
 from tests.heads_helpers import after, small_blocks
 from tests.processes import python
@@ -55,7 +55,7 @@ def test_an_interruption_in_the_first_block_keeps_what_was_done(
         sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
         write_tiny(tmp_path / "t5", "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
         own = attnscope.load(str(tmp_path / "t5"))
-    monkeypatch.setattr("attnscope.studies.head_blocks.TOKEN_BUDGET", 1)  # a batch for each chunk
+    monkeypatch.setattr("attnscope.studies.measuring.head_blocks.TOKEN_BUDGET", 1)  # a batch for each chunk
     counts = tmp_path / "counts.tsv"
     counts.write_text("the\t9\n", "utf-8")
     options = HeadsOptions(frequencies=counts, chunk=30, stride=20)
@@ -78,7 +78,7 @@ def test_an_interruption_in_the_first_block_keeps_what_was_done(
 def test_what_an_interruption_keeps_is_what_those_texts_say(
     own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnscope.studies.head_blocks.TOKEN_BUDGET", 30)  # a batch for each text
+    monkeypatch.setattr("attnscope.studies.measuring.head_blocks.TOKEN_BUDGET", 30)  # a batch for each text
     counts = tmp_path / "counts.tsv"
     counts.write_text("the\t9\n", "utf-8")
     options = HeadsOptions(frequencies=counts)
@@ -98,7 +98,7 @@ def test_an_interruption_before_any_text_is_done_leaves_a_record_of_nothing(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attnscope.studies.head_blocks.HeadMeasurer._run_batch", interrupted)
+    monkeypatch.setattr("attnscope.studies.measuring.head_blocks.HeadMeasurer._run_batch", interrupted)
     found = heads(own, SENTENCES)
     assert (found.heads, found.corpus["n_texts"], found.corpus["complete"]) == ((), 0, False)
 
@@ -139,7 +139,7 @@ def test_an_interruption_of_the_control_keeps_the_rest(own: Any) -> None:
 
 def test_memory_does_not_grow_with_the_corpus(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "BLOCK", 20)
-    monkeypatch.setattr("attnscope.core.mapped_arrays.SMALLEST", 2**60)  # so that it is all counted
+    monkeypatch.setattr("attnscope.core.exact.mapped_arrays.SMALLEST", 2**60)  # so that it is all counted
     model = attnscope.load(str(tiny_bert))
 
     # Of files alike: one of them may be in memory up to 64 KiB.

@@ -12,10 +12,10 @@ import attnscope
 from attnscope.corpus import CorpusText, chunks
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
-from attnscope.records.findings import Findings
-from attnscope.studies.heads import HeadsOptions, heads
-from attnscope.studies.merging import merge_findings
-from attnscope.studies.tally import tallies_of
+from attnscope.records.heads.findings import Findings
+from attnscope.studies.heads.merging import merge_findings
+from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.measuring.tally import tallies_of
 from tests import rounding
 from tests.conftest import SAMPLES, SENTENCES, write_tiny
 from tests.heads_helpers import names_of, require_same, small_blocks, words
@@ -44,7 +44,7 @@ class Dense:
         self.blocks, self.writer = model.blocks, None
 
     def run(self, batch: Any, probe: Any) -> Any:
-        from attnscope.core.probes import Weights
+        from attnscope.core.attention.probes import Weights
 
         assert isinstance(probe, Weights)
         return self._run(batch, probe)
@@ -243,8 +243,8 @@ def test_a_hugging_face_model_on_the_eager_road(tmp_path: Path) -> None:
 def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path) -> None:
     import torch
 
+    from attnscope.core.attention.probes import Weights
     from attnscope.core.measures import TextFacts, measures_of_weights
-    from attnscope.core.probes import Weights
     from attnscope.models.model import Batch
 
     write_tiny(

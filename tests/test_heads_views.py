@@ -14,9 +14,13 @@ from rich.console import Console, RenderableType
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
-from attnscope.records.findings import Estimate, Findings
-from attnscope.studies.roles import RULES
-from attnscope.views import heads_figures, heads_summary, heads_terminal, inks, measure_figures
+from attnscope.records.heads.findings import Estimate, Findings
+from attnscope.studies.heads.roles import RULES
+from attnscope.views.drawing import head_maps as measure_figures
+from attnscope.views.drawing import inks
+from attnscope.views.heads import figures as heads_figures
+from attnscope.views.heads import summary as heads_summary
+from attnscope.views.heads import terminal as heads_terminal
 from tests.findings_helpers import MEASURES, NAN, ROLES, UNDEFINED, fake_findings, head, of, page_of, role, written
 
 HOSTILE = ("[red]x[/red]", "[/]", "a\nb\x1b[31m", "$x^2_{", "[link=file:///etc]y")

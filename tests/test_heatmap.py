@@ -15,10 +15,10 @@ import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records import Heatmap
-from attnscope.studies import heatmap as study
-from attnscope.studies.choice import Choice
-from attnscope.studies.provenance import fingerprint
-from attnscope.studies.reading import truncate
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.provenance import fingerprint
+from attnscope.studies.inputs.reading import truncate
+from attnscope.studies.maps import study
 from tests import rounding
 from tests.record_helpers import require_lossless, simple, tokens_of
 

@@ -11,7 +11,7 @@ import transformers
 from transformers import PreTrainedModel
 
 import attnscope
-from attnscope.core.probes import Weights
+from attnscope.core.attention.probes import Weights
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load, resolve
 from attnscope.models.hashing import file_sha256

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
-from attnscope.core.probes import Weights
+from attnscope.core.attention.probes import Weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, resolve
 from attnscope.models.hf.loading import load_huggingface

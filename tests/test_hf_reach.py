@@ -10,14 +10,14 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
-from attnscope.core.attention import attend
-from attnscope.core.probes import Weights
+from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf import reach, survey
-from attnscope.models.hf.check import _drop_filling
-from attnscope.models.hf.examples import LENGTHS
+from attnscope.models.hf.check import reach, survey
+from attnscope.models.hf.check.compare import _drop_filling
+from attnscope.models.hf.check.examples import LENGTHS
+from attnscope.models.hf.check.reach import reaches
 from attnscope.models.hf.model import wrap
-from attnscope.models.hf.reach import reaches
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.model import Batch
 from tests.hf_tally import boost, build

@@ -13,8 +13,8 @@ import pytest
 import attnscope
 from attnscope import host
 from attnscope.host import delay_interrupts, die_at_once, wait_for_imports
-from attnscope.studies import memory
-from attnscope.studies.heads import heads
+from attnscope.studies.heads.study import heads
+from attnscope.studies.running import memory
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("name", ["typer", "attnscope.cli.heatmap", "rich", "torch", "numpy"])
+@pytest.mark.parametrize("name", ["typer", "attnscope.cli.see.heatmap", "rich", "torch", "numpy"])
 def test_ctrl_c_at_an_import_is_one_line_and_130(name: str, tmp_path: Path) -> None:
     code = _STRUCK.format(name=name, arguments=["heatmap", "a b", "-m", "own", "-o", "out", "-f", "png,npz"])
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=tmp_path)

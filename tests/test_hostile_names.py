@@ -17,8 +17,8 @@ import attnscope
 from attnscope.cli import options
 from attnscope.errors import AttnscopeError, UsageError, safe
 from attnscope.output import print_document
-from attnscope.views.lettering import lettering_for
-from attnscope.views.plain_text import open_console
+from attnscope.views.drawing.lettering import lettering_for
+from attnscope.views.tables.plain_text import open_console
 from tests.conftest import Run
 
 NAME = "[red]x[bold] [link=evil] :boom: \x1b[31m\x07\u202e\u2028[_]"

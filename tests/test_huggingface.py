@@ -14,8 +14,8 @@ from transformers import AttentionInterface, AutoModel, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 import attnscope
-from attnscope.core.attention import AttentionCall, attend
-from attnscope.core.probes import Weights
+from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf import seam
 from attnscope.models.hf.model import wrap
@@ -180,7 +180,7 @@ def test_the_self_check_finds_a_broken_seam(model_type: str, attention: Any, mas
 
 
 def test_the_self_check_finds_swapped_kinds_and_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.models.hf import survey
+    from attnscope.models.hf.check import survey
 
     model = tiny("bart")
     true_kinds = survey.kinds_of

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
 import attnscope
-from attnscope.core.probes import Weights
+from attnscope.core.attention.probes import Weights
 from attnscope.errors import AttnscopeError
 from attnscope.models import load
 from attnscope.models.catalog import Source

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core.probes import Gate
+from attnscope.core.attention.probes import Gate
 from attnscope.corpus import CorpusText
 from attnscope.models.hf.model import HuggingFaceModel, wrap
-from attnscope.studies.ablation_reading import ReadBatch, Reader
-from attnscope.studies.ablation_sweep import Going, heads_of
-from attnscope.studies.importance import DIRECTIONS, importance, normalized_by_layer
+from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer
+from attnscope.studies.ablation.reading import ReadBatch, Reader
+from attnscope.studies.ablation.sweep import Going, heads_of
 from tests.ablation_helpers import VOCABULARY, tiny
 
 TEXTS = [
@@ -59,7 +59,7 @@ def _reads(reader: Reader, texts: list[CorpusText]) -> list[ReadBatch]:
 
 
 def test_it_does_not_depend_on_how_texts_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.studies import ablation_reading
+    from attnscope.studies.ablation import reading as ablation_reading
 
     model = _model("gpt2")
     reader = Reader(model, "causal")

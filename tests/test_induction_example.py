@@ -17,7 +17,7 @@ import torch
 
 import attnscope
 from attnscope.models.model import Model
-from attnscope.records.findings import Findings
+from attnscope.records.heads.findings import Findings
 from examples import induction
 
 SEEDS = (0, 1, 2)

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from attnscope.cli import options
-from attnscope.records.reading import described_by
-from attnscope.records.storage import write_whole
-from attnscope.studies import ablation_sweep, pair_blocks, relations
-from attnscope.studies import heads as heads_study
+from attnscope.records.frame.reading import described_by
+from attnscope.records.frame.storage import write_whole
+from attnscope.studies.ablation import sweep as ablation_sweep
+from attnscope.studies.heads import study as heads_study
+from attnscope.studies.measuring import pair_blocks
+from attnscope.studies.relations import study as relations
 from attnscope.unfinished import settle
 from tests.conftest import SAMPLES, Run
 from tests.heads_helpers import after
@@ -79,8 +81,8 @@ def test_where_nothing_was_done_nothing_is_written_or_said(
         raise KeyboardInterrupt
 
     interrupt(0)
-    monkeypatch.setattr("attnscope.studies.head_blocks.HeadMeasurer._run_batch", interrupted)
-    monkeypatch.setattr("attnscope.studies.pair_blocks.PairMeasurer._seen", interrupted)
+    monkeypatch.setattr("attnscope.studies.measuring.head_blocks.HeadMeasurer._run_batch", interrupted)
+    monkeypatch.setattr("attnscope.studies.measuring.pair_blocks.PairMeasurer._seen", interrupted)
     assert run(*COMMANDS[stem], "-m", "own", "-o", "out", "--json") == (130, "", "error: interrupted\n")
     assert not (tmp_path / "out").exists()
 

@@ -15,8 +15,8 @@ import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import plan
 from attnscope.records import load
-from attnscope.records.kinds import FIGURE_FORMATS, KINDS, Kind, kind_of_schema
-from attnscope.records.record import Record
+from attnscope.records.frame.kinds import FIGURE_FORMATS, KINDS, Kind, kind_of_schema
+from attnscope.records.frame.record import Record
 from tests.conftest import Run
 from tests.processes import modules_after
 from tests.record_helpers import require_lossless

@@ -13,12 +13,14 @@ from attnscope.errors import AttnscopeError
 from attnscope.records import load as load_ablation
 from attnscope.records import load as load_comparison
 from attnscope.records import load as load_findings
-from attnscope.studies import ablation, ablation_sweep, heads_order
-from attnscope.studies import compare as comparing
-from attnscope.studies import heads as studying
-from attnscope.studies.choice import Choice
-from attnscope.studies.head_blocks import HeadMeasurer
-from attnscope.studies.pair_blocks import PairMeasurer
+from attnscope.studies.ablation import study as ablation
+from attnscope.studies.ablation import sweep as ablation_sweep
+from attnscope.studies.compare import study as comparing
+from attnscope.studies.heads import order as heads_order
+from attnscope.studies.heads import study as studying
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.measuring.head_blocks import HeadMeasurer
+from attnscope.studies.measuring.pair_blocks import PairMeasurer
 from tests.ablation_helpers import save_tiny
 from tests.conftest import Run
 
@@ -185,7 +187,7 @@ def test_comparisons_keep_the_texts_before_a_failure(run: Run, tmp_path: Path, m
 def test_a_batch_indexes_what_was_drawn_before_a_failure(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import attnscope.studies.batch as drawing
+    import attnscope.studies.batch.study as drawing
 
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
     usual = drawing.start_workers

@@ -30,7 +30,7 @@ PROGRAMS = {
     ),
     # sympy takes a second to import and comes with some operations on the meta device.
     "the native engine": (
-        "import torch, attnscope.models as m; from attnscope.core.attention import attend\n"
+        "import torch, attnscope.models as m; from attnscope.core.attention.seam import attend\n"
         "m.load('minilm').run(m.Batch(torch.tensor([[101, 102]])), attend)",
         {"transformers", "matplotlib", "sentence_transformers", "sympy"},
     ),
@@ -38,8 +38,8 @@ PROGRAMS = {
     "names for the shell": (
         "from attnscope.cli.options import complete_measures; assert complete_measures('entr')", HEAVY | {"numpy"},
     ),
-    "tables of heads": ("import attnscope.views.heads_terminal", HEAVY),
-    "the process that draws": ("import attnscope.views.process", HEAVY),
+    "tables of heads": ("import attnscope.views.heads.terminal", HEAVY),
+    "the process that draws": ("import attnscope.views.drawing.process", HEAVY),
 }  # fmt: skip
 """A program, and the modules that it does not need."""
 

@@ -13,17 +13,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attnscope import heads, heatmap, pooled_heatmap
-from attnscope.core import tiles
-from attnscope.core.attention import AttentionCall, attend
+from attnscope.core.attention import tiles
+from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.core.measures import TextFacts, plan
-from attnscope.core.measures.backends import Backend
-from attnscope.core.sums import Sums
+from attnscope.core.measures.backends.choose import Backend
+from attnscope.core.measures.sums import Sums
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
-from attnscope.models.hf import check, seam
+from attnscope.models.hf import seam
+from attnscope.models.hf.check import compare as check
 from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.model import Batch
-from attnscope.studies.backend import VARIABLE
+from attnscope.studies.running.backend import VARIABLE
 from tests.processes import python
 
 SIZES = {

@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 
 import attnscope
-from attnscope.core.look_measures import LOOK_MEASURES, LookFacts, look_sums
-from attnscope.core.running import RunningSums
+from attnscope.core.exact.running import RunningSums
+from attnscope.core.senses.look_measures import LOOK_MEASURES, LookFacts, look_sums
 from attnscope.errors import AttnscopeError
-from attnscope.records.findings import Estimate, Head
-from attnscope.records.pictures import Picture
-from attnscope.studies.grounding import cover, with_grounding
+from attnscope.records.heads.findings import Estimate, Head
+from attnscope.records.maps.pictures import Picture
+from attnscope.studies.senses.grounding import cover, with_grounding
 from tests.conftest import Run
 from tests.vision_language_helpers import write_family
 

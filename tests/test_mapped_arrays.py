@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from attnscope.core import mapped_arrays
+from attnscope.core.exact import mapped_arrays
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (0, 4), (24, 1000), (7, 11, 130)])

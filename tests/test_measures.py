@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core.attention import attention_weights
+from attnscope.core.attention.seam import attention_weights
 from attnscope.core.measures import (
     MEASURES,
     OFFSETS,

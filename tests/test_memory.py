@@ -11,8 +11,8 @@ import torch
 import attnscope
 from attnscope import models
 from attnscope.errors import AttnscopeError, is_out_of_memory
-from attnscope.models.native import NativeModel
-from attnscope.studies.memory import Room, halves, padded_size
+from attnscope.models.own.native import NativeModel
+from attnscope.studies.running.memory import Room, halves, padded_size
 from tests.conftest import Run
 from tests.test_devices import numbers_of
 

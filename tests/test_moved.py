@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from attnscope.core.attention import AttentionCall, attention_weights
-from attnscope.core.moved import NOTHING, Targets, moved
+from attnscope.core.attention.moved import NOTHING, Targets, moved
+from attnscope.core.attention.seam import AttentionCall, attention_weights
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from jaxtyping import Float, jaxtyped
 from torch import Tensor, nn
 
-from attnscope.core.attention import AttentionCall, attend
-from attnscope.core.multihead import MultiHeadAttention
-from attnscope.core.probes import Weights
-from attnscope.core.reference import Projection
+from attnscope.core.attention.multihead import MultiHeadAttention
+from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.seam import AttentionCall, attend
+from attnscope.core.exact.reference import Projection
 from tests.core_helpers import EXACT, SIZES, WORKED, few_examples
 from tests.oracle import multi_head
 

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import attnscope.models as models
-from attnscope.core.attention import attend
-from attnscope.core.probes import Weights
+from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models import Batch
-from attnscope.models.layouts import LAYOUTS
-from attnscope.models.native import load_native, supports
+from attnscope.models.own.layouts import LAYOUTS
+from attnscope.models.own.native import load_native, supports
 from tests.conftest import VOCABULARY, write_tiny
 
 TIRED = "The animal didn't cross the street because it was too tired."

@@ -13,16 +13,16 @@ import transformers
 
 import attnscope
 from attnscope import NeedleOptions, retrieval_heads
-from attnscope.core import tiles
-from attnscope.core.probes import Gate, Strongest, Weights
-from attnscope.core.running import RunningSums
-from attnscope.core.tiles import attend_lean
+from attnscope.core.attention import tiles
+from attnscope.core.attention.probes import Gate, Strongest, Weights
+from attnscope.core.attention.tiles import attend_lean
+from attnscope.core.exact.running import RunningSums
 from attnscope.corpus import Hay, depth_range, needle_probe
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch, Model
-from attnscope.records.findings import Findings
-from attnscope.studies.needles import _change, _share
-from attnscope.views.needles_terminal import notes
+from attnscope.records.heads.findings import Findings
+from attnscope.studies.heads.needles import _change, _share
+from attnscope.views.heads.needles_terminal import notes
 from tests.conftest import Run
 from tests.needle_helpers import (
     OFFSET,
@@ -362,7 +362,7 @@ def test_texts_beyond_the_limit_are_refused_before_anything_is_run() -> None:
 
 
 def test_an_interruption_keeps_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.studies.needles.PASS_TOKENS", 5 * 48)
+    monkeypatch.setattr("attnscope.studies.heads.needles.PASS_TOKENS", 5 * 48)
     seen = []
 
     def stop_after(n: int) -> Callable[[Any], None]:

@@ -17,7 +17,7 @@ import pytest
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.records import Heatmap
-from attnscope.views import notebook
+from attnscope.views.pages import notebook
 from tests.atlas_helpers import small_atlas
 from tests.findings_helpers import described_findings
 from tests.record_helpers import map_of, record_of, tokens_of
@@ -113,7 +113,7 @@ def test_what_has_no_page_is_said() -> None:
 
 
 def test_without_anywidget_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "attnscope.views.widget", raising=False)
+    monkeypatch.delitem(sys.modules, "attnscope.views.pages.widget", raising=False)
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(AttnscopeError, match="needs anywidget") as told:
         attnscope.widget(RECORD)
@@ -176,7 +176,7 @@ HARNESS = """([module, page]) => {
 
 def test_what_is_about_heads_follows_too(browser: Any) -> None:
     traits()
-    from attnscope.views.widget import Widget
+    from attnscope.views.pages.widget import Widget
 
     page = browser.new_page(viewport={"width": 1200, "height": 800})
     wrong: list[str] = []

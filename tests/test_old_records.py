@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnscope.records import load
-from attnscope.records.kinds import KINDS
+from attnscope.records.frame.kinds import KINDS
 from tests.conftest import Run
 
 RECORDS = Path(__file__).parent / "records"

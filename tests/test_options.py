@@ -85,7 +85,7 @@ def test_what_is_in_no_group_can_be_neither_left_out_nor_changed(wrong: dict[str
 
 
 def test_groups_build_what_studies_are_asked_with() -> None:
-    from attnscope.studies.inputs import LoadOptions, TextsWanted
+    from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 
     assert Loading().options() == LoadOptions()
     given = Loading(Path("lora"), "hf", "cuda:1", "bfloat16", "auto", True, True, True)
@@ -137,7 +137,7 @@ def test_what_names_no_file_is_a_text(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_python_refuses_the_name_of_a_file_too(tmp_path: Path) -> None:
-    from attnscope.studies.texts import texts_of
+    from attnscope.studies.inputs.texts import texts_of
 
     path = tmp_path / "notes.txt"
     path.write_text("The cat sat.", "utf-8")
@@ -339,7 +339,7 @@ def test_commands_are_short_and_start_without_studies() -> None:
         body = ast.parse(inspect.getsource(written)).body[0].body  # type: ignore[attr-defined]  # it is a function
         assert isinstance(body[0], ast.Expr)  # its help
         assert (body[-1].end_lineno or 0) - body[1].lineno < 25, f"the body of {written.__name__} is too long"
-    modules = [ast.parse(path.read_text("utf-8")) for path in Path(cli.__file__).parent.glob("*.py")]
+    modules = [ast.parse(path.read_text("utf-8")) for path in Path(cli.__file__).parent.rglob("*.py")]
     imported = {node.module for tree in modules for node in tree.body if isinstance(node, ast.ImportFrom)}
     ours = {str(name) for name in imported if str(name).startswith("attnscope")}
     assert all(

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import attnscope
+from attnscope.core.attention.probes import Weights
 from attnscope.core.measures import TextFacts
 from attnscope.core.measures.facts import outlying
-from attnscope.core.probes import Weights
+from attnscope.models.inside.residual import HiddenNorms
 from attnscope.models.model import Batch
-from attnscope.models.residual import HiddenNorms
-from attnscope.studies.heads import heads
+from attnscope.studies.heads.study import heads
 from tests.conftest import write_tiny
 
 LOUD = 7

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import attnscope
-from attnscope.core.attention import AttentionCall, attend, attention_weights
+from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
 from attnscope.models.hf import seam, weights
+from attnscope.models.inside.projections import hooks
 from attnscope.models.model import Batch
-from attnscope.models.projections import hooks
 from tests.conftest import write_tiny
 
 TEXTS = ["the cat", "a b c d e", "the the cat."]

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnscope.models as models
-from attnscope.core.attention import attend, attention_weights
-from attnscope.core.probes import Weights
+from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.seam import attend, attention_weights
 from attnscope.errors import AttnscopeError
-from attnscope.models import Batch, own
-from attnscope.models.own import (
+from attnscope.models import Batch
+from attnscope.models.own import glass_box as own
+from attnscope.models.own.glass_box import (
     BOS,
     EOS,
     FIRST_WORD,
@@ -34,7 +35,7 @@ from attnscope.models.own import (
     token_codes,
     written_slot,
 )
-from attnscope.studies.heatmap import heatmap
+from attnscope.studies.maps.study import heatmap
 from attnscope.text import _is_cjk, word_spans
 from tests.conftest import SAMPLES
 from tests.processes import python
@@ -468,7 +469,7 @@ def test_a_heatmap_of_it():
 
 def test_everywhere_the_same_weights_and_numbers_without_torch():
     program = (
-        "import sys, attnscope.models as m; from attnscope.models.own import own_info;"
+        "import sys, attnscope.models as m; from attnscope.models.own.glass_box import own_info;"
         "print(*(own_info(n).sha256 for n in ('own', 'own-causal')), *m.describe('own')[1].encode('Ein Wort!').ids);"
         "assert 'torch' not in sys.modules"
     )

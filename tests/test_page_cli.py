@@ -184,9 +184,9 @@ def test_python(tiny_bert: Path, tmp_path: Path) -> None:
 
 
 def test_the_full_width_head_of_a_model_is_that_of_its_own_queries(tiny_bert: Path) -> None:
-    from attnscope.studies.choice import Choice
-    from attnscope.studies.page import page_text
-    from attnscope.studies.reading import Prompt
+    from attnscope.studies.inputs.choice import Choice
+    from attnscope.studies.inputs.reading import Prompt
+    from attnscope.studies.maps.page import page_text
 
     model = attnscope.load(tiny_bert)
     shown = page_text(model, Prompt("the cat"), Choice(heads=(1,)))

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from attnscope.records import Heatmap
-from attnscope.records.pictures import Picture
+from attnscope.records.maps.pictures import Picture
 from attnscope.views.page import PageText, empty_page, page_of
 from tests.conftest import Run
 from tests.page_helpers import Opened, blues, number

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnscope.core import example, reference
+from attnscope.core.exact import reference
+from attnscope.core.teaching import example
 from tests import oracle
 from tests.core_helpers import WORKED
 from tests.page_helpers import SEEN, Opened, blues, number, pixels

@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import attnscope
-from attnscope.core import picture_sums, tiles
-from attnscope.core.attention import AttentionCall
-from attnscope.core.picture_measures import PICTURE_MEASURES, cielab, gradient, picture_facts
-from attnscope.core.picture_sums import PictureSums
+from attnscope.core.attention import tiles
+from attnscope.core.attention.seam import AttentionCall
+from attnscope.core.senses import picture_sums
+from attnscope.core.senses.picture_measures import PICTURE_MEASURES, cielab, gradient, picture_facts
+from attnscope.core.senses.picture_sums import PictureSums
 from attnscope.errors import AttnscopeError
-from attnscope.records.pictures import Picture
+from attnscope.records.maps.pictures import Picture
 from attnscope.senses.photos import read_photo
-from attnscope.views.heads_summary import corpus_notes
-from attnscope.views.measure_figures import scale_of
+from attnscope.views.drawing.head_maps import scale_of
+from attnscope.views.heads.summary import corpus_notes
 from tests.conftest import Run
 from tests.heads_helpers import after
 from tests.senses_helpers import dense_float64, photo, write_vision

@@ -13,9 +13,9 @@ import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.senses import photos
 from attnscope.senses.photos import read_photo
-from attnscope.views import picture_figures
-from attnscope.views.picture_figures import DARKEST, over_patches, overlay, query_of, row_of, sheets_of
-from attnscope.views.rollout_figures import picture_sheets
+from attnscope.views.maps import picture_figures
+from attnscope.views.maps.picture_figures import DARKEST, over_patches, overlay, query_of, row_of, sheets_of
+from attnscope.views.rollout.figures import picture_sheets
 from tests.conftest import Run
 from tests.record_helpers import require_lossless
 from tests.senses_helpers import dense_float64, photo, sample, write_vision

@@ -15,8 +15,8 @@ from traitlets import TraitError
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.senses.photos import read_photo
+from attnscope.views.maps.picture_words import _figures, sheets_of
 from attnscope.views.page.document import page_of_saved
-from attnscope.views.picture_words import _figures, sheets_of
 from tests.conftest import Run
 from tests.processes import python
 from tests.record_helpers import require_lossless

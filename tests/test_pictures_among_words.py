@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import attnscope
-from attnscope.core.attention import attend
+from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf import patch_places
-from attnscope.models.hf.patch_places import area_of, slopes
+from attnscope.models.hf.senses import patch_places
+from attnscope.models.hf.senses.patch_places import area_of, slopes
 from attnscope.senses.photos import read_photo
-from attnscope.views.picture_words import _figures, pages, sheets_of, weights_of, words_of
-from attnscope.views.style import Style
+from attnscope.views.drawing.style import Style
+from attnscope.views.maps.picture_words import _figures, pages, sheets_of, weights_of, words_of
 from tests.conftest import Run
 from tests.processes import python
 from tests.record_helpers import require_lossless

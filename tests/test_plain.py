@@ -11,12 +11,12 @@ import torch
 
 import attnscope
 from attnscope import models
-from attnscope.core.full_width import WeightsBesideFullWidth
+from attnscope.core.attention.full_width import WeightsBesideFullWidth
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import Batch
-from attnscope.models.plain import _erf
-from attnscope.studies.inputs import NUMPY_TOKENS, LoadOptions
-from attnscope.studies.reading import Prompt
+from attnscope.models.own.plain import _erf
+from attnscope.studies.inputs.options import NUMPY_TOKENS, LoadOptions
+from attnscope.studies.inputs.reading import Prompt
 from tests.conftest import Run, write_tiny
 from tests.processes import python
 from tests.test_native import FAMILIES, TIRED

@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import chi2
 
 import attnscope
-from attnscope.core.projections import output_directions, score_directions
+from attnscope.core.attention.projections import output_directions, score_directions
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.around import surroundings
+from attnscope.models.inside.around import surroundings
 from attnscope.models.model import Batch
-from attnscope.records.planes import STEPS, Points, share_by_place
-from attnscope.studies.atlas import AtlasOptions, atlas
-from attnscope.studies.atlas_planes import N_TOKENS, draw_tokens, kind_of_token
-from attnscope.studies.atlas_tables import ReadText
+from attnscope.records.atlas.planes import STEPS, Points, share_by_place
+from attnscope.studies.atlas.planes import N_TOKENS, draw_tokens, kind_of_token
+from attnscope.studies.atlas.study import AtlasOptions, atlas
+from attnscope.studies.atlas.tables import ReadText
 from tests.atlas_helpers import small_atlas
 from tests.conftest import write_tiny
 from tests.test_atlas import letters

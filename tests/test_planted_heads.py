@@ -14,12 +14,13 @@ from torch import Tensor
 import attnscope
 from attnscope.core.measures import SumsOf, TextFacts, measures_of_weights
 from attnscope.corpus import CorpusText
-from attnscope.records.findings import Head
-from attnscope.studies.heads import HeadsOptions, heads
-from attnscope.studies.roles import RULES, thresholds_from
-from attnscope.studies.roles import judge as judge_tallies
-from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally, tallies_of
-from attnscope.views import heads_summary, heads_terminal
+from attnscope.records.heads.findings import Head
+from attnscope.studies.heads.roles import RULES, thresholds_from
+from attnscope.studies.heads.roles import judge as judge_tallies
+from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.measuring.tally import OFFSETS, PAIR_MEASURES, Tally, tallies_of
+from attnscope.views.heads import summary as heads_summary
+from attnscope.views.heads import terminal as heads_terminal
 from tests.findings_helpers import fake_findings
 
 
@@ -164,7 +165,7 @@ def test_where_all_tokens_are_equally_rare_none_is_the_rarest() -> None:
 
 def test_the_first_token_is_never_the_rarest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no [CLS] it is a sink, whatever it is; and tokens that are equally rare are so together."""
-    from attnscope.core import sums
+    from attnscope.core.measures import sums
 
     seen: list[TextFacts] = []
     made = sums.Sums.__init__

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attnscope.views.plots import spread
+from attnscope.views.drawing.plots import spread
 
 BOX = (0.0, 0.0, 100.0, 60.0)
 

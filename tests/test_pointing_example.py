@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import attnscope
-from attnscope.records.findings import Estimate
+from attnscope.records.heads.findings import Estimate
 from examples import pointing
 
 SEEDS = (0, 1)

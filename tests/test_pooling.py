@@ -9,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.core import attention, pooling, tiles
-from attnscope.core.pooling import Grid
-from attnscope.core.probes import Part, Pooled, Weights
+from attnscope.core.attention import pooling, tiles
+from attnscope.core.attention import seam as attention
+from attnscope.core.attention.pooling import Grid
+from attnscope.core.attention.probes import Part, Pooled, Weights
 from tests.core_helpers import EXACT, calls, make_call, read_tiles
 
 

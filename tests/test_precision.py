@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnscope.core.attention import AttentionCall, attend, attend_with_weights, attention_weights
-from attnscope.core.calls import iterate_rows, single_head
-from attnscope.core.distance import hellinger_sums, jensen_shannon_sums
-from attnscope.core.full_width import full_width
+from attnscope.core.attention.calls import iterate_rows, single_head
+from attnscope.core.attention.full_width import full_width
+from attnscope.core.attention.pooling import Grid, part_of_weights, pool_attention
+from attnscope.core.attention.probes import Gate, Means
+from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights, attention_weights
+from attnscope.core.attention.tiles import attend_in_tiles, attend_lean
 from attnscope.core.measures import measures_of_weights, output_factor
-from attnscope.core.pooling import Grid, part_of_weights, pool_attention
-from attnscope.core.probes import Gate, Means
-from attnscope.core.relations import Links, links_of_weights
-from attnscope.core.sums import Sums
-from attnscope.core.tiles import attend_in_tiles, attend_lean
+from attnscope.core.measures.sums import Sums
+from attnscope.core.questions.distance import hellinger_sums, jensen_shannon_sums
+from attnscope.core.questions.relations import Links, links_of_weights
 from tests.core_helpers import make_call, read_tiles
 from tests.measure_helpers import make_facts
 from tests.test_relations_core import facts_of

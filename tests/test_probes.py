@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.core.attention import AttentionCall, attend, attention_weights
-from attnscope.core.probes import Weights
+from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
 from tests.core_helpers import EXACT, calls, few_examples, make_call, oracle
 from tests.rounding import require_output
 
@@ -39,8 +39,8 @@ def test_layers_and_kinds_that_are_not_chosen_take_the_fast_road(monkeypatch: py
 
     call = make_call()
     with monkeypatch.context() as patch:
-        patch.setattr("attnscope.core.probes.attend_with_weights", refuse)
-        patch.setattr("attnscope.core.probes.attention_weights", refuse)
+        patch.setattr("attnscope.core.attention.probes.attend_with_weights", refuse)
+        patch.setattr("attnscope.core.attention.probes.attention_weights", refuse)
         assert torch.equal(probe(call), attend(call))
         probe(dataclasses.replace(call, layer=1))
         probe(dataclasses.replace(call, kind="decoder"))

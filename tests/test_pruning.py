@@ -11,16 +11,16 @@ import transformers
 from safetensors.torch import load_file
 
 from attnscope.cli import app
-from attnscope.core.attention import attend
-from attnscope.core.probes import Gate
+from attnscope.core.attention.probes import Gate
+from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
-from attnscope.models.decoder import own_decoder
 from attnscope.models.hf.model import wrap
 from attnscope.models.model import Batch
-from attnscope.studies import pruning
-from attnscope.studies.inputs import LoadOptions, TextsWanted
-from attnscope.studies.pruning import EXAMPLE, PruneOrder, prune
+from attnscope.models.own.decoder import own_decoder
+from attnscope.studies.ablation import pruning
+from attnscope.studies.ablation.pruning import EXAMPLE, PruneOrder, prune
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 from tests.ablation_helpers import SIZES, batch_of, save_tiny, tiny, wrapped
 
 

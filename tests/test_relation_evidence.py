@@ -15,11 +15,11 @@ from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
 from attnscope.annotated.texts import merged
 from attnscope.errors import AttnscopeError
 from attnscope.records import load
-from attnscope.records.relations import Relation, Relations
-from attnscope.studies.relation_evidence import RULES, Cell, Lots, Tally, judge
-from attnscope.studies.relations import RelationsOptions, relations
+from attnscope.records.relations.record import Relation, Relations
+from attnscope.studies.relations.evidence import RULES, Cell, Lots, Tally, judge
+from attnscope.studies.relations.study import RelationsOptions, relations
 from attnscope.text import word_spans
-from attnscope.views.relations_summary import row
+from attnscope.views.relations.summary import row
 from tests.conftest import SAMPLES, write_tokenizer
 from tests.test_heads import VOCABULARY
 from tests.test_relations import LETTERS, followers, own_heads

@@ -12,15 +12,15 @@ import torch
 import attnscope
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link, spans
 from attnscope.annotated.texts import AnnotationError
-from attnscope.core.attention import AttentionCall, attention_weights
-from attnscope.core.relations import Links, links_of_weights
+from attnscope.core.attention.seam import AttentionCall, attention_weights
+from attnscope.core.questions.relations import Links, links_of_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
 from attnscope.records import load
-from attnscope.studies.relation_evidence import RULES, pair_rule_hits
-from attnscope.studies.relations import RelationsOptions, relations
+from attnscope.studies.relations.evidence import RULES, pair_rule_hits
+from attnscope.studies.relations.study import RelationsOptions, relations
 from attnscope.text import word_spans
-from attnscope.views.relations_summary import explanation, row
+from attnscope.views.relations.summary import explanation, row
 from tests.conftest import Run
 from tests.test_relations_core import by_loops, facts_of, require
 

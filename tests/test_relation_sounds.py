@@ -10,9 +10,9 @@ import torch
 from scipy.io import wavfile
 
 import attnscope
-from attnscope.core.attention import AttentionCall
-from attnscope.studies import relation_sounds
-from attnscope.studies.relation_sounds import NAME, sound_relations
+from attnscope.core.attention.seam import AttentionCall
+from attnscope.studies.relations import sounds as relation_sounds
+from attnscope.studies.relations.sounds import NAME, sound_relations
 from tests.conftest import Run
 from tests.senses_helpers import WORDS, speech, write_whisper
 

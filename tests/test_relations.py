@@ -12,12 +12,12 @@ from scipy.stats import binom
 
 import attnscope
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
-from attnscope.core.attention import attention_weights
+from attnscope.core.attention.seam import attention_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
-from attnscope.records.relations import Relations, with_relations
-from attnscope.studies.relation_evidence import OFFSETS, RULES, Cell, Lots, Tally, judge, like_words, rule_hits
-from attnscope.studies.relations import RelationsOptions, relations
+from attnscope.records.relations.record import Relations, with_relations
+from attnscope.studies.relations.evidence import OFFSETS, RULES, Cell, Lots, Tally, judge, like_words, rule_hits
+from attnscope.studies.relations.study import RelationsOptions, relations
 from attnscope.text import word_spans
 from tests.conftest import SAMPLES, write_tiny
 from tests.record_helpers import require_lossless
@@ -65,7 +65,7 @@ def test_a_head_that_is_made_for_a_relation_is_found(own: Any) -> None:
 
 
 def own_heads() -> dict[tuple[int, int], tuple[str, ...]]:
-    from attnscope.models.own import roles
+    from attnscope.models.own.glass_box import roles
 
     return roles("own")
 
@@ -250,7 +250,7 @@ def same(one: Relations, other: Relations) -> bool:
 def test_batches_and_blocks_change_nothing_but_rounding(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = followers(40)
     whole = relations(own, texts)
-    monkeypatch.setattr("attnscope.studies.relations.BLOCK", 7)
+    monkeypatch.setattr("attnscope.studies.relations.study.BLOCK", 7)
     apart = relations(own, texts)
     for name in ("again→next", "any→any"):
         assert whole[name].baseline == apart[name].baseline
@@ -259,7 +259,7 @@ def test_batches_and_blocks_change_nothing_but_rounding(own: Any, monkeypatch: p
 
 
 def test_an_interruption_keeps_what_was_found(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.studies.relations.BLOCK", 10)
+    monkeypatch.setattr("attnscope.studies.relations.study.BLOCK", 10)
     texts = followers(40)
 
     def interrupted() -> Any:

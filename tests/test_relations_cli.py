@@ -12,11 +12,11 @@ from PIL import Image
 from rich.console import Console
 
 from attnscope.records import load as load_record
-from attnscope.records.relations import Example, ExampleLink, Relation, Relations
-from attnscope.views import relations_summary as summary
-from attnscope.views.relations_figures import MOST_RELATIONS, map_of, pages
-from attnscope.views.relations_summary import row, verdict
-from attnscope.views.relations_terminal import examples, table
+from attnscope.records.relations.record import Example, ExampleLink, Relation, Relations
+from attnscope.views.relations import summary
+from attnscope.views.relations.figures import MOST_RELATIONS, map_of, pages
+from attnscope.views.relations.summary import row, verdict
+from attnscope.views.relations.terminal import examples, table
 from tests.conftest import SAMPLES, Run
 
 TREES = str(SAMPLES / "dependencies.conllu")
@@ -207,7 +207,7 @@ def test_figures_are_drawn_whole(shape: tuple[int, int], tmp_path: Path) -> None
 
 
 def test_no_word_of_an_example_lies_over_another() -> None:
-    from attnscope.views.canvas import matplotlib_defaults
+    from attnscope.views.drawing.canvas import matplotlib_defaults
 
     with matplotlib_defaults():
         found = made_up(1, shown=1)

@@ -17,14 +17,14 @@ import attnscope
 from attnscope.annotated import AnnotatedText, Link
 from attnscope.annotated.spans import parse
 from attnscope.annotated.texts import AnnotationError
-from attnscope.core.attention import AttentionCall, attention_weights
-from attnscope.core.combined import ASKED, Combinations, CombinedLinks
-from attnscope.core.contacts import SEPARATIONS, Contacts, corrected, pairs_of, precision
-from attnscope.core.relations import LinkFacts, Links, links_of_weights
-from attnscope.studies.relation_combined import add_up, find_scores
-from attnscope.studies.relations import RelationsOptions, relations
-from attnscope.views import relations_figures
-from attnscope.views.style import Style
+from attnscope.core.attention.seam import AttentionCall, attention_weights
+from attnscope.core.questions.combined import ASKED, Combinations, CombinedLinks
+from attnscope.core.questions.contacts import SEPARATIONS, Contacts, corrected, pairs_of, precision
+from attnscope.core.questions.relations import LinkFacts, Links, links_of_weights
+from attnscope.studies.relations.combined import add_up, find_scores
+from attnscope.studies.relations.study import RelationsOptions, relations
+from attnscope.views.drawing.style import Style
+from attnscope.views.relations import figures as relations_figures
 from tests.conftest import Run
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
@@ -115,7 +115,7 @@ def test_tiles_and_whole_maps_give_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     coefficients[0, 0] = 1 / (LAYERS * HEADS)
     drawn, drawn_pairs = torch.tensor([[0, 11], [2, 5]]), torch.tensor([[0, 3, 17], [1, 1, 12]])
     tried = Combinations(coefficients, torch.zeros(3, dtype=torch.int64), drawn, drawn_pairs)
-    monkeypatch.setattr("attnscope.core.tiles.TILE_ELEMENTS", 400)
+    monkeypatch.setattr("attnscope.core.attention.tiles.TILE_ELEMENTS", 400)
     tiled, dense, counted = CombinedLinks(facts, tried), CombinedLinks(facts, tried), Links(facts)
     maps = []
     for layer in range(LAYERS):

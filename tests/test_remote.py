@@ -21,7 +21,7 @@ from attnscope.cli import main, options
 from attnscope.corpus import Corpus, Problem
 from attnscope.corpus.remote import files_at, is_address, open_address
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.studies.texts import Progress
+from attnscope.studies.inputs.texts import Progress
 from tests.conftest import Run
 from tests.processes import LIMIT_S, started
 
@@ -335,7 +335,7 @@ def test_every_command_of_many_texts_has_a_bar(
     sample = Path(__file__).parents[1] / "sample_texts" / "dependencies.conllu"
     (tmp_path / "a.conllu").write_bytes(sample.read_bytes())
     monkeypatch.setattr(options, "progress", lambda *_: Bar())
-    monkeypatch.setattr("attnscope.studies.pruning.EXAMPLE", "The cat.")  # as long as the model takes
+    monkeypatch.setattr("attnscope.studies.ablation.pruning.EXAMPLE", "The cat.")  # as long as the model takes
     monkeypatch.setattr(sys, "argv", ["attnscope", *command.split(), "-m", str(tiny_bert)])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
+from attnscope.core.exact.running import benjamini_hochberg
 from attnscope.core.measures import MEASURES
-from attnscope.core.running import benjamini_hochberg
 from attnscope.errors import UsageError
-from attnscope.records.findings import Head
-from attnscope.studies.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, NO_SHARES, RULES, judge, thresholds_from
-from attnscope.studies.tally import OFFSETS, PAIR_MEASURES, Tally
+from attnscope.records.heads.findings import Head
+from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, NO_SHARES, RULES, judge, thresholds_from
+from attnscope.studies.measuring.tally import OFFSETS, PAIR_MEASURES, Tally
 from tests.heads_helpers import names_of
 
 NAMES = (

@@ -11,11 +11,11 @@ import pytest
 from attnscope import heatmap, load, rollout
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.records.rollouts import Rollout
-from attnscope.studies import rollout as study
-from attnscope.views.heatmap_figures import MapCanvas
-from attnscope.views.rollout_figures import _as_maps, _RolloutPainter, sheets_of
-from attnscope.views.style import Style
+from attnscope.records.maps.rollouts import Rollout
+from attnscope.studies.maps import rollout as study
+from attnscope.views.drawing.style import Style
+from attnscope.views.maps.figures import MapCanvas
+from attnscope.views.rollout.figures import _as_maps, _RolloutPainter, sheets_of
 from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
 from tests.conftest import Run, write_tiny
 from tests.record_helpers import RUN, require_lossless, shares, tokens_of

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import t as student
 
-from attnscope.core.row_tables import ItemSums, even_weights, keep_rows, members, offset_masses
+from attnscope.core.questions.row_tables import ItemSums, even_weights, keep_rows, members, offset_masses
 
 
 @pytest.mark.parametrize("first", [0, 3])

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from attnscope.core import running
-from attnscope.core.running import LARGEST, MAX_TEXTS, RunningSums, benjamini_hochberg, simes
+from attnscope.core.exact import running
+from attnscope.core.exact.running import LARGEST, MAX_TEXTS, RunningSums, benjamini_hochberg, simes
 
 RNG = np.random.default_rng
 # Every magnitude from below the resolution to the limit, both signs.

@@ -12,8 +12,8 @@ from scipy.io import wavfile
 from scipy.stats import kendalltau
 
 import attnscope
-from attnscope.core.attention import AttentionCall, attend, attention_weights
-from attnscope.core.sound_measures import SOUND_MEASURES, SoundFacts, SoundSums, sound_columns, sound_sums
+from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
+from attnscope.core.senses.sound_measures import SOUND_MEASURES, SoundFacts, SoundSums, sound_columns, sound_sums
 from attnscope.errors import AttnscopeError
 from tests.conftest import Run
 from tests.senses_helpers import speech

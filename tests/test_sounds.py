@@ -13,7 +13,7 @@ from scipy.io import wavfile
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.senses.recordings import read_recording
-from attnscope.views.sound_figures import max_pool, share_after_sound, sheets_of
+from attnscope.views.maps.sound_figures import max_pool, share_after_sound, sheets_of
 from tests.record_helpers import require_lossless
 from tests.senses_helpers import speech, write_vision
 

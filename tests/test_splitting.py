@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnscope
-from attnscope.core import example, splitting
+from attnscope.core.teaching import example, splitting
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.records.split import Split
-from attnscope.studies.split import SplitOptions, split, split_example
-from attnscope.views import split_figure
+from attnscope.records.teaching.split import Split
+from attnscope.studies.teaching.split import SplitOptions, split, split_example
+from attnscope.views.teaching import split_figure
 from tests import oracle
 from tests.core_helpers import EXACT, WORKED, few_examples
 from tests.record_helpers import require_lossless
@@ -194,7 +194,7 @@ def test_causal_models_stay_causal() -> None:
     ("family", "says"), [("llama", "grouped queries"), ("gemma2", "grouped"), ("t5", "single heads")]
 )
 def test_heads_that_cannot_be_cut_otherwise_are_refused(family: str, says: str) -> None:
-    from attnscope.studies.reading import Prompt
+    from attnscope.studies.inputs.reading import Prompt
 
     prompt = Prompt("5 3 9", target="4 7" if family == "t5" else None)
     with pytest.raises(AttnscopeError, match=says):

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 import attnscope
-from attnscope.core.attention import AttentionCall, attend
+from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
+from attnscope.models.inside.projections import OutputWatch, hooks, linear_maps
+from attnscope.models.inside.stream import Stream, measure_norm, stream_of
 from attnscope.models.model import Batch, Model
-from attnscope.models.projections import OutputWatch, hooks, linear_maps
-from attnscope.models.stream import Stream, measure_norm, stream_of
 from tests.conftest import write_tiny
 
 SIZES: dict[str, Any] = {

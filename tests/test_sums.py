@@ -6,21 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.core import tiles
-from attnscope.core.attention import AttentionCall, allowed, attend, attention_weights
-from attnscope.core.measures import (
-    MEASURES,
-    TextFacts,
-    catalogue,
-    measure_names,
-    measures_of_weights,
-    output_factor,
-    torch_pass,
-)
+from attnscope.core.attention import tiles
+from attnscope.core.attention.seam import AttentionCall, allowed, attend, attention_weights
+from attnscope.core.measures import MEASURES, TextFacts, catalogue, measure_names, measures_of_weights, output_factor
 from attnscope.core.measures import plan as plan_module
-from attnscope.core.measures.backends import Backend
+from attnscope.core.measures.backends import torch_pass
+from attnscope.core.measures.backends.choose import Backend
 from attnscope.core.measures.facts import outlying
-from attnscope.core.sums import Sums
+from attnscope.core.measures.sums import Sums
 from tests import rounding
 from tests.core_helpers import few_examples, make_call
 from tests.measure_helpers import Expected, LargestTensor, expected, make_facts, uniform_weights

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from attnscope.models.catalog import list_models
-from attnscope.studies import heatmap_order
-from attnscope.studies.backend import is_compiled
-from attnscope.views.plain_text import cut
+from attnscope.studies.maps import order as heatmap_order
+from attnscope.studies.running.backend import is_compiled
+from attnscope.views.tables.plain_text import cut
 from tests.conftest import Run
 from tests.processes import LIMIT_S
 
@@ -81,7 +81,7 @@ def test_a_damaged_kernel_on_disk_is_compiled_anew(
     how: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numba = pytest.importorskip("numba")
-    from attnscope.core.measures.numba_compiler import compile_for
+    from attnscope.core.measures.backends.numba_compiler import compile_for
 
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
     source = tmp_path / "doubling.py"
@@ -102,7 +102,7 @@ def test_a_damaged_kernel_on_disk_is_compiled_anew(
 
 def test_a_kernel_that_cannot_be_kept_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     caching = pytest.importorskip("numba.core.caching")
-    from attnscope.core.measures.numba_compiler import compile_for
+    from attnscope.core.measures.backends.numba_compiler import compile_for
 
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
 

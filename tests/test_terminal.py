@@ -11,8 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from attnscope.records import Heatmap
-from attnscope.views import heatmap_terminal as terminal
-from attnscope.views.heatmap_terminal import drawing, query_tables, sink_share, strongest_links
+from attnscope.views.maps import terminal
+from attnscope.views.maps.terminal import drawing, query_tables, sink_share, strongest_links
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 
 ESC = "\x1b"

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attnscope.core import tiles as tiles_module
-from attnscope.core.attention import AttentionCall, allowed, attend_with_weights, attention_weights
-from attnscope.core.tiles import attend_in_tiles, attend_lean, blocks, tiles
+from attnscope.core.attention import tiles as tiles_module
+from attnscope.core.attention.seam import AttentionCall, allowed, attend_with_weights, attention_weights
+from attnscope.core.attention.tiles import attend_in_tiles, attend_lean, blocks, tiles
 from tests.core_helpers import EXACT, calls, few_examples, make_call, oracle, read_tiles
 from tests.measure_helpers import LargestTensor
 from tests.rounding import in_float64, require_output

@@ -14,13 +14,13 @@ import torch
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
-from attnscope.studies import timeline as study
-from attnscope.studies.timeline import EXPLAINED, TimelineOptions, stages_of, step_of
-from attnscope.views import timeline_figures
-from attnscope.views.layout import Paper
-from attnscope.views.lettering import lettering_for
-from attnscope.views.plots import Sheet
-from attnscope.views.timeline_summary import are_logarithmic, every_nth, moving, series_of, since_lines, thinned
+from attnscope.studies.timeline import study
+from attnscope.studies.timeline.study import EXPLAINED, TimelineOptions, stages_of, step_of
+from attnscope.views.drawing.layout import Paper
+from attnscope.views.drawing.lettering import lettering_for
+from attnscope.views.drawing.plots import Sheet
+from attnscope.views.timeline import figures as timeline_figures
+from attnscope.views.timeline.summary import are_logarithmic, every_nth, moving, series_of, since_lines, thinned
 from tests.conftest import Run
 from tests.timeline_helpers import TEXTS, small_timeline, train
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.core.attention import AttentionCall, attend, attend_with_weights
+from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
-from attnscope.models.around import surroundings
+from attnscope.models.inside.around import surroundings
 from attnscope.models.model import Model
-from attnscope.models.plain import load_plain
-from attnscope.records.trace import Trace
-from attnscope.studies import trace as study
-from attnscope.studies.reading import Prompt
-from attnscope.studies.trace import trace, trace_example, trace_plain
+from attnscope.models.own.plain import load_plain
+from attnscope.records.teaching.trace import Trace
+from attnscope.studies.inputs.reading import Prompt
+from attnscope.studies.teaching import trace as study
+from attnscope.studies.teaching.trace import trace, trace_example, trace_plain
 from tests.core_helpers import WORKED
 from tests.processes import modules_after, python
 from tests.record_helpers import require_lossless
@@ -208,7 +208,7 @@ def test_low_precision_is_held_to_its_own_rounding() -> None:
 
 
 def test_a_wrong_number_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.models import around
+    from attnscope.models.inside import around
 
     def off(call: AttentionCall) -> torch.Tensor:
         return attend(call) * 1.01

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.core.measures import backends
-from attnscope.core.sums import Sums
+from attnscope.core.measures.backends import choose as backends
+from attnscope.core.measures.sums import Sums
 from attnscope.errors import AttnscopeError
-from attnscope.studies import backend
-from attnscope.studies.backend import VARIABLE, agrees_with_torch, choose_backend, tell_backend
+from attnscope.studies.running import backend
+from attnscope.studies.running.backend import VARIABLE, agrees_with_torch, choose_backend, tell_backend
 from tests.core_helpers import gpu_test, make_call, on
 from tests.measure_helpers import make_facts
 from tests.processes import python
@@ -80,8 +80,8 @@ def check_odd_ones(device: str) -> None:
 IN_INTERPRETER = """
 import torch
 import attnscope
-from attnscope.studies.backend import agrees_with_torch
-from attnscope.core.measures import backends, triton_pass
+from attnscope.studies.running.backend import agrees_with_torch
+from attnscope.core.measures.backends import choose as backends, triton_pass
 from tests import test_triton
 from triton import language as tl
 from triton.runtime import interpreter

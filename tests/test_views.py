@@ -9,14 +9,15 @@ import pytest
 
 from attnscope.errors import UsageError
 from attnscope.records import Heatmap
-from attnscope.records.pictures import Picture
-from attnscope.records.pooled import PooledHeatmap
-from attnscope.records.sounds import Sound
-from attnscope.views import figures, terminal
-from attnscope.views.canvas import Canvas, distinct, write_pages
-from attnscope.views.inks import blend
-from attnscope.views.lettering import lettering_for
-from attnscope.views.plain_text import open_console
+from attnscope.records.maps.pictures import Picture
+from attnscope.records.maps.pooled import PooledHeatmap
+from attnscope.records.maps.sounds import Sound
+from attnscope.views.drawing.canvas import Canvas, distinct, write_pages
+from attnscope.views.drawing.inks import blend
+from attnscope.views.drawing.lettering import lettering_for
+from attnscope.views.maps import pages as figures
+from attnscope.views.maps import show as terminal
+from attnscope.views.tables.plain_text import open_console
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 from tests.test_pooled_records import pooled_record
 

@@ -12,12 +12,12 @@ from matplotlib.text import Text
 from scipy.io import wavfile
 
 import attnscope
-from attnscope.core.alignment import align_tokens
+from attnscope.core.senses.alignment import align_tokens
 from attnscope.errors import AttnscopeError
-from attnscope.records.sounds import SpokenWord
-from attnscope.studies.word_times import time_words
-from attnscope.views.sound_spectrogram import SpectrogramPage
-from attnscope.views.style import Style
+from attnscope.records.maps.sounds import SpokenWord
+from attnscope.studies.maps.word_times import time_words
+from attnscope.views.drawing.style import Style
+from attnscope.views.maps.sound_spectrogram import SpectrogramPage
 from tests.conftest import Run
 from tests.senses_helpers import speech, write_whisper
 

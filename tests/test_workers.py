@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnscope
-import attnscope.studies.heads as study
+import attnscope.studies.heads.study as study
 from attnscope import (
     AblateOptions,
     CompareOptions,
@@ -32,13 +32,14 @@ from attnscope import (
 )
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.studies import ablation_sweep, worker_process
-from attnscope.studies.choice import Choice
-from attnscope.studies.passes import Task
-from attnscope.studies.texts import Progress
-from attnscope.studies.worker import Doer, WorkerLostError
-from attnscope.studies.worker_process import LocalExecutor, ProcessWorker
-from attnscope.studies.workers import TRIES, Done, Lost, start_workers, workers_from
+from attnscope.studies.ablation import sweep as ablation_sweep
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.texts import Progress
+from attnscope.studies.running import process as worker_process
+from attnscope.studies.running.passes import Task
+from attnscope.studies.running.process import LocalExecutor, ProcessWorker
+from attnscope.studies.running.worker import Doer, WorkerLostError
+from attnscope.studies.running.workers import TRIES, Done, Lost, start_workers, workers_from
 from tests.conftest import Run
 from tests.heads_helpers import after
 from tests.processes import started
@@ -291,7 +292,7 @@ def test_links_are_those_of_one_process(own: Model, folder: Path, links_alone: b
 
 
 def test_comparisons_are_those_of_one_process(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.studies.compare.BLOCK", 8)
+    monkeypatch.setattr("attnscope.studies.compare.study.BLOCK", 8)
     texts, options = Corpus(ROOT / "sample_texts" / "sentences.txt"), CompareOptions(("hellinger", "jensen_shannon"))
     shared, alone = compare(own, texts, options, workers=TWO), compare(own, texts, options)
     assert shared.as_json() == alone.as_json() and alone.corpus["n_texts"] > 16

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.core.attention import attend
-from attnscope.core.probes import Place
-from attnscope.core.written import WRITTEN
+from attnscope.core.attention.probes import Place
+from attnscope.core.attention.seam import attend
+from attnscope.core.questions.written import WRITTEN
 from attnscope.errors import AttnscopeError
-from attnscope.models.attribution import DirectPaths, Parts
+from attnscope.models.inside.attribution import DirectPaths, Parts
 from attnscope.models.model import Batch
-from attnscope.records.findings import Findings
-from attnscope.studies.heads import HeadsOptions
+from attnscope.records.heads.findings import Findings
+from attnscope.studies.heads.study import HeadsOptions
 from tests.conftest import VOCABULARY, Run, write_tokenizer
 from tests.test_stream import random_model
 

@@ -12,8 +12,8 @@ import pytest
 import attnscope
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
-from attnscope.records.storage import PAGE_MARK, csv_text, write_folder, write_whole
-from attnscope.studies.batch import BatchOptions, batch
+from attnscope.records.frame.storage import PAGE_MARK, csv_text, write_folder, write_whole
+from attnscope.studies.batch.study import BatchOptions, batch
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple

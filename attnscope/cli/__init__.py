@@ -10,24 +10,24 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from attnscope.cli.ablate import ablate
-from attnscope.cli.atlas import atlas
-from attnscope.cli.batch import batch
-from attnscope.cli.circuits import circuits
-from attnscope.cli.compare import compare
-from attnscope.cli.cost import cost
-from attnscope.cli.heads import heads, merge
-from attnscope.cli.heatmap import heatmap
-from attnscope.cli.models import info, models
-from attnscope.cli.page import page
-from attnscope.cli.prune import prune
-from attnscope.cli.relations import relations
-from attnscope.cli.rollout import rollout
-from attnscope.cli.show import show
-from attnscope.cli.split import split
-from attnscope.cli.timeline import timeline
-from attnscope.cli.trace import trace
-from attnscope.cli.viewer import viewer
+from attnscope.cli.explain.atlas import atlas
+from attnscope.cli.explain.compare import compare
+from attnscope.cli.explain.heads import heads, merge
+from attnscope.cli.explain.relations import relations
+from attnscope.cli.learn.cost import cost
+from attnscope.cli.learn.split import split
+from attnscope.cli.learn.trace import trace
+from attnscope.cli.see.batch import batch
+from attnscope.cli.see.heatmap import heatmap
+from attnscope.cli.see.page import page
+from attnscope.cli.see.rollout import rollout
+from attnscope.cli.test.ablate import ablate
+from attnscope.cli.test.circuits import circuits
+from attnscope.cli.test.prune import prune
+from attnscope.cli.test.timeline import timeline
+from attnscope.cli.tools.models import info, models
+from attnscope.cli.tools.show import show
+from attnscope.cli.tools.viewer import viewer
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
 from attnscope.host import claim_process
 from attnscope.version import VERSION

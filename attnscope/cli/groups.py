@@ -21,13 +21,13 @@ from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.output import Output
-    from attnscope.studies.choice import Choice
-    from attnscope.studies.descriptions import DescribeOptions
-    from attnscope.studies.inputs import LoadOptions, TextsWanted
-    from attnscope.studies.needles import NeedleOptions
-    from attnscope.studies.reading import Prompt
-    from attnscope.studies.workers import Workers
-    from attnscope.views.style import Style
+    from attnscope.studies.describe.study import DescribeOptions
+    from attnscope.studies.heads.needles import NeedleOptions
+    from attnscope.studies.inputs.choice import Choice
+    from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+    from attnscope.studies.inputs.reading import Prompt
+    from attnscope.studies.running.workers import Workers
+    from attnscope.views.drawing.style import Style
 
 
 # The decorator --------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Loading:
 
     def options(self, **other: str) -> "LoadOptions":
         """The options of loading, with what a command knows better."""
-        from attnscope.studies.inputs import LoadOptions
+        from attnscope.studies.inputs.options import LoadOptions
 
         given = {**vars(self), **other}
         return LoadOptions(check=not given.pop("no_check"), **given)
@@ -194,7 +194,7 @@ class Running:
 
     def share(self, model: str, loading: "LoadOptions") -> "Workers | None":
         """The workers of a study; None = it runs in this process."""
-        from attnscope.studies.workers import workers_from
+        from attnscope.studies.running.workers import workers_from
 
         return workers_from(
             model, loading, executor=self.executor, n=self.workers, threads=self.threads, address=self.ray_address
@@ -248,7 +248,7 @@ class Texts:
 
     def wanted(self, files: Sequence[str] = ()) -> "TextsWanted":
         """The texts that are asked for; a command that takes files as arguments hands them over."""
-        from attnscope.studies.inputs import TextsWanted
+        from attnscope.studies.inputs.options import TextsWanted
 
         return TextsWanted(self.text, tuple(files or self.file or ()), self.split, self.field)
 
@@ -268,7 +268,7 @@ class Reading:
 
     def prompt(self, text: str) -> "Prompt":
         """A text, to be read so."""
-        from attnscope.studies.reading import Prompt
+        from attnscope.studies.inputs.reading import Prompt
 
         return Prompt(text, **vars(self))
 
@@ -304,7 +304,7 @@ class Heads:
 
     def choice(self) -> "Choice":
         """The heads that are asked for."""
-        from attnscope.studies.choice import Choice
+        from attnscope.studies.inputs.choice import Choice
 
         numbers = options.numbers_from
         return Choice(numbers(self.layers), numbers(self.heads), options.heads_from(self.pick))
@@ -355,7 +355,7 @@ class Drawing:
 
     def style(self) -> "Style":
         """The style."""
-        from attnscope.views.style import Style
+        from attnscope.views.drawing.style import Style
 
         return Style(**self.options())
 
@@ -380,7 +380,7 @@ class Listing:
 
     def shown(self) -> dict[str, str | None]:
         """How they are shown, checked before a model runs."""
-        from attnscope.records.head_query import HeadQuery, require_sort
+        from attnscope.records.heads.query import HeadQuery, require_sort
 
         require_sort(self.sort)
         if self.only is not None:
@@ -441,8 +441,8 @@ class Needles:
             if self != Needles():
                 raise UsageError("--lengths, --depths and --needles are of --probe needle", "add --probe needle")
             return None
-        from attnscope.studies.needles import ROLE, THRESHOLD, NeedleOptions
-        from attnscope.studies.roles import thresholds_from
+        from attnscope.studies.heads.needles import ROLE, THRESHOLD, NeedleOptions
+        from attnscope.studies.heads.roles import thresholds_from
 
         return NeedleOptions(
             lengths=options.whole_numbers(self.lengths, "--lengths"),
@@ -467,7 +467,7 @@ class Describing:
 
     def options(self) -> "DescribeOptions | None":
         """What is asked for; None = nothing is described."""
-        from attnscope.studies.descriptions import DescribeOptions
+        from attnscope.studies.describe.study import DescribeOptions
 
         if self.no_describe and self.describe is not None:
             raise UsageError("--describe names heads, and --no-describe leaves all out", "leave out one of them")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from attnscope.studies.texts import Progress as Done
-    from attnscope.studies.texts import Report
+    from attnscope.studies.inputs.texts import Progress as Done
+    from attnscope.studies.inputs.texts import Report
 
 _NUMBERS = re.compile(r"\d+(-\d+)?", re.ASCII)
 _SPAN = re.compile(r"(\d*):(\d*)", re.ASCII)
@@ -91,7 +91,7 @@ def complete_models(incomplete: str) -> list[str]:
 
 def complete_roles(incomplete: str) -> list[str]:
     """For the shell: roles that begin so, each ready for its threshold."""
-    from attnscope.studies.roles import RULES
+    from attnscope.studies.heads.roles import RULES
 
     return [f"{role}=" for role in RULES if role.startswith(incomplete)]
 
@@ -172,7 +172,7 @@ def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from attnscope.views.plain_text import open_console
+    from attnscope.views.tables.plain_text import open_console
 
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=open_console(stderr=True), transient=True) as bar:

@@ -6,7 +6,7 @@ from typing import BinaryIO
 from attnscope.corpus.formats import BadLines, shortened, text_or_ids
 from attnscope.corpus.lines import UnreadableError
 from attnscope.errors import first_line
-from attnscope.records.parquet import arrow
+from attnscope.records.frame.parquet import arrow
 
 _ROWS = 64
 

@@ -26,7 +26,7 @@ from attnscope.corpus.lines import Replay, UnreadableError, decompressed, lines_
 from attnscope.corpus.parquet import read_parquet
 from attnscope.corpus.remote import files_at, is_address, open_address, size_of
 from attnscope.errors import AttnscopeError, amount
-from attnscope.records.parquet import arrow
+from attnscope.records.frame.parquet import arrow
 from attnscope.text import is_blank
 
 

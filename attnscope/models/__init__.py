@@ -22,14 +22,14 @@ from attnscope.models.catalog import (
     weight_files,
     with_adapter,
 )
-from attnscope.models.layouts import OWN_DECODER, Encoder, native_info, supports
 from attnscope.models.model import Batch, Model, ModelInfo, Tokenizer
+from attnscope.models.own.layouts import OWN_DECODER, Encoder, native_info, supports
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from attnscope.models.decoder import OwnDecoder
     from attnscope.models.hf.dispatch import DeviceMap
+    from attnscope.models.own.decoder import OwnDecoder
 
 __all__ = ["Batch", "Model", "ModelInfo", "Source", "Tokenizer", "describe", "load", "open_tokenizer", "resolve"]
 
@@ -79,8 +79,8 @@ def load(
             raise UsageError("a model in memory stays as it is", "move or cast it yourself, and leave out the options")
         if adapter is not None:
             raise UsageError("a model in memory stays as it is", "give peft's PeftModel with the adapter")
-        if sys.modules.get("attnscope.models.decoder"):
-            from attnscope.models.decoder import OwnDecoder, wrap_decoder
+        if sys.modules.get("attnscope.models.own.decoder"):
+            from attnscope.models.own.decoder import OwnDecoder, wrap_decoder
 
             if isinstance(spec, OwnDecoder):
                 return wrap_decoder(spec)
@@ -107,19 +107,19 @@ def load(
     # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
     threading.Thread(target=_hash_quietly, args=(source,), daemon=True).start()
     if engine == "numpy":
-        from attnscope.models.plain import load_plain
+        from attnscope.models.own.plain import load_plain
 
         return load_plain(source, dtype)
     if native and source.folder is None:
-        from attnscope.models.own import load_own
+        from attnscope.models.own.glass_box import load_own
 
         return load_own(source, device=device, dtype=dtype)
     if native and is_own_decoder(source):
-        from attnscope.models.decoder import load_decoder
+        from attnscope.models.own.decoder import load_decoder
 
         return load_decoder(source, device=device, dtype=dtype)
     if native:
-        from attnscope.models.native import load_native
+        from attnscope.models.own.native import load_native
 
         return load_native(source, device=device, dtype=dtype)
     from attnscope.models.hf.loading import load_huggingface
@@ -170,12 +170,12 @@ def describe(
     """
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
     if native and source.folder is None:
-        from attnscope.models.own import OwnTokenizer, own_info
+        from attnscope.models.own.glass_box import OwnTokenizer, own_info
 
         return own_info(source.name), OwnTokenizer()
     if native and is_own_decoder(source) and source.folder is not None:
-        from attnscope.models.checkpoint import Checkpoint
-        from attnscope.models.decoder_config import DecoderConfig, WordTokenizer
+        from attnscope.models.own.checkpoint import Checkpoint
+        from attnscope.models.own.decoder_config import DecoderConfig, WordTokenizer
 
         config = DecoderConfig.of(read_config(source), source.name)
         with ExitStack() as stack:
@@ -184,7 +184,7 @@ def describe(
     tokenizer = open_tokenizer(source) if native else None
     if tokenizer is not None and source.folder is not None:
         info = native_info(source, read_config(source), sha256=verify(source))
-        from attnscope.models.checkpoint import Checkpoint
+        from attnscope.models.own.checkpoint import Checkpoint
 
         with ExitStack() as stack:
             encoder = Encoder.of(read_config(source))

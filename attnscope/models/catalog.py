@@ -19,7 +19,7 @@ from typing import Any
 from attnscope.errors import AttnscopeError, first_line, parse_json
 from attnscope.hub import PATIENCE_S, no_log_of_attempts, require_hub, run_within
 from attnscope.models.hashing import file_sha256
-from attnscope.records.reading import MOST_HEADS
+from attnscope.records.frame.reading import MOST_HEADS
 
 
 @dataclass(frozen=True)

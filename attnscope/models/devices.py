@@ -2,7 +2,7 @@
 
 import torch
 
-from attnscope.core.precision import has_float64
+from attnscope.core.attention.precision import has_float64
 from attnscope.errors import AttnscopeError, first_line
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}

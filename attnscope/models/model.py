@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from attnscope.core.attention import AttentionCall, Kind, Probe
-    from attnscope.core.probes import Place
-    from attnscope.records.pictures import Picture
-    from attnscope.records.sounds import Sound
+    from attnscope.core.attention.probes import Place
+    from attnscope.core.attention.seam import AttentionCall, Kind, Probe
+    from attnscope.records.maps.pictures import Picture
+    from attnscope.records.maps.sounds import Sound
     from attnscope.senses.photos import Photo
     from attnscope.senses.recordings import Recording
 
@@ -213,8 +213,8 @@ class Rerun:
         blocks: "Sequence[nn.Module]",
         alone: "AbstractContextManager[Any] | None" = None,
     ) -> None:
-        from attnscope.core.attention import are_numbers, attend
-        from attnscope.models.tape import Tape
+        from attnscope.core.attention.seam import are_numbers, attend
+        from attnscope.models.inside.tape import Tape
 
         self._forward, self._batch = forward, batch
         self._tape = Tape(blocks, alone)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, first_line
-from attnscope.models.layouts import LAYOUTS, OWN_DECODER, Encoder
+from attnscope.models.own.layouts import LAYOUTS, OWN_DECODER, Encoder
 
 Config = Mapping[str, Any]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from attnscope.records.pair_tables import OneHead
-from attnscope.records.reading import require_places
-from attnscope.records.record import Record
+from attnscope.records.frame.pair_tables import OneHead
+from attnscope.records.frame.reading import require_places
+from attnscope.records.frame.record import Record
 
 PLACES = ("first", "repeated", "first_half", "second_half")
 """By which places in a text a loss is given, as "zero_loss_repeated"; records of older versions have none."""

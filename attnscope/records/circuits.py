@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.codec import ARRAY, OMITTED
-from attnscope.records.pair_tables import OneHead, require_known
-from attnscope.records.record import Record
+from attnscope.records.frame.codec import ARRAY, OMITTED
+from attnscope.records.frame.pair_tables import OneHead, require_known
+from attnscope.records.frame.record import Record
 
 COMPOSITIONS = ("Q", "K", "V")
 """By what a head reads another: its queries, keys or values."""

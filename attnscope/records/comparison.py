@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.codec import build
-from attnscope.records.pair_tables import (
+from attnscope.records.frame.codec import build
+from attnscope.records.frame.pair_tables import (
     Arrangement,
     Floats,
     HeadPlace,
@@ -25,10 +25,10 @@ from attnscope.records.pair_tables import (
     table_facts,
     tables_from,
 )
-from attnscope.records.pictures import Picture, picture_from
-from attnscope.records.reading import require_weights
-from attnscope.records.record import Record
-from attnscope.records.tokens import Tokens, require_whole_tokens
+from attnscope.records.frame.reading import require_weights
+from attnscope.records.frame.record import Record
+from attnscope.records.maps.pictures import Picture, picture_from
+from attnscope.records.maps.tokens import Tokens, require_whole_tokens
 
 _DIVERGENCE = "divergence."
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.circuits import COMPOSITIONS
-from attnscope.records.codec import ARRAY, OMITTED
-from attnscope.records.findings import MeasureFacts, facts_of_measure
-from attnscope.records.reading import require_places
-from attnscope.records.record import Record
+from attnscope.records.frame.codec import ARRAY, OMITTED
+from attnscope.records.frame.reading import require_places
+from attnscope.records.frame.record import Record
+from attnscope.records.heads.findings import MeasureFacts, facts_of_measure
 
 NO_ROLE, TENTATIVE, HAS_ROLE = range(3)
 """What `Timeline.has_role` holds."""

@@ -14,13 +14,13 @@ from attnscope.corpus.frequencies import read_frequencies
 from attnscope.errors import UsageError
 from attnscope.models.model import Batch, Model
 from attnscope.records.circuits import COMPOSITIONS, Answer, CircuitHead, Circuits, Composition, Direction, Score
-from attnscope.studies.provenance import run_of
+from attnscope.studies.inputs.provenance import run_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from attnscope.core.attention import AttentionCall
-    from attnscope.models.stream import Attention, Stream
+    from attnscope.core.attention.seam import AttentionCall
+    from attnscope.models.inside.stream import Attention, Stream
 
 Report = Callable[[int, int], None]
 
@@ -72,7 +72,7 @@ def circuits(model: Model, options: CircuitsOptions | None = None, *, report: Re
     """
     import torch
 
-    from attnscope.models.stream import stream_of
+    from attnscope.models.inside.stream import stream_of
 
     options = options or CircuitsOptions()
     stream = stream_of(model)
@@ -249,7 +249,7 @@ class _Weights:
         return Answer(self.spell(int(self.ends.ids[row])), risen)
 
     def _scores(self, attention: Attention, which: str) -> list[Score]:
-        from attnscope.core.circuits import eigenvalue_scores, random_rows
+        from attnscope.core.questions.circuits import eigenvalue_scores, random_rows
 
         reads = attention.reads("value" if which == "copying" else "key")
         queries = attention.reads("query")
@@ -290,7 +290,7 @@ class _Weights:
         """The first singular directions of left @ right of each head, and the tokens at their ends."""
         import torch
 
-        from attnscope.core.circuits import singular_directions
+        from attnscope.core.questions.circuits import singular_directions
 
         n = min(self.options.directions, right.shape[1])
         found = [singular_directions(a, b, n) for a, b in zip(left, right, strict=True)]
@@ -315,7 +315,7 @@ def composition(model: Model) -> Composition:
     """
     import torch
 
-    from attnscope.models.stream import stream_of
+    from attnscope.models.inside.stream import stream_of
 
     stream = stream_of(model)
     with torch.no_grad():
@@ -338,7 +338,7 @@ def _compose(stream: Stream, d_model: int) -> Composition:
     """Shares of all pairs, and the spreads of what is sent and received."""
     import torch
 
-    from attnscope.core.circuits import receiver, sender, shares, spread
+    from attnscope.core.questions.circuits import receiver, sender, shares, spread
 
     centres = _centres(stream)
     layers = stream.attentions
@@ -411,7 +411,7 @@ class _Places:
                 handle.remove()
 
     def _observe(self, call: AttentionCall) -> Tensor:
-        from attnscope.core.attention import attend, attention_weights
+        from attnscope.core.attention.seam import attend, attention_weights
 
         query, key = call.query.float(), call.key.float()
         repeated = key.repeat_interleave(call.n_heads // key.shape[1], 1)

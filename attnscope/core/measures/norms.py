@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.core.precision import in_float64
+from attnscope.core.attention.precision import in_float64
 
 
 def output_factor(weight: Float[Tensor, "d_model joined"], n_heads: int) -> Float[Tensor, "n_heads d d_value"]:

@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from attnscope.core.attention import AttentionCall
-from attnscope.core.measures.board import N_QUERY_COLUMNS, QUERY
+from attnscope.core.attention.precision import has_float64, sum_dtype
+from attnscope.core.attention.seam import AttentionCall
+from attnscope.core.attention.tiles import Block, blocks
+from attnscope.core.measures.backends.board import N_QUERY_COLUMNS, QUERY
 from attnscope.core.measures.catalogue import REACH
 from attnscope.core.measures.dense import BEYOND_UNIFORM, add_uniform, finish, uniform_likeness
 from attnscope.core.measures.facts import OFF_REST, TextFacts, key_columns
 from attnscope.core.measures.queries import Ground, ground
 from attnscope.core.measures.ranges import Ranges, spread_over
 from attnscope.core.measures.totals import Totals
-from attnscope.core.precision import has_float64, sum_dtype
-from attnscope.core.tiles import Block, blocks
 
 KEPT_NUMBERS = 16_000_000
 """Numbers by query and key that may be kept from layer to layer (64 MB); beyond, they are worked out anew."""

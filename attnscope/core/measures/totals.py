@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.core import mapped_arrays
+from attnscope.core.exact import mapped_arrays
 from attnscope.core.measures.catalogue import MEASURES, OFFSETS, SINK_THRESHOLD, measure_names
 from attnscope.core.measures.families import Keys, Text
 

@@ -23,9 +23,8 @@ from attnscope.models.catalog import Source, holds_gguf, verify, weight_files
 from attnscope.models.devices import place
 from attnscope.models.hashing import file_sha256
 from attnscope.models.hf.adapters import NONE, merge, require_peft
-from attnscope.models.hf.cross_readers import cross_reader
+from attnscope.models.hf.check.examples import accepts
 from attnscope.models.hf.dispatch import DeviceMap, describe_spread, loading_options
-from attnscope.models.hf.examples import accepts
 from attnscope.models.hf.files import head_of, notes_on_extras, notes_on_unsaved, shapes_of
 from attnscope.models.hf.model import HuggingFaceModel, RawModel, assemble
 from attnscope.models.hf.parts import (
@@ -42,9 +41,10 @@ from attnscope.models.hf.parts import (
     text_tower,
     wordless,
 )
-from attnscope.models.hf.patch_places import FAMILIES
-from attnscope.models.hf.processors import open_processor
-from attnscope.models.hf.seeing import (
+from attnscope.models.hf.senses.cross_readers import cross_reader
+from attnscope.models.hf.senses.patch_places import FAMILIES
+from attnscope.models.hf.senses.processors import open_processor
+from attnscope.models.hf.senses.seeing import (
     holds_processor,
     open_feature_extractor,
     open_image_processor,

@@ -13,15 +13,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnscope.core.attention import Kind, Probe
-from attnscope.core.probes import Place
+from attnscope.core.attention.probes import Place
+from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.adapters import NONE, Adapter, unwrap
-from attnscope.models.hf.cross_readers import cross_reader
+from attnscope.models.hf.check.eager import mixes_lengths, run_one_by_one
+from attnscope.models.hf.check.examples import accepts, examples, max_tokens
+from attnscope.models.hf.check.survey import Survey, survey
 from attnscope.models.hf.dispatch import input_device
-from attnscope.models.hf.eager import mixes_lengths, run_one_by_one
-from attnscope.models.hf.examples import accepts, examples, max_tokens
-from attnscope.models.hf.hearing import HuggingFaceEars
 from attnscope.models.hf.network import Network
 from attnscope.models.hf.outputs import blocks_by_layer, can_resume, skipped_calls
 from attnscope.models.hf.parts import (
@@ -37,14 +36,15 @@ from attnscope.models.hf.parts import (
     wordless,
 )
 from attnscope.models.hf.seam import one_at_a_time
-from attnscope.models.hf.seeing import HuggingFaceEyes
-from attnscope.models.hf.survey import Survey, survey
+from attnscope.models.hf.senses.cross_readers import cross_reader
+from attnscope.models.hf.senses.hearing import HuggingFaceEars
+from attnscope.models.hf.senses.seeing import HuggingFaceEyes
+from attnscope.models.hf.senses.vision_language import InterleavedReader, VisionLanguageReader
+from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
-from attnscope.models.hf.vision_language import InterleavedReader, VisionLanguageReader
 from attnscope.models.hf.weights import head_slices, output_projections
-from attnscope.models.hf.writing import HuggingFaceWriter
+from attnscope.models.inside.tape import blocks_of
 from attnscope.models.model import Batch, Loss, ModelInfo, Outputs, Rerun, ShownModel, Slice
-from attnscope.models.tape import blocks_of
 
 
 @dataclass(frozen=True, eq=False)

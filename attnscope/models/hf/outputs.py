@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from attnscope.core.attention import AttentionCall, Kind, Probe, attend
-from attnscope.core.probes import Gate, Place
+from attnscope.core.attention.probes import Gate, Place
+from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.check import hidden_states, tolerance
-from attnscope.models.hf.examples import standing_arguments
+from attnscope.models.hf.check.compare import hidden_states, tolerance
+from attnscope.models.hf.check.examples import standing_arguments
 from attnscope.models.hf.seam import Plan, perform
+from attnscope.models.inside.projections import hooks
+from attnscope.models.inside.tape import blocks_of
 from attnscope.models.model import Loss, Outputs, Rerun
-from attnscope.models.projections import hooks
-from attnscope.models.tape import blocks_of
 
 _LOSSES: tuple[tuple[Loss, dict[str, Any]], ...] = (
     ("masked", modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),

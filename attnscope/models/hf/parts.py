@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from attnscope.errors import AttnscopeError, catch_panics, first_line, is_out_of_memory
-from attnscope.models.hf.examples import accepts
+from attnscope.models.hf.check.examples import accepts
 from attnscope.models.hf.tokenizer import WordlessTokenizer
 
 

@@ -37,9 +37,9 @@ from transformers.masking_utils import (
     sliding_window_overlay,
 )
 
-from attnscope.core.attention import AttentionCall, Probe, attend, attend_with_weights
-from attnscope.core.precision import without_autocast
-from attnscope.core.probes import Place
+from attnscope.core.attention.precision import without_autocast
+from attnscope.core.attention.probes import Place
+from attnscope.core.attention.seam import AttentionCall, Probe, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.state import restore_state
 

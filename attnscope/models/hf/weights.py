@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnscope.core.attention import AttentionCall, attend
-from attnscope.core.probes import Place
+from attnscope.core.attention.probes import Place
+from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
+from attnscope.models.hf.check.examples import examples
+from attnscope.models.hf.check.survey import Survey
 from attnscope.models.hf.dispatch import find_weight
-from attnscope.models.hf.examples import examples
 from attnscope.models.hf.seam import one_at_a_time, perform
-from attnscope.models.hf.survey import Survey
+from attnscope.models.inside.projections import ROLES, OutputWatch, Role, hooks, is_transposed, linear_maps
 from attnscope.models.model import Slice
-from attnscope.models.projections import ROLES, OutputWatch, Role, hooks, is_transposed, linear_maps
 
 
 @dataclass(eq=False)

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records import codec
-from attnscope.records.atlas import Atlas, Example
-from attnscope.records.findings import Findings
-from attnscope.records.planes import SIDES
-from attnscope.records.storage import plain
+from attnscope.records.atlas.planes import SIDES
+from attnscope.records.atlas.record import Atlas, Example
+from attnscope.records.frame import codec
+from attnscope.records.frame.storage import plain
+from attnscope.records.heads.findings import Findings
 from attnscope.views.page.document import Page, page_of
 
 N_NEAR = 12

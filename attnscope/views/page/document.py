@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
-from attnscope.records.findings import Findings
-from attnscope.records.record import Record
-from attnscope.records.storage import PAGE_MARK, finite, plain, write_folder
+from attnscope.records.frame.record import Record
+from attnscope.records.frame.storage import PAGE_MARK, finite, plain, write_folder
+from attnscope.records.heads.findings import Findings
 from attnscope.version import VERSION
-from attnscope.views.heads_summary import MARKS, MORE_COLORS, label, marks_of, printable
+from attnscope.views.heads.summary import MARKS, MORE_COLORS, label, marks_of, printable
 from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, most_pieces, pack
 from attnscope.views.page.photos import pack_photos, with_ordinary_patches
 

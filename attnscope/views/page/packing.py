@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.records import Tokens
-from attnscope.records.maps import LEAST_LEFT
+from attnscope.records.maps.heatmap import LEAST_LEFT
 
 STEP = 1 / 1112
 """What a code is worth for a word of one piece. Half of it is 0.00045, and 1 is a whole number of steps."""

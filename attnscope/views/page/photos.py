@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from attnscope.records import AttentionMap, Heatmap
-from attnscope.records.pictures import Picture
-from attnscope.views.heads_summary import printable
+from attnscope.records.maps.pictures import Picture
+from attnscope.views.heads.summary import printable
 
 MOST_SIDE = 768
 """Pixels of the longer side of an embedded photo, at most: what the page has room for."""

@@ -1,0 +1,94 @@
+"""`attnscope batch`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnscope.cli import groups, options
+from attnscope.errors import AttnscopeError, amount, one_line
+
+if TYPE_CHECKING:
+    from attnscope.records.batches import Batch
+
+
+@groups.command(
+    omit=("text", "file", "pair", "target", "out"),
+    query="Also show what these tokens attend to, in the texts that have them.",
+    formats=groups.Changed("Several of png, svg, pdf, npz, json.", default="png"),
+    scale=groups.Changed(default="fixed"),
+    workers="Workers that draw, each with its own model.  [default: one a core, as memory allows]",
+)
+def batch(
+    *,
+    files: Annotated[
+        list[str],
+        "Files, patterns or addresses: txt, jsonl, csv, also .gz and .zst; `-` draws lines of stdin as they come.",
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write to, or to go on in."), "Output"],
+    texts: groups.Texts,
+    reading: groups.Reading,
+    model: groups.Model = "minilm",
+    which: groups.Heads,
+    tokens: groups.Tokens,
+    where: groups.Where,
+    drawing: groups.Drawing,
+    running: groups.Running,
+    force: Annotated[bool, "Draw again what is done already."] = False,
+    replace: groups.Replace = False,
+    loading: groups.Loading,
+    printing: groups.Printing,
+) -> None:
+    """Draw every text of a file as `heatmap` draws one, with a manifest and an index.html of all.
+
+    The same command goes on where it was stopped, and draws nothing twice.
+
+    - `attnscope batch sample_texts/sentences.txt -o figures`
+    - `attnscope batch 'corpus/*.jsonl.gz' -o figures -L 3-5 --format svg --workers 2`
+    """
+    from attnscope.output import read_names
+    from attnscope.records.frame.kinds import KINDS
+    from attnscope.studies.batch.study import batch as draw
+    from attnscope.studies.batch.worker import BatchOptions
+
+    choice = which.choice()
+    formats = read_names(where.formats or "", KINDS["attnscope.heatmap"].formats, "format")
+    how = BatchOptions(
+        choice.layers, choice.heads, choice.pick, formats, drawing.style(),
+        tokens.query, tokens.words, tokens.hide_special, reading.chat, reading.generate, running.workers,
+        1 if running.threads is None else running.threads, force, loading.options(),
+        running.executor, running.ray_address, replace,  # type: ignore[arg-type]  # Workers refuse others
+    )  # fmt: skip
+    with options.progress(printing.quiet) as report:
+        result = draw(model, texts.wanted(files).corpus(), out, how, report)
+    print_batch(result, out, printing.json, printing.quiet, drawing.font)
+    fail_if_not_whole(result)
+
+
+def print_batch(result: "Batch", out: Path, json: bool, quiet: bool, font: str | None = None) -> None:
+    """The result on stdout: one JSON document, else the paths of the index and the manifest, which name the others."""
+    from attnscope.output import note_fonts, print_document, say
+
+    before = len(result.drawn) - result.n_fresh
+    say([f"{before:,} of {amount(result.n_texts, 'text')} were drawn before"] if before else [], quiet)
+    drawn = [name for one in result.drawn for name in one.files]
+    say(note_fonts((text for one in result.drawn for text in (one.text, *one.tokens)), drawn, font), quiet)
+    print_document(result.as_json, [out / "index.html", out / "manifest.jsonl"], json)
+
+
+def fail_if_not_whole(result: "Batch") -> None:
+    """Ends with exit status 1 where texts failed, 130 where it was interrupted; all the rest is drawn by then."""
+    for failure in result.failed:
+        print("failed: " + one_line(str(failure)), file=sys.stderr)
+    if not result.complete:
+        done = len(result.drawn)
+        print(
+            f"note: {done:,} of {amount(result.n_texts, 'text')} are drawn; the same command goes on", file=sys.stderr
+        )
+        raise KeyboardInterrupt
+    if result.failed:
+        raise AttnscopeError(
+            f"{amount(len(result.failed), 'text')} could not be read or drawn",
+            "all others are drawn" if result.drawn else "",
+        )

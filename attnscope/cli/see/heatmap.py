@@ -1,0 +1,112 @@
+"""`attnscope heatmap`."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from attnscope.cli import groups, options
+
+if TYPE_CHECKING:
+    from attnscope.studies.inputs.reading import Given
+
+
+@groups.command(
+    out="The folder to write to.  [default: attnscope-out/MODEL-TEXT-HASH]",
+    formats="Several of png, svg, pdf (figures), npz, json (data), text (in the terminal).  [default: png,npz]",
+    scale="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
+    "[default: fixed; head for pictures and sound]",
+)
+def heatmap(
+    *,
+    one: groups.OneText,
+    image: Annotated[
+        list[Path] | None,
+        "A photo: attention is laid over it. Alone, of vision transformers: --query is then CLS, REG0, a patch as "
+        "ROW,COLUMN, or mean (over all patches). With TEXT, of models that read both: --query is then a word, "
+        "--generate lets the model answer; may be given several times.",
+        "Text",
+    ] = None,
+    audio: Annotated[
+        Path | None,
+        "A WAV file: what Whisper attends to as it writes TEXT, its transcript (default: what the model "
+        "itself writes); or wav2vec 2.0 and other encoders over time.",
+        "Text",
+    ] = None,
+    times: Annotated[
+        bool,
+        "Say when each word of a recording is spoken, by the heads that the model's files name, or --pick.",
+        "Text",
+    ] = False,
+    reading: groups.Reading,
+    model: groups.Model = "minilm",
+    which: groups.Heads,
+    tokens: groups.Tokens,
+    pooled: Annotated[
+        int | None,
+        "Pool long texts to at most so many rows and columns of cells, 8 to 1024; 0: never.  "
+        "[default: 256 for more than 400 tokens]",
+        "Drawing",
+    ] = None,
+    pool: Annotated[
+        str, "What a pooled cell shows: mean (mass per query) or max (largest weight).", "Drawing"
+    ] = "mean",
+    rows: Annotated[str | None, "Only these queries, exactly, such as 1000:1064.", "Drawing"] = None,
+    cols: Annotated[str | None, "Only these keys, exactly, such as 0:64.", "Drawing"] = None,
+    where: groups.Where,
+    replace: groups.Replace = False,
+    drawing: groups.Drawing,
+    loading: groups.Loading,
+    printing: groups.Printing,
+) -> None:
+    """Draw what every head attends to on a text.
+
+    Writes an overview of all layers and heads and a figure a layer, and prints their paths.
+
+    - `attnscope heatmap "The animal didn't cross the street because it was too tired."`
+    - `attnscope heatmap "…" --pick L3H1 --query it --format png,pdf,npz`
+    - `attnscope heatmap --file text.txt -L 0-2 --words --hide-special`
+    - `attnscope heatmap --file book.txt --pick L3H1 --rows 1000:1064 --cols 0:64`
+    - `attnscope heatmap --image photo.jpg -m ./dinov2-small --query 3,5`
+    - `attnscope heatmap --image photo.jpg "What is on the table?" -m ./smolvlm --generate 20`
+    - `attnscope heatmap --audio speech.wav -m ./whisper-tiny "What is said in it." --times`
+    """
+    from attnscope.output import HOME
+    from attnscope.studies.inputs.choice import Cut
+    from attnscope.studies.maps.order import MapOrder, home_of, study
+
+    shown = {"query": tokens.query, **drawing.options()}
+    output = where.plan("heatmap", printing, has_folder=True, replace=replace, **shown)
+    cut = Cut(options.span_from("--rows", rows), options.span_from("--cols", cols))
+    order = MapOrder(which.choice(), **vars(tokens), cut=cut, pooled=pooled, pool=pool, times=times)
+    given, load = _given(one, reading, image, audio), loading.options()
+    with output.draw_ahead() as drawn_ahead:
+        expect = None if image or audio else drawn_ahead.expect
+        record = study(model, given, order, load, expect)
+        output.deliver(record, HOME / home_of(record, order, output.style(record)), drawn_ahead.draw)
+
+
+def _given(one: groups.OneText, reading: groups.Reading, image: list[Path] | None, audio: Path | None) -> "Given":
+    """What the model is to read; files are read before it takes its time.
+
+    Raises:
+        AttnscopeError: There is none, or a file cannot be read.
+        UsageError: There is more than one, or an option that it has no use for.
+    """
+    from attnscope.errors import UsageError
+    from attnscope.senses.photos import read_photo
+    from attnscope.senses.recordings import read_recording
+    from attnscope.studies.inputs.reading import Speech, View
+
+    if image and (one.given or reading.generate):
+        options.refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=audio)
+        text = one.read(may_be_blank=True) if one.given else ""
+        return View(tuple(map(read_photo, image)), text, reading.generate)
+    if image:
+        options.refuse_beside("--image", one, reading, audio=audio)
+        if len(image) > 1:
+            raise UsageError("several pictures are shown among words", "give one --image, or a TEXT too")
+        return read_photo(image[0])
+    if audio is not None:
+        options.refuse_beside("--audio", reading)
+        return Speech(read_recording(audio), one.read() if one.given else None)
+    return reading.prompt(one.read())

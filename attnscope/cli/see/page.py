@@ -1,0 +1,77 @@
+"""`attnscope page`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnscope.cli import groups, options
+
+
+@groups.command(
+    omit=("text", "query", "cmap", "width", "dpi", "font_size", "no_title", "font", "formats"),
+    split=groups.Changed(default="file"),
+    pick="Single heads, such as L3H1,L5H11.",
+    words="Open with word pieces merged.",
+    hide_special="Open with special tokens hidden, in decoders also the first one.",
+    scale="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
+    "[default: fixed; head for pictures and sound]",
+    out="The file to write; `-` is stdout.  [default: attnscope-out/MODEL-TEXT-HASH.html]",
+)
+def page(
+    *,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; `-` reads one from stdin.")
+    ] = None,
+    several: groups.Texts,
+    image: Annotated[
+        list[Path] | None,
+        "A photo to look into: with TEXT, of models that read both, where in it each word looks; alone, of vision "
+        "transformers, what each patch attends to. May be given several times.",
+        "Text",
+    ] = None,
+    record: Annotated[
+        list[Path] | None,
+        "Show a saved record (weights.npz, or its folder); may be given several times.",
+    ] = None,
+    heads_record: Annotated[
+        Path | None,
+        "What `attnscope heads` saved (heads.npz): names the heads' roles; an atlas (atlas.npz) is shown beside.",
+    ] = None,
+    reading: groups.Reading,
+    model: groups.Model = "minilm",
+    which: groups.Heads,
+    tokens: groups.Tokens,
+    drawing: groups.Drawing,
+    where: groups.Where,
+    loading: groups.Loading,
+    printing: groups.Printing,
+) -> None:
+    """Write one HTML file to look into all heads with: no server, no network, nothing to install.
+
+    - `attnscope page "The animal didn't cross the street because it was too tired." -o page.html`
+    - `attnscope page "It was too tired." "It was too wide." --heads-record out/heads.npz`
+    - `attnscope page --record weights.npz`
+    - `attnscope page --image photo.jpg "What is on the table?" -m ./smolvlm --generate 20`
+    """
+    from attnscope.output import print_document, say
+    from attnscope.studies.maps.page import PageWanted, write_page
+
+    options.refuse_file_names(*(texts or ()))
+    if str(where.out) == "-":
+        options.refuse_beside("-o -", json=printing.json)
+    if image:
+        asked = bool(texts or several.file or reading.generate)
+        unused = dataclasses.replace(reading, generate=0) if asked else reading
+        options.refuse_beside("--image", unused)
+    wanted = PageWanted(
+        texts=tuple(texts or ()), files=tuple(several.file or ()), split=several.split, field=several.field,
+        images=tuple(image or ()), records=tuple(record or ()), heads_record=heads_record, choice=which.choice(),
+        out=where.out, words=tokens.words, hide_special=tokens.hide_special, scale=drawing.scale, **vars(reading),
+    )  # fmt: skip
+    with options.progress(printing.quiet) as report:
+        written = write_page(model, wanted, loading.options(), report)
+    say(written.notes, printing.quiet)
+    if printing.json or not written.is_stream:
+        print_document(written.as_json, [written.path], printing.json)

@@ -1,0 +1,57 @@
+"""`attnscope rollout`."""
+
+from typing import Annotated
+
+import typer
+
+from attnscope.cli import groups, options
+
+
+@groups.command(
+    omit=("words", "hide_special"),
+    formats="Several of png, svg, pdf, npz, json.  [default: npz,png]",
+    scale="What the darkest colour means: 1 (fixed), each map's largest (head), the figure's (figure).  "
+    "[default: figure; head for pictures]",
+)
+def rollout(
+    *,
+    one: groups.OneText,
+    image: groups.Image = None,
+    model: groups.Model = "minilm",
+    tokens: groups.Tokens,
+    residual: Annotated[
+        float, typer.Option(min=0, max=1, help="The share of the identity in each layer, for the residual connection.")
+    ] = 0.5,
+    flow: Annotated[
+        bool | None,
+        typer.Option("--flow/--no-flow", help="Find the flow.  [default: if it takes a minute at most]"),
+    ] = None,
+    where: groups.Where,
+    drawing: groups.Drawing,
+    loading: groups.Loading,
+    printing: groups.Printing,
+) -> None:
+    """How much of each input token is left in a place after several layers: attention rollout and attention flow.
+
+    By attention alone, heads averaged, as Abnar & Zuidema 2020 define both.
+
+    - `attnscope rollout "The animal didn't cross the street because it was too tired." --query it`
+    - `attnscope rollout "…" -o out --format npz,pdf`
+    - `attnscope rollout --image photo.jpg -m ./dinov2-small -o out`
+    """
+    from attnscope.senses.photos import read_photo
+    from attnscope.studies.inputs.reading import Prompt
+    from attnscope.studies.maps.rollout import picture_rollout
+    from attnscope.studies.maps.rollout import rollout as study
+
+    output = where.plan("rollout", printing, query=tokens.query, **drawing.options())
+    load = loading.options()
+    if image is not None:
+        options.refuse_beside("--image", one, flow=flow)
+        photo = read_photo(image)  # before the model takes its time
+        return output.deliver(picture_rollout(load.load(model), photo, residual=residual))
+    given = one.read()
+    loaded = load.load_to_look(model, [Prompt(given)])
+    with options.progress_of_steps(printing.quiet, "flow") as report:
+        found = study(loaded, given, residual=residual, query=tokens.query, flow=flow, report=report)
+    return output.deliver(found)

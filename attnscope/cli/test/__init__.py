@@ -1,0 +1,1 @@
+"""Commands that change the model and measure what that does."""

@@ -1,0 +1,65 @@
+"""`attnscope prune`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from attnscope.cli import groups, options
+
+if TYPE_CHECKING:
+    from attnscope.studies.ablation.pruning import Pruned
+
+
+@groups.command(
+    omit=("layers", "heads", "formats", "adapter", "engine"),
+    text="A text to measure the change on; `-` reads stdin.  "
+    "[default: The animal didn't cross the street because it was too tired.]",
+    pick="The heads to prune, such as L3H1,L5H11.",
+    out="The folder to write; a new one.",
+)
+def prune(
+    *,
+    which: groups.Heads,
+    kind: groups.Kind = None,
+    model: groups.Model = "minilm",
+    texts: groups.Texts,
+    target: Annotated[
+        str | None, "What an encoder-decoder is to write.  [default: its own answer to each text]", "Text"
+    ] = None,
+    where: groups.Where,
+    loading: groups.Loading,
+    printing: groups.Printing,
+) -> None:
+    """Write a model without some heads, as a folder that transformers loads.
+
+    Their rows of W_Q, W_K and W_V and their slice of W_O are zero, everything else is as it was. Where queries are
+    grouped, W_K and W_V of a group only if all its heads go. What is written is compared with the model whose heads
+    are gated.
+
+    - `attnscope prune --pick L3H1,L5H11 -o minilm-pruned`
+    """
+    from attnscope.errors import UsageError
+    from attnscope.output import print_document, say
+    from attnscope.studies.ablation.pruning import PruneOrder, prune
+    from attnscope.unfinished import fail_if_not_whole
+
+    if where.out is None:
+        raise UsageError("there is no folder to write", "name a new one with --out")
+    wanted = texts.wanted()
+    order = PruneOrder(which.choice().pick, where.out, kind, wanted if wanted.given else None, target)
+    with options.progress(printing.quiet) as report:
+        pruned = prune(model, order, loading.options(engine="hf"), report)
+    run = pruned.effect.run
+    say(run.get("notes", ()), printing.quiet)
+    if not printing.json:
+        show(pruned)
+    print_document(pruned.as_json, [pruned.folder], printing.json)
+    fail_if_not_whole(pruned.effect.corpus, run)
+
+
+def show(pruned: "Pruned") -> None:
+    """Prints what pruning changes."""
+    from attnscope.views.ablation.terminal import show as show_effect
+    from attnscope.views.tables.plain_text import open_console
+
+    show_effect(pruned.effect, open_console())
+    zeroed = ", ".join(f"{n:,} of {role}" for role, n in pruned.zeroed.items())
+    print(f"set to zero: {zeroed}; largest difference of its outputs from the gated model's: {pruned.difference:.1g}")

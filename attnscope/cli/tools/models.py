@@ -1,0 +1,82 @@
+"""`attnscope models` and `attnscope info`."""
+
+from typing import Annotated
+
+import typer
+
+from attnscope.cli import groups, options
+
+
+@groups.command()
+def models(printing: groups.Printing) -> None:
+    """List the models that can be named, and whether they are on this machine."""
+    from attnscope.models.catalog import list_models
+
+    entries = list_models()
+    if printing.json:
+        from attnscope.output import print_json
+
+        listed = [
+            {"name": e.name, "state": e.state, "what": e.what, "folder": e.folder and str(e.folder)} for e in entries
+        ]
+        print_json({"schema": "attnscope.models/1", "models": listed})
+        return
+    from rich.table import Table
+
+    from attnscope.views.tables.plain_text import open_console
+
+    table = Table("model", "state", "what", box=None, pad_edge=False, header_style="dim")
+    for entry in entries:
+        table.add_row(entry.name, entry.state, entry.what)
+    open_console().print(table)
+    if not printing.quiet:
+        print("Any folder with a Hugging Face model, and any Hub id such as org/name, is a model too.")
+
+
+@groups.command(omit=("device", "dtype", "device_map", "no_check"))
+def info(
+    *,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A known name, a folder, or a Hub id.  [default: minilm]",
+            autocompletion=options.complete_models,
+            show_default=False,
+        ),
+    ] = None,
+    model_too: groups.ModelToo = None,
+    loading: groups.Loading,
+    printing: groups.Printing,
+) -> None:
+    """Say what a model is: layers, heads, engine, limit, tokenizer, parameters."""
+    from attnscope.models import describe
+    from attnscope.studies.running.backend import tell_backend
+
+    load = loading.options()
+    about, tokenizer = describe(
+        options.one_model(model, model_too) or "minilm", engine=load.engine, allow_pickle=load.allow_pickle,
+        trust_remote_code=load.trust_remote_code, adapter=load.adapter,
+    )  # fmt: skip
+    backend = tell_backend(about)
+    if printing.json:
+        from attnscope.output import print_json
+
+        print_json({"schema": "attnscope.info/1", **about.as_json(), "tokenizer": tokenizer.name, "backend": backend})
+        return
+    _print_lines([*about.lines(tokenizer.name), ("back end", backend)])
+
+
+def _print_lines(lines: list[tuple[str, str]]) -> None:
+    """A table of names and values; the hash below, on a line of its own."""
+    from rich.table import Table
+
+    from attnscope.views.tables.plain_text import open_console
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in lines:
+        if name != "sha256":
+            table.add_row(name, value)
+    open_console().print(table)
+    print(f"sha256 {dict(lines)['sha256']}")

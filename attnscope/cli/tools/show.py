@@ -1,0 +1,73 @@
+"""`attnscope show`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnscope.cli import groups, options
+from attnscope.errors import AttnscopeError, first_line
+
+
+@groups.command(
+    out="Draw its figures into this folder.",
+    formats="Several of png, svg, pdf, npz, json, csv, parquet, text.  "
+    "[default: png with -o, of a trace npz and json; else text]",
+    scale="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
+    "[default: fixed; figure for rollout, head for pictures and sound]",
+    cmap=groups.Changed(default=None),
+)
+def show(
+    *,
+    record: Annotated[
+        Path, typer.Argument(help="A record that attnscope saved, such as weights.npz or heads.npz, or its folder.")
+    ],
+    where: groups.Where,
+    tokens: groups.Tokens,
+    which: groups.Heads,
+    drawing: groups.Drawing,
+    listing: groups.Listing,
+    measures: Annotated[
+        str | None,
+        typer.Option(
+            help="Of heads: also print these measures, such as entropy_nats,positional; all: every one. Figures then "
+            "show these alone at large.",
+            autocompletion=options.complete_measures,
+        ),
+    ] = None,
+    beside: groups.With = None,
+    folder: groups.Folder = False,
+    printing: groups.Printing,
+) -> None:
+    """Draw a saved record again, without its model: in the terminal, or with -o as files.
+
+    - `attnscope show heads.npz --pick L3H1`
+    - `attnscope show weights.npz -L 3 --words --hide-special`
+    - `attnscope show weights.npz --query it -o figures -f pdf`
+    """
+    import numpy as np
+
+    from attnscope import output
+    from attnscope.records.atlas.evidence import load_with
+    from attnscope.records.heads.findings import Findings
+    from attnscope.records.heads.query import choose
+
+    loaded = load_with(record, beside or ())
+    shown = {**drawing.options(), **vars(which.choice()), **listing.shown(), "measures": measures}
+    shown |= {"query": tokens.query, "words": tokens.words or None, "hide_special": tokens.hide_special or None}
+    shown |= {"folder": folder or None}
+    if listing.only is not None and isinstance(loaded, Findings):
+        choose(loaded, listing.only)  # before figures are drawn
+    try:
+        # Values that no model computed may overflow as they are drawn: NumPy's warnings tell a user nothing.
+        with np.errstate(all="ignore"):
+            output.show(loaded, **vars(where), **vars(printing), **shown)
+    except (AttnscopeError, OSError, MemoryError):
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+        # It was whole by its class, but what it says cannot be drawn.
+        if os.environ.get("ATTNSCOPE_TRACEBACK"):
+            raise
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise AttnscopeError(f"{record} is damaged: what it says cannot be shown ({reason})") from None

@@ -1,0 +1,1 @@
+"""The seam, its probes, and attention in tiles."""

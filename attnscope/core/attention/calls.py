@@ -1,0 +1,145 @@
+"""Attention kept as calls, not as maps: what weights of several layers follow from, a few queries at a time. Ours."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attnscope.core.attention.probes import OfChosen
+from attnscope.core.attention.seam import AttentionCall, allowed, attend, select_heads
+from attnscope.core.attention.tiles import LEAST_QUERIES, blocks, tiles
+
+
+class Calls(OfChosen[AttentionCall]):
+    """A probe that keeps the calls without their values, in memory linear in queries and keys.
+
+    Attributes:
+        maps: Kind -> layer -> the call, detached, its values of width 0. Kinds and layers in the order in which they
+            came.
+    """
+
+    _attend = staticmethod(attend)
+
+    def _keep(self, chosen: AttentionCall) -> AttentionCall:
+        query, key = chosen.query.detach(), chosen.key.detach()
+        return replace(chosen, query=query, key=key, value=key[..., :0], dropout_p=0.0)
+
+
+def select_text(call: AttentionCall, text: int, n_queries: int, n_keys: int) -> AttentionCall:
+    """The attention of one text of a padded batch, its padding cut off; padding is at the end.
+
+    Args:
+        call: The attention of the batch.
+        text: Which text.
+        n_queries: How many of its queries are real.
+        n_keys: How many of its keys are.
+    """
+
+    def cut(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        tensor = tensor[(None,) * (4 - tensor.ndim)]
+        tensor = tensor[text : text + 1] if tensor.shape[0] > 1 else tensor
+        rows = slice(n_queries if tensor.shape[2] > 1 else 1)
+        return tensor[:, :, rows, : n_keys if tensor.shape[3] > 1 else 1]
+
+    one = slice(text, text + 1)
+    return replace(
+        call,
+        query=call.query[one, :, :n_queries],
+        key=call.key[one, :, :n_keys],
+        value=call.value[one, :, :n_keys],
+        mask=cut(call.mask),
+        bias=cut(call.bias),
+    )
+
+
+def iterate_rows(calls: Sequence[AttentionCall], elements: int) -> Iterator[tuple[slice, Tensor]]:
+    """The weights of several layers on one text, some queries after the others, those of all layers at once.
+
+    Args:
+        calls: The layers, over the same queries and keys, of one text.
+        elements: About how many weights are held at once.
+
+    Yields:
+        Which queries, and their weights, (head of all layers, query, key), as `core.attention.attention_weights`
+        defines them.
+
+    Raises:
+        ValueError: The calls are of several texts, or of other queries and keys than the first.
+    """
+    shapes = {(len(call.query), call.query.shape[2], call.key.shape[2]) for call in calls}
+    if len(shapes) != 1 or next(iter(shapes))[0] != 1:
+        raise ValueError(f"calls are of one text, over the same queries and keys; got (text, query, key) {shapes}")
+    _, n_queries, n_keys = shapes.pop()
+    n_heads = sum(call.n_heads for call in calls)
+    n_rows = min(n_queries, max(LEAST_QUERIES, elements // max(1, n_heads * n_keys)))
+    # The same number of queries for every layer, whatever its number of heads.
+    walks = [tiles(call, blocks(call, n_rows * call.n_heads * n_keys)) for call in calls]
+    for parts in zip(*walks, strict=True):
+        queries = parts[0].block.queries
+        rows = parts[0].weights.new_zeros(n_heads, queries.stop - queries.start, n_keys)
+        first = 0
+        for part in parts:
+            if part.block.queries != queries:
+                raise ValueError("layers were cut at different queries")
+            weights = part.weights[0]
+            rows[first : first + len(weights), :, part.block.keys] = weights
+            first += len(weights)
+        yield queries, rows
+
+
+def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | str:
+    """The attention of one head whose queries and keys are those of several heads laid side by side.
+
+        scores = scale / √n · Σ_h q_h · k_h  for n heads: with scale = 1 / √d_head, divided by the root of n · d_head
+
+    Of all heads of a layer it is what a single head of full width would compute from the same projections; it is not
+    the mean of the heads. A soft cap, and masks and position biases that all heads share, stay.
+
+    Args:
+        heads: Each head as the attention that it is part of, and its number in it.
+
+    Returns:
+        An attention with one head, without values; or, where there is no such head, why: heads with sinks, or with
+        masks, biases, scales or soft caps of their own.
+
+    Source:
+        Vaswani et al. 2017, section 3.2.2, compares several heads with a single one of full width; the rule is ours.
+    """
+    apart = [select_heads(call, [head]) for call, head in heads]
+    first, queries, keys = apart[0], [one.query for one in apart], [one.key for one in apart]
+    for one in apart:
+        if one.query.shape[:3] != first.query.shape[:3] or one.key.shape[2] != first.key.shape[2]:
+            return "the heads are over different texts"
+        if one.sinks is not None:
+            return "a sink belongs to one head, and there is none for several"
+        if (one.scale, one.softcap) != (first.scale, first.softcap):
+            return "the heads scale or cap their scores differently"
+        if not _alike(one.bias, first.bias):
+            return "the heads have position biases of their own, and there is none for several"
+    whole = heads[0][0]
+    if all(call is whole for call, _ in heads) and (whole.mask is None or whole.mask.shape[-3:-2] in ((), (1,))):
+        apart = apart[:1]  # of one attention whose heads share a mask: it is not written out for each
+    masks = [allowed(one) for one in apart]
+    if not all(_alike(mask, masks[0]) for mask in masks):
+        return "the heads may attend to different keys"
+    key = torch.cat(keys, -1)
+    return replace(
+        first,
+        query=torch.cat(queries, -1),
+        key=key,
+        value=key[..., :0],
+        scale=first.scale / math.sqrt(len(heads)),
+        mask=masks[0],
+        is_causal=False,
+    )
+
+
+def _alike(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two tensors that broadcast to scores hold the same numbers, or neither is there."""
+    if a is None or b is None:
+        return a is b
+    return bool((a == b).all())

@@ -1,0 +1,289 @@
+"""MultiHeadAttention: the project's own module, with every projection and the seam in plain sight.
+
+It projects, splits into heads, hands an AttentionCall to the seam, joins the heads and projects again. It knows
+nothing of positions, residuals or norms, and nothing of how attention itself is computed (core.attention).
+
+Source:
+    Vaswani et al. 2017, section 3.2.2.
+"""
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.core.attention.seam import (
+    AttentionCall,
+    Kind,
+    Probe,
+    attend,
+    attend_with_weights,
+    attention_weights,
+    check_mask_is_boolean,
+)
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention with separate projections.
+
+        head_h = softmax(scale * Q_h K_hᵀ) V_h,  Q = query W_Qᵀ + b_Q,  K = key W_Kᵀ + b_K,  V = value W_Vᵀ + b_V
+        output = [head_0 | … | head_(H-1)] W_Oᵀ + b_O,  scale = 1 / sqrt(d_head),  d_head = embed_dim / num_heads
+
+    Head h takes columns h * d_head up to (h + 1) * d_head of Q, K and V.
+
+    MASKS: True = MAY ATTEND, in both masks, as in torch's scaled_dot_product_attention. **torch.nn.MultiheadAttention
+    means the OPPOSITE** (True = hidden, True = padding): invert its masks with `~` before handing them over. A query
+    that may attend to nothing gets weights of zero (not NaN) and the output projection's bias.
+
+    Unlike torch.nn.MultiheadAttention, the batch comes first, weights are per head (never averaged) and before
+    dropout.
+
+    Args:
+        embed_dim: Width of queries and output; a multiple of num_heads.
+        num_heads: How many heads.
+        bias: Whether the four projections add a bias.
+        dropout: Probability with which single weights are dropped in training.
+        kdim: Width of the keys given; None = embed_dim.
+        vdim: Width of the values given; None = embed_dim.
+        identity: No projections at all: heads take column slices of what is given, joined they are the output. To
+            follow the arithmetic by hand.
+        layer: Number of the layer, which probes see.
+        kind: Kind of attention, which probes see.
+        device: Where the parameters live.
+        dtype: Their precision.
+
+    Attributes:
+        q_proj: From queries to heads; with identity: nothing. Likewise k_proj and v_proj.
+        out_proj: From joined heads to output; with identity: nothing.
+
+    Raises:
+        ValueError: embed_dim is no multiple of num_heads, a number makes no sense, or identity with kdim or vdim.
+
+    Source:
+        Vaswani et al. 2017, section 3.2.2.
+    """
+
+    q_proj: nn.Module
+    k_proj: nn.Module
+    v_proj: nn.Module
+    out_proj: nn.Module
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        identity: bool = False,
+        layer: int = 0,
+        kind: Kind = "encoder",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        kdim = embed_dim if kdim is None else kdim
+        vdim = embed_dim if vdim is None else vdim
+        if min(embed_dim, num_heads, kdim, vdim) < 1:
+            raise ValueError(
+                f"embed_dim, num_heads, kdim and vdim must be at least 1; got {embed_dim}, {num_heads}, {kdim}, {vdim}"
+            )
+        if embed_dim % num_heads:
+            raise ValueError(f"embed_dim {embed_dim} is not divisible by num_heads {num_heads}")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout is a probability; got {dropout}")
+        if identity and (kdim, vdim) != (embed_dim, embed_dim):
+            raise ValueError(f"without projections kdim {kdim} and vdim {vdim} must both equal embed_dim {embed_dim}")
+        self.embed_dim, self.num_heads, self.kdim, self.vdim = embed_dim, num_heads, kdim, vdim
+        self.d_head = embed_dim // num_heads
+        self.dropout, self.identity = dropout, identity
+        self.layer, self.kind = layer, kind
+
+        def projection(width: int) -> nn.Module:
+            return nn.Identity() if identity else nn.Linear(width, embed_dim, bias, device, dtype)
+
+        self.q_proj, self.out_proj = projection(embed_dim), projection(embed_dim)
+        self.k_proj, self.v_proj = projection(kdim), projection(vdim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws weights anew (Glorot and Bengio 2010, uniform) and sets biases to zero."""
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            if isinstance(projection, nn.Linear):
+                nn.init.xavier_uniform_(projection.weight)
+                if projection.bias is not None:
+                    nn.init.zeros_(projection.bias)
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention, *, layer: int = 0, kind: Kind = "encoder") -> Self:
+        """Copies the weights of a torch.nn.MultiheadAttention, packed or separate.
+
+        The result computes the same numbers, but is called differently: masks are inverted (True = may attend) and
+        the batch comes first, whatever `module.batch_first` says.
+
+        Args:
+            module: What to copy; unchanged, and no memory is shared.
+            layer: Number of the layer, which probes see.
+            kind: Kind of attention, which probes see.
+
+        Returns:
+            A module of the same widths, dropout, precision, device and mode (training or not).
+
+        Raises:
+            ValueError: The module appends learned or zero keys (bias_k, bias_v, add_zero_attn), which this one does
+                not.
+        """
+        if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
+            raise ValueError("bias_k, bias_v and add_zero_attn append a key that this module does not have")
+        has_bias = module.in_proj_bias is not None
+        own = cls(
+            module.embed_dim,
+            module.num_heads,
+            bias=has_bias,
+            dropout=module.dropout,
+            kdim=module.kdim,
+            vdim=module.vdim,
+            layer=layer,
+            kind=kind,
+            device=module.out_proj.weight.device,
+            dtype=module.out_proj.weight.dtype,
+        )
+        state = {"out_proj.weight": module.out_proj.weight}
+        packed = module.in_proj_weight
+        separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        for name, weight in zip("qkv", separate if packed is None else packed.chunk(3), strict=True):
+            state[f"{name}_proj.weight"] = weight
+        if has_bias:
+            state["out_proj.bias"] = module.out_proj.bias
+            for name, weight in zip("qkv", module.in_proj_bias.chunk(3), strict=True):
+                state[f"{name}_proj.bias"] = weight
+        own.load_state_dict(state)
+        return own.train(module.training)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+        need_weights: bool = False,
+        probe: Probe | None = None,
+        turn: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attends from queries to keys.
+
+        Args:
+            query: (batch, query, embed_dim), or (query, embed_dim) for a single text.
+            key: (batch, key, kdim) or (key, kdim); None = the queries (self-attention).
+            value: (batch, key, vdim) or (key, vdim); None = the keys.
+            attn_mask: Boolean, True = MAY ATTEND (torch.nn.MultiheadAttention: the opposite); (query, key) for all,
+                (batch, 1, query, key) for each text, or (batch, num_heads, query, key) for each head. A batch of 1
+                serves all texts.
+            key_padding_mask: Boolean, True = A REAL TOKEN that may be attended to, False = padding
+                (torch.nn.MultiheadAttention: the opposite); (batch, key), or (key,) for a single text.
+            is_causal: Whether query i may attend to keys 0..i only, on top of the masks; aligned at the upper left
+                where there are more keys than queries.
+            need_weights: Whether to return the weights too. The output then comes of the whole map, slower and in
+                O(query * key) memory.
+            probe: What happens at the seam instead of plain attention: gets the AttentionCall, returns its output.
+            turn: What becomes of queries and keys of all heads, each (batch, num_heads, token, d_head), before they
+                meet, such as rotary positions.
+
+        Returns:
+            The output, (batch, query, embed_dim); and the weights of each head before dropout, (batch, num_heads,
+            query, key), float32 or better, or None. Without batch if the queries had none. No keys at all count as a
+            query that may attend to nothing.
+
+        Raises:
+            ValueError: Shapes do not fit; the message has them.
+            TypeError: A mask is not boolean.
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        self._check_inputs(query, key, value)
+        is_batched = query.ndim == 3
+        if not is_batched:
+            query, key, value = query[None], key[None], value[None]
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        queries, keys = self._heads(self.q_proj(query)), self._heads(self.k_proj(key))
+        if turn is not None:
+            queries, keys = turn(queries, keys)
+        call = AttentionCall(
+            layer=self.layer,
+            kind=self.kind,
+            query=queries,
+            key=keys,
+            value=self._heads(self.v_proj(value)),
+            scale=self.d_head**-0.5,
+            mask=self._merged_mask(attn_mask, key_padding_mask, (query.shape[0], query.shape[1], key.shape[1])),
+            is_causal=is_causal,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        weights: Tensor | None = None
+        if probe is not None:
+            heads = probe(call)
+            if need_weights:
+                weights = attention_weights(call)
+        elif need_weights:
+            heads, weights = attend_with_weights(call)
+        else:
+            heads = attend(call)
+        output = self.out_proj(heads.transpose(1, 2).flatten(2))
+        if is_batched:
+            return output, weights
+        return output[0], None if weights is None else weights[0]
+
+    def extra_repr(self) -> str:
+        """What print shows besides the projections."""
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, identity={self.identity}"
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        batch, n_tokens, _ = projected.shape
+        return projected.reshape(batch, n_tokens, self.num_heads, self.d_head).transpose(1, 2)
+
+    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        dims = {query.ndim, key.ndim, value.ndim}
+        widths = (query.shape[-1:], key.shape[-1:], value.shape[-1:])
+        if (
+            dims not in ({2}, {3})
+            or widths != ((self.embed_dim,), (self.kdim,), (self.vdim,))
+            or key.shape[:-1] != value.shape[:-1]
+            or query.shape[:-2] != key.shape[:-2]
+        ):
+            raise ValueError(
+                f"query, key and value must be (batch, query, {self.embed_dim}), (batch, key, {self.kdim}) and "
+                f"(batch, key, {self.vdim}), or all without batch; got {tuple(query.shape)}, {tuple(key.shape)} "
+                f"and {tuple(value.shape)}"
+            )
+
+    def _merged_mask(
+        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, sizes: tuple[int, int, int]
+    ) -> Tensor | None:
+        batch, n_queries, n_keys = sizes
+        if attn_mask is not None:
+            check_mask_is_boolean("attn_mask", attn_mask)
+            shape = tuple(attn_mask.shape)
+            # A size of 1 for queries or keys is refused: it is more often a transposed mask than a wish.
+            if shape[-2:] != (n_queries, n_keys) or not (
+                len(shape) == 2 or (len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, self.num_heads))
+            ):
+                raise ValueError(
+                    f"attn_mask must be (query, key) = {(n_queries, n_keys)}, (batch, 1, query, key) = "
+                    f"{(batch, 1, n_queries, n_keys)} or (batch, head, query, key) = "
+                    f"{(batch, self.num_heads, n_queries, n_keys)}; got {shape}"
+                )
+        if key_padding_mask is None:
+            return attn_mask
+        check_mask_is_boolean("key_padding_mask", key_padding_mask)
+        if key_padding_mask.shape != (batch, n_keys):
+            raise ValueError(
+                f"key_padding_mask must be (batch, key) = {(batch, n_keys)}; got {tuple(key_padding_mask.shape)}"
+            )
+        padding = key_padding_mask[:, None, None, :]
+        return padding if attn_mask is None else attn_mask & padding

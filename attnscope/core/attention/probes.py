@@ -1,0 +1,348 @@
+"""Probes: what can happen at the seam besides plain attention.
+
+A probe gets an AttentionCall and returns its output; what it saw, it keeps. It knows nothing of models: an engine
+calls it once for each attention of a forward pass. What is ours and what is others' is said with each.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from attnscope.core.attention.pooling import Grid, PooledAttention, part_of_weights, pool_attention
+from attnscope.core.attention.precision import sum_dtype
+from attnscope.core.attention.seam import (
+    AttentionCall,
+    Kind,
+    Probe,
+    are_numbers,
+    attend,
+    attend_with_weights,
+    attention_weights,
+    select_heads,
+)
+from attnscope.core.attention.tiles import attend_lean
+
+Kept = TypeVar("Kept")
+
+
+class OfChosen(Generic[Kept]):
+    """What probes share that keep something of chosen layers and heads; the model computes what it would have.
+
+    Layers that are not chosen cost nothing more. One forward pass at a time: clear what it has between two.
+
+    Args:
+        layers: Which layers, counted within their kind from 0; None = all. A number beyond the model's last layer is
+            not an error here, for a probe does not know how many layers will come.
+        heads: Which heads, from 0, of each of these layers, in the order in which they are to be kept; None = all.
+        kinds: Which kinds of attention; None = all.
+
+    Attributes:
+        maps: Kind -> layer -> what is kept of the chosen heads, on the CPU, in the order in which they came.
+
+    Raises:
+        ValueError: A layer or head is negative, heads are empty, or a kind is unknown.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        kinds: Sequence[Kind] | None = None,
+    ) -> None:
+        self.maps: dict[Kind, dict[int, Kept]] = {}
+        for name, numbers in (("layers", layers), ("heads", heads)):
+            if numbers is not None and any(number < 0 for number in numbers):
+                raise ValueError(f"{name} count from 0; got {list(numbers)}")
+        if heads is not None and not heads:
+            raise ValueError("heads names no head at all; None means all of them")
+        if kinds is not None and (isinstance(kinds, str) or not set(kinds) <= set(get_args(Kind))):
+            raise ValueError(f"kinds are a sequence of some of {get_args(Kind)}; got {kinds!r}")
+        self.layers = None if layers is None else frozenset(layers)
+        self.heads = None if heads is None else tuple(heads)
+        self.kinds = None if kinds is None else frozenset(kinds)
+
+    _attend = staticmethod(attend_lean)
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention, and keeps what is wanted of it if its layer is chosen.
+
+        Args:
+            call: The attention.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values; without gradient
+            but for `Weights` and `Calls`.
+
+        Raises:
+            RuntimeError: The layer of this kind was kept already: an engine's bug, or `maps` was not cleared.
+            ValueError: A chosen head is beyond the layer's last.
+        """
+        if self._wants(call.kind, call.layer):
+            self._check_heads(call.kind, call.layer, call.n_heads)
+            chosen = call if self.heads is None else select_heads(call, self.heads)
+            self.maps.setdefault(call.kind, {})[call.layer] = self._keep(chosen)
+        return self._attend(call)
+
+    def _keep(self, chosen: AttentionCall) -> Kept:
+        """What is kept of an attention of the chosen heads alone."""
+        raise NotImplementedError
+
+    def _wants(self, kind: Kind, layer: int) -> bool:
+        """Whether to keep this layer; if it is here already, that is an error even before anything is computed."""
+        if self.kinds is not None and kind not in self.kinds:
+            return False
+        if self.layers is not None and layer not in self.layers:
+            return False
+        if layer in self.maps.get(kind, {}):
+            raise RuntimeError(
+                f"{kind} layer {layer} reached the probe twice in one forward pass; clear what it has between passes"
+            )
+        return True
+
+    def _check_heads(self, kind: Kind, layer: int, n_heads: int) -> None:
+        beyond = [head for head in self.heads or () if head >= n_heads]
+        if beyond:
+            raise ValueError(
+                f"{kind} layer {layer} has {n_heads} heads, 0 to {n_heads - 1}; there is no head {beyond[0]}"
+            )
+
+
+def probe_by_kind(probes: Mapping[str, Probe]) -> Probe:
+    """A probe that hands each kind of attention to its own; the output and its dtype are the same as without it."""
+    return lambda call: probes.get(call.kind, attend)(call)
+
+
+class Weights(OfChosen[Tensor]):
+    """Keeps the attention weights of chosen layers and heads, with gradients through what is not kept; see OfChosen.
+
+    Attributes:
+        maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key): float32, on the CPU,
+            detached. Weights as `core.attention.attention_weights` defines them: before dropout, zero where nothing
+            may be attended to.
+    """
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention, the same as without it, and keeps its weights if its layer is chosen; see OfChosen."""
+        if not self._wants(call.kind, call.layer):
+            return attend(call)
+        self._check_heads(call.kind, call.layer, call.n_heads)
+        if self.heads is None:
+            output, weights = attend_with_weights(call)
+        else:
+            # A map is what costs: of a few heads only theirs are computed, and the output by `attend`.
+            output, weights = attend(call), attention_weights(select_heads(call, self.heads))
+        self._store(call.kind, call.layer, weights)
+        return output
+
+    def keep(self, kind: Kind, layer: int, weights: Tensor) -> None:
+        """Keeps weights that an engine has computed by itself, if their layer is chosen.
+
+        Args:
+            kind: Kind of the attention.
+            layer: Its layer, from 0 within the kind.
+            weights: Of all heads, (batch, n_heads, query, key).
+
+        Raises:
+            RuntimeError: The layer of this kind was kept already.
+            ValueError: A chosen head is beyond the last, or the weights are not four-dimensional.
+        """
+        if not self._wants(kind, layer):
+            return
+        if weights.ndim != 4:
+            raise ValueError(f"weights are (batch, head, query, key); got shape {tuple(weights.shape)}")
+        self._check_heads(kind, layer, weights.shape[1])
+        self._store(kind, layer, weights if self.heads is None else weights[:, list(self.heads)])
+
+    def _store(self, kind: Kind, layer: int, weights: Tensor) -> None:
+        self.maps.setdefault(kind, {})[layer] = weights.detach().to("cpu", torch.float32)
+
+
+class Part(OfChosen[Tensor]):
+    """Keeps the exact weights of some queries on some keys, in memory of that size.
+
+    Args:
+        queries: Which queries, from first to last + 1.
+        keys: Which keys, likewise.
+        chosen: As of OfChosen.
+
+    Attributes:
+        maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key): float32, on the CPU.
+    """
+
+    def __init__(self, queries: slice, keys: slice, *chosen: Any, **named: Any) -> None:
+        super().__init__(*chosen, **named)
+        self.queries, self.keys = queries, keys
+
+    def _keep(self, chosen: AttentionCall) -> Tensor:
+        return part_of_weights(chosen, self.queries, self.keys).to("cpu", torch.float32)
+
+
+class Strongest(OfChosen[Tensor]):
+    """Keeps, of some queries, the key that gets the largest weight, in memory of one row of keys a query and head.
+
+    Args:
+        queries: Which queries, from first to last + 1.
+        kinds: As of OfChosen.
+
+    Attributes:
+        maps: Kind -> layer -> the key of the largest weight, the first one of several, (batch, head, query): int64, on
+            the CPU.
+    """
+
+    def __init__(self, queries: slice, kinds: Sequence[Kind] | None = None) -> None:
+        super().__init__(kinds=kinds)
+        self.queries = queries
+
+    def _keep(self, chosen: AttentionCall) -> Tensor:
+        return part_of_weights(chosen, self.queries, slice(0, chosen.key.shape[2])).argmax(-1).cpu()
+
+
+class Pooled(OfChosen[PooledAttention]):
+    """Keeps maps pooled to a grid, marginals and far links of chosen layers and heads: pictures of long texts.
+
+    Nothing that it makes grows with queries times keys.
+
+    Args:
+        grids: How to pool each kind of attention; kinds that are not there are not kept.
+        layers: As of OfChosen; likewise heads.
+        heads: See there.
+
+    Attributes:
+        maps: Kind -> layer -> what is kept of the chosen heads, on the CPU; its output is empty.
+    """
+
+    def __init__(
+        self,
+        grids: Mapping[Kind, Grid],
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(layers, heads, tuple(grids))
+        self.grids = dict(grids)
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention, the same as without it, and pools it if its layer is chosen; see OfChosen."""
+        if self.heads is not None or not self._wants(call.kind, call.layer):
+            return super().__call__(call)
+        pooled = pool_attention(call, self.grids[call.kind])  # of all heads: the output comes with it
+        self.maps.setdefault(call.kind, {})[call.layer] = _without_output(pooled)
+        return pooled.output
+
+    def _keep(self, chosen: AttentionCall) -> PooledAttention:
+        return _without_output(pool_attention(chosen, self.grids[chosen.kind]))
+
+
+def _without_output(pooled: PooledAttention) -> PooledAttention:
+    named = {name: part.to("cpu") for name, part in vars(pooled).items() if name != "output"}
+    return PooledAttention(output=torch.empty(0), **named)
+
+
+Place = tuple[Kind, int]
+"""One attention of a model: its kind, and its layer within the kind."""
+
+
+class Gate:
+    """Multiplies each head's output by a number, before the output projection mixes the heads.
+
+        o'_h = xi_h * o_h + (1 - xi_h) * m_h
+
+    xi = 1 leaves the head as it is, bit for bit; xi = 0 takes it out and puts m_h in its place: nothing (zero
+    ablation), or a vector that does not depend on the token, such as the mean of its outputs (mean ablation).
+    Differentiable in xi: attention is computed by `attend`, whose output has a gradient.
+
+    Heads are query heads: where queries are grouped, the others of a group stay as they are.
+
+    Args:
+        factors: xi of the heads of a place, (n_heads,) for all texts alike or (batch, n_heads). Places that are not
+            named stay as they are.
+        stand_ins: m of the heads of a place, (n_heads, d_value) or (batch, n_heads, d_value). Without it m is 0.
+        compute: What computes attention; `attend_lean` for long texts, without gradient.
+
+    Source:
+        xi: Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 2.3. Mean ablation: Wang et al. 2023,
+        Interpretability in the Wild, section 2.2 (ours has one mean for all positions, as `Means` gives it).
+    """
+
+    def __init__(
+        self,
+        factors: Mapping[Place, Tensor],
+        stand_ins: Mapping[Place, Tensor] | None = None,
+        compute: Callable[[AttentionCall], Tensor] = attend,
+    ) -> None:
+        self.factors = dict(factors)
+        self.stand_ins = dict(stand_ins or {})
+        self._compute = compute
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention and gates its heads.
+
+        Args:
+            call: The attention.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
+
+        Raises:
+            ValueError: There are not as many factors as heads, or as texts.
+        """
+        output = self._compute(call)
+        place = (call.kind, call.layer)
+        factors = self.factors.get(place)
+        if factors is None:
+            return output
+        self._check(place, factors, call)
+        factors = factors.to(output.device, output.dtype)[..., None, None]
+        gated = output * factors
+        stand_in = self.stand_ins.get(place)
+        if stand_in is not None:
+            gated = gated + (1 - factors) * stand_in.to(output.device, output.dtype)[..., None, :]
+        return gated
+
+    @staticmethod
+    def _check(place: Place, factors: Tensor, call: AttentionCall) -> None:
+        # Broadcasting would let one text's factors stand for all heads.
+        batch, n_heads = call.query.shape[:2]
+        if tuple(factors.shape) not in ((n_heads,), (batch, n_heads)):
+            kind, layer = place
+            raise ValueError(
+                f"{kind} layer {layer} has {n_heads} heads and {batch} texts; got factors {tuple(factors.shape)}"
+            )
+
+
+class Means:
+    """Adds up each head's output over all real queries of all texts: their mean is what mean ablation puts in.
+
+    Args:
+        real: Which queries are real, (batch, query), bool, by kind; a kind that is not there has no padding.
+
+    Attributes:
+        sums: Place -> sum of the outputs, (n_heads, d_value), float64, on the CPU.
+        counts: Place -> over how many queries.
+    """
+
+    def __init__(self, real: Mapping[Kind, Tensor] | None = None) -> None:
+        self._real = dict(real or {})
+        self.sums: dict[Place, Tensor] = {}
+        self.counts: dict[Place, int] = {}
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention, and adds up what its heads put out; NaN where queries or keys are no numbers.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
+        """
+        output = attend(call)
+        place = (call.kind, call.layer)
+        real = self._real.get(call.kind)
+        held = output.detach().masked_fill(~are_numbers(call)[:, None, None, None], math.nan)
+        if real is not None:
+            real = real.to(held.device)
+            held = held.masked_fill(~real[:, None, :, None], 0.0)
+        found = held.sum((0, 2), dtype=sum_dtype(held.device)).cpu().double()
+        n = held.shape[0] * held.shape[2] if real is None else int(real.sum())
+        self.sums[place] = found if place not in self.sums else self.sums[place] + found
+        self.counts[place] = self.counts.get(place, 0) + n
+        return output

@@ -1,0 +1,168 @@
+"""A probe that reads whole rows of a few queries, and keeps of them what descriptions need: O(features) a row. Ours."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnscope.core.attention.seam import AttentionCall, Kind, attention_weights
+from attnscope.core.attention.tiles import attend_lean
+
+_ELEMENTS = 2**24
+"""Weights that are held at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowsWanted:
+    """Which rows of one text are read, and what may describe them.
+
+    Attributes:
+        queries: (row,): positions of the queries.
+        n_keys: How many keys are real; they are the first.
+        features: (feature, row, key), uint8: levels of the features.
+    """
+
+    queries: NDArray[np.int64]
+    n_keys: int
+    features: NDArray[np.uint8]
+
+
+@dataclass(eq=False)
+class Found:
+    """What was found of one text.
+
+    Attributes:
+        allowed: (row, key), bool, of each layer: which keys may be attended to.
+        expected: (row, head, feature) of each layer, float16: the mean value of each feature under the weights.
+        entropies: (row, head) of each layer, float64, in nats.
+    """
+
+    allowed: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+    expected: dict[int, NDArray[np.float16]] = field(default_factory=dict)
+    entropies: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+
+
+class RowSamples:
+    """Reads rows of some queries of each text of a batch; the model computes what it would have without it.
+
+    Rows are normalised: of a head with a learned sink the weights on keys alone are described.
+
+    Args:
+        wanted: Of each kind of attention the rows that are read of each text of the batch; kinds that are not there
+            are not read.
+        levels: (feature,): how many levels each feature has; a level stands for level / (levels - 1).
+
+    Attributes:
+        found: Kind -> text of the batch -> what was found.
+    """
+
+    def __init__(self, wanted: Mapping[Kind, Sequence[RowsWanted]], levels: NDArray[np.int64]) -> None:
+        self._wanted = wanted
+        self._levels = levels
+        self.found: dict[Kind, list[Found]] = {kind: [Found() for _ in each] for kind, each in wanted.items()}
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention, and reads the rows that are asked for.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), in the dtype of the values, without gradient.
+
+        Raises:
+            RuntimeError: The layer of this kind has been here already.
+        """
+        with torch.no_grad():
+            for text, wanted in enumerate(self._wanted.get(call.kind, ())):
+                part, allowed = rows_of(call, text, torch.from_numpy(wanted.queries), wanted.n_keys)
+                self._read(call.kind, call.layer, text, attention_weights(part)[0], allowed)
+            return attend_lean(call)
+
+    def keep(self, kind: Kind, layer: int, weights: Tensor) -> None:
+        """Reads dense weights that an engine has computed by itself.
+
+        What may be attended to is not known there: it is taken to be every key, for a decoder every earlier one.
+
+        Args:
+            kind: Kind of the attention.
+            layer: Its layer.
+            weights: (batch, n_heads, query, key).
+        """
+        for text, wanted in enumerate(self._wanted.get(kind, ())):
+            queries = torch.from_numpy(wanted.queries)
+            allowed = torch.ones(len(queries), wanted.n_keys, dtype=torch.bool)
+            if kind == "decoder":
+                allowed = torch.arange(wanted.n_keys) <= queries[:, None]
+            rows = weights[text, :, queries.to(weights.device), : wanted.n_keys].float()
+            self._read(kind, layer, text, rows, allowed)
+
+    def _read(
+        self,
+        kind: Kind,
+        layer: int,
+        text: int,
+        weights: Float[Tensor, "n_heads query key"],
+        allowed: Bool[Tensor, "query key"],
+    ) -> None:
+        wanted, found = self._wanted[kind][text], self.found[kind][text]
+        if layer in found.expected:
+            raise RuntimeError(f"{kind} layer {layer} reached the probe twice; a new batch needs a new probe")
+        weights = weights.movedim(1, 0).to("cpu", torch.float32)  # (query, head, key)
+        weights = weights / weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+        features = torch.from_numpy(wanted.features).permute(1, 2, 0)
+        at_once = max(1, _ELEMENTS // max(1, features[0].numel()))
+        expected = [
+            weights[start : start + at_once] @ features[start : start + at_once].float()
+            for start in range(0, len(weights), at_once)
+        ]
+        scale = torch.from_numpy(self._levels - 1).float()
+        found.expected[layer] = (torch.cat(expected) / scale).to(torch.float16).numpy()
+        found.entropies[layer] = torch.special.entr(weights.double()).sum(-1).numpy()
+        found.allowed[layer] = allowed.cpu().numpy()
+
+
+def rows_of(
+    call: AttentionCall, text: int, queries: Tensor, n_keys: int
+) -> tuple[AttentionCall, Bool[Tensor, "query key"]]:
+    """The attention of some queries of one text on its first keys, and which of these any head may attend to.
+
+    Args:
+        call: The attention of a padded batch.
+        text: Which text.
+        queries: (query,): positions of the queries.
+        n_keys: How many keys are real.
+
+    Returns:
+        The attention, of one text; and (query, key), bool: what any of its heads may attend to.
+    """
+    device = call.query.device
+    queries = queries.to(device)
+    one = slice(text, text + 1)
+
+    def cut(tensor: Tensor) -> Tensor:
+        tensor = tensor[(None,) * (4 - tensor.ndim)]
+        tensor = tensor[one] if tensor.shape[0] > 1 else tensor
+        tensor = tensor[:, :, queries] if tensor.shape[2] > 1 else tensor
+        return tensor[..., :n_keys] if tensor.shape[3] > 1 else tensor
+
+    positions = torch.arange(n_keys, device=device)
+    near = torch.ones(len(queries), n_keys, dtype=torch.bool, device=device)
+    if call.is_causal:
+        near &= positions <= queries[:, None]
+    if call.window is not None:
+        near &= (positions - queries[:, None]).abs() < call.window
+    mask = near[None, None] if call.mask is None else near & cut(call.mask)
+    part = replace(
+        call,
+        query=call.query[one][:, :, queries],
+        key=call.key[one, :, :n_keys],
+        value=call.value[one, :, :n_keys],
+        mask=mask,
+        bias=None if call.bias is None else cut(call.bias),
+        is_causal=False,
+        window=None,
+        dropout_p=0.0,
+    )
+    return part, mask.any(1)[0].expand(len(queries), n_keys)

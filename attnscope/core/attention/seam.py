@@ -1,0 +1,330 @@
+"""The seam: every attention of every model is one AttentionCall, computed by one function.
+
+Masks follow `torch.nn.functional.scaled_dot_product_attention`: boolean, True = this query MAY attend to
+this key. Beware that `torch.nn.MultiheadAttention` and many tutorials mean the opposite (True = hidden), and that
+Hugging Face hands its models 1 = keep in two dimensions but adds 0 / finfo.min in four.
+
+Two functions give the same output: `attend` (torch's fused kernels, no map) and `attend_with_weights` (dense, exact
+weights). This module knows no modules, no parameters and no models.
+
+Source:
+    Vaswani et al. 2017, Attention Is All You Need, section 3.2; grouped queries: Ainslie et al. 2023; soft cap and
+    sinks as the models that have them define them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnscope.core.attention.precision import without_autocast
+
+Kind = Literal["encoder", "decoder", "cross"]
+"""Whose attention it is: an encoder's own, a decoder's own, or a decoder's on the encoder."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """One attention of one layer, as it reaches the seam.
+
+    Attributes:
+        layer: Index of the layer within its kind, from 0.
+        kind: "encoder", "decoder" or "cross".
+        query: Queries, (batch, n_heads, query, d_head).
+        key: Keys, (batch, n_kv_heads, key, d_head). n_heads is a multiple of n_kv_heads; query head h reads
+            key/value head h // (n_heads // n_kv_heads). They are not repeated: grouped queries stay visible.
+        value: Values, (batch, n_kv_heads, key, d_value).
+        scale: Factor on the dot products, usually 1 / sqrt(d_head).
+        mask: Boolean, broadcastable to (batch, n_heads, query, key); True = may attend; None = all may.
+        is_causal: If True, query i may attend to keys 0..i only, on top of `mask`.
+        window: If set, query i may attend to keys less than `window` tokens away only, on top of `mask` and causality:
+            a sliding window that needs no mask of its own.
+        bias: Added to the scaled scores: position biases of T5, ALiBi. Broadcastable to the scores; finite (what may
+            not be attended to belongs in `mask`: finfo.min here is a number like any other).
+        softcap: If set, scaled scores s become softcap * tanh(s / softcap), before bias and mask (Gemma 2).
+        sinks: One extra score a head, (n_heads,), that takes weight and gives no value (gpt-oss): the weights of a
+            query then sum to less than 1.
+        dropout_p: Probability with which single weights are dropped; 0 outside training.
+
+    Raises:
+        ValueError: Shapes do not fit together, or softcap or window is not positive.
+        TypeError: The mask is not boolean, or the bias not floating point.
+    """
+
+    layer: int
+    kind: Kind
+    query: Float[Tensor, "batch n_heads query d_head"]
+    key: Float[Tensor, "batch n_kv_heads key d_head"]
+    value: Float[Tensor, "batch n_kv_heads key d_value"]
+    scale: float
+    mask: Tensor | None = None
+    is_causal: bool = False
+    bias: Tensor | None = None
+    softcap: float | None = None
+    sinks: Float[Tensor, " n_heads"] | None = None
+    dropout_p: float = 0.0
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        # Broadcasting would turn most of these mistakes into a plausible, wrong picture.
+        query, key, value = self.query.shape, self.key.shape, self.value.shape
+        shapes = f"query {tuple(query)}, key {tuple(key)}, value {tuple(value)}"
+        if not len(query) == len(key) == len(value) == 4:
+            raise ValueError(f"queries, keys and values are (batch, head, token, width); got {shapes}")
+        if query[0] != key[0] or query[3] != key[3] or key[:3] != value[:3]:
+            raise ValueError(
+                f"queries and keys share batch and width; keys and values share batch, heads and tokens; got {shapes}"
+            )
+        if key[1] == 0 or query[1] % key[1]:
+            raise ValueError(f"{query[1]} query heads are not a multiple of {key[1]} key/value heads")
+        scores = (query[0], query[1], query[2], key[2])
+        if self.mask is not None:
+            check_mask_is_boolean("mask", self.mask)
+            _check_broadcasts("mask", self.mask, scores)
+        if self.bias is not None:
+            if not self.bias.is_floating_point():
+                raise TypeError(f"bias is added to the scores and must be floating point; got {self.bias.dtype}")
+            _check_broadcasts("bias", self.bias, scores)
+        if self.softcap is not None and not self.softcap > 0:
+            raise ValueError(f"softcap must be positive; got {self.softcap}")
+        if self.window is not None and not self.window > 0:
+            raise ValueError(f"window must be positive; got {self.window}")
+        if self.sinks is not None and self.sinks.shape != (query[1],):
+            raise ValueError(f"sinks hold one score for each of {query[1]} heads; got {tuple(self.sinks.shape)}")
+
+    @property
+    def n_heads(self) -> int:
+        """How many query heads there are."""
+        return self.query.shape[1]
+
+    @property
+    def n_kv_heads(self) -> int:
+        """How many key/value heads there are; fewer than n_heads where queries are grouped."""
+        return self.key.shape[1]
+
+
+Probe = Callable[[AttentionCall], Tensor]
+"""What happens at the seam: gets the call, returns its output (batch, n_heads, query, d_value)."""
+
+
+def check_mask_is_boolean(name: str, mask: Tensor) -> None:
+    """Refuses a mask that is not boolean, whose 1 or 0 could mean either.
+
+    Args:
+        name: What the caller calls it.
+        mask: A tensor of any shape.
+
+    Raises:
+        TypeError: The mask is not boolean; the message states the convention.
+    """
+    if mask.dtype != torch.bool:
+        raise TypeError(
+            f"{name} must be boolean with True = may attend, got {mask.dtype}. Write mask.bool() where 1 means "
+            "attend, mask == 0 where numbers are added to scores (0 = attend), and ~mask for masks of "
+            "torch.nn.MultiheadAttention (True = hidden)"
+        )
+
+
+def _check_broadcasts(name: str, tensor: Tensor, scores: tuple[int, int, int, int]) -> None:
+    shape = tuple(tensor.shape)
+    aligned = (1,) * (4 - len(shape)) + shape
+    if len(shape) > 4 or any(size not in (1, whole) for size, whole in zip(aligned, scores, strict=True)):
+        raise ValueError(f"{name} {shape} does not broadcast to (batch, head, query, key) = {scores}")
+
+
+def allowed(call: AttentionCall) -> Bool[Tensor, "#batch #n_heads #query #key"] | None:
+    """Which query may attend to which key: the call's mask with causality and window folded in.
+
+    Causality is aligned at the upper left, as in torch's scaled_dot_product_attention: query i sees keys 0..i also
+    where there are more keys than queries. A decoder that continues from cached keys wants the lower right; it must
+    say so in `mask` and leave is_causal False.
+
+    Args:
+        call: The attention.
+
+    Returns:
+        Boolean, four-dimensional, broadcastable to (batch, n_heads, query, key); True = may attend. None if every
+        query may attend to every key. May share memory with the call's mask: do not write into it.
+    """
+    mask = None if call.mask is None else call.mask[(None,) * (4 - call.mask.ndim)]
+    if not call.is_causal and call.window is None:
+        return mask
+    n_queries, n_keys = call.query.shape[2], call.key.shape[2]
+    near = torch.ones(1, 1, n_queries, n_keys, dtype=torch.bool, device=call.query.device)
+    if call.is_causal:
+        near = near.tril_()
+    if call.window is not None:
+        near = near.tril_(call.window - 1).triu_(1 - call.window)
+    return near if mask is None else mask & near
+
+
+def _allowed_without_empty_rows(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
+    """`allowed`, and the rows (batch, head, query, 1) where nothing is, None if there are none.
+
+    Rows that may attend to nothing are opened wide: their softmax stays finite, forward and backward and in every
+    fused kernel, and what comes of it is overwritten with zeros. Over -inf alone softmax is 0 / 0, and zeroing its
+    result afterwards still sends NaN into the gradients.
+    """
+    mask = allowed(call)
+    if mask is None:
+        return None, None
+    mask = mask.expand(-1, -1, -1, call.key.shape[2])
+    empty = ~mask.any(-1, keepdim=True)
+    if not bool(empty.any()):
+        return mask, None
+    return mask | empty, empty
+
+
+def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query key"]:
+    """The exact softmax weights of every head.
+
+        s_qk = scale * q · k,  softcap * tanh(s_qk / softcap) if there is a soft cap,  + bias_qk
+        A_qk = exp(s_qk) / (exp(sink) + sum over allowed k' of exp(s_qk')),  0 where k is not allowed
+
+    Dot products and softmax are computed in float32 or better, under autocast too. Neither dropout nor values enter.
+
+    Args:
+        call: The attention. Keys of grouped queries are not copied.
+
+    Returns:
+        (batch, n_heads, query, key), float64 for float64 queries, else float32; in [0, 1]. A row sums to 1; with
+        sinks to less; a row that may attend to nothing, and one over no keys at all, is all zeros, never NaN, and
+        sends zeros back in gradients. Dropout is not applied.
+
+    Source:
+        Scaled dot-product attention: Vaswani et al. 2017, section 3.2.1. Grouped queries: Ainslie et al. 2023. Bias:
+        Raffel et al. 2020, section 2.1; Press et al. 2022. Soft cap: Gemma Team 2024 (Gemma 2), section 2. Sinks:
+        OpenAI 2025 (gpt-oss model card), section 2.2; the idea: Xiao et al. 2024.
+    """
+    batch, n_heads, n_queries, _ = call.query.shape
+    dtype = torch.promote_types(call.query.dtype, torch.float32)
+    mask, empty = _allowed_without_empty_rows(call)
+    with without_autocast(call.query.device):
+        scores = _per_kv_head(call.query.to(dtype) * call.scale, call.n_kv_heads) @ call.key.to(dtype).mT
+        scores = scores.reshape(batch, n_heads, n_queries, call.key.shape[2])
+        if call.softcap is not None:
+            scores = (scores / call.softcap).tanh() * call.softcap
+        # In place from here: `scores` is this function's own, and maps are what memory goes to.
+        if call.bias is not None:
+            scores += call.bias.to(dtype)
+        if mask is not None:
+            scores.masked_fill_(~mask, -math.inf)
+        weights = scores.softmax(-1)
+        if call.sinks is not None:
+            # exp(s) / (exp(sink) + sum exp(s')) = softmax(s) * sigmoid(logsumexp(s') - sink): no
+            # copy of all scores with one column more.
+            sinks = call.sinks.to(dtype)[:, None, None]
+            weights = weights * (scores.logsumexp(-1, keepdim=True) - sinks).sigmoid()
+    return weights if empty is None else weights.masked_fill(empty, 0.0)
+
+
+def attend_with_weights(
+    call: AttentionCall,
+) -> tuple[Float[Tensor, "batch n_heads query d_value"], Float[Tensor, "batch n_heads query key"]]:
+    """Attention by the whole map: the output and the weights that made it.
+
+    Args:
+        call: The attention. With dropout_p > 0 dropout applies to the weights behind the output only.
+
+    Returns:
+        The output sum over k of A_qk v_k, (batch, n_heads, query, d_value), in the dtype of the values; and the
+        weights before dropout, as `attention_weights` gives them. Rows that may attend to nothing are zero in both.
+    """
+    weights = attention_weights(call)
+    dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
+    batch, n_heads, n_queries, _ = call.query.shape
+    with without_autocast(call.query.device):
+        output = _per_kv_head(dropped, call.n_kv_heads) @ call.value.to(weights.dtype)
+    return output.reshape(batch, n_heads, n_queries, call.value.shape[3]).to(call.value.dtype), weights
+
+
+def select_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
+    """The same attention with the given query heads alone, each with the key/value head that it reads.
+
+    Args:
+        call: The attention.
+        heads: Which of its query heads, from 0, in the order in which they are wanted.
+    """
+    chosen = list(heads)
+    read = [head // (call.n_heads // call.n_kv_heads) for head in chosen]
+
+    def of_heads(tensor: Tensor | None) -> Tensor | None:
+        shared = tensor is None or tensor.ndim < 3 or tensor.shape[-3] == 1
+        return tensor if tensor is None or shared else tensor[..., chosen, :, :]
+
+    return replace(
+        call,
+        query=call.query[:, chosen],
+        key=call.key[:, read],
+        value=call.value[:, read],
+        mask=of_heads(call.mask),
+        bias=of_heads(call.bias),
+        sinks=None if call.sinks is None else call.sinks[chosen],
+    )
+
+
+def are_numbers(call: AttentionCall) -> Bool[Tensor, " batch"]:
+    """Which texts' queries and keys are all finite, (batch,), bool.
+
+    Where they are not, weights are NaN by their definition; but what torch's fused kernels put out then may be finite
+    (seen on the processor, in every precision), so that the output does not tell.
+    """
+    return call.query.isfinite().flatten(1).all(1) & call.key.isfinite().flatten(1).all(1)
+
+
+def attend(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
+    """Attention by the fastest way there is: what a model runs where nobody watches.
+
+    Takes torch's scaled_dot_product_attention where that can express the call (masks, causality, grouped queries, a
+    bias in the queries' own dtype), else the whole map (soft cap, sinks).
+
+    Args:
+        call: The attention.
+
+    Returns:
+        The output, (batch, n_heads, query, d_value), in the dtype of the values; equal to that of
+        `attend_with_weights` within rounding. Rows that may attend to nothing are zero, and send zeros back in
+        gradients.
+    """
+    # A bias in another dtype would be rounded to the queries': finfo.min of float32 is -inf in float16.
+    inexpressible = (
+        call.softcap is not None
+        or call.sinks is not None
+        or (call.bias is not None and call.bias.dtype != call.query.dtype)
+    )
+    if inexpressible:
+        return attend_with_weights(call)[0]
+    # Only plain causality can be given to the kernel as a flag; a mask or a bias has to carry it within.
+    kernel_is_causal = call.is_causal and call.mask is None and call.bias is None and call.window is None
+    mask, empty = (None, None) if kernel_is_causal else _allowed_without_empty_rows(call)
+    if call.bias is not None:
+        bias = call.bias[(None,) * (4 - call.bias.ndim)]
+        added = bias if mask is None else torch.where(mask, bias, -math.inf)
+        mask = added.expand(-1, -1, call.query.shape[2], call.key.shape[2])
+    output = F.scaled_dot_product_attention(
+        call.query,
+        call.key,
+        call.value,
+        attn_mask=mask,
+        dropout_p=call.dropout_p,
+        is_causal=kernel_is_causal,
+        scale=call.scale,
+        enable_gqa=call.n_kv_heads != call.n_heads,
+    )
+    return output if empty is None else output.masked_fill(empty, 0.0)
+
+
+def _per_kv_head(rows: Tensor, n_kv_heads: int) -> Tensor:
+    """Lays the query heads of one key/value head end to end: (batch, n_kv_heads, group * query, …).
+
+    One matrix product then serves the group; broadcasting over a group axis would make matmul copy the keys.
+    """
+    if rows.shape[1] == n_kv_heads:
+        return rows
+    batch, n_heads, n_queries, width = rows.shape
+    return rows.reshape(batch, n_kv_heads, n_heads // n_kv_heads * n_queries, width)

@@ -1,0 +1,100 @@
+"""What probes share that read all they want from the tiles of an attention, and keep no map. Ours."""
+
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from attnscope.core.attention.seam import AttentionCall, Kind
+from attnscope.core.attention.tiles import Block, Buffers, Tile, attend_in_tiles
+
+Found = TypeVar("Found")
+FoundOf = TypeVar("FoundOf", covariant=True)
+Plan = TypeVar("Plan")
+
+
+class Reader(Protocol[FoundOf]):
+    """What reads one attention, tile by tile."""
+
+    @property
+    def blocks(self) -> list[Block] | None:
+        """Its tiles, where they are known; None = as `core.tiles.blocks` cuts them."""
+
+    def add(self, tile: Tile) -> None:
+        """Reads a tile; may overwrite its scores and weights."""
+
+    def result(self) -> FoundOf:
+        """What the layer comes to, once every tile was read."""
+
+
+class TileProbe(Generic[Found]):
+    """Reads every layer of one forward pass on one batch; no gradient flows through its output.
+
+    Args:
+        buffers: Memory for tiles, which may serve one batch after another; None = a batch's own.
+
+    Attributes:
+        sums: Kind -> layer -> what was found, in the order in which they came.
+    """
+
+    input_name = "batch"
+    """What one probe is for, in errors."""
+
+    def __init__(self, buffers: Buffers | None = None) -> None:
+        self.sums: dict[Kind, dict[int, Found]] = {}
+        self._buffers = Buffers() if buffers is None else buffers
+        self._plans: dict[Hashable, tuple[Any, Tensor | None]] = {}
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention and reads its tiles.
+
+        Args:
+            call: The attention.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), in the dtype of the values, without gradient.
+
+        Raises:
+            RuntimeError: The layer of this kind has been here already.
+            ValueError: The call's shapes are not those of what the probe knows.
+        """
+        self.require_new(call.kind, call.layer)
+        with torch.no_grad():
+            output, found = self._read(call)
+            self.sums.setdefault(call.kind, {})[call.layer] = found
+        return output
+
+    def _read(self, call: AttentionCall) -> tuple[Tensor, Found]:
+        """An attention's output, and what is found in it; refuses a call that does not fit by a ValueError."""
+        reader = self._reader(call)
+        output = attend_in_tiles(call, reader.add, reader.blocks, self._buffers)
+        return output, reader.result()
+
+    def require_new(self, kind: Kind, layer: int) -> None:
+        """Refuses a layer that has been here already: its sums would be of two passes.
+
+        Raises:
+            RuntimeError: It has.
+        """
+        if layer in self.sums.get(kind, {}):
+            raise RuntimeError(
+                f"{kind} layer {layer} reached the probe twice; a new {self.input_name} needs a new "
+                f"{type(self).__name__} probe"
+            )
+
+    def _reader(self, call: AttentionCall) -> Reader[Found]:
+        """What reads an attention tile by tile; refuses one that does not fit by a ValueError."""
+        raise NotImplementedError
+
+    def _plan_once(self, call: AttentionCall, make: Callable[[], Plan], *more: Hashable) -> Plan:
+        """What `make` gives; made once for all layers of the same mask, causality, window, shapes and `more`."""
+        mask = call.mask
+        # Most models hand every layer the same mask; some make a new view of the same memory each time.
+        seen = None if mask is None else (mask.data_ptr(), mask.shape, mask.stride(), mask._version)
+        sizes = call.n_heads, call.query.shape[2], call.key.shape[2]
+        name = (seen, call.query.device, call.is_causal, call.window, sizes, more)
+        if name not in self._plans:
+            self._plans[name] = make(), mask  # held, so that its address stays its own
+        plan: Plan = self._plans[name][0]
+        return plan

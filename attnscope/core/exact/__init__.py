@@ -1,0 +1,1 @@
+"""Sums that merge exactly, and the float64 oracle."""

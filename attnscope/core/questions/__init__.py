@@ -1,0 +1,1 @@
+"""The arithmetic of each question that a study asks."""

@@ -1,0 +1,228 @@
+"""Links by several heads together: weighted sums of what each gives to each word, and how often they are right.
+
+A combination is a number for each head: 1/k for k heads is the mean of their attention, and the coefficients of a
+logistic regression are one that has learnt. Its score of a word is the sum over heads of number times weight, by the
+rules of `core.relations` from tokens to words; of an undirected pair, of number times corrected weight
+(`core.contacts`). A link is right where the largest score of its source is on a target.
+
+Kept until the last layer has come are the scores of the links that are asked about, and nothing of any head.
+
+Source: Rao et al. 2020, section 3.4, for undirected pairs; the rest is ours.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attnscope.core.attention.precision import sum_dtype
+from attnscope.core.attention.seam import AttentionCall
+from attnscope.core.attention.tile_probe import TileProbe
+from attnscope.core.attention.tiles import Block, Buffers, blocks
+from attnscope.core.questions.contacts import CUTS, SEPARATIONS, Contacts, corrected, pairs_of, precision
+from attnscope.core.questions.relations import BlockLinks, LinkFacts, LinkReader, divide_links
+
+ASKED: tuple[tuple[str, int], ...] = tuple((separation, cut) for separation in SEPARATIONS for cut in CUTS)
+"""What is asked of undirected links: which of SEPARATIONS, and what L is divided by."""
+
+
+@dataclass(frozen=True, eq=False)
+class Combinations:
+    """What is to be tried on a batch.
+
+    Attributes:
+        coefficients: The number of each head, (relation, combination, layer, head), float32, on the CPU.
+        cell_relation: The relation of each cell, (cell,), int64.
+        drawn: Links and words of which each head's weight is wanted, (sample, 2), int64.
+        drawn_pairs: The same of undirected links: the place among `LinkFacts.contacts`, and two words, (sample, 3).
+        is_causal: Whether words see none that begin after them.
+    """
+
+    coefficients: Float[Tensor, "relation combination layer head"]
+    cell_relation: Int[Tensor, " cell"]
+    drawn: Int[Tensor, "sample 2"]
+    drawn_pairs: Int[Tensor, "pair_sample 3"]
+    is_causal: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class CombinedSums:
+    """What combinations reach.
+
+    Attributes:
+        hits: How many links of a cell are right, (cell, combination), float64; 0 of undirected ones.
+        precisions: Precision of undirected links at each of ASKED, (cell, combination, asked); NaN for others.
+        chance: What picking at random reaches: how many links are right, or how precise: (cell, 1 + asked).
+    """
+
+    hits: Tensor
+    precisions: Tensor
+    chance: Tensor
+
+
+class CombinedLinks(TileProbe[Tensor]):
+    """Adds up combinations over the layers of one forward pass on one batch.
+
+    Args:
+        facts: The links.
+        tried: The combinations.
+        buffers: Memory for tiles, which may serve one batch after another; None = a batch's own.
+
+    Attributes:
+        sums: Kind -> layer -> the weights of what is drawn, links first, (sample, head), on the CPU.
+    """
+
+    def __init__(self, facts: LinkFacts, tried: Combinations, buffers: Buffers | None = None) -> None:
+        super().__init__(buffers)
+        self.facts, self.tried = facts, tried
+        device = facts.units.device
+        self._n_words = int(facts.units.max()) + 1 if facts.units.numel() else 0
+        n_combinations = tried.coefficients.shape[1]
+        self._scores = torch.zeros(len(facts.link_row), n_combinations, self._n_words, device=device)
+        self._pairs = [pairs_of(facts.units[one.text]) for one in facts.contacts]
+        self._pair_scores = [torch.zeros(n_combinations, len(pairs.first), device=device) for pairs in self._pairs]
+
+    def _reader(self, call: AttentionCall) -> "_Reader":
+        facts = self.facts.on(call.query.device)
+        sizes = call.n_heads, call.query.shape[2], call.key.shape[2]
+        plan = self._plan_once(call, lambda: divide_links(facts, blocks(call)))
+        return _Reader(self, facts, plan, call.layer, sizes, call.query.dtype)
+
+    @torch.no_grad()
+    def read_weights(self, layer: int, weights: Float[Tensor, "text head query key"]) -> Tensor:
+        """Reads a layer from weights that are there.
+
+        Args:
+            layer: The layer.
+            weights: (text, head, query, key).
+
+        Returns:
+            What is drawn of it, (sample, head), 0 to 1.
+        """
+        n_texts, n_heads, n_queries, n_keys = weights.shape
+        whole = Block(slice(0, n_texts), slice(0, n_queries), slice(0, n_keys), None, False, None)
+        facts, plan = self.facts, divide_links(self.facts, [whole])
+        reader = _Reader(self, facts, plan, layer, (n_heads, n_queries, n_keys), weights.dtype)
+        reader.add_block(whole, weights)
+        return reader.result()
+
+    def add_links(self, layer: int, links: Tensor, given: Float[Tensor, "link head word"]) -> None:
+        """Adds what the heads of a layer give to each word, for some links.
+
+        Args:
+            layer: The layer.
+            links: The links, (link,), int64.
+            given: What they give, (link, head, word), from 0.
+        """
+        relations = self.tried.cell_relation[self.facts.link_cell[links.to(self.facts.link_cell.device)].cpu()]
+        for relation in sorted(set(relations.tolist())):
+            numbers = self.tried.coefficients[relation, :, layer, : given.shape[1]]
+            heads = numbers.any(0).nonzero()[:, 0]
+            if len(heads):
+                mine = (relations == relation).nonzero()[:, 0].to(given.device)
+                part = given[mine][:, heads.to(given.device)].float()
+                added = torch.einsum("lhw,mh->lmw", part, numbers[:, heads].to(given.device))
+                at = links[mine].to(self._scores.device)
+                self._scores[at, :, : given.shape[2]] += added.to(self._scores.device)
+
+    def add_pairs(self, layer: int, number: int, scores: Float[Tensor, "head word word"]) -> None:
+        """Adds the corrected weights of the heads of a layer, for one text's undirected links.
+
+        Args:
+            layer: The layer.
+            number: The place among the facts' contacts.
+            scores: What `core.contacts.corrected` makes of their maps, (head, word, word).
+        """
+        one, pairs = self.facts.contacts[number], self._pairs[number]
+        numbers = self.tried.coefficients[self.tried.cell_relation[one.cell], :, layer, : len(scores)]
+        heads = numbers.any(0).nonzero()[:, 0]
+        if len(heads):
+            first, second = pairs.first.to(scores.device), pairs.second.to(scores.device)
+            part = scores[heads.to(scores.device)][:, first, second].float()
+            added = numbers[:, heads].to(scores.device) @ part
+            self._pair_scores[number] += added.to(self._pair_scores[number].device)
+
+    def result(self) -> CombinedSums:
+        """What the combinations reach, once every layer has been read."""
+        facts, device = self.facts, self.facts.units.device
+        n_combinations = self.tried.coefficients.shape[1]
+        kind = sum_dtype(device)
+        hits = torch.zeros(facts.n_cells, n_combinations, dtype=kind, device=device)
+        precisions = torch.full((facts.n_cells, n_combinations, len(ASKED)), torch.nan, dtype=kind, device=device)
+        chance = torch.zeros(facts.n_cells, 1 + len(ASKED), dtype=kind, device=device)
+        if len(facts.link_row):
+            may = self._may()
+            scores = self._scores.masked_fill(~may[:, None], -torch.inf)
+            link, word = facts.targets.unbind(1)
+            largest = scores.amax(-1)
+            ties = (scores == largest[..., None]).sum(-1)
+            known = (self._scores != 0).any(-1)
+            right = (scores[link, :, word] >= largest[link]) & known[link]
+            hits.index_add_(0, facts.link_cell[link], right.to(kind) / ties[link])
+            chance[:, 0].index_add_(0, facts.link_cell[link], 1 / may.sum(-1)[link].to(kind))
+        for one, pairs, scores in zip(facts.contacts, self._pairs, self._pair_scores, strict=True):
+            linked = torch.zeros(len(pairs.first), dtype=torch.bool, device=device)
+            linked[pairs.number_of(one.pairs)] = True
+            for number, (separation, cut) in enumerate(ASKED):
+                precisions[one.cell, :, number] = precision(scores, linked, pairs, separation, cut).to(kind)
+                chance[one.cell, 1 + number] = linked[pairs.within(separation)].to(kind).mean()
+        return CombinedSums(hits.cpu(), precisions.cpu(), chance.cpu())
+
+    def _may(self) -> Tensor:
+        """Which words each link may be on, (link, word)."""
+        facts = self.facts
+        n_texts, n_keys = facts.units.shape
+        start = torch.full((n_texts, self._n_words), n_keys, dtype=torch.int64, device=facts.units.device)
+        text, token = (facts.units >= 0).nonzero().unbind(1)
+        flat = text * self._n_words + facts.units[text, token]
+        start.view(-1).scatter_reduce_(0, flat, token, "amin")
+        rows = start[facts.row_text]
+        may = rows < n_keys
+        if self.tried.is_causal:
+            last = torch.zeros(len(facts.row_text), dtype=torch.int64, device=start.device)
+            last.scatter_reduce_(0, facts.pieces[:, 0], facts.pieces[:, 1], "amax")
+            may &= rows <= last[:, None]
+        may[facts.own[:, 0], facts.own[:, 1]] = False
+        return may[facts.link_row]
+
+
+class _Reader(LinkReader):
+    """One layer's share in combinations."""
+
+    def __init__(
+        self, probe: CombinedLinks, facts: LinkFacts, plan: dict[Block, BlockLinks], layer: int,
+        sizes: tuple[int, int, int], dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        super().__init__(facts, plan, sizes, dtype)
+        self._probe, self._layer = probe, layer
+        self._by_text: dict[int, list[tuple[int, Contacts]]] = defaultdict(list)
+        for number, one in enumerate(facts.contacts):
+            self._by_text[one.text].append((number, one))
+        tried = probe.tried
+        self._drawn = torch.zeros(len(tried.drawn) + len(tried.drawn_pairs), sizes[0])
+
+    def result(self) -> Tensor:  # type: ignore[override]  # what a probe keeps of a layer is its own
+        return self._drawn
+
+    def _judge(self, words: Tensor, links: BlockLinks) -> None:
+        row, _, link = links.targets.unbind(1)
+        row_of = torch.full((len(self._facts.link_row),), -1, dtype=torch.int64, device=words.device)
+        row_of[link] = row
+        here = (row_of >= 0).nonzero()[:, 0]
+        given = words[..., :-1].clamp(min=0)
+        self._probe.add_links(self._layer, here, given[row_of[here]])
+        drawn = self._probe.tried.drawn.to(words.device)
+        inside = row_of[drawn[:, 0]] >= 0
+        found = given[row_of[drawn[inside, 0]], :, drawn[inside, 1]]
+        self._drawn[: len(drawn)][inside.cpu()] = found.float().cpu()
+
+    def _judge_pairs(self, text: int, maps: Tensor) -> None:
+        scores = corrected(maps)
+        drawn = self._probe.tried.drawn_pairs.to(maps.device)
+        for number, _ in self._by_text[text]:
+            self._probe.add_pairs(self._layer, number, scores)
+            mine = drawn[:, 0] == number
+            found = scores[:, drawn[mine, 1], drawn[mine, 2]].T
+            self._drawn[len(self._drawn) - len(drawn) :][mine.cpu()] = found.float().cpu()

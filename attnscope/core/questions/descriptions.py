@@ -1,0 +1,600 @@
+"""What a head does, found and not asked for: a sparse, readable model of its rows, scored on other texts.
+
+    p(k | q) ∝ exp( Σ_f w_f f(q, k) )        over the keys that q may attend to, few terms f out of a catalogue
+
+    explained = 1 - Σ_t KL(A ‖ p) / Σ_t KL(A ‖ uniform)      over texts t that it was not fitted on
+
+Where every feature has values in [0, 1], the log likelihood of p under A needs of A no more than how much of each row
+lies on each feature, E_A[f], and the row's entropy H: no row of weights is kept.
+
+    KL(A_q ‖ p_q)       = -H_q - Σ_f w_f E_A[f] + ln Z_q,      Z_q = Σ_k exp(Σ_f w_f f(q, k))
+    d KL / d w_f        = E_p[f] - E_A[f]
+    d² KL / d w_f d w_g = Cov_p(f, g)
+
+so the loss is convex, and Newton's method finds the one minimum (with a small ridge, for a head that is perfectly
+described has none). Z_q and its derivatives need only how many keys of the row have each combination of the chosen
+features' values: those are counted once for a set of features, and an iteration costs rows times combinations.
+
+Terms are chosen greedily. By what a candidate could gain at the current fit, with a = mean E_A[f], π = mean E_p[f]:
+
+    gain(f) >= a ln(a / π) + (1 - a) ln((1 - a) / (1 - π))
+
+(the gain along the line w_f is max_δ δa - mean_q ln E_p[exp(δ f)], and ln E_p exp(δf) <= ln(1 + E_p[f](exp(δ) - 1))
+for f in [0, 1]; that is concave in E_p[f], so the mean over rows goes inside; equal for 0/1 features that are equally
+common in all rows). The best are then refitted exactly, all terms together.
+
+Each text weighs the same, and its sampled queries share its weight: what is wanted is what the head does in a text that
+one has not seen, not in a token of the longest one; and texts are what is independent.
+
+Source: ours. Exponential families and their Newton steps: Barndorff-Nielsen 1978; choosing features greedily by their
+gain: Della Pietra, Della Pietra & Lafferty 1997, Inducing Features of Random Fields, section 4.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.core.exact.running import RunningSums
+
+Floats = NDArray[np.float64]
+
+MOST_TERMS = 4
+LEAST_GAIN = 0.02
+"""Of the nats on the texts that are fitted: what a term must add to stay."""
+
+ENOUGH = 0.995
+"""Explained of those texts: where it is reached no term is looked for."""
+
+ALIKE = 0.02
+"""Share of the largest gain within which candidates are alike, and the simplest of them is taken."""
+
+REFITTED, REFITTED_GRADED = 9, 2
+"""How many candidates are refitted: the best of all, and of those of more than two values the best by another rule."""
+
+FEWEST_TEXTS = 3
+"""On how many of the fitted texts a feature must say something."""
+
+LATER = -2
+"""What `describe` is given for a feature that may be a term, but not the first."""
+
+RIDGE, LARGEST_WEIGHT, LARGEST_STEP = 1e-4, 16.0, 3.0
+_ITERATIONS, _CLOSE = 30, 1e-7
+_ENTRIES_AT_ONCE, _SCREENED_AT_ONCE = 2**16, 2**22
+_TABLE_BYTES = 2**25
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Sampled rows of some heads that may attend to the same keys, as descriptions need them.
+
+    Attributes:
+        features: (feature, entry), uint8: the level of each feature at each (query, key) that attention may be paid
+            to; rows one after the other. A level stands for the value level / (levels - 1).
+        levels: (feature,): how many levels each has; 2 = it holds or does not.
+        starts: (row + 1,): where each row's entries begin.
+        texts: (row,): the number of its text.
+        expected: (row, head, feature), floating: E_A[f], the mean value under the head's attention.
+        entropies: (row, head): H in nats.
+
+    Raises:
+        ValueError: Shapes do not fit together, or a row has no key.
+    """
+
+    features: NDArray[np.uint8]
+    levels: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    texts: NDArray[np.int64]
+    expected: NDArray[np.floating]
+    entropies: Floats
+
+    def __post_init__(self) -> None:
+        n_rows, n_features = len(self.starts) - 1, len(self.levels)
+        fits = (
+            self.features.shape == (n_features, self.starts[-1])
+            and self.texts.shape == (n_rows,)
+            and self.expected.shape == (n_rows, self.n_heads, n_features)
+            and self.entropies.shape == (n_rows, self.n_heads)
+        )
+        if not fits:
+            raise ValueError(
+                f"features {self.features.shape}, starts {self.starts.shape}, texts {self.texts.shape}, expected "
+                f"{self.expected.shape} and entropies {self.entropies.shape} do not fit together"
+            )
+        if (np.diff(self.starts) < 1).any():
+            raise ValueError("a row has no key")
+
+    @property
+    def n_heads(self) -> int:
+        """How many heads the rows are of."""
+        return int(self.entropies.shape[1])
+
+    @cached_property
+    def uniform_nats(self) -> Floats:
+        """KL(A ‖ uniform) = ln n - H of each row, (row, head), in nats."""
+        return np.maximum(np.log(np.diff(self.starts))[:, None] - self.entropies, 0.0)
+
+    def of_texts(self, texts: Sequence[int]) -> "Part":
+        """The rows of some texts, each text weighing the same."""
+        return Part(self, np.flatnonzero(np.isin(self.texts, np.asarray(texts))))
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some rows, and what their texts weigh."""
+
+    rows: Rows
+    index: NDArray[np.int64]
+    _tables: "OrderedDict[tuple[int, ...], Table]" = field(default_factory=OrderedDict)
+
+    @cached_property
+    def texts(self) -> NDArray[np.int64]:
+        """(row,): the number of each row's text."""
+        return self.rows.texts[self.index]
+
+    @cached_property
+    def weights(self) -> Floats:
+        """(row,): what each counts; they sum to 1, and each text's to the same."""
+        _, which, counts = np.unique(self.texts, return_inverse=True, return_counts=True)
+        weights: Floats = 1.0 / (counts[which] * max(len(counts), 1))
+        return weights
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """(row,): how many entries each has."""
+        found: NDArray[np.int64] = np.diff(self.rows.starts)[self.index]
+        return found
+
+    @cached_property
+    def first(self) -> NDArray[np.int64]:
+        """(row,): where each row's entries begin in this part."""
+        return np.concatenate([[0], np.cumsum(self.lengths)[:-1]])[: len(self.index)].astype(np.int64)
+
+    @cached_property
+    def row_of(self) -> NDArray[np.int64]:
+        """(entry,): the number of each entry's row in this part."""
+        return np.repeat(np.arange(len(self.index)), self.lengths)
+
+    @cached_property
+    def levels(self) -> NDArray[np.uint8]:
+        """(feature, entry): levels of the features."""
+        if not len(self.index):
+            return self.rows.features[:, :0]
+        starts = self.rows.starts
+        if self.index[-1] - self.index[0] + 1 == len(self.index):  # a view, for these are most of the memory
+            return self.rows.features[:, starts[self.index[0]] : starts[self.index[-1] + 1]]
+        return self.rows.features[:, np.repeat(starts[self.index] - self.first, self.lengths) + np.arange(self.size)]
+
+    @property
+    def size(self) -> int:
+        """How many entries there are."""
+        return int(self.lengths.sum())
+
+    @cached_property
+    def expected(self) -> Floats:
+        """(head, feature): the mean of E_A[f] over texts."""
+        found: Floats = np.einsum("r,rhf->hf", self.weights, self.rows.expected[self.index], dtype=np.float64)
+        return found
+
+    @cached_property
+    def even(self) -> Floats:
+        """(feature,): the same under attention that is spread evenly."""
+        even: Floats = self.means(np.ones((1, self.size), np.float32))[0]
+        return even
+
+    @cached_property
+    def variances(self) -> Floats:
+        """(feature,): how much features vary within a row where attention is spread evenly; 0 for those of 2 levels."""
+        first, n = self.first, self.lengths
+        found = np.zeros(len(self.levels))
+        for number in np.flatnonzero(self.rows.levels > 2):
+            value = self.levels[number] / (self.rows.levels[number] - 1)
+            mean = np.add.reduceat(value, first) / n
+            found[number] = self.weights @ (np.add.reduceat(value * value, first) / n - mean**2)
+        return found
+
+    @cached_property
+    def uniform_nats(self) -> Floats:
+        """(head,): the mean of KL(A ‖ uniform) over texts."""
+        found: Floats = self.weights @ self.rows.uniform_nats[self.index]
+        return found
+
+    @cached_property
+    def entropies(self) -> Floats:
+        """(head,): the mean entropy over texts."""
+        found: Floats = self.weights @ self.rows.entropies[self.index]
+        return found
+
+    @cached_property
+    def said_in(self) -> NDArray[np.int64]:
+        """(feature,): in how many texts a feature has more than one level in some row."""
+        if not len(self.index):
+            return np.zeros(len(self.levels), np.int64)
+        found = np.zeros(len(self.levels), np.int64)
+        for number, levels in enumerate(self.levels):
+            varies = np.maximum.reduceat(levels, self.first) > np.minimum.reduceat(levels, self.first)
+            found[number] = len(np.unique(self.texts[varies]))
+        return found
+
+    def means(self, unscaled: NDArray[np.float32]) -> Floats:
+        """The mean of E_p[f] over texts for several p at once, (p, feature).
+
+        Args:
+            unscaled: (p, entry): probabilities but for a factor of each row.
+        """
+        sums = np.add.reduceat(unscaled, self.first, axis=1, dtype=np.float64)
+        scaled = unscaled * (self.weights / sums).astype(np.float32)[:, self.row_of]
+        found = np.zeros((len(unscaled), len(self.levels)))
+        for start in range(0, unscaled.shape[1], _ENTRIES_AT_ONCE):
+            some = slice(start, start + _ENTRIES_AT_ONCE)
+            found += scaled[:, some] @ self.levels[:, some].T.astype(np.float32)
+        return found / (self.rows.levels - 1)
+
+    def codes(self, chosen: Sequence[int]) -> NDArray[np.int64]:
+        """(entry,): one number for each combination of some features' levels."""
+        codes = np.zeros(self.size, np.int64)
+        for number in chosen:
+            codes *= self.rows.levels[number]
+            codes += self.levels[number]
+        return codes
+
+    def unscaled(self, chosen: tuple[int, ...], weights: Floats) -> NDArray[np.float32]:
+        """(entry,): p but for a factor of each row."""
+        table = self.table(chosen)
+        scores = table.values @ weights
+        found: NDArray[np.float32] = np.exp(scores - scores.max(initial=0.0)).astype(np.float32)[
+            table.places[self.codes(chosen)]
+        ]
+        return found
+
+    def table(self, chosen: tuple[int, ...]) -> "Table":
+        """How often each combination of some features' levels occurs in each row."""
+        if chosen not in self._tables:
+            self._tables[chosen] = Table.of(self, chosen)
+            while len(self._tables) > 1 and sum(one.counts.nbytes for one in self._tables.values()) > _TABLE_BYTES:
+                self._tables.popitem(last=False)
+        self._tables.move_to_end(chosen)
+        return self._tables[chosen]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The combinations of some features' levels.
+
+    Attributes:
+        values: (combination, feature): the features' values.
+        counts: (row, combination): how many of a row's keys have them.
+        places: Which combination each code stands for; see `codes`.
+    """
+
+    values: Floats
+    counts: Floats
+    places: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, part: Part, chosen: Sequence[int]) -> "Table":
+        """Counts the combinations."""
+        codes = part.codes(chosen)
+        size = math.prod(int(part.rows.levels[number]) for number in chosen)
+        n_rows = len(part.index)
+        seen = np.flatnonzero(np.bincount(codes, minlength=size))
+        place = np.zeros(size, np.int64)
+        place[seen] = np.arange(len(seen))
+        codes = place[codes]
+        counts = np.bincount(part.row_of * len(seen) + codes, minlength=n_rows * len(seen))
+        values, rest = np.empty((len(seen), len(chosen))), seen
+        for column in range(len(chosen) - 1, -1, -1):
+            levels = int(part.rows.levels[chosen[column]])
+            values[:, column] = rest % levels / (levels - 1)
+            rest = rest // levels
+        return cls(values, counts.reshape(n_rows, len(seen)).astype(np.float64), place)
+
+    def log_sums(self, weights: Floats) -> Floats:
+        """Logarithm of Z of each row, (row,), in nats."""
+        scores = self.values @ weights
+        top = scores.max(initial=0.0)
+        found: Floats = np.log(self.counts @ np.exp(scores - top)) + top
+        return found
+
+    def loss(self, weights: Floats, expected: Floats, rows: Floats) -> tuple[float, Floats, Floats]:
+        """What is made as small as can be: the mean of ln Z - Σ w E_A[f] over rows, with the ridge.
+
+        Args:
+            weights: (feature,): w.
+            expected: (feature,): the mean of E_A[f].
+            rows: (row,): what each row counts.
+
+        Returns:
+            Its value in nats, its gradient (feature,), and its second derivatives (feature, feature).
+        """
+        scores = self.values @ weights
+        top = scores.max(initial=0.0)
+        e = np.exp(scores - top)
+        n = self.values.shape[1]
+        sums = self.counts @ np.concatenate([e[:, None], e[:, None] * self.values], 1)
+        z = sums[:, 0]
+        means = sums[:, 1:] / z[:, None]
+        mean = rows @ means
+        # Of each combination, over all rows: how much p gives to it.
+        given = e * ((rows / z) @ self.counts)
+        second = (self.values * given[:, None]).T @ self.values - (means * rows[:, None]).T @ means
+        value = rows @ np.log(z) + top - weights @ expected + RIDGE / 2 * (weights @ weights)
+        return float(value), mean - expected + RIDGE * weights, second + RIDGE * np.eye(n)
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """The terms that were found for a head.
+
+    Attributes:
+        terms: Numbers of the features, in the order in which they were chosen.
+        weights: w of each, log odds for a feature that goes from 0 to 1.
+        gains: Nats that each explained of the fitted texts when it was chosen.
+        nats: KL(A ‖ uniform) of the fitted texts.
+        first: The first term alone; None where there is none.
+        runner_up: What explained most, alone, of the features that were not taken as the first term; None where no
+            other was tried.
+    """
+
+    terms: tuple[int, ...]
+    weights: Floats
+    gains: tuple[float, ...]
+    nats: float
+    first: "Description | None" = None
+    runner_up: "Description | None" = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a description holds on texts.
+
+    Attributes:
+        explained: Share of the nats from uniform that it explains; below 0 where it is worse than uniform; NaN where
+            there are none.
+        low: Lower end of its interval over texts; NaN with fewer than two.
+        high: Upper end, at most 1.
+        nats: The mean of KL(A ‖ uniform).
+        left: The mean of KL(A ‖ p).
+    """
+
+    explained: float
+    low: float
+    high: float
+    nats: float
+    left: float
+
+
+def refit(part: Part, head: int, terms: tuple[int, ...], start: Floats | None = None) -> tuple[Floats, float]:
+    """The weights of some terms for which p is nearest to a head's attention, and how near.
+
+    Args:
+        part: The rows.
+        head: Which head.
+        terms: Numbers of features.
+        start: Where to begin.
+
+    Returns:
+        The weights, and the mean of KL(A ‖ p) over texts in nats (without the ridge).
+    """
+    table = part.table(terms)
+    expected, rows = part.expected[head, list(terms)], part.weights
+    w = np.zeros(len(terms)) if start is None else np.array(start, np.float64)
+    value, gradient, second = table.loss(w, expected, rows)
+    for _ in range(_ITERATIONS):
+        step = np.clip(np.linalg.solve(second, -gradient), -LARGEST_STEP, LARGEST_STEP)
+        size = 1.0
+        while True:
+            tried = np.clip(w + size * step, -LARGEST_WEIGHT, LARGEST_WEIGHT)
+            found = table.loss(tried, expected, rows)
+            if found[0] <= value or size < 1e-3:
+                break
+            size /= 2
+        gained = value - found[0]
+        if gained > 0:
+            w, (value, gradient, second) = tried, found
+        if gained < _CLOSE:
+            break
+    return w, value - RIDGE / 2 * float(w @ w) - float(part.entropies[head])
+
+
+def describe(
+    part: Part,
+    simplicity: Sequence[int],
+    heads: Sequence[int] | None = None,
+    most: int = MOST_TERMS,
+    candidates: Sequence[int] | None = None,
+    needs: Sequence[int] | None = None,
+) -> list[Description]:
+    """Finds the terms of every head.
+
+    Args:
+        part: The rows to fit.
+        simplicity: Of each feature; of candidates that are alike the one with the smallest number is taken.
+        heads: Which heads; None = all.
+        most: How many terms at most.
+        candidates: Which features may be terms; None = all.
+        needs: For each feature the one that must be a term before it, as it is a part of that; -1 = none must, LATER =
+            any.
+
+    Returns:
+        One description a head, in their order.
+    """
+    heads = range(part.rows.n_heads) if heads is None else heads
+    usable = part.said_in >= min(FEWEST_TEXTS, len(np.unique(part.texts)))
+    if candidates is not None:
+        usable &= np.isin(np.arange(len(usable)), np.asarray(candidates))
+    wholes = np.full(len(usable), -1) if needs is None else np.asarray(needs)
+    searches = [_Search(part, head, np.asarray(simplicity)) for head in heads]
+    while going := [search for search in searches if search.goes_on and len(search.terms) < most]:
+        for search, pi in zip(going, _screen(part, going), strict=True):
+            ready = np.isin(wholes, [-1, *search.terms]) | ((wholes == LATER) & bool(search.terms))
+            search.extend(pi, usable & ready)
+    return [search.description() for search in searches]
+
+
+def score(part: Part, head: int, found: Description) -> tuple[Score, Floats]:
+    """How well a description holds on rows, and where it fails.
+
+    Returns:
+        The score; and KL(A ‖ p) of each row, (row,), in nats.
+    """
+    left = row_losses(part, head, found)
+    nats = part.rows.uniform_nats[part.index, head]
+    return score_of_texts(part.texts, left, nats), left
+
+
+def row_losses(part: Part, head: int, found: Description) -> Floats:
+    """KL(A ‖ p) of each row of a head, (row,), in nats."""
+    log_sums = part.table(found.terms).log_sums(found.weights)
+    on = part.rows.expected[part.index, head][:, list(found.terms)].astype(np.float64)
+    losses: Floats = np.maximum(log_sums - on @ found.weights - part.rows.entropies[part.index, head], 0.0)
+    return losses
+
+
+def explains_more(part: Part, head: int, one: Description, other: Description) -> bool:
+    """Whether a description explains more of a head than another does: beyond the paired 95% interval over texts.
+
+    Also where they cannot be told apart because there are not two texts.
+    """
+    texts, which, counts = np.unique(part.texts, return_inverse=True, return_counts=True)
+    more = np.bincount(which, row_losses(part, head, other) - row_losses(part, head, one), len(texts)) / counts
+    sums = RunningSums(())
+    for of_text in more:
+        sums.add(of_text, 1.0)
+    return not sums.interval()[0] <= 0  # one text alone tells nothing apart: there is no interval, and no tie
+
+
+def masses(part: Part, found: Description, feature: int) -> Floats:
+    """How much p gives to a feature in each row, (row,): E_p[f]."""
+    p = part.unscaled(found.terms, found.weights)
+    value = part.levels[feature] / (part.rows.levels[feature] - 1)
+    n = len(part.index)
+    mass: Floats = np.bincount(part.row_of, p * value, n) / np.bincount(part.row_of, p, n)
+    return mass
+
+
+def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Score:
+    """The score of rows whose texts weigh the same, with its interval over texts.
+
+    The explained share is one minus a ratio L of sums over texts, with standard error se (Cochran 1977, section 6.4).
+    What is left varies less the less there is of it: its variance at an end θ is taken as se² θ / L, as in a score
+    interval of a Poisson mean, whose ends are the θ of (L - θ)² = t² se² θ / L. Simulated in docs/descriptions.md.
+
+    Args:
+        texts: (row,): the number of each row's text.
+        left: (row,): KL(A ‖ p), or what of it counts.
+        nats: (row,): KL(A ‖ uniform).
+    """
+    numbers, which, counts = np.unique(texts, return_inverse=True, return_counts=True)
+    if not len(numbers):
+        return Score(math.nan, math.nan, math.nan, math.nan, math.nan)
+    sums = RunningSums(())
+    of_left, of_nats = (np.bincount(which, given) / counts for given in (left, nats))
+    sums.add(of_left, of_nats)
+    ratio, (low, high) = float(sums.ratio()), sums.interval()
+    half = float(high - low) / 2
+    shift = half**2 / ratio / 2 if ratio > 0 else 0.0
+    spread = math.hypot(half, shift)
+    most = min(1.0, 1 - ratio - shift + spread) if math.isfinite(spread) else math.nan
+    return Score(1 - ratio, 1 - ratio - shift - spread, most, float(of_nats.mean()), float(of_left.mean()))
+
+
+class _Search:
+    """The search for the terms of one head."""
+
+    def __init__(self, part: Part, head: int, simplicity: NDArray[np.int64]) -> None:
+        self._part, self.head, self._simplicity = part, head, simplicity
+        self.terms: tuple[int, ...] = ()
+        self.weights = np.zeros(0)
+        self._gains: list[float] = []
+        self._nats = self._left = float(part.uniform_nats[head])
+        self._first: Description | None = None
+        self._runner_up: Description | None = None
+        self.goes_on = self._nats > 0
+
+    def extend(self, found: "_Screened", usable: NDArray[np.bool_]) -> None:
+        """Takes the next term, or ends the search."""
+        gains = np.where(usable, found.gains, -1.0)
+        graded = np.where(usable, found.graded, -1.0)
+        gains[list(self.terms)] = graded[list(self.terms)] = -1.0
+        best = [int(f) for f in np.argsort(-gains, kind="stable")[:REFITTED] if gains[f] > 0]
+        best += [int(f) for f in np.argsort(-graded, kind="stable")[:REFITTED_GRADED] if graded[f] > 0]
+        tried = []
+        for feature in dict.fromkeys(best):
+            start = np.append(self.weights, np.clip(found.steps[feature], -LARGEST_STEP, LARGEST_STEP))
+            # In the order of their numbers: heads that come to the same terms share the table.
+            terms = (*self.terms, feature)
+            order = sorted(range(len(terms)), key=terms.__getitem__)
+            weights, left = refit(self._part, self.head, tuple(terms[i] for i in order), start[order])
+            back = np.empty(len(terms))
+            back[order] = weights
+            tried.append((feature, back, left))
+        least = LEAST_GAIN * self._nats
+        if not tried or self._left - min(left for *_, left in tried) < least:
+            self.goes_on = False
+            return
+        largest = self._left - min(left for *_, left in tried)
+        alike = [one for one in tried if self._left - one[2] >= max((1 - ALIKE) * largest, least)]
+        taken = min(alike, key=lambda one: (self._simplicity[one[0]], one[2]))
+        if not self.terms:
+            self._first = self._alone(*taken)
+            others = [one for one in tried if one[0] != taken[0]]
+            self._runner_up = self._alone(*min(others, key=lambda one: one[2])) if others else None
+        feature, self.weights, left = taken
+        self.terms = (*self.terms, feature)
+        self._gains.append(self._left - left)
+        self._left = left
+        self.goes_on = left > (1 - ENOUGH) * self._nats
+
+    def _alone(self, feature: int, weights: Floats, left: float) -> Description:
+        return Description((feature,), weights, (self._nats - left,), self._nats)
+
+    def description(self) -> Description:
+        """What was found."""
+        found = self.terms, self.weights, tuple(self._gains), self._nats
+        return Description(*found, first=self._first, runner_up=self._runner_up)
+
+
+@dataclass(frozen=True, eq=False)
+class _Screened:
+    """What each feature could gain at the current fit of a head.
+
+    Attributes:
+        gains: (feature,): the bound of the module's docstring.
+        graded: (feature,): of features of more than two levels Rao's score, the gain of a quadratic; else -1.
+        steps: (feature,): the weight at which it would be gained.
+    """
+
+    gains: Floats
+    graded: Floats
+    steps: Floats
+
+
+def _screen(part: Part, searches: Sequence[_Search]) -> list[_Screened]:
+    """What each feature could gain for several heads."""
+    made: list[_Screened] = []
+    at_once = max(1, _SCREENED_AT_ONCE // max(part.size, 1))
+    for start in range(0, len(searches), at_once):
+        some = searches[start : start + at_once]
+        p = np.empty((len(some), part.size), np.float32)
+        for row, search in enumerate(some):
+            order = sorted(range(len(search.terms)), key=search.terms.__getitem__)
+            p[row] = part.unscaled(tuple(search.terms[i] for i in order), search.weights[order])
+        made += [_gains(part, search.head, pi) for search, pi in zip(some, part.means(p), strict=True)]
+    return made
+
+
+def _gains(part: Part, head: int, pi: Floats) -> _Screened:
+    tiny = 1e-9
+    a, pi = np.clip(part.expected[head], tiny, 1 - tiny), np.clip(pi, tiny, 1 - tiny)
+    gains = a * np.log(a / pi) + (1 - a) * np.log((1 - a) / (1 - pi))
+    steps = np.log(a / pi) - np.log((1 - a) / (1 - pi))
+    # A value that goes up in steps varies less than one that is 0 or 1: by how much is taken from uniform attention.
+    spread = part.variances
+    is_graded = part.rows.levels > 2
+    graded = np.where(is_graded, (a - pi) ** 2 / (2 * np.maximum(spread, tiny)), -1.0)
+    return _Screened(gains, graded, np.where(is_graded, np.clip((a - pi) / np.maximum(spread, tiny), -3, 3), steps))

@@ -1,0 +1,1 @@
+"""Measures of attention over pictures and sound."""

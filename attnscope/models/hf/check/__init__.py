@@ -1,0 +1,1 @@
+"""Does the seam give what the model itself computes?"""

@@ -1,0 +1,282 @@
+"""Whether what is shown of a Hugging Face model is what it computes: the comparisons of the self-check."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from attnscope.core.attention.seam import Kind, attend
+from attnscope.errors import AttnscopeError
+from attnscope.models.hf.check.examples import Example, examples
+from attnscope.models.hf.seam import Plan, perform, use_attention
+
+Maps = dict[Kind, list[Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What one forward pass computed.
+
+    Attributes:
+        hidden: The last hidden states, of an encoder-decoder the decoder's, (batch, token, d_model).
+        encoded: Of an encoder-decoder: the encoder's.
+        maps: The attention weights that are known, of each kind in the order of computation.
+        sinks: Of each map whether sinks took part of its weight. Empty where that is not known.
+    """
+
+    hidden: Tensor | None
+    encoded: Tensor | None
+    maps: Maps
+    sinks: Mapping[Kind, Sequence[bool]]
+
+    @classmethod
+    def of(cls, output: Any, maps: Maps, sinks: Mapping[Kind, Sequence[bool]] | None = None) -> "Outcome":
+        """From what a forward returned."""
+        return cls(hidden_states(output), getattr(output, "encoder_last_hidden_state", None), maps, sinks or {})
+
+    def last_text(self, alone: "Outcome") -> "Outcome":
+        """The last text of a padded batch, cut to the sizes of the outcome that it has `alone`.
+
+        Raises:
+            AttnscopeError: It attends to its padding.
+        """
+
+        def cut(states: Tensor | None, like: Tensor | None) -> Tensor | None:
+            return states if states is None or like is None else states[-1:, : like.shape[1]]
+
+        maps: Maps = {}
+        for kind, of_kind in self.maps.items():
+            maps[kind] = []
+            for weights, like in zip(of_kind, alone.maps[kind], strict=True):
+                n_queries, n_keys = like.shape[2:]
+                if bool(weights[-1:, :, :n_queries, n_keys:].any()):
+                    raise AttnscopeError("self-check: padding is attended to")
+                maps[kind].append(weights[-1:, :, :n_queries, :n_keys])
+        return replace(self, hidden=cut(self.hidden, alone.hidden), encoded=cut(self.encoded, alone.encoded), maps=maps)
+
+
+def compare(
+    model: PreTrainedModel,
+    example: Example,
+    ours: Outcome,
+    theirs: Outcome,
+    layers: Mapping[Kind, Sequence[int]],
+    n_layers: Mapping[Kind, int],
+) -> str:
+    """Compares what passed the seam with what the model computes by itself.
+
+    Returns:
+        Why the seam does not see the whole, "" if it does.
+
+    Raises:
+        AttnscopeError: What it sees differs from eager.
+    """
+    allowed = tolerance(model, sum(map(len, ours.maps.values())))
+    compare_hidden(model, example, ours, theirs, allowed)
+    for kind, own_maps in ours.maps.items():
+        # Of a model that is no encoder-decoder there is one list of maps, whatever we call its kind.
+        other_maps = theirs.maps.get(kind) or theirs.maps.get("decoder" if kind == "encoder" else "encoder", [])
+        if not other_maps and n_layers[kind] == len(own_maps):
+            continue  # none are given out: equal hidden states and the number of layers have to do
+        if len(other_maps) != len(own_maps):
+            return f"only {len(own_maps)} of {len(other_maps)} {kind} layers pass transformers' attention interface"
+        sinks = ours.sinks.get(kind, [False] * len(own_maps))
+        for layer, own, other, has_sinks in zip(layers[kind], own_maps, other_maps, sinks, strict=True):
+            _compare_weights(example, kind, layer, own, other, allowed, has_sinks)
+    return ""
+
+
+def tolerance(model: PreTrainedModel, n_calls: int) -> float:
+    """By how much two ways to compute the same may differ, in weights and relative to the largest hidden state.
+
+    Rounding adds up over layers like a random walk: in units of eps * sqrt(1 + n_calls) real models in 16 bits differ
+    by less than 1 (their softmax is computed in 32), in 32 bits by up to 5, random ones with scores of a hundred by 60.
+    """
+    # Many a model's own eager softmax is in 32 bits, also where all else is in 64.
+    eps = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
+    return (4 if eps > 1e-5 else 128) * eps * math.sqrt(1 + n_calls)
+
+
+def compare_hidden(model: PreTrainedModel, example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> None:
+    """Compares hidden states at real positions.
+
+    Raises:
+        AttnscopeError: They differ, or are not finite.
+    """
+    target_real = example.target_real if model.config.is_encoder_decoder else example.real
+    for own, other, real in (
+        (ours.hidden, theirs.hidden, target_real),
+        (ours.encoded, theirs.encoded, example.real),
+    ):
+        if own is None or other is None:
+            continue
+        own, other = own.float(), other.float()
+        if real is not None and own.shape[:2] == real.shape:
+            own, other = own[real], other[real]
+        if not bool(torch.isfinite(own).all()):
+            raise AttnscopeError("self-check: hidden states are not finite", "the weights are damaged, or try --dtype")
+        difference = float((own - other).abs().max()) / max(float(other.abs().max()), 1e-30)
+        if not difference <= allowed:
+            raise AttnscopeError(
+                f"self-check: hidden states differ from the model's own by {difference:.3g}, rounding is {allowed:.3g}",
+                "its pictures would be wrong, so there are none; another --dtype may pass",
+            )
+
+
+def takes_light_masks(model: PreTrainedModel, plan: Plan, extras: Mapping[str, Any]) -> bool:
+    """Whether a model hands our light masks (`hf.seam.Light`) on as they are: tried on two texts padded together.
+
+    Returns:
+        False where it changes them, or where what it computes differs beyond rounding: its masks are then written out.
+    """
+    padded, _ = examples(model)
+    given = {**extras, **padded.inputs}
+    try:
+        with torch.no_grad():
+            light = Outcome.of(perform(model, given, plan, attend, light_from=1), {})
+            written_out = Outcome.of(perform(model, given, plan, attend), {})
+        compare_hidden(model, padded, light, written_out, tolerance(model, sum(map(len, plan.values()))))
+    except (AttnscopeError, RuntimeError, TypeError, ValueError, IndexError):
+        return False
+    return True
+
+
+def _compare_weights(
+    example: Example, kind: Kind, layer: int, own: Tensor, other: Tensor, allowed: float, has_sinks: bool
+) -> None:
+    if own.shape != other.shape:
+        raise AttnscopeError(f"self-check: {kind} layer {layer} is {tuple(own.shape)}, by eager {tuple(other.shape)}")
+    totals = own.sum(-1, keepdim=True)
+    rows = totals > 0
+    real = _real_queries(example, kind)
+    if real is not None and real.shape == (own.shape[0], own.shape[2]):
+        rows = rows & real[:, None, :, None]
+    other = other.float()
+    difference = float(((own - other) * rows).abs().max())
+    if not difference <= allowed and has_sinks:
+        # Some eager functions give their weights out before the sink takes its part.
+        difference = float(((own - other * totals) * rows).abs().max())
+    if not difference <= allowed:
+        raise AttnscopeError(
+            f"self-check: weights of {kind} layer {layer} differ from the model's own by {difference:.3g}, "
+            f"rounding is {allowed:.3g}",
+            "its pictures would be wrong, so there are none; another --dtype may pass",
+        )
+
+
+def _real_queries(example: Example, kind: Kind) -> Tensor | None:
+    return example.real if example.target_real is None or kind == "encoder" else example.target_real
+
+
+def run_eager(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, Maps]:
+    """Runs a model by its own eager attention; returns its output and the weights it gives out."""
+    with use_attention(model, "eager"):
+        parts = set(model.modules())
+        output = model(**inputs, output_attentions=True)
+        maps = eager_maps(model.config, output)
+        if not all(maps.values()) and set(model.modules()) != parts:
+            # transformers watched parts that the model then put others in place of, as BigBird does on short texts.
+            for module in model.modules():
+                vars(module).pop("_output_capturing_hooks_installed", None)
+            output = model(**inputs, output_attentions=True)
+            maps = eager_maps(model.config, output)
+    if "input_ids" not in inputs:
+        return output, maps
+    source = inputs["input_ids"].shape[1]
+    target = inputs["decoder_input_ids"].shape[1] if model.config.is_encoder_decoder else source
+    return output, {
+        kind: [_drop_filling(weights, *_sizes(source, target)[kind]) for weights in of_kind]
+        for kind, of_kind in maps.items()
+    }
+
+
+def _sizes(source: int, target: int) -> dict[Kind, tuple[int, int]]:
+    """Queries and keys of each kind of attention."""
+    return {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+
+
+def _drop_filling(weights: Tensor, n_queries: int, n_keys: int) -> Tensor:
+    """Weights without what a model itself adds to a text, to fill its last block, where none of them lies there."""
+    if weights.ndim != 4 or weights.shape[2] < n_queries or weights.shape[3] <= n_keys:
+        return weights
+    return weights if bool(weights[:, :, :n_queries, n_keys:].any()) else weights[:, :, :n_queries, :n_keys]
+
+
+def run_eager_or_own(model: PreTrainedModel, example: Example, *, with_maps: bool = True) -> Outcome:
+    """What a model computes by its own eager attention, or where it has none that works, in its own way."""
+    try:
+        if with_maps:
+            return Outcome.of(*run_eager(model, example.inputs))
+        with use_attention(model, "eager"):
+            return Outcome.of(model(**example.inputs), {})
+    except Exception:  # a model may fail in any way
+        with use_attention(model, None):
+            return Outcome.of(model(**example.inputs), {})
+
+
+def eager_maps(config: Any, output: Any) -> Maps:
+    """The weights that an output carries; those of a model that is no encoder-decoder all count as an encoder's."""
+    if not config.is_encoder_decoder:
+        return {"encoder": _list(output, "attentions")}
+    return {
+        "encoder": _list(output, "encoder_attentions"),
+        "decoder": _list(output, "decoder_attentions"),
+        "cross": _list(output, "cross_attentions"),
+    }
+
+
+def _list(output: Any, name: str) -> list[Tensor]:
+    return [weights for weights in getattr(output, name, None) or () if weights is not None]
+
+
+def hidden_states(output: Any) -> Tensor | None:
+    """The last hidden states of an output, of an encoder-decoder the decoder's; None if it carries none."""
+    for name in ("last_hidden_state", "decoder_hidden_states", "hidden_states"):
+        found = getattr(output, name, None)
+        if found is not None and len(found):
+            return found if isinstance(found, Tensor) else found[-1]
+    return None
+
+
+def check_rows(weights: Tensor, kind: Kind, layer: int, allowed: float) -> None:
+    """Refuses maps that are no softmax weights on this input, though they were on the self-check's.
+
+    Raises:
+        AttnscopeError: A number is negative, or a row sums neither to 1 nor, seeing no key, to 0.
+    """
+    sums = weights.float().sum(-1)
+    if bool((weights < 0).any()) or not bool((((sums - 1).abs() <= allowed) | (sums == 0)).all()):
+        raise AttnscopeError(
+            f"on this text of {weights.shape[-1]} tokens the model's own {kind} layer {layer} gives out numbers that "
+            "are no softmax weights",
+            "shorter texts may be shown",
+        )
+
+
+def not_weights(model: PreTrainedModel, example: Example, kind: Kind, weights: Tensor, allowed: float) -> str:
+    """Why a tensor is no map of softmax weights of this kind, "" if it is one."""
+    batch = len(next(iter(example.inputs.values())))
+    shape = tuple(weights.shape)
+    if len(shape) != 4 or shape[0] != batch:
+        return f"has the shape {shape}, not (batch, head, query, key)"
+    if example.real is not None:
+        source = example.real.shape[1]
+        target = source if example.target_real is None else example.target_real.shape[1]
+        if shape[2:] != _sizes(source, target)[kind]:
+            return f"has the shape {shape}, not (batch, head, query, key)"
+    values = weights.float()
+    real = _real_queries(example, kind)
+    if real is not None:
+        values = values.transpose(1, 2)[real]
+    if not bool((values >= 0).all()) or not float((values.sum(-1) - 1).abs().max()) <= allowed:
+        return "holds numbers that are no softmax weights"
+    hidden = example.real if kind != "decoder" or not model.config.is_encoder_decoder else example.target_real
+    if hidden is not None and real is not None and not bool(hidden.all()):
+        padding = (weights.float() * ~hidden[:, None, None, :]).transpose(1, 2)[real]
+        if not float(padding.max()) <= allowed:
+            return "gives weight to padding"
+    return ""

@@ -1,0 +1,1 @@
+"""Models that see, hear, or read by cross-attention."""

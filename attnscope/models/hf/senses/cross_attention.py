@@ -1,0 +1,186 @@
+"""Models with cross-attention from words, or learned queries, to the patches of a picture: what their attention is.
+
+Which of their modules is which attention is known by name, family by family: they do not run on text alone, and maps of
+their towers would be too large to try them on a picture at load. What is said of them is compared with what they
+compute by themselves on the first picture that they are given. Two have attention of their own code, which is not
+looked up by name: as they run, what takes its place computes the same at the seam.
+"""
+
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from attnscope.core.attention.probes import Place
+from attnscope.core.attention.seam import AttentionCall, Kind, attend
+from attnscope.errors import AttnscopeError
+from attnscope.models.hf.check.compare import Outcome, compare_hidden, hidden_states, tolerance
+from attnscope.models.hf.check.examples import Example, standing_arguments
+from attnscope.models.hf.check.survey import Survey
+from attnscope.models.hf.parts import silence
+from attnscope.models.hf.seam import attention_function, perform, use_attention
+
+
+def survey_cross_attention(
+    base: PreTrainedModel,
+    patterns: Mapping[Kind, str],
+    notes_on: Callable[[PreTrainedModel, Sequence[Kind]], tuple[str, ...]],
+) -> Survey:
+    """What the attention of such a model is, of its words and of its queries; that of its tower is left out.
+
+    Args:
+        base: The model.
+        patterns: The modules of each kind of attention by name, with the layer's number.
+        notes_on: What a user must know of a model that has these kinds.
+
+    Raises:
+        AttnscopeError: A module does not say how many heads it has.
+    """
+    plan: dict[nn.Module, list[Place]] = {}
+    layers: dict[Kind, tuple[int, ...]] = {}
+    modules: dict[Kind, list[nn.Module]] = {}
+    for kind, pattern in patterns.items():
+        named = {name: module for name, module in base.named_modules() if re.fullmatch(pattern, name)}
+        # BERT's `crossattention` holds the `crossattention.self` that attends.
+        named = {name: one for name, one in named.items() if not any(other.startswith(f"{name}.") for other in named)}
+        found = [(int(re.fullmatch(pattern, name)[1]), module) for name, module in named.items()]  # type: ignore[index]
+        if found:
+            layers[kind], modules[kind] = tuple(n for n, _ in found), [module for _, module in found]
+            plan |= {module: [(kind, layer)] for layer, module in found}
+    stacks = {kind: patterns[kind].partition(r"(\d+)")[0] for kind in layers}
+    heads = {kind: [_heads_of(base, module) for module in of_kind] for kind, of_kind in modules.items()}
+    return Survey(
+        path="seam",
+        plan=plan,
+        layers=layers,
+        n_layers={
+            kind: 1 + max(max(layers[other]) for other, stack in stacks.items() if stack == stacks[kind])
+            for kind in layers
+        },
+        n_heads={kind: max(n for n, _ in of_kind) for kind, of_kind in heads.items()},
+        n_kv_heads={kind: max(n for _, n in of_kind) for kind, of_kind in heads.items()},
+        extras={},
+        d_model=int(base.config.get_text_config(decoder=True).hidden_size),
+        checked=True,
+        notes=notes_on(base, tuple(layers)),
+        beside=True,
+        through=_at_seam(base),
+    )
+
+
+def _heads_of(base: PreTrainedModel, module: nn.Module) -> tuple[int, int]:
+    """Query heads and key/value heads of a module."""
+    for holder in (module, getattr(module, "config", None)):
+        for name in ("num_attention_heads", "num_heads", "n_heads"):
+            if isinstance(n_heads := getattr(holder, name, None), int):
+                groups = getattr(module, "num_key_value_groups", 1)
+                return n_heads, n_heads // (groups if isinstance(groups, int) and groups else 1)
+    raise AttnscopeError(f"{type(module).__name__} of {base.config.model_type} does not say how many heads it has")
+
+
+def compare_cross_attention(
+    base: PreTrainedModel, found: Survey, inputs: Mapping[str, Any], sizes: Mapping[str, tuple[int, int]]
+) -> None:
+    """Compares what passes the seam on an input with what the model computes as it is; and what it is said to have.
+
+    Args:
+        base: The model.
+        found: What is said of it.
+        inputs: Photos and words, as its forward takes them.
+        sizes: Queries and keys of each kind.
+
+    Raises:
+        AttnscopeError: It computes another thing, or has attention of other sizes.
+    """
+    given = {**standing_arguments(base), **inputs}
+
+    def observe(call: AttentionCall) -> Tensor:
+        seen = (call.n_heads, call.query.shape[2], call.key.shape[2])
+        if seen != (found.n_heads[call.kind], *sizes[call.kind]):
+            n_heads, queries, keys = seen
+            raise AttnscopeError(
+                f"{call.kind} layer {call.layer} has {n_heads} heads of {queries} queries on {keys} keys, where "
+                f"{found.n_heads[call.kind]} of {sizes[call.kind][0]} on {sizes[call.kind][1]} are known",
+                "it is not known which of them stand for which part of the picture",
+            )
+        return attend(call)
+
+    with torch.no_grad(), silence():
+        ours = perform(base, given, found.plan, observe, through=found.through, beside=True)
+        with use_attention(base, None):
+            own = base(**given)
+    allowed = tolerance(base, len(found.plan))
+    mine, theirs = (Outcome(result_of(one), None, {}, {}) for one in (ours, own))
+    compare_hidden(base, Example({}), mine, theirs, allowed)
+
+
+def result_of(output: Any) -> Tensor:
+    """What a model computes of words and a picture: scores of the vocabulary, or hidden states without a head."""
+    found = getattr(output, "logits", None)
+    found = hidden_states(output) if found is None else found
+    assert isinstance(found, Tensor)
+    return found
+
+
+# Attention that does not look itself up by name -------------------------------------------------------------------
+
+
+def _at_seam(base: PreTrainedModel) -> Callable[..., Any] | None:
+    """Runs a model with such attention at the seam; None where it has none."""
+    own = [
+        (module, _OWN_CODE[type(module).__name__]) for module in base.modules() if type(module).__name__ in _OWN_CODE
+    ]
+
+    def run(**inputs: Any) -> Any:
+        try:
+            for module, attend_as in own:
+                module.forward = types.MethodType(attend_as, module)
+            return base(**inputs)
+        finally:
+            for module, _ in own:
+                vars(module).pop("forward", None)
+
+    return run if own else None
+
+
+def _attend_as_blip(
+    module: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    encoder_hidden_states: Tensor | None = None,
+    encoder_attention_mask: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What BlipTextSelfAttention.forward computes where nothing is cached."""
+    states = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+    mask = attention_mask if encoder_hidden_states is None else encoder_attention_mask
+    projected = module.query(hidden_states), module.key(states), module.value(states)
+    return _attend(module, projected, module.attention_head_size, mask), None
+
+
+def _attend_as_trocr(
+    module: Any,
+    hidden_states: Tensor,
+    key_value_states: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What TrOCRAttention.forward computes where nothing is cached."""
+    states = hidden_states if key_value_states is None else key_value_states
+    projected = module.q_proj(hidden_states), module.k_proj(states), module.v_proj(states)
+    return module.out_proj(_attend(module, projected, module.head_dim, attention_mask)), None
+
+
+def _attend(module: nn.Module, projected: Sequence[Tensor], d_head: int, mask: Tensor | None) -> Tensor:
+    query, key, value = (x.view(*x.shape[:-1], -1, d_head).transpose(1, 2) for x in projected)
+    return attention_function(module, query, key, value, mask, is_causal=False)[0].flatten(2)
+
+
+_OWN_CODE: Mapping[str, Callable[..., Any]] = {
+    "BlipTextSelfAttention": _attend_as_blip,
+    "TrOCRAttention": _attend_as_trocr,
+}

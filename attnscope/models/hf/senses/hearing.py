@@ -1,0 +1,160 @@
+"""What Hugging Face models hear: a recording through the model's own feature extractor, and its frames as tokens."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnscope.errors import AttnscopeError, first_line
+from attnscope.models.hf.network import Network
+from attnscope.models.hf.parts import hears, in_one_line, sees_sound, takes_recordings
+from attnscope.models.hf.senses.seeing import OTHER_MODELS, tokens_before, whole_grid
+from attnscope.models.model import SensoryInput
+from attnscope.records.maps.pictures import Picture
+from attnscope.records.maps.sounds import Sound, Spectrogram
+from attnscope.senses.recordings import Recording
+from attnscope.senses.tokens import frame_tokens, patch_tokens
+
+
+class HuggingFaceEars:
+    """What of a model hears recordings; see models.model.Ears.
+
+    Args:
+        network: The model.
+        extractor: Its feature extractor; None = it came without one.
+    """
+
+    def __init__(self, network: Network, extractor: Any) -> None:
+        self._network, self._base, self._name = network, network.base, network.info.name
+        self._extractor = extractor
+
+    def hear(self, recording: Recording) -> SensoryInput:
+        """A recording as the model hears it, through its own feature extractor; or sees it, in a spectrogram.
+
+        Raises:
+            AttnscopeError: It has no feature extractor, or another model's; or it hears in a way that is not supported.
+        """
+        if not takes_recordings(self._base):
+            raise AttnscopeError(
+                f"{self._name} hears recordings in a way that is not supported",
+                "leave out --audio, or name a model such as Whisper or wav2vec 2.0",
+            )
+        if self._extractor is None:
+            raise AttnscopeError(
+                f"{self._name} came without its feature extractor",
+                "save it beside the model as preprocessor_config.json, or: attnscope.load(model, extractor)",
+            )
+        recording, given = recording.at(int(self._extractor.sampling_rate)), recording.seconds
+        if sees_sound(self._base):
+            return self._hear_spectrogram(recording)
+        return self._hear_window(recording, given) if hears(self._base) else self._hear_frames(recording)
+
+    def _hear_window(self, recording: Recording, seconds: float) -> SensoryInput:
+        """Pads or cuts a recording to the window that a model listens for."""
+        base, rate, hop = self._base, int(self._extractor.sampling_rate), int(self._extractor.hop_length)
+        stride = int(base.encoder.conv1.stride[0]) * int(base.encoder.conv2.stride[0])
+        n_frames, each = int(base.config.max_source_positions), stride * hop
+        window, notes, samples = n_frames * each / rate, [*recording.notes], recording.samples
+        if len(samples) > n_frames * each:
+            samples = samples[: n_frames * each]
+            source = recording.source
+            notes.append(f"{source} lasts {seconds:.1f} s, {self._name} listens for {window:g} s: the rest is left out")
+        features = self._extract(samples, (1, int(base.config.num_mel_bins), n_frames * stride))
+        sound = _sound(samples, rate, each, -(-len(samples) // each), window, recording.source)
+        sound = replace(
+            sound, spectrogram=_spectrogram(features[0, :, : len(sound.envelope) * stride], self._extractor)
+        )
+        tokens = frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
+        return SensoryInput({base.main_input_name: features}, tokens, sound=sound, notes=tuple(notes))
+
+    def _hear_frames(self, recording: Recording) -> SensoryInput:
+        """All of a recording, in frames."""
+        base, rate, samples = self._base, int(self._extractor.sampling_rate), recording.samples
+        given = self._extract(samples)
+        n = given.shape[1]
+        if hasattr(base.config, "conv_stride"):
+            each = math.prod(base.config.conv_stride)
+            for kernel, stride in zip(base.config.conv_kernel, base.config.conv_stride, strict=True):
+                n = (n - kernel) // stride + 1
+        else:
+            # A spectrogram of a window each hundredth of a second; the last frame may be half a one, filled up.
+            each = rate // 100 * int(getattr(self._extractor, "stride", 1))
+        if n < 1:
+            message = f"{recording.source} is too short for {self._name}: {len(samples)} samples"
+            raise AttnscopeError(message, "give a longer one")
+        sound = _sound(samples, rate, each, n, len(samples) / rate, recording.source)
+        tokens = frame_tokens(n, sound.seconds_per_frame, recording.source)
+        inputs = {base.main_input_name: given}
+        with in_one_line(self._name, "does not take what its feature extractor makes of the recording"):
+            self._network.require_whole(
+                inputs,
+                n,
+                f"the recording has {n} frames: it merges or adds some, which is not supported",
+                "wav2vec 2.0, HuBERT, WavLM and w2v-BERT can be shown",
+            )
+        return SensoryInput(inputs, tokens, sound=sound, notes=recording.notes)
+
+    def _hear_spectrogram(self, recording: Recording) -> SensoryInput:
+        """What a model looks at that sees sound: time across, pitch down, the lowest at the top."""
+        config = self._base.config
+        values = self._extract(recording.samples, (1, config.max_length, config.num_mel_bins))
+        high, wide = config.frequency_stride, config.time_stride
+        rows = (config.num_mel_bins - config.patch_size) // high + 1
+        columns = (config.max_length - config.patch_size) // wide + 1
+        shown = values[0].T.float().numpy()
+        shown = (shown - shown.min()) / (float(np.ptp(shown)) or 1.0)
+        grey = np.rint(255 * shown[: rows * high, : columns * wide]).astype(np.uint8)
+        pixels = np.ascontiguousarray(np.repeat(grey[:, :, None], 3, 2))
+        picture = Picture(pixels, (rows, columns), recording.source, (pixels.shape[1], pixels.shape[0]))
+        notes = [*recording.notes, "a spectrogram: time goes across, pitch down from the lowest"]
+        if config.patch_size > min(high, wide):
+            side = config.patch_size
+            notes.append(f"patches of {side} overlap: each is drawn as the {high} x {wide} where it begins")
+        tokens, inputs = (
+            patch_tokens(picture.grid, tokens_before(self._base), recording.source),
+            {"input_values": values},
+        )
+        self._network.require_whole(inputs, len(tokens), *whole_grid(len(tokens)))
+        return SensoryInput(inputs, tokens, picture, notes=tuple(notes))
+
+    def _extract(self, samples: NDArray[np.float32], shape: tuple[int, ...] | None = None) -> Tensor:
+        """What the feature extractor makes of samples; refused where it has not the shape that the model takes."""
+        try:
+            made = self._extractor(samples, sampling_rate=int(self._extractor.sampling_rate), return_tensors="pt")
+            values: Tensor = made[self._base.main_input_name].to(self._base.dtype)
+        except Exception as error:
+            raise AttnscopeError(f"the feature extractor of {self._name} fails: {first_line(error)}") from error
+        if shape is not None and tuple(values.shape) != shape:
+            raise AttnscopeError(
+                f"the feature extractor of {self._name} gives {tuple(values.shape)}, the model takes {shape}",
+                OTHER_MODELS,
+            )
+        return values
+
+
+def _sound(samples: NDArray[np.float32], rate: int, each: int, n: int, window: float, source: str) -> Sound:
+    """What was heard in n frames of `each` samples: how loud each frame is at its loudest."""
+    loud = np.zeros(max(n * each, len(samples)), np.float32)
+    loud[: len(samples)] = np.abs(samples)
+    return Sound(loud[: n * each].reshape(n, each).max(1), each / rate, len(samples) / rate, window, source)
+
+
+def _spectrogram(features: Tensor, extractor: Any) -> Spectrogram | None:
+    """What an extractor like Whisper's reports, (band, step), with its bands; None where it does not say these.
+
+    It gives (log10 of the power + 4) / 4: a step of 1 is 40 decibels.
+    """
+    filters = getattr(extractor, "mel_filters", None)
+    values = features.float().cpu().numpy()
+    if filters is None or np.ndim(filters) != 2 or np.shape(filters)[1] != len(values):
+        return None
+    filters = np.asarray(filters, np.float64)
+    bins = np.linspace(0, int(extractor.sampling_rate) / 2, len(filters))
+    weights = filters.sum(0)
+    hertz = np.divide(bins @ filters, weights, out=np.zeros(len(weights)), where=weights > 0)
+    low, high = float(values.min()), float(values.max())
+    levels = np.rint(255 * (values - low) / ((high - low) or 1.0)).astype(np.uint8)
+    return Spectrogram(levels, tuple(np.maximum.accumulate(hertz).tolist()), 40 * (high - low))

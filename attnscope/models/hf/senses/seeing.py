@@ -1,0 +1,243 @@
+"""What Hugging Face models see: a photo through the model's own image processor, and its patches as tokens."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from attnscope.errors import AttnscopeError, first_line, parse_json
+from attnscope.models.hf.check.examples import accepts, patch_order
+from attnscope.models.hf.network import Network
+from attnscope.models.hf.parts import in_one_line, load_errors
+from attnscope.models.model import Model, SensoryInput
+from attnscope.records.maps.pictures import Picture
+from attnscope.senses.photos import Photo
+from attnscope.senses.tokens import patch_tokens
+
+OTHER_MODELS = "preprocessor_config.json and config.json belong to different models"
+"""What to think of where what a processor makes does not fit the model."""
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+
+_NAMED = (
+    ("CLS", ("cls_token", "class_embedding", "class_token")),
+    ("DIST", ("distillation_token", "dist_token")),
+)
+_REGISTERS = ("register_tokens", "register_token", "reg_token")
+
+
+def holds_processor(folder: Path) -> bool:
+    """Whether a folder says how photos, or recordings, are made into what its model reads."""
+    return any((folder / name).is_file() for name in PROCESSOR_FILES)
+
+
+def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
+    """The image processor of a folder, by Pillow, so that what a model sees does not depend on what is installed.
+
+    Raises:
+        AttnscopeError: There is none, or it needs something that is not installed.
+    """
+    if not holds_processor(folder):
+        raise AttnscopeError(
+            f"{folder} holds no image processor",
+            "save it there as preprocessor_config.json: AutoImageProcessor.from_pretrained(…).save_pretrained(…)",
+        )
+    with load_errors("image processor", folder):
+        try:
+            if _processor_name(folder) == "DINOv3ViTImageProcessor":
+                # It is there for torchvision alone, and does what ViT's does, but that it resizes before it rounds.
+                return transformers.ViTImageProcessorPil.from_pretrained(folder, **options)
+            auto: Any = transformers.AutoImageProcessor
+            return auto.from_pretrained(folder, backend="pil", **options)
+        except ImportError as error:
+            raise AttnscopeError(f"the image processor in {folder} needs more: {first_line(error)}") from error
+        except Exception as error:
+            if "torchvision" not in str(error):
+                raise
+            message = f"the image processor in {folder}, {_processor_name(folder)}, needs torchvision"
+            raise AttnscopeError(message, "pip install torchvision") from error
+
+
+def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
+    """The feature extractor of a folder; None where it has none.
+
+    Raises:
+        AttnscopeError: It cannot be loaded.
+    """
+    if not holds_processor(folder):
+        return None
+    auto: Any = transformers.AutoFeatureExtractor
+    with load_errors("feature extractor", folder):
+        return auto.from_pretrained(folder, **options)
+
+
+def _processor_name(folder: Path) -> str:
+    """What preprocessor_config.json calls the image processor; "" where it does not say."""
+    try:
+        settings = parse_json((folder / PROCESSOR_FILES[0]).read_text("utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(settings.get("image_processor_type", "")).removesuffix("Fast") if isinstance(settings, dict) else ""
+
+
+class HuggingFaceEyes:
+    """What of a model sees pictures; see models.model.Eyes.
+
+    Args:
+        model: The part that sees, a model for itself.
+        network: What of it is run.
+        processor: Its image processor; None = it came without one.
+    """
+
+    def __init__(self, model: Model, network: Network, processor: Any) -> None:
+        self.model = model
+        self._network, self._base, self._name = network, network.base, network.info.name
+        self._processor = processor
+        self._whole: set[tuple[int, ...]] = set()
+
+    def see(self, photo: Photo) -> SensoryInput:
+        """A photo as the model sees it: through its own image processor, cut into its patches.
+
+        Raises:
+            AttnscopeError: It has no image processor, or one that fails; it does not cut pictures into one grid of
+                patches, or does not see all of them in each layer.
+        """
+        if self._processor is None:
+            raise AttnscopeError(
+                f"{self._name} came without its image processor",
+                "hand it over: attnscope.load(model, image_processor)",
+            )
+        try:
+            made = self._processor(images=photo.image, return_tensors="pt")
+        except Exception as error:
+            message = f"the image processor of {self._name} fails on {photo.source}: {first_line(error)}"
+            raise AttnscopeError(message) from error
+        pixels, shapes = made.get("pixel_values"), made.get("spatial_shapes")
+        if isinstance(pixels, Tensor) and shapes is not None:
+            seen = self._see_patches(pixels, shapes, photo)
+        else:
+            seen = self._see_whole(pixels, photo)
+        assert seen.picture is not None
+        shape = tuple(seen.inputs["pixel_values"].shape)
+        if shape not in self._whole:
+            height, width = seen.picture.pixels.shape[:2]
+            what = f"does not take what its image processor makes of {photo.source}, {width} × {height}"
+            with in_one_line(self._name, what, OTHER_MODELS):
+                self._network.require_whole(seen.inputs, len(seen.tokens), *whole_grid(len(seen.tokens)))
+            self._whole.add(shape)
+        return seen
+
+    def _see_whole(self, pixels: Any, photo: Photo) -> SensoryInput:
+        """What a processor gives that leaves the cutting to the model."""
+        if not isinstance(pixels, Tensor) or pixels.ndim != 4 or pixels.shape[:2] != (1, 3):
+            shape = tuple(pixels.shape) if isinstance(pixels, Tensor) else "none"
+            raise AttnscopeError(
+                f"the image processor of {self._name} gives no picture of three colours, but {shape}",
+                "models that see one picture as one grid of patches are supported",
+            )
+        high, wide = patch_size(self._base, self._name)
+        rows, columns = pixels.shape[2] // high, pixels.shape[3] // wide
+        if not rows or not columns:
+            message = f"{self._name} sees {photo.source} smaller than one of its patches"
+            raise AttnscopeError(message, "give another photo")
+        shown = undo_normalisation(self._processor, pixels)[: rows * high, : columns * wide]
+        notes = [*photo.notes]
+        if (rows * high, columns * wide) != tuple(pixels.shape[2:]):
+            notes.append(
+                "the patches do not reach the right and lower edge of what the model is given: that is cut off"
+            )
+        inputs = {"pixel_values": pixels.to(self._base.dtype), **patch_order(self._base, pixels)}
+        return self._sensory_input(inputs, shown, (rows, columns), photo, notes)
+
+    def _see_patches(self, pixels: Tensor, shapes: Any, photo: Photo) -> SensoryInput:
+        """What a processor gives that cuts pictures itself, (1, patch, pixels of it), and fills up (SigLIP 2).
+
+        What it fills up with is left out: the model hides it from the patches.
+        """
+        rows, columns = (int(n) for n in np.asarray(shapes).reshape(-1)[:2])
+        high, wide = patch_size(self._base, self._name)
+        patches = pixels[:, : rows * columns]
+        if patches.shape != (1, rows * columns, high * wide * 3):
+            raise AttnscopeError(
+                f"the image processor of {self._name} gives {tuple(pixels.shape)}, not {rows} x {columns} patches of "
+                f"{high} x {wide}",
+                OTHER_MODELS,
+            )
+        whole = patches.reshape(rows, columns, high, wide, 3).permute(4, 0, 2, 1, 3)
+        shown = undo_normalisation(self._processor, whole.reshape(1, 3, rows * high, columns * wide))
+        inputs = {
+            "pixel_values": patches.to(self._base.dtype),
+            "pixel_attention_mask": torch.ones(1, rows * columns, dtype=torch.int64),
+            "spatial_shapes": torch.tensor([[rows, columns]]),
+        }
+        return self._sensory_input(inputs, shown, (rows, columns), photo, photo.notes)
+
+    def _sensory_input(
+        self,
+        inputs: dict[str, Tensor],
+        shown: NDArray[np.uint8],
+        grid: tuple[int, int],
+        photo: Photo,
+        notes: Sequence[str],
+    ) -> SensoryInput:
+        picture = Picture(np.ascontiguousarray(shown), grid, photo.source, photo.image.size)
+        tokens = patch_tokens(grid, tokens_before(self._base), photo.source)
+        return SensoryInput(inputs, tokens, picture, notes=tuple(notes))
+
+
+def whole_grid(n_tokens: int) -> tuple[str, str]:
+    """What is said of models whose layers do not each see all tokens of a picture, and a hint."""
+    return (
+        f"the picture has {n_tokens} tokens: it looks through windows, or merges patches, which is not supported",
+        "models whose layers all see all patches are, such as ViT, DeiT and DINOv2",
+    )
+
+
+def show_all_patches(base: PreTrainedModel) -> list[str]:
+    """Switches off the masking of an autoencoder (ViT-MAE), which hides most patches by chance; says so in a note."""
+    if not getattr(base.config, "mask_ratio", 0) or not accepts(base, "noise"):
+        return []
+    hidden, base.config.mask_ratio = base.config.mask_ratio, 0.0
+    return [f"In training it sees {1 - hidden:.0%} of the patches, drawn at random; here it sees all, in order."]
+
+
+def patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:
+    """Height and width of the patches that a model cuts pictures into, in pixels.
+
+    Raises:
+        AttnscopeError: They are not of one size.
+    """
+    given = getattr(base.config, "patch_size", None)
+    sizes = tuple(given) if isinstance(given, list | tuple) else (given, given)
+    if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise AttnscopeError(
+            f"{name} does not cut pictures into patches of one size", "vision transformers are supported"
+        )
+    return int(sizes[0]), int(sizes[1])
+
+
+def tokens_before(base: PreTrainedModel) -> tuple[str, ...]:
+    """The tokens that stand before the patches, by the parameters that they come from."""
+    held = {key.rpartition(".")[2]: parameter for key, parameter in base.named_parameters()}
+    labels = [label for label, names in _NAMED if any(name in held for name in names)]
+    registers = next((held[name] for name in _REGISTERS if name in held), None)
+    if registers is not None:
+        labels += [f"REG{number}" for number in range(registers.shape[-2])]
+    return tuple(labels)
+
+
+def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
+    """What a processor made of a photo as colours from 0 to 255, (height, width, 3)."""
+    values = pixels[0].double().cpu().numpy().transpose(1, 2, 0)
+    if getattr(processor, "do_normalize", False):
+        values = values * np.asarray(processor.image_std, np.float64) + np.asarray(processor.image_mean, np.float64)
+    if getattr(processor, "do_rescale", False):
+        values = values / float(processor.rescale_factor)
+    shown: NDArray[np.uint8] = np.rint(values.clip(0, 255)).astype(np.uint8)
+    return shown

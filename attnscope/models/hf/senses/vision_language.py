@@ -1,0 +1,255 @@
+"""What Hugging Face models read of pictures beside words: photos and a text through the model's own processor."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers.processing_utils import ProcessorMixin
+
+from attnscope.errors import AttnscopeError, first_line
+from attnscope.models.hf.check.examples import Example, accepts, is_paligemma
+from attnscope.models.hf.check.survey import compare_on
+from attnscope.models.hf.network import Network
+from attnscope.models.hf.parts import in_one_line, silence
+from attnscope.models.hf.senses.patch_places import FAMILIES, Made, Pane, Unplaced, area_of, panes_of, slopes
+from attnscope.models.hf.senses.seeing import undo_normalisation
+from attnscope.models.hf.senses.writing import HuggingFaceWriter
+from attnscope.models.hf.tokenizer import limit_template
+from attnscope.models.model import AttentionAxes, Model, SensoryInput, require_length
+from attnscope.records import Tokens
+from attnscope.records.maps.pictures import SMALL, Picture
+from attnscope.senses.photos import Photo
+
+Labels = Mapping[int, str]
+"""What to show for the tokens or keys that stand for patches, by their places."""
+
+
+class VisionLanguageReader:
+    """What of a model reads pictures and words; see models.model.Viewer. Families differ in the methods from `_cut` on.
+
+    Args:
+        model: The model that is run.
+        network: What is known of it.
+        processor: What makes its inputs of photos and words; None = it came without one.
+    """
+
+    describes = False
+    takes_several_photos = True
+    takes_image_processor = False  # whether that is enough of a processor
+    ids_name = "input_ids"  # what the forward calls the words
+
+    def __init__(self, model: Model, network: Network, processor: Any) -> None:
+        self.model = model
+        self._network, self._base, self._name = network, network.base, network.info.name
+        self._processor, self._writer = processor, HuggingFaceWriter(network)
+        self._compared: set[tuple[int, ...]] = set()
+
+    def view(self, photos: Sequence[Photo], text: str, n: int = 0) -> SensoryInput:
+        """Photos and a text as the model takes them, and at most n tokens that it writes, greedily.
+
+        What the seam gives is compared with what the model computes as it is, the first time at least.
+
+        Raises:
+            AttnscopeError: It has no processor or tokenizer, or one that fails; it takes one photo; it is not known
+                which token or key stands for which part of a picture; what would be shown differs from what it
+                computes.
+        """
+        joint = getattr(self._processor, "image_processor", None)
+        if (self._processor if self.takes_image_processor else joint) is None:
+            message = f"{self._name} came without its processor"
+            raise AttnscopeError(message, "hand it over: attnscope.load(model, processor)")
+        if len(photos) > 1 and not self.takes_several_photos:
+            raise AttnscopeError(f"{self._name} sees one photo at a time", "give one --image")
+        self._require_no_mark(text)
+        prompt, notes = self._write_prompt(text, len(photos))
+        made = self._make([photo.image for photo in photos], prompt)
+        ids = made.inputs[self.ids_name][0].tolist()
+        n_given = len(ids)
+        require_length(self._network.info, n_given + n)
+        pictures, labels = self._place_pictures(made, photos, prompt)
+        inputs = {
+            name: value.to(self._network.device, self._base.dtype if value.is_floating_point() else None)
+            for name, value in made.inputs.items()
+            if isinstance(value, Tensor) and accepts(self._base, name)
+        }
+        if n:
+            written = self._write(inputs, ids, n)
+            if len(written) < n:
+                notes.append(f"the model wrote {len(written)} of {n} tokens: it ended the text")
+            ids += written
+            inputs = self._extend(inputs, ids)
+        tokens, axes = self._name_tokens(made, photos, labels, inputs, n_given)
+        self._compare(inputs, axes)
+        said = [note for photo in photos for note in photo.notes]
+        return SensoryInput(inputs, tokens, pictures=pictures, notes=(*said, *notes), axes=axes)
+
+    def _cut(self, made: Made) -> list[Pane]:
+        """The pictures that the model is given, each with the tokens or keys that stand for its patches."""
+        raise NotImplementedError
+
+    def _write_prompt(self, text: str, n: int) -> tuple[str, list[str]]:
+        """Photos, then the text, as the model's template of chats puts them; what else is worth a note.
+
+        Raises:
+            AttnscopeError: The template fails.
+        """
+        if not getattr(self._processor, "chat_template", None):
+            mark = str(getattr(self._processor, "image_token", "<image>"))
+            plain = "the processor has no chat template: the model reads the pictures, then the text"
+            return mark * n + text, [] if is_paligemma(self._base) else [plain]
+        content: list[dict[str, str]] = [*({"type": "image"} for _ in range(n)), {"type": "text", "text": text}]
+        messages: list[Any] = [{"role": "user", "content": content}]
+        template = ProcessorMixin.apply_chat_template  # SmolVLM's own needs what is for videos
+        try:
+            with limit_template():
+                prompt = template(self._processor, messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates are programs, and raise what they like
+            raise AttnscopeError(f"the chat template of {self._name} fails: {first_line(error)}") from error
+        return str(prompt), []
+
+    def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
+        """What the processor makes of photos and a prompt."""
+        inputs: dict[str, Any] = self._run_processor(prompt, [list(images)])
+        return inputs
+
+    def _n_places(self, inputs: Mapping[str, Any]) -> int:
+        """How many picture tokens the prompt has, or keys that cross-attention goes to."""
+        return int((inputs["input_ids"] == self._picture_id).sum())
+
+    def _places(self, made: Made) -> NDArray[np.int64]:
+        """Where each picture token stands in the prompt, or each key, (token,)."""
+        raise NotImplementedError
+
+    def _write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
+        """The numbers of what the model writes, greedily, without a token that ends a text."""
+        return self._writer.answer(inputs, n, [self._picture_id])
+
+    def _extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
+        """What the forward gets of a prompt, and of what was written after it."""
+        more = len(ids) - inputs[self.ids_name].shape[1]
+        longer = {**inputs, self.ids_name: torch.tensor([list(ids)], device=self._network.device)}
+        # All of PaliGemma's prompt sees all of it; what is written after it sees what comes before, and is told so.
+        suffix = int(is_paligemma(self._base))
+        for name, value in (("attention_mask", 1), ("token_type_ids", suffix), ("mm_token_type_ids", 0)):
+            if name in inputs:
+                longer[name] = pad(inputs[name], (0, more), value=value)
+        return longer
+
+    def _name_tokens(
+        self, made: Made, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
+    ) -> tuple[Tokens, dict[str, AttentionAxes]]:
+        """The words; and, where pictures are not among them, the queries and keys of each kind of attention."""
+        raise NotImplementedError
+
+    def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
+        """Refuses a model whose attention at the seam is not what it computes as it is."""
+        raise NotImplementedError
+
+    @property
+    def _picture_id(self) -> int:
+        """The number of the token that stands for pictures.
+
+        Raises:
+            AttnscopeError: The configuration does not name it.
+        """
+        config = self._base.config
+        found = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+        if not isinstance(found, int):
+            raise AttnscopeError(f"{self._name} does not say which of its tokens stand for pictures")
+        return found
+
+    def _run_processor(self, prompt: str, images: Sequence[Any]) -> Any:
+        """What the whole processor makes of photos and a prompt.
+
+        Raises:
+            AttnscopeError: It fails.
+        """
+        # Templates write the token that begins a text themselves.
+        start = getattr(self._processor.tokenizer, "bos_token", None)
+        options = {"add_special_tokens": False} if start and prompt.startswith(start) else {}
+        try:
+            with silence():
+                return self._processor(text=[prompt], images=images, return_tensors="pt", **options)
+        except Exception as error:
+            raise AttnscopeError(f"the processor of {self._name} fails: {first_line(error)}") from error
+
+    def _make(self, images: Sequence[Any], prompt: str) -> Made:
+        inputs = self._process(images, prompt)
+        return Made(self._base, self._processor, inputs, images, self._n_places(inputs))
+
+    def _require_no_mark(self, text: str) -> None:
+        """Refuses a text that holds what stands for a picture in a prompt: it would stand for one that is not there."""
+        marks = {str(getattr(self._processor, which, None) or "") for which in ("image_token", "boi_token")} - {""}
+        found = next((mark for mark in sorted(marks) if mark in text), None)
+        if found is not None:
+            raise AttnscopeError(
+                f"the text holds {found!r}, which stands for a picture in what {self._name} reads", "leave it out"
+            )
+
+    def _place_pictures(
+        self, made: Made, photos: Sequence[Photo], prompt: str
+    ) -> tuple[tuple[Picture, ...], dict[int, str]]:
+        """The pictures with the places of what stands for their patches; and what to show for each of these.
+
+        Raises:
+            AttnscopeError: It is not known where they stand.
+        """
+        at = self._places(made)
+        try:
+            panes = panes_of(made, self._cut)
+            of_slopes = self._make([Image.fromarray(slopes(*size)) for size in made.sizes], prompt)
+            guides = panes_of(of_slopes, self._cut)
+        except Unplaced as error:
+            message = f"{self._name} cannot be shown on pictures: {error}"
+            raise AttnscopeError(message, "its text alone can be: leave out --image") from error
+        processor = getattr(made.processor, "image_processor", made.processor)
+
+        def colours(pane: Pane) -> NDArray[np.uint8]:
+            return np.ascontiguousarray(undo_normalisation(processor, pane.pixels[None]))
+
+        names = [photo.source for photo in photos]
+        pictures, labels = [], dict[int, str]()
+        for number, (pane, guide) in enumerate(zip(panes, guides, strict=True)):
+            photo = photos[pane.photo]
+            cells = np.where(pane.places >= 0, at[pane.places], -1).astype(np.int32)
+            again = names[: pane.photo].count(photo.source) + 1
+            source = photo.source + f" ({again})" * (again > 1) + SMALL * pane.is_small
+            area = area_of(colours(guide), *made.sizes[pane.photo])
+            grid = (cells.shape[0], cells.shape[1])
+            pictures.append(Picture(colours(pane), grid, source, photo.image.size, cells, area))
+            before = f"{number}:" if len(panes) > 1 else ""
+            placed = ((at, place) for at, place in np.ndenumerate(cells) if place >= 0)
+            labels |= {int(place): f"{before}{row},{column}" for (row, column), place in placed}
+        return tuple(pictures), labels
+
+
+class InterleavedReader(VisionLanguageReader):
+    """Reads pictures as tokens among those of its text, as LLaVA does."""
+
+    def _cut(self, made: Made) -> list[Pane]:
+        kind = self._base.config.model_type
+        if kind not in FAMILIES:
+            raise Unplaced(f"of models of type {kind} it is not known which token stands for which part of a picture")
+        return FAMILIES[kind](made)
+
+    def _places(self, made: Made) -> NDArray[np.int64]:
+        return np.flatnonzero(made.inputs["input_ids"][0].cpu().numpy() == self._picture_id)
+
+    def _name_tokens(
+        self, made: Made, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
+    ) -> tuple[Tokens, dict[str, AttentionAxes]]:
+        marks = dict.fromkeys(self._places(made).tolist(), "picture")
+        ids = inputs[self.ids_name][0].tolist()
+        return self._network.tokenizer.encode_among(ids, {**marks, **labels}, n_given), {}
+
+    def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
+        """Once, whatever the photo's size."""
+        if not self._compared:
+            with torch.no_grad(), in_one_line(self._name, "does not run on pictures and words"):
+                compare_on(self._base, self._network.found, Example({**inputs}))
+            self._compared.add(())

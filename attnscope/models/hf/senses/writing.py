@@ -1,0 +1,203 @@
+"""What a Hugging Face model writes: a text continued, a target answered, a recording transcribed.
+
+All of it greedily, and without the seam.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from attnscope.errors import AttnscopeError
+from attnscope.models.hf.check.examples import standing_arguments
+from attnscope.models.hf.network import Network
+from attnscope.models.hf.parts import silence
+from attnscope.models.hf.seam import use_attention
+from attnscope.models.model import Batch, SensoryInput
+from attnscope.records import Tokens
+
+
+class HuggingFaceWriter:
+    """The decoder of a model; see models.model.Writer.
+
+    Args:
+        network: The model. It may lack the head that writing needs: a target can be read without.
+        ends: Numbers of tokens that end a text, besides those that its configuration names.
+    """
+
+    def __init__(self, network: Network, ends: Collection[int] = ()) -> None:
+        self._ends = ends
+        self._model, self._base = network.model, network.base
+        self._network, self._tokenizer = network, network.tokenizer
+
+    @property
+    def alignment_heads(self) -> tuple[tuple[int, int], ...]:
+        """The heads, (layer, head), whose cross-attention follows speech, as Whisper's files name them."""
+        named = getattr(getattr(self._model, "generation_config", None), "alignment_heads", None) or ()
+        return tuple((int(layer), int(head)) for layer, head in named)
+
+    def generate(self, tokens: Tokens, n: int) -> Tokens:
+        """Continues a text greedily: at each step the token that the model gives the most probability.
+
+        One forward pass over the result shows what the model attended to as it wrote, since no query sees later keys.
+
+        Args:
+            tokens: The text.
+            n: How many tokens to write at most; fewer if the model ends the text or reaches its limit.
+
+        Returns:
+            The tokens given (`n_given`) and those written, without the one that ends a text.
+
+        Raises:
+            AttnscopeError: The model cannot continue a text: it has an encoder, or no language-model head.
+        """
+        self._require_head(is_encoder_decoder=False)
+        if not len(tokens):
+            raise AttnscopeError("there is nothing to continue", "give at least one token")
+        can_cache = "use_cache" in standing_arguments(self._model)
+        past = None
+
+        def predict(written: list[int]) -> Tensor:
+            nonlocal past
+            step = torch.tensor([written if past is None else written[-1:]], device=self._network.device)
+            caching = {"past_key_values": past, "use_cache": True} if can_cache else {}
+            output = self._model(input_ids=step, **caching)
+            past = getattr(output, "past_key_values", None)
+            logits: Tensor = output.logits
+            return logits
+
+        with torch.no_grad(), use_attention(self._base, None):
+            return self._tokenizer.extend(tokens, self.extend_greedily(predict, tokens.ids.tolist(), n))
+
+    def answer(self, inputs: Mapping[str, Tensor], n: int, never: Sequence[int] = ()) -> list[int]:
+        """The numbers of what the model writes after a prompt of pictures and words, without a token that ends it.
+
+        Written with the model's own settings but without sampling and beams.
+
+        Args:
+            inputs: What its forward gets for the prompt.
+            n: How many tokens to write at most.
+            never: Numbers that are not written: of tokens that stand for pictures.
+
+        Raises:
+            AttnscopeError: The model has no language-model head.
+        """
+        self._require_head(is_encoder_decoder=False)
+        with silence(), torch.no_grad(), use_attention(self._base, None):
+            result = self._model.generate(
+                **inputs, do_sample=False, num_beams=1, max_new_tokens=n, suppress_tokens=list(never) or None
+            )
+        return self._without_end(result[0, inputs["input_ids"].shape[1] :].tolist())
+
+    def encode_target(self, text: str) -> Tokens:
+        """What the decoder of an encoder-decoder reads that is to write `text`: the start token, then the text.
+
+        Raises:
+            AttnscopeError: The model is no encoder-decoder, or names no start token.
+        """
+        return self._tokenizer.encode_target(text, self.start_id())
+
+    def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
+        """What the decoder reads as it answers a text by its own greedy output.
+
+        Written with the model's own settings (forced and suppressed tokens …) but without sampling and beams.
+
+        Returns:
+            The start token (`n_given` is 1) and what was written, without the token that ends a text.
+
+        Raises:
+            AttnscopeError: The model is no encoder-decoder, or cannot write.
+        """
+        self._require_head(is_encoder_decoder=True)
+        start = self.start_id()
+        inputs = self._network.text_inputs(Batch(torch.from_numpy(tokens.ids)[None]), target=False)
+        given = {name: x.to(self._network.device) for name, x in inputs.items()}
+        # In this order, as a load takes them: else two threads could wait for each other.
+        with silence(), torch.no_grad(), use_attention(self._base, None):
+            result = self._model.generate(
+                **given, decoder_start_token_id=start, do_sample=False, num_beams=1, max_new_tokens=n
+            )
+        written = [int(number) for number in result[0]]
+        written = [*written[:1], *self._without_end(written[1:])]
+        return self._tokenizer.extend(self._tokenizer.encode_ids(written[:1]), written[1:])
+
+    def transcribe(self, heard: SensoryInput, n: int) -> Tokens:
+        """What the decoder reads as it writes what it heard, by plain greedy search: no token is suppressed or forced.
+
+        Begins with what the tokenizer puts before a transcript (language, task, no times).
+
+        Raises:
+            AttnscopeError: The model cannot write.
+        """
+        self._require_head(is_encoder_decoder=True)
+        prompt = list(self._tokenizer.prefix_ids) or [self.start_id()]
+        features = heard.inputs["input_features"].to(self._network.device)
+        with use_attention(self._base, None), torch.no_grad():
+            encoded = self._model.get_encoder()(features)
+
+            def predict(written: list[int]) -> Tensor:
+                ids = torch.tensor([written], device=features.device)
+                logits: Tensor = self._model(encoder_outputs=encoded, decoder_input_ids=ids, use_cache=False).logits
+                return logits
+
+            return self._tokenizer.extend(self._tokenizer.encode_ids(prompt), self.extend_greedily(predict, prompt, n))
+
+    def decoder_inputs(self, target: Tokens) -> dict[str, Tensor]:
+        """What the forward gets for its decoder."""
+        return {"decoder_input_ids": torch.from_numpy(target.ids)[None].to(self._network.device)}
+
+    def extend_greedily(self, predict: Callable[[list[int]], Tensor], given: list[int], n: int) -> list[int]:
+        """The numbers that are written after those given, at most n, without the one that ends a text.
+
+        Args:
+            predict: Scores of the vocabulary after all numbers so far, (1, token, vocabulary).
+            given: Numbers that stand before.
+            n: How many are written at most; a model's limit may allow fewer.
+        """
+        ends, limit = self._end_ids(), self._network.info.max_tokens
+        written: list[int] = []
+        for _ in range(n if limit is None else min(n, limit - len(given))):
+            token = int(predict([*given, *written])[0, -1].argmax())
+            if token in ends:
+                break
+            written.append(token)
+        return written
+
+    def _require_head(self, *, is_encoder_decoder: bool) -> None:
+        """Refuses models that cannot write, or not in this way."""
+        model, base, name = self._model, self._base, self._network.info.name
+        if bool(base.config.is_encoder_decoder) != is_encoder_decoder:
+            if is_encoder_decoder:
+                raise AttnscopeError(f"{name} has no encoder", "leave out the target")
+            raise AttnscopeError(f"{name} has a decoder that answers", "use a target")
+        if not model.can_generate() or model is base and not is_encoder_decoder:
+            raise AttnscopeError(
+                f"{name} was loaded without a language-model head and cannot write",
+                "its files or the wrapped object hold only the base model",
+            )
+
+    def _without_end(self, written: list[int]) -> list[int]:
+        ends = self._end_ids()
+        while written and written[-1] in ends:
+            written = written[:-1]
+        return written
+
+    def _end_ids(self) -> set[int]:
+        """The numbers of the tokens that end a text."""
+        ends = set(self._ends)
+        for config in (getattr(self._model, "generation_config", None), self._base.config.get_text_config()):
+            found = getattr(config, "eos_token_id", None)
+            ends |= set(found if isinstance(found, (list, tuple)) else [] if found is None else [found])
+        return ends
+
+    def start_id(self) -> int:
+        """The number of the token that the decoder of an encoder-decoder starts with."""
+        name = self._network.info.name
+        if not self._base.config.is_encoder_decoder:
+            raise AttnscopeError(f"{name} is no encoder-decoder, so it has no target", "leave out --target")
+        for config in (getattr(self._model, "generation_config", None), self._base.config):
+            for setting in ("decoder_start_token_id", "bos_token_id"):
+                found = getattr(config, setting, None)
+                if isinstance(found, int):
+                    return found
+        raise AttnscopeError(f"{name} does not say which token its decoder starts with")

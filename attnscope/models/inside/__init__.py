@@ -1,0 +1,1 @@
+"""Inside a model: its stream, projections and what each part writes."""

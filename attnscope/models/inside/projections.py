@@ -1,0 +1,73 @@
+"""Which linear map is an attention's output projection: seen as a model runs, not guessed from names."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.core.attention.probes import Place
+
+Role = Literal["query", "key", "value"]
+ROLES: tuple[Role, ...] = ("query", "key", "value")
+"""What projections of a head's input give; fields of an `AttentionCall`."""
+
+
+class OutputWatch:
+    """Finds output projections: of each attention the first linear map that is fed what it gave out, as it is.
+
+    Attributes:
+        found: Which it is, by layer.
+        results: What it gave.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[Place, nn.Module] = {}
+        self.results: dict[Place, Tensor] = {}
+        self._last: tuple[Place, Tensor] | None = None
+
+    def expect(self, place: Place, output: Tensor) -> None:
+        """Looks from now on for the map that is fed an attention's output, (batch, head, query, d_value)."""
+        self._last = place, output.transpose(1, 2)
+
+    def give_up(self) -> None:
+        """Looks for none any more."""
+        self._last = None
+
+    def look(self, module: nn.Module, given: tuple[Any, ...], result: Any) -> None:
+        """The hook after each linear map."""
+        if self._last is None or not given or not isinstance(given[0], Tensor):
+            return
+        place, output = self._last
+        if given[0].numel() == output.numel() and torch.equal(given[0].reshape(output.shape), output):
+            self.found[place], self.results[place] = module, result
+            self._last = None
+
+
+def linear_maps(roots: Iterable[nn.Module]) -> list[nn.Module]:
+    """All linear maps in models."""
+    return [m for root in roots for m in root.modules() if isinstance(m, nn.Linear) or is_transposed(m)]
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether it is transformers' linear map with a transposed weight (GPT-2), whose class is not imported for it."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nx")
+
+
+@contextlib.contextmanager
+def hooks(modules: Iterable[nn.Module], look: Callable[..., Any]) -> Iterator[None]:
+    """Within it, look(module, inputs, result) is called after each of the modules that this thread runs.
+
+    What other threads run of the same model meanwhile is none of its business.
+    """
+    mine = threading.get_ident()
+
+    def look_at_mine(*given: Any) -> Any:
+        return look(*given) if threading.get_ident() == mine else None
+
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_hook(look_at_mine).remove)
+        yield

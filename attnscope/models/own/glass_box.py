@@ -1,0 +1,557 @@
+"""The glass box: attnscope's own transformer with weights made by hand, so that what every head does is known.
+
+Two layers of `core.multihead.MultiHeadAttention` on a residual stream, without norms or feed-forward layers; any text
+runs. `own` is an encoder whose layer 0 looks both ways and whose layer 1 looks back only; in `own-causal`, a decoder,
+both look back. What follows holds for both.
+
+**Residual stream.** Disjoint slots: place (98 numbers), token (64), five flags (one, rest, punctuation, bos, eos), and
+64 for each head that it alone writes. A head finds slots by its query and key projections, takes the token codes of the
+keys as values, and writes the mean code of what it attended to into its own slot. Nothing is overwritten.
+
+**Places** (`place_codes`) are remainders, one-hot, for the pairwise coprime moduli 31, 33 and 34. Places i and j agree
+in a(i, j) of these n = 3 remainders. Below 31 * 33 * 34 = 34,782 tokens only i = j agrees in all (Chinese remainder
+theorem), so a <= n - 1 elsewhere. The code of place i + o is that of i with each block turned by o: a permutation
+matrix, so that one projection looks o tokens ahead, exactly, from any place.
+
+**Tokens** (`token_codes`): each number has 64 signs, a codeword of the Reed-Muller code RM(2, 6), which has 2**22. Two
+of them differ in at least 2**(6-2) = 16 signs, so the dot product t of two codes is 64 for equal tokens and at most 32
+for any others, without exception. Special tokens have code 0. Two words share a number with probability 1 / 3,080,184;
+for everything that tells tokens apart by number they are then one token.
+
+**[REST]**, the token after the first, is where a head rests that finds nothing, as trained heads rest on [CLS] or a
+first token. It is a token of its own so that resting shows as nothing else: it is neither the first token nor a
+delimiter. Its place stands in its flag, not in the place slot, so that a head that only rests there sees no place.
+
+**Scores**, in units of `sharpness` (nats), but for what is the same for all keys of a query:
+
+    offset o      2 a(i + o, j)                                     right 2n, others <= 2n - 2
+    first         2 a(0, j)                                         the same
+    same token    4n t(x_i, x_j) / 64 - 2 a(i, j) - (2n + 1);       [REST] 0
+                  right: 4n - 2a - 2n - 1 >= 1 as a <= n - 1;       the token itself: -1;  others: <= 2n - 2n - 1 = -1
+    induction     as same token, with x_(j-1) for x_j: what the previous-token head of layer 0 wrote at j
+    delimiter     1 for punctuation, -1 for others;                 [REST] 0
+    diffuse       0
+
+From where an offset leads out of the text ([BOS] has no previous token, [EOS] no next), the query's flag adds 2n + 2 to
+[REST]. So a right key is at least one unit above [REST] and two above all others, and where there is none, [REST] is
+one above all others: with sharpness s and N tokens the right keys together get at least 1 / (1 + e^-s + N e^-2s) of the
+mass, and [REST] at least 1 / (1 + N e^-s). With s = 16 both exceed 0.996 up to N = 34,782. Offsets are two units clear,
+so that what a previous-token head writes is exact to N e^-2s < 1e-9.
+
+Several right keys share the mass by e^(-2 s a): equally, but those whose distance is a multiple of 31, 33 or 34 are
+passed over while there are others. (Codes that agree equally little everywhere would need one number for each place.)
+
+Source: ours. Induction circuit: Elhage et al. 2021; Olsson et al. 2022. Reed-Muller codes: MacWilliams and Sloane 1977,
+chapter 13.
+"""
+
+import copy
+import hashlib
+import math
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
+from itertools import combinations
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.models.catalog import Source, resolve
+from attnscope.models.model import Batch, LayeredModel, ModelInfo, require_length, require_numbers
+from attnscope.records import Tokens
+from attnscope.text import build_tokens, word_spans
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.attention.multihead import MultiHeadAttention
+    from attnscope.core.attention.seam import Probe
+
+__all__ = ["OwnModel", "OwnTokenizer", "descriptions", "load_own", "own_info", "roles", "written_slot"]
+
+Array = NDArray[np.float32]
+
+MODULI = (31, 33, 34)
+MAX_TOKENS = math.prod(MODULI)
+SHARPNESS = 16.0
+
+BOS, REST, SEP, EOS = range(4)
+SPECIAL = ("[BOS]", "[REST]", "[SEP]", "[EOS]")
+FIRST_PUNCTUATION = 8
+FIRST_WORD = FIRST_PUNCTUATION + sys.maxunicode + 1
+CODE_BITS = 22
+VOCABULARY = 1 << CODE_BITS
+
+D_CODE = 64
+D_PLACE = sum(MODULI)
+N_LAYERS, N_HEADS, D_HEAD = 2, 7, 168
+D_MODEL = N_HEADS * D_HEAD
+
+PLACE = slice(0, D_PLACE)
+TOKEN = slice(D_PLACE, D_PLACE + D_CODE)
+ONE, REST_FLAG, PUNCTUATION_FLAG, BOS_FLAG, EOS_FLAG = range(TOKEN.stop, TOKEN.stop + 5)
+_FIRST_WRITTEN = EOS_FLAG + 1
+
+
+def written_slot(layer: int, head: int) -> slice:
+    """Where in the residual stream a head writes the mean code of the tokens that it attended to."""
+    start = _FIRST_WRITTEN + (layer * N_HEADS + head) * D_CODE
+    return slice(start, start + D_CODE)
+
+
+# Heads ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head: what it is for, and how it is made.
+
+    Attributes:
+        what: One line for people.
+        roles: The role that it is made for, then those that follow from it.
+        scores: Makes its query and key projections, (d_head, d_model), in units of sharpness.
+    """
+
+    what: str
+    roles: tuple[str, ...]
+    scores: Callable[[], tuple[Array, Array]]
+
+
+def _offset(offset: int, idle: int | None = None) -> tuple[Array, Array]:
+    """Looks `offset` tokens ahead; queries with the flag `idle` rest."""
+    query, key = _blank(), _blank()
+    rest_place = place_codes(np.array(1))
+    query[PLACE, PLACE] = 2 * _turn(offset)
+    query[PLACE, REST_FLAG] = 2 * _turn(offset) @ rest_place
+    key[PLACE, PLACE] = np.eye(D_PLACE)
+    key[PLACE, REST_FLAG] = rest_place
+    if idle is not None:
+        query[D_PLACE, idle] = 2 * len(MODULI) + 2
+        key[D_PLACE, REST_FLAG] = 1
+    return query, key
+
+
+def _first() -> tuple[Array, Array]:
+    query, key = _blank(), _blank()
+    query[PLACE, ONE] = 2 * place_codes(np.array(0))
+    key[PLACE, PLACE] = np.eye(D_PLACE)
+    return query, key
+
+
+def _match(codes: slice) -> tuple[Array, Array]:
+    """Looks for the query's token in a slot of the keys, anywhere but at the query itself."""
+    query, key = _blank(), _blank()
+    n = len(MODULI)
+    token, place, constant = slice(D_CODE), slice(D_CODE, D_CODE + D_PLACE), D_CODE + D_PLACE
+    query[token, TOKEN] = 4 * n / D_CODE * np.eye(D_CODE)
+    key[token, codes] = np.eye(D_CODE)
+    query[place, PLACE] = -2 * np.eye(D_PLACE)
+    key[place, PLACE] = np.eye(D_PLACE)
+    query[constant, ONE] = 1
+    key[constant, ONE], key[constant, REST_FLAG] = -(2 * n + 1), 2 * n + 1
+    return query, key
+
+
+def _punctuation() -> tuple[Array, Array]:
+    query, key = _blank(), _blank()
+    query[0, ONE] = 1
+    key[0, ONE], key[0, REST_FLAG], key[0, PUNCTUATION_FLAG] = -1, 1, 2
+    return query, key
+
+
+def _uniform() -> tuple[Array, Array]:
+    return _blank(), _blank()
+
+
+def _blank() -> Array:
+    return np.zeros((D_HEAD, D_MODEL), np.float32)
+
+
+def _turn(offset: int) -> Array:
+    """The permutation that turns the code of place i into that of place i + offset."""
+    turned = np.zeros((D_PLACE, D_PLACE), np.float32)
+    for start, modulus in zip(np.cumsum((0, *MODULI)), MODULI, strict=False):
+        block = slice(start, start + modulus)
+        turned[block, block] = np.roll(np.eye(modulus), offset, axis=0)
+    return turned
+
+
+_TWO_BACK = Head("the token two back", ("local",), partial(_offset, -2, REST_FLAG))
+_SELF = Head("the token itself", ("self_token", "local"), partial(_offset, 0))
+_FIRST = Head("the first token", ("first_token",), _first)
+_SAME = Head("the same token elsewhere in the text", ("same_token",), partial(_match, TOKEN))
+_SAME_EARLIER = Head("the same token earlier in the text", ("same_token",), partial(_match, TOKEN))
+_DELIMITER = Head("punctuation", ("delimiter",), _punctuation)
+_DIFFUSE = Head("all tokens alike", ("diffuse",), _uniform)
+_PREVIOUS = Head(
+    "the previous token, whose code it writes for the induction head to find",
+    ("previous_token", "local"),
+    partial(_offset, -1, BOS_FLAG),
+)
+_LOOKS_BACK = (
+    Head("the previous token", ("previous_token", "local"), partial(_offset, -1, BOS_FLAG)),
+    Head(
+        "induction: the token that followed the query's token earlier, found by what L0H0 wrote",
+        ("induction",),
+        partial(_match, written_slot(0, 0)),
+    ),
+    _SELF,
+    _FIRST,
+    _SAME_EARLIER,
+    _TWO_BACK,
+    _DIFFUSE,
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One glass box.
+
+    Attributes:
+        kind: What its attention counts as.
+        looks_back: For each layer, whether queries attend to themselves and earlier tokens only.
+        heads: For each layer, its heads.
+        note: What to know before reading its pictures.
+    """
+
+    kind: Literal["encoder", "decoder"]
+    looks_back: tuple[bool, ...]
+    heads: tuple[tuple[Head, ...], ...]
+    note: str
+
+
+_NEXT = Head("the next token", ("next_token", "local"), partial(_offset, 1, EOS_FLAG))
+
+VARIANTS: dict[str, Variant] = {
+    "own": Variant(
+        "encoder",
+        (False, True),
+        ((_PREVIOUS, _NEXT, _SELF, _FIRST, _SAME, _DELIMITER, _DIFFUSE), _LOOKS_BACK),
+        "Weights are made by hand; layer 0 looks both ways, layer 1 looks back only.",
+    ),
+    "own-causal": Variant(
+        "decoder",
+        (True, True),
+        ((_PREVIOUS, _TWO_BACK, _SELF, _FIRST, _SAME_EARLIER, _DELIMITER, _DIFFUSE), _LOOKS_BACK),
+        "Weights are made by hand; both layers look back only.",
+    ),
+}
+
+
+def roles(name: str = "own") -> dict[tuple[int, int], tuple[str, ...]]:
+    """What every head is: (layer, head) -> the role that it is made for, then those that follow from it.
+
+    To attend to the token itself or to the same token elsewhere is also to attend to a similar token; that role goes
+    without saying and is not listed.
+    """
+    return {place: head.roles for place, head in _all_heads(name)}
+
+
+def descriptions(name: str = "own") -> dict[tuple[int, int], str]:
+    """What every head attends to: (layer, head) -> one line for people."""
+    return {place: head.what for place, head in _all_heads(name)}
+
+
+def _all_heads(name: str) -> Iterator[tuple[tuple[int, int], Head]]:
+    for layer, heads in enumerate(VARIANTS[name].heads):
+        for number, head in enumerate(heads):
+            yield (layer, number), head
+
+
+# Codes ----------------------------------------------------------------------------------------------------------
+
+
+def place_codes(places: NDArray[np.int64]) -> Array:
+    """The codes of places in a text: for each modulus, the remainder as one of that many numbers.
+
+    Args:
+        places: Any shape; negative ones count backwards from the limit.
+
+    Returns:
+        (…, 98), 0 or 1. Codes of places nearer than 34,782 to each other share at most 2 of their 3 ones.
+    """
+    blocks = [np.eye(modulus, dtype=np.float32)[np.remainder(places, modulus)] for modulus in MODULI]
+    return np.concatenate(blocks, axis=-1)
+
+
+def token_codes(ids: NDArray[np.int64]) -> Array:
+    """The codes of tokens: for each number from 0 to 2**22 - 1 a codeword of the Reed-Muller code RM(2, 6), as signs.
+
+    Args:
+        ids: Token numbers, any shape.
+
+    Returns:
+        (…, 64), -1 or 1; all 0 for special tokens. Dot products of different codes are at most 32.
+    """
+    bits = ((ids[..., None] >> np.arange(CODE_BITS)) & 1).astype(np.float32)
+    codes: Array = 1 - 2 * ((bits @ _reed_muller()) % 2)
+    codes[ids < FIRST_PUNCTUATION] = 0
+    return codes
+
+
+@cache
+def _reed_muller() -> Array:
+    """Generator matrix of RM(2, 6), (22, 64): products of at most two of six variables, at the 64 points."""
+    points = (np.arange(64)[None, :] >> np.arange(6)[:, None]) & 1
+    products = [np.ones(64, np.int64), *points, *(points[a] * points[b] for a, b in combinations(range(6), 2))]
+    return np.array(products, np.float32)
+
+
+# Weights --------------------------------------------------------------------------------------------------------
+
+
+def own_weights(name: str = "own", sharpness: float = SHARPNESS) -> dict[str, Array]:
+    """Every weight: "layers.0.q_proj" and so on -> (d_model, d_model).
+
+    Args:
+        name: "own" or "own-causal".
+        sharpness: By how many nats a right key scores above [REST], and [REST] above the others. 0 makes all heads
+            uniform.
+
+    Raises:
+        AttnscopeError: The sharpness is negative, infinite or no number.
+    """
+    if not 0 <= sharpness < 1e4:
+        raise AttnscopeError(f"sharpness {sharpness} makes no sense", "0 is uniform; the default is 16")
+    made: dict[str, Array] = {}
+    for layer, heads in enumerate(VARIANTS[name].heads):
+        query, key = zip(*(head.scores() for head in heads), strict=True)
+        value, out = np.zeros((2, D_MODEL, D_MODEL), np.float32)
+        for head in range(N_HEADS):
+            first = slice(head * D_HEAD, head * D_HEAD + D_CODE)
+            value[first, TOKEN] = out[written_slot(layer, head), first] = np.eye(D_CODE)
+        # Attention divides scores by the root of the heads' width.
+        made[f"layers.{layer}.q_proj"] = np.concatenate(query) * np.float32(sharpness * math.sqrt(D_HEAD))
+        made[f"layers.{layer}.k_proj"] = np.concatenate(key)
+        made[f"layers.{layer}.v_proj"] = value
+        made[f"layers.{layer}.out_proj"] = out
+    return made
+
+
+def _sha256(weights: dict[str, Array]) -> str:
+    """Hash of names and weights as little-endian float32, in order."""
+    digest = hashlib.sha256()
+    for name, array in weights.items():
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(array, "<f4").data)
+    return digest.hexdigest()
+
+
+# Text -----------------------------------------------------------------------------------------------------------
+
+
+class OwnTokenizer:
+    """Words and punctuation marks, each with a fixed number: [BOS] [REST] text [EOS], or … text [SEP] text [EOS].
+
+    Words are those of `text.word_spans`. Case and Unicode composition make no difference to a token's number; its
+    label is the text itself. A punctuation mark's number is 8 + its code point; a word's is a hash (BLAKE2b) into the
+    rest of the 2**22 numbers.
+    """
+
+    name = "words and punctuation marks, hashed to 4,194,304 numbers"
+    mask_id = chat = None
+
+    def ordinary_ids(self) -> list[int]:
+        """Numbers of words, one in a thousand of them: all would be millions."""
+        return list(range(FIRST_WORD, VOCABULARY, 997))
+
+    def spell(self, number: int) -> str:
+        """A number is a hash, and its word is not known."""
+        return ""
+
+    def encode(self, text: str, pair: str | None = None) -> Tokens:
+        """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
+        rows = [_special_row(BOS, 0), _special_row(REST, 0), *_split(text, 0)]
+        if pair is not None:
+            rows += [_special_row(SEP, 0), *_split(pair, 1)]
+        rows.append(_special_row(EOS, 0 if pair is None else 1))
+        ids, pieces, offsets, special, segments = zip(*rows, strict=True)
+        return build_tokens(
+            text,
+            ids=ids,
+            pieces=pieces,
+            offsets=offsets,
+            special=special,
+            segments=segments,
+            pair=pair,
+            style="plain",
+        )
+
+
+_Row = tuple[int, str, tuple[int, int], bool, int]
+
+
+def _special_row(number: int, segment: int) -> _Row:
+    return number, SPECIAL[number], (0, 0), True, segment
+
+
+def _split(text: str, segment: int) -> Iterator[_Row]:
+    for start, end in word_spans(text):
+        word = text[start:end]
+        yield _number(word), word, (start, end), False, segment
+
+
+@lru_cache(maxsize=2**16)
+def _number(word: str) -> int:
+    if len(word) == 1 and _is_punctuation(word):
+        return FIRST_PUNCTUATION + ord(word)
+    plain = unicodedata.normalize("NFC", unicodedata.normalize("NFC", word).casefold())
+    digest = hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return FIRST_WORD + int.from_bytes(digest, "little") % (VOCABULARY - FIRST_WORD)
+
+
+def _is_punctuation(char: str) -> bool:
+    """Whether word_spans sets a character apart as punctuation: Unicode's P categories, and ASCII symbols."""
+    return unicodedata.category(char)[0] == "P" or ("!" <= char <= "~" and not char.isalnum())
+
+
+# Model ----------------------------------------------------------------------------------------------------------
+
+
+def own_info(
+    name: str = "own",
+    weights: dict[str, Array] | None = None,
+    *,
+    sharpness: float = SHARPNESS,
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> ModelInfo:
+    """What is known of a glass box, without loading torch."""
+    variant = VARIANTS[name]
+    weights = own_weights(name, sharpness) if weights is None else weights
+    return ModelInfo(
+        name=name,
+        source=f"made by attnscope, sharpness {sharpness:g}",
+        sha256=_sha256(weights),
+        architecture="own",
+        engine="native",
+        path="seam",
+        kinds=(variant.kind,),
+        n_layers=(N_LAYERS,),
+        n_heads=(N_HEADS,),
+        n_kv_heads=(N_HEADS,),
+        d_model=D_MODEL,
+        n_parameters=sum(array.size for array in weights.values()),
+        max_tokens=MAX_TOKENS,
+        dtype=dtype,
+        device=device,
+        notes=(variant.note,),
+        heads=tuple((f"L{layer}H{head}", what) for (layer, head), what in descriptions(name).items()),
+    )
+
+
+class OwnModel(LayeredModel):
+    """A loaded glass box; see models.model.Model."""
+
+    def __init__(self, info: ModelInfo, layers: "list[MultiHeadAttention]", variant: Variant) -> None:
+        super().__init__(info, OwnTokenizer(), layers, "out_proj.weight")
+        self._attentions = layers
+        self._variant = variant
+
+    def run(self, batch: Batch, probe: "Probe") -> "Tensor":
+        """See models.model.Model.
+
+        Padding may be on either side; segments are passed over.
+
+        Returns:
+            The residual stream at the end, (batch, token, d_model); `written_slot` says where a head has written.
+            Padding's means nothing.
+        """
+        from attnscope.core.attention.precision import without_autocast
+
+        batch = batch.to(self.info.device)
+        require_length(self.info, batch.ids.shape[1])
+        require_numbers(self.info, batch.ids, VOCABULARY)
+        hidden = self._embed(batch.ids, batch.mask)
+        with without_autocast(hidden.device):
+            for layer, looks_back in zip(self._attentions, self._variant.looks_back, strict=True):
+                written, _ = layer(hidden, key_padding_mask=batch.mask, is_causal=looks_back, probe=probe)
+                hidden = hidden + written
+        return hidden
+
+    def modules(self) -> "list[MultiHeadAttention]":
+        """The layers."""
+        return self._attentions
+
+    def static_embeddings(self, ids: "Tensor") -> "Tensor":
+        """The codes of tokens: (…,) token numbers -> (…, 64)."""
+        import torch
+
+        return torch.from_numpy(token_codes(ids.cpu().numpy())).to(ids.device)
+
+    def untrained(self, seed: int) -> "OwnModel":
+        """The same architecture with random weights, drawn as MultiHeadAttention draws them."""
+        import torch
+
+        chance = torch.Generator().manual_seed(seed)
+        layers = copy.deepcopy(self._attentions)
+        with torch.no_grad():
+            for layer in layers:
+                for weight in layer.parameters():
+                    weight.copy_((torch.rand(weight.shape, generator=chance) * 2 - 1) * math.sqrt(3 / D_MODEL))
+        note = f"Weights are random, seed {seed}."
+        info = replace(
+            self.info, name=f"{self.info.name} untrained", source="random", sha256="", notes=(note,), heads=()
+        )
+        return OwnModel(info, layers, self._variant)
+
+    def _embed(self, ids: "Tensor", mask: "Tensor | None") -> "Tensor":
+        import torch
+
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        places = (real.cumsum(1) - 1).clamp(min=0)
+        is_rest = ids == REST
+        hidden = torch.zeros(*ids.shape, D_MODEL, dtype=getattr(torch, self.info.dtype), device=ids.device)
+        code = torch.from_numpy(place_codes(places.cpu().numpy())).to(hidden)
+        hidden[..., PLACE] = code.masked_fill(is_rest[..., None], 0)
+        hidden[..., TOKEN] = self.static_embeddings(ids).to(hidden)
+        hidden[..., ONE] = 1
+        hidden[..., REST_FLAG] = is_rest.to(hidden)
+        hidden[..., PUNCTUATION_FLAG] = ((ids >= FIRST_PUNCTUATION) & (ids < FIRST_WORD)).to(hidden)
+        hidden[..., BOS_FLAG] = (ids == BOS).to(hidden)
+        hidden[..., EOS_FLAG] = (ids == EOS).to(hidden)
+        return hidden
+
+
+def load_own(
+    spec: str | Source = "own", *, sharpness: float = SHARPNESS, device: str = "cpu", dtype: str = "float32"
+) -> OwnModel:
+    """Makes a glass box.
+
+    Args:
+        spec: "own" or "own-causal", or what `resolve` made of it.
+        sharpness: By how many nats a right key scores above [REST], and [REST] above the others. 0 makes all heads
+            uniform; the default puts at least 0.996 where the head looks in any text that it takes.
+        device: As of `models.load`; so is dtype.
+        dtype: See there.
+
+    Raises:
+        AttnscopeError: There is no such glass box, device or precision, or the sharpness makes no sense.
+    """
+    source = resolve(spec) if isinstance(spec, str) else spec
+    if source.name not in VARIANTS or source.folder is not None:
+        raise AttnscopeError(f"{source.name} is no glass box", f"choose from {', '.join(VARIANTS)}")
+    weights = own_weights(source.name, sharpness)
+
+    import torch
+
+    from attnscope.core.attention.multihead import MultiHeadAttention
+    from attnscope.models.devices import place
+
+    where, precision = place(device, dtype)
+    info = own_info(source.name, weights, sharpness=sharpness, device=str(where), dtype=dtype)
+    layers = []
+    for number in range(N_LAYERS):
+        with torch.device("meta"):
+            layer = MultiHeadAttention(D_MODEL, N_HEADS, bias=False, layer=number, kind=VARIANTS[source.name].kind)
+        state = {
+            f"{part}.weight": torch.from_numpy(weights[f"layers.{number}.{part}"]).to(where, precision)
+            for part in ("q_proj", "k_proj", "v_proj", "out_proj")
+        }
+        layer.load_state_dict(state, assign=True)
+        layers.append(layer.eval().requires_grad_(False))
+    return OwnModel(info, layers, VARIANTS[source.name])

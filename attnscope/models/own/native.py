@@ -1,0 +1,196 @@
+"""The native engine: the project's own post-norm encoder on core.multihead, fed with BERT-family safetensors.
+
+Knows no transformers. Which families it reads, and what they call their tensors, stands in layouts.py.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from attnscope.core.attention.multihead import MultiHeadAttention
+from attnscope.core.attention.precision import without_autocast
+from attnscope.core.attention.seam import Probe
+from attnscope.errors import AttnscopeError
+from attnscope.models.catalog import Source, read_config, verify, weight_files
+from attnscope.models.devices import place
+from attnscope.models.model import Batch, LayeredModel, ModelInfo, Tokenizer, require_length, require_numbers
+from attnscope.models.own.checkpoint import Checkpoint, Shaped
+from attnscope.models.own.layouts import ACTIVATIONS, Encoder, native_info, supports
+from attnscope.models.tokenizer import FastTokenizer
+
+__all__ = ["NativeModel", "load_native", "supports"]
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_by_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+class NativeModel(LayeredModel):
+    """A loaded encoder; see models.model.Model."""
+
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, network: "_Network") -> None:
+        super().__init__(info, tokenizer, list(network.layers), "attention.out_proj.weight")
+        self._encoder = encoder
+        self._network = network
+
+    def run(self, batch: Batch, probe: Probe) -> Tensor:
+        """See models.model.Model; segments are passed over where the family knows none (DistilBERT, RoBERTa)."""
+        batch = batch.to(self.info.device)
+        segments = batch.segments if self._encoder.layout.reads_segments else None
+        require_length(self.info, batch.ids.shape[1])
+        require_numbers(self.info, batch.ids, self._encoder.vocab_size)
+        if segments is not None:
+            require_numbers(self.info, segments, self._encoder.type_vocab_size, "segment")
+        with without_autocast(batch.ids.device):
+            output: Tensor = self._network(batch.ids, batch.mask, segments, probe)
+        return output
+
+    def modules(self) -> list[nn.Module]:
+        """The network."""
+        return [self._network]
+
+    def static_embeddings(self, ids: Tensor) -> Tensor:
+        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d)."""
+        require_numbers(self.info, ids, self._encoder.vocab_size)
+        found: Tensor = self._network.word(ids)
+        return found
+
+    def untrained(self, seed: int) -> "NativeModel":
+        """The same architecture with random weights, drawn as BERT draws them before training (sigma 0.02)."""
+        network = copy.deepcopy(self._network)
+        chance = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, weight in network.named_parameters():
+                if weight.ndim > 1:
+                    weight.copy_(torch.randn(weight.shape, generator=chance) * 0.02)
+                else:
+                    weight.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+        info = replace(
+            self.info, name=f"{self.info.name} untrained", sha256="", notes=(f"random weights, seed {seed}",)
+        )
+        return NativeModel(info, self.tokenizer, self._encoder, network)
+
+
+def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") -> NativeModel:
+    """Loads a BERT-family encoder from safetensors; device and precision as of `models.load`.
+
+    Raises:
+        AttnscopeError: The model is not one that the engine runs; files are missing or damaged; the weights are not the
+            pinned ones, do not fit the configuration, or hold NaN; the device or precision does not exist.
+    """
+    config = read_config(source)
+    reason = supports(config)
+    if reason or source.folder is None:
+        raise AttnscopeError(
+            f"the native engine does not run {source.name}: {reason or 'it has no files'}", "use --engine hf"
+        )
+    where, precision = place(device, dtype)
+    tokenizer = FastTokenizer.open(source.folder)
+    sha256 = verify(source)
+    encoder = Encoder.of(config)
+    info = native_info(source, config, sha256=sha256, dtype=dtype, device=str(where))
+    with ExitStack() as stack:
+        weights = Checkpoint(weight_files(source.folder), encoder.layout, stack)
+        if weights.has_layer(encoder.num_hidden_layers):
+            note = f"The file holds more layers than the {encoder.num_hidden_layers} that config.json asks for."
+            info = replace(info, notes=(note,))
+        state = dict(read_weights(weights, encoder, precision, where))
+    with torch.device("meta"):
+        network = _Network(encoder)
+    network.load_state_dict(state, assign=True)
+    network.eval().requires_grad_(False)
+    return NativeModel(info, tokenizer, encoder, network)
+
+
+def read_weights(
+    checkpoint: Checkpoint, shape: Shaped, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields every tensor that a network of a shape needs, by our name.
+
+    Raises:
+        AttnscopeError: One is missing, of another shape, damaged, quantised, or holds NaN.
+    """
+    for ours, name, raw in checkpoint.raw(shape):
+        tensor: Tensor = raw
+        if not tensor.is_floating_point():
+            raise AttnscopeError(f"{checkpoint.where}: {name} is of type {tensor.dtype}", "the weights are quantised")
+        tensor = tensor.to(dtype)
+        # One sum tells: NaN or infinity anywhere never leaves it finite. Wide, for half precision overflows; by NumPy,
+        # for waking torch's threads a hundred times takes up to ten times as long on a busy machine.
+        wide = tensor if dtype.itemsize >= 4 else tensor.float()
+        with np.errstate(all="ignore"):
+            total = wide.numpy().sum()
+        if not np.isfinite(total):
+            raise AttnscopeError(
+                f"{checkpoint.where}: {name} holds NaN or infinite values as {str(dtype).removeprefix('torch.')}",
+                "the weights are damaged, or too large for this precision",
+            )
+        yield ours, tensor.to(device)
+
+
+class _Network(nn.Module):
+    """Embeddings and layers; parameter names are those of Encoder.tensors."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        width, embedding, eps = encoder.hidden_size, encoder.embedding_size, encoder.layer_norm_eps
+        self.word = _embedding(encoder.vocab_size, embedding)
+        self.position = _embedding(encoder.max_position_embeddings, embedding)
+        self.segment = _embedding(encoder.type_vocab_size, embedding) if encoder.layout.segment else None
+        self.embedding_norm = nn.LayerNorm(embedding, eps)
+        self.projection = nn.Linear(embedding, width) if embedding != width else None
+        self.layers = nn.ModuleList(_Layer(encoder, i) for i in range(encoder.num_hidden_layers))
+        self._padding_id = encoder.pad_token_id if encoder.layout.positions_after_padding else None
+
+    def forward(self, ids: Tensor, mask: Tensor | None, segments: Tensor | None, probe: Probe) -> Tensor:
+        hidden: Tensor = self.word(ids)
+        # In this order, for the sum to round as the original's does.
+        if self.segment is not None:
+            hidden = hidden + (self.segment.weight[0] if segments is None else self.segment(segments))
+        hidden = self.embedding_norm(hidden + self.position(self._positions(ids)))
+        if self.projection is not None:
+            hidden = self.projection(hidden)
+        for layer in self.layers:
+            hidden = layer(hidden, mask, probe)
+        return hidden
+
+    def _positions(self, ids: Tensor) -> Tensor:
+        if self._padding_id is None:
+            return torch.arange(ids.shape[1], device=ids.device)
+        real = ids != self._padding_id
+        return real.cumsum(1) * real + self._padding_id
+
+
+def _embedding(size: int, width: int) -> nn.Embedding:
+    # nn.Embedding() would draw normal numbers; on the meta device that alone imports sympy, for a second.
+    return nn.Embedding(size, width, _weight=torch.empty(size, width))
+
+
+class _Layer(nn.Module):
+    """Attention, then a feed-forward network, each added to what came in and normalised after."""
+
+    def __init__(self, encoder: Encoder, number: int) -> None:
+        super().__init__()
+        width, inner = encoder.hidden_size, encoder.intermediate_size
+        self.attention = MultiHeadAttention(width, encoder.num_attention_heads, layer=number)
+        self.attention_norm = nn.LayerNorm(width, encoder.layer_norm_eps)
+        self.up = nn.Linear(width, inner)
+        self.down = nn.Linear(inner, width)
+        self.norm = nn.LayerNorm(width, encoder.layer_norm_eps)
+        self._activation = _ACTIVATIONS[ACTIVATIONS[encoder.hidden_act]]
+
+    def forward(self, hidden: Tensor, mask: Tensor | None, probe: Probe) -> Tensor:
+        attended, _ = self.attention(hidden, key_padding_mask=mask, probe=probe)
+        hidden = self.attention_norm(hidden + attended)
+        output: Tensor = self.norm(hidden + self.down(self._activation(self.up(hidden))))
+        return output

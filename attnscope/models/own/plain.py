@@ -1,0 +1,200 @@
+"""A BERT-family encoder in NumPy: a third implementation, which needs neither torch nor transformers.
+
+In float32 it is the engine "numpy": what heads attend to on a short text is there before torch would be loaded. In
+float64 it follows a model's attention where torch is not wanted, and checks the other two.
+"""
+
+import math
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.core.teaching.stepwise import Inputs
+from attnscope.errors import AttnscopeError
+from attnscope.models.catalog import Source, read_config, verify, weight_files
+from attnscope.models.model import Maps, ModelInfo, ShownModel, Tokenizer, require_length, require_numbers
+from attnscope.models.own.checkpoint import Checkpoint
+from attnscope.models.own.layouts import ACTIVATIONS, Encoder, native_info, supports
+from attnscope.models.tokenizer import FastTokenizer
+from attnscope.records import Tokens
+
+Array = NDArray[Any]
+"""Of float32 or float64, as the encoder was loaded."""
+
+
+class _Attention(NamedTuple):
+    weights: Array  # (head, query, key)
+    full: Array  # (query, key)
+    output: Array  # (query, d_model), before the output projection
+
+
+class PlainEncoder(ShownModel):
+    """A loaded encoder that computes with NumPy alone; see models.model.Model. It looks at single texts."""
+
+    writer = eyes = ears = viewer = run_inputs = head_slices = loss = None
+    resumes = False
+
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, weights: dict[str, Array]) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self._encoder = encoder
+        self._weights = weights
+
+    def look(self, tokens: Tokens, layers: Collection[int]) -> Maps:
+        """What the heads attend to on a text; see Model."""
+        require_length(self.info, len(tokens))
+        hidden = self._embed(tokens)
+        weights, full = {}, {}
+        for number in range(max(layers, default=-1) + 1):
+            last = number == max(layers)
+            attention = _attend(self._inputs(hidden, number))
+            if number in layers:
+                weights[number], full[number] = attention.weights, attention.full
+            if not last:
+                hidden = self._finish(hidden, attention.output, number)
+        return Maps(weights, full)
+
+    def inputs(self, tokens: Tokens, layer: int) -> Inputs:
+        """What reaches the attention of a layer on a text.
+
+        Returns:
+            Queries, keys and values of all heads, with W_O; without what the heads put out.
+        """
+        hidden = self._embed(tokens)
+        for number in range(layer):
+            hidden = self._finish(hidden, _attend(self._inputs(hidden, number)).output, number)
+        return self._inputs(hidden, layer)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise AttnscopeError(
+            "the numpy engine shows exact maps of a text, and does nothing else",
+            "load the model with another engine (--engine auto), or leave maps unpooled (--pooled 0)",
+        )
+
+    run = outputs = rerun = modules = blocks = static_embeddings = _refuse
+    output_projections = unembedding = untrained = _refuse
+
+    def _embed(self, tokens: Tokens) -> Array:
+        w, encoder = self._weights, self._encoder
+        ids = tokens.ids.astype(np.int64)
+        require_numbers(self.info, ids, encoder.vocab_size)
+        hidden = w["word.weight"][ids]
+        if "segment.weight" in w:
+            segments = np.asarray(tokens.segments if encoder.layout.reads_segments else np.zeros_like(ids))
+            require_numbers(self.info, segments, encoder.type_vocab_size, "segment")
+            hidden = hidden + w["segment.weight"][segments]
+        places = np.arange(len(ids))
+        if encoder.layout.positions_after_padding:  # RoBERTa gives a padding token that a user types no position
+            real = ids != encoder.pad_token_id
+            places = real.cumsum() * real + encoder.pad_token_id
+        hidden = self._norm(hidden + w["position.weight"][places], "embedding_norm")
+        return self._linear(hidden, "projection") if "projection.weight" in w else hidden
+
+    def _finish(self, hidden: Array, output: Array, number: int) -> Array:
+        """The hidden states after a layer, of those before it and of what its heads put out."""
+        name = f"layers.{number}"
+        hidden = self._norm(hidden + self._linear(output, f"{name}.attention.out_proj"), f"{name}.attention_norm")
+        inner = _ACTIVATIONS[ACTIVATIONS[self._encoder.hidden_act]](self._linear(hidden, f"{name}.up"))
+        return self._norm(hidden + self._linear(inner, f"{name}.down"), f"{name}.norm")
+
+    def _inputs(self, hidden: Array, number: int) -> Inputs:
+        n_heads, name = self._encoder.num_attention_heads, f"layers.{number}.attention"
+        q, k, v = (self._linear(hidden, f"{name}.{part}_proj") for part in "qkv")
+        return Inputs(
+            Q=q, K=k, V=v, n_heads=n_heads, n_kv_heads=n_heads, scale=(q.shape[1] // n_heads) ** -0.5,
+            W_O=self._weights[f"{name}.out_proj.weight"], b_O=self._weights[f"{name}.out_proj.bias"],
+        )  # fmt: skip
+
+    def _linear(self, rows: Array, name: str) -> Array:
+        result: Array = rows @ self._weights[f"{name}.weight"].T
+        result += self._weights[f"{name}.bias"]
+        return result
+
+    def _norm(self, rows: Array, name: str) -> Array:
+        centred = rows - rows.mean(-1, keepdims=True)
+        scale = np.sqrt((centred**2).mean(-1, keepdims=True) + rows.dtype.type(self._encoder.layer_norm_eps))
+        result: Array = centred / scale * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"]
+        return result
+
+
+def _attend(inputs: Inputs) -> _Attention:
+    """Attention of all heads of a layer, and of one head over the full width (see core.full_width)."""
+
+    def by_head(rows: Array) -> Array:
+        return rows.reshape(len(rows), inputs.n_heads, -1).swapaxes(0, 1)
+
+    scale = inputs.Q.dtype.type(inputs.scale)
+    scores = by_head(inputs.Q) @ by_head(inputs.K).swapaxes(1, 2) * scale
+    full = _softmax(scores.sum(0) / scale.dtype.type(math.sqrt(inputs.n_heads)))
+    weights = _softmax(scores)
+    output = (weights @ by_head(inputs.V)).swapaxes(0, 1).reshape(inputs.Q.shape)
+    return _Attention(weights, full, output)
+
+
+def _softmax(scores: Array) -> Array:
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    result: Array = powers / powers.sum(-1, keepdims=True)
+    return result
+
+
+def load_plain(source: Source, dtype: str = "float32") -> PlainEncoder:
+    """Loads a BERT-family encoder without torch.
+
+    Args:
+        source: Where it is.
+        dtype: What it computes with: "float32" or "float64".
+
+    Raises:
+        AttnscopeError: It is of another family; files are missing or damaged, or in a precision that NumPy lacks.
+    """
+    config = read_config(source)
+    reason = "it has no files" if source.folder is None else supports(config)
+    if reason or source.folder is None:
+        raise AttnscopeError(f"without torch, attnscope computes BERT-family encoders; not {source.name}: {reason}")
+    encoder = Encoder.of(config)
+    with ExitStack() as stack:
+        checkpoint = Checkpoint(weight_files(source.folder), encoder.layout, stack, "np")
+        weights = {ours: np.asarray(tensor, dtype) for ours, _, tensor in checkpoint.raw(encoder)}
+    with np.errstate(all="ignore"):  # one sum tells: NaN or infinity anywhere never leaves it finite
+        broken = [name for name, tensor in weights.items() if not np.isfinite(tensor.sum())]
+    if broken:
+        raise AttnscopeError(f"{source.name} holds NaN or infinite values in {broken[0]}", "the weights are damaged")
+    # Last, as it is hashed beside all this; see models.load.
+    info = replace(native_info(source, config, sha256=verify(source), dtype=dtype), engine="numpy")
+    return PlainEncoder(info, FastTokenizer.open(source.folder), encoder, weights)
+
+
+def _erf(x: Array) -> Array:
+    """The error function; in float32 by Abramowitz and Stegun 7.1.26, whose error of 1.5e-7 is near the precision."""
+    if x.dtype == np.float64:
+        return np.asarray(np.frompyfunc(math.erf, 1, 1)(x), np.float64)
+    t = 1 / (1 + np.float32(0.3275911) * np.abs(x))
+    tail = np.zeros_like(t)
+    for factor in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        tail = (tail + np.float32(factor)) * t
+    result: Array = np.copysign(1 - tail * np.exp(-x * x), x)
+    return result
+
+
+def _gelu_by_tanh(x: Array) -> Array:
+    inner = x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x**3)
+    result: Array = x / 2 * (1 + np.tanh(inner))
+    return result
+
+
+def _gelu(x: Array) -> Array:
+    result: Array = x / 2 * (1 + _erf(x / x.dtype.type(math.sqrt(2))))
+    return result
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Any]] = {
+    "gelu": _gelu,
+    "gelu_by_tanh": _gelu_by_tanh,
+    "relu": partial(np.maximum, 0.0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}

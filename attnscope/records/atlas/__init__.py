@@ -1,0 +1,1 @@
+"""Records of all heads with the texts behind them."""

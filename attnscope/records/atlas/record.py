@@ -1,0 +1,390 @@
+"""Every head of a model, with the texts that show what it does. NumPy only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.records.atlas.planes import N_DIRECTIONS, SIDES, STEPS, Plane, PlaneToken, Points
+from attnscope.records.circuits import Link
+from attnscope.records.frame import codec
+from attnscope.records.frame.codec import ARRAY, OMITTED
+from attnscope.records.frame.pair_tables import require_known
+from attnscope.records.frame.record import Record
+from attnscope.records.heads.descriptions import Descriptions
+from attnscope.records.heads.findings import Findings, Head
+
+FURTHEST = 64
+"""Offsets are told apart up to so many tokens."""
+
+MOST_KEYS = 16
+"""So many keys are kept of a row of an example at most."""
+
+KEPT_MASS = 0.95
+"""Share of a row that its kept keys hold, unless `MOST_KEYS` come first."""
+
+LEFT_OUT = " … "
+"""What an excerpt has in place of tokens that are not shown."""
+
+Why = Literal["top", "decile", "failure"]
+Side = Literal["asks", "gets", "pairs"]
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """A token, or a pair of tokens, on which much of a head's attention lies in the sampled texts.
+
+    Attributes:
+        side: "asks": a query that gives attention away (to neither special tokens nor the first); "gets": a key;
+            "pairs": a query and a key.
+        tokens: Its label; of a pair the query's and the key's.
+        mass: Mean attention weight: of "asks" what a query gives away, of "gets" what a query gives to all such keys
+            of its text, of "pairs" what the query gives to all such keys. 0 to 1.
+        lift: `mass` over what uniform attention over the same allowed keys would give.
+        low: Lower end of the 95% interval of the lift, over texts; NaN where there are fewer than two.
+        high: Upper end.
+        count: How many queries it was seen with.
+        n_texts: In how many texts.
+    """
+
+    side: Side
+    tokens: tuple[str, ...]
+    mass: float
+    lift: float
+    low: float
+    high: float
+    count: int
+    n_texts: int
+
+
+@dataclass(frozen=True)
+class ExampleFacts:
+    """A text as an example of a head: what it stands for, and where it comes from.
+
+    Attributes:
+        head: The head's place in `Atlas.heads`.
+        why: "top": one of the texts with the highest scores; "decile": a text drawn from a decile of all scores;
+            "failure": a text with a token whose attention the head's description explains badly.
+        rank: From 0: of "top" and "failure" the place, best (or worst explained) first; of "decile" the decile.
+        score: The text's score by `Atlas.rank`; NaN of a "failure".
+        text: The text's number in the corpus.
+        source: Where it comes from, such as "alice.txt:12".
+        n_tokens: How many tokens the text, or the chunk of a long one, has.
+        labels: The labels of the tokens that are shown.
+        focus: Which of the shown tokens to look at first, the query that counts most; -1 = none.
+        excerpt: The source's own characters of the shown tokens and between them, with `LEFT_OUT` for tokens that are
+            not shown; empty where they are not known, as in records of earlier versions.
+        offsets: Of each shown token its first and last + 1 character in the excerpt; an empty range where it stands for
+            no character, as special tokens do. As many as `labels`, or none without an excerpt.
+    """
+
+    head: int
+    why: Why
+    rank: int
+    score: float
+    text: int
+    source: str
+    n_tokens: int
+    labels: tuple[str, ...]
+    focus: int = -1
+    excerpt: str = field(default="", metadata=OMITTED)
+    offsets: tuple[tuple[int, int], ...] = field(default=(), metadata=OMITTED)
+
+    def pieces(self) -> list[tuple[str, str]]:
+        """Of each shown token what stands before it, and its characters in the source; its label where it has none."""
+        if not self.excerpt:
+            return [(" " * (at > 0), label) for at, label in enumerate(self.labels)]
+        found, end = [], 0
+        for label, (start, stop) in zip(self.labels, self.offsets, strict=True):
+            found.append((self.excerpt[end:start], self.excerpt[max(start, end) : stop] or label))
+            end = max(end, stop)
+        return found
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its tokens stand one after the other in its excerpt, if there is one."""
+        starts = [start for start, _ in self.offsets]
+        within = all(0 <= start <= stop <= len(self.excerpt) for start, stop in self.offsets)
+        return within and starts == sorted(starts) and len(self.offsets) == (len(self.labels) if self.excerpt else 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """An example with the attention of its head.
+
+    Across, in an encoder-decoder, the row of a token is the decoder's as it writes that token again; keys are the
+    encoder's.
+
+    Attributes:
+        facts: What it stands for.
+        places: Places of the shown tokens in their text, (token,), int32, rising: a window around what counts, and the
+            special tokens and the first one beside it.
+        special: Whether each is a special token, (token,), bool.
+        starts: Where each token's kept keys begin in `keys` and `codes`, and where the last ends, (token + 1,), int64.
+        keys: The kept keys, as numbers of shown tokens, uint8; largest weight first.
+        codes: Their weights x 255, rounded, uint8: off by at most 1/510.
+    """
+
+    facts: ExampleFacts
+    places: NDArray[np.int32]
+    special: NDArray[np.bool_]
+    starts: NDArray[np.int64]
+    keys: NDArray[np.uint8]
+    codes: NDArray[np.uint8]
+
+    def weights(self) -> NDArray[np.float32]:
+        """The kept weights, (query, key) of shown tokens; 0 where nothing was kept."""
+        n = len(self.places)
+        found = np.zeros((n, n), np.float32)
+        rows = np.repeat(np.arange(n), np.diff(self.starts))
+        found[rows, self.keys] = self.codes / np.float32(255)
+        return found
+
+
+@dataclass(frozen=True)
+class KeptText:
+    """A text that a part of an atlas keeps, to be read again when all parts are merged.
+
+    Attributes:
+        index: Its number in the corpus.
+        source: Where it comes from.
+        line: On which line.
+        text: What it says; None where it came as token numbers.
+        ids: These.
+    """
+
+    index: int
+    source: str
+    line: int
+    text: str | None = None
+    ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Atlas(Record):
+    """What every head of a model does on a corpus, with the texts that show it.
+
+    Attributes:
+        run: What made it, as `Findings.run`.
+        corpus: What it was made on, as `Findings.corpus`; `n_sampled` texts, drawn by their hash, are what profiles,
+            token tables and distances rest on.
+        options: What was chosen and what names mean, as `Findings.options`; `rank` describes the score.
+        rank: The name of the score that examples are ranked by.
+        heads: One entry a head, by kind, layer, head; with measures, roles and effects as in Findings.
+        facts: The examples, by head, why and rank; see `examples_of`.
+        tables: The token tables of each head, as many as `heads`.
+        profiles: Mean attention weight by offset of the key from the query, (head, 2 * FURTHEST + 3), float32: further
+            back than FURTHEST, -FURTHEST to FURTHEST, further ahead. Sums to 1, or less with a learned sink.
+        even_profiles: The same of uniform attention over the allowed keys.
+        deciles: Ends of the deciles of the score over `options["sample"]` texts, (head, 11), float32; NaN where it is
+            defined on none.
+        distances: Root of the mean squared Hellinger distance of the rows of two heads, 0 to 1, (head, head), float32;
+            NaN between kinds, and where it was not measured.
+        positions: Heads on a plane so that near ones are alike (multidimensional scaling), (head, 2), float32.
+        places: `Example.places` of all examples, one after the other.
+        special: `Example.special`, likewise.
+        starts: `Example.starts` without the first, counted on over all examples, (token,), int64.
+        keys: `Example.keys`, likewise.
+        codes: `Example.codes`, likewise.
+        descriptions: What each head does in a line; None where heads were not described.
+        compositions: The strongest partners of each head; none where no record of circuits was given.
+        plane_tokens: The tokens whose queries, keys and outputs are shown as points; none where they are not known.
+        planes: What is known of each head's points, as many as `heads`, or none.
+        points: Their coordinates, by "queries", "keys" and "outputs": (point, direction), int8, in steps of
+            `planes.STEPS` of the largest; one head after the other, of each the tokens of its kind. See `points_of`.
+        kept: Of a part, which `--shard` makes: the texts that may be shown of the whole. It shows none itself.
+        scores: Of a part: how these score, by name: "texts" (their numbers), "chunks", "tokens", "lots" (hashes, by
+            which they are drawn), (text,), and "values", (text, head). Empty where it is no part.
+        sums: Of a part: exact sums, as `Findings.sums`.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.atlas/1"
+    ASCII: ClassVar[bool] = True
+    LISTS_ARRAYS: ClassVar[bool] = False
+
+    run: Mapping[str, Any]
+    corpus: Mapping[str, Any]
+    options: Mapping[str, Any]
+    rank: str
+    heads: tuple[Head, ...]
+    facts: tuple[ExampleFacts, ...]
+    tables: tuple[tuple[TokenRow, ...], ...]
+    profiles: NDArray[np.float32] = field(metadata=ARRAY)
+    even_profiles: NDArray[np.float32] = field(metadata=ARRAY)
+    deciles: NDArray[np.float32] = field(metadata=ARRAY)
+    distances: NDArray[np.float32] = field(metadata=ARRAY)
+    positions: NDArray[np.float32] = field(metadata=ARRAY)
+    places: NDArray[np.int32] = field(metadata=ARRAY)
+    special: NDArray[np.bool_] = field(metadata=ARRAY)
+    starts: NDArray[np.int64] = field(metadata=ARRAY)
+    keys: NDArray[np.uint8] = field(metadata=ARRAY)
+    codes: NDArray[np.uint8] = field(metadata=ARRAY)
+    descriptions: Descriptions | None = field(default=None, metadata=OMITTED)
+    compositions: tuple[Link, ...] = field(default=(), metadata=OMITTED)
+    plane_tokens: tuple[PlaneToken, ...] = field(default=(), metadata=OMITTED)
+    planes: tuple[Plane, ...] = field(default=(), metadata=OMITTED)
+    points: Mapping[str, NDArray[np.int8]] = field(default_factory=dict, metadata=codec.beside("point_"))
+    kept: tuple[KeptText, ...] = field(default=(), metadata=OMITTED)
+    scores: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=codec.beside("score_"))
+    sums: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=codec.beside("sum_"))
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is one shard's part of an atlas, to be merged."""
+        return bool(self.scores)
+
+    @property
+    def findings(self) -> Findings:
+        """Measures, roles and descriptions alone, without what they could be merged by."""
+        return Findings(self.run, self.corpus, self.options, self.heads, {}, descriptions=self.descriptions)
+
+    def examples(self) -> list[Example]:
+        """All examples with their attention, in the order of `facts`."""
+        found, token = [], 0
+        ends = np.concatenate([[0], self.starts])
+        for facts in self.facts:
+            after = token + len(facts.labels)
+            first, last = int(ends[token]), int(ends[after])
+            shown = slice(token, after)
+            found.append(
+                Example(
+                    facts, self.places[shown], self.special[shown], ends[token : after + 1] - first,
+                    self.keys[first:last], self.codes[first:last],
+                )
+            )  # fmt: skip
+            token = after
+        return found
+
+    def points_of(self, number: int) -> Points | None:
+        """The points of a head, by its place in `heads`; None where none are known."""
+        if not self.planes:
+            return None
+        counts = Counter(one.kind for one in self.plane_tokens)
+        first = sum(counts[head.kind] for head in self.heads[:number])
+        kind, plane = self.heads[number].kind, self.planes[number]
+        shown = slice(first, first + counts[kind])
+        worth = {"queries": plane.largest, "keys": plane.largest, "outputs": plane.largest_output}
+        queries, keys, outputs = (np.float32(worth[side] / STEPS) * self.points[side][shown] for side in SIDES)
+        return Points(tuple(one for one in self.plane_tokens if one.kind == kind), plane, queries, keys, outputs)
+
+    def only(self, picked: Sequence[tuple[int, int]]) -> Atlas:
+        """The atlas of some heads, (layer, head), of every kind.
+
+        Raises:
+            UsageError: There is no such head.
+        """
+        require_known([(head.layer, head.head) for head in self.heads], picked, "this atlas")
+        mine = [at for at, head in enumerate(self.heads) if (head.layer, head.head) in set(picked)]
+        number = {at: place for place, at in enumerate(mine)}
+        examples = [one for one in self.examples() if one.facts.head in number]
+        counts = Counter(one.kind for one in self.plane_tokens)
+        of_point = np.repeat(np.arange(len(self.heads)), [counts[head.kind] for head in self.heads])
+
+        return replace(
+            self,
+            heads=tuple(self.heads[at] for at in mine),
+            facts=tuple(replace(one.facts, head=number[one.facts.head]) for one in examples),
+            tables=tuple(self.tables[at] for at in mine),
+            **{name: getattr(self, name)[mine] for name in ("profiles", "even_profiles", "deciles", "positions")},
+            distances=self.distances[np.ix_(mine, mine)],
+            **join_examples(examples),
+            compositions=tuple(
+                replace(one, sender=number[one.sender], receiver=number[one.receiver])
+                for one in self.compositions
+                if one.sender in number and one.receiver in number
+            ),
+            planes=tuple(self.planes[at] for at in mine) if self.planes else (),
+            points={side: held[np.isin(of_point, mine)] for side, held in self.points.items()},
+        )
+
+    def rows(self) -> Iterable[Sequence[Any]]:
+        """One row a head, as `Findings.rows`."""
+        return self.findings.rows()
+
+    def to_csv(self) -> str:
+        """The table as CSV, as `Findings.to_csv`."""
+        return self.findings.to_csv()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no heads."""
+        return not self.heads
+
+    def require_whole(self) -> None:
+        """Refuses heads that are there twice, and arrays that do not fit each other."""
+        self.findings.require_whole()
+        n, n_tokens = len(self.heads), sum(len(facts.labels) for facts in self.facts)
+        shapes = {
+            "profiles": (n, 2 * FURTHEST + 3), "even_profiles": (n, 2 * FURTHEST + 3), "deciles": (n, 11),
+            "distances": (n, n), "positions": (n, 2), "places": (n_tokens,), "special": (n_tokens,),
+            "starts": (n_tokens,),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"its {name} are of shape {getattr(self, name).shape}, not {shape}")
+        if any(not (0 <= one.sender < n and 0 <= one.receiver < n) for one in self.compositions):
+            raise ValueError("a head composes with one that is not there")
+        if self.planes or self.points or self.plane_tokens:
+            self._require_whole_planes()
+        if self.is_part:
+            self._require_whole_part()
+        if len(self.tables) != n:
+            raise ValueError(f"it has {n} heads, and token tables of {len(self.tables)}")
+        ends = np.concatenate([[0], self.starts])
+        if (np.diff(ends) < 0).any() or ends[-1] != len(self.keys) or len(self.keys) != len(self.codes):
+            raise ValueError("the attention of its examples is cut off")
+        for example in self.examples():
+            if len(example.keys) and int(example.keys.max()) >= len(example.places):
+                raise ValueError("an example attends to a token that is not shown")
+            if not example.facts.is_whole:
+                raise ValueError("an example's tokens stand beside its text")
+            if not -1 <= example.facts.focus < len(example.places) or not 0 <= example.facts.head < n:
+                raise ValueError("an example is of a head or a token that is not there")
+
+    def _require_whole_planes(self) -> None:
+        counts = Counter(one.kind for one in self.plane_tokens)
+        shape = (sum(counts[head.kind] for head in self.heads), N_DIRECTIONS)
+        if len(self.planes) != len(self.heads) or {*self.points} != {*SIDES}:
+            raise ValueError(f"it has {len(self.heads)} heads, and points of {len(self.planes)}")
+        for side, held in self.points.items():
+            if held.shape != shape or held.dtype != np.int8:
+                raise ValueError(f"the points of its {side} are of shape {held.shape}, not {shape}")
+        if any(
+            len(part) != N_DIRECTIONS
+            for one in self.planes
+            for part in (one.explained, one.common, one.by_place, one.explained_outputs)
+        ):
+            raise ValueError("a head's directions are cut off")
+        if any(not 0 <= one.start <= one.stop <= len(one.excerpt) for one in self.plane_tokens):
+            raise ValueError("a sampled token stands beside its text")
+
+    def _require_whole_part(self) -> None:
+        known = {text.index for text in self.kept}
+        n = len(self.scores["lots"])
+        if {len(self.scores[name]) for name in ("texts", "chunks", "tokens", "values")} != {n}:
+            raise ValueError("the scores of its texts are cut off")
+        if n and self.scores["values"].shape != (n, len(self.heads)):
+            raise ValueError("its scores are of other heads")
+        if not known.issuperset(self.scores["texts"].tolist()):
+            raise ValueError("it has scores of a text that is not there")
+
+
+def join_examples(examples: Sequence[Example]) -> dict[str, Any]:
+    """The arrays of all examples, one after the other, as an atlas has them."""
+    ends, at = [np.zeros(0, np.int64)], 0
+    for one in examples:
+        ends.append(at + one.starts[1:] - one.starts[0])
+        at += len(one.keys)
+
+    def join(name: str, dtype: type) -> Any:
+        return np.concatenate([np.zeros(0, dtype), *(getattr(one, name) for one in examples)]).astype(dtype)
+
+    return {
+        "places": join("places", np.int32), "special": join("special", np.bool_), "starts": np.concatenate(ends),
+        "keys": join("keys", np.uint8), "codes": join("codes", np.uint8),
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""What all records share: their codec, their files, their kinds."""

@@ -1,0 +1,239 @@
+"""The kinds of records: what each is called, its files, and by what it is read and shown. Names, imported on use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import UsageError
+
+FIGURE_FORMATS = ("png", "svg", "pdf")
+
+PAGE_FORMATS = ("html",)
+
+SIZES = ("width", "dpi", "font_size", "title", "font")
+"""Options of how any figure is drawn."""
+
+KNOWN = ("drawn", "has_page", "among")
+"""What is known where a record is printed, and no option: whether its maps are drawn and a page was written, and the
+record that its heads were picked from."""
+
+WHICH = ("pick", "layers", "heads")
+"""Options that say which heads of a record are shown."""
+
+NOTEBOOK = "attnscope.views.pages.notebook:to_html"
+"""What shows a record of any kind in a notebook."""
+
+LIVE = "attnscope.views.pages.notebook:to_live"
+"""What shows it there by its page, where one can be."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of record.
+
+    Attributes:
+        schema: The name of what describes it, without the version.
+        what: What it is called.
+        record: Its class.
+        command: The command that makes it.
+        stem: How its files are called in a folder.
+        data: The formats that hold what it says.
+        usual: The formats that are written into a folder where none is named.
+        show: What prints it: `(record, console, **shown_with)`.
+        draw: What draws it: `(record, style, **drawn_with)`, figures one after the other; empty = it has none.
+        glance: What makes the picture that a notebook shows: `(record) -> PNG`; empty = it shows none.
+        query: What refuses a query that no token is meant by: `(record, query)`; empty = there are no queries.
+        page: What makes its HTML page: `(record, findings=...)`; empty = it has none.
+        shown_with: What `show` takes: options, and some of `KNOWN`.
+        drawn_with: What `draw` takes beside the style: options.
+        others: Options that neither of these takes: of the style, of the page, or of which heads.
+        lossless: The formats that it can be loaded from.
+        files: File names that are not `stem` with the format as ending.
+    """
+
+    schema: str
+    what: str
+    record: str
+    command: str
+    stem: str
+    data: tuple[str, ...]
+    usual: tuple[str, ...]
+    show: str
+    draw: str = ""
+    glance: str = ""
+    query: str = ""
+    page: str = ""
+    shown_with: tuple[str, ...] = ()
+    drawn_with: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    lossless: tuple[str, ...] = ("npz",)
+    files: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def one(self) -> str:
+        """What one of them is called, with its article."""
+        return f"{'an' if self.what[0] in 'aeiou' else 'a'} {self.what}"
+
+    @property
+    def hint(self) -> str:
+        """What to do about a file that is none."""
+        return f"give the {self.file(self.lossless[0])} that `{self.command}` wrote"
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The formats that it is drawn in."""
+        return FIGURE_FORMATS if self.draw else ()
+
+    @property
+    def pages(self) -> tuple[str, ...]:
+        """The formats of its page."""
+        return PAGE_FORMATS if self.page else ()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What may be said of how it is shown; of what has figures `SIZES` too."""
+        given = (name for name in (*self.shown_with, *self.drawn_with, *self.others) if name not in KNOWN)
+        return (*dict.fromkeys(given), *(SIZES if self.draw else ()))
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """All formats that it is written in."""
+        return (*self.figures, *self.data, *self.pages)
+
+    def named(self, stem: str) -> Kind:
+        """The same, with files of another name."""
+        return replace(self, stem=stem)
+
+    def file(self, ending: str) -> str:
+        """How a file of it is called."""
+        return dict(self.files).get(ending, f"{self.stem}.{ending}")
+
+    def require_options(self, given: Iterable[str]) -> None:
+        """Refuses options of `show` and `draw` that say nothing about this kind.
+
+        Raises:
+            UsageError: One of them does.
+        """
+        for name in given:
+            if name not in self.options:
+                option = "no-title" if name == "title" else name.replace("_", "-")
+                raise UsageError(f"{self.one} has no --{option}", "leave it out")
+
+    def view(self, which: str) -> Any:
+        """What shows or draws it: the function that a field such as `show` names."""
+        return load_named(f"attnscope.views.{getattr(self, which)}")
+
+    def record_class(self) -> Any:
+        """Its class, a `records.record.Record`."""
+        return load_named(f"attnscope.records.{self.record}")
+
+
+_TABLE = ("csv", "json", "parquet")
+
+KINDS = {
+    kind.schema: kind
+    for kind in (
+        Kind(
+            "attnscope.heatmap", "record of attention", "maps.heatmap:Heatmap", "heatmap", "weights", ("npz", "json"),
+            ("png", "npz"), "maps.show:show", "maps.pages:pages", "maps.pages:glance", "maps.pages:require_query",
+            "page:page_of_record", ("drawn", "query"), ("query",),
+            (*WHICH, "scale", "cmap", "words", "hide_special"), ("npz", "json"),
+            (("json", "record.json"),),
+        ),
+        Kind(
+            "attnscope.pooled", "record of pooled attention", "maps.pooled:PooledHeatmap", "heatmap", "pooled",
+            ("npz", "json"), ("png", "npz"), "maps.show:show", "maps.pages:pages", "maps.pages:glance",
+            page="page:page_of_saved", shown_with=("drawn",), others=(*WHICH, "scale", "cmap"),
+            lossless=("npz", "json"), files=(("json", "record.json"),),
+        ),
+        Kind(
+            "attnscope.heads", "record of heads", "heads.findings:Findings", "heads", "heads", ("npz", *_TABLE),
+            ("npz", "csv", "png"), "heads.terminal:show", "heads.figures:pages",
+            page="page:page_of_saved", shown_with=("measures", "where", "sort", "among"), drawn_with=("measures",),
+            others=WHICH,
+        ),
+        Kind(
+            "attnscope.compare", "comparison of heads", "comparison:Comparison", "compare", "compare",
+            ("npz", *_TABLE), ("npz", "csv", "png"), "compare.terminal:show", "compare.figures:pages",
+            page="page:page_of_saved",
+        ),
+        Kind(
+            "attnscope.relations", "record of relations", "relations.record:Relations", "relations", "relations",
+            ("npz", *_TABLE), ("npz", "csv", "png"), "relations.terminal:show", "relations.figures:pages",
+            page="page:page_of_saved",
+        ),
+        Kind(
+            "attnscope.ablate", "record of an ablation", "ablation:Ablation", "ablate", "ablation", ("npz", *_TABLE),
+            ("npz", "csv", "png"), "ablation.terminal:show", "ablation.figures:pages",
+            page="page:page_of_saved",
+        ),
+        Kind(
+            "attnscope.atlas", "atlas", "atlas.record:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),
+            "atlas.terminal:show", "atlas.planes:pages", page="page.atlas:page_of_atlas",
+            shown_with=("measures", "where", "sort", "has_page"), others=(*WHICH, "folder", "with"),
+        ),
+        Kind(
+            "attnscope.circuits", "record of circuits", "circuits:Circuits", "circuits", "circuits", ("npz", *_TABLE),
+            ("npz", "csv", "png"), "circuits.terminal:show", "circuits.figures:pages", others=WHICH,
+        ),
+        Kind(
+            "attnscope.timeline", "timeline", "timeline:Timeline", "timeline", "timeline", ("npz", *_TABLE),
+            ("npz", "csv", "png"), "timeline.terminal:show", "timeline.figures:pages",
+        ),
+        Kind(
+            "attnscope.rollout", "record of rollout", "maps.rollouts:Rollout", "rollout", "rollout", ("npz", "json"),
+            ("npz", "png"), "rollout.terminal:show", "rollout.figures:pages",
+            query="rollout.figures:require_query", shown_with=("query",), drawn_with=("query",),
+            others=("scale", "cmap"), lossless=("npz", "json"),
+        ),
+        Kind(
+            "attnscope.trace", "trace", "teaching.trace:Trace", "trace", "trace", ("npz", "json", "py"),
+            ("npz", "json", "py"),
+            "teaching.trace_terminal:show",
+        ),
+        Kind(
+            "attnscope.split", "split", "teaching.split:Split", "split", "split", ("json",), ("json", "png"),
+            "teaching.split_terminal:show", "teaching.split_figure:pages", lossless=("json",),
+        ),
+        Kind(
+            "attnscope.cost", "cost", "teaching.cost:Cost", "cost", "cost", ("json",), ("json", "png"),
+            "teaching.cost_terminal:show",
+            "teaching.cost_figure:pages", lossless=("json",),
+        ),
+    )
+}  # fmt: skip
+"""By schema, without its version."""
+
+
+def kind_of_schema(schema: str) -> Kind:
+    """The kind of a schema such as "attnscope.heads/1".
+
+    Raises:
+        ValueError: This version knows no such kind.
+    """
+    name = schema.partition("/")[0] if isinstance(schema, str) else ""
+    if name not in KINDS:
+        raise ValueError(f"it holds {schema!r}, which this version cannot read")
+    return KINDS[name]
+
+
+def file_of(record: Path, first: Kind | None = None) -> Path:
+    """The file of a record that is named by its folder; else the path as it is.
+
+    Args:
+        record: The file, or the folder that a command wrote it into.
+        first: The kind that is meant, where the folder may hold several.
+    """
+    kinds = [*KINDS.values()] if first is None else [first, *KINDS.values()]
+    names = [kind.file(ending) for kind in kinds for ending in kind.lossless]
+    return next((record / name for name in names if (record / name).is_file()), record)
+
+
+def load_named(name: str) -> Any:
+    """What "module:name" names, imported on first use."""
+    module, attribute = name.split(":")
+    return getattr(importlib.import_module(module), attribute)

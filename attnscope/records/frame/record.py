@@ -1,0 +1,270 @@
+"""What every record is: a frozen dataclass that saves, loads, draws and describes itself."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError, UsageError, amount
+from attnscope.records.frame import codec
+from attnscope.records.frame.kinds import LIVE, NOTEBOOK, Kind, file_of, kind_of_schema, load_named
+from attnscope.records.frame.parquet import parquet
+from attnscope.records.frame.reading import read_record, reading, require_corpus, require_run, require_types
+from attnscope.records.frame.storage import csv_text, finite, plain, write_whole
+
+
+class Record:
+    """A result that was measured: what it says, and the files that it becomes.
+
+    Attributes:
+        SCHEMA: The name and version of what describes it, such as "attnscope.heads/1".
+        ASCII: Whether its JSON is written in ASCII alone.
+        LISTS_ARRAYS: Whether its JSON has its arrays too, as lists.
+    """
+
+    SCHEMA: ClassVar[str]
+    ASCII: ClassVar[bool] = False
+    LISTS_ARRAYS: ClassVar[bool] = True
+
+    @classmethod
+    def record_kind(cls) -> Kind:
+        """Its entry in the table of kinds."""
+        return kind_of_schema(cls.SCHEMA)
+
+    def describe(self) -> dict[str, Any]:
+        """All but the arrays that are kept beside, schema first; NaN stays."""
+        return {"schema": self.SCHEMA, **codec.describe(self)}
+
+    def drawn_texts(self) -> Any:
+        """What holds all texts that its figures may show, to find fonts for."""
+        return self.describe()
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays that an npz keeps beside what describes them, by name."""
+        return codec.arrays_of(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """What its JSON holds, as plain values; NaN and infinities become null."""
+        arrays = self.arrays() if self.LISTS_ARRAYS else {}
+        document: dict[str, Any] = plain({**self.describe(), **arrays}, finite)
+        return document
+
+    def to_json(self, *, ascii_only: bool = False, **more: Any) -> str:
+        """One JSON document.
+
+        Args:
+            ascii_only: Whether other characters are written as JSON escapes.
+            more: Further members of the document, such as the files that were written.
+        """
+        return json.dumps({**self.as_json(), **more}, ensure_ascii=ascii_only, allow_nan=False)
+
+    def rows(self) -> Iterable[Sequence[Any]]:
+        """The table of a record that is one, its header first."""
+        raise NotImplementedError
+
+    def to_csv(self) -> str:
+        """The table as CSV: a float has as many digits as it needs to be read back unchanged, NaN is empty."""
+        return csv_text(self.rows())
+
+    def to_parquet(self) -> bytes:
+        """The table as a Parquet file: NaN is null; its metadata name schema and run.
+
+        Raises:
+            AttnscopeError: pyarrow is not installed.
+        """
+        header, *rows = self.rows()
+        columns = dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(header, ())
+        run = json.dumps(plain(getattr(self, "run", {}), finite))
+        return parquet(columns, {"attnscope.schema": self.SCHEMA, "attnscope.run": run})
+
+    def to_npz(self) -> bytes:
+        """Its arrays, and `record`, the bytes of the JSON that describes them; NaN and infinities stay."""
+        held = io.BytesIO()
+        described = np.frombuffer(json.dumps(plain(self.describe())).encode(), np.uint8)
+        np.savez(held, allow_pickle=False, record=described, **self.arrays())
+        return held.getvalue()
+
+    def content(self, ending: str) -> bytes:
+        """What a file of an ending such as "npz" holds.
+
+        Raises:
+            AttnscopeError: Records of this kind are not saved so.
+        """
+        kind = self.record_kind()
+        if ending not in kind.data:
+            known = " or ".join(", ".join(f".{name}" for name in kind.data).rsplit(", ", 1))
+            given = f".{ending}" if ending else "no ending"
+            raise AttnscopeError(f"{kind.one} is saved as {known}, not {given!r}")
+        if ending == "json":
+            # A folder's name that is no text holds lone surrogates; this writes them as JSON's own \udc80.
+            return self.to_json(ascii_only=self.ASCII).encode("utf-8", "backslashreplace")
+        made: str | bytes = getattr(self, f"to_{ending}")()
+        return made if isinstance(made, bytes) else made.encode("utf-8", "backslashreplace")
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the record, whole or not at all; the ending says how, and `.npz` is without loss.
+
+        Raises:
+            AttnscopeError: Records of this kind are not saved so, or the file cannot be written.
+        """
+        path = Path(path)
+        return write_whole(path, self.content(path.suffix.removeprefix(".")))
+
+    @property
+    def usual_scale(self) -> str:
+        """What the darkest colour of its figures means, unless it is said."""
+        return "fixed"
+
+    def style(self, **given: Any) -> Any:
+        """How its figures are drawn, a `views.style.Style`: what is given, and what is usual for the rest.
+
+        Raises:
+            UsageError: There is no such scale, colormap, size or font.
+        """
+        asked = {name: value for name, value in given.items() if value is not None}
+        return load_named("attnscope.views.drawing.style:Style")(**{"scale": self.usual_scale, **asked})
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw, as in the shard of a corpus that holds none of its texts."""
+        return False
+
+    def draw(
+        self,
+        folder: str | Path,
+        formats: str | Sequence[str] = ("png",),
+        *,
+        scale: str | None = None,
+        cmap: str | None = None,
+        query: str | None = None,
+        width: float | str | None = None,
+        dpi: int | None = None,
+        font_size: float | None = None,
+        title: bool | None = None,
+        font: str | None = None,
+        measures: str | None = None,
+    ) -> list[Path]:
+        """Draws the record's figures into a folder, each file whole or not at all.
+
+        Args:
+            folder: Where to; made if it is not there.
+            formats: Some of "png", "svg", "pdf".
+            scale: Of maps: what the darkest colour means: weight 1 ("fixed"), each head's largest weight ("head"), or
+                the figure's ("figure"). None = "fixed"; "figure" for rollout, "head" for pictures and sound.
+            cmap: Of maps: name of a matplotlib colormap; None = "Blues".
+            query: Of maps: also draws bars of what this token attends to: a token, a word, or a place such as `@3`. Of
+                a picture: whose attention is laid over it; see `attnscope.picture_heatmap`.
+            width: Width of each figure in inches, exactly, or "column" (3.3) or "page" (6.9); None = as wide as it
+                needs to be.
+            dpi: Pixels an inch of a PNG; None = 100, with a width 300.
+            font_size: Size in points of the smallest letters; None = as it comes, with a width 6.5.
+            title: Whether a figure says above itself what it shows; None = it does.
+            font: A font to take first: the name of an installed family, or a file.
+            measures: Of heads: the measures that have a large map each, such as "writes,induction"; "all" is every
+                one. None = every one, but with `heads --writes` "writes" alone.
+
+        Returns:
+            The files, overview first.
+
+        Raises:
+            AttnscopeError: An unknown format, scale, colormap, size, font or token, or an option that this kind of
+                record has no use for; the folder cannot be written.
+        """
+        kind, wanted = self.record_kind(), [formats] if isinstance(formats, str) else list(formats)
+        for name in wanted:
+            if name not in kind.figures:
+                known = ", ".join(kind.figures)
+                raise UsageError(f"{kind.one} is not drawn as {name!r}", f"choose from {known}" if known else "")
+        style: dict[str, Any] = {"scale": scale, "cmap": cmap}
+        style |= {"width": width, "dpi": dpi, "font_size": font_size, "title": title, "font": font}
+        asked = {"query": query, "measures": measures}
+        # What only the terminal takes says nothing about figures.
+        drawn = replace(kind, shown_with=())
+        drawn.require_options([name for name, value in {**style, **asked}.items() if value is not None])
+        if not kind.draw:
+            return []
+        pages = kind.view("draw")
+        how = {name: asked[name] for name in kind.drawn_with}
+        write = load_named("attnscope.views.drawing.canvas:write_pages")
+        made: list[Path] = write(pages(self, self.style(**style), **how), folder, wanted)
+        return made
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads a record that `save` wrote, without loss.
+
+        Args:
+            path: The file, or the folder that a command wrote it into.
+
+        Raises:
+            AttnscopeError: The file is not there, damaged, or a record of another kind.
+        """
+        kind = cls.record_kind()
+        path = file_of(Path(path), kind)
+        with reading(path, kind.what, kind.hint):
+            described, held = read_record(path, cls.SCHEMA)
+            if isinstance(held.get("schema"), str) and "json" not in kind.lossless:
+                raise ValueError("it is the JSON of one, a copy for other programs")
+            found = cls.rebuild(described, held)
+            require_types(found)
+            if isinstance(run := getattr(found, "run", None), Mapping):
+                require_run(run)
+            if isinstance(corpus := getattr(found, "corpus", None), Mapping):
+                require_corpus(corpus)
+            found.require_whole()
+        return found
+
+    @classmethod
+    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
+        """The record that `describe` and `arrays` were made of; what is damaged raises anything."""
+        made: Self = codec.build(cls, described, held)
+        return made
+
+    def __repr__(self) -> str:
+        run, corpus = getattr(self, "run", {}), getattr(self, "corpus", {})
+        parts = [f"{run['model']!r}"] if "model" in run else []
+        parts += [f"on {self.text[:40]!r}"] if getattr(self, "text", "") else []  # type: ignore[attr-defined]
+        parts += [amount(corpus["n_texts"], "text")] if "n_texts" in corpus else []
+        extent = [
+            amount(len(held), name[:-1])
+            for name in ("heads", "relations", "steps")
+            if (held := getattr(self, name, ()))
+        ]
+        return f"{type(self).__name__}({', '.join([*parts, *extent])})"
+
+    def page(self, *, findings: Any = None) -> Any:
+        """The record as one HTML file to look into all heads with; a notebook shows it, `.save(path)` writes it.
+
+        Args:
+            findings: Of attention: what `attnscope.heads` found about the heads of the same model; names their roles.
+
+        Raises:
+            AttnscopeError: Records of this kind have no page, or it would be more than a browser holds.
+        """
+        kind = self.record_kind()
+        if not kind.page:
+            raise AttnscopeError(f"{kind.one} has no page")
+        return kind.view("page")(self, findings=findings)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        # What is shown beside, the picture or the table, stays in the file: it is what exports and other viewers show.
+        bundle: dict[str, Any] = load_named(LIVE)(self)
+        return bundle
+
+    def _repr_html_(self) -> str:
+        html: str = load_named(NOTEBOOK)(self)
+        return html
+
+    def require_whole(self) -> None:
+        """Refuses a record whose parts do not fit each other, before a picture of it fails or lies.
+
+        Raises:
+            ValueError: They do not.
+        """

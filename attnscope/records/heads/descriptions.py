@@ -1,0 +1,226 @@
+"""What heads do in a line each, and how much of their attention that line explains. NumPy only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from attnscope.records.frame.codec import OMITTED
+from attnscope.records.frame.pair_tables import OneHead
+
+EVEN = 0.1
+"""Nats from uniform below which a head is said to spread evenly, whatever could be said of the rest."""
+
+LITTLE = 0.3
+"""Explained share below which a head is said to be mostly undescribed."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of a description.
+
+    Attributes:
+        feature: The feature's name.
+        words: What it is called.
+        weight: Its weight: log odds of a key that has it, all else alike; below 0 it is avoided.
+        share: How much of the head's attention lies on such keys, mean over texts; NaN for what has no such share.
+        even: The same for attention that is spread evenly.
+        gain: Nats that it explained, when it was chosen, of the texts that it was chosen on.
+        share_of: What the share is of, where that is not the feature itself, as of a number; else empty.
+        part_of: The term that it says more about, by its feature's name, as "from punctuation" does of [CLS].
+    """
+
+    feature: str
+    words: str
+    weight: float
+    share: float
+    even: float
+    gain: float
+    share_of: str = ""
+    part_of: str = ""
+
+    @property
+    def is_avoided(self) -> bool:
+        """Whether the head looks less at such keys than it would by chance."""
+        return self.weight < 0 and not self.share >= self.even
+
+    @property
+    def given_rest(self) -> str:
+        """What the weight says where the share alone says the opposite, as the other terms share the attention."""
+        if self.weight >= 0 and self.share < self.even:
+            return "more, given the other terms"
+        return "less, given the other terms" if self.weight < 0 and self.share >= self.even else ""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A key that a description expects a token to attend to.
+
+    Attributes:
+        place: Its place in the text, or in the chunk of a long one.
+        token: Its label.
+        weight: The attention that is expected, 0 to 1.
+    """
+
+    place: int
+    token: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A token whose attention a description explains badly.
+
+    Attributes:
+        text: The text's number in the corpus.
+        before: What stands before the token, in a few words.
+        token: The token.
+        place: Its place in the text, or in the chunk of a long one.
+        nats: KL of its attention to what is described.
+        predicted: The keys that the description expects most, the largest weight first; none in records of earlier
+            versions.
+    """
+
+    text: int
+    before: str
+    token: str
+    place: int
+    nats: float
+    predicted: tuple[Expected, ...] = field(default=(), metadata=OMITTED)
+
+
+@dataclass(frozen=True)
+class HeadDescription(OneHead):
+    """What a head does, as terms that make its attention more likely.
+
+    Attributes:
+        kind: Of attention: "encoder", "decoder" or "cross".
+        layer: Its layer, from 0.
+        head: Its number there.
+        terms: The terms, in the order in which they were chosen; the first explains most.
+        nats: How far its attention is from uniform: mean KL divergence over the scored texts.
+        explained: The share of these that the terms explain, on texts that they were not fitted on.
+        low: Lower end of its 95% interval over texts; NaN with fewer than two.
+        high: Upper end.
+        explained_beside: The same where how much each query gives to special tokens and the first is taken as known.
+        agrees: Whether the other half of the texts gives the same first term; None where neither gives any.
+        failures: Tokens of the scored texts that it explains least, the worst first, one of a text.
+        runner_up: What another feature is called that, alone, explains the scored texts as well as the first term alone
+            (within the paired 95% interval over texts, and by 0.05 less at most); "" = none does.
+    """
+
+    kind: str
+    layer: int
+    head: int
+    terms: tuple[Term, ...]
+    nats: float
+    explained: float
+    low: float
+    high: float
+    explained_beside: float
+    agrees: bool | None = None
+    failures: tuple[Failure, ...] = ()
+    runner_up: str = ""
+
+    @property
+    def spreads_evenly(self) -> bool:
+        """Whether its attention is so near to uniform that there is nothing to describe."""
+        return self.nats < EVEN
+
+    @property
+    def words(self) -> str:
+        """The terms in a line, such as "[CLS] (27%; uniform 2%), near tokens (46% at most 4 away; uniform 18%)"."""
+        if self.spreads_evenly:
+            return "spreads evenly"
+        whole = {term.feature for term in self.terms if not term.part_of}
+        others = {self.terms[0].feature: self.runner_up} if self.terms else {}
+        said = [
+            _words(term, self._parts(term), others.get(term.feature, ""))
+            for term in self.terms
+            if term.part_of not in whole
+        ]
+        if not said:
+            return "undescribed"
+        return ", ".join(said) + ("" if self.explained >= LITTLE else "; mostly undescribed")
+
+    def _parts(self, whole: Term) -> Sequence[Term]:
+        return [term for term in self.terms if term.part_of == whole.feature]
+
+    @property
+    def line(self) -> str:
+        """The terms and what they explain, such as "[CLS] (27%; uniform 2%): 66% of 2.32 nats"."""
+        if self.spreads_evenly:
+            return f"{self.words}: {self.nats:.2f} nats from uniform"
+        explained = f"{100 * self.explained:.0f}%" if math.isfinite(self.explained) else "an unknown share"
+        return f"{self.words}: {explained} of {self.nats:.2f} nats"
+
+
+def _words(term: Term, parts: Sequence[Term], other: str) -> str:
+    said = [f"{'more' if part.weight >= 0 else 'less'} {part.words}" for part in parts]
+    if math.isfinite(term.share):
+        of = f" {term.share_of}" if term.share_of else ""
+        conditional = [term.given_rest] if term.given_rest else []
+        said = [f"{_percent(term.share)}{of}", f"uniform {_percent(term.even)}", *conditional, *said]
+    said += [f"or {other}"] if other else []
+    named = f"not {term.words}" if term.is_avoided else term.words
+    return f"{named} ({'; '.join(said)})" if said else named
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}%"
+
+
+@dataclass(frozen=True)
+class FeatureFacts:
+    """A feature that descriptions may be made of.
+
+    Attributes:
+        words: What it is called.
+        family: What it goes by: the key, the offset, a group, a list, a number, or by both query and key.
+        source: Who has described heads by it, "ours", or "given" by the user.
+    """
+
+    words: str
+    family: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Descriptions:
+    """The descriptions of a model's heads, and what they were made of.
+
+    Attributes:
+        heads: One a head, by kind, layer, head; none where there were too few texts.
+        n_texts: How many texts (chunks of long ones) were sampled.
+        n_queries: How many of their queries.
+        n_scored: On how many of the texts descriptions were scored; on the others they were fitted.
+        features: The features that terms are made of, by name.
+        unmatched: Names of the user's own features that are found nowhere in the sampled texts.
+    """
+
+    heads: tuple[HeadDescription, ...]
+    n_texts: int
+    n_queries: int
+    n_scored: int
+    features: Mapping[str, FeatureFacts] = field(default_factory=dict)
+    unmatched: tuple[str, ...] = ()
+
+    def of(self, layer: int, head: int, kind: str | None = None) -> HeadDescription:
+        """The description of a head.
+
+        Args:
+            layer: Its layer.
+            head: Its number.
+            kind: Of attention; None = the first that it is found in.
+
+        Raises:
+            KeyError: There is none.
+        """
+        for one in self.heads:
+            if (one.layer, one.head) == (layer, head) and kind in (None, one.kind):
+                return one
+        raise KeyError(f"there is no description of L{layer}H{head}")
+
+    def __str__(self) -> str:
+        return "\n".join(f"{one.name}: {one.line}" for one in self.heads)

@@ -1,0 +1,365 @@
+"""What was found about the heads of a model: measures with intervals, roles with evidence. NumPy only.
+
+The exact sums over texts are kept beside what was concluded from them, so that records merge without loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.ablation import Effect
+from attnscope.records.frame.codec import OMITTED, beside
+from attnscope.records.frame.pair_tables import OneHead, require_known
+from attnscope.records.frame.reading import require_places
+from attnscope.records.frame.record import Record
+from attnscope.records.frame.storage import csv_text
+from attnscope.records.heads.descriptions import Descriptions, HeadDescription
+from attnscope.records.heads.needles import Needles
+
+PICTURES = "pictures"
+LOOKS = "pictures among words"
+RECORDINGS = "recordings"
+NEEDLES = "needles"
+"""What `corpus["of"]` is where each text is a picture, and each token one of its patches, or a word about it;
+where it is a recording; or a needle in a haystack."""
+
+
+_EFFECT_PARTS = ("value", "low", "high", "count")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measure of one head over a corpus.
+
+    Attributes:
+        value: Σ sum / Σ count over all queries of all texts; NaN where the measure is undefined everywhere.
+        low: Lower end of its 95% interval; NaN with fewer than 2 texts.
+        high: Upper end.
+        uniform: The measure's value under uniform attention over the keys that the mask allows.
+        count: Over how many queries.
+    """
+
+    value: float
+    low: float
+    high: float
+    uniform: float
+    count: float
+
+
+@dataclass(frozen=True)
+class Role:
+    """A role that a head has, with the evidence for it.
+
+    Attributes:
+        name: Such as "previous_token".
+        measure: The measure that it rests on; may be an `_active` one.
+        value: Value of that measure.
+        low: Lower end of its 95% interval; NaN where the record has none.
+        high: Upper end.
+        baseline: What it had to beat beside the threshold: uniform attention, or the best fixed offset.
+        threshold: What it had to reach; of relations, what the lower end had to reach.
+        p: One-sided p-value against the larger of threshold and baseline (of relations, against the baseline), of all
+            measures that the role may rest on together (Simes).
+        q: The same after Benjamini-Hochberg over heads x roles.
+        tentative: True where the evidence amounts to fewer texts than `options["fewest_texts"]`.
+        active_share: For roles on an `_active` measure: the share of attention that it speaks of; else None.
+        effective_texts: How many texts of one length the evidence amounts to; None where the record does not say.
+    """
+
+    name: str
+    measure: str
+    value: float
+    low: float
+    high: float
+    baseline: float
+    threshold: float
+    p: float
+    q: float
+    tentative: bool
+    active_share: float | None = None
+    effective_texts: float | None = None
+
+
+@dataclass(frozen=True)
+class Head(OneHead):
+    """One head: its roles, the strongest first but sinks last (none = unclassified), and its measures by name.
+
+    With `--causal`, `effects` has what changes without it, as `records.ablation` names it; else it is empty. With
+    `--writes`, measures of what it adds to logits are among its measures, and roles of behaviour among its roles.
+    """
+
+    kind: str
+    layer: int
+    head: int
+    roles: tuple[Role, ...]
+    resting_share: float
+    measures: Mapping[str, Estimate]
+    effects: Mapping[str, Effect] = field(default_factory=dict, metadata=OMITTED)
+
+
+@dataclass(frozen=True)
+class RoleFacts:
+    """What a record says about a role beside who has it.
+
+    Attributes:
+        what: Its definition in a few words; empty if the record does not say.
+        measure: The measure that it rests on, without `_active`.
+        threshold: What that measure must reach; NaN if the record does not say.
+        does: Of a role of behaviour, what a head with it does, to stand beside where it looks; empty of others.
+    """
+
+    what: str
+    measure: str
+    threshold: float
+    does: str = ""
+
+
+@dataclass(frozen=True)
+class MeasureFacts:
+    """What a record says about a measure beside its values.
+
+    Attributes:
+        what: Its definition in a few words; empty if the record does not say.
+        unit: Such as "nats", "tokens" or "share"; empty where the record does not say.
+        low: Its least possible value; NaN where it has no bound or the record does not say.
+        high: Its largest possible value.
+    """
+
+    what: str
+    unit: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Findings(Record):
+    """What every head of a model does on a corpus.
+
+    Attributes:
+        run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
+        corpus: What it was made on: `sources`, `n_texts`, `n_tokens`, `sha256` of the texts, `shards` (such as
+            ["1/2"]), `problems` (file, line, reason), `complete` (False after an interruption, and
+            where shards are missing; such a part says in `interrupted` whether it was). Plain JSON values. Of
+            pictures: `of` is "pictures", `grids` are the rows and columns of patches that occur.
+        options: What was chosen, as plain JSON values: `level` (of the false discovery rate), how texts were split ...,
+            and what names mean, so that a saved record explains itself:
+            `roles`: {name: {"what": str, "measure": str, "threshold": float}} and
+            `measures`: {name: {"what": str, "unit": str, "range": [least, largest], null = no bound}}.
+        heads: One entry a head, by kind, layer, head.
+        sums: The exact sums over texts by name, for merging.
+        control: Findings of the same architecture with random weights, on the same texts, if asked for.
+        descriptions: What each head does, found and not asked for; None where heads were not described.
+        needles: Of needles in haystacks, what the model finds, and what it finds without some heads; else None.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.heads/1"
+    ASCII: ClassVar[bool] = True
+    LISTS_ARRAYS: ClassVar[bool] = False
+
+    run: Mapping[str, Any]
+    corpus: Mapping[str, Any]
+    options: Mapping[str, Any]
+    heads: tuple[Head, ...]
+    sums: Mapping[str, NDArray[Any]] = field(metadata=beside("sum_"))
+    control: tuple[Head, ...] = field(default=(), metadata=OMITTED)
+    descriptions: Descriptions | None = field(default=None, metadata=OMITTED)
+    needles: Needles | None = field(default=None, metadata=OMITTED)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of attention in it, in their order."""
+        return tuple(dict.fromkeys(head.kind for head in self.heads))
+
+    @property
+    def of_senses(self) -> bool:
+        """Whether it was made on pictures or recordings: heads then have measures, and no roles."""
+        return self.corpus.get("of") in (PICTURES, LOOKS, RECORDINGS)
+
+    def grid(self, kind: str, measure: str) -> NDArray[np.float64]:
+        """The values of a measure, (layer, head); NaN where there is no such head."""
+        mine = [head for head in self.heads if head.kind == kind]
+        shape = (max((h.layer for h in mine), default=-1) + 1, max((h.head for h in mine), default=-1) + 1)
+        values = np.full(shape, np.nan)
+        for head in mine:
+            if measure in head.measures:
+                values[head.layer, head.head] = head.measures[measure].value
+        return values
+
+    def description(self, layer: int, head: int, kind: str | None = None) -> HeadDescription:
+        """What a head does in a line, and how much of its attention that explains.
+
+        Args:
+            layer: Its layer.
+            head: Its number.
+            kind: Of attention; None = the first that the model has.
+
+        Raises:
+            AttnscopeError: Heads were not described, or there is no such head.
+        """
+        if self.descriptions is None or not self.descriptions.heads:
+            raise AttnscopeError(
+                "these findings have no descriptions of heads",
+                "study at least two texts, in Python with HeadsOptions(describe=attnscope.DescribeOptions())",
+            )
+        try:
+            return self.descriptions.of(layer, head, kind)
+        except KeyError as error:
+            raise AttnscopeError(error.args[0], "layers and heads count from 0") from None
+
+    def only(self, picked: Sequence[tuple[int, int]]) -> Findings:
+        """The same findings about some heads, (layer, head), of every kind; the sums over texts stay those of all.
+
+        Raises:
+            UsageError: There is no such head.
+        """
+        require_known([(head.layer, head.head) for head in self.heads], picked, "these findings")
+
+        def chosen(heads: Iterable[OneHead]) -> Any:
+            return tuple(head for head in heads if (head.layer, head.head) in picked)
+
+        described = self.descriptions and replace(self.descriptions, heads=chosen(self.descriptions.heads))
+        return replace(self, heads=chosen(self.heads), control=chosen(self.control), descriptions=described)
+
+    def does_nothing(self, head: Head) -> bool:
+        """Whether a head that was taken out (`--causal`) makes no difference by any ablation.
+
+        That is so where the upper end of each effect's interval (its value, where a text alone gives none) is below
+        what `options["causal"]` calls nothing.
+        """
+        causal = self.options.get("causal")
+        if not isinstance(causal, Mapping) or not head.effects:
+            return False
+        quantity, least = str(causal.get("quantity")), _bound(causal.get("nothing_below"))
+        found = [effect for name, effect in head.effects.items() if name.endswith(f"_{quantity}")]
+        tops = [effect.high if math.isfinite(effect.high) else effect.value for effect in found]
+        return bool(tops) and max(tops) < least
+
+    @property
+    def measure_names(self) -> tuple[str, ...]:
+        """The measures that any head has, in their order."""
+        return tuple(dict.fromkeys(name for head in self.heads for name in head.measures))
+
+    def role_facts(self, role: str) -> RoleFacts:
+        """What the record says about a role: in `options`, else by the heads that have it."""
+        recorded = _recorded(self.options, "roles", role)
+        seen = next((r for head in (*self.heads, *self.control) for r in head.roles if r.name == role), None)
+        measure = recorded.get("measure", seen.measure.removesuffix("_active") if seen else "")
+        return RoleFacts(
+            _words(recorded.get("what")), str(measure),
+            _bound(recorded.get("threshold", seen.threshold if seen else None)),
+            _words(recorded.get("does")),
+        )  # fmt: skip
+
+    def measure_facts(self, measure: str) -> MeasureFacts:
+        """What the record says about a measure in `options`; of an `_active` one, what follows from the whole one."""
+        return facts_of_measure(self.options, measure)
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """One row a head: kind, layer, head, roles, tentative, resting share, then each measure.
+
+        A measure has five columns: its value under its name, and `_low`, `_high`, `_uniform` and `_count`; what changes
+        without the head (`--causal`) follows, in four columns each.
+        """
+        columns = self.columns()
+        yield tuple(columns)
+        yield from zip(*columns.values(), strict=True)
+
+    def to_csv(self) -> str:
+        """The table as CSV: several roles have a + between them, in the catalogue's order; none are "unclassified"."""
+        columns = self.columns()
+        columns["roles"] = ["+".join(names) or "unclassified" for names in columns["roles"]]
+        return csv_text([list(columns), *zip(*columns.values(), strict=True)])
+
+    def _in_order(self, roles: Iterable[str]) -> list[str]:
+        """Roles in the order in which the record lists them all, so that a table can be sorted and grouped by them."""
+        listed = self.options.get("roles")
+        order = list(listed) if isinstance(listed, Mapping) else []
+        return sorted(roles, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+    def columns(self) -> dict[str, list[Any]]:
+        """One value a head in each column: kind, layer, head, roles, tentative, resting share, then the measures."""
+        columns: dict[str, list[Any]] = {
+            "kind": [head.kind for head in self.heads],
+            "layer": [head.layer for head in self.heads],
+            "head": [head.head for head in self.heads],
+            "roles": [self._in_order(role.name for role in head.roles) for head in self.heads],
+            "tentative": [any(role.tentative for role in head.roles) for head in self.heads],
+            "resting_share": [float(head.resting_share) for head in self.heads],
+        }
+        for name in self.measure_names:
+            estimates = [head.measures.get(name) for head in self.heads]
+            for part in ("value", "low", "high", "uniform", "count"):
+                columns[name if part == "value" else f"{name}_{part}"] = [
+                    math.nan if one is None else float(getattr(one, part)) for one in estimates
+                ]
+        for name in dict.fromkeys(name for head in self.heads for name in head.effects):
+            effects = [head.effects.get(name) for head in self.heads]
+            for part in _EFFECT_PARTS:
+                columns[name if part == "value" else f"{name}_{part}"] = [
+                    math.nan if one is None else float(getattr(one, part)) for one in effects
+                ]
+        return columns | self._description_columns()
+
+    def _description_columns(self) -> dict[str, list[Any]]:
+        """What the descriptions say, where there are any."""
+        if self.descriptions is None or not self.descriptions.heads:
+            return {}
+        known = {(one.kind, one.layer, one.head): one for one in self.descriptions.heads}
+        mine = [known.get((head.kind, head.layer, head.head)) for head in self.heads]
+        numbers = {
+            "nats_from_uniform": "nats", "explained": "explained", "explained_low": "low", "explained_high": "high",
+            "explained_beside": "explained_beside",
+        }  # fmt: skip
+        return {
+            "description": ["" if one is None else one.words for one in mine],
+            **{
+                name: [math.nan if one is None else float(getattr(one, part)) for one in mine]
+                for name, part in numbers.items()
+            },
+        }
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no heads."""
+        return not self.heads
+
+    def require_whole(self) -> None:
+        """Refuses heads that no model has, or that are there twice, and numbers of texts that are none."""
+        require_places([h.layer for h in self.heads], [h.head for h in self.heads])
+        for heads in (self.heads, self.control):
+            if len({(head.kind, head.layer, head.head) for head in heads}) < len(heads):
+                raise ValueError("it holds a head twice")
+
+
+def facts_of_measure(options: Mapping[str, Any], measure: str) -> MeasureFacts:
+    """As `Findings.measure_facts`, of the options of a record."""
+    recorded, beside = _recorded(options, "measures", measure), ""
+    if not recorded and measure.endswith("_active"):
+        recorded = _recorded(options, "measures", measure.removesuffix("_active"))
+        beside = " (excluding sinks)"
+    what = _words(recorded.get("what"))
+    bounds = recorded.get("range")
+    low, high = bounds if isinstance(bounds, Sequence) and len(bounds) == 2 else (None, None)
+    return MeasureFacts(what and what + beside, _words(recorded.get("unit")), _bound(low), _bound(high))
+
+
+def _recorded(options: Mapping[str, Any], what: str, name: str) -> Mapping[str, Any]:
+    """What `options[what]` says about a name; nothing where it is missing or of another form."""
+    table = options.get(what)
+    recorded = table.get(name) if isinstance(table, Mapping) else None
+    return recorded if isinstance(recorded, Mapping) else {}
+
+
+def _words(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _bound(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan

@@ -1,0 +1,360 @@
+"""The attention maps that a model gave a text, a picture or a recording. NumPy only."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.frame.codec import ARRAY, OMITTED
+from attnscope.records.frame.reading import require_weights
+from attnscope.records.maps.head_maps import HeadMaps, MapsRecord
+from attnscope.records.maps.pictures import Picture, picture_from
+from attnscope.records.maps.sounds import Sound, sound_from
+from attnscope.records.maps.tokens import Tokens
+
+LEAST_LEFT = 0.01
+"""What must be left of a row without special tokens for it to be shown."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionMap(HeadMaps):
+    """The attention weights of one kind of attention of one model on one text.
+
+    Attributes:
+        kind: "encoder", "decoder" (its own), or "cross" (a decoder's on the encoder).
+        layers: Numbers of the layers in `weights`, from 0.
+        heads: Numbers of the heads in `weights`, from 0.
+        weights: Attention weights after the softmax, (layer, head, query, key), float32, 0 to 1; each row sums to 1
+            (less where a model has sinks, 0 where a query may attend to nothing). NaN where a layer has no such head.
+        queries: The tokens that attend, row by row.
+        keys: The tokens that are attended to, column by column; `queries` itself but for cross-attention.
+        n_layers: How many layers of this kind the model has.
+        n_heads: How many heads a layer has (the most, where layers differ).
+        n_kv_heads: How many key/value heads a layer has; fewer than n_heads where query heads share them.
+        part: Of which map this is a part: (first query, first key, queries of the whole, keys of the whole); None = it
+            is the whole.
+    """
+
+    MAPS: ClassVar[str] = "weights"
+
+    kind: str
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    weights: NDArray[np.float32] = field(metadata=ARRAY)
+    queries: Tokens
+    keys: Tokens
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    part: tuple[int, int, int, int] | None = field(default=None, metadata=OMITTED)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights are there; a record that is drawn ahead of its model has none yet."""
+        return self.weights.shape[2:] == (len(self.queries), len(self.keys))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Heatmap(MapsRecord[AttentionMap]):
+    """What every chosen head of a model attends to on one text.
+
+    Attributes:
+        text: The text as given.
+        maps: The attention, one map a kind: one for encoders and for decoders; encoder, decoder and cross for both.
+        run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
+        picked: Single heads that were asked for, as (layer, head); None = all in the maps.
+        changes: What was done to the weights after the model gave them, in order: "hide_special", "words".
+        picture: Of a vision model: what it saw; the tokens are its patches. None = there is none.
+        sound: Of a speech model: what it heard; the keys are frames in time. None = there is none.
+        pictures: Of a model that reads pictures among words: what it saw; their `cells` are places among the keys. Of
+            one photo there may be several: all of it in detail, and all of it small.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.heatmap/1"
+
+    text: str
+    maps: tuple[AttentionMap, ...]
+    run: Mapping[str, Any]
+    picked: tuple[tuple[int, int], ...] | None = None
+    changes: tuple[str, ...] = ()
+    picture: Picture | None = None
+    sound: Sound | None = None
+    pictures: tuple[Picture, ...] = ()
+
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """The weights of the first map, (layer, head, query, key)."""
+        return self.maps[0].weights
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The labels of the tokens of the first map."""
+        return self.maps[0].keys.labels
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Numbers of the layers of the first map."""
+        return self.maps[0].layers
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """Numbers of the heads of the first map."""
+        return self.maps[0].heads
+
+    def sinks(self, attention: AttentionMap) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which queries and which keys of one of its maps are sinks, as `Tokens.sinks` has them.
+
+        The first token of a decoder is one where its text is words, begins in this map, and has its sinks still.
+        """
+        first_query, first_key = (0, 0) if attention.part is None else attention.part[:2]
+        kind = attention.kind if self.is_of_text and "hide_special" not in self.changes else ""
+        return (
+            attention.queries.sinks("" if first_query else kind),
+            attention.keys.sinks("" if first_key else kind),
+        )
+
+    def hide_special(self) -> Heatmap:
+        """Without the special tokens: their rows and columns go, every remaining row is divided by what is left of it.
+
+        Of a decoder the first token goes too, see `Tokens.sinks`. A row of which less than 1% is left becomes zeros:
+        dividing would make a strong link of next to nothing. A record without such tokens, or with hidden ones, stays
+        as it is.
+        """
+        if "hide_special" in self.changes or not any(side.any() for m in self.maps for side in self.sinks(m)):
+            return self
+        if any(m.part is not None for m in self.maps) or self.pictures:
+            raise AttnscopeError("special tokens are hidden in whole maps, not in a part: its rows do not sum to 1")
+        if "words" in self.changes:
+            raise AttnscopeError("special tokens are hidden before word pieces are merged, not after")
+        maps = []
+        for attention in self.maps:
+            rows, columns = (~side for side in self.sinks(attention))
+            if not rows.any() or not columns.any():
+                raise AttnscopeError("nothing is left when special tokens are hidden", "the text has no other tokens")
+            queries, keys = attention.queries.take(rows), attention.keys.take(columns)
+            shares = attention.weights
+            if attention.has_weights:
+                shares = divided_by_rest(shares[:, :, rows][:, :, :, columns]).astype(np.float32)
+            maps.append(replace(attention, weights=shares, queries=queries, keys=keys))
+        return replace(self, maps=tuple(maps), changes=(*self.changes, "hide_special"))
+
+    def merge_words(self) -> Heatmap:
+        """Word by word: weights to the pieces of a word are summed, weights from them averaged.
+
+        Rows keep their sum (Clark et al. 2019, section 4.1); pieces whose row is empty take no part.
+
+        Raises:
+            AttnscopeError: The tokenizer cannot tell which tokens make a word.
+        """
+        maps = []
+        pictures = self.pictures
+        for number, attention in enumerate(self.maps):
+            if attention.queries.words is None or attention.keys.words is None:
+                raise AttnscopeError(
+                    "words are not known: this model's tokenizer cannot tell where its tokens stand in the text",
+                    "leave out --words",
+                )
+            rows, columns = attention.queries.word_groups(), attention.keys.word_groups()
+            place_of = np.repeat(np.arange(len(columns)), [len(group) for group in columns])
+            if number == 0:
+                pictures = tuple(picture.moved(place_of) for picture in self.pictures)
+            means: NDArray[np.floating[Any]] = attention.weights
+            if attention.has_weights:
+                summed = np.add.reduceat(means.astype(np.float64), [group[0] for group in columns], axis=3)
+                starts = [group[0] for group in rows]
+                # A piece whose row is empty says nothing of its word.
+                filled = np.add.reduceat(summed.any(-1), starts, axis=2, dtype=np.int64)
+                means = np.add.reduceat(summed, starts, axis=2) / np.maximum(filled, 1)[..., None]
+            queries, keys = attention.queries.merged(rows), attention.keys.merged(columns)
+            part = attention.part
+            if self.pictures and part is not None and attention.kind != "cross":
+                # Of all keys: words before the pictures may have been merged.
+                part = (int(place_of[part[0]]), 0, len(columns), len(columns))
+            maps.append(replace(attention, weights=means.astype(np.float32), queries=queries, keys=keys, part=part))
+        if len(maps) > 1 and maps[0].kind == "cross" and maps[0].part is not None and maps[1].part is not None:
+            whole = (maps[1].part[0], 0, maps[1].part[2], len(maps[0].keys))  # its queries are these
+            maps[0] = replace(maps[0], part=whole)
+        return replace(self, maps=tuple(maps), changes=(*self.changes, "words"), pictures=pictures)
+
+    def with_pictures_as_one(self) -> Heatmap:
+        """The same with each photo as one key, that gets what all its patches get: what is left is a map of words.
+
+        What stands between its patches (ends of rows, marks of tiles) is one key more. Where words attend across to
+        the pictures, all else that they look at is one key, and maps of other kinds stay as they are.
+        """
+        attention = self.maps[0]
+        photos: dict[str, list[int]] = {}
+        for picture in self.pictures:
+            assert picture.cells is not None
+            photos.setdefault(picture.photo, []).extend(picture.cells[picture.cells >= 0].tolist())
+        group = np.arange(len(attention.keys))
+        starts: dict[int, str] = {}
+        for photo, places in photos.items():
+            between = sorted({*range(min(places), max(places))} - {*places})
+            for name, some in ((photo, places), (f"marks of {photo}", between)):
+                if some:
+                    starts[min(some)] = name
+                    group[some] = min(some)
+        if attention.kind == "cross":
+            elsewhere = sorted({*range(len(group))} - {place for places in photos.values() for place in places})
+            starts = {min(places): photo for photo, places in photos.items()}
+            if elsewhere:
+                starts[elsewhere[0]] = "elsewhere"
+                group[elsewhere] = elsewhere[0]
+        kept, inverse = np.unique(group, return_inverse=True)
+        keys = attention.keys.take(kept)
+        named = zip(kept.tolist(), keys.labels, strict=True)
+        keys = replace(keys, labels=tuple(starts.get(place, label) for place, label in named))
+        weights: NDArray[np.floating[Any]] = attention.weights
+        if attention.has_weights:
+            order = np.argsort(inverse, kind="stable")
+            starting = np.searchsorted(inverse[order], np.arange(len(kept)))
+            weights = np.add.reduceat(weights[..., order], starting, axis=3, dtype=np.float64)
+        first = 0 if attention.part is None else int(inverse[min(attention.part[0], len(inverse) - 1)])
+        part = None if attention.part is None else (first, 0, len(kept), len(kept))
+        if attention.part is not None and attention.kind == "cross":
+            part = (attention.part[0], 0, attention.part[2], len(kept))
+        made = replace(attention, weights=weights.astype(np.float32), keys=keys, part=part)
+        return replace(self, maps=(made, *self.maps[1:]), pictures=())
+
+    def squared(self) -> Heatmap:
+        """The same with as many rows as columns, and pictures as one key each: rows that are not kept are empty.
+
+        Raises:
+            AttnscopeError: It is a part that holds some of the keys alone.
+        """
+        record = self.with_pictures_as_one() if self.pictures else self
+        maps = []
+        for attention in record.maps:
+            if attention.part is not None and attention.kind == "cross":
+                attention = _with_empty_rows(attention, record.maps)
+            if attention.part is not None:
+                n, (first, left, _, n_keys) = len(attention.keys), attention.part
+                rows = slice(first, first + len(attention.queries))
+                if left or n != n_keys or attention.keys.labels[rows] != attention.queries.labels:
+                    raise AttnscopeError("a part of a map with some of its keys alone has no page", "leave out --cols")
+                weights = np.zeros((*attention.weights.shape[:2], n, n), np.float32)
+                weights[:, :, rows] = attention.weights
+                attention = replace(attention, weights=weights, queries=attention.keys, part=None)
+            maps.append(attention)
+        return replace(record, maps=tuple(maps))
+
+    @property
+    def is_of_text(self) -> bool:
+        """Whether it is neither of a picture nor of a recording."""
+        return self.picture is None and self.sound is None and not self.pictures
+
+    @property
+    def usual_scale(self) -> str:
+        """Weight 1; of pictures and sound each head's largest."""
+        return "fixed" if self.is_of_text else "head"
+
+    def facts(self) -> dict[str, Any]:
+        """What was done to the weights, and what was seen or heard; all but its arrays."""
+        facts: dict[str, Any] = {"changes": list(self.changes)}
+        facts |= {} if self.picture is None else {"picture": self.picture.describe()}
+        facts |= {} if self.sound is None else {"sound": self.sound.describe()}
+        return facts | ({"pictures": [one.describe() for one in self.pictures]} if self.pictures else {})
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The maps as arrays by name: `weights`, `layers`, `heads`, `tokens`, `offsets` of the first map.
+
+        Those of further maps have the kind before their name: `decoder_weights`, `cross_tokens` ...; a cross map has
+        `cross_query_tokens` beside. What a vision model saw is `picture`, (height, width, 3), uint8; what was
+        seen among words is `picture_0`, `picture_1` …; of what a speech model heard, `envelope` is the loudest sample
+        of each frame, and `spectrogram` what it was given, (band, step), uint8, where words are timed.
+        """
+        named: dict[str, NDArray[Any]] = {}
+        for number, m in enumerate(self.maps):
+            mark = "" if number == 0 else f"{m.kind}_"
+            named[f"{mark}weights"] = m.weights
+            named[f"{mark}layers"] = np.array(m.layers, np.int32)
+            named[f"{mark}heads"] = np.array(m.heads, np.int32)
+            named[f"{mark}tokens"] = np.array(m.keys.labels)
+            named[f"{mark}offsets"] = m.keys.offsets
+            if m.kind == "cross":
+                named[f"{mark}query_tokens"] = np.array(m.queries.labels)
+        if self.picture is not None:
+            named["picture"] = self.picture.pixels
+        named |= {f"picture_{number}": picture.pixels for number, picture in enumerate(self.pictures)}
+        if self.sound is not None:
+            named["envelope"] = self.sound.envelope
+            if self.sound.spectrogram is not None:
+                named["spectrogram"] = self.sound.spectrogram.levels
+        return named
+
+    def to_npz(self) -> bytes:
+        """The arrays, and `record`, the JSON that describes them; `numpy.load` needs no pickles for it."""
+        held = io.BytesIO()
+        np.savez(held, allow_pickle=False, **self.arrays(), record=np.array(json.dumps(self.describe())))
+        return held.getvalue()
+
+    @classmethod
+    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
+        """The record that `describe` and `arrays` were made of, npz or JSON."""
+        senses = {
+            "picture": picture_from(described.get("picture"), held.get("picture")),
+            "sound": sound_from(described.get("sound"), held.get("envelope"), held.get("spectrogram")),
+            "pictures": tuple(
+                picture_from(one, held.get(f"picture_{number}"))
+                for number, one in enumerate(described.get("pictures") or ())
+            ),
+        }
+        return cls._rebuild(described, held, AttentionMap, **senses)
+
+    def require_whole(self) -> None:
+        """Refuses a record whose parts do not fit each other, before a picture of it fails or lies."""
+        super().require_whole()
+        for attention in self.maps:
+            shape = (len(attention.layers), len(attention.heads), len(attention.queries), len(attention.keys))
+            if attention.weights.shape != shape or 0 in shape:
+                raise ValueError(f"its weights have shape {attention.weights.shape}, its tokens and heads say {shape}")
+            # NaN stands for heads that a layer lacks. Rounding, in 16 bits too, stays far below the upper bound.
+            if np.any(attention.weights > 1.1):
+                raise ValueError("its weights are not between 0 and 1")
+            require_weights(attention.weights)
+        if self.picture is not None:
+            n_patches = self.picture.grid[0] * self.picture.grid[1]
+            if any(int((~tokens.special).sum()) != n_patches for m in self.maps for tokens in (m.queries, m.keys)):
+                raise ValueError("its tokens are not the patches of its picture")
+        for picture in self.pictures:
+            if picture.cells is None or not (-1 <= picture.cells.min() <= picture.cells.max() < len(self.maps[0].keys)):
+                raise ValueError("its tokens are not the patches of its pictures")
+        if self.sound is not None and any(len(m.keys) != len(self.sound.envelope) for m in self.maps):
+            raise ValueError("its keys are not the frames of its sound")
+        self.require_shown()
+
+
+def _with_empty_rows(across: AttentionMap, maps: tuple[AttentionMap, ...]) -> AttentionMap:
+    """A part of what words look at across, with empty rows for those before: a word has the same row in all maps.
+
+    As it is where no other map has those words.
+    """
+    assert across.part is not None
+    first, _, n, _ = across.part
+    words = next((m.keys for m in maps if m.kind != "cross" and len(m.keys) == n), None)
+    if words is None:
+        return replace(across, part=None)
+    weights = np.zeros((*across.weights.shape[:2], n, len(across.keys)), np.float32)
+    weights[:, :, first:] = across.weights
+    return replace(across, weights=weights, queries=words, part=None)
+
+
+def divided_by_rest(weights: NDArray[Any]) -> NDArray[np.float64]:
+    """What is left of rows without some of their keys, (..., key), each divided by its sum.
+
+    A row of which less than 1% is left becomes zeros; NaN stays.
+    """
+    kept = weights.astype(np.float64)
+    total = kept.sum(-1, keepdims=True)
+    shares: NDArray[np.float64] = np.divide(
+        kept, total, out=np.where(np.isnan(kept), np.nan, 0.0), where=total >= LEAST_LEFT
+    )
+    return shares

@@ -1,0 +1,135 @@
+"""What is left of the input tokens after several layers, by attention alone: rollout and flow. NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.records.frame.codec import build
+from attnscope.records.frame.reading import require_weights
+from attnscope.records.frame.record import Record
+from attnscope.records.frame.storage import finite, plain
+from attnscope.records.maps.pictures import Picture, picture_from
+from attnscope.records.maps.tokens import Tokens, require_whole_tokens
+
+METHODS = ("mean", "rollout", "flow")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rollout(Record):
+    """Attention rollout and attention flow of one model on one text (Abnar & Zuidema 2020).
+
+    Attributes:
+        text: The text as given.
+        tokens: Its tokens.
+        kind: Whose attention it is: "encoder" or "decoder".
+        residual: The share of the identity in each layer, for the residual connection.
+        mean: What the heads of each layer attend to on average, (layer, query, key), float64; nothing added.
+        rollout: How much of each input token is in each place after each layer, (layer, query, token), float64; rows
+            sum to 1.
+        flow: The most that can flow from each place of each layer to each input token, by itself,
+            (layer, query, token), float64, 0 to 1; NaN in rows that were not asked for.
+        run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
+        picture: Of a vision model: what it saw; the tokens are its patches. None = there is a text.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.rollout/1"
+
+    text: str
+    tokens: Tokens
+    kind: str
+    residual: float
+    mean: NDArray[np.float64]
+    rollout: NDArray[np.float64]
+    flow: NDArray[np.float64]
+    run: Mapping[str, Any]
+    picture: Picture | None = None
+
+    @property
+    def flowing(self) -> tuple[int, ...]:
+        """The tokens whose flow is known."""
+        return tuple(np.flatnonzero(~np.isnan(self.flow[0, :, 0])).tolist())
+
+    @property
+    def flow_shares(self) -> NDArray[np.float64]:
+        """The flow with each row divided by its sum, as the paper's own figures have it."""
+        total = self.flow.sum(-1, keepdims=True)
+        shares: NDArray[np.float64] = np.divide(self.flow, total, out=np.zeros_like(self.flow), where=total != 0)
+        return shares
+
+    def of(self, method: str) -> NDArray[np.float64]:
+        """Shares that can be compared, (layer, query, token): "mean", "rollout", or "flow" (each row by its sum)."""
+        return {"mean": self.mean, "rollout": self.rollout, "flow": self.flow_shares}[method]
+
+    def require(self, query: str) -> tuple[int, ...]:
+        """The places of the tokens that `query` names.
+
+        Raises:
+            AttnscopeError: There are none.
+        """
+        if found := self.tokens.find(query):
+            return found
+        raise self.tokens.refuse(query)
+
+    @property
+    def usual_scale(self) -> str:
+        """The figure's largest; over a picture, each map's."""
+        return "figure" if self.picture is None else "head"
+
+    def describe(self) -> dict[str, Any]:
+        """All but the arrays, as plain JSON values."""
+        return {
+            "schema": self.SCHEMA,
+            "text": self.text,
+            "tokens": self.tokens.as_json(),
+            "kind": self.kind,
+            "residual": self.residual,
+            "run": plain(self.run),
+            **({} if self.picture is None else {"picture": self.picture.describe()}),
+        }
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Shares by method, and the pixels of a picture."""
+        pixels = {} if self.picture is None else {"pixels": self.picture.pixels}
+        return {method: getattr(self, method) for method in METHODS} | pixels
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values; NaN becomes null."""
+        described = self.describe()
+        whole: dict[str, Any] = plain(
+            {
+                "schema": self.SCHEMA,
+                "run": described["run"],
+                **described,
+                "tokens": self.tokens.labels,
+                **self.arrays(),
+                "record": {"tokens": described["tokens"]},
+            },
+            finite,
+        )
+        return whole
+
+    @classmethod
+    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
+        """The rollout that `describe` and `arrays` were made of, or `as_json`."""
+        if "mean" in described:  # JSON, whose `record` is no description of the rest
+            described = {**described, "tokens": described["record"]["tokens"]}
+        picture = picture_from(described.get("picture"), held.get("pixels"))
+        arrays: dict[str, Any] = {method: np.array(held[method], np.float64) for method in METHODS}
+        made: Self = build(cls, described, picture=picture, **arrays)
+        return made
+
+    def require_whole(self) -> None:
+        """Refuses arrays that do not fit the tokens, tokens that do not fit the picture, and shares that are none."""
+        n, arrays = len(self.tokens), [getattr(self, method) for method in METHODS]
+        if any(a.ndim != 3 or a.shape != (len(self.mean), n, n) or not a.size for a in arrays):
+            raise ValueError("its arrays do not fit its tokens")
+        if self.picture is not None and np.prod(self.picture.grid) != int((~self.tokens.special).sum()):
+            raise ValueError("its tokens are not the patches of its picture")
+        require_whole_tokens(self.tokens)
+        require_weights(self.mean)
+        require_weights(self.rollout)

@@ -1,0 +1,1 @@
+"""Records of which heads express which links."""

@@ -1,0 +1,365 @@
+"""Which heads express which relations between words: accuracies with intervals, baselines, verdicts. NumPy only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.frame.codec import OMITTED, build
+from attnscope.records.frame.record import Record
+from attnscope.records.frame.storage import finite, plain
+from attnscope.records.heads.findings import Findings, Role
+from attnscope.records.relations.combined import Combined
+
+Array = NDArray[np.float64]
+
+LEAST_MASS = 0.1
+"""With less of its attention on the targets, in the mean, a head expresses a relation weakly: it looks elsewhere."""
+
+ARRAYS = ("choice", "accuracy", "low", "high", "mass", "p", "q")
+
+
+@dataclass(frozen=True, eq=False)
+class Relation:
+    """One relation: how well each head expresses it, and what a simple rule reaches.
+
+    Of every two texts that hold it, one goes to each of two halves, at random. The head is chosen by its accuracy on
+    the one; all else that has to do with accuracy is of the other, on which nothing was chosen but the rule, in the
+    rule's favour.
+
+    Attributes:
+        name: Such as "nsubj→head": from the dependent to its head.
+        n: Links that were measured, in both halves.
+        n_texts: Texts that hold them.
+        n_scored: Links of the half that is scored.
+        n_texts_scored: Texts of that half.
+        left_out: Links that could not be measured: reason -> how many.
+        rule: The simple rule that does best, such as "offset +1" or "same word before".
+        baseline: Its accuracy; NaN without links.
+        why_no_verdict: Why there is none, such as "fewer than 20 examples"; empty where there is one.
+        choice: Accuracy on the half that the head is chosen by, (layer, head). Here and below NaN where there is no
+            such head, or no link.
+        accuracy: Share of links whose source's largest weight is on a target, (layer, head).
+        low: Lower end of its 95% interval; NaN with fewer than 2 texts.
+        high: Upper end.
+        mass: Mean weight on the targets.
+        p: One-sided p-value against the baseline; NaN without a verdict.
+        q: The same after Benjamini-Hochberg over heads x relations.
+        found: Which heads express the relation, (layer, head), bool.
+        n_sources: Sources that the texts are of, such as files or documents; a text alone is one. 0 = not known.
+        halves: What was dealt to halves: "sources", none of which is in both, or "texts", where there are too few.
+        ties: Further heads that express it, and whose accuracy on the half that the head is chosen by is no farther
+            from the chosen one's than its standard error, or than 0.01: which of them is the best cannot be told.
+        is_mutual: Whether it is of undirected links. Then `n` and `n_scored` are pairs that are predicted, as many as
+            a text has words, `accuracy` is the share of them that are linked (`core.contacts`), `mass` what words give
+            in the mean to those that they are linked with, and a rule predicts the pairs of its offset, then wider
+            ones.
+    """
+
+    name: str
+    n: int
+    n_texts: int
+    n_scored: int
+    n_texts_scored: int
+    left_out: Mapping[str, int]
+    rule: str
+    baseline: float
+    why_no_verdict: str
+    choice: Array
+    accuracy: Array
+    low: Array
+    high: Array
+    mass: Array
+    p: Array
+    q: Array
+    found: NDArray[np.bool_]
+    n_sources: int = 0
+    halves: str = "texts"
+    ties: tuple[tuple[int, int], ...] = ()
+    is_mutual: bool = False
+
+    @property
+    def best(self) -> tuple[int, int] | None:
+        """The head that does best on the half that it is chosen by; None where no half has enough to choose by."""
+        if np.isnan(self.choice).all():
+            return None
+        layer, head = np.unravel_index(int(np.nanargmax(self.choice)), self.choice.shape)
+        return int(layer), int(head)
+
+    @property
+    def best_found(self) -> bool:
+        """Whether the chosen head expresses the relation."""
+        return self.best is not None and bool(self.found[self.best])
+
+    @property
+    def weak(self) -> bool:
+        """Whether the chosen head expresses the relation with little weight: less than LEAST_MASS on the targets."""
+        return self.best is not None and self.best_found and bool(self.mass[self.best] < LEAST_MASS)
+
+    def others_found(self) -> list[tuple[int, int]]:
+        """Further heads that express it, the largest accuracy first."""
+        places = [(int(layer), int(head)) for layer, head in np.argwhere(self.found)]
+        return sorted((place for place in places if place != self.best), key=lambda place: -self.accuracy[place])
+
+
+@dataclass(frozen=True)
+class ExampleLink:
+    """One link of an example.
+
+    Attributes:
+        source: Words that look.
+        targets: Words of which any is right.
+        looked: The word that gets the largest weight; -1 = one outside of what is shown.
+        right: Whether it is a target.
+        weight: How much it gets.
+    """
+
+    source: tuple[int, ...]
+    targets: tuple[int, ...]
+    looked: int
+    right: bool
+    weight: float
+
+
+@dataclass(frozen=True)
+class Example:
+    """What the best head of a relation does on one text, or on the part of a long one around a link.
+
+    Attributes:
+        relation: The relation's name.
+        layer: The head's layer.
+        head: The head.
+        source: The file.
+        line: The line in it that the text begins on.
+        words: The words, in order.
+        spaced: Whether a space stands before each word.
+        links: Links of this relation alone.
+        cut_before: Whether the text has words before these.
+        cut_after: Whether it has words after these.
+    """
+
+    relation: str
+    layer: int
+    head: int
+    source: str
+    line: int
+    words: tuple[str, ...]
+    spaced: tuple[bool, ...]
+    links: tuple[ExampleLink, ...]
+    cut_before: bool = False
+    cut_after: bool = False
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Relations(Record):
+    """Which heads of a model express which relations.
+
+    Attributes:
+        run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
+        corpus: What it was made on: `sources`, `n_texts`, `n_tokens`, `sha256` of the annotated texts, `n_chunked`,
+            `problems` (source, line, reason), `complete` (False after an interruption). Plain JSON values.
+        options: What was chosen, as plain JSON values: `level` (of the false discovery rate), `margin` (how far the
+            lower end of the interval must be above the baseline), `fewest_links`, `fewest_texts` ...
+        kind: The kind of attention: "encoder" or "decoder".
+        relations: The relations, the most frequent first.
+        examples: Texts with what the best heads do on them, if asked for.
+        combined: What heads reach together, if asked for.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.relations/1"
+    ASCII: ClassVar[bool] = True
+
+    run: Mapping[str, Any]
+    corpus: Mapping[str, Any]
+    options: Mapping[str, Any]
+    kind: str
+    relations: tuple[Relation, ...]
+    examples: tuple[Example, ...] = ()
+    combined: tuple[Combined, ...] = field(default=(), metadata=OMITTED)
+
+    def __getitem__(self, name: str) -> Relation:
+        for relation in self.relations:
+            if relation.name == name:
+                return relation
+        raise KeyError(name)
+
+    @property
+    def ranked(self) -> tuple[Relation, ...]:
+        """Those with a head that expresses them first, by how far its interval is above the baseline; then the rest."""
+
+        def rank(relation: Relation) -> tuple[int, float]:
+            above = math.nan if relation.best is None else float(relation.low[relation.best]) - relation.baseline
+            group = 0 if relation.best_found else 1 if relation.found.any() else 3 if relation.why_no_verdict else 2
+            return group, -above if math.isfinite(above) else math.inf
+
+        return tuple(sorted(self.relations, key=rank))
+
+    def roles(self) -> dict[tuple[int, int], list[Role]]:
+        """The relations that heads express, as roles: (layer, head) -> roles, the furthest above its baseline first.
+
+        Not those that they express weakly: what a head is for gets some of its attention.
+        """
+        margin = float(self.options.get("margin", 0.0))
+        held: dict[tuple[int, int], list[Role]] = {}
+        for one in self.relations:
+            for place in ((int(layer), int(head)) for layer, head in np.argwhere(one.found & (one.mass >= LEAST_MASS))):
+                held.setdefault(place, []).append(
+                    Role(
+                        name=one.name,
+                        measure=f"accuracy on {one.name}",
+                        value=float(one.accuracy[place]),
+                        low=float(one.low[place]),
+                        high=float(one.high[place]),
+                        baseline=one.baseline,
+                        threshold=one.baseline + margin,
+                        p=float(one.p[place]),
+                        q=float(one.q[place]),
+                        tentative=False,
+                    )
+                )
+        for roles in held.values():
+            roles.sort(key=lambda role: role.baseline - role.value)
+        return held
+
+    def describe(self) -> dict[str, Any]:
+        """All but the arrays, with the head that is best of each relation; NaN stays."""
+        document = super().describe()
+        document["relations"] = [
+            {name: getattr(one, name) for name in _PLAIN}
+            | ({"is_mutual": True} if one.is_mutual else {})
+            | {"best": one.best, "best_found": one.best_found}
+            for one in self.relations
+        ]
+        return document
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Those of all relations laid one on another: (relation, layer, head)."""
+        return {
+            name: np.stack([getattr(one, name) for one in self.relations]) if self.relations else np.zeros((0, 0, 0))
+            for name in _ARRAYS
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values; NaN becomes null."""
+        document = self.describe()
+        for row, relation in zip(document["relations"], self.relations, strict=True):
+            row |= {name: getattr(relation, name) for name in _ARRAYS}
+        whole: dict[str, Any] = plain(document, finite)
+        return whole
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """One row for each relation and head; then those of heads together, with columns of their own."""
+        header = (
+            "relation", "layer", "head", "best", "found", *ARRAYS, "baseline", "rule", "n", "n_scored", "no_verdict",
+        )  # fmt: skip
+        more = _TOGETHER if self.combined else ()
+        yield (*header, *more)
+        for one in self.relations:
+            for place in np.ndindex(*one.accuracy.shape):
+                numbers = [getattr(one, name)[place].item() for name in ARRAYS]
+                yield (
+                    one.name, *place, place == one.best, bool(one.found[place]), *numbers, float(one.baseline),
+                    one.rule, one.n, one.n_scored, one.why_no_verdict, *[None] * len(more),
+                )  # fmt: skip
+        for together in self.combined:
+            for row in together.rows():
+                yield tuple(row.get(name) for name in (*header, *more))
+
+    @classmethod
+    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
+        """The relations that `describe` and `arrays` were made of."""
+        arrays = {name: held[name] for name in _ARRAYS}
+        (shape, *others) = {array.shape for array in arrays.values()}
+        rows = described["relations"]
+        if others or shape[0] != len(rows) or (rows and (len(shape) != 3 or 0 in shape)):
+            raise ValueError("its arrays do not fit its relations")
+        relations = tuple(
+            build(Relation, row, **{name: array[i] for name, array in arrays.items()}) for i, row in enumerate(rows)
+        )
+        made: Self = build(cls, described, relations=relations)
+        return made
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no relations."""
+        return not self.relations
+
+    def require_whole(self) -> None:
+        """Refuses shares that are none, links between words that are not there, and numbers of texts that are none."""
+        for one in self.relations:
+            shares = np.stack([one.accuracy, one.choice, one.mass, one.p, one.q])
+            if np.any(shares < -0.01) or np.any(shares > 1.01):
+                raise ValueError(f"the shares of {one.name!r} are not between 0 and 1")
+        for example in self.examples:
+            n = len(example.words)
+            places = [p for link in example.links for p in (*link.source, *link.targets, link.looked)]
+            if len(example.spaced) != n or any(not -1 <= place < n for place in places):
+                raise ValueError("the links of an example are not between its words")
+        for together in self.combined:
+            together.require_whole()
+
+
+_ARRAYS = (*ARRAYS, "found")
+_PLAIN = (
+    "name", "n", "n_texts", "n_scored", "n_texts_scored", "left_out", "rule", "baseline", "why_no_verdict", "n_sources",
+    "halves", "ties",
+)  # fmt: skip
+_TOGETHER = ("combination", "n_heads", "range", "separation", "below", "cut", "gain", "gain_low", "gain_high")
+
+
+def with_relations(findings: Findings, relations: Relations) -> Findings:
+    """Findings whose heads have the relations that they express as roles too, after those that they have.
+
+    Raises:
+        AttnscopeError: They are of different models.
+    """
+    for what in ("sha256", "model"):
+        mine, theirs = findings.run.get(what), relations.run.get(what)
+        if mine and theirs and mine != theirs:
+            raise AttnscopeError(
+                f"the relations are of another model: {relations.run.get('model')}, not {findings.run.get('model')}",
+                "make them with the same --model",
+            )
+        if mine and theirs:
+            break
+    roles = relations.roles()
+    expressed = {
+        one.name: {
+            "what": f"{explained(one.name)}; the best simple rule ({one.rule}) reaches {one.baseline:.2f}",
+            "measure": f"accuracy on {one.name}",
+            "threshold": one.baseline + float(relations.options.get("margin", 0.0)),
+        }
+        for one in relations.relations
+        if one.found.any()
+    }
+    heads = tuple(
+        replace(head, roles=(*head.roles, *roles.get((head.layer, head.head), ())))
+        if head.kind == relations.kind
+        else head
+        for head in findings.heads
+    )
+    known = dict(findings.options.get("roles") or {})
+    described = {"sources": relations.corpus.get("sources"), "sha256": relations.corpus.get("sha256")}
+    options = dict(findings.options) | {"roles": known | expressed, "relations": described}
+    corpus = dict(findings.corpus) | {
+        "problems": [*findings.corpus.get("problems", ()), *relations.corpus.get("problems", ())],
+        "complete": findings.corpus.get("complete", True) and relations.corpus.get("complete", True),
+    }
+    run = dict(findings.run) | {"notes": [*findings.run.get("notes", ()), *relations.run.get("notes", ())]}
+    return replace(findings, run=run, corpus=corpus, heads=heads, options=options)
+
+
+def explained(name: str) -> str:
+    """A relation in words."""
+    origin, arrow, goal = name.partition("→")
+    if not arrow:
+        return f"attends along {name!r}"
+    if goal == "head":
+        return f"attends from the {origin} to what it depends on"
+    return f"attends from the head to its {goal}" if origin == "head" else f"attends from {origin} to {goal}"

@@ -1,0 +1,121 @@
+"""The same queries, keys and values seen with different numbers of heads. NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.frame.reading import require_weights
+from attnscope.records.frame.record import Record
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Drop:
+    """What changes when a head puts out zeros.
+
+    Attributes:
+        head: Which head.
+        l2: The L2 (Frobenius) norm of the change of the output, over all queries and columns.
+        share: The same divided by the norm of the output.
+        l2_by_query: The norm of the change of each query's output, (query,).
+    """
+
+    head: int
+    l2: float
+    share: float
+    l2_by_query: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Attention with one number of heads.
+
+    Attributes:
+        n_heads: How many heads.
+        d_head: Columns of each.
+        scale: 1 / sqrt(d_head).
+        columns: First column and one past the last of each head, (head, 2).
+        weights: (head, query, key).
+        mean_weights: Mean over the heads, (query, key): what is often drawn, and no head's own.
+        output: The heads side by side, after W_O if there is one, (query, d_model).
+        entropy_nats: Mean entropy of each head's rows, (head,); 0 to ln(key).
+        uniform: How many rows of each head are uniform, (head,).
+        rank: Rank of each head's dot products, (head,); at most d_head.
+        disagreement_nats: Jensen-Shannon divergence of the heads' rows for each query, (query,); 0 to ln(n_heads).
+        mixing: From which head each output column comes, (head, output), shares; None without W_O.
+        drops: The heads that were dropped, one by one.
+    """
+
+    n_heads: int
+    d_head: int
+    scale: float
+    columns: NDArray[np.int64]
+    weights: Array
+    mean_weights: Array
+    output: Array
+    entropy_nats: Array
+    uniform: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    disagreement_nats: Array
+    mixing: Array | None
+    drops: tuple[Drop, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Split(Record):
+    """The same queries, keys and values with different numbers of heads.
+
+    Attributes:
+        run: What made it; plain JSON values.
+        text: The text; the worked example's tokens joined by blanks.
+        queries: Labels of the tokens that attend.
+        keys: Labels of the tokens that are attended to.
+        d_model: Columns of queries, keys and values.
+        same_columns: Whether head 1 got the columns of head 0.
+        project: What W_O is: "" (none), "orthogonal", "permute", or a file's name.
+        w_o: W_O as torch.nn.Linear stores it, (output, d_model); None = none.
+        seen: One entry a number of heads, in the order asked for.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.split/1"
+
+    run: Mapping[str, Any]
+    text: str
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    d_model: int
+    same_columns: bool
+    project: str
+    w_o: Array | None
+    seen: tuple[Seen, ...]
+
+    def of(self, n_heads: int) -> Seen:
+        """What was seen with that many heads."""
+        for one in self.seen:
+            if one.n_heads == n_heads:
+                return one
+        counts = ", ".join(str(one.n_heads) for one in self.seen)
+        raise AttnscopeError(f"{n_heads} heads are not in this record", f"it has {counts}")
+
+    def require_whole(self) -> None:
+        """Refuses weights that do not fit the tokens, or that are none, and numbers that do not fit the heads."""
+        n_queries, n_keys = len(self.queries), len(self.keys)
+        for one in self.seen:
+            if one.weights.shape != (one.n_heads, n_queries, n_keys) or 0 in one.weights.shape:
+                raise ValueError("its weights do not fit its tokens")
+            require_weights(one.weights)
+            found = (one.columns, one.mean_weights, one.output, one.entropy_nats, one.uniform, one.rank)
+            n_out = one.output.shape[-1] if one.output.ndim else 0
+            each = (one.n_heads,)
+            wanted = ((one.n_heads, 2), (n_queries, n_keys), (n_queries, n_out), each, each, each)
+            if tuple(array.shape for array in found) != wanted or one.disagreement_nats.shape != (n_queries,):
+                raise ValueError("its numbers do not fit its heads and tokens")
+            if one.mixing is not None and one.mixing.shape != (one.n_heads, n_out):
+                raise ValueError("the shares of its heads do not fit its output")

@@ -1,0 +1,82 @@
+"""Do heads that look like something do something? Findings in, the same with what changes without each head out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import TypeVar
+
+from attnscope.corpus import Copies, Corpus, CorpusText, distinct
+from attnscope.models.model import Model
+from attnscope.records.atlas.record import Atlas
+from attnscope.records.frame.shards import settle_corpus
+from attnscope.records.heads.findings import Findings
+from attnscope.studies.ablation.study import AblateOptions, ablate
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.texts import Report, scale_report, texts_of
+
+R = TypeVar("R", Findings, Atlas)
+
+FIRST_TEXTS = 32
+"""Texts that heads are taken out of: a forward pass each for every head and text takes its time."""
+
+NOTHING_BELOW = {"kl": 0.001, "l2": 0.01}
+"""What counts as no effect: a thousandth of a nat in the predictions, a hundredth of the hidden states."""
+
+_WHAT = {"kl": "KL of the predictions (nats)", "l2": "relative change of the last hidden states"}
+
+
+def with_effects(
+    found: R,
+    model: Model,
+    texts: Corpus | Sequence[str] | Sequence[CorpusText],
+    report: Report | None = None,
+) -> R:
+    """Takes each head that has a role out of the model, on the first texts, by zero and by mean ablation, kind by kind.
+
+    A head that does nothing by either is not needed for what it looks like: attention is not evidence of use (Jain and
+    Wallace 2019).
+
+    Args:
+        found: What heads attend to.
+        model: Their model.
+        texts: The texts they were studied on.
+        report: Called after each batch.
+    """
+    labelled: dict[str, list[tuple[int, int]]] = {}
+    for head in found.heads:
+        if head.roles:
+            labelled.setdefault(head.kind, []).append((head.layer, head.head))
+    if not labelled:
+        return found
+    first = list(islice(distinct(texts_of(texts), Copies()), FIRST_TEXTS))
+    n_kinds = len(labelled)
+    # Kind by kind: a layer and a head have a number of their own in each.
+    ablations = [
+        ablate(
+            model, first, AblateOptions(choice=Choice(pick=tuple(pick)), kind=kind), scale_report(report, n, n_kinds)
+        )
+        for n, (kind, pick) in enumerate(labelled.items())
+    ]
+    ablation = ablations[0]
+    effects = {(head.kind, head.layer, head.head): head.effects for one in ablations for head in one.heads}
+    notes: list[str] = [note for one in ablations for note in one.run["notes"] if note not in found.run["notes"]]
+    complete = all(one.corpus["complete"] for one in ablations)
+    quantity = "kl" if ablation.whole else "l2"
+    causal = {
+        "quantity": quantity,
+        "what": _WHAT[quantity],
+        "nothing_below": NOTHING_BELOW[quantity],
+        "modes": list(ablation.options["modes"]),
+        "predicted": ablation.options["predicted"],
+        "n_texts": ablation.corpus["n_texts"],
+        "complete": complete,
+    }
+    return replace(
+        found,
+        heads=tuple(replace(head, effects=effects.get((head.kind, head.layer, head.head), {})) for head in found.heads),
+        options={**found.options, "causal": causal},
+        run={**found.run, "notes": [*found.run["notes"], *dict.fromkeys(notes)]},
+        corpus=settle_corpus(found.corpus, interrupted=not complete),
+    )

@@ -1,0 +1,206 @@
+"""How much a model's loss hangs on each head, by one backward pass: Michel et al. 2019."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.core.exact.running import RunningSums
+from attnscope.corpus import Block
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import Model, ModelInfo
+from attnscope.studies.ablation.reading import ReadBatch, Reader
+from attnscope.studies.ablation.sweep import Going, HeadMeans, longest_first, require_rerunnable
+from attnscope.studies.inputs.texts import Report
+from attnscope.studies.running import passes
+from attnscope.studies.running.passes import Pass
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.attention.probes import Place
+    from attnscope.models.model import Outputs
+
+DIRECTIONS = 16
+"""Random directions of the last hidden states, for models without a loss."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Importance(passes.Found):
+    """What was added up over blocks: |dL/dxi| of each head over texts, (head,) by layer."""
+
+    sums: Mapping[Place, RunningSums]
+
+
+def require_gradients() -> None:
+    """Refuses to begin where torch keeps no gradients.
+
+    Raises:
+        AttnscopeError: `torch.inference_mode` is on.
+    """
+    import torch
+
+    if torch.is_inference_mode_enabled():
+        raise AttnscopeError(
+            "importance is a gradient, and torch.inference_mode() keeps none",
+            "call it outside of that, or within torch.no_grad()",
+        )
+
+
+def importance(
+    going: Going, known: HeadMeans, *, has_loss: bool, seed: int = 0, report: Report | None = None
+) -> Pass[Importance]:
+    """How much the loss of a text changes with each head's gate, over texts: E |dL/dxi|.
+
+    L is a text's loss, in nats a prediction. Each text has gates of its own, so that one backward pass over a batch
+    gives every text's own derivative, and absolute values are taken before texts are averaged: with one gate for the
+    whole batch, texts that pull in opposite directions cancel, and the result depends on the size of the batch.
+
+    Without a loss the derivative is that of <u, h> instead, averaged over 16 directions u of the last hidden states h
+    of a text, |d<u, h>/dxi|. Each u is a random unit vector over its tokens and their width, drawn from the seed. That
+    says how far hidden states move, not whether it matters: it is sensitivity, not Michel's importance.
+
+    Args:
+        going: The model, its reader and the texts.
+        known: The heads.
+        has_loss: Whether there is a loss; else it is sensitivity.
+        seed: Of the directions.
+        report: Called after each batch.
+
+    Returns:
+        For each place the sums over texts; a text without predictions counts nothing.
+
+    Source:
+        Michel et al. 2019, section 4.1 (equation 2). Sensitivity: ours; E |<u, v>| = sqrt(2 / (pi n)) |v| for a unit
+        vector u of n dimensions, so that it is proportional to the root mean square of the change, at any length.
+    """
+    nothing = Importance(sums={place: RunningSums((n_heads,)) for place, n_heads in known.n_heads.items()})
+    given = {"n_heads": known.n_heads, "has_loss": has_loss, "seed": seed}
+    return going.run(SlopeMeasurer, given, nothing, report)
+
+
+class BlockSlopes:
+    """Derivatives over the texts of a block: (direction, text, head) by layer, and what each text counts."""
+
+    def __init__(self, block: Block, n_heads: Mapping[Place, int]) -> None:
+        self.n_texts = self.n_tokens = 0
+        n = len(block.texts)
+        self.row_of = {text.index: row for row, text in enumerate(block.texts)}
+        self.slopes = {place: np.zeros((DIRECTIONS, n, heads)) for place, heads in n_heads.items()}
+        self.counts = np.zeros(n)
+
+
+class SlopeMeasurer:
+    """Works out |dL/dxi| on the texts of blocks; see `importance`."""
+
+    def __init__(
+        self, model: Model, reader: Reader, n_heads: Mapping[Place, int], *, has_loss: bool, seed: int
+    ) -> None:
+        self._info, self._runs, self._reader = model.info, require_rerunnable(model), reader
+        self._n_heads, self._has_loss, self._seed = n_heads, has_loss, seed
+
+    def begin(self, block: Block) -> BlockSlopes:
+        """Sums of nothing yet."""
+        return BlockSlopes(block, self._n_heads)
+
+    def steps(self, block: Block, sums: BlockSlopes) -> Iterator[None]:
+        """Adds a block, batch by batch."""
+        reader = self._reader
+        for read in longest_first(reader.batches(block)):
+            if self._has_loss and not len(read.rows):
+                continue
+            for part, found in reader.room.each(read, self._run_batch, reader.halves, lambda part: part.size):
+                rows = np.array([sums.row_of[int(text)] for text in part.texts])
+                for number, by_layer in enumerate(found):
+                    for place, slopes in by_layer.items():
+                        # A text's loss is the sum over its chunks; a direction is of one chunk's hidden states.
+                        np.add.at(sums.slopes[place][number], rows, slopes if self._has_loss else np.abs(slopes))
+                np.add.at(sums.counts, rows, _weights(part, self._has_loss))
+            sums.n_texts, sums.n_tokens = sums.n_texts + len(set(read.texts.tolist())), sums.n_tokens + read.n_tokens
+            yield
+
+    def finish(self, block: Block, sums: BlockSlopes, *, whole: bool) -> Importance:
+        """What the sums amount to; a text without predictions counts nothing, nor one that is not finite."""
+        finite = [np.isfinite(slopes).all((0, 2)) for slopes in sums.slopes.values()]
+        there = (sums.counts > 0) & np.logical_and.reduce(finite)
+        used = 1 if self._has_loss else DIRECTIONS
+        added = {place: RunningSums((n_heads,)) for place, n_heads in self._n_heads.items()}
+        for place, slopes in sums.slopes.items():
+            added[place].add(np.abs(slopes[:used, there]).mean(0) / sums.counts[there, None], 1.0)
+        return Importance(sums=added, n_texts=sums.n_texts, n_tokens=sums.n_tokens, halved_to=self._reader.room.tokens)
+
+    def _run_batch(self, read: ReadBatch) -> list[dict[Place, Floats]]:
+        from attnscope.core.attention.probes import Gate
+
+        if self._has_loss and not len(read.rows):
+            return []
+        factors = _gates(read, self._n_heads, self._info)
+        outputs = self._runs.outputs(read.batch, Gate(factors), logits=self._has_loss)
+        targets = _losses(outputs, read) if self._has_loss else _along(outputs, read, self._seed)
+        return [_slopes(target, factors) for target in targets]
+
+
+def _gates(read: ReadBatch, n_heads: Mapping[Place, int], info: ModelInfo) -> dict[Place, Tensor]:
+    import torch
+
+    precision = torch.promote_types(getattr(torch, info.dtype), torch.float32)
+    return {
+        place: torch.ones(len(read.texts), n, dtype=precision, device=info.device, requires_grad=True)
+        for place, n in n_heads.items()
+    }
+
+
+def _losses(outputs: Outputs, read: ReadBatch) -> list[Tensor]:
+    """The sum of the negative log-likelihoods of all predictions; each text's gates bear on its own alone."""
+    assert outputs.logits is not None
+    from attnscope.core.attention.precision import in_float64
+
+    logs = in_float64(outputs.logits[read.rows, read.places]).log_softmax(-1)
+    return [-logs.gather(-1, read.answers[:, None].to(logs.device)).sum()]
+
+
+def _along(outputs: Outputs, read: ReadBatch, seed: int) -> list[Tensor]:
+    """<u, h> for each direction, added up over texts; each text's u is a unit vector over its real tokens."""
+    import torch
+
+    from attnscope.core.attention.precision import in_float64
+
+    hidden = in_float64(outputs.hidden)
+    _, n_tokens, width = hidden.shape
+    targets = []
+    for number in range(DIRECTIONS):
+        # Drawn one by one from the first token on, which torch.randn does not, so that a text has the same u in any
+        # batch.
+        drawn = np.random.default_rng([seed, number]).standard_normal((n_tokens, width))
+        u = torch.from_numpy(drawn).to(hidden.device) * read.real[..., None].to(hidden.device)
+        targets.append((u / u.square().sum((1, 2), keepdim=True).sqrt() * hidden).sum())
+    return targets
+
+
+def _slopes(target: Tensor, factors: Mapping[Place, Tensor]) -> dict[Place, Floats]:
+    """The derivative by each gate, (row, head); 0 where nothing depends on it."""
+    import torch
+
+    found = torch.autograd.grad(target, list(factors.values()), retain_graph=True, allow_unused=True)
+    slopes = {}
+    for (place, factor), slope in zip(factors.items(), found, strict=True):
+        slopes[place] = np.zeros(tuple(factor.shape)) if slope is None else slope.cpu().double().numpy()
+    return slopes
+
+
+def _weights(read: ReadBatch, has_loss: bool) -> Floats:
+    """What each row counts: its predictions, or 1."""
+    if not has_loss:
+        return np.ones(len(read.texts))
+    return np.bincount(read.rows.cpu().numpy(), minlength=len(read.texts)).astype(np.float64)
+
+
+def normalized_by_layer(values: Mapping[Place, Floats]) -> dict[Place, float]:
+    """What the importances of a layer's heads are divided by: their Euclidean norm (Michel et al. 2019, 4.1)."""
+    return {place: float(np.linalg.norm(found)) or 1.0 for place, found in values.items()}

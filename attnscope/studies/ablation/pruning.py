@@ -1,0 +1,325 @@
+"""A model without some heads, as files that what loads the model loads as well: their weights are zero.
+
+Nothing else of the files changes: names, precisions, shards, tokenizer and configuration are the model's own. Before
+the folder appears its model is loaded and compared with the whole model whose heads are gated at the seam.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import AttnscopeError, UsageError, one_line
+from attnscope.models import is_own_decoder
+from attnscope.models.catalog import weight_files
+from attnscope.models.model import Batch, Model, example_tokens
+from attnscope.output import require_writable
+from attnscope.records.ablation import Ablation
+from attnscope.records.frame.storage import finite, plain
+from attnscope.studies.ablation.study import AblateOptions, ablate
+from attnscope.studies.ablation.sweep import require_rerunnable
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.inputs.texts import Report
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.attention.probes import Place
+    from attnscope.core.attention.seam import AttentionCall, Probe
+    from attnscope.models.model import Outputs, Slice
+
+PRUNE_SCHEMA = "attnscope.prune/1"
+ABOUT = "prune.json"
+EXAMPLE = "The animal didn't cross the street because it was too tired."
+"""What the change is measured on where no text is given."""
+
+_OTHER_WEIGHTS = frozenset(
+    {".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".tflite", ".safetensors", ".pkl", ".ckpt"}
+)
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A folder with a pruned model.
+
+    Attributes:
+        folder: The folder.
+        effect: What changes without the heads, on the texts.
+        zeroed: How many numbers are zero now, by "query", "key", "value" and "output".
+        difference: The largest difference between the folder's model and the gated one, relative to the largest
+            hidden state or logit.
+        sha256: Hash of the weights.
+    """
+
+    folder: Path
+    effect: Ablation
+    zeroed: Mapping[str, int]
+    difference: float
+    sha256: str
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads' names."""
+        return tuple(self.effect.named(head) for head in self.effect.heads)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values."""
+        effects = self.effect.as_json()
+        together = effects["sets"][0]["effects"] if effects["sets"] else effects["heads"][0]["effects"]
+        document: dict[str, Any] = plain(
+            {
+                "schema": PRUNE_SCHEMA,
+                "run": effects["run"],
+                "heads": list(self.heads),
+                "zeroed": dict(self.zeroed),
+                "difference_to_gated": self.difference,
+                "sha256": self.sha256,
+                "corpus": effects["corpus"],
+                "effects": together,
+            },
+            finite,
+        )
+        return document
+
+
+@dataclass(frozen=True)
+class PruneOrder:
+    """What the command line asks for; see `attnscope prune --help`."""
+
+    pick: tuple[tuple[int, int], ...] | None
+    out: Path
+    kind: str | None = None
+    texts: TextsWanted | None = None
+    target: str | None = None
+
+
+def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, report: Report | None = None) -> Pruned:
+    """Writes a model without some heads into a folder, whole or not at all.
+
+    Zero are then: the heads' rows of W_Q, W_K and W_V with their biases, and their slice of W_O. Where queries are
+    grouped W_Q and W_O alone; W_K and W_V of a group only if all its heads go.
+
+    Args:
+        spec: A catalogue name, a folder, or a Hub id.
+        order: Which heads, and where to.
+        loading: How the model is loaded; always on transformers, but for the project's own decoders.
+        report: Is told how far the texts are, on which the change is measured.
+
+    Raises:
+        AttnscopeError: There are no such heads or they have no weights of their own, the files are none that can be
+            rewritten, the folder is there already, or what was written is not the gated model.
+    """
+    loading = loading or LoadOptions()
+    if loading.engine == "native":
+        raise UsageError("pruned models are those of transformers", "leave out --engine")
+    if order.pick is None:
+        raise UsageError("no head is named", "name them: --pick L3H1,L5H11")
+    _require_free(order.out)
+    source = loading.resolve(spec)
+    is_own = is_own_decoder(source)
+    if is_own and order.texts is None:
+        raise UsageError(f"no text is given, and {source.name} knows its own words alone", "give one, or --file")
+    loading = replace(loading, engine="auto" if is_own else "hf")
+    if source.folder is None:
+        raise AttnscopeError(f"{source.name} has no files", "name a folder or a Hub id")
+    if source.adapter is not None:
+        raise AttnscopeError(f"{source.name} has an adapter, which lies beside its weights", "merge it, with peft")
+    files = weight_files(source.folder, allow_pickle=loading.allow_pickle)
+    model = loading.load(source)
+    options = AblateOptions(modes=("zero",), choice=Choice(pick=order.pick), kind=order.kind, target=order.target)
+    texts = [EXAMPLE] if order.texts is None else order.texts.corpus()
+    effect = ablate(model, texts, options, report)
+    if order.texts is None:
+        notes = [*effect.run.get("notes", ()), f'no text was given: the change is measured on "{EXAMPLE}"']
+        effect = replace(effect, run={**effect.run, "notes": notes})
+    heads: dict[Place, list[int]] = {}
+    for head in effect.heads:
+        heads.setdefault((head.kind, head.layer), []).append(head.head)  # type: ignore[arg-type]
+    if model.head_slices is None:
+        raise AttnscopeError(f"which weights of {model.info.name} are whose is not known")
+    slices = model.head_slices(heads)
+    held = order.out.parent / f".{secrets.token_hex(8)}.part"
+    try:
+        _copy(source.folder, held)
+        with tempfile.TemporaryDirectory(dir=held) as aside:
+            _write_weights(_without_pickles(files, Path(aside)), held, slices)
+        sha256, difference = _compare(model, heads, held, loading)
+        pruned = Pruned(order.out, effect, _numbers(slices), difference, sha256)
+        (held / ABOUT).write_text(json.dumps(pruned.as_json(), ensure_ascii=False, indent=1) + "\n", "utf-8")
+        held.replace(order.out)
+    except OSError as error:
+        # Of a folder that is copied there may be several; each is (from, to, why).
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror or error
+        raise AttnscopeError(
+            f"cannot write {order.out}: {one_line(str(why))}", "choose another folder with --out, or make room"
+        ) from None
+    finally:
+        shutil.rmtree(held, ignore_errors=True)
+    return pruned
+
+
+def _require_free(out: Path) -> None:
+    """Refuses a folder with anything in it: what is there must not be lost, nor mix with what is written."""
+    if out.is_dir() and any(out.iterdir()):
+        raise AttnscopeError(f"{out} is there already, with files in it", "name a new folder with --out")
+    require_writable(out)
+
+
+def _copy(folder: Path, held: Path) -> None:
+    """Everything but weights: configuration, tokenizer, what belongs to them."""
+
+    def weights(_: str, names: list[str]) -> list[str]:
+        return [name for name in names if _is_left_out(name)]
+
+    shutil.copytree(folder, held, ignore=weights)
+
+
+def _is_left_out(name: str) -> bool:
+    is_index = name.endswith(".bin.index.json")  # of pickles, which are not written
+    return is_index or Path(name).suffix in _OTHER_WEIGHTS or name in ("__pycache__", ".git")
+
+
+def _without_pickles(files: Sequence[Path], aside: Path) -> Sequence[Path]:
+    """The files as they are, or one of safetensors in the folder `aside` with what pickles hold."""
+    if all(path.suffix == ".safetensors" for path in files):
+        return files
+    import torch
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    for path in files:
+        tensors |= torch.load(path, map_location="cpu", weights_only=True)
+    # What is tied shares its memory, which safetensors do not.
+    save_file({n: t.clone().contiguous() for n, t in tensors.items()}, aside / _WHOLE, metadata={"format": "pt"})
+    shutil.copymode(files[0], aside / _WHOLE)
+    return [aside / _WHOLE]
+
+
+_WHOLE = "model.safetensors"
+
+
+def _write_weights(files: Sequence[Path], held: Path, slices: Sequence[Slice]) -> None:
+    """The weights with slices set to zero, in the same files under the same names."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    waiting = {one.name: [other for other in slices if other.name == one.name] for one in slices}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            keys, metadata = list(file.keys()), file.metadata()
+            matched = {name: key for name in waiting if (key := _key_of(waiting[name][0], keys, file)) is not None}
+            if not matched:
+                shutil.copyfile(path, held / path.name)
+                continue
+            tensors = {key: file.get_tensor(key) for key in keys}
+        for name, key in matched.items():
+            tensors[key] = tensors[key].clone()
+            for one in waiting.pop(name):
+                _zero(tensors[key], one)
+        save_file(tensors, held / path.name, metadata=metadata)
+        shutil.copymode(path, held / path.name)  # safetensors lets the owner alone read it
+    if waiting:
+        name = next(iter(waiting))
+        raise AttnscopeError(
+            f"the files do not hold {name} as the model has it: transformers converts it as it loads",
+            "save it first: AutoModel.from_pretrained(…).save_pretrained(…)",
+        )
+
+
+def _key_of(one: Slice, keys: Sequence[str], file: Any) -> str | None:
+    """What a weight is called in a file: as in the model, or with or without a prefix; None if it is not there."""
+    import torch
+
+    for key in keys:
+        if key == one.name or key.endswith(f".{one.name}") or one.name.endswith(f".{key}"):
+            stored: Tensor = file.get_tensor(key)
+            if stored.shape == one.weight.shape and torch.equal(stored.to(one.weight.dtype), one.weight.cpu()):
+                return key
+    return None
+
+
+def _zero(tensor: Tensor, one: Slice) -> None:
+    import torch
+
+    tensor.index_fill_(one.axis, torch.tensor(one.indices), 0)
+
+
+def _numbers(slices: Sequence[Slice]) -> dict[str, int]:
+    """How many numbers are set to zero, by role."""
+    found: Counter[str] = Counter()
+    for one in slices:
+        found[one.role] += one.weight.numel() // one.weight.shape[one.axis] * len(one.indices)
+    return dict(found)
+
+
+def _compare(model: Model, heads: Mapping[Place, Sequence[int]], held: Path, loading: LoadOptions) -> tuple[str, float]:
+    """Loads what was written, and compares it with the model whose heads are gated.
+
+    Returns:
+        The hash of the written weights, and the largest difference.
+
+    Raises:
+        AttnscopeError: They differ beyond rounding.
+    """
+    import torch
+
+    from attnscope.core.attention.seam import attend
+
+    written = replace(loading, check=False).load(str(held.absolute()))
+    batch = _batch(model)
+    with torch.no_grad():
+        gated = require_rerunnable(model).outputs(batch, _without(heads))
+        plain_one = require_rerunnable(written).outputs(batch, attend)
+    difference = max(_difference(a, b) for a, b in _parts(gated, plain_one))
+    allowed = 64 * torch.finfo(gated.hidden.dtype).eps * sum(model.info.n_layers) ** 0.5
+    if not difference <= allowed:
+        raise AttnscopeError(
+            f"what was written differs from the model without these heads by {difference:.2g}, rounding is "
+            f"{allowed:.2g}: nothing is kept",
+            "try --dtype float64, or a model of another architecture",
+        )
+    return written.info.sha256, difference
+
+
+def _without(heads: Mapping[Place, Sequence[int]]) -> Probe:
+    """What takes heads out, however many there are."""
+    import torch
+
+    from attnscope.core.attention.probes import Gate
+
+    def gated(call: AttentionCall) -> Tensor:
+        factors = torch.ones(call.n_heads)
+        factors[list(heads.get((call.kind, call.layer), ()))] = 0
+        return Gate({(call.kind, call.layer): factors})(call)
+
+    return gated
+
+
+def _batch(model: Model) -> Batch:
+    """A text that every tokenizer can read, and for an encoder-decoder a target."""
+    import torch
+
+    tokens = example_tokens(model.tokenizer)
+    target = None
+    if "cross" in model.info.kinds and model.writer is not None:
+        target = torch.from_numpy(model.writer.encode_target(EXAMPLE).ids.astype("int64"))[None]
+    return Batch(torch.from_numpy(tokens.ids.astype("int64"))[None], target_ids=target)
+
+
+def _parts(ours: Outputs, theirs: Outputs) -> list[tuple[Tensor, Tensor]]:
+    found = [(ours.hidden, theirs.hidden)]
+    if ours.logits is not None and theirs.logits is not None:
+        found.append((ours.logits, theirs.logits))
+    return found
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).abs().max()) / max(float(ours.abs().max()), 1e-30)

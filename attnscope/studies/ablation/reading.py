@@ -1,0 +1,288 @@
+"""What a model reads while heads are taken out of it, and what it is to predict: rows of tokens in padded batches.
+
+A decoder predicts each next token. A masked model predicts tokens that are hidden from it: a seeded share of each text,
+or each in turn. An encoder-decoder predicts its target: what was given, else its own greedy answer. In every case only
+ordinary tokens are predicted, never the special ones that every text has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.corpus import Block, Chunk, block_batches
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import Batch, Loss, Model
+from attnscope.records import Tokens
+from attnscope.studies.inputs.texts import pad_rows, special_ids
+from attnscope.studies.running.memory import Room, halves
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.attention.seam import Kind
+
+ROW_TOKENS = 512
+"""Tokens in a batch of rows, padding included; with a language-model head, whose logits are broad, half as many."""
+
+EACH: Literal["each"] = "each"
+
+PLACES = {
+    "first": "of tokens that come for the first time in what is read",
+    "repeated": "of tokens that came before (of hidden ones: that stand elsewhere too)",
+    "first_half": "in the first half of each text",
+    "second_half": "in the second half of each text",
+}
+"""Which predictions the loss is given for apart, by position in the text: name -> what the loss is of."""
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One row of a batch.
+
+    Attributes:
+        text: The index of the text that it belongs to.
+        ids: What the model reads, with masks in it.
+        segments: As Tokens'.
+        target: What the decoder of an encoder-decoder reads; None for other models.
+        places: At which tokens of the output something is predicted.
+        answers: The tokens that are right there.
+        apart: Which of them each of PLACES has, (place, prediction).
+    """
+
+    text: int
+    ids: Numbers
+    segments: Numbers
+    target: Numbers | None
+    places: Numbers
+    answers: Numbers
+    apart: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return max(len(self.ids), 0 if self.target is None else len(self.target))
+
+
+@dataclass(frozen=True, eq=False)
+class ReadBatch:
+    """Rows as a model takes them.
+
+    Attributes:
+        batch: The rows, padded.
+        texts: The index of the text of each row.
+        real: Which of the tokens that hidden states belong to are real, (row, token).
+        queries: Which queries are real, (row, query), by kind of attention.
+        rows: The row of each prediction.
+        places: The token of each prediction.
+        answers: The right token of each prediction.
+        apart: Which of them each of PLACES has, (place, prediction).
+        n_tokens: How many real tokens it has.
+        made_of: The rows.
+    """
+
+    batch: Batch
+    texts: Numbers
+    real: Tensor
+    queries: Mapping[Kind, Tensor]
+    rows: Tensor
+    places: Tensor
+    answers: Tensor
+    apart: Tensor
+    n_tokens: int
+    made_of: tuple[Row, ...]
+
+    @property
+    def size(self) -> int:
+        """Its tokens, padding included; of two lengths the longer one tells what a pass costs."""
+        return len(self.texts) * max(self.batch.ids.shape[1], self.real.shape[1])
+
+
+class Reader:
+    """Makes batches of texts for one model.
+
+    Args:
+        model: The model.
+        loss: What it is to predict; None = nothing.
+        masked: The share of ordinary tokens that is hidden from a masked model, at least one a text; "each": every
+            one in turn, in a row of its own (pseudo-log-likelihood, Salazar et al. 2020).
+        seed: Of the choice of tokens.
+        target: What an encoder-decoder is to write; None = its own greedy answer to each text.
+        chunk: See `corpus.chunks`; a token that two chunks share is predicted in the first of them alone.
+        stride: See there.
+
+    Attributes:
+        room: How much of a batch fits into memory at once.
+        given: All but the model, by which workers make another one.
+
+    Raises:
+        AttnscopeError: The model is to predict masked tokens and has no mask token, or has a decoder beside its
+            encoder and cannot write.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        loss: Loss | None,
+        *,
+        masked: float | Literal["each"] = 0.15,
+        seed: int = 0,
+        target: str | None = None,
+        chunk: int | None = None,
+        stride: int | None = None,
+    ) -> None:
+        self._model, self._loss, self._masked, self._seed = model, loss, masked, seed
+        self._cut: dict[str, Any] = {"chunk": chunk, "stride": stride}
+        self.given: dict[str, Any] = {"loss": loss, "masked": masked, "seed": seed, "target": target}
+        self.room = Room()
+        self._special = special_ids(model)
+        self._mask_id: int | None = None
+        if loss == "masked":
+            self._mask_id = model.tokenizer.mask_id
+            if self._mask_id is None:
+                raise AttnscopeError(
+                    f"the tokenizer of {model.info.name} has no token that hides another",
+                    "--loss none compares hidden states alone",
+                )
+        self._target: Callable[[Tokens], Numbers] | None = None
+        if "cross" in model.info.kinds:
+            self._target = _target_of(model, target)
+        elif target is not None:
+            raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
+
+    def batches(self, block: Block) -> list[ReadBatch]:
+        """The texts of a block, the shortest first, in batches of at most ROW_TOKENS tokens."""
+        parts = block_batches(
+            block,
+            self._model.tokenizer.encode,
+            limit=self._model.info.max_tokens,
+            special_ids=self._special,
+            **self._cut,
+        )
+        rows = [row for group in parts for part in group for row in self._rows(part)]
+        budget = ROW_TOKENS if self._loss is None else ROW_TOKENS // 2
+        made: list[list[Row]] = []
+        for row in sorted(rows, key=lambda row: (len(row), row.text)):
+            if made and (len(made[-1]) + 1) * len(row) <= budget:
+                made[-1].append(row)
+            else:
+                made.append([row])
+        return [self._batch(group) for group in made]
+
+    def halves(self, read: ReadBatch) -> list[ReadBatch]:
+        """A batch as two; none of one row."""
+        return [self._batch(rows) for rows in halves(read.made_of)]
+
+    def _rows(self, part: Chunk) -> list[Row]:
+        tokens = part.tokens
+        ids, segments = tokens.ids.astype(np.int64), tokens.segments.astype(np.int64)
+        ordinary = np.flatnonzero(~tokens.special)
+        nothing = np.zeros(0, np.int64)
+        if not len(ordinary):
+            return []
+        if self._target is not None:
+            target = self._target(tokens)
+            wanted = nothing
+            if self._loss is not None:
+                wanted = np.flatnonzero(~np.isin(target[1:], sorted(self._special)))
+            return [Row(part.text, ids, segments, target, wanted, target[wanted + 1], _apart(target, wanted + 1))]
+        if self._loss == "causal":
+            wanted = ordinary[(ordinary > 0) & ~part.repeated[ordinary]]
+            return [Row(part.text, ids, segments, None, wanted - 1, ids[wanted], _apart(ids, wanted))]
+        if self._loss == "masked":
+            asked = ordinary[~part.repeated[ordinary]]
+            return [self._hidden(part.text, ids, segments, hidden) for hidden in self._hides(part, asked)]
+        return [Row(part.text, ids, segments, None, nothing, nothing, _apart(ids, nothing))]
+
+    def _hides(self, part: Chunk, ordinary: Numbers) -> list[Numbers]:
+        """The sets of places that are hidden, of those that may be: one set a row."""
+        if not len(ordinary):
+            return []
+        if self._masked == EACH:
+            return [ordinary[i : i + 1] for i in range(len(ordinary))]
+        # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
+        chance = np.random.PCG64(np.random.SeedSequence([self._seed, part.text, part.number]))
+        drawn = chance.random_raw(len(ordinary)).argsort(kind="stable")
+        n = max(1, round(float(self._masked) * len(ordinary)))
+        return [np.sort(ordinary[drawn[:n]])]
+
+    def _hidden(self, text: int, ids: Numbers, segments: Numbers, hidden: Numbers) -> Row:
+        read = ids.copy()
+        read[hidden] = -1 if self._mask_id is None else self._mask_id
+        return Row(text, read, segments, None, hidden, ids[hidden], _apart(ids, hidden, read))
+
+    def _batch(self, rows: Sequence[Row]) -> ReadBatch:
+        import torch
+
+        device = self._model.info.device
+
+        def tensor(array: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
+        def real_of(parts: Sequence[Numbers]) -> Tensor:
+            return tensor(pad_rows([np.ones(len(part), np.bool_) for part in parts]))
+
+        ids = [row.ids for row in rows]
+        real = real_of(ids)
+        targets = [row.target for row in rows if row.target is not None]
+        target_real = real_of(targets) if targets else None
+        batch = Batch(
+            tensor(pad_rows(ids)),
+            None if bool(real.all()) else real,
+            tensor(pad_rows([row.segments for row in rows])),
+            tensor(pad_rows(targets)) if targets else None,
+            None if target_real is None or bool(target_real.all()) else target_real,
+        )
+        read = real if target_real is None else target_real
+        numbers = np.concatenate([np.full(len(row.places), i) for i, row in enumerate(rows)])
+        return ReadBatch(
+            batch=batch,
+            texts=np.array([row.text for row in rows]),
+            real=read,
+            queries={"encoder": real, "decoder": read, "cross": read},
+            rows=tensor(numbers.astype(np.int64)),
+            places=tensor(np.concatenate([row.places for row in rows])),
+            answers=tensor(np.concatenate([row.answers for row in rows])),
+            apart=tensor(np.concatenate([row.apart for row in rows], 1)),
+            n_tokens=sum(map(len, ids)) + sum(map(len, targets)),
+            made_of=tuple(rows),
+        )
+
+
+def _apart(ids: Numbers, at: Numbers, read: Numbers | None = None) -> NDArray[np.bool_]:
+    """Which predictions each of PLACES has, (place, prediction).
+
+    Args:
+        ids: A text.
+        at: Which of its tokens are predicted.
+        read: What is left of it to be read where tokens are hidden; None = each is predicted from those before it.
+    """
+    if read is None:
+        _, first, of = np.unique(ids, return_index=True, return_inverse=True)
+        repeated = first[of[at]] < at
+    else:
+        repeated = np.isin(ids[at], read)
+    second = 2 * at >= len(ids)
+    return np.stack([~repeated, repeated, ~second, second])
+
+
+def _target_of(model: Model, target: str | None) -> Callable[[Tokens], Numbers]:
+    """What gives the tokens that the decoder beside an encoder reads for a text."""
+    writer, limit = model.writer, model.info.max_tokens
+    assert writer is not None  # it has a decoder
+    if target is not None:
+        given = writer.encode_target(target).ids.astype(np.int64)
+        return lambda tokens: given[:limit]
+    known: dict[bytes, Numbers] = {}
+
+    def answer(tokens: Tokens) -> Numbers:
+        # Texts are read several times, and writing is slow.
+        key = tokens.ids.tobytes()
+        if key not in known:
+            known[key] = writer.greedy_target(tokens).ids.astype(np.int64)[:limit]
+        return known[key]
+
+    return answer

@@ -1,0 +1,504 @@
+"""Does the model need this head? A model and texts in, what changes without each head out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from attnscope.core.exact.running import RunningSums
+from attnscope.corpus import Corpus, CorpusText
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Loss, Model, ModelInfo
+from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
+from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer, require_gradients
+from attnscope.studies.ablation.reading import EACH, PLACES, Reader
+from attnscope.studies.ablation.sweep import (
+    ALL_QUANTITIES,
+    QUANTITIES,
+    Cut,
+    Found,
+    Going,
+    HeadMeans,
+    HeadPlace,
+    Mode,
+    heads_of,
+    means_of,
+    measure,
+    require_rerunnable,
+)
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.provenance import run_of
+from attnscope.studies.inputs.texts import Report, Texts, problems_of, scale_report, sha256_of, texts_of
+from attnscope.studies.running.late import failure
+from attnscope.studies.running.memory import halving_note
+from attnscope.studies.running.passes import Pass, merge_halving
+from attnscope.studies.running.workers import Workers
+
+if TYPE_CHECKING:
+    from attnscope.core.attention.probes import Place
+
+R = TypeVar("R")
+
+LOSSES: tuple[str, ...] = ("auto", "causal", "masked", "target", "none")
+MODES: tuple[Mode, ...] = ("zero", "mean")
+CURVE_POINTS = 24
+RANDOM_ORDERS = 5
+MOST_IMPORTANT = 8
+"""Heads of which all pairs are taken out where none are picked."""
+
+
+@dataclass(frozen=True)
+class AblateOptions:
+    """What is taken out, and what is looked at.
+
+    Attributes:
+        modes: What is put in a head's place: "zero", nothing; "mean", the mean of its outputs over all real tokens of
+            all the texts, special ones included, whatever their position. Empty: no head is taken out.
+        importance: Whether E |dL/dxi| is worked out too.
+        by_layer: Whether importances are divided by the Euclidean norm of those of their layer.
+        curve: Whether heads are taken out one after another.
+        joint: Whether pairs are taken out: of the picked heads, else of those without which most changes.
+        choice: Which heads; single ones are also taken out together.
+        kind: Of an encoder-decoder: only "encoder", "decoder" or "cross" attention.
+        loss: "auto": what the model was trained on, where it has that head; "causal", "masked", "target"; "none".
+        masked: The share of tokens that is hidden from a masked model, or "each": each in turn.
+        target: What an encoder-decoder is to write; None = its own greedy answer to each text.
+        seed: Of the hidden tokens, of random orders and directions.
+    """
+
+    modes: tuple[Mode, ...] = MODES
+    importance: bool = False
+    by_layer: bool = False
+    curve: bool = False
+    joint: bool = False
+    choice: Choice = field(default_factory=Choice)
+    kind: str | None = None
+    loss: str = "auto"
+    masked: float | Literal["each"] = 0.15
+    target: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise UsageError(f"there is no loss {self.loss!r}", f"choose from {', '.join(LOSSES)}")
+        for mode in self.modes:
+            if mode not in MODES:
+                raise UsageError(f"there is no ablation {mode!r}", f"choose from {', '.join(MODES)}, none")
+        if self.kind not in (None, "encoder", "decoder", "cross"):
+            raise UsageError(f"there is no kind of attention {self.kind!r}", "choose from encoder, decoder, cross")
+        if self.masked != EACH and not 0 < float(self.masked) < 1:
+            raise UsageError(f"a share of {self.masked} of the tokens", "it is above 0 and below 1, or: each")
+        if self.seed < 0:
+            raise UsageError(f"a seed of {self.seed}", "it is at least 0")
+        if not (self.modes or self.importance or self.curve):
+            raise UsageError("nothing is to be done", "add --importance, or name an ablation")
+        if self.joint and not self.modes:
+            raise UsageError("pairs are taken out, so an ablation is needed", "leave out --ablation none")
+
+
+def ablate(
+    model: Model,
+    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    options: AblateOptions | None = None,
+    report: Report | None = None,
+    workers: Workers | None = None,
+) -> Ablation:
+    """Takes heads out of a model, and measures what changes.
+
+        model = attnscope.load("minilm")
+        found = attnscope.ablate(model, attnscope.Corpus("corpus.txt"))
+        found.heads[2].effects["zero_l2"]     # value, low, high, count
+        found.save("ablation.npz")
+
+    A head is taken out at the seam: its output is multiplied by 0 before the output projection. Where queries are
+    grouped it is the query head, not its group. Each text is run once whole, and then from the layer of the head on.
+
+    Where there is a loss, it is also given by position in the text: of tokens that come for the first time, of those
+    that came before, in the first half of each text and in the second.
+
+    Memory does not grow with the corpus. An interruption (KeyboardInterrupt) ends the study: what was found up to the
+    last whole block of texts is returned, and said to be incomplete. So it is where something fails after that, which
+    `run["failures"]` tells. Texts on which the model computes NaN or infinity are left out, and listed among
+    `corpus["problems"]`. Copies of a text count once (`corpus["n_copies"]`).
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        corpus: What to run it on: a Corpus, or a list of texts.
+        options: What is taken out.
+        report: Called after each batch; with workers after each block of texts.
+        workers: Who runs the model, block by block, to the same result; None = this process. They load it by its name.
+
+    Raises:
+        AttnscopeError: There is no text, no such head, the model has not the loss that is asked for, its heads cannot
+            be taken out, or no worker can begin.
+    """
+    options = options or AblateOptions()
+    return _Study(model, texts_of(corpus), options, report, workers).run()
+
+
+class _Study:
+    """One ablation, pass by pass over the texts."""
+
+    def __init__(
+        self, model: Model, texts: Texts, options: AblateOptions, report: Report | None, workers: Workers | None
+    ) -> None:
+        self.model, self.texts, self.options = model, texts, options
+        self.loss = _loss(model, options.loss)
+        reader = Reader(model, self.loss, masked=options.masked, seed=options.seed, target=options.target)
+        self._going = Going(model, reader, texts, workers)
+        self._halved_to: int | None = None
+        self._lost: list[dict[str, Any]] = []
+        self._notes: list[str] = []
+        self.kinds = _kinds(model.info, options)
+        self._chosen = options.choice.within(model.info)
+        self._report = report
+        wants_importance = options.importance or options.curve
+        if wants_importance:
+            require_gradients()
+        passes = ("mean" in options.modes, options.modes, wants_importance, options.joint, options.curve)
+        self._n_passes = sum(map(bool, passes))
+        self._pass = 0
+        self._failures: list[Mapping[str, str]] = []
+        self.known = HeadMeans({})
+
+    def run(self) -> Ablation:
+        options = self.options
+        if "mean" in options.modes:
+            self.known, self._lost = means_of(self._going, self._next())
+        else:
+            self.known = heads_of(self._going)
+        if not self.known.n_heads:
+            raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
+        heads = self._heads()
+        if self.options.joint and len(heads) < 2:
+            raise AttnscopeError("a pair has two heads, and one is chosen", "choose more heads")
+        singles = [Cut((head,), mode) for mode in options.modes for head in heads]
+        picked = self.options.choice.pick is not None and len(heads) > 1
+        together = [Cut(tuple(heads), mode) for mode in options.modes] if picked else []
+        found = self._measure([*singles, *together])
+        found.done.left_out.require_some_left(found.done.n_texts, self.model.info)
+        effects = _by_cut(found, [*singles, *together], self.loss)
+        by_head: dict[HeadPlace, dict[str, Effect]] = {head: {} for head in heads}
+        for cut in singles:
+            by_head[cut.heads[0]] |= effects[cut]
+        sets = []
+        if together:
+            joined = {name: effect for cut in together for name, effect in effects[cut].items()}
+            sets.append(SetEffects(self._names(heads), joined, {}))
+        complete = found.complete
+        curves: list[Curve] = []
+        if complete and (options.importance or options.curve):
+            complete = self._try("importance", lambda: self._add_importance(by_head)) or False
+        if complete and options.joint:
+            pairs, complete = self._try("--joint", lambda: self._pairs(heads, by_head)) or ([], False)
+            sets += pairs
+        if complete and options.curve:
+            curves, complete = self._try("--curve", lambda: self._curves(heads, by_head, found)) or ([], False)
+        if not options.importance:
+            for of_head in by_head.values():
+                of_head.pop(self._importance, None)
+        return Ablation(
+            run=self._run(),
+            corpus=self._corpus(found, complete),
+            options=self._describe(),
+            whole=whole_losses(found) if self.loss else {},
+            heads=tuple(HeadEffects(*head, by_head[head]) for head in heads),
+            sets=tuple(sets),
+            curves=tuple(curves),
+        )
+
+    def _try(self, step: str, do: Callable[[], R]) -> R | None:
+        """What a later step gives; None where it fails, which loses nothing of what was found before."""
+        try:
+            return do()
+        except KeyboardInterrupt:
+            return None
+        except Exception as error:
+            self._failures.append(failure(step, error))
+            return None
+
+    @property
+    def _importance(self) -> str:
+        return "importance" if self.loss else "sensitivity"
+
+    def _next(self) -> Report | None:
+        self._pass += 1
+        return scale_report(self._report, self._pass - 1, self._n_passes)
+
+    def _measure(self, cuts: Sequence[Cut], contrasts: NDArray[np.float64] | None = None) -> Pass[Found]:
+        # Without cuts it is the whole model's loss and how many texts there are: no pass of its own is shown for it.
+        report = self._next() if cuts else None
+        found = measure(self._going, cuts, self.known, contrasts=contrasts, report=report)
+        self._note(found)
+        return found
+
+    def _note(self, found: Pass[Any]) -> None:
+        """Keeps what a pass tells of memory, failures and lost workers."""
+        self._failures += found.failures
+        self._notes += found.notes
+        self._halved_to = merge_halving(self._halved_to, found.done.halved_to)
+        self._lost += [problem for problem in found.lost if problem not in self._lost]
+
+    def _heads(self) -> list[HeadPlace]:
+        """The heads that were chosen, by kind, layer, head."""
+        info, chosen = self.model.info, self._chosen
+        found = []
+        for kind in self.kinds:
+            number = info.kinds.index(kind)
+            for layer in chosen.layers:
+                there = self.known.n_heads.get((kind, layer), 0)  # type: ignore[arg-type]  # the model's own kinds
+                if not there and chosen.picked is not None:
+                    raise AttnscopeError(f"{info.name} has no {kind} attention in layer {layer}", "choose other heads")
+                found += [(kind, layer, head) for head in chosen.heads if head < min(there, info.n_heads[number])]
+        if chosen.picked is not None:
+            found = [place for place in found if place[1:] in chosen.picked]
+            missing = [pick for pick in chosen.picked if pick not in {place[1:] for place in found}]
+            if missing:
+                layer, head = missing[0]
+                raise AttnscopeError(f"there is no head {head} in layer {layer} of {info.name}", "choose other heads")
+        if not found:
+            raise AttnscopeError(f"{info.name} has no such heads", "choose other layers or heads")
+        return found
+
+    def _add_importance(self, by_head: Mapping[HeadPlace, dict[str, Effect]]) -> bool:
+        options = self.options
+        found = importance(
+            self._going, self.known, has_loss=self.loss is not None, seed=options.seed, report=self._next()
+        )
+        self._note(found)
+        norms: Mapping[Place, float] = dict.fromkeys(found.done.sums, 1.0)
+        if options.by_layer:
+            norms = normalized_by_layer({place: sums.ratio() for place, sums in found.done.sums.items()})
+        estimates = {place: effects_of(sums) for place, sums in found.done.sums.items()}
+        for (kind, layer, head), effects in by_head.items():
+            place: Place = (kind, layer)  # type: ignore[assignment]
+            one, norm = estimates[place][head], norms[place]
+            effects[self._importance] = replace(one, value=one.value / norm, low=one.low / norm, high=one.high / norm)
+        return found.complete
+
+    def _pairs(self, heads: Sequence[HeadPlace], by_head: Mapping[HeadPlace, Effects]) -> tuple[list[SetEffects], bool]:
+        """All pairs, and by how much more changes without both than without each alone, text by text."""
+        mode = self.options.modes[0]
+        chosen = list(heads)
+        if self.options.choice.pick is None:
+            ranked = sorted(heads, key=lambda head: -self._effect(by_head[head]))
+            chosen = sorted(ranked[:MOST_IMPORTANT], key=list(heads).index)
+        pairs = list(combinations(range(len(chosen)), 2))
+        cuts = [Cut((head,), mode) for head in chosen]
+        cuts += [Cut((chosen[a], chosen[b]), mode) for a, b in pairs]
+        contrasts = np.zeros((2 * len(pairs), len(cuts)))
+        for row, (a, b) in enumerate(pairs):
+            contrasts[2 * row : 2 * row + 2, len(chosen) + row] = 1
+            contrasts[2 * row + 1, [a, b]] = -1
+        found = self._measure(cuts, contrasts)
+        both, more = (_rows(found.done.sums, mode, self.loss, signed=signed) for signed in (False, True))
+        return [
+            SetEffects(self._names([chosen[a], chosen[b]]), both[2 * row], more[2 * row + 1])
+            for row, (a, b) in enumerate(pairs)
+        ], found.complete
+
+    def _curves(
+        self, heads: Sequence[HeadPlace], by_head: Mapping[HeadPlace, Effects], found: Pass[Found]
+    ) -> tuple[list[Curve], bool]:
+        """Heads out one after another: those that matter least first, and in random orders."""
+        orders: list[tuple[str, int | None, list[HeadPlace]]] = [
+            (self._importance, None, sorted(heads, key=lambda head: by_head[head][self._importance].value))
+        ]
+        if self.options.modes:
+            orders.append(("effect", None, sorted(heads, key=lambda head: self._effect(by_head[head]))))
+        for number in range(RANDOM_ORDERS):
+            seed = self.options.seed + number
+            drawn = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(len(heads)).argsort(kind="stable")
+            orders.append(("random", seed, [heads[place] for place in drawn]))
+        gone = sorted({round(k) for k in np.linspace(0, len(heads), min(len(heads), CURVE_POINTS) + 1)})
+        cuts = [Cut(tuple(order[:k])) for _, _, order in orders for k in gone[1:]]
+        sums = self._measure(cuts)
+        rows = iter(_rows(sums.done.sums, "", self.loss, QUANTITIES))
+        whole = whole_losses(found)["loss"] if self.loss else None
+        curves = []
+        for name, drawn_from, order in orders:
+            points = [self._start(found), *(next(rows) for _ in gone[1:])]
+            points = [_with_loss(point, whole) for point in points]
+            left = tuple(len(heads) - k for k in gone)
+            curves.append(Curve(name, drawn_from, self._names(order), left, tuple(points)))
+        return curves, sums.complete
+
+    def _start(self, found: Pass[Found]) -> dict[str, Effect]:
+        """What changes without no head."""
+        names = QUANTITIES if self.loss else QUANTITIES[:1]
+        done = found.done
+        return {name: Effect(0.0, 0.0, 0.0, done.n_texts if name == "l2" else done.n_predictions) for name in names}
+
+    def _effect(self, effects: Effects) -> float:
+        """What heads are ranked by."""
+        mode = self.options.modes[0]
+        return effects[f"{mode}_loss" if self.loss else f"{mode}_l2"].value
+
+    def _names(self, heads: Sequence[HeadPlace]) -> tuple[str, ...]:
+        several = len(self.model.info.kinds) > 1
+        return tuple(f"{kind} L{layer}H{head}" if several else f"L{layer}H{head}" for kind, layer, head in heads)
+
+    # What the record says of itself ------------------------------------------------------------------------------
+
+    def _run(self) -> dict[str, Any]:
+        notes = []
+        if not require_rerunnable(self.model).resumes:
+            notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
+        if "cross" in self.model.info.kinds and self.options.target is None:
+            notes.append("No target was given: the decoder reads what the whole model itself writes to each text.")
+        halved_to = merge_halving(self._halved_to, self._going.reader.room.tokens)
+        notes += [] if halved_to is None else [halving_note(halved_to)]
+        run = run_of(self.model.info, [*notes, *dict.fromkeys(self._notes)])
+        failures = {"failures": [dict(one) for one in self._failures]} if self._failures else {}
+        return run | {"seed": self.options.seed, "kinds": list(self.model.info.kinds)} | failures
+
+    def _corpus(self, found: Pass[Found], complete: bool) -> dict[str, Any]:
+        return {
+            "sources": list(self.texts.sources) if isinstance(self.texts, Corpus) else ["texts"],
+            "n_texts": found.done.n_texts,
+            "n_tokens": found.done.n_tokens,
+            "n_predictions": found.done.n_predictions,
+            "n_copies": found.n_copies,
+            "sha256": sha256_of(self.texts),
+            "problems": [*problems_of(self.texts), *self._lost, *found.done.left_out.problems(self.model.info)],
+            "complete": complete,
+        }
+
+    def _describe(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "modes": list(options.modes),
+            "mean_over": "all real tokens of all texts, whatever their position" if "mean" in options.modes else None,
+            "loss": self.loss,
+            "predicted": _predicted(self.loss, options),
+            "masked": options.masked if self.loss == "masked" else None,
+            "target": options.target,
+            "normalized": "layer" if options.by_layer else None,
+            "directions": None if self.loss else DIRECTIONS,
+            "curve_points": CURVE_POINTS if options.curve else None,
+            "quantities": _quantities(options),
+        }
+
+
+def _loss(model: Model, wanted: str) -> Loss | None:
+    """The loss that is asked for.
+
+    Raises:
+        AttnscopeError: The model has no such head.
+    """
+    there = require_rerunnable(model).loss
+    if wanted == "none":
+        return None
+    if wanted in ("auto", there):
+        return there
+    heads = {"causal": "next tokens", "masked": "masked tokens", "target": "a target"}
+    has = f"its head predicts {heads[there]}" if there else "it has no language-model head"
+    raise AttnscopeError(
+        f"{model.info.name} does not predict {heads[wanted]}: {has}",
+        f"--loss {there}" if there else "leave out --loss: hidden states are compared then",
+    )
+
+
+def _kinds(info: ModelInfo, options: AblateOptions) -> tuple[str, ...]:
+    """The kinds of attention that heads are taken out of.
+
+    Raises:
+        AttnscopeError: There is no such kind, or single heads are named and their kind is not.
+    """
+    if options.kind is not None and options.kind not in info.kinds:
+        raise AttnscopeError(f"{info.name} has no {options.kind} attention", f"it has {', '.join(info.kinds)}")
+    if options.kind is None and options.choice.pick is not None and len(info.kinds) > 1:
+        raise AttnscopeError(
+            f"{info.name} has several kinds of attention, and each has such heads", f"say --kind {info.kinds[-1]}"
+        )
+    return info.kinds if options.kind is None else (options.kind,)
+
+
+def _predicted(loss: Loss | None, options: AblateOptions) -> str | None:
+    share = "each ordinary token in turn" if options.masked == EACH else f"{float(options.masked):.0%} of the tokens"
+    names: dict[Loss | None, str | None] = {
+        "causal": "each next token",
+        "masked": f"masked tokens: {share}" + ("" if options.masked == EACH else f", seed {options.seed}"),
+        "target": "the decoder's target",
+        None: None,
+    }
+    return names[loss]
+
+
+def _quantities(options: AblateOptions) -> dict[str, dict[str, str]]:
+    """What every name in a record means."""
+    places = {"zero": "without the head", "mean": "with the mean of its outputs in the head's place"}
+    found: dict[str, dict[str, str]] = {}
+    for mode in options.modes:
+        found |= {
+            f"{mode}_l2": {"what": f"relative change of the last hidden states {places[mode]}", "unit": ""},
+            f"{mode}_loss": {"what": f"how much the loss rises {places[mode]}", "unit": "nats"},
+            f"{mode}_kl": {"what": f"KL divergence of the predictions {places[mode]}", "unit": "nats"},
+        }
+        found |= {
+            f"{mode}_loss_{place}": {"what": f"how much the loss {of} rises {places[mode]}", "unit": "nats"}
+            for place, of in PLACES.items()
+        }
+    scale = ", divided by the norm of its layer's" if options.by_layer else ""
+    unit = "" if options.by_layer else "nats"
+    found["importance"] = {"what": f"E |dL/dξ|, ξ the factor on a head's output{scale}", "unit": unit}
+    found["sensitivity"] = {
+        "what": f"mean |d⟨u, h⟩/dξ| over {DIRECTIONS} random directions u of the last hidden states{scale}", "unit": "",
+    }  # fmt: skip
+    found["loss"] = {"what": "negative log-likelihood of a prediction", "unit": "nats"}
+    found |= {f"loss_{place}": {"what": f"the same {of}", "unit": "nats"} for place, of in PLACES.items()}
+    return found
+
+
+# From sums to effects -------------------------------------------------------------------------------------------
+
+
+def effects_of(sums: RunningSums, from_zero: ArrayLike = True) -> list[Effect]:
+    """Value, interval and count of each quantity, flattened.
+
+    Args:
+        sums: Of the quantities.
+        from_zero: Which of them are never below 0, nor their intervals then; broadcast to their shape.
+    """
+    low, high = sums.interval()
+    low = np.where(from_zero, np.maximum(low, 0), low)
+    parts: list[list[float]] = [part.ravel().tolist() for part in (sums.ratio(), low, high, sums.total("c"))]
+    return [Effect(*row) for row in zip(*parts, strict=True)]
+
+
+def _rows(
+    sums: RunningSums, mode: str, loss: Loss | None, wanted: Sequence[str] = ALL_QUANTITIES, *, signed: bool = False
+) -> list[dict[str, Effect]]:
+    """The effects of each row by name; a quantity that needs predictions only where there are some.
+
+    `signed`: rows are differences of effects, which may all be below 0; else losses alone may be, as they may fall.
+    """
+    flat = effects_of(sums, [not signed and name in ("l2", "kl") for name in ALL_QUANTITIES])
+    names = [f"{mode}_{name}" if mode else name for name in wanted]
+    kept = names if loss else names[:1]
+    step = len(ALL_QUANTITIES)
+    return [dict(zip(kept, flat[start : start + step], strict=False)) for start in range(0, len(flat), step)]
+
+
+def _by_cut(found: Pass[Found], cuts: Sequence[Cut], loss: Loss | None) -> dict[Cut, dict[str, Effect]]:
+    rows = {mode: _rows(found.done.sums, mode, loss) for mode in {cut.mode for cut in cuts}}
+    return {cut: rows[cut.mode][row] for row, cut in enumerate(cuts)}
+
+
+def whole_losses(found: Pass[Found]) -> dict[str, Effect]:
+    """The loss of the whole model, and that by position."""
+    return dict(zip(("loss", *(f"loss_{place}" for place in PLACES)), effects_of(found.done.whole), strict=True))
+
+
+def _with_loss(point: Effects, whole: Effect | None) -> dict[str, Effect]:
+    """A point of a curve with the loss itself in place of its rise; the interval is that of the rise."""
+    if whole is None:
+        return dict(point)
+    rise = point["loss"]
+    there = Effect(whole.value + rise.value, whole.value + rise.low, whole.value + rise.high, rise.count)
+    return {**point, "loss": there}

@@ -1,0 +1,532 @@
+"""What changes without heads: every set of heads is taken out of the same batches, from its first layer on.
+
+Several sets are taken out in one forward pass, as further rows of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.core.exact.running import RunningSums
+from attnscope.corpus import Block, Copies
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import Model, Outputs, Rerun
+from attnscope.studies.ablation.reading import PLACES, ReadBatch, Reader
+from attnscope.studies.inputs.texts import Report, Texts
+from attnscope.studies.running import passes
+from attnscope.studies.running.memory import Room
+from attnscope.studies.running.overflow import LeftOut, broken_rows
+from attnscope.studies.running.overflow import Place as BrokenPlace
+from attnscope.studies.running.passes import D, Driver, Measurer, Pass, tasks_of
+from attnscope.studies.running.workers import Workers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.attention.probes import Gate, Place
+
+Mode = Literal["zero", "mean"]
+HeadPlace = tuple[str, int, int]
+"""Kind, layer, head."""
+
+BLOCK = 32
+"""Texts that are finished together: an interruption loses no more."""
+
+PASS_TOKENS = 2048
+"""Tokens in a forward pass, padding and repetitions included."""
+
+LOGITS_AT_ONCE = 2**25
+"""Numbers that a language-model head may put out in a forward pass."""
+
+QUANTITIES = ("l2", "loss", "kl")
+"""What is measured without heads: of a text, and over its predictions."""
+
+ALL_QUANTITIES = (*QUANTITIES, *(f"loss_{place}" for place in PLACES))
+"""The same, and the loss by position."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Heads that are taken out together.
+
+    Attributes:
+        heads: Which.
+        mode: "zero": nothing in their place; "mean": the mean of their outputs.
+    """
+
+    heads: tuple[HeadPlace, ...]
+    mode: Mode = "zero"
+
+
+@dataclass(frozen=True)
+class HeadMeans:
+    """How many heads each attention has, and the mean of their outputs over all real queries of all texts."""
+
+    n_heads: Mapping[Place, int]
+    means: Mapping[Place, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found(passes.Found):
+    """What a pass over texts has added up.
+
+    Attributes:
+        sums: Of each cut (or contrast) and quantity of ALL_QUANTITIES.
+        whole: The loss of the whole model, and that by position.
+        n_predictions: How many predictions.
+    """
+
+    sums: RunningSums
+    whole: RunningSums
+    n_predictions: int = 0
+
+
+def require_rerunnable(model: Model) -> Model:
+    """The model, if heads can be taken out of it.
+
+    Raises:
+        AttnscopeError: They cannot.
+    """
+    if model.info.path != "seam":
+        raise AttnscopeError(
+            f"{model.info.name} does not pass its attention through the seam: its heads cannot be taken out",
+            "what they attend to can be seen: attnscope heatmap, attnscope heads",
+        )
+    return model
+
+
+@dataclass(frozen=True, eq=False)
+class Going:
+    """What every pass over the texts of an ablation begins with.
+
+    Attributes:
+        model: The model.
+        reader: Makes batches.
+        texts: The texts.
+        workers: Who runs the model; None = this process.
+    """
+
+    model: Model
+    reader: Reader
+    texts: Texts
+    workers: Workers | None = None
+
+    def run(
+        self,
+        kind: Callable[..., Measurer[Block, Any, D]],
+        given: Mapping[str, Any],
+        nothing: D,
+        report: Report | None,
+        *,
+        in_order: bool = False,
+        step: str | None = None,
+    ) -> Pass[D]:
+        """Goes over the texts once, of which copies count once.
+
+        Args:
+            kind: The class of what measures a block: it takes a model, a reader, and what is given.
+            given: See there.
+            nothing: Sums of nothing.
+            report: Called after each batch.
+            in_order: See `Driver`.
+            step: See `Driver`.
+        """
+        # In this process all passes share what a reader has seen.
+        make = partial(_make, kind, self.reader.given if self.workers else self.reader, given)
+        workers = (self.workers,) if self.workers else None
+        return Driver(make, (self.model,), workers, in_order=in_order, step=step).run_texts(
+            self.texts, BLOCK, nothing, report
+        )
+
+
+def _make(kind: Callable[..., Any], reading: Reader | Mapping[str, Any], given: Mapping[str, Any], model: Model) -> Any:
+    return kind(model, reading if isinstance(reading, Reader) else Reader(model, **reading), **given)
+
+
+def heads_of(going: Going) -> HeadMeans:
+    """How many heads each attention has, seen on the first batch."""
+    measurer = MeanMeasurer(going.model, going.reader)
+    for task in tasks_of(going.texts, Copies(), BLOCK):
+        sums = measurer.begin(task.block)
+        for _ in measurer.steps(task.block, sums):
+            return _means_of(sums)
+    return HeadMeans({})
+
+
+def means_of(going: Going, report: Report | None = None) -> tuple[HeadMeans, list[dict[str, Any]]]:
+    """The mean output of each head, over all texts; and the texts that workers were lost over."""
+    found = going.run(MeanMeasurer, {}, BlockMeans(), report, in_order=True)
+    if not found.complete:
+        raise KeyboardInterrupt
+    return _means_of(found.done), found.lost
+
+
+def measure(
+    going: Going,
+    cuts: Sequence[Cut],
+    known: HeadMeans,
+    *,
+    contrasts: Floats | None = None,
+    report: Report | None = None,
+) -> Pass[Found]:
+    """Takes cuts out of every text, one at a time, and adds up what changes.
+
+    Per text, with h the last hidden states of the whole model at its n real tokens and h' those without the heads:
+    l2 is |h' - h| / |h| (Frobenius norms); loss is the sum of how much more the right tokens' negative log-likelihood
+    is, over its predictions; kl the sum of KL(whole || without), in nats. Copies of a text count once.
+
+    Args:
+        going: The model, its reader and the texts.
+        cuts: What is taken out.
+        known: The heads, and their means where a cut wants them.
+        contrasts: Sums of cuts to add up instead, (contrast, cut): differences of a text's own values.
+        report: Called after each batch.
+    """
+    mixed = np.eye(len(cuts)) if contrasts is None else contrasts
+    nothing = Found(sums=RunningSums((len(mixed), len(ALL_QUANTITIES))), whole=RunningSums((1 + len(PLACES),)))
+    given = {"cuts": tuple(cuts), "known": known, "contrasts": mixed}
+    return going.run(CutMeasurer, given, nothing, report, step="taking heads out of a later text")
+
+
+class CutMeasurer:
+    """Takes cuts out of the texts of blocks.
+
+    Args:
+        model: The model.
+        reader: Makes batches.
+        cuts: What is taken out.
+        known: The heads, and their means.
+        contrasts: See `measure`.
+    """
+
+    def __init__(self, model: Model, reader: Reader, cuts: Sequence[Cut], known: HeadMeans, contrasts: Floats) -> None:
+        self._runs, self._reader, self._cuts, self._known = require_rerunnable(model), reader, cuts, known
+        self._contrasts, self._several_kinds = contrasts, len(model.info.kinds) > 1
+
+    def begin(self, block: Block) -> _Held:
+        """Sums of nothing yet."""
+        return _Held(block, len(self._cuts))
+
+    def steps(self, block: Block, sums: _Held) -> Iterator[None]:
+        """Measures a block, batch by batch."""
+        for read in longest_first(self._reader.batches(block)):
+            for part, found in _parts(self._runs, read, self._cuts, self._known, self._reader):
+                sums.add(part, found)
+                yield
+
+    def finish(self, block: Block, sums: _Held, *, whole: bool) -> Found:
+        """What the sums amount to."""
+        broken = sums.broken(self._cuts, several_kinds=self._several_kinds)
+        return sums.found(self._contrasts, broken, self._reader.room.tokens)
+
+
+class _Held:
+    """The sums of the texts of a block, text by text: a text may be in several rows."""
+
+    def __init__(self, block: Block, n_cuts: int) -> None:
+        self._texts = block.texts
+        self._broken: dict[int, BrokenPlace] = {}
+        self._row_of = {text.index: row for row, text in enumerate(block.texts)}
+        n, n_losses = len(block.texts), 1 + len(PLACES)
+        self._changed, self._kl = (np.zeros((n, n_cuts)) for _ in range(2))
+        self._nll = np.zeros((n, n_cuts, n_losses))
+        self._size = np.zeros(n)
+        self._whole_nll, self._n = (np.zeros((n, n_losses)) for _ in range(2))
+        self.n_tokens = 0
+
+    @property
+    def n_texts(self) -> int:
+        return int((self._size > 0).sum())
+
+    def add(self, read: ReadBatch, found: _Measured) -> None:
+        """Adds what was measured on a batch."""
+        for row, place in found.broken.items():
+            self._broken.setdefault(int(read.texts[row]), place)
+        self._add_whole(read, found.size, found.nll)
+        for cuts, differences in found.cuts:
+            self._add_cuts(read, cuts, *differences)
+
+    def _add_whole(self, read: ReadBatch, size: Tensor, nll: Tensor) -> None:
+        rows = self._rows(read)
+        np.add.at(self._size, rows, _numpy(size))
+        np.add.at(self._whole_nll, rows, _numpy(_by_row_and_place(nll, read)).T)
+        np.add.at(self._n, rows, _numpy(_by_row_and_place(nll.new_ones(len(read.rows)), read)).T)
+        self.n_tokens += read.n_tokens
+
+    def _add_cuts(self, read: ReadBatch, cuts: Sequence[int], changed: Tensor, nll: Tensor, kl: Tensor) -> None:
+        rows = self._rows(read)
+        for place, cut in enumerate(cuts):
+            np.add.at(self._changed[:, cut], rows, _numpy(changed[place]))
+            np.add.at(self._nll[:, cut], rows, _numpy(_by_row_and_place(nll[place], read)).T)
+            np.add.at(self._kl[:, cut], rows, _numpy(_by_row(kl[place], read)))
+
+    def broken(self, cuts: Sequence[Cut], *, several_kinds: bool) -> dict[int, BrokenPlace]:
+        """Texts on which the model, or the model without some heads, computes NaN or infinity."""
+        found: dict[int, BrokenPlace] = {}
+        without = np.isfinite(self._changed) & np.isfinite(self._nll).all(-1) & np.isfinite(self._kl)
+        whole = np.isfinite(self._size) & np.isfinite(self._whole_nll).all(-1)
+        for row in np.flatnonzero(~(without.all(-1) & whole)).tolist():
+            name = ""
+            if whole[row]:
+                kind, layer, head = cuts[int(np.flatnonzero(~without[row])[0])].heads[0]
+                name = f"without {kind + ' ' if several_kinds else ''}L{layer}H{head}"
+            found[self._texts[row].index] = name, None
+        return found | self._broken
+
+    def found(self, contrasts: Floats, broken: Mapping[int, BrokenPlace], halved_to: int | None) -> Found:
+        """The sums, without broken texts."""
+        there = (self._size > 0) & ~np.isin([text.index for text in self._texts], list(broken))
+        l2 = np.sqrt(self._changed[there] / self._size[there, None])
+        loss = self._nll[there] - self._whole_nll[there, None]
+        values = np.concatenate([np.stack([l2, loss[..., 0], self._kl[there]], -1), loss[..., 1:]], -1)
+        n = self._n[there]
+        counts = np.concatenate([np.ones((len(l2), 1)), n[:, :1], n], -1)
+        sums, whole = RunningSums((len(contrasts), len(ALL_QUANTITIES))), RunningSums((n.shape[1],))
+        if len(l2):
+            sums.add(np.einsum("kc,tcq->tkq", contrasts, values), counts[:, None])
+            whole.add(self._whole_nll[there], self._n[there])
+        return Found(
+            sums=sums, whole=whole, n_texts=int(there.sum()), n_tokens=self.n_tokens,
+            n_predictions=int(n[:, 0].sum()), left_out=LeftOut.of(self._texts, broken), halved_to=halved_to,
+        )  # fmt: skip
+
+    def _rows(self, read: ReadBatch) -> NDArray[np.int64]:
+        return np.array([self._row_of[int(text)] for text in read.texts])
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """What was measured on a batch: sizes and losses of the whole, and how outputs without some cuts differ."""
+
+    size: Tensor
+    nll: Tensor
+    cuts: list[tuple[list[int], tuple[Tensor, Tensor, Tensor]]]
+    broken: Mapping[int, BrokenPlace]
+
+
+def _parts(
+    runs: Model, read: ReadBatch, cuts: Sequence[Cut], known: HeadMeans, reader: Reader
+) -> Iterator[tuple[ReadBatch, _Measured]]:
+    """Measures a batch; where memory does not suffice, fewer cuts at a time, and then fewer texts."""
+    import torch
+
+    room = reader.room
+
+    def measure(part: ReadBatch) -> _Measured:
+        with torch.no_grad():
+            return _measure_batch(runs, part, cuts, known, _pass_tokens(room))
+
+    def smaller(part: ReadBatch) -> list[ReadBatch]:
+        return [part] if part.size <= _pass_tokens(room) else reader.halves(part)
+
+    return room.each(
+        read, measure, smaller, lambda part: max(part.size, min(_pass_tokens(room), part.size * len(cuts)))
+    )
+
+
+def _pass_tokens(room: Room) -> int:
+    return PASS_TOKENS if room.tokens is None else min(PASS_TOKENS, room.tokens)
+
+
+def _measure_batch(runs: Model, read: ReadBatch, cuts: Sequence[Cut], known: HeadMeans, pass_tokens: int) -> _Measured:
+    rerun = runs.rerun(read.batch, logits=bool(len(read.rows)))
+    whole = _Whole(rerun.whole, read)
+    broken = broken_rows(
+        {k: {n: fine.float().log() for n, fine in by_layer.items()} for k, by_layer in rerun.are_numbers.items()}
+    )
+    found = _Measured(whole.size, whole.nll, [], broken)
+    for first, mode, numbers in _groups(rerun, cuts):
+        for some in _fitting(numbers, read, rerun.whole, pass_tokens):
+            gate = gate_of([cuts[number] for number in some], mode, len(read.texts), known)
+            outputs = rerun.again(gate, first, len(some))
+            found.cuts.append((some, whole.compare(outputs, len(some))))
+    return found
+
+
+def _groups(rerun: Rerun, cuts: Sequence[Cut]) -> Iterator[tuple[int, Mode, list[int]]]:
+    """The cuts that begin in the same block and put in the same: first block, mode, numbers."""
+    found: dict[tuple[int, Mode], list[int]] = {}
+    for number, cut in enumerate(cuts):
+        first = rerun.block((kind, layer) for kind, layer, _ in cut.heads)  # type: ignore[misc]
+        found.setdefault((first, cut.mode), []).append(number)
+    for (first, mode), numbers in found.items():
+        yield first, mode, numbers
+
+
+def _fitting(numbers: Sequence[int], read: ReadBatch, whole: Outputs, pass_tokens: int) -> Iterator[list[int]]:
+    """The same numbers, as many at a time as fit into a forward pass."""
+    step = pass_tokens // read.size
+    if whole.logits is not None:
+        step = min(step, LOGITS_AT_ONCE // whole.logits.numel())
+    step = max(1, step)
+    for start in range(0, len(numbers), step):
+        yield list(numbers[start : start + step])
+
+
+def gate_of(cuts: Sequence[Cut], mode: Mode, n_rows: int, known: HeadMeans) -> Gate:
+    """A gate for as many repetitions of a batch as there are cuts, each of which takes out one of them."""
+    import torch
+
+    from attnscope.core.attention.probes import Gate
+
+    factors: dict[Place, Tensor] = {}
+    for number, cut in enumerate(cuts):
+        for kind, layer, head in cut.heads:
+            place: Place = (kind, layer)  # type: ignore[assignment]  # a kind, as it came from the model
+            if place not in factors:
+                factors[place] = torch.ones(len(cuts) * n_rows, known.n_heads[place])
+            factors[place][number * n_rows : (number + 1) * n_rows, head] = 0
+    return Gate(factors, {place: known.means[place] for place in factors} if mode == "mean" else None)
+
+
+class _Whole:
+    """What the whole model puts out on a batch, and how other outputs differ from it."""
+
+    def __init__(self, outputs: Outputs, read: ReadBatch) -> None:
+        import torch
+
+        self._read = read
+        self._dtype = torch.promote_types(outputs.hidden.dtype, torch.float32)
+        self._hidden = outputs.hidden.to(self._dtype)
+        self.size = (self._hidden.square().sum(-1) * read.real).sum(-1)
+        self._logs = None if outputs.logits is None else self._log_probabilities(outputs.logits[None])[0]
+        self.nll = self.size.new_zeros(0) if self._logs is None else self._nll(self._logs[None])[0]
+
+    def compare(self, outputs: Outputs, times: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Squared change of the hidden states, (time, row); loss and KL of each prediction, (time, prediction)."""
+        hidden = outputs.hidden.to(self._dtype).view(times, *self._hidden.shape)
+        changed = ((hidden - self._hidden).square_().sum(-1) * self._read.real).sum(-1)
+        if outputs.logits is None or self._logs is None:
+            nothing = changed.new_zeros(times, 0)
+            return changed, nothing, nothing
+        logs = self._log_probabilities(outputs.logits.view(times, len(self._hidden), *outputs.logits.shape[1:]))
+        nll = self._nll(logs)
+        kl = (self._logs.exp() * (self._logs - logs)).sum(-1).clamp_(min=0)
+        return changed, nll, kl
+
+    def _log_probabilities(self, logits: Tensor) -> Tensor:
+        """Of the predictions, (time, prediction, vocabulary)."""
+        return logits[:, self._read.rows, self._read.places].to(self._dtype).log_softmax(-1)
+
+    def _nll(self, logs: Tensor) -> Tensor:
+        return -logs.gather(-1, self._read.answers.expand(len(logs), -1)[..., None])[..., 0]
+
+
+def _by_row(values: Tensor, read: ReadBatch) -> Tensor:
+    """Values of predictions, (..., prediction), added up by the row that they are of, (..., row)."""
+    rows = read.rows[: values.shape[-1]]
+    return values.new_zeros(*values.shape[:-1], len(read.texts)).index_add_(-1, rows, values)
+
+
+def _by_row_and_place(values: Tensor, read: ReadBatch) -> Tensor:
+    """Values of predictions added up over all of a row, and over those of each of PLACES, (1 + place, row)."""
+    import torch
+
+    apart = values.where(read.apart[:, : len(values)], 0.0)  # not a product: 0 * NaN would spread
+    return _by_row(torch.cat([values[None], apart]), read)
+
+
+class BlockMeans:
+    """Sums of the outputs of heads, batch by batch.
+
+    Attributes:
+        probes: What was found on each batch that is added yet.
+        sums: The same added up, one after the other.
+        counts: Over how many queries.
+        blank: Zeros like them, of every attention that there is.
+    """
+
+    def __init__(self) -> None:
+        self.n_texts = self.n_tokens = 0
+        self.probes: list[ProbedMeans] = []
+        self.sums: dict[Place, Tensor] = {}
+        self.counts: dict[Place, int] = {}
+        self.blank: dict[Place, Tensor] = {}
+
+    def merge(self, other: BlockMeans) -> BlockMeans:
+        """These, and after them those of another block: sums are rounded, so that their order counts."""
+        for probe in other.probes:
+            self.add(probe)
+        self.n_texts, self.n_tokens = self.n_texts + other.n_texts, self.n_tokens + other.n_tokens
+        return self
+
+    def add(self, found: ProbedMeans) -> None:
+        """Adds what was found on a batch."""
+        import torch
+
+        for place, total in found.sums.items():
+            self.blank.setdefault(place, torch.zeros_like(total))
+            if found.finite:
+                self.sums[place] = total if place not in self.sums else self.sums[place] + total
+                self.counts[place] = self.counts.get(place, 0) + found.counts[place]
+
+
+@dataclass(frozen=True, eq=False)
+class ProbedMeans:
+    """Sums of the outputs of heads over a batch, over how many queries, and whether all are numbers."""
+
+    sums: Mapping[Place, Tensor]
+    counts: Mapping[Place, int]
+    finite: bool
+
+
+class MeanMeasurer:
+    """Adds up the outputs of heads over the texts of blocks."""
+
+    def __init__(self, model: Model, reader: Reader) -> None:
+        self._runs, self._reader = require_rerunnable(model), reader
+
+    def begin(self, block: Block) -> BlockMeans:
+        """Sums of nothing yet."""
+        return BlockMeans()
+
+    def steps(self, block: Block, sums: BlockMeans) -> Iterator[None]:
+        """Adds a block, batch by batch."""
+        for read in longest_first(self._reader.batches(block)):
+            for _, probes in self._reader.room.each(read, self._run_batch, self._reader.halves, lambda part: part.size):
+                sums.probes += probes
+            sums.n_texts, sums.n_tokens = sums.n_texts + len(read.texts), sums.n_tokens + read.n_tokens
+            yield
+
+    def finish(self, block: Block, sums: BlockMeans, *, whole: bool) -> BlockMeans:
+        """What was found on each batch."""
+        return sums
+
+    def _run_batch(self, read: ReadBatch) -> list[ProbedMeans]:
+        import torch
+
+        from attnscope.core.attention.probes import Means
+
+        probe = Means(read.queries)
+        with torch.no_grad():
+            self._runs.outputs(read.batch, probe, logits=False)
+        finite = all(bool(total.isfinite().all()) for total in probe.sums.values())
+        found = ProbedMeans(dict(probe.sums), dict(probe.counts), finite)
+        # One row that is no number would be in every mean: it is found by halves, and left out.
+        halves = [] if finite else self._reader.halves(read)
+        return [found, *(one for half in halves for one in self._run_batch(half))]
+
+
+def _means_of(found: BlockMeans) -> HeadMeans:
+    for probe in found.probes:
+        found.add(probe)
+    means = {place: total / max(1, found.counts[place]) for place, total in found.sums.items()}
+    return HeadMeans({place: len(total) for place, total in found.blank.items()}, {**found.blank, **means})
+
+
+def longest_first(batches: Sequence[ReadBatch]) -> Sequence[ReadBatch]:
+    """What shorter texts need fits into the memory that longer ones have freed."""
+    return batches[::-1]
+
+
+def _numpy(values: Tensor) -> Floats:
+    found: Floats = values.detach().cpu().double().numpy()
+    return found

@@ -1,0 +1,1 @@
+"""All heads with the texts behind them."""

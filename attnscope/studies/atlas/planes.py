@@ -1,0 +1,186 @@
+"""Queries, keys and outputs of every head at some tokens of the sampled texts, and what an atlas says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.models.model import Model
+from attnscope.records import Tokens
+from attnscope.records.atlas.planes import N_DIRECTIONS, SIDES, STEPS, Plane, PlaneToken, TokenKind, share_by_place
+from attnscope.studies.atlas.excerpts import excerpt_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.studies.atlas.tables import ReadText
+
+N_TOKENS = 512
+"""Tokens that are drawn, at most: 9 bytes each and head."""
+
+_MOST_BYTES = 2**29
+"""Memory for vectors: of models with many wide heads fewer tokens are drawn."""
+
+_AROUND = 6
+"""Tokens on either side that are quoted with one."""
+
+Head = tuple[str, int, int]
+
+
+def draw_tokens(texts: Sequence[ReadText], lots: Sequence[int], model: Model) -> list[NDArray[np.int64]]:
+    """Which tokens of some texts are shown as points: drawn by a hash of their text and place, each as likely.
+
+    Special tokens, the first one of a text, and those that were in the chunk before are not drawn.
+
+    Args:
+        texts: What is read.
+        lots: The hash of each text.
+        model: Tells how wide its heads are.
+
+    Returns:
+        Of each text the places, rising.
+    """
+    places = [np.flatnonzero(text.asks & text.outside_sinks) for text in texts]
+    n_heads = max(model.info.n_heads) * max(model.info.n_layers)
+    room = _MOST_BYTES // max(1, 3 * 4 * n_heads * (model.info.d_model // max(model.info.n_heads)))
+    tickets = [_mix(np.uint64(lot) + of_text.astype(np.uint64)) for lot, of_text in zip(lots, places, strict=True)]
+    every = np.concatenate([np.zeros(0, np.uint64), *tickets])
+    most = min(N_TOKENS, room)
+    if len(every) <= most:
+        return places
+    last = np.partition(every, most - 1)[most - 1]
+    return [of_text[ticket <= last] for of_text, ticket in zip(places, tickets, strict=True)]
+
+
+def _mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A hash of 64-bit numbers that no two share (the finaliser of splitmix64, Steele et al. 2014)."""
+    with np.errstate(over="ignore"):
+        z = numbers * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+class PlaneSums:
+    """The vectors of drawn tokens, text by text.
+
+    Attributes:
+        tokens: The tokens, by kind of attention, in the order of the vectors.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[PlaneToken]] = {}
+        self._vectors: dict[tuple[str, int], list[tuple[Tensor, Tensor, Tensor]]] = {}
+        self._turned: dict[tuple[str, int], str] = {}
+
+    def add(
+        self, kind: str, number: int, tokens: Tokens, places: NDArray[np.int64], vectors: Any, turned: Mapping[int, str]
+    ) -> None:
+        """Adds what was kept of a text.
+
+        Args:
+            kind: The kind of attention.
+            number: The text's number in the corpus.
+            tokens: What was read.
+            places: Which of them were drawn.
+            vectors: Of each layer queries, keys and outputs.
+            turned: Of each layer as what they were taken.
+        """
+        sampled = [plane_token(kind, number, tokens, place) for place in places.tolist()]
+        self.tokens.setdefault(kind, []).extend(sampled)
+        for layer, held in vectors.items():
+            self._vectors.setdefault((kind, layer), []).append(held)
+            self._turned[kind, layer] = turned[layer]
+
+    def finish(self, heads: Sequence[Head], model: Model) -> dict[str, Any]:
+        """Fields of an atlas.
+
+        Args:
+            heads: All heads, by kind and layer.
+            model: What they are of.
+        """
+        if not any(self.tokens.values()):
+            return {}
+        planes: list[Plane] = []
+        points: dict[str, list[NDArray[np.int8]]] = {side: [] for side in SIDES}
+        factors: Mapping[Any, Tensor] = model.output_projections()
+        for kind, layer in dict.fromkeys(head[:2] for head in heads):
+            n_heads = sum(head[:2] == (kind, layer) for head in heads)
+            of_layer, coded = self._layer(kind, layer, n_heads, factors.get((kind, layer)))
+            planes += of_layer
+            for side in SIDES:
+                points[side].append(coded[side].reshape(-1, N_DIRECTIONS))
+        return {
+            "plane_tokens": tuple(one for of_kind in self.tokens.values() for one in of_kind),
+            "planes": tuple(planes),
+            "points": {side: np.concatenate(of_side) for side, of_side in points.items()},
+        }
+
+    def _layer(
+        self, kind: str, layer: int, n_heads: int, output: Tensor | None
+    ) -> tuple[list[Plane], dict[str, NDArray[np.int8]]]:
+        """What is known of the heads of a layer, and their points' codes, (head, token, direction)."""
+        import torch
+
+        from attnscope.core.attention.projections import output_directions, score_directions
+        from attnscope.core.measures import output_factor
+
+        queries, keys, outputs = (
+            torch.cat(held, 1).nan_to_num(0.0, 0.0, 0.0) for held in zip(*self._vectors[kind, layer], strict=True)
+        )
+        if output is not None:
+            # Lengths and angles of what is written to the stream, in as few coordinates as a head has.
+            outputs = outputs @ output_factor(output, n_heads).cpu().float().mT
+        scores = score_directions(queries, keys.repeat_interleave(n_heads // len(keys), 0), N_DIRECTIONS)
+        written, explained = output_directions(outputs, N_DIRECTIONS)
+        largest = torch.maximum(scores.queries.abs().amax((1, 2)), scores.keys.abs().amax((1, 2)))
+        largest_output = written.abs().amax((1, 2))
+        coded = {
+            side: torch.round(STEPS * part / of.clamp(min=1e-300)[:, None, None]).to(torch.int8).numpy()
+            for side, part, of in (
+                ("queries", scores.queries, largest),
+                ("keys", scores.keys, largest),
+                ("outputs", written, largest_output),
+            )
+        }
+        places = np.array([token.place for token in self.tokens[kind]])
+        planes = [
+            Plane(
+                tuple(scores.explained[head].tolist()), tuple(scores.common[head].tolist()),
+                tuple(share_by_place(scores.keys[head].numpy(), places).tolist()),
+                tuple(explained[head].tolist()), float(largest[head]), float(largest_output[head]),
+                queries.shape[-1], self._turned[kind, layer],
+            )
+            for head in range(n_heads)
+        ]  # fmt: skip
+        return planes, coded
+
+
+def plane_token(kind: str, number: int, tokens: Tokens, place: int) -> PlaneToken:
+    """What is said of a token that is shown as a point."""
+    around = np.arange(max(0, place - _AROUND), min(len(tokens), place + _AROUND + 1))
+    mine, label = place - int(around[0]), tokens.labels[place]
+    excerpt, offsets = excerpt_of(tokens, around)
+    if excerpt:
+        start, stop = offsets[mine]
+    else:
+        labels = [tokens.labels[one] for one in around]
+        start = sum(len(one) + 1 for one in labels[:mine])
+        excerpt, stop = " ".join(labels), start + len(label)
+    return PlaneToken(kind, number, place, label, kind_of_token(label, excerpt, start, stop), excerpt, start, stop)
+
+
+def kind_of_token(label: str, excerpt: str, start: int, stop: int) -> TokenKind:
+    """What a token is by its letters, and by what stands before it."""
+    said = excerpt[start:stop].strip() or label.removeprefix("##").strip("·")
+    if any(letter.isdigit() for letter in said):
+        return "number"
+    if not any(letter.isalpha() for letter in said):
+        return "punctuation"
+    before = excerpt[start - 1 : start]
+    if label.startswith("##") or (excerpt[start : start + 1].isalpha() and before.isalpha()):
+        return "piece"
+    return "capitalised" if said[0].isupper() else "word"

@@ -1,0 +1,244 @@
+"""Which texts show what a head does: the best of each head, and a sample drawn by hash, kept as blocks go by.
+
+Both are the same for every cut of a corpus: the best of all texts are among the best of its parts, and the texts with
+the least hashes among those with the least of its parts. Ties go to the lesser hash, so no order of texts matters.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.corpus import Block, Chunk, CorpusText
+from attnscope.errors import UsageError
+from attnscope.studies.describe.study import lot_of
+from attnscope.studies.measuring.block_sums import BlockSums, Hits
+from attnscope.studies.measuring.head_blocks import Found, HeadMeasurer
+
+if TYPE_CHECKING:
+    from attnscope.core.measures import SumsOf
+
+CONTENT = "content_nats"
+"""The score that texts are ranked by unless another is chosen."""
+
+CONTENT_WHAT = (
+    "the share of attention that rests on neither special tokens nor the first one, times the nats that attention is "
+    "from uniform: means over the queries of the text"
+)
+
+Place = tuple[str, int, int]
+"""A head: kind of attention, layer, number."""
+
+
+def require_rank(rank: str) -> None:
+    """Refuses a score that there is not.
+
+    Raises:
+        UsageError: It is neither a measure that each text has nor `CONTENT`.
+    """
+    from attnscope.core.measures import measure_names
+
+    known = (CONTENT, *measure_names())
+    if rank not in known:
+        close = difflib.get_close_matches(rank, known)
+        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+        raise UsageError(f"there is no measure {rank!r} to rank texts by", hint)
+
+
+def score(sums: SumsOf, rank: str, n_texts: int) -> NDArray[np.float64]:
+    """The score of each text by each head of a layer, (text, head); NaN where it is undefined.
+
+    Args:
+        sums: The measures of a batch.
+        rank: `CONTENT` or a measure.
+        n_texts: How many texts it has, each with as many units.
+    """
+
+    def value(name: str, of: NDArray[np.float64]) -> NDArray[np.float64]:
+        at = sums.names.index(name)
+        total, count = (part[at].reshape(n_texts, -1, part.shape[2]).sum(1) for part in (of, sums.count))
+        found: NDArray[np.float64] = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+        return found
+
+    if rank != CONTENT:
+        return value(rank, sums.sum)
+    nats = value("entropy_nats", sums.uniform_sum) - value("entropy_nats", sums.sum)
+    return (1 - value("resting", sums.sum)) * np.maximum(nats, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredText:
+    """A text, or a chunk of a long one.
+
+    Attributes:
+        text: The text.
+        number: Which chunk of it.
+        n_tokens: How many tokens the chunk has.
+        lot: Its hash, by which it is drawn.
+    """
+
+    text: CorpusText
+    number: int
+    n_tokens: int
+    lot: int
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """What texts are sorted by: their lot."""
+        return self.lot, self.text.index, self.number
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The texts that are among the best of a head, or of the sample, with their scores by all heads.
+
+    Attributes:
+        heads: The heads.
+        texts: The texts, by their lots.
+        values: (text, head), float32; NaN where a score is undefined.
+        n_top: How many are the best of a head.
+        n_sample: How many are the sample.
+    """
+
+    heads: tuple[Place, ...]
+    texts: tuple[ScoredText, ...]
+    values: NDArray[np.float32]
+    n_top: int
+    n_sample: int
+
+    @classmethod
+    def of(
+        cls,
+        heads: Sequence[Place],
+        texts: Sequence[ScoredText],
+        values: NDArray[np.float32],
+        n_top: int,
+        n_sample: int,
+    ) -> Scores:
+        """Of all given texts those that are kept."""
+        order = sorted(range(len(texts)), key=lambda at: texts[at].order)
+        every = cls(tuple(heads), tuple(texts[at] for at in order), values[order], n_top, n_sample)
+        kept = np.zeros(len(texts), np.bool_)
+        kept[:n_sample] = True
+        best = every.best()
+        kept[best[best >= 0]] = True
+        return replace(every, texts=tuple(one for one, keep in zip(every.texts, kept, strict=True) if keep),
+                       values=every.values[kept])  # fmt: skip
+
+    def merge(self, other: Scores) -> Scores:
+        """Those of the texts of both, which have none in common."""
+        heads = self.heads or other.heads
+        return self.of(
+            heads, (*self.texts, *other.texts), np.concatenate([self.values, other.values]), self.n_top, self.n_sample
+        )
+
+    def best(self) -> NDArray[np.int64]:
+        """The best texts of each head, (head, place), as numbers of texts; -1 where there are no more."""
+        most = min(self.n_top, len(self.texts))
+        below = np.where(np.isnan(self.values), np.inf, -self.values.astype(np.float64))
+        order = np.argsort(below, axis=0, kind="stable")[:most]  # texts are in the order of their lots: ties go to it
+        undefined = np.isnan(np.take_along_axis(self.values, order, 0)) if most else order
+        return np.where(undefined, -1, order).T.astype(np.int64)
+
+    @property
+    def sample(self) -> range:
+        """The texts of the sample, as numbers of texts."""
+        return range(min(self.n_sample, len(self.texts)))
+
+    def deciles(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The deciles of each head's scores in the sample.
+
+        Returns:
+            Their ends, (head, 11), NaN where no text has a score: of each decile that of its lowest score, and last the
+            highest of all, so that what is drawn lies between those of its own; and of each the text with the least
+            hash, (head, 10), -1 where it has none. A decile of m texts, sorted by score and hash, has those from
+            d m / 10 on.
+        """
+        values = self.values[: len(self.sample)]
+        n_heads = values.shape[1]
+        ends, drawn = np.full((n_heads, 11), np.nan, np.float32), np.full((n_heads, 10), -1, np.int64)
+        for head in range(n_heads):
+            there = np.flatnonzero(~np.isnan(values[:, head]))
+            if not len(there):
+                continue
+            mine = values[there, head].astype(np.float64)
+            ranked = there[np.argsort(mine, kind="stable")]
+            edges = [decile * len(ranked) // 10 for decile in range(11)]
+            ends[head] = values[ranked[np.minimum(edges, len(ranked) - 1)], head]
+            for decile, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
+                if last > first:
+                    drawn[head, decile] = ranked[first:last].min()  # texts are in the order of their lots
+        return ends, drawn
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScoredFound(Found):
+    """What is added up over blocks, and the scores."""
+
+    scores: Scores | None = None
+
+
+class _ScoredSums(BlockSums):
+    """The sums over the texts of a block, and the score of each text by each head."""
+
+    def __init__(self, block: Block, rank: str, lot: Callable[[CorpusText, int], int]) -> None:
+        super().__init__()
+        self._rank, self._lot = rank, lot
+        self._block = {text.index: text for text in block.texts}
+        self.heads: tuple[Place, ...] = ()
+        self.texts: list[ScoredText] = []
+        self.values: list[NDArray[np.float32]] = []
+
+    def add(
+        self,
+        batch: Sequence[Chunk],
+        sums: Mapping[str, Mapping[int, SumsOf]],
+        hits: Sequence[Mapping[str, Hits]],
+    ) -> None:
+        """Adds a batch; scores of texts that are left out are not kept."""
+        super().add(batch, sums, hits)
+        layers = [(kind, layer, of) for kind, by_layer in sums.items() for layer, of in sorted(by_layer.items())]
+        self.heads = tuple((kind, layer, head) for kind, layer, of in layers for head in range(of.sum.shape[2]))
+        found = np.concatenate([score(of, self._rank, len(batch)) for *_, of in layers], 1).astype(np.float32)
+        for values, chunk in zip(found, batch, strict=True):
+            if chunk.text not in self.broken:
+                lot = self._lot(self._block[chunk.text], chunk.number)
+                self.texts.append(ScoredText(self._block[chunk.text], chunk.number, len(chunk), lot))
+                self.values.append(values)
+
+
+class AtlasMeasurer(HeadMeasurer):
+    """Measures heads as a study of heads does, and keeps which texts show them.
+
+    Args:
+        given: As of `HeadMeasurer`.
+        rank: What texts are ranked by.
+        n_top: How many best texts of each head are kept.
+        n_sample: How many texts are sampled.
+        seed: Of the hashes.
+        named: As of `HeadMeasurer`.
+    """
+
+    def __init__(self, *given: Any, rank: str, n_top: int, n_sample: int, seed: int = 0, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._rank, self._n_top, self._n_sample, self._seed = rank, n_top, n_sample, seed
+
+    def begin(self, block: Block) -> _ScoredSums:
+        """Sums of nothing yet."""
+        return _ScoredSums(block, self._rank, self._lot)
+
+    def _lot(self, text: CorpusText, number: int) -> int:
+        return int.from_bytes(lot_of(text, self._seed, number), "big")
+
+    def finish(self, block: Block, sums: BlockSums, *, whole: bool) -> ScoredFound:
+        """What the sums amount to, and the scores."""
+        assert isinstance(sums, _ScoredSums)
+        scores = None
+        if sums.values:
+            scores = Scores.of(sums.heads, sums.texts, np.stack(sums.values), self._n_top, self._n_sample)
+        return ScoredFound(**vars(super().finish(block, sums, whole=whole)), scores=scores)

@@ -1,0 +1,283 @@
+"""What heads do with the tokens of sampled texts: by offset, by token, by pair of tokens; and how alike they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.records import Tokens
+from attnscope.records.atlas.record import FURTHEST, Side, TokenRow
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.questions.row_tables import ItemSums, Lifts
+
+LEAST_TEXTS = 3
+"""Sampled texts that must have a token, or a pair of tokens, before anything is said of it; of fewer texts, all."""
+
+BY_LIFT, BY_MASS = 10, 5
+"""Rows of a table: those with the largest lower ends of their lifts, and those with the largest masses beside."""
+
+DISTANCE_QUERIES = 16
+"""Queries of a text on which heads are compared, at even distances."""
+
+_MOST_TYPES = 1024
+_MOST_BYTES = 24 * 2**20
+_BYTES_A_SUM = 24
+
+
+@dataclass(frozen=True, eq=False)
+class ReadText:
+    """What the heads of one kind read in a text.
+
+    Attributes:
+        tokens: Its tokens: what asks, and what gets.
+        asks: (token,): which queries count; those that were in the chunk before do not.
+    """
+
+    tokens: Tokens
+    asks: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The number of each token, (token,)."""
+        return self.tokens.ids
+
+    @property
+    def outside_sinks(self) -> NDArray[np.bool_]:
+        """Keys that are neither special tokens nor the first one."""
+        found: NDArray[np.bool_] = ~self.tokens.special & (np.arange(len(self)) > 0)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Items:
+    """The items of a text: of queries and keys their tokens, and pairs.
+
+    Attributes:
+        query_of: (token,): which of `asks` each query is; -1 = none.
+        key_of: (token,): which of `gets` each key is.
+        asks: Its items among those of "asks".
+        gets: Those of "gets".
+        pairs: Those of "pairs", with rows and columns of the products of `asks` and `gets`.
+        pair_rows: See pairs.
+        pair_columns: See pairs.
+    """
+
+    query_of: Tensor
+    key_of: Tensor
+    asks: NDArray[np.int64]
+    gets: NDArray[np.int64]
+    pairs: NDArray[np.int64]
+    pair_rows: NDArray[np.int64]
+    pair_columns: NDArray[np.int64]
+
+
+class KindTables:
+    """The tables of the heads of one kind of attention, text by text.
+
+    Args:
+        n_heads: The heads of each layer.
+        texts: The sampled texts.
+    """
+
+    def __init__(self, n_heads: Sequence[int], texts: Sequence[ReadText]) -> None:
+        from attnscope.core.questions.row_tables import ItemSums
+
+        self.n_heads = list(n_heads)
+        total = sum(self.n_heads)
+        self._least = least = max(1, min(LEAST_TEXTS, len(texts)))
+        self._labels: dict[int, str] = {}
+        for text in texts:
+            for number, label in zip(text.ids.tolist(), text.tokens.labels, strict=True):
+                self._labels.setdefault(number, label)
+        self._asks = np.sort(_frequent([text.ids[text.asks] for text in texts], least)[:_MOST_TYPES])
+        self._gets = np.sort(_frequent([text.ids[text.outside_sinks] for text in texts], least)[:_MOST_TYPES])
+        room = max(64, _MOST_BYTES // (_BYTES_A_SUM * max(1, total)))
+        self._pairs = np.sort(_frequent([self._pair_codes(*self._items_of(text)) for text in texts], least)[:room])
+        self._sums: dict[Side, ItemSums] = {
+            "asks": ItemSums(len(self._asks), self.n_heads),
+            "gets": ItemSums(len(self._gets), self.n_heads),
+            "pairs": ItemSums(len(self._pairs), self.n_heads),
+        }
+        n_offsets = 2 * FURTHEST + 3
+        self._profiles = np.zeros((total, n_offsets))
+        self._even_profiles = np.zeros((len(self.n_heads), n_offsets))
+        self._n_queries = np.zeros(len(self.n_heads))
+        self._divergences, self._compared = np.zeros((2, total, total))
+
+    def _items_of(self, text: ReadText) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The items of "asks" and of "gets" that a text has."""
+        asks = np.flatnonzero(np.isin(self._asks, text.ids[text.asks]))
+        gets = np.flatnonzero(np.isin(self._gets, text.ids[text.outside_sinks]))
+        return asks, gets
+
+    def _pair_codes(self, asks: NDArray[np.int64], gets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The pairs of some items, as numbers: query x keys + key; ascending."""
+        found: NDArray[np.int64] = (asks[:, None] * len(self._gets) + gets).ravel()
+        return found
+
+    def _items(self, text: ReadText) -> _Items:
+        import torch
+
+        asks, gets = self._items_of(text)
+        pairs = _numbers(self._pairs, self._pair_codes(asks, gets))
+        there = np.flatnonzero(pairs >= 0)
+        n = max(1, len(gets))
+        query_of, key_of = _numbers(self._asks[asks], text.ids), _numbers(self._gets[gets], text.ids)
+        return _Items(
+            torch.from_numpy(np.where(text.asks, query_of, -1)),
+            torch.from_numpy(np.where(text.outside_sinks, key_of, -1)),
+            asks, gets, pairs[there], there // n, there % n,
+        )  # fmt: skip
+
+    def add(self, text: ReadText, read: Callable[[int], Iterable[tuple[slice, Tensor, Tensor]]]) -> None:
+        """Adds a text.
+
+        Args:
+            text: What is read in it.
+            read: Layer -> some queries after the others, each with the weights, (head, query, key), and what may be
+                attended to, (query, key).
+        """
+        items = self._items(text)
+        for layer in range(len(self.n_heads)):
+            self._add_layer(layer, text, items, read(layer))
+
+    def _add_layer(
+        self, layer: int, text: ReadText, items: _Items, tiles: Iterable[tuple[slice, Tensor, Tensor]]
+    ) -> None:
+        import torch
+
+        from attnscope.core.questions.row_tables import even_weights, members, offset_masses
+
+        n_heads = self.n_heads[layer]
+        mine = slice(sum(self.n_heads[:layer]), sum(self.n_heads[: layer + 1]))
+        off, keys = torch.from_numpy(text.outside_sinks).float(), members(items.key_of, len(items.gets))
+        # Of the heads and, last, of uniform attention; and how many queries could see an item.
+        asks = torch.zeros(n_heads + 2, len(items.asks))
+        gets = torch.zeros(n_heads + 2, len(items.gets))
+        pairs = torch.zeros(n_heads + 2, len(items.asks), len(items.gets))
+        for queries, weights, allowed in tiles:
+            counted = torch.from_numpy(text.asks[queries]) & allowed.any(-1)
+            rows = torch.cat([weights, even_weights(allowed)[None]]) * counted[:, None]
+            masses = offset_masses(rows, FURTHEST, queries.start).numpy()
+            self._profiles[mine] += masses[:-1]
+            self._even_profiles[layer] += masses[-1]
+            self._n_queries[layer] += int(counted.sum())
+            given = rows @ keys
+            given = torch.cat([given, (given[-1:] > 0).float()])
+            away = rows @ off
+            away = torch.cat([away, (away[-1:] > 0).float()])
+            gets += given.sum(1)
+            of_queries = members(items.query_of[queries], len(items.asks))
+            asks += away @ of_queries
+            pairs += of_queries.T @ given
+        chosen = pairs[:, items.pair_rows, items.pair_columns]
+        for side, where, found in (
+            ("asks", items.asks, asks),
+            ("gets", items.gets, gets),
+            ("pairs", items.pairs, chosen),
+        ):
+            part = found.double().numpy()
+            self._sums[side].add(layer, where, part[:-2].T, part[-2], part[-1])  # type: ignore[index]  # one of Side
+
+    def compare(self, rows: Tensor) -> None:
+        """Adds the divergences of all pairs of heads on some rows, (head of all layers, query, key)."""
+        from attnscope.core.questions.distance import hellinger_sums
+
+        found = hellinger_sums(rows)
+        self._divergences += found.sums.numpy()
+        self._compared += found.counts.numpy()
+
+    def distances(self) -> NDArray[np.float32]:
+        """The distance of every two heads, (head, head); NaN where they were never compared."""
+        from attnscope.core.questions.distance import as_distance
+
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = self._divergences / self._compared
+        found: NDArray[np.float32] = as_distance(mean).astype(np.float32)
+        return found
+
+    def profiles(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Mean attention by offset of every head, and of uniform attention over the same keys."""
+        n_queries = np.maximum(self._n_queries, 1)[:, None]
+        even = (self._even_profiles / n_queries).astype(np.float32)
+        return (
+            (self._profiles / np.repeat(n_queries, self.n_heads, 0)).astype(np.float32),
+            np.repeat(even, self.n_heads, 0),
+        )
+
+    def rows(self) -> list[tuple[TokenRow, ...]]:
+        """The token table of every head."""
+        lifts = {side: sums.lifts() for side, sums in self._sums.items()}
+        n = max(1, len(self._gets))
+        tokens: dict[Side, list[tuple[int, ...]]] = {
+            "asks": [(number,) for number in self._asks.tolist()],
+            "gets": [(number,) for number in self._gets.tolist()],
+            "pairs": [(int(self._asks[code // n]), int(self._gets[code % n])) for code in self._pairs.tolist()],
+        }
+        layers = np.repeat(np.arange(len(self.n_heads)), self.n_heads)
+        return [
+            tuple(
+                self._row(side, tokens[side][item], of, item, head, int(layer))
+                for side, of in lifts.items()
+                for item in chosen(of, head, int(layer), above_even=side != "asks", least=self._least)
+            )
+            for head, layer in enumerate(layers)
+        ]
+
+    def _row(self, side: Side, tokens: tuple[int, ...], of: Lifts, item: int, head: int, layer: int) -> TokenRow:
+        return TokenRow(
+            side, tuple(self._labels[number] for number in tokens), float(of.mass[item, head]),
+            float(of.lift[item, head]), float(of.low[item, head]), float(of.high[item, head]),
+            int(of.counts[item, layer]), int(of.n_texts[item, layer]),
+        )  # fmt: skip
+
+
+def chosen(of: Lifts, head: int, layer: int, *, above_even: bool, least: int) -> list[int]:
+    """The items that are listed of a head: those whose lift is surely largest, and those that get most.
+
+    By the lower end of the lift, rare ones are not crowded out by common ones, nor common ones by those that were seen
+    too seldom to tell.
+
+    Args:
+        of: What is known of all items.
+        head: The head.
+        layer: Its layer.
+        above_even: Whether those alone that are known to lie above uniform attention.
+        least: In so many texts at least a query could see them.
+    """
+    low = np.where(np.isnan(of.low[:, head]), 0.0, of.low[:, head])
+    clear = np.isfinite(of.lift[:, head]) & (of.n_texts[:, layer] >= least)
+    if above_even:
+        clear &= low > 1
+    there = np.flatnonzero(clear)
+    by_lift = there[np.lexsort((-of.counts[there, layer], -low[there]))][:BY_LIFT]
+    by_mass = there[np.lexsort((-low[there], -of.mass[there, head]))][:BY_MASS]
+    both = np.array(list(dict.fromkeys([*by_lift.tolist(), *by_mass.tolist()])), np.int64)
+    return both[np.argsort(-low[both], kind="stable")].tolist()  # type: ignore[no-any-return]
+
+
+def _frequent(numbers: Sequence[NDArray[np.int64]], least: int) -> NDArray[np.int64]:
+    """Numbers that so many texts have, those of most texts first."""
+    every = np.concatenate([np.unique(of_text) for of_text in numbers] or [np.zeros(0, np.int64)])
+    found, counts = np.unique(every, return_counts=True)
+    order = np.lexsort((found, -counts))
+    kept: NDArray[np.int64] = found[order[counts[order] >= least]]
+    return kept
+
+
+def _numbers(items: NDArray[np.int64], these: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Which of some sorted items each of these is; -1 = none."""
+    if not len(items):
+        return np.full(len(these), -1)
+    at = np.minimum(np.searchsorted(items, these), len(items) - 1)
+    return np.where(items[at] == these, at, -1)

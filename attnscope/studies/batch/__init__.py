@@ -1,0 +1,1 @@
+"""Figures of many texts, written to a folder."""

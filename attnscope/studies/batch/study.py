@@ -1,0 +1,271 @@
+"""Many texts in, a folder of figures out: as `heatmap` draws each, by several processes, and never twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import fields, replace
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+
+from attnscope import models
+from attnscope.corpus import Corpus, CorpusText
+from attnscope.errors import AttnscopeError
+from attnscope.models.catalog import verify
+from attnscope.models.hashing import hashes
+from attnscope.output import require_writable
+from attnscope.records.batches import Batch, DrawnText, FailedText
+from attnscope.records.maps.head_maps import spans
+from attnscope.studies.batch.folder import BatchFolder, folder_name
+from attnscope.studies.batch.worker import BatchOptions, Done, Setup, Task
+from attnscope.studies.inputs.provenance import versions
+from attnscope.studies.inputs.texts import Progress, Report
+from attnscope.studies.running.memory import physical_bytes
+from attnscope.studies.running.workers import Executor, Lost, Workers, start_workers
+from attnscope.views.pages.gallery import page
+
+# What a process needs besides its model, and how often it holds the weights as large as they lie on disk.
+_PROCESS_BYTES, _TIMES_WEIGHTS = 700e6, 2
+
+
+def batch(
+    spec: str,
+    texts: Corpus | Iterable[str],
+    out: str | Path,
+    options: BatchOptions | None = None,
+    report: Report | None = None,
+) -> Batch:
+    """Draws every text into a folder of its own, with a manifest and an index.html of all.
+
+    What is done already, of the same text, model, options and versions, is not drawn again. So a run that was
+    interrupted or killed is finished by the same call. The same texts give the same files, byte for byte, whatever the
+    number of workers; `log.jsonl`, which says when what was done and how long it took, is the only one that differs.
+
+    Args:
+        spec: The model, as `attnscope.load` takes it by name: each worker loads it.
+        texts: The texts. Those of files are all held in memory; of stdin each is drawn as it comes, and let go.
+        out: The folder, which no other run may be writing into.
+        options: How they are drawn.
+        report: Is told how far it is, after each text that was drawn.
+
+    Returns:
+        What became of each text. A text that fails does not end the run, nor does Ctrl-C lose what is done:
+        `complete` is False then.
+
+    Raises:
+        AttnscopeError: Nothing can be drawn: no such model, layer or head, no text, a folder that cannot be written or
+            that another run is writing into, or that holds figures of another model or other options.
+    """
+    options, out = options or BatchOptions(), Path(out)
+    options.order()  # what makes no sense is refused at once
+    if not isinstance(spec, str):
+        raise AttnscopeError("a batch takes a model by its name", "each of its processes loads it")
+    if isinstance(texts, str):
+        raise AttnscopeError("a batch takes many texts, not one", "give a list, or a Corpus")
+    streamed = isinstance(texts, Corpus) and "-" in texts.sources
+    given: Iterable[CorpusText] = texts if isinstance(texts, Corpus) else _as_corpus(texts)
+    given = given if streamed else list(given)
+    require_writable(out)
+    source = options.loading.resolve(spec)
+    absolute = source if source.folder is None else replace(source, folder=source.folder.absolute())
+    setup = Setup(absolute, options, hashes(), _asked(source, options))
+    with BatchFolder(out) as folder:
+        folder.sweep()
+        plan = _Plan(folder, setup, _common(source, options))
+        todo: Iterator[Task] = plan.todo(given)
+        n_todo = None
+        if not streamed:
+            listed = list(todo)
+            todo, n_todo = iter(listed), len(listed)
+        first = next(todo, None)
+        folder.log("plan", model=source.name, n_texts=None if streamed else len(plan.tasks), n_done=len(plan.kept))
+        broke: Exception | None = None
+        interrupted = False
+        if first is not None:
+            folder.withdraw()
+            try:
+                with _workers(options, n_todo, source).open(options.loading.device, (folder.handle,)) as workers:
+                    interrupted = not _draw(plan, workers, chain([first], todo), n_todo, report)
+            except Exception as error:  # told when what was drawn before it has its index
+                broke = error
+        drawn, missing = plan.outcome()
+        if broke is not None and not drawn:
+            raise broke
+        unread = [FailedText(p.source, p.line, p.reason) for p in texts.problems] if isinstance(texts, Corpus) else []
+        result = Batch(source.name, len(plan.tasks), drawn, (*missing, *unread), len(drawn) - len(plan.kept))
+        folder.publish(result, page(result))
+        complete = result.complete and not interrupted
+        folder.log("end", complete=complete, n_fresh=result.n_fresh, n_failed=len(result.failed))
+        if broke is not None:
+            raise broke
+        if interrupted and result.complete:  # more would have come of stdin
+            raise KeyboardInterrupt
+    return result
+
+
+class _Plan:
+    """What is to be drawn, and what became of it. Texts come one by one; those that are drawn are not held.
+
+    Attributes:
+        tasks: All texts so far, without what they say.
+        kept: Those that were done before, by index.
+        failed: Why others could not be drawn, and what they say, by index.
+    """
+
+    def __init__(self, folder: BatchFolder, setup: Setup, common: bytes) -> None:
+        self.folder, self.setup, self._common = folder, setup, common
+        self.tasks: list[Task] = []
+        self.kept: dict[int, DrawnText] = {}
+        self.failed: dict[int, tuple[str, str]] = {}
+
+    def todo(self, texts: Iterable[CorpusText]) -> Iterator[Task]:
+        """The texts that are to be drawn, as they come.
+
+        Raises:
+            AttnscopeError: There is no text, or figures of one with other options would be lost.
+        """
+        for text in texts:
+            # Ray's workers stand elsewhere.
+            task = _task(text, self.folder.path.absolute(), self._common)
+            self.tasks.append(replace(task, text=None, ids=None))
+            done = None if self.setup.options.force else _done(self.folder, task)
+            if done is not None:
+                self.kept[task.index] = done
+                continue
+            if not self.setup.options.replace:
+                self.folder.require_same([task.folder.name], self.setup.asked)
+            yield task
+
+    def outcome(self) -> tuple[tuple[DrawnText, ...], list[FailedText]]:
+        """What is drawn, and what could not be."""
+        drawn, missing = [], []
+        for task in tuple(self.tasks):
+            if task.index in self.failed:
+                reason, text = self.failed[task.index]
+                missing.append(FailedText(task.source, task.line, reason, task.index, text))
+            elif (one := self.kept.get(task.index) or _done(self.folder, task)) is not None:
+                drawn.append(one)
+        return tuple(drawn), missing
+
+
+def _draw(plan: _Plan, workers: Executor, todo: Iterable[Task], n_todo: int | None, report: Report | None) -> bool:
+    """Has workers draw what is to be drawn.
+
+    Returns:
+        Whether it came to the end; Ctrl-C is before it.
+
+    Raises:
+        AttnscopeError: No worker could begin.
+    """
+    folder = plan.folder
+    n_done = n_tokens = 0
+    try:
+        with closing(start_workers(workers, plan.setup, todo)) as outcomes:
+            for outcome in outcomes:
+                done = Done(outcome.task, 0, 0.0, outcome.reason) if isinstance(outcome, Lost) else outcome.result
+                n_done, n_tokens = n_done + 1, n_tokens + done.n_tokens
+                if done.reason:
+                    plan.failed[done.task.index] = done.reason, done.task.text or ""
+                facts = {"error": done.reason} if done.reason else {"n_tokens": done.n_tokens}
+                folder.log("text", index=done.task.index, elapsed_s=round(done.elapsed_s, 4), **facts)
+                if report is not None:
+                    report(Progress(n_done, n_tokens, n_todo and n_done / n_todo))
+    except KeyboardInterrupt:
+        folder.log("interrupted")
+        return False
+    return True
+
+
+def _as_corpus(texts: Iterable[str]) -> list[CorpusText]:
+    given = list(texts)
+    for text in given:
+        if not isinstance(text, str):
+            raise AttnscopeError(f"a text is a string, not {type(text).__name__}")
+    if not given:
+        raise AttnscopeError("there is no text to draw", "give at least one")
+    return [CorpusText(index, "texts", index + 1, text) for index, text in enumerate(given)]
+
+
+def _task(text: CorpusText, out: Path, common: bytes) -> Task:
+    fingerprint = hashlib.sha256(common + text.digested()).hexdigest()
+    named = "tokens" if text.text is None else text.text
+    folder = out / folder_name(text.index, named)
+    return Task(text.index, text.source, text.line, text.text, text.ids, folder, fingerprint)
+
+
+def _done(folder: BatchFolder, task: Task) -> DrawnText | None:
+    name = task.folder.name
+    return folder.done(name, task.fingerprint, index=task.index, source=task.source, line=task.line)
+
+
+def _common(source: models.Source, options: BatchOptions) -> bytes:
+    """All that files depend on besides the text, hashed: the model, the options, the versions."""
+    # Who draws, and how often, makes no difference to what is drawn.
+    plain = replace(options, workers=None, threads=1, force=False, executor="local", ray_address=None, replace=False)
+    libraries = {**dict(versions()), **{name: version(name) for name in ("matplotlib", "pillow")}}
+    parts = [source.name, _model_files(source), repr(plain), libraries]
+    return hashlib.sha256(json.dumps(parts).encode("utf-8", "backslashreplace")).digest()
+
+
+def _asked(source: models.Source, options: BatchOptions) -> dict[str, str]:
+    """The model and the options that figures depend on, as a user gives them."""
+    choice, loading = options.order().choice, options.loading
+    given = {
+        "--model": source.name,
+        "weights": verify(source)[:12] if source.folder is not None else None,
+        "--layers": choice.layers and spans(choice.layers),
+        "--heads": choice.heads and spans(choice.heads),
+        "--pick": choice.pick and ",".join(f"L{layer}H{head}" for layer, head in choice.pick),
+        "--format": ",".join(options.formats),
+        **{f"--{f.name.replace('_', '-')}": getattr(options.style, f.name) for f in fields(options.style)},
+        **{f"--{name.replace('_', '-')}": getattr(options, name) for name in _SHOWN},
+        **{f"--{f.name.replace('_', '-')}": getattr(loading, f.name) for f in fields(loading) if f.name in _RUN},
+    }
+    return {name: _as_text(value) for name, value in given.items()}
+
+
+_SHOWN = ("query", "words", "hide_special", "chat", "generate")
+_RUN = ("engine", "device", "dtype", "device_map", "adapter")
+
+
+def _as_text(value: object) -> str:
+    if value is None:
+        return "not given"
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
+
+
+def _model_files(source: models.Source) -> dict[str, str]:
+    """Hashes of the files that make a model: weights, configuration, tokenizer. A built-in one goes by version."""
+    if source.folder is None:
+        return {}
+    found = {"weights": verify(source)}
+    endings = (".json", ".txt", ".model", ".jinja", ".py", ".gguf", ".tiktoken")
+    paths = [path for path in sorted(source.folder.iterdir()) if path.suffix in endings]
+    if source.adapter is not None:
+        paths += sorted(source.adapter.glob("adapter_*"))
+    for path in paths:
+        if path.is_file():
+            with path.open("rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _workers(options: BatchOptions, n_texts: int | None, source: models.Source) -> Workers:
+    n = options.workers
+    if n is None and options.executor == "local":
+        n = _n_workers(n_texts, source)
+    return Workers(source.spec, n, options.threads, options.executor, options.ray_address, options.loading)
+
+
+def _n_workers(n_texts: int | None, source: models.Source) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = cores if n_texts is None else min(cores, n_texts)
+    memory = physical_bytes()
+    if memory is None:
+        return most
+    weights = sum(path.stat().st_size for path in source.folder.glob("*") if path.is_file()) if source.folder else 0
+    return max(1, min(most, int(memory / (_PROCESS_BYTES + _TIMES_WEIGHTS * weights))))

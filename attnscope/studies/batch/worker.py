@@ -1,0 +1,213 @@
+"""What a worker of a batch does: draws texts, one after the other, with a model that it loads once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attnscope import models
+from attnscope.corpus import tokens_of_ids
+from attnscope.errors import AttnscopeError, is_out_of_memory
+from attnscope.models.hashing import remember_hashes
+from attnscope.models.model import Model
+from attnscope.output import write
+from attnscope.records.batches import DrawnText
+from attnscope.records.frame.kinds import FIGURE_FORMATS
+from attnscope.records.frame.storage import write_whole
+from attnscope.studies.batch.folder import ENTRY, clear, require_own
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.options import LoadOptions
+from attnscope.studies.inputs.reading import Prompt, Reading, read, truncate
+from attnscope.studies.inputs.texts import special_ids
+from attnscope.studies.maps.order import MapOrder
+from attnscope.studies.maps.study import apply_changes, outline, run_model
+from attnscope.studies.running.workers import Where, Workers
+from attnscope.views.drawing.style import Style
+from attnscope.views.maps.figures import Painter, sheets_of
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """How texts are drawn.
+
+    Attributes:
+        layers: Numbers of layers; None = all.
+        heads: Numbers of heads in those layers; None = all.
+        pick: Single heads as (layer, head), instead of the other two.
+        formats: Some of "png", "svg", "pdf", "npz", "json".
+        style: How figures are drawn.
+        query: A token whose attention is drawn as bars too, in the texts that have it.
+        words: Whether word pieces are merged.
+        hide_special: Whether special tokens are hidden.
+        chat: Whether each text is put into the model's chat template.
+        generate: How many tokens a decoder writes after each text.
+        workers: How many processes draw, each with a model of its own; None = one a core, as memory allows.
+        threads: How many threads each of them computes with. By one thread results cannot depend on the workers.
+        force: Whether what is done already is drawn again.
+        replace: Whether figures of another model or other options, where they are in the folder, may be lost.
+        loading: How the model is loaded.
+        executor: "local": workers are processes of this machine; "ray": actors of a Ray cluster, on whose machines the
+            folder and the model must be the same.
+        ray_address: Of the cluster; None = as Ray finds it, else one that is started on this machine.
+    """
+
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    pick: tuple[tuple[int, int], ...] | None = None
+    formats: tuple[str, ...] = ("png",)
+    style: Style = Style()
+    query: str | None = None
+    words: bool = False
+    hide_special: bool = False
+    chat: bool = False
+    generate: int = 0
+    workers: int | None = None
+    threads: int = 1
+    force: bool = False
+    loading: LoadOptions = LoadOptions()
+    executor: Where = "local"
+    ray_address: str | None = None
+    replace: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # What makes no sense is refused at once.
+        Workers("", 1 if self.workers is None else self.workers, self.threads, self.executor, self.ray_address)
+
+    def order(self) -> MapOrder:
+        """What is asked of the maps of each text."""
+        choice = Choice(self.layers, self.heads, self.pick)
+        return MapOrder(choice, query=self.query, words=self.words, hide_special=self.hide_special)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all texts have in common.
+
+    Attributes:
+        source: The model.
+        options: How they are drawn.
+        hashes: Of the model's files; see `hashing.hashes`.
+        asked: See `DrawnText`.
+    """
+
+    source: models.Source
+    options: BatchOptions
+    hashes: dict[tuple[Path, int, int], str]
+    asked: Mapping[str, str]
+
+    def begin(self) -> Callable[[Task], Done]:
+        """Loads the model; what it returns draws a text."""
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # else it tells of fonts, once a text
+        return _Drawer(self).do
+
+
+@dataclass(frozen=True)
+class Task:
+    """One text to draw; see `CorpusText` and `DrawnText`."""
+
+    index: int
+    source: str
+    line: int
+    text: str | None
+    ids: tuple[int, ...] | None
+    folder: Path
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a task.
+
+    Attributes:
+        task: The task.
+        n_tokens: How many tokens the text has; 0 if it failed.
+        elapsed_s: How long it took.
+        reason: Why it failed; empty if it did not.
+    """
+
+    task: Task
+    n_tokens: int
+    elapsed_s: float
+    reason: str = ""
+
+
+class _Drawer:
+    """A loaded model and a painter, for one text after the other."""
+
+    def __init__(self, setup: Setup) -> None:
+        import torch
+
+        self._setup, self._options, self._order = setup, setup.options, setup.options.order()
+        torch.set_num_threads(self._options.threads)
+        remember_hashes(setup.hashes)
+        self._model: Model = self._options.loading.load(setup.source)
+        self._chosen = self._order.choice.within(self._model.info)
+        # Compressing beside drawing would take the cores of other workers.
+        self._painter = Painter(self._options.style, threads=0)
+        self._special_ids: frozenset[int] | None = None
+
+    def do(self, task: Task) -> Done:
+        """Draws a text; what is wrong with it is reported, and leaves none of its files."""
+        started = time.perf_counter()
+        try:
+            require_own(task.folder)
+            clear(task.folder)
+            n_tokens = self._draw(task)
+        except Exception as error:
+            clear(task.folder)
+            return Done(task, 0, time.perf_counter() - started, _reason(error))
+        return Done(task, n_tokens, time.perf_counter() - started)
+
+    def _draw(self, task: Task) -> int:
+        order, formats, info = self._order, self._options.formats, self._model.info
+        reading = self._read(task)
+        record = run_model(self._model, outline(info, reading, self._chosen), reading)
+        record = apply_changes(record, hide_special=order.hide_special, words=order.words)
+        notes = list(record.run["notes"])
+        query = order.query
+        if query is not None and not any(m.queries.find(query) for m in record.maps):
+            notes.append(f"no token is {query!r} here")  # of many texts, some lack it
+            query = None
+        figures = [name for name in formats if name in FIGURE_FORMATS]
+        paths = self._painter.draw(record, sheets_of(record, query), task.folder, figures)
+        paths += write(record, task.folder, [name for name in formats if name not in figures])
+        drawn = DrawnText(
+            index=task.index,
+            source=task.source,
+            line=task.line,
+            folder=task.folder.name,
+            text=task.text or "",
+            tokens=reading.tokens.labels,
+            files={path.name: path.stat().st_size for path in paths},
+            model=info.name,
+            run={name: record.run[name] for name in ("sha256", "engine", "dtype", "device", "versions")},
+            notes=tuple(notes),
+            fingerprint=task.fingerprint,
+            asked=self._setup.asked,
+        )
+        write_whole(task.folder / ENTRY, drawn.entry().encode("utf-8", "backslashreplace"))
+        return len(drawn.tokens)
+
+    def _read(self, task: Task) -> Reading:
+        if task.ids is None:
+            prompt = Prompt(task.text or "", chat=self._options.chat, generate=self._options.generate)
+            return read(self._model, prompt)
+        if len(self._model.info.kinds) > 1 or self._options.chat or self._options.generate:
+            raise AttnscopeError(
+                "token numbers are shown as they are, by models of one kind of attention", "give texts"
+            )
+        if self._special_ids is None:
+            self._special_ids = special_ids(self._model)
+        tokens, cut = truncate(tokens_of_ids(task.ids, self._special_ids), self._model.info.max_tokens)
+        return Reading("", tokens, None, (cut,) if cut else ())
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, AttnscopeError):
+        return str(error)
+    if is_out_of_memory(error):
+        return "not enough memory"
+    return f"internal error: {type(error).__name__}: {error}"

@@ -1,0 +1,1 @@
+"""How heads, texts, pictures and models differ."""

@@ -1,0 +1,227 @@
+"""How alike are heads? All heads of a model against each other, or against those of another, over any texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from attnscope.corpus import BLOCK, Corpus, CorpusText
+from attnscope.errors import AttnscopeError, UsageError, amount
+from attnscope.models.model import Model
+from attnscope.records.comparison import HeadComparison, ModelComparison
+from attnscope.records.heads.findings import Findings
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.provenance import run_of
+from attnscope.studies.inputs.texts import Report, problems_of, sha256_of, texts_of
+from attnscope.studies.measuring.pair_blocks import Found, PairMeasurer, PairSums, TableName
+from attnscope.studies.running.memory import halving_note
+from attnscope.studies.running.passes import Driver, Pass
+from attnscope.studies.running.workers import Workers
+
+MEASURES = ("hellinger", "jensen_shannon")
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """How heads are compared.
+
+    Attributes:
+        measures: Some of "hellinger" and "jensen_shannon", that to look at first at the front.
+        hide_special: Whether to look first at what is left without special tokens; both are computed.
+        choice: Which heads; of two models those of both.
+    """
+
+    measures: tuple[str, ...] = MEASURES[:1]
+    hide_special: bool = False
+    choice: Choice = field(default_factory=Choice)
+
+    def __post_init__(self) -> None:
+        require_measures(self.measures)
+
+    @property
+    def tables(self) -> tuple[TableName, ...]:
+        """Measure and whether special tokens take part, of each table in its order."""
+        return tuple(
+            (measure, special) for special in (not self.hide_special, self.hide_special) for measure in self.measures
+        )
+
+
+def require_measures(measures: Sequence[str]) -> None:
+    """Refuses measures that there are not.
+
+    Raises:
+        UsageError: There is none of a name, or none is given.
+    """
+    for measure in measures:
+        if measure not in MEASURES:
+            raise UsageError(f"there is no measure {measure!r}", f"choose from {', '.join(MEASURES)}")
+    if not measures:
+        raise UsageError("no measure is given", f"choose from {', '.join(MEASURES)}")
+
+
+def compare(
+    model: Model,
+    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    options: CompareOptions | None = None,
+    *,
+    roles: Findings | None = None,
+    report: Report | None = None,
+    workers: Workers | None = None,
+) -> HeadComparison:
+    """Compares all heads of a model with each other.
+
+        found = attnscope.compare(model, "The animal didn't cross the street because it was too tired.")
+        found.tables[0].distances        # (head, head)
+        found.arrangements[0].places     # (head, 2), the map
+
+    The distance of two heads is the root of their mean divergence, over all queries of all texts, of which copies count
+    once: Σ divergence / Σ queries. It does not depend on padding or batches. Memory does not grow with the number of
+    texts, nor (but for models that only have dense weights) with the square of a text's length; it does with the square
+    of the number of heads. What is known when it is interrupted, up to the last whole text, is said to be incomplete.
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        corpus: What to run it on: a text, several, or a Corpus.
+        options: How.
+        roles: A record of the same model's heads, for their roles.
+        report: Called after each batch; with workers after each block of texts.
+        workers: Who runs the model, block by block, to the same result; None = this process. They load it by its name,
+            and after an interruption whole blocks count.
+
+    Raises:
+        AttnscopeError: There is no text, the model cannot be compared, the roles are of another one, or no worker can
+            begin.
+    """
+    options = options or CompareOptions()
+    require_one_kind(model)
+    if roles is not None and roles.run.get("sha256") != model.info.sha256:
+        raise AttnscopeError(
+            f"the record of heads is of {roles.run.get('model')}, not of {model.info.name}",
+            "give one that `attnscope heads` wrote for this model",
+        )
+    going, sums, described = _run((model,), corpus, options, report, (workers,) if workers else None)
+    tables = tuple(sums.table(name) for name in options.tables)
+    known = None if roles is None else {(h.kind, h.layer, h.head): h.roles for h in roles.heads}
+    kind = model.info.kinds[0]
+    return HeadComparison(
+        run=_run_of((model,), going),
+        corpus=described,
+        kind=kind,
+        heads=sums.heads[0],
+        tables=tables,
+        arrangements=tuple(sums.arrange(table) for table in tables),
+        roles=None
+        if known is None
+        else tuple(next((role.name for role in known.get((kind, *place), ())), "") for place in sums.heads[0]),
+        roles_source="" if roles is None else f"{roles.run.get('model')}, {amount(roles.corpus['n_texts'], 'text')}",
+    )
+
+
+def compare_models(
+    model: Model,
+    other: Model,
+    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    options: CompareOptions | None = None,
+    *,
+    report: Report | None = None,
+    workers: tuple[Workers, Workers] | None = None,
+) -> ModelComparison:
+    """Compares the heads of two models, or of two checkpoints of one, that read the same tokens.
+
+    Distances are as in `compare`, between each head of the one and each head of the other; the matching of heads is the
+    one with the least sum of distances.
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        other: The model to compare it with.
+        corpus: What to run both on.
+        options: How.
+        report: As of `compare`.
+        workers: As of `compare`: how workers load the one model, and the other.
+
+    Raises:
+        AttnscopeError: The models make different tokens of a text; else as `compare`.
+    """
+    from attnscope.core.questions.distance import best_matching
+
+    options = options or CompareOptions()
+    for one in (model, other):
+        require_one_kind(one)
+    going, sums, described = _run((model, other), corpus, options, report, workers)
+    tables = tuple(sums.table(name) for name in options.tables)
+    kinds = dict.fromkeys((model.info.kinds[0], other.info.kinds[0]))
+    return ModelComparison(
+        run=_run_of((model, other), going),
+        other_run=run_of(other.info),
+        corpus=described,
+        kind=" and ".join(kinds),
+        heads=sums.heads[0],
+        other_heads=sums.heads[1],
+        tables=tables,
+        matchings=tuple(best_matching(table.distances) for table in tables),
+    )
+
+
+def require_one_kind(model: Model) -> None:
+    """Refuses encoder-decoders.
+
+    Raises:
+        AttnscopeError: The model has several kinds of attention.
+    """
+    if len(model.info.kinds) > 1:
+        raise AttnscopeError(
+            f"{model.info.name} has an encoder and a decoder; heads are compared in models that have one of them",
+            "look at single texts with: attnscope heatmap",
+        )
+
+
+def _run(
+    models: tuple[Model, ...],
+    given: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    options: CompareOptions,
+    report: Report | None,
+    workers: tuple[Workers, ...] | None,
+) -> tuple[Pass[Found], PairSums, dict[str, Any]]:
+    """Goes over the texts: what that came to, the sums, and what the record says of its texts.
+
+    Raises:
+        AttnscopeError: No text is left.
+        KeyboardInterrupt: It was interrupted before any text was done.
+    """
+    for model in models:
+        options.choice.within(model.info)
+    texts = texts_of(given)
+    make = partial(PairMeasurer, choice=options.choice, tables=options.tables)
+    driver = Driver(make, models, workers, keeps="texts", step="the comparison on a later text")
+    going = driver.run_texts(texts, BLOCK, Found(), report)
+    done = going.done
+    if not done.n_texts and not going.complete:
+        raise KeyboardInterrupt
+    done.left_out.require_some_left(done.n_texts, models[0].info)
+    if done.sums is None or not done.n_tokens:
+        raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
+    described = {
+        "sources": list(texts.sources) if isinstance(texts, Corpus) else ["texts"],
+        "n_texts": done.n_texts,
+        "n_tokens": done.n_tokens,
+        "n_chunked": done.n_chunked,
+        "n_copies": going.n_copies,
+        "sha256": sha256_of(texts),
+        "problems": [*problems_of(texts), *going.lost, *done.left_out.problems(models[0].info)],
+        "complete": going.complete,
+        "text": given if isinstance(given, str) else None,
+    }
+    return going, done.sums, described
+
+
+def _run_of(models: Sequence[Model], going: Pass[Found]) -> dict[str, Any]:
+    notes = [
+        f"{model.info.name} is compared on its own dense weights: memory grows with the square of a text's length."
+        for model in models
+        if model.info.path == "eager"
+    ]
+    notes += [] if going.done.halved_to is None else [halving_note(going.done.halved_to)]
+    run = run_of(models[0].info, [*notes, *going.notes])
+    return run | ({"failures": going.failures} if going.failures else {})

@@ -1,0 +1,234 @@
+"""A few heads side by side on one text, and how every head's rows change between two texts that differ in little."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Model
+from attnscope.records import Heatmap, Tokens
+from attnscope.records.comparison import MinimalPair, PickedHeads
+from attnscope.records.frame.pair_tables import HeadPlace, PairTable, head_name
+from attnscope.records.maps.heatmap import divided_by_rest
+from attnscope.studies.compare.study import MEASURES, require_measures, require_one_kind
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.provenance import run_of
+from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
+from attnscope.studies.maps.study import apply_changes, outline, run_model
+from attnscope.studies.measuring.pair_blocks import sums_of_rows
+
+if TYPE_CHECKING:
+    from attnscope.core.questions.distance import Measure
+
+
+def compare_heads(
+    model: Model, text: str, pick: Sequence[HeadPlace], *, measure: str = "hellinger", hide_special: bool = False
+) -> PickedHeads:
+    """Puts a few heads of a model side by side on a text, with their mean and the single head that they would make.
+
+    The single head is softmax(scale / √n · Σ_h q_h · k_h) for n heads: that of the heads' queries and keys laid side by
+    side, its scores divided by the root of n · d_head. Of all heads of a layer it is what one head of full width would
+    see. It is not the mean.
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        text: What to run it on.
+        pick: The heads, as (layer, head); at least two.
+        measure: Which divergence stands at the front: "hellinger" or "jensen_shannon".
+        hide_special: Leaves special tokens out, of a decoder the first token too, and divides each row by what is left
+            of it.
+
+    Raises:
+        AttnscopeError: Fewer than two heads, or one that there is not; an empty text.
+    """
+    require_measures((measure,))
+    chosen = tuple(dict.fromkeys(pick))
+    if len(chosen) < 2:
+        raise UsageError("one head is nothing to compare", "pick at least two, such as L3H1,L5H11")
+    require_one_kind(model)
+    reading = read(model, Prompt(text))
+    record = run_model(model, outline(model.info, reading, Choice(pick=chosen).within(model.info)), reading)
+    attention = record.maps[0]
+    for place in chosen:
+        if not attention.exists(*place):
+            raise AttnscopeError(f"there is no attention in {head_name(place)}", "pick other heads")
+    single, note = _single(model, reading, chosen)
+    weights = np.stack([attention.of(*place) for place in chosen])
+    tokens, changes = reading.tokens, tuple[str, ...]()
+    if hide_special and (sinks := tokens.sinks(attention.kind)).any():
+        keep = ~sinks
+        weights, *others = (
+            divided_by_rest(w[..., keep, :][..., keep]).astype(np.float32)
+            for w in (weights, *([] if single is None else [single]))
+        )
+        single, tokens, changes = others[0] if others else None, tokens.take(keep), ("hide_special",)
+    order = dict.fromkeys((measure, *MEASURES))
+    tables = tuple(_table(name, weights, special=not hide_special) for name in order)
+    mean = weights.mean(0, dtype=np.float64).astype(np.float32)
+    run = run_of(model.info, reading.notes)
+    return PickedHeads(run, tokens, attention.kind, chosen, weights, mean, single, note, tables, changes)
+
+
+def compare_texts(
+    model: Model,
+    text: str,
+    other: str,
+    *,
+    query: str | None = None,
+    measure: str = "hellinger",
+    hide_special: bool = False,
+) -> MinimalPair:
+    """Ranks all heads of a model by how much their rows change from one text to another: a minimal pair.
+
+    Tokens are aligned (Ratcliff & Obershelp's longest common runs, as Python's difflib has them). Equal tokens are
+    aligned, and so are replaced ones where as many stand in one text as in the other. A query's rows are compared
+    key by aligned key; of a stretch that is replaced by one of another length, the whole is one key; what stands in one
+    text alone is a key that weighs 0 in the other.
+
+    How much a head changes is the root of the mean divergence over the queries that are equal in both texts, or at the
+    tokens that `query` names.
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        text: The first text.
+        other: The second.
+        query: The token that heads are ranked at: a token, a word, or a place such as `@3` in the first text.
+        measure: "hellinger" or "jensen_shannon".
+        hide_special: Leaves special tokens out, of a decoder the first token too, and divides each row by what is left
+            of it.
+
+    Raises:
+        AttnscopeError: An empty text; the query names no token, or none that the other text has something for.
+    """
+    from attnscope.core.questions.distance import row_divergences
+
+    require_measures((measure,))
+    require_one_kind(model)
+    readings = [read(model, Prompt(one)) for one in (text, other)]
+    everything = Choice().within(model.info)
+    records: list[Heatmap] = []
+    for reading in readings:
+        record = run_model(model, outline(model.info, reading, everything), reading)
+        records.append(apply_changes(record, hide_special=hide_special))
+    first, second = (record.maps[0] for record in records)
+    heads = tuple((layer, head) for layer in first.layers for head in first.heads if first.exists(layer, head))
+    weights, others = (np.stack([one.of(*place) for place in heads]) for one in (first, second))
+    tokens = (first.queries, second.queries)
+    aligned, equal, keys = align(*tokens)
+    rows = weights[:, aligned[:, 0]], others[:, aligned[:, 1]]
+    pooled = [
+        np.stack([row[:, :, list(places[side])].sum(-1, dtype=np.float64) for places in keys], -1)
+        for side, row in enumerate(rows)
+    ]
+    divergences = {name: row_divergences(cast("Measure", name), *pooled) for name in MEASURES}
+    queries = () if query is None else pairs_named(query, tokens, aligned)
+    notes = [note for reading in readings for note in reading.notes]
+    notes += [] if query is None else _note_pooled(query, tokens, aligned[list(queries)])
+    return MinimalPair(
+        run=run_of(model.info, notes),
+        tokens=tokens,
+        kind=first.kind,
+        heads=heads,
+        weights=weights,
+        other_weights=others,
+        aligned=aligned,
+        equal=equal,
+        divergences=divergences,
+        measure=measure,
+        query=query,
+        queries=queries,
+        changes=records[0].changes,
+    )
+
+
+def align(first: Tokens, second: Tokens) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[tuple[range, range]]]:
+    """Which tokens of two texts stand for each other.
+
+    Returns:
+        Places of aligned tokens in both texts, (pair, 2); which of the pairs are equal tokens, (pair,); and the keys
+        over which rows are compared: places in the first and in the second text whose weights are summed, (one each of
+        aligned tokens, all of stretches of different lengths, none where a token has nothing to stand for it).
+    """
+    pairs: list[tuple[int, int]] = []
+    equal: list[bool] = []
+    keys: list[tuple[range, range]] = []
+    matcher = difflib.SequenceMatcher(None, first.labels, second.labels, autojunk=False)
+    for what, a, a_end, b, b_end in matcher.get_opcodes():
+        if a_end - a == b_end - b:
+            pairs += zip(range(a, a_end), range(b, b_end), strict=True)
+            equal += [what == "equal"] * (a_end - a)
+            keys += [(range(i, i + 1), range(j, j + 1)) for i, j in zip(range(a, a_end), range(b, b_end), strict=True)]
+        else:
+            keys.append((range(a, a_end), range(b, b_end)))
+    return np.array(pairs, np.int64).reshape(-1, 2), np.array(equal, np.bool_), keys
+
+
+def pairs_named(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.int64]) -> tuple[int, ...]:
+    """The aligned pairs that a query names, in the first text, else in the second.
+
+    Raises:
+        AttnscopeError: There are none.
+    """
+    named = False
+    for side in (0, 1):
+        if query.startswith("@") and side:
+            continue
+        places = tokens[side].find(query)
+        named = named or bool(places)
+        if found := tuple(int(pair) for pair in np.flatnonzero(np.isin(aligned[:, side], places))):
+            return found
+    if named:
+        raise AttnscopeError(
+            f"{query!r} is in one of the texts alone: there is nothing to compare its row with",
+            "choose a token that stands in both",
+        )
+    raise tokens[0].refuse(query)
+
+
+def _note_pooled(query: str, tokens: tuple[Tokens, Tokens], pairs: NDArray[np.int64]) -> list[str]:
+    """Says where a query stands at several places, whose divergences become one number."""
+    notes = []
+    for name, places in tokens[0].repeated(query).items():
+        if len(at := [place for place in places if place in pairs[:, 0]]) > 1:
+            said = ", ".join(f"@{place}" for place in at)
+            notes.append(f"{name!r} stands at {said}: heads are ranked by all together; --query @{at[0]} takes one")
+    return notes
+
+
+def _single(model: Model, reading: Reading, chosen: Sequence[HeadPlace]) -> tuple[NDArray[np.float32] | None, str]:
+    """The weights of the single head, (query, key), and what they mean; or none, and why."""
+    import torch
+
+    from attnscope.core.attention.calls import Calls, single_head
+    from attnscope.core.attention.seam import attention_weights
+
+    if model.info.path == "eager":
+        return None, "no single head: this model's queries and keys are not at hand"
+    probe = Calls([layer for layer, _ in chosen])
+    with torch.no_grad():
+        model.run(batch_of(reading, model.info.device), probe)
+        (by_layer,) = probe.maps.values()
+        call = single_head([(by_layer[layer], head) for layer, head in chosen])
+        if isinstance(call, str):
+            return None, f"no single head: {call}"
+        weights = attention_weights(call)[0, 0].to("cpu", torch.float32).numpy()
+    layers = {layer for layer, _ in chosen}
+    rule = "single head: softmax over the heads' queries and keys side by side, scores divided by √(heads · d_head)"
+    if len(layers) > 1:
+        return weights, f"{rule}; as they are of different layers, no one head of the model could compute it"
+    if len(chosen) == by_layer[chosen[0][0]].n_heads:
+        return weights, f"{rule}; of all heads of layer {chosen[0][0]}: one head of full width"
+    return weights, f"{rule}; of {len(chosen)} of the {by_layer[chosen[0][0]].n_heads} heads of layer {chosen[0][0]}"
+
+
+def _table(measure: str, weights: NDArray[np.float32], *, special: bool) -> PairTable:
+    """The divergences between heads on one text; without intervals, which several texts would give."""
+    sums, counts = sums_of_rows(measure, [weights], None, None)
+    mean = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
+    unknown = np.full(sums.shape, np.nan)
+    return PairTable(measure, special, mean, unknown, unknown, counts)

@@ -1,0 +1,1 @@
+"""What each head does over a corpus: measures, roles, needles."""

@@ -1,0 +1,250 @@
+"""From exact sums to findings, and from the findings of shards to those of the whole. Needs no model and no torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from attnscope.core.exact.running import RunningSums
+from attnscope.core.questions.written import PARTS
+from attnscope.errors import AttnscopeError
+from attnscope.records.ablation import Effect
+from attnscope.records.frame.shards import COUNTS, is_interrupted, is_part, settle_corpus
+from attnscope.records.heads.findings import Findings
+from attnscope.studies.heads.roles import effective_texts, judge
+from attnscope.studies.measuring.tally import Tally, tallies_of
+
+_CONTROL = "control-"
+_WRITES = "writes-"
+_PARTS = _WRITES + "parts."
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def sums_of(trained: Mapping[str, Tally], control: Mapping[str, Tally]) -> dict[str, NDArray[Any]]:
+    """The state of tallies by kind, as a record holds it."""
+    arrays = {name: array for tally in trained.values() for name, array in tally.to_arrays().items()}
+    return arrays | {_CONTROL + name: array for tally in control.values() for name, array in tally.to_arrays().items()}
+
+
+def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping[str, Any], sums: Arrays) -> Findings:
+    """The findings that exact sums amount to.
+
+    Args:
+        run: What made them; see `Findings`.
+        corpus: What they were made on.
+        options: What was chosen; the thresholds of roles are read from it.
+        sums: What `sums_of` returned.
+
+    Raises:
+        KeyError: A sum or a threshold is missing.
+        ValueError: The sums are damaged.
+    """
+    thresholds = {name: float(role["threshold"]) for name, role in options["roles"].items()}
+    n_texts = int(corpus["n_texts"])
+    trained, control = _tallies(sums)
+    written, parts = _written(sums)
+    facts: dict[str, Any] = {"effective_texts": max(map(effective_texts, trained.values()), default=0.0)}
+    if parts is not None:
+        means = dict(zip(PARTS, parts.ratio().tolist(), strict=True))
+        facts["writes"] = {"n_predictions": int(parts.total("c").max(initial=0)), "parts": means}
+    whole = [tally.beside(written[kind]) if kind in written else tally for kind, tally in trained.items()]
+    return Findings(
+        run=run,
+        corpus={**corpus, **facts},
+        options=options,
+        heads=judge(whole, thresholds, n_texts),
+        sums=sums,
+        control=judge(list(control.values()), thresholds, n_texts),
+    )
+
+
+def add_writes(
+    found: Findings,
+    run: Mapping[str, Any],
+    corpus: Mapping[str, Any],
+    options: Mapping[str, Any],
+    tallies: Mapping[str, Tally],
+    parts: RunningSums | None,
+) -> Findings:
+    """Findings with what their heads write, and the roles that follow from both.
+
+    Args:
+        found: What heads attend to.
+        run: As of `conclude`; likewise corpus and options.
+        corpus: See there.
+        options: See there.
+        tallies: By kind, the measures of `core.written.WRITTEN`.
+        parts: What logits are sums of, by the order of `core.written.PARTS`; None = nothing was predicted.
+    """
+    whole = conclude(run, corpus, options, {**found.sums, **_sums_of_writes(tallies, parts)})
+    return _with_effects(replace(whole, descriptions=found.descriptions), [found])
+
+
+def _sums_of_writes(tallies: Mapping[str, Tally], parts: RunningSums | None) -> dict[str, NDArray[Any]]:
+    arrays = {_WRITES + name: array for tally in tallies.values() for name, array in tally.to_arrays().items()}
+    return arrays | ({} if parts is None else {_PARTS + name: array for name, array in parts.to_arrays().items()})
+
+
+def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Findings:
+    """The findings of several shards of one corpus, as one run over all of it would have found them.
+
+    Bit for bit, in any order, where all were made with the same versions on the same kind of machine with the same
+    number of threads and the same back end: those change how sums are rounded. What changes without heads
+    (`with_effects`) is of the first texts of the whole corpus, whatever the shard: each head keeps what a part says of
+    it, the first one that does.
+
+    Args:
+        parts: What `heads` found on each shard; some may be missing.
+        names: What to call each in errors, such as its file.
+
+    Raises:
+        AttnscopeError: They are of different models, texts, options or measures, or a shard comes twice.
+    """
+    if not parts:
+        raise AttnscopeError("there is nothing to merge", "give the records of shards")
+    names = names or [f"part {number}" for number, _ in enumerate(parts, 1)]
+    for part, name in zip(parts, names, strict=True):
+        if part.of_senses:
+            raise AttnscopeError(
+                f"{name} is of {part.corpus['of']}, which are not merged", "study all of them in one run"
+            )
+        if not is_part(part.corpus):
+            raise AttnscopeError(f"{name} is no part of a study over a corpus", "give what heads --shard wrote")
+    for part, name in zip(parts, names, strict=True):
+        _require_alike((parts[0], names[0]), (part, name))
+    _require_apart(parts, names)
+    ordered = sorted(parts, key=lambda part: _shard(part.corpus["shards"][0]))
+    tallies: tuple[dict[str, Tally], ...] = ({}, {}, {})
+    answers: RunningSums | None = None
+    for part, name in zip(parts, names, strict=True):
+        try:
+            written, mine_answers = _written(part.sums)
+            for mine, added in zip((*_tallies(part.sums), written), tallies, strict=True):
+                for kind, tally in mine.items():
+                    added[kind] = added[kind].merge(tally) if kind in added else tally
+            if mine_answers is not None:
+                answers = mine_answers if answers is None else answers.merge(mine_answers)
+        except (KeyError, ValueError, OverflowError) as error:
+            raise AttnscopeError(f"{name} is damaged: {error}", "make this part again") from None
+    backends = dict.fromkeys(str(part.run["backend"]) for part in ordered if "backend" in part.run)
+    run = {**ordered[0].run, **({"backend": " and ".join(sorted(backends))} if backends else {})}
+    sums = {**sums_of(*tallies[:2]), **_sums_of_writes(tallies[2], answers)}
+    whole = conclude(run, _join([part.corpus for part in ordered]), parts[0].options, sums)
+    # Descriptions are of texts drawn from the whole corpus, whatever the shard: all parts say the same.
+    described = next((part.descriptions for part in ordered if part.descriptions is not None), None)
+    return _with_effects(replace(whole, descriptions=described), ordered)
+
+
+def _with_effects(whole: Findings, parts: Sequence[Findings]) -> Findings:
+    """The findings with what their parts say of heads that were taken out, and how that was found."""
+    known: dict[tuple[str, int, int], Mapping[str, Effect]] = {}
+    for part in parts:
+        for head in part.heads:
+            if head.effects:
+                known.setdefault((head.kind, head.layer, head.head), head.effects)
+    causal = [part.options["causal"] for part in parts if part.options.get("causal")]
+    if not causal:
+        return whole
+    return replace(
+        whole,
+        heads=tuple(replace(head, effects=known.get((head.kind, head.layer, head.head), {})) for head in whole.heads),
+        options={**whole.options, "causal": causal[0]},
+    )
+
+
+def _tallies(sums: Arrays) -> tuple[dict[str, Tally], dict[str, Tally]]:
+    """The tallies of a model and of its control."""
+    control = {name.removeprefix(_CONTROL): array for name, array in sums.items() if name.startswith(_CONTROL)}
+    trained = {name: array for name, array in sums.items() if not name.startswith((_CONTROL, _WRITES))}
+    return tallies_of(trained), tallies_of(control)
+
+
+def _written(sums: Arrays) -> tuple[dict[str, Tally], RunningSums | None]:
+    """What heads write by kind, and what logits are sums of; nothing where that was not asked for."""
+    mine = {name.removeprefix(_WRITES): array for name, array in sums.items() if name.startswith(_WRITES)}
+    parts = {name.removeprefix("parts."): mine.pop(name) for name in list(mine) if name.startswith("parts.")}
+    return tallies_of(mine), RunningSums.from_arrays(parts) if parts else None
+
+
+def _require_alike(first: tuple[Findings, str], other: tuple[Findings, str]) -> None:
+    """Raises an AttnscopeError where two parts cannot be of one whole, saying which and why."""
+    (a, a_name), (b, b_name) = first, other
+    for what, of in _COMPARED:
+        one, another = of(a), of(b)
+        if one != another:
+            values = "" if isinstance(one, Mapping | list) else f" ({_short(one)} and {_short(another)})"
+            raise AttnscopeError(
+                f"{a_name} and {b_name} are of different {what}{values}", "merge shards of one run over one corpus"
+            )
+    if not a.corpus.get("sha256"):
+        raise AttnscopeError(
+            f"{a_name} was interrupted before it had seen all texts: whose part it is cannot be told",
+            "make this part again",
+        )
+
+
+def _measures(part: Findings) -> list[Any]:
+    """Which quantities the sums are of; a shard without any text has none."""
+    named = [name for name in part.sums if name.endswith((".names", ".layers"))]
+    return [(name, part.sums[name].tolist()) for name in sorted(named)]
+
+
+_COMPARED: tuple[tuple[str, Callable[[Findings], Any]], ...] = (
+    ("models", lambda part: part.run.get("sha256") or part.run.get("model")),
+    ("precisions", lambda part: part.run.get("dtype")),
+    ("engines", lambda part: part.run.get("engine")),
+    ("versions of attnscope", lambda part: part.run.get("versions", {}).get("attnscope")),
+    ("texts", lambda part: part.corpus.get("sha256")),
+    # Heads may have been taken out after some parts alone.
+    ("options", lambda part: {name: one for name, one in part.options.items() if name != "causal"}),
+)
+
+
+def _require_apart(parts: Sequence[Findings], names: Sequence[str]) -> None:
+    """Raises an AttnscopeError where a shard comes twice, the corpus was divided twice, or measures differ."""
+    whose: dict[str, str] = {}
+    divisions: dict[int, str] = {}
+    measured: tuple[str, list[Any]] | None = None
+    for part, name in zip(parts, names, strict=True):
+        for shard in part.corpus["shards"]:
+            if shard in whose:
+                raise AttnscopeError(f"{whose[shard]} and {name} hold the same shard, {shard}", "give each part once")
+            whose[shard] = name
+            divisions.setdefault(_shard(shard)[1], name)
+        measures = _measures(part)
+        if measures and measured and measures != measured[1]:
+            raise AttnscopeError(
+                f"{measured[0]} and {name} are of different measures", "merge shards of one run over one corpus"
+            )
+        measured = measured or ((name, measures) if measures else None)
+    if len(divisions) > 1:
+        (a, a_name), (b, b_name) = list(divisions.items())[:2]
+        raise AttnscopeError(
+            f"{a_name} is a shard of {a}, {b_name} of {b}: they overlap", "divide the corpus once, such as 1/2 and 2/2"
+        )
+
+
+def _join(corpora: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the whole was made on, from what its parts were made on, in the order of shards."""
+    shards = sorted((shard for corpus in corpora for shard in corpus["shards"]), key=_shard)
+    whole = len(shards) == _shard(shards[0])[1]
+    problems = [problem for corpus in corpora for problem in corpus.get("problems", ())]
+    joined = dict(corpora[0]) | {
+        **{name: sum(corpus[name] for corpus in corpora) for name in COUNTS},
+        "shards": ["1/1"] if whole else shards,
+        # Of one corpus all parts list the same; but each what its workers have lost.
+        "problems": [problem for number, problem in enumerate(problems) if problem not in problems[:number]],
+        "interrupted": any(map(is_interrupted, corpora)),
+    }
+    return settle_corpus(joined)
+
+
+def _shard(name: str) -> tuple[int, int]:
+    number, _, of = name.partition("/")
+    return int(number), int(of)
+
+
+def _short(value: Any) -> str:
+    return str(value)[:12] or "none"

@@ -1,0 +1,454 @@
+"""From sums to evidence: the value of each measure with its interval, and the roles that survive the test.
+
+A role is given to a head where its measure is above both a threshold and what it would have anyway, by a one-sided test
+over texts, with the false discovery rate of all heads x roles held. What it would have anyway is uniform attention's
+value; for links between two tokens also that of the best fixed offset; for similar tokens also the mass on the same
+token. Each measure that a role may rest on is a test; those of one role are combined first (Simes), and its evidence is
+the best of them. A role of behaviour rests on two measures that must both be above their limits, of where a head looks
+and of what it writes from there: the larger of the two p-values is that of both (intersection-union test, Berger 1982).
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.core.exact.running import RunningSums, benjamini_hochberg, simes
+from attnscope.core.questions.written import WRITTEN
+from attnscope.errors import UsageError
+from attnscope.records.heads.findings import Estimate, Head, Role
+from attnscope.studies.measuring.tally import MOVED_PAIRS, OFFSETS, PAIR_MEASURES, Tally
+
+LEVEL = 0.05
+"""The false discovery rate over heads x roles (Benjamini & Hochberg 1995)."""
+
+FEWEST_TEXTS = 10
+"""With fewer effective texts, or fewer texts, a role is tentative: it has passed the same test, but so few may not be
+like others."""
+
+LEAST_TEXTS = 3
+"""With fewer effective texts there is no role: Student's t has less than two degrees of freedom, and says nothing."""
+
+LEAST_ACTIVE = 0.1
+"""A role may rest on an `_active` measure where at least this share of the attention is off the resting keys.
+
+Of the queries that the measure itself counts: an induction head rests wherever there is nothing to repeat, over all
+queries 95% of the time and more.
+"""
+
+MARGIN = 0.1
+"""How much of the way from its baseline to 1 a measure must have gone, beside reaching the threshold.
+
+Random weights differ from uniform attention by a little, and on all texts alike, so that no test over texts takes the
+difference for chance. In short texts, whose baselines are above the thresholds, every other head would have a role.
+"""
+
+NO_SHARES = (
+    "entropy_nats", "distance_tokens", "signed_distance_tokens", "rms_distance_tokens", "similar_token", "rarity",
+    "value_weighted", "norm_weighted", *(name for name, one in WRITTEN.items() if one.low < 0),
+)  # fmt: skip
+"""Measures that are no numbers from 0 to 1. The catalogue says so too, but cannot be read without torch."""
+
+BEHAVIOUR_WEIGHT = 0.1
+"""How much more weight a head with a role of behaviour gives to its token than to another that stands there as often,
+beyond what even attention would: a convention, as the thresholds are."""
+
+_HITS = ("positional", "rarest_token", "sink")
+"""Shares of queries or texts, each of which counts 1 or 0; the others are shares of attention."""
+
+_MEANS = ("relative_entropy",)
+"""Means from 0 to 1 that are no share of anything: nothing says what an unseen part of them would be."""
+
+LEAST_MARGIN = 0.01
+"""How far above its baseline a measure must be at least: no head can be far above a baseline of nearly 1."""
+
+FROM_OFFSETS = "positional"
+"""The measure whose sums are those of the most frequent offset."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What gives a head a role.
+
+    Attributes:
+        what: The role in a few words.
+        measures: The measures of which one must be above the threshold, whole or `_active`.
+        threshold: The threshold.
+        beats_uniform: Whether the measure must be above its value under uniform attention too.
+        least_defined: For what share of the queries the measure must be defined at least. A separator at the end of a
+            text is hidden from all but itself in a causal layer, and the first token from most queries in a layer
+            whose window is a few tokens: that says nothing about a head.
+        needs_preference: Whether heads that spread over all tokens alike are left out: where all weights are nearly the
+            same, which of them is the largest says nothing.
+        is_sink: Whether it names a sink, and says nothing of what a head does elsewhere: it is named after all others.
+        does: Of a role of behaviour, what the head does in a few words, to stand beside where it looks; such roles are
+            named after those of where heads look. Empty of others.
+        weight: Of a role of behaviour, the measure of where it looks, that must be above BEHAVIOUR_WEIGHT too.
+        share: Of a role of behaviour, the measure of how much of a head's attention it is about: LEAST_ACTIVE or more.
+    """
+
+    what: str
+    measures: tuple[str, ...]
+    threshold: float
+    beats_uniform: bool = True
+    least_defined: float = 0.0
+    needs_preference: bool = False
+    is_sink: bool = False
+    does: str = ""
+    weight: str = ""
+    share: str = ""
+
+
+RULES: dict[str, Rule] = {
+    "previous_token": Rule("attends to the token before", ("previous_token",), 0.4),
+    "next_token": Rule("attends to the token after", ("next_token",), 0.4),
+    "self_token": Rule("attends to the token itself", ("self_token",), 0.4),
+    "same_token": Rule("attends to the same token elsewhere", ("same_token",), 0.4),
+    "induction": Rule("attends to what came after the same token before (Olsson 2022)", ("induction",), 0.4),
+    "local": Rule("attends to tokens at most 3 away", ("window",), 0.6),
+    "first_token": Rule(
+        "attends to the first token: a sink (Gu 2024)", ("first_token",), 0.3, least_defined=0.5, is_sink=True
+    ),
+    "outlier_token": Rule(
+        "attends to tokens of outlying norm: second sinks (Sun 2024)",
+        ("outlier_token",),
+        0.3,
+        least_defined=0.1,
+        is_sink=True,
+    ),
+    "delimiter": Rule("attends to punctuation or separators", ("punctuation", "sep"), 0.5, least_defined=0.5),
+    "rare": Rule("has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True),
+    "diffuse": Rule("spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False),
+    "similar_token": Rule("attends to tokens like it, beyond the same token", ("similar_token",), 0.2),
+    "copying": Rule(
+        "attends to the token that comes, and raises its logit (Wang 2023)",
+        ("copying_nats",),
+        0.1,
+        does="copies what comes",
+        weight="copying_weight",
+        share="copying_share",
+    ),
+    "copy_suppression": Rule(
+        "attends to a token that the rest of the model would copy, and lowers its logit (McDougall 2023)",
+        ("suppression_nats",),
+        0.1,
+        does="lowers what others would copy",
+        weight="suppression_weight",
+        share="suppression_share",
+    ),
+    "induction_by_effect": Rule(
+        "attends to what came after the same token before, and raises its logit (Olsson 2022)",
+        ("induction_nats",),
+        0.1,
+        does="raises what followed",
+        weight="induction_weight",
+        share="induction_share",
+    ),
+}
+"""Roles by name. Those of behaviour are given where it is measured what heads write (`heads --writes`)."""
+
+
+def thresholds_from(given: Iterable[str], known: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Thresholds by role, from strings such as `induction=0.3`; the others as in `known`, None = RULES.
+
+    Raises:
+        UsageError: There is no such role, or no such number.
+    """
+    found = {name: rule.threshold for name, rule in RULES.items()} if known is None else dict(known)
+    for item in given:
+        name, _, number = item.partition("=")
+        if name not in found:
+            raise UsageError(f"there is no role {name!r}", f"choose from {', '.join(found)}")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            raise UsageError(f"{number!r} is no threshold for {name}", f"such as {name}=0.3") from None
+        if not 0 < found[name] <= 1:
+            raise UsageError(f"the threshold of {name} is {number}", "thresholds are above 0 and at most 1")
+    return found
+
+
+def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: int) -> tuple[Head, ...]:
+    """Every head with its measures and roles, by kind, layer, head.
+
+    Args:
+        tallies: The sums over texts, one for each kind of attention.
+        thresholds: What a role's measure must reach, by role.
+        n_texts: How many texts there are: blocks and chunks of one text say how steady a head is in that text alone.
+    """
+    held = [_Judged(tally, thresholds, n_texts) for tally in tallies]
+    p_values = np.concatenate([one.role_p.ravel() for one in held]) if held else np.zeros(0)
+    q_values = benjamini_hochberg(p_values)
+    n_tests = (~np.isnan(p_values)).sum()
+    accepted = LEVEL * float((q_values <= LEVEL).sum() / max(n_tests, 1)) * (1 + 1e-12)  # q was rounded
+    start = 0
+    heads: list[Head] = []
+    for one in held:
+        stop = start + one.role_p.size
+        heads += one.heads(q_values[start:stop].reshape(one.role_p.shape), accepted)
+        start = stop
+    return tuple(heads)
+
+
+def effective_texts(tally: Tally) -> float:
+    """How many texts of one length all that was measured amounts to: of the measure that counts most queries."""
+    counts = tally.measures.total("c")
+    return float(tally.measures.effective_texts().ravel()[counts.argmax()]) if counts.size else 0.0
+
+
+def interval_of(sums: RunningSums, names: Sequence[str]) -> tuple[Floats, Floats]:
+    """The 95% intervals of measures: of shares those of shares, of other numbers Student's t.
+
+    Args:
+        sums: (…, measure).
+        names: The measures.
+    """
+    low, high = sums.interval()
+    shares, hits, unseen = _shares(names)
+    low_of_shares, high_of_shares = sums.share_interval(hits=hits, unseen=unseen)
+    return np.where(shares, low_of_shares, low), np.where(shares, high_of_shares, high)
+
+
+def _shares(names: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which measures are shares; and what `RunningSums.share_interval` asks: of hits, and of what may be unseen?"""
+    shares = ~np.isin([name.removesuffix("_active") for name in names], NO_SHARES)
+    return shares, np.isin(names, _HITS), ~np.isin(names, _MEANS)
+
+
+@dataclass(frozen=True)
+class _Test:
+    """A role by one measure that it may rest on."""
+
+    role: str
+    rule: Rule
+    measure: str
+    column: int
+
+    @property
+    def is_active(self) -> bool:
+        return self.measure.endswith("_active")
+
+
+class _Judged:
+    """The results of one tally as arrays, and the tests on them; (layer, head, …) all of them.
+
+    Attributes:
+        roles: The last axis of `role_p`.
+        tests: The last axis of the other arrays below.
+        effective: How many texts of one length the evidence of a test amounts to.
+        baselines: What a measure would have without any preference of the head; NaN = none.
+        limits: What the value must be above; NaN = not tested.
+        p: One-sided p-values; NaN = not tested, or too few texts.
+        role_p: Those of a role's tests together.
+    """
+
+    def __init__(self, tally: Tally, thresholds: Mapping[str, float], n_texts: int) -> None:
+        self.tally, self.thresholds, self.n_texts = tally, thresholds, n_texts
+        self.values, self.counts = tally.measures.ratio(), tally.measures.total("c")
+        self.uniform = tally.uniform.ratio()
+        self.low, self.high = interval_of(tally.measures, tally.names)
+        self.shape = self.values.shape[:2]
+        self._sums = tally.measures.total("s")
+        self.tests = [
+            _Test(name, rule, measure, tally.names.index(measure))
+            for name, rule in RULES.items()
+            for base in rule.measures
+            for measure in (base, f"{base}_active")
+            if measure in tally.names
+        ]
+        columns = [test.column for test in self.tests]
+        self.baselines = np.stack([self._baseline(test) for test in self.tests], -1)
+        self.limits = np.stack(
+            [self._limit(test, self.baselines[..., i]) for i, test in enumerate(self.tests)], axis=-1
+        )
+        tested = _part(tally.measures, columns)
+        self.effective = tested.effective_texts()
+        shares, hits, unseen = _shares([test.measure for test in self.tests])
+        of_shares = tested.share_p_above(self.limits, hits=hits, unseen=unseen)
+        p = np.where(shares, of_shares, tested.p_above(self.limits))
+        for i, test in enumerate(self.tests):
+            if test.rule.weight:
+                p[..., i] = np.maximum(p[..., i], self._p_of_weight(test))
+        self.p = np.where(self.effective < LEAST_TEXTS, np.nan, p)
+        self.roles = tuple(dict.fromkeys(test.role for test in self.tests))
+        self.role_p = np.stack(
+            [simes(self.p[..., [test.role == role for test in self.tests]]) for role in self.roles], -1
+        )
+
+    def _p_of_weight(self, test: _Test) -> Floats:
+        """That a head looks where its behaviour is about: not by even attention, nor always at one offset."""
+        column = self.tally.names.index(test.rule.weight)
+        baseline = np.fmax(self.uniform[..., column], 0.0)
+        links = "induction" if test.rule.weight == "induction_weight" else test.rule.weight
+        baseline = np.fmax(baseline, self._best_fixed_offset(links))
+        p: Floats = _part(self.tally.measures, [column]).p_above((baseline + BEHAVIOUR_WEIGHT)[..., None])
+        return p[..., 0]
+
+    def _column(self, name: str) -> int | None:
+        return self.tally.names.index(name) if name in self.tally.names else None
+
+    def _baseline(self, test: _Test) -> Floats:
+        baseline = np.full(self.shape, np.nan)
+        if test.rule.beats_uniform:
+            baseline = np.fmax(baseline, self.uniform[..., test.column])
+        measure = test.measure.removesuffix("_active")
+        if measure in PAIR_MEASURES:
+            baseline = np.fmax(baseline, self._best_fixed_offset(measure))
+        if measure == "similar_token":
+            baseline = np.fmax(baseline, self._mass_on_the_same(test))
+        return baseline
+
+    def _best_fixed_offset(self, measure: str) -> float:
+        """What a head that always looks at the best fixed offset would reach on a pair measure."""
+        shares = self.tally.pairs.ratio()
+        if measure in PAIR_MEASURES:
+            return float(np.fmax.reduce(shares[PAIR_MEASURES.index(measure), : len(OFFSETS)]))
+        return float(np.fmax.reduce(shares[MOVED_PAIRS.index(measure), len(OFFSETS) :], initial=np.nan))
+
+    def _mass_on_the_same(self, test: _Test) -> Floats:
+        """The attention to the same token, here or elsewhere: nothing is more like a token than itself."""
+        ending = "_active" if test.is_active else ""
+        columns = [self._column(f"{name}{ending}") for name in ("self_token", "same_token")]
+        mass = sum((self._sums[..., column] for column in columns if column is not None), np.zeros(self.shape))
+        counts = self.counts[..., test.column]
+        return _divide(mass, counts, np.nan)
+
+    def _limit(self, test: _Test, baseline: Floats) -> Floats:
+        """What the value must be above: the threshold, and the baseline by a margin; NaN where that is no question.
+
+        What is moved has no largest value that a margin could be a part of: there it is the threshold.
+        """
+        above = baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN)
+        if test.rule.does:
+            above = baseline + self.thresholds[test.role]
+        limit: Floats = np.fmax(np.full(self.shape, self.thresholds[test.role]), above)
+        limit[np.isnan(self.values[..., test.column])] = np.nan
+        if test.rule.least_defined:
+            limit[self._share_defined(test) < test.rule.least_defined] = np.nan
+        if test.is_active or test.rule.share:
+            limit[~(self._active_share(test) >= LEAST_ACTIVE)] = np.nan
+        entropy = self._column("relative_entropy")
+        if test.rule.needs_preference and entropy is not None:
+            limit[self.values[..., entropy] > self.thresholds["diffuse"]] = np.nan
+        return limit
+
+    def _share_defined(self, test: _Test) -> Floats:
+        """For what share of the queries a measure is defined; of a sink's `_active` the measure without that.
+
+        1 for another `_active` one, whose count is a mass.
+        """
+        resting, column = self._column("resting"), test.column
+        if test.is_active and test.rule.is_sink:
+            column = self.tally.names.index(test.measure.removesuffix("_active"))
+        elif test.is_active:
+            resting = None
+        if resting is None:
+            return np.ones(self.shape)
+        return _divide(self.counts[..., column], self.counts[..., resting], 0.0)
+
+    def _active_share(self, test: _Test) -> Floats:
+        """What share of the attention of a measure's own queries is off the resting keys, as counted.
+
+        Not 1 less what rests: a learned sink takes attention that is neither.
+        """
+        whole = self._column(test.measure.removesuffix("_active"))
+        if test.rule.share:
+            return self.values[..., self.tally.names.index(test.rule.share)]
+        if whole is None:
+            return np.zeros(self.shape)
+        return _divide(self.counts[..., test.column], self.counts[..., whole], 0.0)
+
+    def heads(self, q: Floats, accepted: float) -> list[Head]:
+        """All heads of the tally, each with the best evidence for each of its roles.
+
+        Args:
+            q: `role_p` after Benjamini-Hochberg.
+            accepted: The p-value up to which roles are given, of all tallies.
+        """
+        positional = self._positional()
+        resting = self._column("resting")
+        made = []
+        for at in np.ndindex(*self.shape):
+            if np.isnan(self.values[at]).all():
+                continue
+            columns = zip(
+                self.tally.names,
+                *(array[at].tolist() for array in (self.values, self.low, self.high, self.uniform, self.counts)),
+                strict=True,
+            )
+            measures = {name: Estimate(*numbers) for name, *numbers in columns}
+            measures[FROM_OFFSETS] = Estimate(*(float(array[at]) for array in positional))
+            share = math.nan if resting is None else float(self.values[(*at, resting)])
+            layer, head = self.tally.layers[at[0]], at[1]
+            made.append(Head(self.tally.kind, layer, head, self._roles(at, q, accepted), share, measures))
+        return made
+
+    def _roles(self, at: tuple[int, ...], q: Floats, accepted: float) -> tuple[Role, ...]:
+        """The roles of a head, each by the best of the tests that pass alone.
+
+        The strongest first; but what it does after where it looks, and sinks last.
+        """
+        found = []
+        for number, name in enumerate(self.roles):
+            if not q[(*at, number)] <= LEVEL:
+                continue
+            passed = [i for i, test in enumerate(self.tests) if test.role == name and self.p[(*at, i)] <= accepted]
+            # The whole measure says more than its active part; of two alike, the larger one.
+            best = max(passed, key=lambda i: (not self.tests[i].is_active, self.values[(*at, self.tests[i].column)]))
+            found.append(self._role(at, best, float(self.role_p[(*at, number)]), float(q[(*at, number)])))
+
+        def place(role: Role) -> tuple[bool, bool, float]:
+            rule = RULES[role.name]
+            return rule.is_sink, bool(rule.does), -role.value / role.threshold
+
+        return tuple(sorted(found, key=place))
+
+    def _role(self, at: tuple[int, ...], number: int, p: float, q: float) -> Role:
+        test = self.tests[number]
+        cell = (*at, test.column)
+        effective = float(self.effective[(*at, number)])
+        return Role(
+            name=test.role,
+            measure=test.measure,
+            value=float(self.values[cell]),
+            low=float(self.low[cell]),
+            high=float(self.high[cell]),
+            baseline=float(self.baselines[(*at, number)]),
+            threshold=self.thresholds[test.role],
+            p=p,
+            q=q,
+            tentative=min(effective, self.n_texts) < FEWEST_TEXTS,
+            active_share=float(self._active_share(test)[at]) if test.is_active or test.rule.share else None,
+            effective_texts=effective,
+        )
+
+    def _positional(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        """Value, interval, uniform attention's value, and count at each head's most frequent offset.
+
+        The one that has the most hits, of several the nearest: a single query that may look 8 tokens back, and does, is
+        no habit.
+        """
+        offsets = self.tally.offsets
+        nearest = np.argsort(np.abs(OFFSETS), kind="stable")
+        best = nearest[offsets.total("s")[..., nearest].argmax(-1)][..., None]
+        mine = _part(offsets, best)
+        low, high = mine.share_interval(hits=True)
+        uniform = _part(self.tally.offsets_uniform, best).ratio()
+        return tuple(array[..., 0] for array in (mine.ratio(), low, high, uniform, mine.total("c")))  # type: ignore[return-value]
+
+
+def _part(sums: RunningSums, columns: Sequence[int] | NDArray[np.int64]) -> RunningSums:
+    """Some of the quantities of (layer, head, quantity), the same ones for all heads or some for each."""
+    arrays = sums.to_arrays()
+    index = np.broadcast_to(np.asarray(columns), (*sums.shape[:2], np.shape(columns)[-1]))
+    limbs = np.take_along_axis(arrays["limbs"], index[None], -1)
+    return RunningSums.from_arrays({"limbs": limbs, "n_texts": arrays["n_texts"]})
+
+
+def _divide(a: Floats, b: Floats, undefined: float) -> Floats:
+    result: Floats = np.divide(a, b, out=np.full(a.shape, undefined), where=b > 0)
+    return result

@@ -1,0 +1,348 @@
+"""What is each head for? A model and any amount of text in, measures and roles with their evidence out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from attnscope.corpus import (
+    BLOCK,
+    BLOCK_CHARACTERS,
+    Copies,
+    Corpus,
+    CorpusText,
+    TokenCounts,
+    chunks,
+    count_tokens,
+    distinct,
+    read_frequencies,
+)
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import Model, example_tokens
+from attnscope.records.frame.shards import settle_corpus
+from attnscope.records.heads.findings import Findings
+from attnscope.studies.describe.study import DescribeOptions, describe_texts, require_heads
+from attnscope.studies.heads.merging import conclude, sums_of
+from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEAST_TEXTS, LEVEL, MARGIN, RULES, thresholds_from
+from attnscope.studies.inputs.provenance import run_of
+from attnscope.studies.inputs.texts import (
+    Progress,
+    Report,
+    Texts,
+    problems_of,
+    scale_report,
+    sha256_of,
+    share_read,
+    special_ids,
+    texts_of,
+)
+from attnscope.studies.measuring.head_blocks import Found, Frequencies, HeadMeasurer
+from attnscope.studies.running.backend import LOAD_FROM, choose_backend
+from attnscope.studies.running.late import try_step, whole
+from attnscope.studies.running.memory import halving_note
+from attnscope.studies.running.passes import Driver, Pass
+from attnscope.studies.running.workers import Workers
+from attnscope.studies.writes.study import require_writes, with_writes
+
+_NOTHING = Found()
+
+
+@dataclass(frozen=True)
+class HeadsOptions:
+    """How heads are studied.
+
+    Attributes:
+        thresholds: What a role's measure must reach, by role; roles that are not named keep theirs.
+        chunk: Texts over the model's limit are cut into chunks of at most so many tokens; None = the limit.
+        stride: How many tokens further the next chunk begins; None = no token comes twice. Those that do count as
+            queries in the first of their chunks alone; special tokens count in each.
+        shard: (k, n): only the k-th of n shards of the corpus.
+        frequencies: A file of word or token counts; None = counted in the corpus itself.
+        control: Whether the same architecture with random weights is studied beside.
+        seed: Of the random weights.
+        describe: How heads are described (`attnscope.describe`); None = they are not. Texts are drawn from the whole
+            corpus, whatever the shard.
+        writes: Whether it is measured what heads add to the logits of right answers, for roles of behaviour. The
+            texts are read once more.
+    """
+
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    chunk: int | None = None
+    stride: int | None = None
+    shard: tuple[int, int] = (1, 1)
+    frequencies: Path | None = None
+    control: bool = False
+    seed: int = 0
+    describe: DescribeOptions | None = None
+    writes: bool = False
+
+
+def heads(
+    model: Model,
+    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    options: HeadsOptions | None = None,
+    report: Report | None = None,
+    workers: Workers | None = None,
+) -> Findings:
+    """Measures every head of a model on a corpus, and says what each is for.
+
+        model = attnscope.load("minilm")
+        found = attnscope.heads(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
+        found.heads[2].name, found.heads[2].roles  # L0H2: previous_token, with its value, interval and q
+        found.grid("encoder", "entropy_nats")      # (layer, head)
+        found.save("heads.npz")
+
+    Memory does not grow with the corpus, nor (but for models that only have dense weights) with the square of a text's
+    length. A text that is a copy of an earlier one (`corpus.Copies`) is no further evidence: it is left out, and
+    `corpus["n_copies"]` says how many were. An interruption (KeyboardInterrupt) ends the study: what was found up to
+    the last whole block of texts (of the first one, in all texts that were done) is returned, and said to be
+    incomplete. Likewise where something fails after a block: `run["failures"]` says what.
+
+    In an encoder-decoder the decoder is given the same text that the encoder reads, as if it were to write it again
+    (its start token first, each next token whatever it would have written). Its own heads, and those across, are listed
+    by kind; what asks for places in one text is undefined across.
+
+    Sums over texts are exact, so that shards merge into what one run would give, bit for bit; each text's own sums are
+    rounded by torch, which rounds otherwise with another number of threads. What measures is chosen once for the whole
+    corpus (`studies.backend`), and `run["backend"]` names it: those of two back ends differ by at most 1e-5.
+
+    With `workers`, whole blocks are studied by them, and the result is that of one process with as many threads. After
+    an interruption all blocks that were done count. A block over which three workers were lost is listed in
+    `corpus["problems"]`, and all others are in the result.
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        corpus: What to run it on: a Corpus, or a list of texts.
+        options: How.
+        report: Called after each batch; with workers after each block.
+        workers: Who studies the blocks; None = this process. They load the model by its name.
+
+    Raises:
+        AttnscopeError: There is no text, the model cannot be measured, or no worker can begin.
+    """
+    return study_heads(model, corpus, options, report, workers)[0]
+
+
+def study_heads(
+    model: Model,
+    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    options: HeadsOptions | None = None,
+    report: Report | None = None,
+    workers: Workers | None = None,
+    measurer: Callable[..., HeadMeasurer] = HeadMeasurer,
+    nothing: Found = _NOTHING,
+) -> tuple[Findings, Found]:
+    """As `heads`, by a measurer that may keep more of each block; also what all blocks of the model came to.
+
+    Args:
+        model: As of `heads`; likewise corpus, options, report and workers.
+        corpus: See there.
+        options: See there.
+        report: See there.
+        workers: See there.
+        measurer: Makes what measures blocks, with the arguments of `HeadMeasurer`; where there are workers it is
+            pickled.
+        nothing: What it makes of no text.
+    """
+    options = options or HeadsOptions()
+    if options.describe is not None:
+        require_heads(model, options.describe.heads)
+    texts = texts_of(corpus)
+    _require_measurable(model, options)
+    special = special_ids(model)
+    counts, n_read, n_copies = _counts(model, texts, options, special, report)
+    backend = choose_backend(model.info, _count_weights(model, counts.total, n_read))
+    frequencies = Frequencies.of_counts(counts)
+    # Of the reading that is known to have come to the end.
+    sha256, problems = ("", []) if options.frequencies is not None else (sha256_of(texts), problems_of(texts))
+    make = partial(
+        _measurer_of, measurer, frequencies=frequencies, special=special, chunk=options.chunk, stride=options.stride,
+        backend=backend,
+    )  # fmt: skip
+    driver = Driver(make, (model,), (workers,) if workers else None, keeps="first", step="the study of a later text")
+    drivers = [driver]
+    if options.control:
+        if workers is None:
+            drivers.append(replace(driver, models=(model.untrained(options.seed),)))
+        else:
+            drivers.append(replace(driver, make=partial(make, seed=options.seed)))
+    n_passes = len(drivers) + options.writes
+    passes: list[Pass[Found]] = []
+    for number, one in enumerate(drivers):
+        step = scale_report(report, number, n_passes)
+        passes.append(one.run_texts(texts, BLOCK, nothing, step, options.shard))
+        n_copies = passes[-1].n_copies if n_copies is None else n_copies
+        if not passes[-1].complete:
+            break
+    done, complete = passes[0].done, passes[-1].complete
+    control = passes[1].done if len(passes) > 1 else Found()
+    missing = [problem for one in passes for problem in (*one.lost, *one.done.left_out.problems(model.info))]
+    if options.shard == (1, 1):
+        done.left_out.require_some_left(done.n_texts, model.info)
+    if complete and not done.n_tokens and not missing and options.shard == (1, 1):
+        raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
+    described = {
+        "sources": list(texts.sources) if isinstance(texts, Corpus) else ["texts"],
+        "n_texts": done.n_texts,
+        "n_tokens": done.n_tokens,
+        "n_chunked": done.n_chunked,
+        "n_copies": n_copies,
+        "sha256": sha256 or sha256_of(texts),
+        "shards": ["{}/{}".format(*options.shard)],
+        "problems": [*(problems or problems_of(texts)), *missing],
+    }
+    described = settle_corpus(described, interrupted=not complete)
+    run = run_of(model.info, [*_notes(model, done, options), *_note_unprojected(model, done), *passes[0].notes])
+    threads = workers.threads if workers else _n_threads()
+    run |= {"seed": options.seed if options.control else None, "threads": threads, "backend": backend}
+    if failures := [failed for one in passes for failed in one.failures]:
+        run["failures"] = failures
+    found = conclude(run, described, _describe(options, frequencies), sums_of(done.tallies, control.tallies))
+    if options.writes and whole(found):
+        thresholds, step = thresholds_from([]) | dict(options.thresholds), scale_report(report, n_passes - 1, n_passes)
+        found = try_step(found, "--writes", lambda known: with_writes(known, model, texts, thresholds, step, workers))
+    if options.describe is None or not whole(found):
+        return found, passes[0].done
+    how = replace(options.describe, chunk=options.chunk, stride=options.stride)
+    found = try_step(
+        found,
+        "describing the heads",
+        lambda known: replace(known, descriptions=describe_texts(model, texts, frequencies, how)),
+    )
+    return found, passes[0].done
+
+
+def _measurer_of(
+    measurer: Callable[..., HeadMeasurer], model: Model, *, seed: int | None = None, **given: Any
+) -> HeadMeasurer:
+    """A measurer of a model, or of its untrained twin."""
+    return measurer(model if seed is None else model.untrained(seed), **given)
+
+
+def _require_measurable(model: Model, options: HeadsOptions) -> None:
+    """Raises an AttnscopeError before anything is read where nothing could come of it."""
+    # Chunks that do not fit the model are refused here.
+    chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
+    if options.writes:
+        require_writes(model)
+
+
+def _notes(model: Model, done: Found, options: HeadsOptions) -> list[str]:
+    notes = []
+    if len(model.info.kinds) > 1:
+        notes.append("The decoder was given the text that the encoder read, as if it were to write it again.")
+    if model.info.path == "eager":
+        notes.append(
+            "Measured on the model's own dense weights: memory grows with the square of a text's length, and what "
+            "needs the values (value_weighted, norm_weighted) is undefined."
+        )
+    if done.longest_of is not None:
+        notes.append(
+            f"Interrupted in the first block of texts, which begins with the longest: these are {done.n_texts:,} of "
+            f"its {done.longest_of:,}."
+        )
+    if done.halved_to is not None:
+        notes.append(halving_note(done.halved_to))
+    if not done.n_texts and options.shard != (1, 1):
+        notes.append(f"This shard holds no text: the corpus has fewer blocks of up to {BLOCK} texts than shards.")
+    return notes
+
+
+def _note_unprojected(model: Model, done: Found) -> list[str]:
+    """What is to be said where norm_weighted is undefined, as W_O is not known; `_notes` tells of dense weights."""
+    if model.info.path == "eager":
+        return []
+    known = model.output_projections()
+    places = [(kind, layer) for kind, tally in done.tallies.items() for layer in tally.layers]
+    missing = [f"{kind} layer {layer}" for kind, layer in places if (kind, layer) not in known]
+    if not missing:
+        return []
+    which = missing[0] if len(missing) == 1 else f"{len(missing)} layers, the first of them {missing[0]}"
+    return [
+        f"norm_weighted is undefined in {which}: the output projection is not known (what the heads put out is "
+        "changed before it, or its weights are quantised, adapted, or not in memory)."
+    ]
+
+
+def _describe(options: HeadsOptions, frequencies: Frequencies) -> dict[str, Any]:
+    """What was chosen, and what names mean: all that shards of one run have in common."""
+    from attnscope.core.measures import MEASURES
+
+    thresholds = thresholds_from([]) | dict(options.thresholds)
+    return {
+        "level": LEVEL,
+        "fewest_texts": FEWEST_TEXTS,
+        "least_texts": LEAST_TEXTS,
+        "least_active": LEAST_ACTIVE,
+        "margin": MARGIN,
+        "chunk": options.chunk,
+        "stride": options.stride,
+        "block": BLOCK,
+        "block_characters": BLOCK_CHARACTERS,
+        "frequencies": {
+            "source": "corpus" if options.frequencies is None else Path(options.frequencies).name,
+            "sha256": frequencies.sha256,
+        },
+        "control": f"untrained, seed {options.seed}" if options.control else None,
+        "roles": {
+            name: {"what": rule.what, "measure": rule.measures[0], "threshold": thresholds[name]}
+            for name, rule in RULES.items()
+            if not rule.does
+        },
+        "measures": {
+            name: {
+                "what": measure.what,
+                "unit": measure.unit,
+                "range": [_finite(measure.low), _finite(measure.high)],
+            }
+            for name, measure in MEASURES.items()
+        },
+    }
+
+
+def _counts(
+    model: Model, texts: Texts, options: HeadsOptions, special: frozenset[int], report: Report | None
+) -> tuple[TokenCounts, int | None, int | None]:
+    """How often each token comes: in the whole corpus whatever the shard, without copies, or by a file.
+
+    And how many texts were counted, and how many were copies; None where the corpus was not read for it.
+    """
+    encode = model.tokenizer.encode
+    if options.frequencies is not None:
+        return read_frequencies(options.frequencies, encode), None, None
+    copies, n_read = Copies(), 0
+
+    def tell(n_texts: int, n_tokens: int) -> None:
+        nonlocal n_read
+        n_read = n_texts
+        if report is not None and n_texts % _TELL == 0:
+            report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
+
+    counts = count_tokens(distinct(texts, copies), encode, special, tell)
+    return counts, n_read, copies.n
+
+
+def _count_weights(model: Model, n_tokens: int, n_texts: int | None) -> float:
+    """About how many attention weights the whole corpus has; where it was not read, enough to load what is compiled."""
+    if n_texts is None:
+        return LOAD_FROM
+    info = model.info
+    length = min(n_tokens / max(n_texts, 1), info.max_tokens or math.inf)
+    return n_tokens * length * sum(map(int.__mul__, info.n_layers, info.n_heads))
+
+
+_TELL = 32  # so many texts between two reports of the counting, which takes microseconds a text
+
+
+def _n_threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _finite(bound: float) -> float | None:
+    return bound if math.isfinite(bound) else None

@@ -1,0 +1,66 @@
+"""What made a record: the model, its weights, versions; and a mark of what is on a figure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+from attnscope.models.model import ModelInfo
+from attnscope.records import Heatmap
+from attnscope.records.maps.pooled import PooledHeatmap
+from attnscope.version import VERSION
+
+_HEAVY = ("torch", "transformers")
+"""What the numpy engine does without."""
+
+
+def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """What made a record, as plain JSON values."""
+    return {
+        "model": info.name,
+        "source": info.source,
+        "sha256": info.sha256,
+        "architecture": info.architecture,
+        "engine": info.engine,
+        "road": info.path,
+        "dtype": info.dtype,
+        "device": info.device,
+        "checked": info.checked,
+        "n_parameters": info.n_parameters,
+        "seed": None,
+        "versions": {name: number for name, number in versions() if info.engine != "numpy" or name not in _HEAVY},
+        "notes": [*info.notes, *notes],
+        **({"adapter": info.adapter, "adapter_sha256": info.adapter_sha256} if info.adapter else {}),
+    }
+
+
+@cache
+def versions() -> tuple[tuple[str, str], ...]:
+    """The versions that numbers depend on, by name."""
+    return (
+        ("attnscope", VERSION),
+        ("python", platform.python_version()),
+        *((name, version(name)) for name in ("torch", "transformers", "tokenizers", "numpy")),
+    )
+
+
+def fingerprint(record: Heatmap | PooledHeatmap, **options: Any) -> str:
+    """Eight hex digits of a record's text, model and choices, and of further options: the same for the same figures."""
+    first = record.maps[0]
+    parts = [
+        record.text,
+        [list(m.queries.ids.tolist()) for m in record.maps],
+        [record.run[name] for name in ("model", "sha256", "engine", "dtype")],
+        [[m.kind, m.layers, m.heads] for m in record.maps],
+        record.picked,
+        record.changes if isinstance(record, Heatmap) else record.pool,
+        first.keys.pair,
+        *([hashlib.sha256(one.pixels.tobytes()).hexdigest() for one in getattr(record, "pictures", ())]),
+        sorted(options.items()),
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]

@@ -1,0 +1,331 @@
+"""What a model reads: a text, a photo or a recording becomes its input by one function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError, amount
+from attnscope.models.model import AttentionAxes, Batch, Model, eyes_of, viewer_of
+from attnscope.records import Tokens
+from attnscope.records.maps.pictures import Picture
+from attnscope.records.maps.sounds import Sound
+from attnscope.senses.photos import Photo
+from attnscope.senses.recordings import Recording
+from attnscope.text import is_blank, require_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_WRITTEN = 64
+"""Tokens that a model writes at most where no transcript is given."""
+
+ANSWER = 20
+"""Tokens that a model writes at most about a picture where nothing else is said."""
+
+
+class PromptOptions(TypedDict, total=False):
+    """How a text is read, as keywords; see `Prompt`."""
+
+    pair: str | None
+    target: str | None
+    chat: bool
+    generate: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text, and how a model is to read it.
+
+    Attributes:
+        text: The text.
+        pair: A second text, for models that read pairs.
+        target: What the decoder of an encoder-decoder is to write; None = its own greedy output.
+        chat: Whether the text is put into the model's chat template, as the user's message.
+        generate: How many tokens a decoder is to write after the text.
+    """
+
+    text: str
+    pair: str | None = None
+    target: str | None = None
+    chat: bool = False
+    generate: int = 0
+
+    def __post_init__(self) -> None:
+        _require_string(self.text)
+        named = (("the text", self.text), ("the second text", self.pair), ("the target", self.target))
+        for name, text in named:
+            if text is not None:
+                require_text(text, name)
+
+
+@dataclass(frozen=True, eq=False)
+class Speech:
+    """A recording, and its transcript.
+
+    Attributes:
+        recording: The recording.
+        transcript: What the decoder is to write; None = its own greedy output. Encoders have none.
+    """
+
+    recording: Recording
+    transcript: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.transcript is not None:
+            _require_string(self.transcript)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Photos, and a question about them.
+
+    Attributes:
+        photos: The photos, in order.
+        text: The question; it goes into the model's own form of chat, after the photos. Without one a model that
+            describes pictures writes by itself.
+        generate: How many tokens of its answer the model is to write.
+    """
+
+    photos: tuple[Photo, ...]
+    text: str
+    generate: int = 0
+
+    def __post_init__(self) -> None:
+        _require_string(self.text)
+        if not is_blank(self.text):
+            require_text(self.text, "the text")
+        if not self.photos:
+            raise AttnscopeError("there is no photo beside the text", "give at least one: --image photo.jpg")
+
+
+def _require_string(text: object) -> None:
+    if not isinstance(text, str):
+        raise AttnscopeError(f"a text is one string, not {type(text).__name__}", "call heatmap once for each text")
+
+
+Given = Prompt | Photo | Speech | View
+"""What a model can be given to read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a model reads.
+
+    Attributes:
+        text: What a record of it is called.
+        tokens: What it reads: tokens of a text, patches of a photo, frames of a recording.
+        target: What its decoder reads, where it has an encoder too.
+        notes: What of it is not just what was given.
+        inputs: Of what is no text: what the model's forward gets.
+        picture: What the tokens are patches of.
+        pictures: What some of the tokens are patches of, among words; or what cross-attention goes to.
+        axes: Of models with cross-attention to patches; see `models.model.SensoryInput`.
+        sound: What the tokens are frames of.
+    """
+
+    text: str
+    tokens: Tokens
+    target: Tokens | None = None
+    notes: tuple[str, ...] = ()
+    inputs: Mapping[str, Any] | None = None
+    picture: Picture | None = None
+    sound: Sound | None = None
+    pictures: tuple[Picture, ...] = ()
+    axes: Mapping[str, AttentionAxes] = field(default_factory=dict)
+
+    @property
+    def after_pictures(self) -> int:
+        """The first token after all that stand for patches: no earlier one is a word that sees them all."""
+        if self.axes:
+            return next(iter(self.axes.values())).first
+        return max((int(picture.cells.max()) + 1 for picture in self.pictures if picture.cells is not None), default=0)
+
+    def queries_and_keys(self, kind: str) -> tuple[Tokens, Tokens]:
+        """The queries and keys of a kind of attention: a decoder beside an encoder reads the target, alone the text."""
+        if kind in self.axes:
+            return self.axes[kind].queries, self.axes[kind].keys
+        if self.target is None or kind == "encoder":
+            return self.tokens, self.tokens
+        return self.target, self.target if kind == "decoder" else self.tokens
+
+
+def reader_of(model: Model, given: Given) -> Model:
+    """What of a model reads: of two towers that which the input is for.
+
+    Raises:
+        AttnscopeError: It is the name of a model.
+    """
+    if isinstance(model, str):
+        raise AttnscopeError(f"{model!r} is a name, not a model", f"load it first: attnscope.load({model!r})")
+    if isinstance(given, View):
+        return viewer_of(model)
+    return eyes_of(model) if isinstance(given, Photo) else model
+
+
+def read(model: Model, given: Given) -> Reading:
+    """Makes what a model reads of a text, a photo or a recording; what is over its limit is cut, which a note says.
+
+    Args:
+        model: The model; of two towers the one of `reader_of`.
+        given: What it is to read.
+
+    Raises:
+        AttnscopeError: The text is empty, or the model does not read such a thing.
+    """
+    if isinstance(given, Photo):
+        return _see(model, given)
+    if isinstance(given, Speech):
+        return _hear(model, given)
+    if isinstance(given, View):
+        return _view(model, given)
+    return _read_text(model, given)
+
+
+def _read_text(model: Model, prompt: Prompt) -> Reading:
+    limit = model.info.max_tokens
+    if prompt.chat:
+        if model.tokenizer.chat is None:
+            raise AttnscopeError(f"{model.info.name} has no chat template", "leave out --chat")
+        if prompt.pair is not None:
+            raise AttnscopeError("a chat message is one text", "leave out --pair or --chat")
+        tokens, cut = truncate(model.tokenizer.chat(prompt.text), limit)
+    else:
+        tokens, cut = truncate(model.tokenizer.encode(prompt.text, prompt.pair), limit)
+    notes: tuple[str, ...] = (cut,) if cut else ()
+    if "encoder" in model.info.kinds and "decoder" in model.info.kinds:
+        target, note = _target(model, tokens, prompt)
+        return Reading(prompt.text, tokens, target, (*notes, note) if note else notes)
+    if prompt.target is not None:
+        raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
+    if prompt.generate:
+        if model.writer is None:
+            raise AttnscopeError(f"{model.info.name} cannot continue a text", "leave out --generate, or name a decoder")
+        tokens = model.writer.generate(tokens, prompt.generate)
+        written = len(tokens) - tokens.n_given
+        if written < prompt.generate:
+            notes += (f"the model wrote {written} of {prompt.generate} tokens: it ended the text or reached its limit",)
+    return Reading(prompt.text, tokens, None, notes)
+
+
+def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
+    """What the decoder beside an encoder reads, and a note on it."""
+    if prompt.generate:
+        raise AttnscopeError(f"{model.info.name} answers a text rather than continue it", "leave out --generate")
+    assert model.writer is not None  # it has a decoder
+    if prompt.target is not None:
+        return truncate(model.writer.encode_target(prompt.target), model.info.max_tokens)
+    target = model.writer.greedy_target(tokens)
+    answer = target.text if target.text.strip() else "nothing"
+    return target, f"no target was given: the decoder reads what the model itself writes, “{answer}”"
+
+
+def _see(model: Model, photo: Photo) -> Reading:
+    if model.eyes is None and model.viewer is not None:
+        return _view(model, View((photo,), ""))
+    if model.eyes is None:
+        raise AttnscopeError(
+            f"{model.info.name} sees no pictures", "leave out --image, or name a vision transformer, such as DINOv2"
+        )
+    seen = model.eyes.see(photo)
+    return Reading(seen.tokens.text, seen.tokens, None, seen.notes, seen.inputs, seen.picture)
+
+
+def _view(model: Model, given: View) -> Reading:
+    has_text = not is_blank(given.text)
+    if model.viewer is None:
+        raise AttnscopeError(
+            f"{model.info.name} reads no pictures among words",
+            f"leave out {'the text' if has_text else '--generate'}, or --image, or name a model such as SmolVLM, LLaVA "
+            "or Qwen2-VL",
+        )
+    if not has_text and not model.viewer.describes:
+        raise AttnscopeError(
+            f"{model.info.name} writes of a picture what a text asks for", "give a text, such as a question"
+        )
+    n = given.generate or (0 if has_text else ANSWER)
+    seen = model.viewer.view(given.photos, given.text.strip() and given.text, n)
+    text, notes = given.text, seen.notes
+    if not has_text:
+        written = seen.tokens.offsets[~seen.tokens.special]
+        text = " ".join(seen.tokens.text[written[0, 0] : written[-1, 1]].split()) if len(written) else ""
+        if not text:
+            raise AttnscopeError(f"{model.info.name} writes nothing of this picture", "give a text that it is to write")
+        notes += (f"no text was given: the words are what the model itself writes, “{text}”",)
+    return Reading(text, seen.tokens, None, notes, seen.inputs, pictures=seen.pictures, axes=seen.axes)
+
+
+def _hear(model: Model, speech: Speech) -> Reading:
+    """Frames of a recording, or patches of its spectrogram; with the transcript where there is a decoder."""
+    if model.ears is None:
+        takes = "pictures" if model.eyes is not None and eyes_of(model) is model else "texts"
+        raise AttnscopeError(
+            f"{model.info.name} takes {takes}, not recordings",
+            "leave out --audio, or name a model such as Whisper or wav2vec 2.0",
+        )
+    heard = model.ears.hear(speech.recording)
+    if heard.sound is None or model.writer is None:
+        if speech.transcript is not None:
+            raise AttnscopeError(f"{model.info.name} has no decoder, and reads no transcript", "leave out the text")
+        return Reading(heard.tokens.text, heard.tokens, None, heard.notes, heard.inputs, heard.picture, heard.sound)
+    if speech.transcript is not None:
+        target, note = truncate(model.writer.encode_target(speech.transcript), model.info.max_tokens)
+    else:
+        target = model.writer.transcribe(heard, MOST_WRITTEN)
+        written = " ".join(target.text.split()) or "nothing"
+        note = f"no transcript was given: the decoder reads what the model itself writes, “{written}”"
+    notes = (*heard.notes, note) if note else heard.notes
+    inputs = {**heard.inputs, **model.writer.decoder_inputs(target)}
+    return Reading(target.text, heard.tokens, target, notes, inputs, sound=heard.sound)
+
+
+def truncate(tokens: Tokens, limit: int | None) -> tuple[Tokens, str]:
+    """The tokens, cut to what a model takes, and a sentence that says so ("" if nothing was cut).
+
+    The first tokens stay, and all special ones; of a pair, the longer text is cut first.
+
+    Raises:
+        AttnscopeError: There are no tokens but special ones.
+    """
+    ordinary = np.flatnonzero(~tokens.special)
+    if not len(ordinary):
+        raise AttnscopeError("there is no text: its tokens are all special ones", "give a text with words in it")
+    if limit is None or len(tokens) <= limit:
+        return tokens, ""
+    room = limit - int(tokens.special.sum())
+    if room < 1:
+        raise AttnscopeError(f"the model takes {limit} tokens, which its special tokens fill alone")
+    parts = [ordinary[tokens.segments[ordinary] == segment] for segment in (0, 1)]
+    shares = [len(part) for part in parts]
+    shorter = min(shares[1], room // 2) if shares[1] <= shares[0] else room - min(shares[0], room - room // 2)
+    kept = [parts[0][: room - shorter], parts[1][:shorter]] if shares[1] else [parts[0][:room]]
+    places = np.sort(np.concatenate([*kept, np.flatnonzero(tokens.special)]))
+    shown = (
+        " and ".join(
+            f"the first {len(k)} of {n} tokens of the {which} text"
+            for k, n, which in zip(kept, shares, ("first", "second"), strict=False)
+        )
+        if shares[1]
+        else f"the first {room} of {len(ordinary)} tokens of the text"
+    )
+    return tokens.take(places), (
+        f"the text has {amount(len(tokens), 'token')}, the model takes {limit}: {shown} are shown, the rest is left out"
+    )
+
+
+def batch_of(reading: Reading, device: str) -> Batch:
+    """What is read as a model takes it, a batch of one text."""
+    import torch
+
+    def row(numbers: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
+        return torch.as_tensor(numbers.astype(np.int64), device=device)[None]
+
+    return Batch(
+        ids=row(reading.tokens.ids),
+        segments=row(reading.tokens.segments),
+        target_ids=None if reading.target is None else row(reading.target.ids),
+    )

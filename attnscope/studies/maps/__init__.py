@@ -1,0 +1,1 @@
+"""Attention maps of one input: exact, pooled, rolled out, as a page."""

@@ -1,0 +1,324 @@
+"""From texts and saved records to one page: a model runs on each text, and what the page shows is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.corpus import Corpus, Split
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Model
+from attnscope.output import HOME, require_writable
+from attnscope.records import AttentionMap, Heatmap, file_of
+from attnscope.records.atlas.record import Atlas
+from attnscope.records.frame.kinds import KINDS
+from attnscope.records.frame.reading import schema_of
+from attnscope.records.frame.storage import PAGE_MARK, is_stream, require_replaceable, write_stream, write_whole
+from attnscope.records.heads.findings import Findings
+from attnscope.records.maps.elsewhere import load_arrays
+from attnscope.senses.photos import Photo, read_photo
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.options import LoadOptions
+from attnscope.studies.inputs.provenance import fingerprint
+from attnscope.studies.inputs.reading import Given, Prompt, PromptOptions, View, read, reader_of
+from attnscope.studies.inputs.texts import Progress, Report, share_read
+from attnscope.studies.maps.study import fill_maps, outline, run_model
+from attnscope.text import read_text, slug
+from attnscope.views.page import PAGE_SCHEMA, Page, PageText, page_of, require_room
+from attnscope.views.page.atlas import pack_atlas
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCALES = ("fixed", "head", "figure")
+
+
+@dataclass(frozen=True)
+class PageWanted:
+    """What a page is to be made of, and how it opens.
+
+    Attributes:
+        texts: Texts to run the model on; "-" reads one from stdin.
+        files: Files and patterns with more of them; see `attnscope.Corpus`.
+        split: How a text file is split into texts: "line", "paragraph" or "file".
+        field: The field of jsonl or csv that holds the text.
+        pair: A second text beside each, for models that read pairs.
+        target: What an encoder-decoder is to write.
+        chat: Whether texts are put into the model's chat template.
+        generate: How many tokens a decoder is to write after each text.
+        images: Photos: a model that reads pictures among words is given all of them before each text; without a text a
+            vision model sees each by itself, and one that captions pictures writes of each.
+        records: Saved records of attention weights (weights.npz, record.json, or their folder), to show as they are.
+        heads_record: A saved record of heads (heads.npz, or its folder), which names roles; or an atlas, which the
+            page then shows beside the texts.
+        choice: Which heads.
+        out: The file; `-` is stdout, and a pipe is written to; None = one under `attnscope-out/`, named after model,
+            text and heads.
+        words: Whether the page opens with word pieces merged.
+        hide_special: Whether it opens with special tokens hidden.
+        scale: What the darkest colour means as it opens: "fixed", "head" or "figure"; None = "fixed", of pictures
+            "head".
+    """
+
+    texts: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    split: str = "file"
+    field: str = "text"
+    pair: str | None = None
+    target: str | None = None
+    chat: bool = False
+    generate: int = 0
+    images: tuple[Path, ...] = ()
+    records: tuple[Path, ...] = ()
+    heads_record: Path | None = None
+    choice: Choice = Choice()
+    out: Path | None = None
+    words: bool = False
+    hide_special: bool = False
+    scale: str | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.texts or self.files or self.images or self.records):
+            raise UsageError("there is nothing to show", "give TEXT, --file, --image, or --record")
+        if self.split not in get_args(Split):
+            raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
+        if self.scale is not None and self.scale not in SCALES:
+            raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
+        if self.out is not None and self.out.is_dir():
+            raise UsageError(f"{self.out} is a folder", "--out names the page's file, such as page.html")
+        if self.out is not None and not is_stream(self.out):
+            require_replaceable(self.out, holds=PAGE_MARK)
+
+    def prompts(self) -> Iterator[tuple[Given, float | None]]:
+        """The texts and photos as the model is to read them, each with the share of files that is read by then.
+
+        Raises:
+            AttnscopeError: A file or a part of it cannot be read.
+        """
+        photos = tuple(map(read_photo, self.images))
+        if not (self.texts or self.files):
+            yield from ((View((photo,), "", self.generate) if self.generate else photo, None) for photo in photos)
+        for text in self.texts:
+            yield self._prompt(read_text(text, may_be_blank=bool(photos)), photos), None
+        if self.files:
+            corpus = Corpus(self.files, split=self.split, field=self.field)  # type: ignore[arg-type]  # checked above
+            for one in corpus:
+                if one.text is None:
+                    raise AttnscopeError(f"{one.source} holds token numbers, no text", "name the --field with the text")
+                yield self._prompt(one.text, photos), share_read(corpus)
+            if corpus.problems:
+                raise AttnscopeError(f"cannot read {corpus.problems[0]}")
+
+    def start(self) -> Mapping[str, str]:
+        """How the page opens, as its address says it."""
+        opened = {"words": "1" if self.words else "", "hide": "1" if self.hide_special else ""}
+        opened["scale"] = self.scale or ""
+        picked = self.choice.pick or ()
+        if len(picked) == 1:
+            opened |= {"v": "matrix", "h": f"{picked[0][0]}.{picked[0][1]}"}
+        return {name: value for name, value in opened.items() if value}
+
+    def _prompt(self, text: str, photos: tuple[Photo, ...]) -> Given:
+        if photos:
+            return View(photos, text, self.generate)
+        return Prompt(text, self.pair, self.target, self.chat, self.generate)
+
+
+@dataclass(frozen=True, eq=False)
+class WrittenPage:
+    """A page that was written, and what is on it."""
+
+    path: Path
+    n_bytes: int
+    records: tuple[Heatmap, ...]
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it went to stdout or into a pipe: there is no file then."""
+        return is_stream(self.path)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What its reader must know, each sentence once."""
+        return tuple(dict.fromkeys(note for record in self.records for note in record.run.get("notes", ())))
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "schema": PAGE_SCHEMA,
+            "run": dict(self.records[0].run),
+            "texts": [record.text for record in self.records],
+            "files": [str(self.path)],
+            "bytes": self.n_bytes,
+        }
+
+
+_FEW = 16
+"""Texts up to which a page may do without torch; more are read one by one."""
+
+
+def write_page(spec: str, wanted: PageWanted, loading: LoadOptions, report: Report | None = None) -> WrittenPage:
+    """Loads what a page is to show, a model where there are texts, and writes the page.
+
+    Args:
+        spec: The model, as `attnscope.load` takes it by name.
+        wanted: What is asked for.
+        loading: How the model is loaded.
+        report: Is told how far it is, after each text that a model has read.
+
+    Raises:
+        AttnscopeError: Anything that the user can mend; no file is half-written then.
+    """
+    if wanted.out is None or not is_stream(wanted.out):
+        require_writable(HOME if wanted.out is None else wanted.out.parent)
+    # What is at hand first: a record that cannot be read is said before a model runs.
+    findings, atlas = (None, []) if wanted.heads_record is None else _load_heads(file_of(wanted.heads_record))
+    shown = [PageText(_chosen(_load_maps(path), wanted.choice)) for path in wanted.records]
+    if wanted.texts or wanted.files or wanted.images:
+        prompts = wanted.prompts()
+        first = [*islice(prompts, _FEW + 1)]
+        texts = [prompt for prompt, _ in first if isinstance(prompt, Prompt)]
+        few = len(texts) == len(first) <= _FEW
+        model = loading.load_to_look(spec, texts) if few else loading.load(spec)
+        n_tokens = 0
+        for number, (prompt, share) in enumerate(chain(first, prompts), 1):
+            shown.append(page_text(model, prompt, wanted.choice))
+            require_room(shown)
+            n_tokens += sum(len(attention.queries) for attention in shown[-1].record.maps)
+            if report is not None:
+                report(Progress(number, n_tokens, share))
+    if findings is not None:
+        for one in shown:
+            _require_same_model(findings, one.record)
+    start = {"v": "grid", **wanted.start()} if atlas else wanted.start()
+    page = page_of(shown, findings=findings, start=start, atlas=atlas)
+    path, content = wanted.out or _default_path(shown, wanted), page.html.encode()
+    if is_stream(path):
+        write_stream(path, content)
+    else:
+        write_whole(path, content)
+    return WrittenPage(path, len(content), tuple(one.record for one in shown))
+
+
+def page(
+    model: Model, texts: str | Sequence[str], *, findings: Findings | None = None, **prompt: Unpack[PromptOptions]
+) -> Page:
+    """Runs a model on texts and makes one page of them, with the full-width head of each layer to compare with.
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        texts: One text or several.
+        findings: What `attnscope.heads` found about the model's heads: names their roles.
+        prompt: `pair`, `target`, `chat` and `generate`, as `attnscope.heatmap` takes them.
+
+    Returns:
+        The page: `save(path)` writes it, a notebook shows it.
+
+    Raises:
+        AttnscopeError: As `attnscope.heatmap`; or the weights are more than a browser would hold.
+    """
+    shown = []
+    for text in [texts] if isinstance(texts, str) else texts:
+        shown.append(page_text(model, Prompt(text, **prompt), Choice()))
+        require_room(shown)
+        if findings is not None:
+            _require_same_model(findings, shown[-1].record)
+    return page_of(shown, findings=findings)
+
+
+def page_text(model: Model, given: Given, choice: Choice) -> PageText:
+    """Runs a model on what it is given and keeps what a page shows of it.
+
+    Raises:
+        AttnscopeError: As `attnscope.heatmap`.
+    """
+    model = reader_of(model, given)
+    reading, chosen = read(model, given), choice.within(model.info)
+    record = outline(model.info, reading, chosen)
+    if model.look is not None:
+        found = model.look(reading.tokens, chosen.layers)
+        record = fill_maps(record, found.weights, model.info)
+        return PageText(record, {m.kind: _by_layer(m, found.full) for m in record.maps})
+    from attnscope.core.attention.full_width import WeightsBesideFullWidth
+
+    full: Mapping[Any, Mapping[int, Tensor]] = {}
+
+    def probe(**wanted: Any) -> WeightsBesideFullWidth:
+        nonlocal full
+        made = WeightsBesideFullWidth(**wanted)
+        full = made.full
+        return made
+
+    record = run_model(model, record, reading, probe)
+    by_kind = {kind: {layer: one.numpy() for layer, one in of.items()} for kind, of in full.items()}
+    return PageText(record, {m.kind: _by_layer(m, by_kind.get(m.kind, {})) for m in record.maps})
+
+
+def _by_layer(attention: AttentionMap, full: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
+    """The full-width maps in the order of a map's layers; NaN where there is none."""
+    whole = np.full((len(attention.layers), len(attention.queries), len(attention.keys)), np.nan, np.float32)
+    for place, layer in enumerate(attention.layers):
+        if layer in full:
+            whole[place] = full[layer]
+    return whole
+
+
+def _load_maps(path: Path) -> Heatmap:
+    """The record of a file or folder, also of bare arrays."""
+    path = file_of(path)
+    kind = KINDS.get(schema_of(path).partition("/")[0])
+    if kind is not None and kind.page and not kind.query:
+        raise AttnscopeError(
+            f"{path} holds no attention on a text that a page could show: it is {kind.one}",
+            f"`attnscope show {path} -f html -o FOLDER` makes the page of it"
+            + (f", --heads-record {path} shows it beside texts" if kind.command in ("atlas", "heads") else ""),
+        )
+    return load_arrays(path) or Heatmap.load(path)
+
+
+def _load_heads(path: Path) -> tuple[Findings, list[str]]:
+    """What names the roles; of an atlas also its blocks, which the page then shows beside the texts."""
+    if not schema_of(path).startswith("attnscope.atlas/"):
+        return Findings.load(path), []
+    atlas = Atlas.load(path)
+    return atlas.findings, pack_atlas(atlas)
+
+
+def _chosen(record: Heatmap, choice: Choice) -> Heatmap:
+    """A saved record with the heads that are asked for.
+
+    Raises:
+        AttnscopeError: It does not hold them.
+    """
+    if choice.pick is not None:
+        return record.only(choice.pick)
+    if choice.layers is None and choice.heads is None:
+        return record
+    first = record.maps[0]
+    return record.only(
+        [(layer, head) for layer in choice.layers or first.layers for head in choice.heads or first.heads]
+    )
+
+
+def _require_same_model(findings: Findings, record: Heatmap) -> None:
+    of_heads, of_text = findings.run.get("sha256"), record.run.get("sha256")
+    if of_heads and of_text and of_heads != of_text:
+        raise AttnscopeError(
+            f"the record of heads is of another model ({findings.run.get('model')}) than the attention "
+            f"({record.run.get('model')}): their weights differ",
+            "make one with `attnscope heads` on the same model",
+        )
+
+
+def _default_path(shown: Sequence[PageText], wanted: PageWanted) -> Path:
+    """`<model>-<slug of the first text>-<8 hex of what is on the page>.html`."""
+    first = shown[0].record
+    marks = "".join(fingerprint(one.record) for one in shown)
+    mark = fingerprint(first, page=marks, start=sorted(wanted.start().items()))
+    return HOME / f"{slug(str(first.run.get('model', 'model')))}-{slug(first.text)}-{mark}.html"

@@ -1,0 +1,136 @@
+"""How much of the input tokens is left in a place after several layers? A model and a text in, a Rollout out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attnscope.core.questions import flow as core
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Model
+from attnscope.records import Heatmap
+from attnscope.records.maps.rollouts import Rollout
+from attnscope.senses.photos import read_photo
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.reading import Given, Prompt, Reading, read, reader_of, truncate
+from attnscope.studies.maps.study import outline, run_model
+
+MOST_FLOWS = 60_000
+"""So many maximum flows are found unasked; they take about a minute."""
+
+Report = Callable[[int, int], None]
+
+
+def rollout(
+    model: Model,
+    text: str,
+    *,
+    residual: float = 0.5,
+    query: str | None = None,
+    flow: bool | None = None,
+    report: Report | None = None,
+) -> Rollout:
+    """Attention rollout and attention flow of a model on a text (Abnar & Zuidema 2020).
+
+    See `attnscope.core.questions.flow`.
+
+    The heads of a layer are averaged. Of an encoder-decoder this is the encoder's: the paper defines neither for two
+    stacks that meet.
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        text: What to run it on.
+        residual: The share of the identity in each layer, which stands for the residual connection; 0 to 1.
+        query: Finds the flow of the tokens of this name only; a token, a word, or a place such as `@3`.
+        flow: Whether to find the flow; None = where that takes no more than a minute.
+        report: Is told how many tokens' flows are found, and of how many.
+
+    Raises:
+        AttnscopeError: An empty text, no such token, or a model with layers that have no attention.
+    """
+    _require_share(residual)
+    return _roll_out(_whole_maps(model, Prompt(text)), residual=residual, query=query, flow=flow, report=report)
+
+
+def picture_rollout(model: Model, image: Any, *, residual: float = 0.5) -> Rollout:
+    """Attention rollout of a vision model over a photo (Abnar & Zuidema 2020): which patches a token came from.
+
+    Without attention flow, which would take hours for hundreds of patches.
+
+    Args:
+        model: A loaded vision model.
+        image: A path, an image of Pillow, or an array (height, width, 3) of uint8.
+        residual: The share of the identity in each layer; 0 to 1.
+
+    Raises:
+        AttnscopeError: The image is none, or the model sees no pictures.
+    """
+    _require_share(residual)
+    return _roll_out(_whole_maps(model, read_photo(image)), residual=residual, query=None, flow=False, report=None)
+
+
+def _require_share(residual: float) -> None:
+    if not 0 <= residual <= 1:
+        raise UsageError(f"the share of the residual connection is {residual}", "it is from 0 to 1; 0.5 in the paper")
+
+
+def _roll_out(
+    record: Heatmap, *, residual: float, query: str | None, flow: bool | None, report: Report | None
+) -> Rollout:
+    """Rollout and flow from the maps of all layers and heads."""
+    attention = record.maps[0]
+    with np.errstate(invalid="ignore"):
+        # Heads that a layer lacks are NaN; they are none to average.
+        mean = np.nanmean(attention.weights.astype(np.float64), axis=1)
+    layers = core.mix_residual(mean, residual)
+    made = Rollout(
+        text=record.text,
+        tokens=attention.queries,
+        kind=attention.kind,
+        residual=residual,
+        mean=mean,
+        rollout=core.rollout(layers),
+        flow=np.full_like(mean, np.nan),
+        run=record.run,
+        picture=record.picture,
+    )
+    places = made.require(query) if query is not None else tuple(range(len(made.tokens)))
+    n_flows = len(layers) * len(places) * len(made.tokens)
+    if flow or (flow is None and n_flows <= MOST_FLOWS):
+        return replace(made, flow=core.flow(layers, places, report))
+    if flow is None:
+        note = (
+            f"attention flow is left out: it takes {n_flows:,} maximum flows (--flow finds them; --query those of one)"
+        )
+        return replace(made, run={**made.run, "notes": [*made.run["notes"], note]})
+    return made
+
+
+def _whole_maps(model: Model, given: Given) -> Heatmap:
+    """The maps of all layers and heads of the model's first stack.
+
+    Raises:
+        AttnscopeError: A layer has no attention.
+    """
+    model = reader_of(model, given)
+    if isinstance(given, Prompt) and "encoder" in model.info.kinds and "decoder" in model.info.kinds:
+        # What a decoder reads changes nothing in the encoder, so it may read the same.
+        tokens, cut = truncate(model.tokenizer.encode(given.text), model.info.max_tokens)
+        reading = Reading(given.text, tokens, tokens, (cut,) if cut else ())
+        record = outline(model.info, reading, Choice().within(model.info))
+        note = "rollout and flow are the encoder's: neither is defined through a decoder that reads it"
+        record = replace(record, maps=record.maps[:1], run={**record.run, "notes": [*record.run["notes"], note]})
+    else:
+        reading = read(model, given)
+        record = outline(model.info, reading, Choice().within(model.info))
+    record = run_model(model, record, reading)
+    attention = record.maps[0]
+    if len(attention.layers) < attention.n_layers:
+        raise AttnscopeError(
+            f"only {len(attention.layers)} of the {attention.n_layers} layers of {model.info.name} have attention",
+            "rollout and flow follow tokens through attention alone, so they would tell nothing of the others",
+        )
+    return record

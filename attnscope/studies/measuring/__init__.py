@@ -1,0 +1,1 @@
+"""Sums over blocks of texts, per head and per pair of heads."""

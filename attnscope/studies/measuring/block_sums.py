@@ -1,0 +1,165 @@
+"""What a study of heads adds up over one block of texts."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.corpus import Chunk
+from attnscope.studies.measuring.tally import Tally
+from attnscope.studies.running.overflow import Place, broken_rows
+
+if TYPE_CHECKING:
+    from attnscope.core.measures import SumsOf
+
+Hits = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""What `pair_hits` gives: hits and counts."""
+
+_OF_TEXTS = ("sink", "first_token", "resting")
+"""What a text is as a whole, however many chunks it has, and by which measures that is known."""
+
+_SUMS = ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_uniform")
+
+
+class BlockSums:
+    """The sums over the texts of one block. Each chunk of a text is a unit of evidence of its own, or several.
+
+    One sum for all of a text would leave the evidence of one text, however long it is, and that of little more where
+    all others are short: the longest one outweighs them. A chunk is as long as what the model takes, and where that is
+    much, blocks of its queries count apart (`unit_queries`): what a unit says depends little on the one before it,
+    beyond what all texts like these have in common (the reasoning of the block bootstrap: Künsch 1989, Annals of
+    Statistics 17; Politis & Romano 1994, JASA 89).
+
+    Attributes:
+        n_texts: Texts that are whole in it.
+        n_chunked: How many of them came in several chunks.
+        n_tokens: The tokens of all chunks; one that two chunks share counts once.
+        broken: Texts that are left out, as the model computes NaN or infinity on them, and where; of a text in chunks,
+            from the first such chunk on.
+    """
+
+    def __init__(self) -> None:
+        self.broken: dict[int, Place] = {}
+        self.n_texts = self.n_chunked = self.n_tokens = 0
+        self._tallies: dict[str, Tally] = {}
+        self._pairs: dict[str, list[Hits]] = {}
+        self._open: dict[int, _OpenText] = {}
+
+    def add(
+        self,
+        batch: Sequence[Chunk],
+        sums: Mapping[str, Mapping[int, "SumsOf"]],
+        hits: Sequence[Mapping[str, Hits]],
+    ) -> None:
+        """Adds a batch.
+
+        Args:
+            batch: The chunks.
+            sums: Their measures: kind -> layer -> sums by unit, in the order of the batch; as many units a chunk as
+                the longest has.
+            hits: Of each chunk, the hits of `pair_hits` by kind.
+        """
+        from attnscope.core.measures.catalogue import unit_queries
+
+        for kind, by_layer in sums.items():
+            if kind not in self._tallies:
+                self._tallies[kind] = _empty(kind, by_layer)
+        by_text = {kind: {at: of.sum.swapaxes(0, 1) for at, of in by_layer.items()} for kind, by_layer in sums.items()}
+        each = unit_queries(max(map(len, batch)))
+        step = -(-max(map(len, batch)) // each)
+        for row, place in broken_rows(by_text).items():
+            index = batch[row // step].text
+            self.broken.setdefault(index, place)
+            self._open.pop(index, None)
+        well = [row for row, chunk in enumerate(batch) if chunk.text not in self.broken]
+        if not well:
+            return
+        kept = [batch[row] for row in well]
+        # Units of padding alone are none.
+        units = [row * step + unit for row in well for unit in range(-(-len(batch[row]) // each))]
+        found = {
+            kind: {part: _stack(part, by_layer, self._tallies[kind])[units] for part in _SUMS}
+            for kind, by_layer in sums.items()
+        }
+        for row, chunk in zip(well, kept, strict=True):
+            if chunk.n_chunks > 1:
+                mine = [at for at, unit in enumerate(units) if unit // step == row]
+                self._open.setdefault(chunk.text, _OpenText()).take(mine, found, self._tallies)
+        for kind, of in found.items():
+            tally = self._tallies[kind]
+            tally.measures.add(of["sum"], of["count"])
+            tally.uniform.add(of["uniform_sum"], of["count"])
+            tally.offsets.add(of["offset_sum"], of["offset_count"])
+            tally.offsets_uniform.add(of["offset_uniform"], of["offset_count"])
+        for chunk, of_chunk in zip(kept, (hits[row] for row in well), strict=True):
+            for kind, of_kind in of_chunk.items():
+                self._pairs.setdefault(kind, []).append(of_kind)
+            self.n_tokens += len(chunk) - chunk.n_repeated
+            if chunk.n_chunks > 1:
+                text = self._open[chunk.text]
+                text.n_done += 1
+                if text.n_done < chunk.n_chunks:
+                    continue
+                text.close(self._tallies)
+                del self._open[chunk.text]
+                self.n_chunked += 1
+            self.n_texts += 1
+
+    def finish(self) -> Mapping[str, Tally]:
+        """The sums by kind; of nothing where no text is whole."""
+        for kind, hits in self._pairs.items():
+            pairs = np.stack(hits)
+            self._tallies[kind].pairs.add(pairs[:, 0], pairs[:, 1])
+        self._pairs = {}
+        return self._tallies if self.n_texts else {}
+
+
+class _OpenText:
+    """A text in chunks: what holds of it as a whole, and is known when the last one has come."""
+
+    def __init__(self) -> None:
+        self.n_done = 0
+        self._held: dict[str, dict[str, NDArray[np.float64]]] = {}
+
+    def take(
+        self, units: Sequence[int], found: Mapping[str, Mapping[str, NDArray[np.float64]]], tallies: Mapping[str, Tally]
+    ) -> None:
+        """Takes what the units of a chunk say of the whole text out of the sums of a batch."""
+        for kind, of in found.items():
+            if "sink" not in tallies[kind].names:
+                continue
+            columns = [tallies[kind].names.index(name) for name in _OF_TEXTS]
+            held = self._held.setdefault(kind, {})
+            for part in ("sum", "count", "uniform_sum"):
+                held[part] = held.get(part, 0.0) + of[part][units][..., columns].sum(0, keepdims=True)
+                of[part][units, ..., columns[0]] = 0.0
+
+    def close(self, tallies: Mapping[str, Tally]) -> None:
+        """Adds which heads are sinks on the text: it counts once, not chunk by chunk."""
+        from attnscope.core.measures.totals import tell_sinks
+
+        for kind, held in self._held.items():
+            tally = tallies[kind]
+            of_text = {}
+            for part in ("sum", "uniform_sum"):  # of uniform attention the counts are the heads'
+                tell_sinks(_OF_TEXTS, np.moveaxis(held[part], -1, 0), np.moveaxis(held["count"], -1, 0))
+            for part, array in held.items():
+                of_text[part] = np.zeros((1, *tally.measures.shape))
+                of_text[part][..., tally.names.index("sink")] = array[..., 0]
+            tally.measures.add(of_text["sum"], of_text["count"])
+            tally.uniform.add(of_text["uniform_sum"], of_text["count"])
+
+
+def _empty(kind: str, by_layer: Mapping[int, "SumsOf"]) -> Tally:
+    n_heads = max(sums.sum.shape[2] for sums in by_layer.values())
+    return Tally.empty(kind, sorted(by_layer), n_heads, next(iter(by_layer.values())).names)
+
+
+def _stack(part: str, by_layer: Mapping[int, "SumsOf"], tally: Tally) -> NDArray[np.float64]:
+    """One of _SUMS of a batch, (text, layer, head, measure); 0 where a layer has fewer heads."""
+    arrays = [np.moveaxis(getattr(by_layer[layer], part), 0, -1) for layer in tally.layers]
+    stacked = np.zeros((len(arrays[0]), len(arrays), tally.measures.shape[1], arrays[0].shape[2]))
+    for row, array in enumerate(arrays):
+        stacked[:, row, : array.shape[1]] = array
+    return stacked

@@ -1,0 +1,269 @@
+"""The measures of a model's heads on one block of texts."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, TokenCounts, block_batches
+from attnscope.host import delay_interrupts
+from attnscope.models.model import Batch, Model
+from attnscope.records import Tokens
+from attnscope.studies.inputs.texts import pad_rows
+from attnscope.studies.measuring.block_sums import BlockSums, Hits
+from attnscope.studies.measuring.tally import OFFSETS, PAIR_MEASURES, Tally, pair_hits
+from attnscope.studies.running import passes
+from attnscope.studies.running.backend import require_backend
+from attnscope.studies.running.memory import Room, give_memory_back, halves, padded_size, spare_memory
+from attnscope.studies.running.overflow import LeftOut
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.measures import SumsOf, TextFacts
+    from attnscope.core.measures.backends.choose import Backend
+
+
+@dataclass(frozen=True, eq=False)
+class Frequencies:
+    """The log frequency of each token, and of one that was never counted."""
+
+    table: NDArray[np.float64]
+    unseen: float
+    sha256: str
+
+    @classmethod
+    def of_counts(cls, counts: TokenCounts) -> Frequencies:
+        """The log frequencies of counted tokens."""
+        numbers = counts.counts
+        # Of the vocabulary only the part up to the largest number that was seen is known here.
+        n_known = max(1, len(numbers))
+        digest = hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
+        return cls(counts.log_frequency(n_known), -math.log(counts.total + n_known), digest)
+
+    def of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The log frequency of each token."""
+        known = ids < len(self.table)
+        return np.where(known, self.table[np.where(known, ids, 0)], self.unseen)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found(passes.Found):
+    """What is added up over blocks.
+
+    Attributes:
+        tallies: By kind of attention.
+        longest_of: Of a first block that was interrupted, how many texts it has; these are its longest.
+    """
+
+    tallies: Mapping[str, Tally] = field(default_factory=dict)
+    longest_of: int | None = None
+
+
+class HeadMeasurer:
+    """Measures the heads of a model on blocks of texts.
+
+    Args:
+        model: The model.
+        frequencies: How frequent tokens are.
+        special: The tokenizer's special tokens.
+        chunk: See `HeadsOptions`.
+        stride: See there.
+        backend: What measures; see `core.measures.backends`.
+
+    Raises:
+        AttnscopeError: It has a decoder beside its encoder, and nothing that it could read.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        frequencies: Frequencies,
+        special: frozenset[int],
+        chunk: int | None = None,
+        stride: int | None = None,
+        backend: Backend = "torch",
+    ) -> None:
+        from attnscope.core.attention.tiles import Buffers
+        from attnscope.models.inside.residual import HiddenNorms
+
+        require_backend(backend)
+        self._model, self._frequencies, self._special = model, frequencies, special
+        self._backend = backend
+        self._cut = {"chunk": chunk, "stride": stride}
+        self._room = Room()
+        self._dense = model.info.path == "eager"
+        self._start = decoder_start(model)
+        self._factors = None if self._dense else _factors(model)
+        self._norms = HiddenNorms(model.blocks())
+        self._buffers = Buffers()
+
+    def begin(self, block: Block) -> BlockSums:
+        """Sums of nothing yet."""
+        return BlockSums()
+
+    def steps(self, block: Block, sums: BlockSums) -> Iterator[None]:
+        """Adds a block to its sums, batch by batch."""
+        batches: Sequence[Sequence[Chunk]] = block_batches(
+            block,
+            self._model.tokenizer.encode,
+            limit=self._model.info.max_tokens,
+            budget=TOKEN_BUDGET,
+            special_ids=self._special,
+            **self._cut,
+        )
+        for batch in reversed(batches):  # the longest first: what shorter ones need fits into what those have freed
+            for some, found in self._room.each(batch, self._run_batch, halves, padded_size):
+                hits = [self._pair_hits(part) for part in some]
+                with delay_interrupts():
+                    sums.add(some, found, hits)
+                give_memory_back()
+                yield
+
+    def finish(self, block: Block, sums: BlockSums, *, whole: bool) -> Found:
+        """What the sums amount to."""
+        left_out = LeftOut.of(block.texts, sums.broken)
+        n_tokens = sums.n_tokens if sums.n_texts else 0
+        cut_off = not whole and sums.n_texts + len(sums.broken) < len(block.texts)
+        return Found(
+            tallies=sums.finish(), n_texts=sums.n_texts, n_tokens=n_tokens, n_chunked=sums.n_chunked,
+            longest_of=len(block.texts) if cut_off else None, halved_to=self._room.tokens, left_out=left_out,
+        )  # fmt: skip
+
+    def _run_batch(self, batch: Sequence[Chunk]) -> Mapping[str, Mapping[int, SumsOf]]:
+        """The measures of a batch: kind -> layer -> sums, in the order of the batch."""
+        import torch
+
+        from attnscope.core.attention.probes import Weights
+        from attnscope.core.measures import measures_of_weights
+        from attnscope.core.measures.sums import Sums
+
+        tokens = [part.tokens for part in batch]
+        device = self._model.info.device
+        repeated = [part.repeated for part in batch]
+        facts = self._facts(tokens, repeated, "cpu" if self._dense else device)
+        written, targets = None, [target_of(self._start, t) for t in tokens if self._start is not None]
+        if targets:
+            written = self._facts(targets, [_after_start(r) for r in repeated], "cpu" if self._dense else device)
+        segments = torch.from_numpy(pad_rows([t.segments.astype(np.int64) for t in tokens]))
+        mask = None if bool(facts.real.all()) else facts.real.to(device)
+        given = Batch(facts.ids.to(device), mask, segments.to(device))
+        if written is not None:
+            given = replace(given, target_ids=written.ids.to(device), target_mask=written.real.to(device))
+        with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which Sums asks
+            if not self._dense:
+                probe = Sums(facts, query_facts=written, output_projections=self._factors, buffers=self._buffers,
+                             norms=self._norms.of, in_units=True, backend=self._backend)  # fmt: skip
+                with self._norms.watch():
+                    self._model.run(given, spare_memory(probe, facts.real.shape[1]))
+                return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
+            kept = Weights()
+            self._model.run(given, kept)
+            read = facts if written is None else written
+            texts = {"encoder": (facts, None), "decoder": (read, None), "cross": (facts, read)}
+            return {
+                str(kind): {
+                    layer: measures_of_weights(weights, *texts[kind], in_units=True)
+                    for layer, weights in by_layer.items()
+                }
+                for kind, by_layer in kept.maps.items()
+            }
+
+    def _pair_hits(self, part: Chunk) -> Mapping[str, Hits]:
+        """The hits of `pair_hits` for each kind of attention; across two texts no offset means anything."""
+        kinds = self._model.info.kinds
+        read = {"encoder": (part.tokens, part.repeated), "decoder": (part.tokens, part.repeated)}
+        if self._start is not None:
+            read["decoder"] = target_of(self._start, part.tokens), _after_start(part.repeated)
+        hits = {
+            kind: pair_hits(read[kind][0].ids, causal=kind == "decoder", context=read[kind][1])
+            for kind in kinds
+            if kind != "cross"
+        }
+        nothing = np.zeros((len(PAIR_MEASURES), len(OFFSETS)))
+        return hits | {kind: (nothing, nothing) for kind in kinds if kind == "cross"}
+
+    def _facts(self, tokens: Sequence[Tokens], repeated: Sequence[NDArray[np.bool_]], device: str) -> TextFacts:
+        import torch
+
+        from attnscope.core.attention.precision import move
+        from attnscope.core.measures import TextFacts
+
+        lengths = np.array([len(t) for t in tokens])
+        real = np.arange(lengths.max()) < lengths[:, None]
+        ids = pad_rows([t.ids for t in tokens])
+        special = pad_rows([t.special for t in tokens])
+        opening = special & (np.cumsum(~special, axis=1) == 0)
+        # Special tokens are in every text, and not rare at all.
+        frequency = np.where(special, 0.0, self._frequencies.of(ids))
+        # The first token is left out too: where there is no [CLS], heads rest on it, however rare it is.
+        ordinary = np.where(real & ~special & (np.arange(ids.shape[1]) > 0), frequency, np.inf)
+        rarest = np.isfinite(ordinary) & (ordinary == ordinary.min(1, keepdims=True))
+
+        def tensor(array: NDArray[Any]) -> Tensor:
+            return move(torch.from_numpy(array), device)
+
+        found = self._model.static_embeddings(tensor(ids).to(self._model.info.device)).float().to(device)
+        embeddings = found / found.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        return TextFacts(
+            real=tensor(real),
+            special=tensor(special),
+            ids=tensor(ids),
+            cls=tensor(opening),
+            sep=tensor(special & ~opening),
+            punctuation=tensor(pad_rows([_punctuation(t) for t in tokens])),
+            log_frequency=tensor(frequency),
+            embeddings=embeddings,
+            rarest=tensor(rarest),
+            context=tensor(pad_rows(repeated)) if any(map(np.any, repeated)) else None,
+        )
+
+
+def _punctuation(tokens: Tokens) -> NDArray[np.bool_]:
+    """Which tokens are punctuation and nothing else."""
+    bare = [label.removeprefix("##").replace("·", "") for label in tokens.labels]
+    marks = [bool(label) and all(unicodedata.category(c)[0] in "PS" for c in label) for label in bare]
+    return np.array(marks, np.bool_) & ~tokens.special
+
+
+def _after_start(repeated: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which tokens of a target are repeated: its start token stands before them, and the last one is not in it."""
+    return np.concatenate([[False], repeated[:-1]])
+
+
+def decoder_start(model: Model) -> Tokens | None:
+    """Tokens that begin with the one that a decoder beside an encoder starts with; None for other models."""
+    if len(model.info.kinds) == 1 or model.writer is None:
+        return None
+    return model.writer.encode_target("a")
+
+
+def target_of(start: Tokens, tokens: Tokens) -> Tokens:
+    """What a decoder beside an encoder reads as it writes a text again: its start token, then all but the end.
+
+    Args:
+        start: What `decoder_start` gives.
+        tokens: The text.
+    """
+    return replace(
+        tokens,
+        ids=np.concatenate([start.ids[:1], tokens.ids[:-1]]),
+        labels=(*start.labels[:1], *tokens.labels[:-1]),
+        offsets=np.concatenate([start.offsets[:1], tokens.offsets[:-1]]),
+        special=np.concatenate([start.special[:1], tokens.special[:-1]]),
+    )
+
+
+def _factors(model: Model) -> dict[tuple[Any, int], Tensor]:
+    """What the measures need of the output projections, worked out once for all batches."""
+    from attnscope.core.measures import output_factor
+
+    n_heads = dict(zip(model.info.kinds, model.info.n_heads, strict=True))
+    return {place: output_factor(weight, n_heads[place[0]]) for place, weight in model.output_projections().items()}

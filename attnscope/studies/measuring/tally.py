@@ -1,0 +1,165 @@
+"""What a study of heads adds up over texts, for one kind of attention: exact, mergeable, of a fixed size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.core.exact.running import RunningSums
+
+OFFSETS = tuple(range(-8, 9))
+"""How far the key stands from the query, in tokens, for `positional` and for the baseline of a fixed offset."""
+
+PAIR_MEASURES = ("same_token", "induction")
+"""Measures of links between two tokens of the text, which a head of a fixed offset may hit by chance."""
+
+MOVED_PAIRS = ("copying_weight", "suppression_weight")
+"""The same of what heads write: the rows of `Tally.pairs` of such measures."""
+
+_PARTS = ("measures", "uniform", "offsets", "offsets_uniform", "pairs")
+
+
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """Sums over texts for the heads of one kind of attention.
+
+    Attributes:
+        kind: "encoder", "decoder" or "cross".
+        layers: Numbers of the layers, in the order of the first axis.
+        names: The measures, in the order of the last axis.
+        measures: Each measure, (layer, head, measure).
+        uniform: The same under uniform attention over the keys that the mask allows, (layer, head, measure).
+        offsets: The share of queries whose largest weight is at an offset, (layer, head, offset).
+        offsets_uniform: The same under uniform attention.
+        pairs: What a head would reach that always looked at one offset, (pair measure, offset); of what heads write,
+            MOVED_PAIRS. Of two tallies beside each other, the offsets of both, one after the other.
+    """
+
+    kind: str
+    layers: tuple[int, ...]
+    names: tuple[str, ...]
+    measures: RunningSums
+    uniform: RunningSums
+    offsets: RunningSums
+    offsets_uniform: RunningSums
+    pairs: RunningSums
+
+    @classmethod
+    def empty(cls, kind: str, layers: Sequence[int], n_heads: int, names: Sequence[str]) -> "Tally":
+        """A tally of no text."""
+        shape = (len(layers), n_heads)
+        return cls(
+            kind,
+            tuple(layers),
+            tuple(names),
+            RunningSums((*shape, len(names))),
+            RunningSums((*shape, len(names))),
+            RunningSums((*shape, len(OFFSETS))),
+            RunningSums((*shape, len(OFFSETS))),
+            RunningSums((len(PAIR_MEASURES), len(OFFSETS))),
+        )
+
+    @property
+    def n_texts(self) -> int:
+        """How many texts are in it."""
+        return self.measures.n_texts
+
+    def merge(self, other: "Tally") -> "Tally":
+        """The sums over the texts of both."""
+        return Tally(
+            self.kind,
+            self.layers,
+            self.names,
+            *(getattr(self, part).merge(getattr(other, part)) for part in _PARTS),
+        )
+
+    def beside(self, other: "Tally") -> "Tally":
+        """The same with the measures of another tally of the same heads after its own.
+
+        Raises:
+            ValueError: It is of other heads.
+        """
+        if (self.kind, self.layers, self.measures.shape[:2]) != (other.kind, other.layers, other.measures.shape[:2]):
+            raise ValueError(f"measures are of other {self.kind} heads than what these write")
+        joined = {part: getattr(self, part).beside(getattr(other, part)) for part in ("measures", "uniform", "pairs")}
+        return replace(self, names=(*self.names, *other.names), **joined)
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """The whole state, for npz: "kind.part.name" -> array."""
+        return {
+            f"{self.kind}.{part}.{name}": array
+            for part in _PARTS
+            for name, array in getattr(self, part).to_arrays().items()
+        } | {f"{self.kind}.layers": np.array(self.layers), f"{self.kind}.names": np.array(self.names)}
+
+
+def tallies_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tally]:
+    """The tallies that `to_arrays` wrote, by kind.
+
+    Raises:
+        KeyError: An array is missing.
+        ValueError: They are damaged.
+    """
+    return {kind: _tally_of(kind, arrays) for kind in dict.fromkeys(name.split(".", 1)[0] for name in arrays)}
+
+
+def _tally_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Tally:
+    layers = tuple(int(layer) for layer in arrays[f"{kind}.layers"])
+    names = tuple(str(name) for name in arrays[f"{kind}.names"])
+    parts = {
+        part: RunningSums.from_arrays({name: arrays[f"{kind}.{part}.{name}"] for name in ("limbs", "n_texts")})
+        for part in _PARTS
+    }
+    n_heads = parts["measures"].shape[1] if len(parts["measures"].shape) > 1 else 0
+    empty = Tally.empty(kind, layers, n_heads, names)
+    for part, sums in parts.items():
+        if sums.shape != getattr(empty, part).shape:
+            raise ValueError(f"{part} are {sums.shape}, not {getattr(empty, part).shape}")
+    return Tally(kind, layers, names, **parts)
+
+
+def pair_hits(
+    ids: NDArray[np.int64], *, causal: bool, context: NDArray[np.bool_] | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """For a head that always looked `offset` tokens further: how much of each pair measure it would reach.
+
+    Args:
+        ids: Token numbers of one text, (token,).
+        causal: Whether later keys are hidden.
+        context: Which tokens count nothing as queries, (token,); None = all count.
+
+    Returns:
+        Hits and counts, each (pair measure, offset): the counts are the queries that have such a key on the side of the
+        offset. Of a head that looks both ways that is too much to ask, and of one that looks back only just right,
+        wherever in a model it is.
+    """
+    n = len(ids)
+    places = np.arange(n)
+    asks = np.ones(n, np.bool_) if context is None else ~context
+    order = np.lexsort((places, ids))
+    again = np.append(False, ids[order][1:] == ids[order][:-1])
+    # The nearest earlier place of the same token, -1 = none; and the one before that.
+    nearest = np.full(n, -1)
+    nearest[order[again]] = order[np.flatnonzero(again) - 1]
+    second = np.where(nearest >= 0, nearest[nearest], -1)
+    has_later = np.zeros(n, np.bool_)
+    has_later[nearest[nearest >= 0]] = True
+    # Induction looks at key j + 1 where x_j = x_i, j < i; j = i - 1 would be the query itself.
+    followed = (nearest >= 0) & ((nearest < places - 1) | (second >= 0))
+    hits, counts = np.zeros((2, len(PAIR_MEASURES), len(OFFSETS)))
+    before, after = np.array(OFFSETS) < 0, (np.array(OFFSETS) > 0) & (not causal)
+    counts[0, before], counts[0, after] = ((nearest >= 0) & asks).sum(), (has_later & asks).sum()
+    counts[1, before] = (followed & asks).sum()
+    for column, offset in enumerate(OFFSETS):
+        for row, distance in ((0, offset), (1, offset - 1)):
+            hidden = offset > 0 and (causal or row == 1)
+            if offset == 0 or hidden or abs(distance) >= n:
+                continue
+            first, later = (
+                slice(max(0, -distance), n - max(0, distance)),
+                slice(max(0, distance), n - max(0, -distance)),
+            )
+            hits[row, column] = ((ids[first] == ids[later]) & asks[first]).sum()
+    return hits, counts

@@ -1,0 +1,1 @@
+"""Which heads express the links of an annotation."""

@@ -1,0 +1,444 @@
+"""What is added up about a relation over texts, and from there to evidence: intervals, simple rules, verdicts.
+
+A head expresses a relation where a one-sided test says that it is above the best simple rule, at a false discovery
+rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above that rule. Its
+interval is that of shares in `core.running`: few texts that all say the same do not make a head certain. The test is
+that of `core.running` over texts, and beside it the binomial test over links: the larger p counts. With `share_p_above`
+in its place a head of 0.9 beside a rule of 0.3, on 12 texts of 2 links, is found in 90% of samples, not in 98%.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtrc
+
+from attnscope.annotated import AnnotatedText, Link
+from attnscope.annotated.alignment import Placed
+from attnscope.core.exact.running import RunningSums, benjamini_hochberg
+from attnscope.records.relations.record import Relation
+
+LEVEL = 0.05
+"""The false discovery rate over heads x relations (Benjamini & Hochberg 1995)."""
+
+MARGIN = 0.1
+"""How far the lower end of a head's interval must be above the best simple rule (Voita et al. 2019, on syntax)."""
+
+FEWEST_LINKS = 20
+"""With fewer links, in both halves together, there is no verdict."""
+
+FEWEST_TEXTS = 10
+"""With fewer texts in the half that is scored there is no verdict: an interval over so few says little."""
+
+FEWEST_SOURCES = 2
+"""With fewer sources in either half, or too few texts of them to score on, texts are dealt instead."""
+
+TIED = 0.01
+"""Heads whose accuracies are nearer than that are tied, however surely they differ."""
+
+OFFSETS = tuple(offset for offset in range(-20, 21) if offset)
+"""The fixed offsets, in words of the annotation, that heads are compared with."""
+
+ALONG = tuple(range(-3, 4))
+"""How many words from the diagonal of a target and its text rules look."""
+
+
+def _signed(name: str, number: int) -> str:
+    return f"{name} {number:+d}".replace("-", "−") if number else name
+
+
+RULES = (
+    *(_signed("offset", offset) for offset in OFFSETS), "same word before", "same word after",
+    "same place", *(_signed("diagonal", step) for step in ALONG), "same word",
+)  # fmt: skip
+"""The simple rules. Within a text: the word that many words on, and the nearest word that is written alike (case
+aside). From a target to its text: the word at the same place, or that many words on; the word as far along the text
+as the target's is along the target, or some words from there; and the nearest to that that is written alike."""
+
+Floats = NDArray[np.float64]
+
+_CHOOSING, _SCORING = 0, 1
+
+
+def like_words(text: AnnotatedText) -> list[tuple[int, int]]:
+    """For each word the nearest one before it and after it that is written alike, case aside; -1 = there is none."""
+    last: dict[str, int] = {}
+    before, after = [-1] * len(text.words), [-1] * len(text.words)
+    for number in range(len(text.words)):
+        spelled = text.word(number).casefold()
+        if (known := last.get(spelled, -1)) >= 0:
+            before[number], after[known] = known, number
+        last[spelled] = number
+    return list(zip(before, after, strict=True))
+
+
+def rules_of(text: AnnotatedText, links: Mapping[str, Sequence[Link]]) -> dict[str, NDArray[np.int64]]:
+    """For how many links of a text, or of a part of it, each rule is right: relation -> (rule,)."""
+    if text.target is not None:
+        return {relation: pair_rule_hits(mine, text) for relation, mine in links.items()}
+    alike = like_words(text)
+    return {relation: rule_hits(mine, alike) for relation, mine in links.items()}
+
+
+def pair_rule_hits(links: Sequence[Link], text: AnnotatedText) -> NDArray[np.int64]:
+    """For how many links from a target to its text each rule is right, (rule,)."""
+    hits = np.zeros(len(RULES), np.int64)
+    place, diagonal = RULES.index("same place"), RULES.index("diagonal")
+    n, m = len(text.words), len(text.target_words)
+    spelled = [text.word(number).casefold() for number in range(n)]
+    for link in links:
+        first, last = link.source[0], link.source[-1]
+        # Words are as wide as each other, and the middle of one stands at the same share of its text.
+        along = math.floor((first + last + 1) / 2 / m * n)
+        start, stop = text.target_words[first][0], text.target_words[last][1]
+        written = (text.target or "")[start:stop].casefold()
+        same = [number for number, one in enumerate(spelled) if one == written]
+        hits[-1] += bool(same) and min(same, key=lambda number: abs(number - along)) in link.targets
+        for target in link.targets:
+            distance = target - first if target < first else max(target - last, 0)
+            if distance == 0:
+                hits[place] += 1
+            elif abs(distance) <= OFFSETS[-1]:
+                hits[distance + OFFSETS[-1] - (distance > 0)] += 1
+            if abs(target - along) <= ALONG[-1]:
+                hits[diagonal + target - along] += 1
+    return hits
+
+
+def rule_hits(links: Sequence[Link], alike: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """For how many links each rule is right, (rule,). From several words offsets count from the outermost one.
+
+    Args:
+        links: The links.
+        alike: What `like_words` found in their text.
+    """
+    hits = np.zeros(len(RULES), np.int64)
+    before = len(OFFSETS)
+    for link in links:
+        first, last = link.source[0], link.source[-1]
+        for target in link.targets:
+            # A target between two words of the source is at no offset.
+            distance = target - first if target < first else max(target - last, 0)
+            if 0 < abs(distance) <= OFFSETS[-1]:
+                hits[distance + OFFSETS[-1] - (distance > 0)] += 1
+        if first == last:
+            hits[before] += alike[first][0] in link.targets
+            hits[before + 1] += alike[first][1] in link.targets
+    return hits
+
+
+def contact_pairs(placed: Placed, relation: str) -> NDArray[np.int64]:
+    """The undirected links of a relation, as pairs of a chunk's words that are far enough apart: (pair, 2), ascending.
+
+    How far is said by `core.contacts.LEAST`.
+    """
+    from attnscope.core.questions.contacts import LEAST
+
+    starts = _first_tokens(placed)
+    ends = {
+        (min(own, target), max(own, target))
+        for link in placed.links
+        if link.link.relation == relation
+        for own in link.own
+        for target in link.targets
+    }
+    far = sorted(pair for pair in ends if abs(starts[pair[1]] - starts[pair[0]]) >= LEAST)
+    return np.array(far, np.int64).reshape(-1, 2)
+
+
+def contact_rule_hits(placed: Placed, pairs: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
+    """How many pairs are predicted in a chunk, and for each rule how many of those that it predicts are linked.
+
+    An offset predicts the pairs of words that are so many tokens apart, then those one further, and so on.
+    """
+    from attnscope.core.questions.contacts import LEAST, n_predicted
+
+    starts = _first_tokens(placed)
+    first, second = np.triu_indices(placed.n_units, 1)
+    apart = np.abs(starts[second] - starts[first])
+    counts = np.bincount(apart[apart >= LEAST], minlength=OFFSETS[-1] + 1)
+    linked = np.bincount(np.abs(starts[pairs[:, 1]] - starts[pairs[:, 0]]), minlength=len(counts))
+    n = min(n_predicted(placed.n_units), int(counts.sum()))
+    hits = np.zeros(len(RULES), np.int64)
+    for offset in range(LEAST, OFFSETS[-1] + 1):
+        before = np.minimum(np.cumsum(counts[offset:]), n)
+        taken = np.diff(before, prepend=0)
+        shares = np.divide(taken, counts[offset:], out=np.zeros(len(taken)), where=counts[offset:] > 0)
+        hits[offset + OFFSETS[-1] - 1] = round(float(shares @ linked[offset:]))
+    return n, hits
+
+
+def _first_tokens(placed: Placed) -> NDArray[np.int64]:
+    """The first token of each word of a chunk, (word,)."""
+    tokens = np.flatnonzero(placed.unit >= 0)
+    starts = np.full(placed.n_units, len(placed.unit))
+    np.minimum.at(starts, placed.unit[tokens], tokens)
+    return starts
+
+
+class Lots:
+    """Deals what holds one relation to two halves, twice over: text by text, and source by source.
+
+    Of every two one goes to each half, at random. Not in turn: where texts come in pairs of opposites, each half would
+    have one kind alone. Where no source has several texts, both come out the same.
+    """
+
+    def __init__(self) -> None:
+        self._n_texts = self._n_sources = 0
+        self._numbers: dict[str, int] = {}
+
+    def deal(self, source: str | None) -> tuple[int, int, bool]:
+        """For a text its half by sources, its half by texts, and whether it is the first of its source.
+
+        Args:
+            source: What the text shares with others, such as a document; None = it stands alone.
+        """
+        number = self._numbers.get(source, self._n_sources) if source is not None else self._n_sources
+        first = number == self._n_sources
+        self._n_sources += first
+        if source is not None:
+            self._numbers[source] = number
+        self._n_texts += 1
+        return _half(number), _half(self._n_texts - 1), first
+
+
+def _half(number: int) -> int:
+    """0 or 1: a coin for every two that falls the same way each time."""
+    pair, second = divmod(number, 2)
+    return (hashlib.blake2b(str(pair).encode(), digest_size=1).digest()[0] + second) % 2
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """The links of one relation in one text: what they are added up to, and to which halves they go.
+
+    Attributes:
+        relation: The relation.
+        halves: The half by sources, and that by texts.
+        n: How many links there are.
+        rules: For how many of them each rule is right, (rule,).
+        first: Whether the text is the first of its source.
+        pairs: Of undirected links the pairs of words, as `contact_pairs` has them; None = links have a direction. Then
+            `n` is how many pairs are predicted, and `rules` how many of those of a rule are linked.
+    """
+
+    relation: str
+    halves: tuple[int, int]
+    n: int
+    rules: NDArray[np.int64]
+    first: bool = True
+    pairs: NDArray[np.int64] | None = None
+
+
+CellSums = tuple[Cell, Floats]
+"""A cell, and the hits and mass of heads in it, (layer, head, 2); NaN where a layer has no such head."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Exact sums over some texts that hold a relation.
+
+    Attributes:
+        links: Links.
+        texts: Texts.
+        rules: For how many links each rule is right, (rule,).
+        sums: Hits and mass of heads, (layer, head, 2); None without texts.
+    """
+
+    links: int = 0
+    texts: int = 0
+    rules: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(RULES), np.int64))
+    sums: RunningSums | None = None
+
+    def merge(self, other: "Part") -> "Part":
+        """The sums over the texts of both."""
+        both = self.sums is not None and other.sums is not None
+        sums = self.sums.merge(other.sums) if both else self.sums or other.sums  # type: ignore[union-attr,arg-type]
+        return Part(self.links + other.links, self.texts + other.texts, self.rules + other.rules, sums)
+
+
+class Tally:
+    """Exact sums over the texts that hold one relation: of fixed size, whatever the corpus.
+
+    Attributes:
+        parts: By the half by sources and the half by texts, so that halves of either kind can be had of them.
+        sources: Sources in each half by sources.
+        is_mutual: Whether the links are undirected.
+        left_out: Links that could not be measured, by reason.
+    """
+
+    def __init__(self) -> None:
+        self.parts: dict[tuple[int, int], Part] = {}
+        self.sources = [0, 0]
+        self.is_mutual = False
+        self.left_out: Counter[str] = Counter()
+        self._there: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)
+
+    @property
+    def n(self) -> int:
+        """Links of both halves."""
+        return sum(part.links for part in self.parts.values())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Layers and heads."""
+        return self._there.shape[0], self._there.shape[1]
+
+    def merge(self, other: "Tally") -> "Tally":
+        """The sums over the texts of both; neither is changed."""
+        made = Tally()
+        made.sources = [mine + more for mine, more in zip(self.sources, other.sources, strict=True)]
+        made.left_out = self.left_out + other.left_out
+        made.is_mutual = self.is_mutual or other.is_mutual
+        made._there = self._there if self._there.size else other._there
+        for halves in sorted({*self.parts, *other.parts}):
+            made.parts[halves] = self.parts.get(halves, Part()).merge(other.parts.get(halves, Part()))
+        return made
+
+    def add(self, found: Sequence[CellSums]) -> None:
+        """Adds what heads reach on texts.
+
+        Raises:
+            ValueError: A number is NaN or infinite where there is such a head.
+        """
+        by_halves: dict[tuple[int, int], list[CellSums]] = {}
+        for cell, values in found:
+            by_halves.setdefault(cell.halves, []).append((cell, values))
+            self.sources[cell.halves[0]] += cell.first
+            self.is_mutual = self.is_mutual or cell.pairs is not None
+            if not self._there.size:
+                self._there = np.asarray(~np.isnan(values).all(-1))
+        for halves, cells in by_halves.items():
+            values = np.stack([sums for _, sums in cells])
+            counts = np.array([cell.n for cell, _ in cells], np.float64)[:, None, None, None]
+            sums = RunningSums(values.shape[1:])
+            sums.add(np.where(self._there[..., None], values, 0.0), np.broadcast_to(counts, values.shape))
+            added = Part(
+                sum(cell.n for cell, _ in cells), len(cells), np.sum([cell.rules for cell, _ in cells], 0), sums
+            )
+            self.parts[halves] = self.parts.get(halves, Part()).merge(added)
+
+    def halved(self) -> "Halves":
+        """Its halves: by sources where these suffice, else by texts."""
+        by_sources, by_texts = ((self._half(axis, _CHOOSING), self._half(axis, _SCORING)) for axis in (0, 1))
+        alone = sum(self.sources) == sum(part.texts for part in self.parts.values())
+        enough = min(self.sources) >= FEWEST_SOURCES and by_sources[_SCORING].texts >= FEWEST_TEXTS
+        return Halves(*by_sources, "sources") if alone or enough else Halves(*by_texts, "texts")
+
+    def _half(self, axis: int, half: int) -> Part:
+        made = Part()
+        for halves, part in sorted(self.parts.items()):
+            made = made.merge(part) if halves[axis] == half else made
+        return made
+
+    def only_there(self, values: Floats) -> Floats:
+        """Values by (layer, head), NaN where there is no such head."""
+        return np.where(self._there, values, np.nan)
+
+
+@dataclass(frozen=True)
+class Halves:
+    """What a head is chosen on, and what it is scored on.
+
+    Attributes:
+        chosen_on: The one half.
+        scored_on: The other.
+        by: What was dealt: "sources", none of which is in both halves, or "texts".
+    """
+
+    chosen_on: Part
+    scored_on: Part
+    by: str
+
+
+def judge(tallies: Mapping[str, Tally]) -> tuple[Relation, ...]:
+    """The relations with their evidence, the most frequent first; those without any measured link are left out."""
+    kept = {name: tally for name, tally in tallies.items() if tally.n}
+    measured = [_Measured(name, kept[name]) for name in sorted(kept, key=lambda name: (-kept[name].n, name))]
+    if not measured:
+        return ()
+    q = benjamini_hochberg(np.stack([one.p for one in measured]))
+    return tuple(one.relation(mine) for one, mine in zip(measured, q, strict=True))
+
+
+class _Measured:
+    """One relation before the false discovery rate of all is known."""
+
+    def __init__(self, name: str, tally: Tally) -> None:
+        self.name, self.tally = name, tally
+        self.halves = tally.halved()
+        scored, n = self.halves.scored_on, self.halves.scored_on.links
+        best = int(scored.rules.argmax())
+        self.rule, self.baseline = (RULES[best], float(scored.rules[best] / n)) if n else ("", math.nan)
+        self.why_not = self._why_no_verdict()
+        sums = self._sums(scored)
+        self.accuracy, self.mass = (tally.only_there(part) for part in np.moveaxis(sums.ratio(), -1, 0))
+        self.low, self.high = (tally.only_there(end[..., 0]) for end in sums.share_interval(hits=True))
+        self.p = np.full(self.accuracy.shape, np.nan)
+        if not self.why_not:
+            self.p = tally.only_there(self._p(sums, n))
+
+    def _sums(self, part: Part) -> RunningSums:
+        return part.sums or RunningSums((*self.tally.shape, 2))
+
+    def _why_no_verdict(self) -> str:
+        if self.tally.n < FEWEST_LINKS:
+            return f"fewer than {FEWEST_LINKS} examples"
+        if self.halves.scored_on.texts < FEWEST_TEXTS:
+            return f"fewer than {FEWEST_TEXTS} texts to score on"
+        return ""
+
+    def _p(self, scored: RunningSums, n: int) -> Floats:
+        over_texts = scored.p_above(np.array([self.baseline, np.nan]))[..., 0]
+        hits = np.floor(scored.total("s")[..., 0] + 1e-9)
+        over_links = np.where(hits < 1, 1.0, bdtrc(np.maximum(hits, 1) - 1, n, self.baseline))
+        larger: Floats = np.maximum(over_texts, over_links)
+        return larger
+
+    def _ties(self, choice: Floats, found: NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
+        """Heads that express the relation too, and that the chosen one is not told apart from: see `Relation.ties`."""
+        if np.isnan(choice).all():
+            return ()
+        n = self.halves.chosen_on.links
+        best = np.unravel_index(int(np.nanargmax(choice)), choice.shape)
+        # With one link more of either kind: of few links all may be right.
+        share = (float(choice[best]) * n + 1) / (n + 2)
+        spread = float(self._sums(self.halves.chosen_on).standard_error()[..., 0][best])
+        error = max(math.sqrt(share * (1 - share) / n), TIED, *(() if math.isnan(spread) else (spread,)))
+        with np.errstate(invalid="ignore"):
+            near = found & found[best] & (choice >= choice[best] - error)
+        near[best] = False
+        return tuple(sorted(((int(a), int(b)) for a, b in np.argwhere(near)), key=lambda place: -choice[place]))
+
+    def relation(self, q: Floats) -> Relation:
+        tally, halves = self.tally, self.halves
+        with np.errstate(invalid="ignore"):
+            found = (self.low >= self.baseline + MARGIN) & (q <= LEVEL)
+        choice = tally.only_there(self._sums(halves.chosen_on).ratio()[..., 0])
+        return Relation(
+            name=self.name,
+            n=tally.n,
+            n_texts=halves.chosen_on.texts + halves.scored_on.texts,
+            n_scored=halves.scored_on.links,
+            n_texts_scored=halves.scored_on.texts,
+            left_out=dict(tally.left_out),
+            rule=self.rule,
+            baseline=self.baseline,
+            why_no_verdict=self.why_not,
+            choice=choice,
+            accuracy=self.accuracy,
+            low=self.low,
+            high=self.high,
+            mass=self.mass,
+            p=self.p,
+            q=q,
+            found=found,
+            n_sources=sum(tally.sources),
+            halves=halves.by,
+            ties=self._ties(choice, found) if found.any() else (),
+            is_mutual=tally.is_mutual,
+        )

@@ -1,0 +1,243 @@
+"""What heads reach on the links of texts: parts of texts on their way into a model, and sums on their way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.annotated import AnnotatedText
+from attnscope.annotated.alignment import Placed
+from attnscope.models.model import Batch, Model
+from attnscope.studies.inputs.texts import batch_of, pad_rows
+from attnscope.studies.relations.evidence import Cell, CellSums, Tally
+from attnscope.studies.running import passes
+from attnscope.studies.running.memory import Room, give_memory_back, halves, spare_memory
+from attnscope.studies.running.overflow import broken_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.attention.tile_probe import TileProbe
+    from attnscope.core.questions.relations import LinkFacts
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A chunk with its links, and where those are added."""
+
+    text: AnnotatedText
+    placed: Placed
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """A text on which attention is NaN or infinite: the first layer where it is."""
+
+    source: str
+    line: int
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found(passes.Found):
+    """What heads reach on some blocks.
+
+    Attributes:
+        tallies: By relation.
+        n_copies: How many texts or chunks were there before.
+        not_finite: Pieces of texts that are left out, as attention is NaN on them.
+    """
+
+    tallies: Mapping[str, Tally] = field(default_factory=dict)
+    n_copies: int = 0
+    not_finite: tuple[NotFinite, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class LinkBlock:
+    """A block of texts whose links are in their places and dealt to halves.
+
+    Attributes:
+        known: All but what the heads do.
+        batches: Its parts, as the model is given them.
+    """
+
+    known: Found
+    batches: tuple[tuple[Piece, ...], ...]
+
+
+class BlockLinks:
+    """Pieces with the hits and mass of heads in each of their cells, (cell, layer, head, 2)."""
+
+    def __init__(self, n_texts: int) -> None:
+        self.n_texts, self.n_tokens = n_texts, 0
+        self.pieces: list[tuple[Piece, NDArray[np.float64]]] = []
+        self.not_finite: list[NotFinite] = []
+
+
+class LinkMeasurer:
+    """Looks at what the heads of a model do on blocks of pieces.
+
+    Args:
+        model: The model.
+        kind: The kind of attention: "encoder", "decoder" or "cross".
+    """
+
+    def __init__(self, model: Model, kind: str) -> None:
+        from attnscope.core.attention.tiles import Buffers
+
+        self.model, self.kind = model, kind
+        self._room = Room()
+        self._buffers = Buffers()
+        self._dense = model.info.path == "eager"
+
+    def begin(self, block: LinkBlock) -> BlockLinks:
+        """Sums of nothing yet."""
+        return BlockLinks(block.known.n_texts)
+
+    def steps(self, block: LinkBlock, sums: BlockLinks) -> Iterator[None]:
+        """Adds what heads reach on each batch."""
+        groups: Sequence[Sequence[Piece]] = block.batches
+        for batch in groups:
+            for _, (found, not_finite) in self._room.each(batch, self._run_batch, halves, _padded_size):
+                sums.pieces += found
+                sums.not_finite += not_finite
+                give_memory_back()
+            sums.n_tokens += sum(len(part.placed.chunk) for part in batch)
+            yield
+
+    def finish(self, block: LinkBlock, sums: BlockLinks, *, whole: bool) -> Found:
+        """What all of these amount to; pieces on which a number is NaN or infinite are left out as a whole."""
+        cells: dict[str, list[CellSums]] = {}
+        for piece, values in sums.pieces:
+            for cell, mine in zip(piece.cells, values, strict=True):
+                cells.setdefault(cell.relation, []).append((cell, mine))
+        tallies = {relation: Tally() for relation in cells}
+        for relation, sums_of in cells.items():
+            tallies[relation].add(sums_of)
+        found = Found(tallies=tallies, not_finite=tuple(sums.not_finite), halved_to=self._room.tokens)
+        return block.known.merge(found)
+
+    def _run_batch(self, pieces: Sequence[Piece]) -> tuple[list[tuple[Piece, NDArray[np.float64]]], list[NotFinite]]:
+        """Hits and mass in the cells of each piece, NaN where a layer has fewer heads; and pieces that are left out."""
+        import torch
+
+        from attnscope.core.questions.relations import Links, links_of_weights
+
+        n_cells = sum(len(piece.cells) for piece in pieces)
+        facts = self._facts(pieces)
+        by_layer = self._each_layer(pieces, Links(facts, self._buffers), lambda _, maps: links_of_weights(maps, facts))
+        layers = sorted(by_layer)
+        n_heads = max(by_layer[layer].hits.shape[1] for layer in layers)
+        found = np.full((n_cells, len(layers), n_heads, 2), np.nan)
+        finite: dict[int, NDArray[np.float64]] = {}
+        for row, layer in enumerate(layers):
+            part = torch.stack([by_layer[layer].hits, by_layer[layer].mass], -1).cpu().double().numpy()
+            found[:, row, : part.shape[1]] = finite[layer] = part
+        broken = broken_rows({self.kind: finite})
+        well: list[tuple[Piece, NDArray[np.float64]]] = []
+        not_finite: list[NotFinite] = []
+        first = 0
+        for piece in pieces:
+            cells = range(first, first + len(piece.cells))
+            wrong = [layer for cell in cells if cell in broken for layer in broken[cell][1:] if layer is not None]
+            if wrong:
+                not_finite.append(NotFinite(piece.text.source, piece.text.line, min(wrong)))
+            else:
+                well.append((piece, found[cells.start : cells.stop]))
+            first = cells.stop
+        return well, not_finite
+
+    def _facts(self, pieces: Sequence[Piece]) -> LinkFacts:
+        """What is asked of a batch, where its attention is read."""
+        return facts_of(pieces, "cpu" if self._dense else self.model.info.device)
+
+    def _each_layer(
+        self, pieces: Sequence[Piece], probe: TileProbe[T], read: Callable[[int, Tensor], T]
+    ) -> dict[int, T]:
+        """Runs the model once; what each layer comes to, by the probe, or read off weights where these are dense."""
+        import torch
+
+        from attnscope.core.attention.probes import Weights, probe_by_kind
+
+        given = batch_of_placed([piece.placed for piece in pieces], self.model.info.device)
+        with torch.no_grad():
+            if self._dense:
+                kept = Weights()
+                self.model.run(given, kept)
+                return {layer: read(layer, weights) for layer, weights in _of(kept.maps, self.kind).items()}
+            n_tokens = max(len(piece.placed.chunk) for piece in pieces)
+            self.model.run(given, spare_memory(probe_by_kind({self.kind: probe}), n_tokens))
+            found: dict[int, T] = _of(probe.sums, self.kind)
+            return found
+
+
+def _of(by_kind: Mapping[Any, Any], kind: str) -> Any:
+    return next(found for name, found in by_kind.items() if name == kind)
+
+
+def _padded_size(pieces: Sequence[Piece]) -> int:
+    return len(pieces) * max((piece.placed.size for piece in pieces), default=0)
+
+
+def batch_of_placed(given: Sequence[Placed], device: str) -> Batch:
+    """Token numbers of chunks, padded; of pairs those of the decoder too."""
+    targets = [one.target for one in given if one.target is not None]
+    return batch_of([one.chunk.tokens for one in given], targets).to(device)
+
+
+def facts_of(pieces: Sequence[Piece], device: str) -> LinkFacts:
+    """The links of a batch as `core.relations` wants them; links of relations that a piece has no cell for stay out."""
+    import torch
+
+    from attnscope.core.questions.contacts import Contacts
+    from attnscope.core.questions.relations import LinkFacts
+
+    units = pad_rows([piece.placed.unit + 1 for piece in pieces]) - 1
+    row_text: list[int] = []
+    looking: list[tuple[int, int]] = []
+    own: list[tuple[int, int]] = []
+    targets: list[tuple[int, int]] = []
+    link_row: list[int] = []
+    link_cell: list[int] = []
+    contacts: list[Contacts] = []
+    first_cell = 0
+    for text, piece in enumerate(pieces):
+        cells: dict[str, int] = {}
+        for place, cell in enumerate(piece.cells, first_cell):
+            if cell.pairs is None:
+                cells[cell.relation] = place
+            else:
+                contacts.append(Contacts(text, place, torch.from_numpy(cell.pairs).to(device)))
+        first_cell += len(piece.cells)
+        rows: dict[tuple[int, ...], int] = {}
+        for link in piece.placed.links:
+            if link.link.relation not in cells:
+                continue
+            row = rows.get(link.tokens)
+            if row is None:
+                row = rows[link.tokens] = len(row_text)
+                row_text.append(text)
+                looking += [(row, token) for token in link.tokens]
+                own += [(row, unit) for unit in link.own]
+            targets += [(len(link_row), unit) for unit in link.targets]
+            link_row.append(row)
+            link_cell.append(cells[link.link.relation])
+
+    def tensor(rows: Sequence[Any]) -> Any:
+        return torch.tensor(rows, dtype=torch.int64, device=device)
+
+    def pairs(rows: Sequence[Any]) -> Any:
+        return tensor(rows).view(-1, 2)
+
+    return LinkFacts(
+        torch.from_numpy(units).to(device), tensor(row_text), pairs(looking), pairs(own), tensor(link_row),
+        pairs(targets), tensor(link_cell), first_cell, tuple(contacts),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""How a study runs: passes over a corpus, workers, memory, failures."""

@@ -1,0 +1,1 @@
+"""What each head does on pictures and recordings."""

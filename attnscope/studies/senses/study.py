@@ -1,0 +1,450 @@
+"""What does each head of a model that sees or hears do? Any number of photos or recordings in, measures out."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.corpus import expand
+from attnscope.errors import AttnscopeError, amount
+from attnscope.host import delay_interrupts
+from attnscope.models.model import Model, eyes_of, viewer_of
+from attnscope.records.frame.storage import finite
+from attnscope.records.heads.findings import LOOKS, PICTURES, RECORDINGS, Estimate, Findings, Head
+from attnscope.senses.photos import read_photo
+from attnscope.senses.recordings import read_recording
+from attnscope.studies.inputs.provenance import run_of
+from attnscope.studies.inputs.reading import ANSWER, Reading, Speech, View, read
+from attnscope.studies.inputs.texts import Progress, Report
+from attnscope.studies.maps.study import run_probe
+from attnscope.studies.running.overflow import broken_rows, require_finite
+from attnscope.studies.senses.grounding import (
+    FEWEST_PICTURES,
+    LEVEL,
+    ROLE,
+    Reference,
+    cover,
+    read_references,
+    tokens_of_phrase,
+    with_grounding,
+)
+
+if TYPE_CHECKING:
+    from attnscope.core.exact.running import RunningSums
+    from attnscope.core.measures.catalogue import Measure
+    from attnscope.core.senses.look_measures import LookSums
+    from attnscope.core.senses.picture_sums import PictureSums
+    from attnscope.core.senses.sound_measures import SoundSums
+
+_BLANK = np.full((256, 256, 3), 128, np.uint8)
+
+
+def picture_heads(
+    model: Model, images: Any, report: Report | None = None, *, text: str | None = None, generate: int = ANSWER
+) -> Findings:
+    """Measures every head of a vision transformer on photos.
+
+        found = attnscope.picture_heads(model, "photos/*.jpg")
+        found.grid("encoder", "distance_patches")        # (layer, head)
+        found.heads[0].measures["near_patches"]          # value, 95% interval over pictures, value of uniform attention
+        found.options["measures"]                        # what each measure is, with its formula
+        found.save("heads.npz")
+
+    The measures are `core.picture_measures.PICTURE_MEASURES`; there are no roles. Every picture is run by itself, and
+    no map is kept. What cannot be read is listed in `corpus["problems"]`, and the others are studied. An interruption
+    (KeyboardInterrupt) ends the study: what was done is returned, and said to be incomplete.
+
+    With a text, a model that reads pictures among words is asked it of each photo, and what its words do is measured,
+    by `core.look_measures.LOOK_MEASURES`: which heads look, and where.
+
+    Args:
+        model: A loaded vision model whose layers all see all patches: ViT, DeiT, DINOv2 …; with a text one that reads
+            both: LLaVA, Qwen2-VL, SmolVLM …
+        images: A file or a pattern, a list of these, or of images of Pillow or arrays (height, width, 3) of uint8.
+            With a text also JSON lines (.jsonl) with `image`, `phrase` and `box`: which heads look from the phrase,
+            which stands for {phrase} in the text, into the box.
+        report: Called after each picture.
+        text: A question; models that caption pictures need none.
+        generate: How many tokens of its answer the model writes at most; the words of the answer are measured, and
+            those of the question where there are none.
+
+    Returns:
+        The findings: `corpus["of"]` is "pictures", so its texts are pictures and its tokens are patches; with a text
+        it is "pictures among words", and its tokens are words.
+
+    Raises:
+        AttnscopeError: The model sees no pictures, or there is not one that can be read.
+    """
+    from attnscope.core.senses.picture_measures import PICTURE_MEASURES
+
+    if text is None and model.eyes is None and model.viewer is not None and model.viewer.describes:
+        text = ""
+    if text is not None:
+        return _vision_language_heads(model, images, text, generate, report)
+    model = eyes_of(model)
+    given = _list_inputs(images, "picture")
+    # What is wrong with the model is wrong with every picture.
+    read(model, read_photo(_BLANK))
+
+    def measure(number: int) -> _Measured:
+        name, image = given[number]
+        try:
+            photo = read_photo(image)
+            reading = read(model, photo)
+            probe = _measure_picture(model, reading)
+        except AttnscopeError as error:
+            raise _LeftOutError(error.message.replace(f"{name} ", "", 1)) from None
+        assert reading.picture is not None
+        pixels, grid = np.asarray(photo.image), reading.picture.grid
+        return _Measured(probe, math.prod(grid), reading.notes, f"picture {pixels.shape}\n", pixels.tobytes(), grid)
+
+    sense = _Sense(
+        PICTURES, "picture", "encoder", PICTURE_MEASURES, lambda measures: measures["resting"].value,
+        "give photos, such as --image 'photos/*.jpg'",
+    )  # fmt: skip
+    return _study(model, given, measure, sense, report)
+
+
+def _vision_language_heads(model: Model, images: Any, text: str, generate: int, report: Report | None) -> Findings:
+    """What words of an answer do in the pictures that it is about."""
+    from attnscope.core.attention.probes import probe_by_kind
+    from attnscope.core.senses.look_measures import LOOK_MEASURES, LookFacts, LookSums
+
+    references = _references(images)
+    given = [(f"{one.image}: {one.phrase}", one) for one in references] or _list_inputs(images, "picture")
+    model = viewer_of(model)
+    # What is wrong with the model or the question is wrong with every picture.
+    axes = read(model, View((read_photo(_BLANK),), text)).axes
+    kind = next(iter(axes), "decoder")
+    if references and axes and not axes[kind].queries.text:
+        raise AttnscopeError(
+            f"no word of {model.info.name} looks at the picture: learned queries do, and words at these",
+            "give photos without boxes",
+        )
+
+    def measure(number: int) -> _Measured:
+        name, image = given[number]
+        asked, of = text, image if isinstance(image, Reference) else None
+        if of is not None:
+            name, image = str(of.image), of.image
+            asked = text.replace("{phrase}", of.phrase) if "{phrase}" in text else f"{text} {of.phrase}"
+        try:
+            photo = read_photo(image)
+            reading = read(model, View((photo,), asked, 0 if of else generate))
+        except AttnscopeError as error:
+            raise _LeftOutError(error.message.replace(f"{name} ", "", 1)) from None
+        first, (tokens, keys) = reading.after_pictures, reading.queries_and_keys(kind)
+        hidden = reading.axes[kind].hidden if reading.axes else None
+        asks = ~tokens.special[first:]
+        written = asks & (np.arange(first, len(tokens)) >= tokens.n_given)
+        asks = written if written.any() else asks
+        if of is not None:
+            asks = tokens_of_phrase(tokens, first, of.phrase)
+            if not asks.any():
+                raise _LeftOutError(f"{of.phrase!r} is not found among the tokens of the question")
+        finest = max(reading.pictures, key=lambda picture: math.prod(picture.grid))
+        assert finest.cells is not None
+        cells = [picture.cells for picture in reading.pictures if picture.cells is not None]
+        patches = np.concatenate([of.ravel() for of in cells])
+        box = None if of is None else cover(finest, of.box)
+        seen = (np.ones(len(keys), np.bool_) if hidden is None else ~hidden) if reading.axes else None
+        facts = LookFacts(len(keys), first, asks, finest.cells, patches[patches >= 0], box, seen)
+        probe = LookSums(facts)
+        run_probe(model, reading, probe_by_kind({kind: probe}) if reading.axes else probe)
+        _require_finite(probe, model, photo.source)
+        pixels = np.asarray(photo.image)
+        head = f"picture {pixels.shape}\n{asked}\n{'' if of is None else of.box}\n"
+        return _Measured(probe, int(asks.sum()), reading.notes, head, pixels.tobytes())
+
+    sense = _Sense(
+        LOOKS, "picture", kind, LOOK_MEASURES, lambda measures: 1 - measures["looks"].value,
+        "give photos, such as --image 'photos/*.jpg'",
+    )  # fmt: skip
+    return _study(model, given, measure, sense, report)
+
+
+def _references(images: Any) -> list[Reference]:
+    """Photos with phrases and boxes, where JSON lines are given."""
+    files = [one for one in (images if isinstance(images, list) else [images]) if isinstance(one, str | Path)]
+    named = [Path(one) for one in files if str(one).endswith(".jsonl")]
+    return [reference for path in named for reference in read_references(path)]
+
+
+def sound_heads(
+    model: Model, audio: Any, text: str | Sequence[str] | None = None, report: Report | None = None
+) -> Findings:
+    """Measures every head of a speech model's cross-attention on recordings.
+
+        found = attnscope.sound_heads(attnscope.load("./whisper-tiny"), "talks/*.wav")
+        found.grid("cross", "monotonicity")     # (layer, head): 1 = listens further on with each token
+
+    The measures are `core.sound_measures.SOUND_MEASURES`; there are no roles. Every recording is run by itself, with
+    its transcript or what the model writes; no map is kept. What cannot be read is listed in `corpus["problems"]`, and
+    the others are studied. An interruption (KeyboardInterrupt) ends the study: what was done is returned.
+
+    Args:
+        model: A loaded model that listens as Whisper does.
+        audio: A file or a pattern, a list of these, or of (samples, rate).
+        text: The transcript of one recording, or a list with that of each; None = what the model itself writes.
+        report: Called after each recording.
+
+    Returns:
+        The findings: `corpus["of"]` is "recordings", so its texts are recordings and its tokens those of transcripts.
+
+    Raises:
+        AttnscopeError: The model hears nothing, or there is not one recording that can be read.
+    """
+    from attnscope.core.attention.probes import probe_by_kind
+    from attnscope.core.senses.sound_measures import SOUND_MEASURES, SoundFacts, SoundSums
+
+    given = _list_inputs(audio, "recording")
+    texts = [text] if isinstance(text, str) else [None] * len(given) if text is None else list(text)
+    if len(texts) != len(given):
+        n = f"{len(texts)} transcript{'s' * (len(texts) != 1)}"
+        raise AttnscopeError(f"{amount(len(given), 'recording')} and {n}", "give one for each, or leave out the text")
+
+    def measure(number: int) -> _Measured:
+        name, recorded = given[number]
+        try:
+            recording = read_recording(recorded)
+        except AttnscopeError as error:
+            raise _LeftOutError(error.message.replace(f"{name} ", "", 1)) from None
+        reading = read(model, Speech(recording, texts[number]))
+        sound = reading.sound
+        if reading.target is None or sound is None:
+            raise AttnscopeError(
+                f"{model.info.name} has no decoder, so there is no cross-attention to measure",
+                "look at single recordings with: attnscope heatmap --audio",
+            )
+        asks = ~reading.target.special
+        if not asks.any():
+            raise _LeftOutError("there is no token in what is written")
+        probe = SoundSums(SoundFacts(asks, len(sound.envelope), sound.seconds_per_frame))
+        run_probe(model, reading, probe_by_kind({"cross": probe}))
+        by_layer = {layer: np.stack(sums)[None] for layer, sums in probe.sums["cross"].items()}
+        for _, layer in broken_rows({"cross": by_layer}).values():
+            raise _LeftOutError(f"attention is not finite (NaN) in layer {layer} in {model.info.dtype}: not studied")
+        samples = recording.samples
+        return _Measured(probe, int(asks.sum()), reading.notes, f"recording {len(samples)}\n", samples.tobytes())
+
+    sense = _Sense(
+        RECORDINGS, "recording", "cross", SOUND_MEASURES, lambda measures: 1 - measures["sound"].value,
+        "give WAV files: --audio 'talks/*.wav'",
+    )  # fmt: skip
+    return _study(model, given, measure, sense, report)
+
+
+class _LeftOutError(Exception):
+    """A picture or recording cannot be studied; the message says why."""
+
+
+@dataclass(frozen=True)
+class _Sense:
+    """What differs between senses: their names, the kind of attention, its measures, and how much of it rests."""
+
+    of: str
+    noun: str
+    kind: str
+    catalogue: Mapping[str, Measure]
+    resting: Callable[[Mapping[str, Estimate]], float]
+    hint: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """What was measured on one picture or recording; its tokens; and by what it is known."""
+
+    probe: PictureSums | SoundSums | LookSums
+    n_tokens: int
+    notes: tuple[str, ...]
+    shape: str
+    content: bytes
+    grid: tuple[int, int] | None = None
+
+
+@dataclass
+class _Done:
+    """What was added up, (layer, head, measure); of uniform attention one head of one layer.
+
+    A picture or recording is in all of it or in nothing.
+    """
+
+    measures: RunningSums | None = None
+    uniform: RunningSums | None = None
+    layers: tuple[int, ...] = ()
+    n: int = 0
+    n_tokens: int = 0
+    grids: set[tuple[int, int]] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    def add(self, found: _Measured) -> None:
+        """Adds one."""
+        from attnscope.core.exact.running import RunningSums
+
+        (by_layer,) = found.probe.sums.values()
+        layers = tuple(sorted(by_layer))
+        sums = [_stack([by_layer[layer][part] for layer in layers]) for part in (0, 1)]
+        assert found.probe.uniform is not None
+        even = [part.T[None, None] for part in found.probe.uniform]
+        if self.measures is None or self.uniform is None:
+            self.layers = layers
+            self.measures, self.uniform = RunningSums(sums[0].shape[1:]), RunningSums((1, *even[0].shape[2:]))
+        self.measures.add(*sums)
+        self.uniform.add(*even)
+        self.n += 1
+        self.n_tokens += found.n_tokens
+        self.grids |= set() if found.grid is None else {found.grid}
+        self.notes += found.notes
+        self.digest.update(found.shape.encode() + found.content)
+
+
+def _study(
+    model: Model,
+    given: Sequence[tuple[str, Any]],
+    measure: Callable[[int], _Measured],
+    sense: _Sense,
+    report: Report | None,
+) -> Findings:
+    """Measures what is given, one after the other; lists what cannot be."""
+    done, complete = _Done(), True
+    problems: list[dict[str, Any]] = []
+    try:
+        for number, (name, _) in enumerate(given):
+            try:
+                found = measure(number)
+            except _LeftOutError as error:
+                problems.append({"source": name, "line": None, "reason": str(error)})
+            else:
+                with delay_interrupts():
+                    done.add(found)
+            if report is not None:
+                report(Progress(done.n, done.n_tokens, (number + 1) / len(given)))
+    except KeyboardInterrupt:
+        if not done.n:
+            raise
+        complete = False
+    if done.measures is None or done.uniform is None:
+        first = f"{problems[0]['source']}: {problems[0]['reason']}"
+        raise AttnscopeError(f"no {sense.noun} is left of {len(given)}: {first}", sense.hint)
+    corpus = {
+        "of": sense.of,
+        "sources": [name for name, _ in given],
+        "n_texts": done.n,
+        "n_tokens": done.n_tokens,
+        **({"grids": sorted(done.grids)} if done.grids else {}),
+        "sha256": done.digest.hexdigest(),
+        "shards": ["1/1"],
+        "problems": problems,
+        "complete": complete,
+    }
+    notes = list(dict.fromkeys(done.notes))
+    if done.n == 1:
+        notes.append(f"of one {sense.noun} there are no intervals")
+    of = sense.kind, sense.catalogue, done.measures, done.uniform, done.layers
+    heads, options = _heads_of(*of, sense.resting), _describe(sense.catalogue)
+    if any("grounds" in head.measures for head in heads):
+        heads = with_grounding(heads, done.layers, done.measures, list(sense.catalogue).index("grounds"))
+        options |= {"roles": {"grounding": ROLE}, "level": LEVEL, "fewest_texts": FEWEST_PICTURES}
+    return Findings(run_of(model.info, notes), corpus, options, heads, _sums_of(*of))
+
+
+def _measure_picture(model: Model, reading: Reading) -> PictureSums:
+    """The measures of each layer on one picture.
+
+    Raises:
+        AttnscopeError: The model computes NaN.
+    """
+    from attnscope.core.senses.picture_measures import picture_facts
+    from attnscope.core.senses.picture_sums import PictureSums
+
+    picture = reading.picture
+    assert picture is not None
+    n_before = len(reading.tokens) - math.prod(picture.grid)
+    probe = PictureSums(picture_facts(picture.pixels, picture.grid, reading.tokens.labels[:n_before]))
+    run_probe(model, reading, probe)
+    _require_finite(probe, model, picture.source)
+    return probe
+
+
+def _require_finite(probe: PictureSums | LookSums, model: Model, source: str) -> None:
+    by_kind = {str(kind): {at: found.sums[None] for at, found in of.items()} for kind, of in probe.sums.items()}
+    require_finite(by_kind, model.info, source)
+
+
+def _stack(arrays: Sequence[Any]) -> Any:
+    """(measure, head) of each layer as (1, layer, head, measure); nothing is counted where a layer has fewer heads."""
+    stack = np.zeros((1, len(arrays), max(array.shape[1] for array in arrays), arrays[0].shape[0]))
+    for row, array in enumerate(arrays):
+        stack[0, row, : array.shape[1]] = array.T
+    return stack
+
+
+def _heads_of(
+    kind: str,
+    catalogue: Mapping[str, Measure],
+    sums: RunningSums,
+    uniform: RunningSums,
+    layers: Sequence[int],
+    resting: Callable[[Mapping[str, Estimate]], float],
+) -> tuple[Head, ...]:
+    """Every head with its measures; without those that nothing defines."""
+    values, counts = sums.ratio(), sums.total("c")
+    ends = [np.array([getattr(one, end) for one in catalogue.values()]) for end in ("low", "high")]
+    low, high = (np.clip(end, *ends) for end in sums.interval())
+    even = np.broadcast_to(uniform.ratio(), values.shape)
+    heads = []
+    for at in np.ndindex(*values.shape[:2]):
+        if not counts[at].any():
+            continue
+        columns = zip(*(array[at].tolist() for array in (values, low, high, even, counts)), strict=True)
+        measures = {name: Estimate(*numbers) for name, numbers in zip(catalogue, columns, strict=True) if numbers[-1]}
+        heads.append(Head(kind, layers[at[0]], at[1], (), resting(measures), measures))
+    return tuple(heads)
+
+
+def _sums_of(
+    kind: str, catalogue: Mapping[str, Measure], sums: RunningSums, uniform: RunningSums, layers: Sequence[int]
+) -> dict[str, Any]:
+    """All that was added up, for a record."""
+    parts = {"measures": sums, "uniform": uniform}
+    arrays = {f"{kind}.{part}.{name}": a for part, held in parts.items() for name, a in held.to_arrays().items()}
+    return arrays | {f"{kind}.layers": np.array(layers), f"{kind}.names": np.array(list(catalogue))}
+
+
+def _describe(catalogue: Mapping[str, Measure]) -> dict[str, Any]:
+    """What measures mean, so that a record explains itself."""
+    return {
+        "roles": {},
+        "measures": {
+            name: {
+                "what": measure.what,
+                "formula": measure.formula,
+                "unit": measure.unit,
+                "range": [finite(measure.low), finite(measure.high)],
+                "source": measure.source,
+            }
+            for name, measure in catalogue.items()
+        },
+    }
+
+
+def _list_inputs(given: Any, what: str) -> list[tuple[str, Any]]:
+    """Pictures or recordings with what to call each; files and patterns are looked up."""
+    found = list(_name_inputs(given if isinstance(given, list) else [given], what))
+    if not found:
+        raise AttnscopeError(f"there is no {what} to study", "give at least one file")
+    return found
+
+
+def _name_inputs(given: Sequence[Any], what: str) -> Iterator[tuple[str, Any]]:
+    yield from ((name, name) for name in expand([one for one in given if isinstance(one, str | Path)]))
+    for number, one in enumerate(given, 1):
+        if not isinstance(one, str | Path):
+            yield f"{what} {number}", one

@@ -1,0 +1,1 @@
+"""Attention by hand: numbers, splits and costs."""

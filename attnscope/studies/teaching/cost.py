@@ -1,0 +1,363 @@
+"""What does this model's attention cost? From its sizes alone: parameters, multiply-adds, memory."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import asdict
+from typing import Any
+
+from attnscope.errors import AttnscopeError, UsageError, amount
+from attnscope.models.catalog import find_config, read_config
+from attnscope.models.sizes import (
+    PRESETS,
+    Sizes,
+    attention_biases,
+    attention_weights,
+    change_sizes,
+    divisors,
+    sizes_by_hand,
+    sizes_of,
+)
+from attnscope.records.frame.storage import plain
+from attnscope.records.teaching.cost import Cost, Curve, HeadRow, Quantity
+
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+DEFAULT_TOKENS = 2048
+
+_SIZE_OPTIONS = ("d_model", "n_heads", "n_layers", "n_kv_heads", "d_head", "d_ff", "vocab_size")
+
+
+def find_sizes(spec: str | None = None, **given: int | None) -> Sizes:
+    """The sizes of a preset, of a model by its configuration, or those given; given ones replace a model's.
+
+    Args:
+        spec: A preset, a known name, a folder, a config.json, or a Hub id; None = the sizes given.
+        given: Some of d_model, n_heads, n_layers, n_kv_heads, d_head, d_ff and vocab_size.
+
+    Raises:
+        UsageError: Neither a model nor d_model, n_heads and n_layers are given.
+        AttnscopeError: There is no such model, or its sizes make no sense.
+    """
+    unknown = set(given) - set(_SIZE_OPTIONS)
+    if unknown:
+        raise UsageError(f"there is no size {unknown.pop()!r}", f"there are: {', '.join(_SIZE_OPTIONS)}")
+    if spec is None:
+        d_model, n_heads, n_layers = (given.get(name) for name in ("d_model", "n_heads", "n_layers"))
+        if d_model is None or n_heads is None or n_layers is None:
+            raise UsageError(
+                "no model is given, nor all of --d-model, --n-heads and --n-layers",
+                f"presets: {', '.join(PRESETS)}; or a folder, or a Hub id",
+            )
+        others = {name: value for name, value in given.items() if name not in ("d_model", "n_heads", "n_layers")}
+        return sizes_by_hand(d_model, n_heads, n_layers, **others)
+    if spec in PRESETS:
+        return change_sizes(PRESETS[spec], **given)
+    close = difflib.get_close_matches(spec.lower(), PRESETS, n=1, cutoff=0.75)
+    try:
+        source = find_config(spec)
+    except AttnscopeError as error:
+        hint = f"did you mean the preset {close[0]}?" if close else f"{error.hint}; presets: {', '.join(PRESETS)}"
+        raise AttnscopeError(error.message, hint.removeprefix("; ")) from None
+    return change_sizes(sizes_of(read_config(source), source.name, source.origin), **given)
+
+
+def cost(
+    model: str | Sizes, n_tokens: int | None = None, *, dtype: str = "float16", **given: int | None
+) -> Cost:  # fmt: skip
+    """What a model's attention costs.
+
+    Multiply-adds are those of matrix products; norms, activations and adding are left out, as they are small. A
+    multiply-add is two floating-point operations.
+
+    Args:
+        model: Its sizes, or whatever `find_sizes` takes.
+        n_tokens: For texts of this length; None = the model's longest, or 2048 where there is no limit.
+        dtype: Precision of the scores: float32, float16, bfloat16 or int8.
+        given: Sizes that replace the model's, such as n_kv_heads=8.
+
+    Raises:
+        AttnscopeError: There is no such model, or sizes that make no sense.
+        UsageError: An unknown precision, or no tokens.
+    """
+    if dtype not in BYTES:
+        raise UsageError(f"there is no precision {dtype!r}", f"choose from {', '.join(BYTES)}")
+    if n_tokens is not None and n_tokens < 1:
+        raise UsageError(f"a text of {n_tokens} tokens is none", "give at least 1")
+    sizes = find_sizes(model, **given) if isinstance(model, str) else change_sizes(model, **given)
+    n = n_tokens or sizes.max_tokens or DEFAULT_TOKENS
+    notes = list(sizes.notes)
+    if sizes.kind != "encoder":
+        notes.append(
+            "a causal mask needs half of the scores and values of a text, N·(N + 1)/2 of N²; kernels that skip the "
+            "rest compute so much, dense ones all"
+        )
+    if sizes.max_tokens and n > sizes.max_tokens:
+        notes.append(f"{sizes.name} takes {amount(sizes.max_tokens, 'token')}; {n:,} are asked for")
+    return Cost(
+        name=sizes.name, source=sizes.source, sizes=plain(asdict(sizes)), n_tokens=n, dtype=dtype,
+        groups={
+            "parameters": tuple(_parameters(sizes)),
+            "per_token": tuple(_per_token(sizes, n)),
+            "per_text": tuple(_per_text(sizes, n)),
+            "memory": tuple(_memory(sizes, n, dtype)),
+            "kv_cache": tuple(_kv_cache(sizes, n)),
+        },
+        heads=tuple(_head_rows(sizes, n, BYTES[dtype])), lengths=_lengths(n), curves=tuple(_curves(sizes, n, dtype)),
+        notes=tuple(notes),
+    )  # fmt: skip
+
+
+# Parameters -------------------------------------------------------------------------------------------------------
+
+
+def _parameters(s: Sizes) -> list[Quantity]:
+    weights, biases, layers = attention_weights(s), attention_biases(s), s.n_attentions
+    if s.n_kv_heads == s.n_heads and s.n_heads * s.d_head == s.d_model:
+        formula, numbers = "4 · d_model²", f"4 · {s.d_model}²"
+    else:
+        formula = "2 · d_model · d_head · (n_heads + n_kv_heads)"
+        numbers = f"2 · {s.d_model} · {s.d_head} · ({s.n_heads} + {s.n_kv_heads})"
+    found = [
+        _q("attention_weights_per_layer", "attention weights, a layer", formula, numbers, weights),
+        _q("attention_weights", "attention weights, in all", f"{_layers(s)} · weights a layer",
+           f"{layers} · {weights:,}", layers * weights),
+    ]  # fmt: skip
+    if biases:
+        terms = [
+            *(["d_head · (n_heads + 2 · n_kv_heads)"] if s.qkv_bias else []), *(["d_model"] if s.o_bias else [])
+        ]  # fmt: skip
+        values = [
+            *([f"{s.d_head} · ({s.n_heads} + 2 · {s.n_kv_heads})"] if s.qkv_bias else []),
+            *([f"{s.d_model}"] if s.o_bias else []),
+        ]
+        found.append(
+            _q("attention_biases", "attention biases, in all", f"{_layers(s)} · ({' + '.join(terms)})",
+               f"{layers} · ({' + '.join(values)})", layers * biases)
+        )  # fmt: skip
+    found += _other_parameters(s)
+    total = sum(int(q.value) for q in found[1:])
+    if s.counted is not None:
+        total = s.counted
+        found.append(_q("parameters", "all parameters", "counted in the model, built without weights", "", total))
+    elif s.vocab_size:
+        found.append(_q("parameters", "all parameters", "the sum", "", total))
+    else:
+        found.append(_q("parameters", "all but the embeddings", "the sum", "", total))
+    share = layers * (weights + biases) / total
+    found.append(
+        Quantity("attention_share", "attention's share of them", "(weights + biases) / all",
+                 f"{layers * (weights + biases):,} / {total:,}", share, "share")
+    )  # fmt: skip
+    return found
+
+
+def _other_parameters(s: Sizes) -> list[Quantity]:
+    if s.counted is not None:
+        return []
+    n_blocks = s.n_layers + s.n_decoder_layers
+    ff_bias = s.ff_bias * ((s.ff_matrices - 1) * s.d_ff + s.d_model)
+    formula = "layers · (ff_matrices · d_model · d_ff"
+    numbers = f"{n_blocks} · ({s.ff_matrices} · {s.d_model} · {s.d_ff}"
+    if s.ff_bias:
+        ups = "" if s.ff_matrices == 2 else f"{s.ff_matrices - 1} · "
+        formula, numbers = f"{formula} + {ups}d_ff + d_model", f"{numbers} + {ups}{s.d_ff} + {s.d_model}"
+    found = [
+        _q("feed_forward", "feed-forward, in all", f"{formula})", f"{numbers})",
+           n_blocks * (s.ff_matrices * s.d_model * s.d_ff + ff_bias))
+    ]  # fmt: skip
+    if s.vocab_size:
+        found.append(
+            _q("embeddings", "token embeddings", "vocab_size · d_embedding", f"{s.vocab_size} · {s.d_embedding}",
+               s.vocab_size * s.d_embedding)
+        )  # fmt: skip
+        rows = s.n_positions + s.n_segments
+        if rows:
+            found.append(
+                _q("position_embeddings", "position and segment embeddings", "(n_positions + n_segments) · d_embedding",
+                   f"({s.n_positions} + {s.n_segments}) · {s.d_embedding}", rows * s.d_embedding)
+            )  # fmt: skip
+        if s.d_embedding != s.d_model:
+            found.append(
+                _q("embedding_projection", "from embeddings to layers", "d_embedding · d_model + d_model",
+                   f"{s.d_embedding} · {s.d_model} + {s.d_model}", (s.d_embedding + 1) * s.d_model)
+            )  # fmt: skip
+    if s.relative_buckets:
+        found.append(
+            _q("position_biases", "position biases, in both stacks", "2 · buckets · n_heads",
+               f"2 · {s.relative_buckets} · {s.n_heads}", 2 * s.relative_buckets * s.n_heads)
+        )  # fmt: skip
+    found += _norms(s)
+    if s.pooler:
+        found.append(
+            _q("pooler", "pooler", "d_model² + d_model", f"{s.d_model}² + {s.d_model}", s.d_model**2 + s.d_model)
+        )
+    if s.unembedding == "own" and s.vocab_size:
+        found.append(
+            _q("unembedding", "unembedding", "vocab_size · d_model", f"{s.vocab_size} · {s.d_model}",
+               s.vocab_size * s.d_model)
+        )  # fmt: skip
+    return found
+
+
+def _norms(s: Sizes) -> list[Quantity]:
+    """Norms before and after the layers; those on embeddings are as wide as these."""
+    if not s.norm_vectors:
+        return []
+    in_layers = s.norm_vectors * s.n_layers + (s.norm_vectors + 1) * s.n_decoder_layers
+    outside = s.norm_vectors_outside * (s.d_embedding if s.kind == "encoder" else s.d_model)
+    formula = "vectors in the layers · d_model + those outside"
+    return [_q("norms", "norms", formula, f"{in_layers} · {s.d_model} + {outside}", in_layers * s.d_model + outside)]
+
+
+# Multiply-adds ----------------------------------------------------------------------------------------------------
+
+
+def _per_token(s: Sizes, n: int) -> list[Quantity]:
+    """For one token of a text of n."""
+    weights, layers, width = attention_weights(s), s.n_attentions, s.n_heads * s.d_head
+    each = _unit("multiply-adds")
+    if s.kind == "encoder-decoder":
+        what = "a token of the source and one of the target together"
+        feed = s.n_layers + s.n_decoder_layers
+    else:
+        what, feed = "a token", s.n_layers
+    found = [
+        each("projections_per_token", "projections (W_Q, W_K, W_V, W_O)", f"{_layers(s)} · attention weights",
+             f"{layers} · {weights:,}", layers * weights),
+        each("scores_per_token", "scores (q · k with N keys)", f"{_layers(s)} · n_heads · d_head · N",
+             f"{layers} · {s.n_heads} · {s.d_head} · {n}", layers * width * n),
+        each("values_per_token", "weighted values (with N values)", f"{_layers(s)} · n_heads · d_head · N",
+             f"{layers} · {s.n_heads} · {s.d_head} · {n}", layers * width * n),
+        each("feed_forward_per_token", "feed-forward", "layers · ff_matrices · d_model · d_ff",
+             f"{feed} · {s.ff_matrices} · {s.d_model} · {s.d_ff}", feed * s.ff_matrices * s.d_model * s.d_ff),
+    ]  # fmt: skip
+    if s.unembedding and s.vocab_size:
+        found.append(
+            each("unembedding_per_token", "unembedding", "d_model · vocab_size", f"{s.d_model} · {s.vocab_size}",
+                 s.d_model * s.vocab_size)
+        )  # fmt: skip
+    found.append(each("per_token", f"in all, {what}", "the sum", "", sum(int(q.value) for q in found)))
+    found.append(
+        Quantity("exponentials_per_token", "softmax, beside them", f"{_layers(s)} · n_heads · N",
+                 f"{layers} · {s.n_heads} · {n}", layers * s.n_heads * n, "exponentials")
+    )  # fmt: skip
+    return found
+
+
+def _per_text(s: Sizes, n: int) -> list[Quantity]:
+    """For a text of n tokens (an encoder-decoder: and a target of n)."""
+    found = []
+    for q in _per_token(s, n):
+        name = q.name.replace("_per_token", "_per_text").replace("per_token", "per_text")
+        numbers = f"{n} · {q.value:,}"
+        what = "in all, a text" if name == "per_text" else q.what
+        found.append(Quantity(name, what, "N · the same for a token", numbers, n * int(q.value), q.unit))
+    return found
+
+
+# Memory -----------------------------------------------------------------------------------------------------------
+
+
+def _memory(s: Sizes, n: int, dtype: str) -> list[Quantity]:
+    each, size = _unit("bytes"), BYTES[dtype]
+    one = s.n_heads * n * n * size
+    statistics = s.n_heads * n * 4
+    return [
+        each("scores_bytes", "scores of one layer, kept whole", f"n_heads · N² · {size} bytes ({dtype})",
+             f"{s.n_heads} · {n}² · {size}", one),
+        each("scores_bytes_all_layers", "of all layers, as training keeps them", f"{_layers(s)} · one layer's",
+             f"{s.n_attentions} · {one:,}", s.n_attentions * one),
+        each("tiled_bytes", "tiled attention: log-sum-exp of one layer", "n_heads · N · 4 bytes (float32)",
+             f"{s.n_heads} · {n} · 4", statistics),
+        Quantity("tiled_ratio", "how many times less that is", f"N · {size} / 4", f"{n} · {size} / 4",
+                 n * size / 4, "times"),
+    ]  # fmt: skip
+
+
+def _kv_cache(s: Sizes, n: int) -> list[Quantity]:
+    """Keys and values of a text of n, by who shares them and by precision; an encoder keeps none."""
+    layers = s.caching_layers
+    if not layers:
+        return []
+    each = _unit("bytes")
+    found = []
+    for name, what, heads in _sharings(s):
+        for dtypes in (("float32",), ("float16", "bfloat16"), ("int8",)):
+            size, names = BYTES[dtypes[0]], " or ".join(dtypes)
+            found.append(
+                each(f"kv_cache_{name}_{dtypes[0]}", f"{what}, {names}", "2 · layers · n_kv_heads · d_head · N · bytes",
+                     f"2 · {layers} · {heads} · {s.d_head} · {n} · {size}", 2 * layers * heads * s.d_head * n * size)
+            )  # fmt: skip
+    return found
+
+
+def _sharings(s: Sizes) -> list[tuple[str, str, int]]:
+    """Who may share keys and values: a name, a line for people, and how many key/value heads there are then."""
+    own = s.n_kv_heads
+    name = {s.n_heads: "MHA", 1: "MQA"}.get(own, f"GQA of {own}")
+    found = [("own", f"as it is ({name})", own)]
+    if own != s.n_heads:
+        found.append(("mha", f"MHA ({s.n_heads} key/value heads)", s.n_heads))
+    grouped = next((heads for heads in (8, 4, 2) if s.n_heads % heads == 0 and heads not in (own, s.n_heads)), None)
+    if grouped is not None and own in (1, s.n_heads):
+        found.append(("gqa", f"GQA ({grouped} key/value heads)", grouped))
+    if own != 1:
+        found.append(("mqa", "MQA (1 key/value head)", 1))
+    return found
+
+
+# Tables and curves ------------------------------------------------------------------------------------------------
+
+
+def _head_rows(s: Sizes, n: int, size: int) -> list[HeadRow]:
+    """Numbers of heads that divide d_model: powers of two, and the model's own."""
+    fits = [heads for heads in divisors(s.d_model) if (heads & (heads - 1)) == 0 or heads == s.n_heads]
+    return [
+        HeadRow(
+            n_heads=heads, d_head=s.d_model // heads, scale=(s.d_model // heads) ** -0.5, weights_mha=4 * s.d_model**2,
+            weights_mqa=2 * s.d_model**2 + 2 * s.d_model * (s.d_model // heads), scores_bytes=heads * n * n * size,
+            chosen=heads == s.n_heads and s.n_heads * s.d_head == s.d_model,
+        )
+        for heads in fits
+        if heads <= max(128, s.n_heads)
+    ]  # fmt: skip
+
+
+def _lengths(n: int) -> tuple[int, ...]:
+    top = max(32768, 4 * n)
+    return tuple(sorted({n, *(2**k for k in range(5, top.bit_length()))}))
+
+
+def _curves(s: Sizes, n: int, dtype: str) -> list[Curve]:
+    lengths = _lengths(n)
+    curves = []
+    texts = [{q.name: q for q in _per_text(s, length)} for length in lengths]
+    for names, what in (
+        (("projections_per_text",), "projections"),
+        (("scores_per_text", "values_per_text"), "scores and weighted values"),
+        (("feed_forward_per_text",), "feed-forward"),
+    ):
+        curves.append(Curve("multiply-adds", what, tuple(sum(int(t[name].value) for name in names) for t in texts)))
+    memories = [{q.name: int(q.value) for q in _memory(s, length, dtype)} for length in lengths]
+    curves.append(Curve("bytes", f"scores of one layer ({dtype})", tuple(m["scores_bytes"] for m in memories)))
+    curves.append(Curve("bytes", "log-sum-exp of one layer (tiled)", tuple(m["tiled_bytes"] for m in memories)))
+    for name, what, heads in _sharings(s) if s.caching_layers else []:
+        del name
+        per_token = 2 * s.caching_layers * heads * s.d_head * BYTES["float16"]
+        curves.append(Curve("bytes", f"KV cache, {what} (float16)", tuple(per_token * length for length in lengths)))
+    return curves
+
+
+def _layers(s: Sizes) -> str:
+    return "layers" if s.kind != "encoder-decoder" else "(encoder + 2 · decoder layers)"
+
+
+def _q(name: str, what: str, formula: str, numbers: str, value: int) -> Quantity:
+    return Quantity(name, what, formula, numbers, value, "parameters")
+
+
+def _unit(unit: str) -> Any:
+    def quantity(name: str, what: str, formula: str, numbers: str, value: int) -> Quantity:
+        return Quantity(name, what, formula, numbers, value, unit)
+
+    return quantity

@@ -1,0 +1,212 @@
+"""What does the number of heads do? The same queries, keys and values, cut into more and fewer."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.core.teaching import example, splitting
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Model
+from attnscope.records.teaching.split import Drop, Seen, Split
+from attnscope.studies.inputs.provenance import run_of
+from attnscope.studies.inputs.reading import Prompt, read
+from attnscope.version import VERSION
+
+Array = NDArray[np.float64]
+
+_MOST_NUMBERS = 20_000_000
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """How queries, keys and values are cut, and what becomes of the heads.
+
+    Attributes:
+        counts: Numbers of heads; each divides d_model.
+        same_columns: Whether head 1 gets the columns of head 0, so that the two compute the same.
+        project: What W_O is: "" (none), "orthogonal", "permute", or the path of a matrix (.npy, or numbers in lines).
+        seed: Of a random W_O.
+        drop: Heads that are dropped, one by one, wherever there are so many.
+    """
+
+    counts: tuple[int, ...] = (1, 2, 4)
+    same_columns: bool = False
+    project: str = ""
+    seed: int = 0
+    drop: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.counts or min(self.counts) < 1:
+            raise UsageError("a number of heads is at least 1", "such as --counts 1,2,4")
+        if self.same_columns and max(self.counts) < 2:
+            raise UsageError("two heads are needed to share columns", "such as --counts 2")
+        beyond = [head for head in self.drop if not 0 <= head < max(self.counts)]
+        if beyond:
+            raise UsageError(
+                f"there is no head {beyond[0]} to drop",
+                f"of {max(self.counts)} heads the last is {max(self.counts) - 1}",
+            )
+
+
+def split_example(options: SplitOptions | None = None) -> Split:
+    """The worked example with different numbers of heads.
+
+    Raises:
+        UsageError: A number of heads does not divide 4.
+        AttnscopeError: W_O does not fit.
+    """
+    options = options or SplitOptions()
+    _require_fit(options.counts, example.Q.shape[1], UsageError)
+    run: dict[str, Any] = {
+        "model": "worked example",
+        "seed": options.seed if options.project else None,
+        "versions": {"attnscope": VERSION, "python": platform.python_version(), "numpy": version("numpy")},
+        "notes": [],
+    }
+    text = " ".join(example.TOKENS)
+    return _split(
+        example.Q, example.K, example.V, None, options, run, text, example.TOKENS, example.TOKENS
+    )  # fmt: skip
+
+
+def split(
+    model: Model, text: str | Prompt, layer: int, options: SplitOptions | None = None, *, kind: str | None = None
+) -> Split:
+    """One layer's queries, keys and values on a text, with different numbers of heads.
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        text: What to run it on.
+        layer: Which layer.
+        options: How they are cut.
+        kind: "encoder", "decoder" or "cross"; None = the model's first.
+
+    Returns:
+        The record. With the model's own number of heads it has the model's own weights.
+
+    Raises:
+        AttnscopeError: The layer's heads cannot be cut otherwise: grouped queries, position biases by head, sinks; or a
+            number of heads does not divide its width.
+    """
+    from attnscope.studies.teaching.trace import layer_inputs
+
+    options = options or SplitOptions()
+    kind = model.info.kinds[0] if kind is None else kind
+    prompt = Prompt(text) if isinstance(text, str) else text
+    reading = read(model, prompt)
+    inputs, queries, keys, notes = layer_inputs(model, reading, kind, layer)
+    name = model.info.name
+    if inputs.n_kv_heads != inputs.n_heads:
+        raise AttnscopeError(
+            f"{name} has {inputs.n_heads} query heads on {inputs.n_kv_heads} key/value heads: its queries are wider "
+            "than its keys, and cannot be cut otherwise",
+            "choose a model without grouped queries",
+        )
+    if inputs.bias is not None or inputs.softcap is not None or inputs.sinks is not None:
+        raise AttnscopeError(
+            f"{name} adds to its scores what belongs to single heads (position biases, soft cap or sinks)",
+            "choose a model without",
+        )
+    if inputs.d_head != inputs.d_value or abs(inputs.scale * inputs.d_head**0.5 - 1) > 1e-6:
+        raise AttnscopeError(f"{name} does not scale its scores by 1 / sqrt(d_head)", "choose another model")
+    if inputs.may is not None and inputs.may.shape[0] > 1:
+        raise AttnscopeError(f"{name} masks its heads each in its own way", "choose another model")
+    numbers = sum(options.counts) * len(queries) * len(keys)
+    if numbers > _MOST_NUMBERS:
+        raise AttnscopeError(
+            f"the weights of {sum(options.counts)} heads on {len(queries)} tokens are {numbers:,} numbers",
+            "choose fewer heads (--counts) or a shorter text",
+        )
+    may = None if inputs.may is None else inputs.may[0]
+    run = run_of(model.info, (*reading.notes, *notes))
+    run["seed"] = options.seed if options.project else None
+    return _split(inputs.Q, inputs.K, inputs.V, may, options, run, prompt.text, queries, keys)
+
+
+def _split(
+    query: Array,
+    key: Array,
+    value: Array,
+    may: NDArray[np.bool_] | None,
+    options: SplitOptions,
+    run: dict[str, Any],
+    text: str,
+    queries: Sequence[str],
+    keys: Sequence[str],
+) -> Split:
+    d_model = query.shape[1]
+    _require_fit(options.counts, d_model, AttnscopeError)
+    w_o = _output_projection(options, d_model)
+    seen = []
+    for count in dict.fromkeys(options.counts):
+        found = splitting.cut(query, key, value, count, may=may, twins=options.same_columns)
+        output = found.joined if w_o is None else found.joined @ w_o.T
+        d_head = d_model // count
+        own = np.stack([np.arange(count) * d_head, np.arange(1, count + 1) * d_head], 1)
+        seen.append(
+            Seen(
+                n_heads=count, d_head=d_head, scale=d_head**-0.5, columns=found.columns, weights=found.weights,
+                mean_weights=found.weights.mean(0), output=output, entropy_nats=found.entropy_nats,
+                uniform=found.uniform, rank=found.rank, disagreement_nats=found.disagreement_nats,
+                mixing=None if w_o is None else splitting.head_shares(w_o, own),
+                drops=tuple(_drop(found, head, w_o, output) for head in options.drop if head < count),
+            )
+        )  # fmt: skip
+    return Split(
+        run=run, text=text, queries=tuple(queries), keys=tuple(keys), d_model=d_model,
+        same_columns=options.same_columns, project=options.project, w_o=w_o, seen=tuple(seen),
+    )  # fmt: skip
+
+
+def _require_fit(counts: Sequence[int], d_model: int, error: type[AttnscopeError]) -> None:
+    """Refuses numbers of heads that columns cannot be cut into, by an error of this kind."""
+    if unfit := [count for count in counts if d_model % count]:
+        fits = ", ".join(str(n) for n in range(1, d_model + 1) if d_model % n == 0)
+        raise error(f"{d_model} columns cannot be cut into {unfit[0]} heads", f"what fits: {fits}")
+
+
+def _drop(found: splitting.Cut, head: int, w_o: Array | None, output: Array) -> Drop:
+    heads_out = found.heads_out.copy()
+    heads_out[head] = 0
+    joined = heads_out.transpose(1, 0, 2).reshape(output.shape[0], -1)
+    change = output - (joined if w_o is None else joined @ w_o.T)
+    whole, l2 = float(np.linalg.norm(output)), float(np.linalg.norm(change))
+    return Drop(head, l2, l2 / whole if whole else float("nan"), np.linalg.norm(change, axis=1))
+
+
+def _output_projection(options: SplitOptions, width: int) -> Array | None:
+    if not options.project:
+        return None
+    if options.project == "orthogonal":
+        return splitting.random_rotation(width, options.seed)
+    if options.project == "permute":
+        return splitting.random_permutation(width, options.seed)
+    path = Path(options.project)
+    try:
+        if path.suffix == ".npy":
+            matrix = np.load(path, allow_pickle=False)
+        else:
+            separator = "," if path.suffix == ".csv" else None
+            matrix = np.loadtxt(path, delimiter=separator, ndmin=2, encoding="utf-8")
+        matrix = np.asarray(matrix, np.float64)
+    except FileNotFoundError:
+        raise AttnscopeError(
+            f"there is no file {path}, and no projection of that name",
+            "--project takes orthogonal, permute, or a file with a matrix",
+        ) from None
+    except (OSError, ValueError, EOFError) as error:
+        raise AttnscopeError(f"{path} holds no matrix: {error}", "numbers, a row a line; or a .npy file") from None
+    if matrix.ndim != 2 or matrix.shape[1] != width or not np.isfinite(matrix).all():
+        raise AttnscopeError(
+            f"{path} holds numbers of the shape {matrix.shape}, W_O has {width} columns of finite numbers",
+            "a row an output column, a column a joined one, as torch.nn.Linear stores it",
+        )
+    return matrix

@@ -1,0 +1,500 @@
+"""How is this attention computed? One head, number by number, beside what the kernel computed."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.core.exact import reference
+from attnscope.core.teaching import example, stepwise
+from attnscope.core.teaching.stepwise import Inputs, Line
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Model
+from attnscope.records.teaching.trace import Band, Check, Step, Trace
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.provenance import run_of
+from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
+from attnscope.studies.running.overflow import require_finite
+from attnscope.version import VERSION
+
+if TYPE_CHECKING:
+    from attnscope.models.inside.around import Surroundings
+    from attnscope.models.own.plain import PlainEncoder
+    from attnscope.records import Tokens
+
+Array = NDArray[np.float64]
+
+NEAR_TOKENS = 3
+"""How far a key may be to count as near, in the summary of rotary positions."""
+
+_MOST_NUMBERS = 50_000_000
+"""How many numbers a matrix of all queries and keys may have, by heads, before it is refused."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Kernel:
+    """What the steps are held against."""
+
+    name: str
+    outputs: Array
+    weights: Array | None
+    projected: Array | None
+    eps: float
+
+
+def trace_example(token: str | int | None = None, heads: Sequence[int] | None = None, *, engine: str = "auto") -> Trace:
+    """The worked example, step by step: "The cat sat on mat", d_model 4, 2 heads, no projections.
+
+    Args:
+        token: The query to follow, such as "cat", or its place; None = all of them, as matrices.
+        heads: Which heads; None = both.
+        engine: "auto": NumPy, held against attnscope's MultiHeadAttention on torch. "reference": plain loops, held
+            against NumPy, without torch.
+
+    Raises:
+        AttnscopeError: There is no such token or head.
+        UsageError: There is no such engine.
+    """
+    if engine not in ("auto", "native", "reference"):
+        raise UsageError(
+            f"the worked example does not run on the engine {engine!r}", "choose auto, native or reference"
+        )
+    wanted = _heads(heads, example.N_HEADS, "the worked example")
+    query = _place(token, example.TOKENS)
+    inputs = Inputs(
+        example.Q, example.K, example.V, example.N_HEADS, example.N_HEADS, 1 / math.sqrt(4 / example.N_HEADS)
+    )  # fmt: skip
+    kernel = _numpy_kernel(inputs) if engine == "reference" else _example_kernel()
+    run = {
+        "model": "worked example",
+        "engine": "reference" if engine == "reference" else "native",
+        "dtype": "float64",
+        "device": "cpu",
+        "sha256": "",
+        "seed": None,
+        "versions": {"attnscope": VERSION, "python": platform.python_version(), "numpy": version("numpy")},
+        "notes": ["no projections: heads take columns of Q, K and V as they stand, and joined they are the output"],
+    }
+    inputs = _with_other_heads(inputs, kernel.outputs, wanted)
+    return _build(
+        inputs, kernel, wanted, query, loops=engine == "reference", run=run, text=" ".join(example.TOKENS),
+        kind="encoder", layer=0, queries=example.TOKENS, keys=example.TOKENS,
+    )  # fmt: skip
+
+
+def trace(
+    model: Model,
+    text: str | Prompt,
+    layer: int,
+    heads: int | Sequence[int] | None = None,
+    *,
+    token: str | int | None = None,
+    kind: str | None = None,
+    loops: bool = False,
+) -> Trace:
+    """Some heads of one layer on a text, step by step, from what reaches the model's attention.
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        text: What to run it on.
+        layer: Which layer.
+        heads: Which heads; None = all.
+        token: The query to follow: a token, a word, or a place such as "@3" or 3; None = all, as matrices.
+        kind: "encoder", "decoder" or "cross"; None = the model's first.
+        loops: Whether steps are computed in plain Python loops instead of NumPy's operations.
+
+    Returns:
+        The record. Queries, keys and values are the model's own; the steps are computed from them in float64.
+
+    Raises:
+        AttnscopeError: There is no such layer, head or token; the model does not show its queries and keys; or the
+            steps are further from the model's own output than rounding.
+    """
+    from attnscope.models.inside.around import surroundings
+
+    prompt = Prompt(text) if isinstance(text, str) else text
+    asked = _Asked.of(model, prompt, layer, heads, token, kind)
+    found = surroundings(model, batch_of(asked.reading, model.info.device), asked.kind, layer)
+    inputs, kernel = _inputs_of(found), _kernel_of(found)
+    _require_numbers(model, inputs, asked.kind, layer)
+    run = run_of(model.info, (*asked.reading.notes, *found.notes))
+    return asked.build(inputs, kernel, run, loops=loops)
+
+
+def trace_plain(
+    model: PlainEncoder,
+    text: str | Prompt,
+    layer: int,
+    heads: int | Sequence[int] | None = None,
+    *,
+    token: str | int | None = None,
+) -> Trace:
+    """As `trace`, of a BERT-family encoder without torch: queries, keys and values by NumPy, the steps by plain loops.
+
+    The steps are held against the lines of NumPy, in float64 like them.
+    """
+    prompt = Prompt(text) if isinstance(text, str) else text
+    asked = _Asked.of(cast("Model", model), prompt, layer, heads, token, None)
+    inputs = model.inputs(asked.reading.tokens, layer)
+    run = run_of(model.info, asked.reading.notes) | {"engine": "reference"}
+    return asked.build(inputs, _numpy_kernel(inputs), run, loops=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """What of a model is to be traced, once it is known that the model has it."""
+
+    prompt: Prompt
+    reading: Reading
+    kind: str
+    layer: int
+    heads: tuple[int, ...]
+    queries: Tokens
+    keys: Tokens
+    query: int | None
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        prompt: Prompt,
+        layer: int,
+        heads: int | Sequence[int] | None,
+        token: str | int | None,
+        kind: str | None,
+    ) -> _Asked:
+        wanted = (heads,) if isinstance(heads, int) else None if heads is None else tuple(heads)
+        chosen = Choice((layer,), wanted).within(model.info).heads
+        kind = model.info.kinds[0] if kind is None else kind
+        reading = read(model, prompt)
+        queries, keys = _tokens_of(model, kind, reading)
+        query = _query_of(token, queries)
+        n_numbers = len(keys) * (1 if query is not None else len(queries)) * len(chosen)
+        if n_numbers > _MOST_NUMBERS:
+            raise AttnscopeError(
+                f"the scores of {len(chosen)} heads on {len(queries)} queries and {len(keys)} keys are "
+                f"{n_numbers:,} numbers",
+                "trace one query (--token) or fewer heads (-H)",
+            )
+        return cls(prompt, reading, kind, layer, chosen, queries, keys, query)
+
+    def build(self, inputs: Inputs, kernel: _Kernel, run: dict[str, Any], *, loops: bool) -> Trace:
+        return _build(
+            _with_other_heads(inputs, kernel.outputs, self.heads), kernel, self.heads, self.query, loops=loops,
+            run=run, text=self.prompt.text, kind=self.kind, layer=self.layer, queries=self.queries.labels,
+            keys=self.keys.labels,
+        )  # fmt: skip
+
+
+def layer_inputs(
+    model: Model, reading: Reading, kind: str, layer: int
+) -> tuple[Inputs, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """What reaches a layer's attention, its queries and keys as they are when they meet; labels of both; notes.
+
+    Raises:
+        AttnscopeError: There is no such layer, or the model does not show its queries and keys.
+    """
+    from attnscope.models.inside.around import surroundings
+
+    Choice((layer,)).within(model.info)
+    queries, keys = _tokens_of(model, kind, reading)
+    found = replace(
+        surroundings(model, batch_of(reading, model.info.device), kind, layer), unrotated=None, rotation=None
+    )
+    inputs = _inputs_of(found)
+    _require_numbers(model, inputs, kind, layer)
+    return inputs, queries.labels, keys.labels, found.notes
+
+
+def _require_numbers(model: Model, inputs: Inputs, kind: str, layer: int) -> None:
+    """Raises an AttnscopeError where queries, keys or values are NaN or infinite."""
+    for numbers in (inputs.Q, inputs.K, inputs.V):
+        require_finite({kind: {layer: numbers[None]}}, model.info)
+
+
+# Steps ------------------------------------------------------------------------------------------------------------
+
+
+def _build(
+    inputs: Inputs,
+    kernel: _Kernel,
+    heads: tuple[int, ...],
+    query: int | None,
+    *,
+    loops: bool,
+    run: dict[str, Any],
+    text: str,
+    kind: str,
+    layer: int,
+    queries: tuple[str, ...],
+    keys: tuple[str, ...],
+) -> Trace:
+    lines = [line for head in heads for line in stepwise.head_lines(inputs, head, query)]
+    lines += stepwise.concatenation_lines(inputs, query)
+    values = _by_loops(lines, inputs, query) if loops else stepwise.compute(lines, inputs)
+    steps = tuple(Step(**vars(line), value=value) for line, value in zip(lines, values, strict=True))
+    given = {name: value for name, value in inputs.names().items() if name != "np"}
+    empty = [step for step in steps if step.name == "weights" and np.isnan(step.value).any()]
+    if empty:
+        raise AttnscopeError("a query of this text may attend to nothing", "trace another one with --token")
+    rotation = inputs.rotation
+    record = Trace(
+        run=run, text=text, kind=kind, layer=layer, heads=heads, n_heads=inputs.n_heads, n_kv_heads=inputs.n_kv_heads,
+        queries=tuple(queries), keys=tuple(keys), query=query, inputs=given, steps=steps,
+        bands=_bands(steps, inputs, heads, query),
+        radians_per_token=np.zeros(0) if rotation is None else rotation.radians_per_token,
+        check=_check(steps, kernel, inputs, heads, query),
+    )  # fmt: skip
+    if not record.check.outputs <= record.check.rounding:
+        raise AttnscopeError(
+            f"the steps differ from {kernel.name} by {record.check.outputs:.2g}, rounding is "
+            f"{record.check.rounding:.2g}: what would be shown is not what the model computed",
+            "try --dtype float64; the maps, which were checked at load, can be seen with: attnscope heatmap",
+        )
+    return record
+
+
+def _by_loops(lines: list[Line], inputs: Inputs, query: int | None) -> list[Array]:
+    """The same values by core.reference, one number at a time."""
+    outputs = inputs.names()["H"]
+    rows = slice(None) if query is None else slice(query, query + 1)
+    values: dict[tuple[int | None, str], Array] = {}
+    for head in dict.fromkeys(line.head for line in lines if line.head is not None):
+        read = head // (inputs.n_heads // inputs.n_kv_heads)
+        q = inputs.Q[rows, head * inputs.d_head : (head + 1) * inputs.d_head]
+        k = inputs.K[:, read * inputs.d_head : (read + 1) * inputs.d_head]
+        v = inputs.V[:, read * inputs.d_value : (read + 1) * inputs.d_value]
+        mine = {"query": q, "keys": k, "values": v}
+        if inputs.rotation is not None:
+            turn = inputs.rotation
+            partner = [int(p) for p in turn.partner]
+            q = mine["rotated_query"] = reference.rotated(q, turn.cos[rows], turn.sin[rows], partner)
+            k = mine["rotated_keys"] = reference.rotated(k, turn.cos, turn.sin, partner)
+        mine |= reference.head_steps(
+            q, k, v, inputs.scale,
+            mask=_of_head(inputs.may, head, rows), bias=_of_head(inputs.bias, head, rows), softcap=inputs.softcap,
+            sink=None if inputs.sinks is None else float(inputs.sinks[head]),
+        )  # fmt: skip
+        if inputs.rotation is not None and query is not None:
+            products = np.array([[q[0, i] * key[i] for i in range(len(key))] for key in k]) * inputs.scale
+            pairs, rest = inputs.rotation.pairs, inputs.rotation.unpaired
+            mine["scores_by_pair"] = np.array([[[row[a] + row[b] for a, b in pairs] for row in products]])
+            mine["scores_unrotated"] = np.array([[sum(row[i] for i in rest) for row in products]])
+        outputs[head, rows] = mine["head_output"]
+        values |= {(head, name): value for name, value in mine.items()}
+    joined = np.array([[outputs[h, i, d] for h in range(inputs.n_heads) for d in range(inputs.d_value)]
+                       for i in range(*rows.indices(len(inputs.Q)))])  # fmt: skip
+    values[None, "joined"] = joined
+    if inputs.W_O is not None:
+        projection = reference.Projection(inputs.W_O, inputs.b_O)
+        values[None, "output"] = reference.project(joined, projection)
+    found = [values[line.head, line.name] for line in lines]
+    # Of one query, whatever has queries first loses that axis.
+    whole = {"keys", "rotated_keys", "values"}
+    return [v if query is None or line.name in whole else v[0] for line, v in zip(lines, found, strict=True)]
+
+
+def _check(
+    steps: tuple[Step, ...], kernel: _Kernel, inputs: Inputs, heads: tuple[int, ...], query: int | None
+) -> Check:
+    rows = slice(None) if query is None else query
+    outputs = weights = projected = 0.0
+    largest_score = 1.0
+    for step in steps:
+        if step.name == "head_output":
+            outputs = max(outputs, _apart(step.value, kernel.outputs[step.head, rows]))
+        elif step.name == "weights":
+            weights = math.nan if kernel.weights is None else max(
+                weights, _apart(step.value, kernel.weights[step.head, rows])
+            )  # fmt: skip
+        elif step.name == "scores":
+            largest_score = max(largest_score, float(np.abs(step.value).max(initial=0.0)))
+    last = steps[-1]
+    projected = math.nan if kernel.projected is None else _apart(last.value, kernel.projected[rows])
+    # A score rounded to eps·|s| moves a weight by as much, relatively; a sum over d_head columns rounds √d_head times.
+    largest_value = max(1e-30, float(np.abs(inputs.V).max(initial=0.0)))
+    rounding = 8 * kernel.eps * largest_value * largest_score * math.sqrt(inputs.d_head)
+    return Check(kernel.name, weights, outputs, projected, rounding)
+
+
+def _apart(ours: Array, theirs: Array) -> float:
+    return float(np.abs(ours - theirs).max(initial=0.0))
+
+
+def _bands(steps: tuple[Step, ...], inputs: Inputs, heads: tuple[int, ...], query: int | None) -> tuple[Band, ...]:
+    """The scores of one query by wavelength, a band a decade."""
+    if inputs.rotation is None or query is None:
+        return ()
+    with np.errstate(divide="ignore"):
+        wavelengths = 2 * math.pi / inputs.rotation.radians_per_token
+    edges = [0.0, 10.0, 100.0, 1000.0, 10000.0, math.inf]
+    found = []
+    for head in heads:
+        by_pair = next(s.value for s in steps if s.name == "scores_by_pair" and s.head == head)
+        allowed = np.ones(by_pair.shape[0], np.bool_)
+        if inputs.may is not None:
+            allowed = inputs.may[head if inputs.may.shape[0] > 1 else 0, query]
+        distance = np.abs(np.arange(by_pair.shape[0]) - query)
+        for low, high in zip(edges, edges[1:], strict=False):
+            mine = (wavelengths >= low) & (wavelengths < high if high < math.inf else wavelengths >= low)
+            if not mine.any():
+                continue
+            scores = by_pair[:, mine].sum(1)
+            near, far = (
+                float(scores[keys].mean() - scores[allowed].mean()) if keys.any() else math.nan
+                for keys in (allowed & (distance <= NEAR_TOKENS), allowed & (distance > NEAR_TOKENS))
+            )
+            found.append(Band(head, low, high, int(mine.sum()), scores, near, far))
+    return tuple(found)
+
+
+# Inputs -----------------------------------------------------------------------------------------------------------
+
+
+def _example_kernel() -> _Kernel:
+    """What attnscope's own module computes on the worked example."""
+    import torch
+
+    from attnscope.core.attention.multihead import MultiHeadAttention
+    from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
+
+    seen: list[AttentionCall] = []
+
+    def keep(call: AttentionCall) -> torch.Tensor:
+        seen.append(call)
+        return attend(call)
+
+    module = MultiHeadAttention(4, example.N_HEADS, identity=True)
+    given = (torch.tensor(x, dtype=torch.float32) for x in (example.Q, example.K, example.V))
+    with torch.no_grad():
+        output, _ = module(*given, probe=keep)
+        weights = attention_weights(seen[0])[0]
+    joined = output.double().numpy()
+    return _Kernel(
+        "torch's scaled_dot_product_attention, float32 on cpu", _by_head(joined, example.N_HEADS),
+        weights.double().numpy(), joined, float(torch.finfo(torch.float32).eps),
+    )  # fmt: skip
+
+
+def _numpy_kernel(inputs: Inputs) -> _Kernel:
+    """What the lines of NumPy compute, for loops to be held against."""
+    lines = [line for head in range(inputs.n_heads) for line in stepwise.head_lines(inputs, head, None)]
+    lines += stepwise.concatenation_lines(inputs, None)
+    values = dict(zip(((line.name, line.head) for line in lines), stepwise.compute(lines, inputs), strict=True))
+    outputs, weights = (
+        np.stack([values[name, head] for head in range(inputs.n_heads)]) for name in ("head_output", "weights")
+    )
+    last = values["joined" if inputs.W_O is None else "output", None]
+    return _Kernel("the lines of NumPy, float64", outputs, weights, last, float(np.finfo(np.float64).eps))
+
+
+def _inputs_of(found: Surroundings) -> Inputs:
+    from attnscope.core.attention.seam import allowed
+
+    call = found.call
+    query, key = (call.query[0], call.key[0]) if found.unrotated is None else found.unrotated
+    may = allowed(call)
+    return Inputs(
+        Q=_join(query), K=_join(key), V=_join(call.value[0]), n_heads=call.n_heads, n_kv_heads=call.n_kv_heads,
+        scale=call.scale,
+        may=None if may is None or bool(may.all()) else _whole(may, call).astype(np.bool_),
+        bias=None if call.bias is None else _whole(call.bias, call), softcap=call.softcap,
+        sinks=None if call.sinks is None else _float64(call.sinks), rotation=found.rotation,
+        W_O=None if found.w_o is None else _float64(found.w_o), b_O=None if found.b_o is None else _float64(found.b_o),
+    )  # fmt: skip
+
+
+def _kernel_of(found: Surroundings) -> _Kernel:
+    import torch
+
+    from attnscope.core.attention.seam import attention_weights
+
+    call = found.call
+    fused = call.softcap is None and call.sinks is None
+    name = "torch's scaled_dot_product_attention" if fused else "attnscope's dense attention"
+    dtype = str(call.query.dtype).removeprefix("torch.")
+    return _Kernel(
+        f"{name}, {dtype} on {call.query.device}", _float64(found.output[0]), _float64(attention_weights(call)[0]),
+        None if found.attended is None else _float64(found.attended), float(torch.finfo(call.query.dtype).eps),
+    )  # fmt: skip
+
+
+def _with_other_heads(inputs: Inputs, outputs: Array, traced: tuple[int, ...]) -> Inputs:
+    """With what the heads put out that are not traced, for the concatenation."""
+    others = outputs.copy()
+    others[list(traced)] = 0
+    return replace(inputs, H=others)
+
+
+def _by_head(joined: Array, n_heads: int) -> Array:
+    """(query, n_heads * d) -> (n_heads, query, d)."""
+    return joined.reshape(joined.shape[0], n_heads, -1).transpose(1, 0, 2)
+
+
+def _float64(tensor: Any) -> Array:
+    array: Array = tensor.detach().cpu().double().numpy()
+    return array
+
+
+def _join(heads: Any) -> Array:
+    """(head, token, width) -> (token, head * width)."""
+    return _float64(heads.transpose(0, 1).flatten(1))
+
+
+def _whole(tensor: Any, call: Any) -> Array:
+    """A mask or bias as (1 or n_heads, query, key)."""
+    four = tensor[(None,) * (4 - tensor.ndim)][0]
+    return np.array(_float64(four.expand(-1, call.query.shape[2], call.key.shape[2])))
+
+
+def _of_head(array: NDArray[Any] | None, head: int, rows: slice) -> NDArray[Any] | None:
+    return None if array is None else array[head if array.shape[0] > 1 else 0, rows]
+
+
+def _tokens_of(model: Model, kind: str, reading: Reading) -> tuple[Tokens, Tokens]:
+    """Which tokens attend, and which are attended to."""
+    if kind not in model.info.kinds:
+        raise AttnscopeError(f"{model.info.name} has no {kind} attention", f"it has: {', '.join(model.info.kinds)}")
+    return reading.queries_and_keys(kind)
+
+
+def _query_of(token: str | int | None, queries: Tokens) -> int | None:
+    if token is None or isinstance(token, int):
+        return _place(token, queries.labels)
+    places = queries.find_one(token)
+    if not places:
+        raise queries.refuse(token)
+    return places[0]
+
+
+def _place(token: str | int | None, labels: Sequence[str]) -> int | None:
+    """The place of a token by its label, `@3` or number."""
+    if token is None:
+        return None
+    if isinstance(token, int) or (token.startswith("@") and token[1:].isdigit()):
+        place = token if isinstance(token, int) else int(token[1:])
+        if not 0 <= place < len(labels):
+            raise AttnscopeError(f"there is no token @{place}", f"the {len(labels)} tokens are numbered from 0")
+        return place
+    folded = [label.casefold() for label in labels]
+    if token.casefold() in folded:
+        return folded.index(token.casefold())
+    raise AttnscopeError(f"no token is {token!r}", f"the tokens are: {' '.join(labels)[:300]}; or give a position, @3")
+
+
+def _heads(heads: Sequence[int] | None, n: int, name: str) -> tuple[int, ...]:
+    if heads is None:
+        return tuple(range(n))
+    beyond = [head for head in heads if not 0 <= head < n]
+    if beyond or not heads:
+        raise AttnscopeError(
+            f"there is no head {beyond[0] if beyond else ''}: {name} has {n}", f"they are numbered 0 to {n - 1}"
+        )  # fmt: skip
+    return tuple(sorted(set(heads)))

@@ -1,0 +1,429 @@
+"""How did heads come to be? The checkpoints of a training in, measures and roles of all heads over its steps out."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import glob
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.corpus import Corpus, CorpusText
+from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse_json
+from attnscope.models.model import Model
+from attnscope.records.ablation import Effect
+from attnscope.records.circuits import COMPOSITIONS, Composition
+from attnscope.records.heads.findings import Findings
+from attnscope.records.timeline import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Timeline
+from attnscope.studies.ablation.reading import Reader
+from attnscope.studies.ablation.study import whole_losses
+from attnscope.studies.ablation.sweep import Going, HeadMeans, measure
+from attnscope.studies.circuits import composition
+from attnscope.studies.describe.study import DescribeOptions
+from attnscope.studies.heads.order import probe_texts
+from attnscope.studies.heads.roles import RULES
+from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.inputs.options import LoadOptions
+from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
+from attnscope.studies.running.late import failure
+
+MEASURES = ("previous_token", "induction", "first_token", "entropy_nats")
+"""What is followed where nothing else is asked for."""
+
+EXPLAINED = "explained"
+"""The measure that is the share of a head's attention that its description explains."""
+
+MOST_PAIRS, STRONGEST_PAIRS = 64, 8
+"""Up to so many pairs of heads are followed all; of more, so many with the most composition at each checkpoint."""
+
+Spec = str | os.PathLike[str] | Model
+Given = Corpus | str | Sequence[str] | Sequence[CorpusText] | None
+
+
+@dataclass(frozen=True)
+class TimelineOptions:
+    """What is followed.
+
+    Attributes:
+        measures: Measures of heads (`attnscope heads --measures`), "explained" among them: the share of a head's
+            attention that its description explains, which takes longer than all others.
+        composition: Of "Q", "K" and "V", by what heads read each other's writing is followed, by the weights alone.
+        loss: Whether the models' loss on the texts is measured, where they predict something.
+        heads: How heads are studied: thresholds of roles, chunks.
+        describe: How heads are described, for "explained".
+        loading: How models are loaded.
+    """
+
+    measures: tuple[str, ...] = MEASURES
+    composition: tuple[str, ...] = ()
+    loss: bool = True
+    heads: HeadsOptions = field(default_factory=HeadsOptions)
+    describe: DescribeOptions = field(default_factory=DescribeOptions)
+    loading: LoadOptions = field(default_factory=LoadOptions)
+
+    def __post_init__(self) -> None:
+        known = known_measures()
+        for name in self.measures:
+            if name not in known:
+                raise UsageError(f"there is no measure {name!r}", f"choose from {', '.join(known)}")
+        if unknown := [by for by in self.composition if by not in COMPOSITIONS]:
+            raise UsageError(f"there is no {unknown[0]!r} composition", f"choose from {', '.join(COMPOSITIONS)}")
+        if not self.measures:
+            raise UsageError("no measure is given", f"choose from {', '.join(known)}")
+        if self.heads.shard != (1, 1) or self.heads.control or self.heads.describe is not None:
+            raise UsageError("a timeline has no shards and no control", "leave them out; descriptions: EXPLAINED")
+
+    @property
+    def heads_options(self) -> HeadsOptions:
+        """How the heads of each checkpoint are studied."""
+        return replace(self.heads, describe=self.describe if EXPLAINED in self.measures else None)
+
+
+def known_measures() -> tuple[str, ...]:
+    """The measures that can be followed."""
+    from attnscope.core.measures import FROM_OFFSETS, measure_names
+
+    return (*measure_names(), FROM_OFFSETS, EXPLAINED)
+
+
+def timeline(
+    models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[int, Spec],
+    corpus: Given = None,
+    options: TimelineOptions | None = None,
+    report: Report | None = None,
+) -> Timeline:
+    """Measures all heads of a model at each checkpoint of its training.
+
+        found = attnscope.timeline("run/checkpoint-*", attnscope.Corpus("texts.txt"))
+        found.of("induction", 1, 0)   # layer 1, head 0: (checkpoint, 3), value and interval
+        found.since("induction")      # {"L1H0": 300}: since step 300 it is an induction head
+        found.draw("figures")
+
+    Checkpoints are loaded one at a time, measured by `heads`, and let go. One that cannot be loaded or measured, or
+    whose heads or tokens are others than the first one's, is left out, and `run["skipped"]` says why. An interruption
+    (KeyboardInterrupt) ends the study: the checkpoints that were done are returned, and said to be incomplete.
+
+    The step of a folder is the `global_step` of its trainer_state.json, which transformers writes; else the number in
+    its name, or in the revision of `org/name@revision`: the one after "step" or "checkpoint", else the last one. Where
+    none has a number, the steps are places in the order of their names, 0, 1, 2 …
+
+    Args:
+        models: A pattern of folders such as "run/checkpoint-*"; folders, patterns and Hub models `org/name@revision` in
+            any order; or models or names by step.
+        corpus: What to run each on; None = repeated random tokens of the first one's vocabulary, the standard test for
+            induction.
+        options: What is followed.
+        report: Called after each batch.
+
+    Raises:
+        AttnscopeError: No folder matches, there is no text, or no checkpoint can be measured.
+        KeyboardInterrupt: It was interrupted before any checkpoint was done.
+    """
+    options = options or TimelineOptions()
+    stages, skipped = stages_of(models)
+    growing = Growing(options, None if corpus is None else texts_of(corpus))
+    growing.skipped += skipped
+    complete = True
+    for number, stage in enumerate(stages):
+        try:
+            growing.add(stage, scale_report(report, number, len(stages)))
+        except KeyboardInterrupt:
+            complete = False
+            break
+        except Exception as error:  # whatever a library raises on one checkpoint, the others are not lost for it
+            growing.skip(stage.name, error)
+        gc.collect()  # a network's modules refer to each other: the next one is not to stand beside it
+    return growing.record(complete=complete)
+
+
+# Which checkpoints -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A checkpoint that is to be measured: what to call it, its step, and what to load or to take."""
+
+    name: str
+    step: int
+    spec: Spec
+
+
+def stages_of(
+    models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[int, Spec],
+) -> tuple[list[Stage], list[dict[str, Any]]]:
+    """The checkpoints that are asked for, by step, and those that have none among others that do.
+
+    Raises:
+        UsageError: A pattern matches no folder, or nothing is given.
+    """
+    if isinstance(models, Mapping):
+        if not all(0 <= step <= MOST_STEPS for step in models):
+            raise UsageError("a checkpoint is given at what is no step", f"steps are from 0 to {MOST_STEPS:,}")
+        return [Stage(_name(models[step]) or f"step {step}", step, models[step]) for step in sorted(models)], []
+    given = [models] if isinstance(models, str | os.PathLike) else list(models)
+    names = sorted(dict.fromkeys(name for one in given for name in _expand(os.fspath(one))), key=_natural)
+    if not names:
+        raise UsageError("no checkpoint is given", "such as 'run/checkpoint-*'")
+    steps = {name: step for name in names if (step := step_of(name)) is not None}
+    if not steps:
+        return [Stage(name, place, name) for place, name in enumerate(names)], []
+    stages: list[Stage] = []
+    skipped: list[dict[str, Any]] = []
+    taken: dict[int, str] = {}
+    for name in names:
+        if name not in steps:
+            skipped.append(_problem(name, "its name has no step; from Python, checkpoints are given by step"))
+        elif (earlier := taken.setdefault(steps[name], name)) != name:
+            skipped.append(_problem(name, f"its step {steps[name]} is that of {earlier}"))
+        else:
+            stages.append(Stage(name, steps[name], name))
+    return sorted(stages, key=lambda stage: stage.step), skipped
+
+
+def _name(spec: Spec) -> str:
+    """What a model is loaded by; empty for one that is there."""
+    return os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""
+
+
+def _expand(name: str) -> list[str]:
+    """The folders that a pattern matches; a name that is none as it is.
+
+    Raises:
+        UsageError: It matches none.
+    """
+    path = os.path.expanduser(name)  # noqa: PTH111  # Path would change how a pattern is written
+    if not glob.has_magic(path) or os.path.exists(path):  # noqa: PTH110  # Path raises for names that are too long
+        return [name]
+    found = [one for one in glob.glob(path) if Path(one).is_dir()]  # noqa: PTH207  # absolute patterns too
+    if not found:
+        raise UsageError(f"no folder matches {name}", "quote patterns, such as 'run/checkpoint-*'")
+    return found
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key by which 2 comes before 10."""
+    parts = [part.lstrip("0") if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    return [(len(part) if at % 2 else -1, part) for at, part in enumerate(parts) if part or at % 2]
+
+
+_NAMED_STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration)[-_]?(\d+)", re.IGNORECASE | re.ASCII)
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint, by what transformers wrote beside it, else by its name; None where neither says.
+
+    What has more digits than a count of steps can is none.
+    """
+    folder = Path(os.path.expanduser(name))  # noqa: PTH111  # Path refuses ~nobody
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        step = parse_json((folder / "trainer_state.json").read_text("utf-8")).get("global_step")
+        if type(step) is int and 0 <= step <= MOST_STEPS:
+            return step
+    _, at, revision = name.partition("@")
+    is_there = os.path.exists(folder)  # noqa: PTH110  # Path raises for names that no folder can have
+    last = revision if at and not is_there else folder.name
+    found = _NAMED_STEP.findall(last) or re.findall(r"\d+", last, re.ASCII)
+    step = int(found[-1]) if found and len(found[-1]) < 1000 else MOST_STEPS + 1
+    return step if step <= MOST_STEPS else None
+
+
+def _problem(source: str, reason: str) -> dict[str, Any]:
+    return {"source": source, "line": None, "reason": reason}
+
+
+# Measuring them -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    checkpoint: Checkpoint
+    findings: Findings
+    composed: Composition | None = None
+
+
+class Growing:
+    """A timeline that grows by one checkpoint after the other.
+
+    Args:
+        options: What is followed.
+        texts: What each is run on; None = repeated random tokens of the first one's vocabulary.
+
+    Attributes:
+        skipped: What could not be measured, and why.
+    """
+
+    def __init__(self, options: TimelineOptions, texts: Texts | None) -> None:
+        self._options, self._texts = options, texts
+        self._done: list[_Measured] = []
+        self._predicted: str | None = None
+        self._error: Exception | None = None
+        self.skipped: list[dict[str, Any]] = []
+
+    def add(self, stage: Stage, report: Report | None = None) -> None:
+        """Measures a checkpoint.
+
+        Raises:
+            AttnscopeError: It cannot be loaded or measured, or is not of the same training.
+            KeyboardInterrupt: It was interrupted, and is not among those that are done.
+        """
+        model = self._load(stage.spec)
+        began = time.perf_counter()
+        texts = self._texts = probe_texts(model) if self._texts is None else self._texts
+        found = heads(model, texts, self._options.heads_options, report)
+        if not found.corpus["complete"]:
+            raise KeyboardInterrupt
+        for failed in found.run.get("failures", ())[:1]:
+            raise AttnscopeError(f"{failed['step']} failed: {failed['error']}", failed["hint"])
+        self._require_alike(found)
+        loss = self._loss_of(model, texts)
+        composed = composition(model) if self._options.composition else None
+        elapsed_s = time.perf_counter() - began
+        checkpoint = Checkpoint(
+            stage.name, stage.step, model.info.sha256, loss.value, loss.low, loss.high, elapsed_s
+        )  # fmt: skip
+        self._done.append(_Measured(checkpoint, replace(found, sums={}), composed))
+
+    def skip(self, name: str, error: Exception) -> str:
+        """Notes that a checkpoint could not be measured; returns why."""
+        self._error = self._error or error
+        reason = one_line(failure(name, error)["error"])
+        self.skipped.append(_problem(name, reason))
+        return reason
+
+    def record(self, *, complete: bool = True) -> Timeline:
+        """What was measured until now.
+
+        Raises:
+            AttnscopeError: No checkpoint could be measured; the reason is the first one's.
+            KeyboardInterrupt: It was interrupted before any was done.
+        """
+        if not self._done:
+            if self._error is None or not complete:
+                raise KeyboardInterrupt
+            raise self._error
+        last = self._done[-1].findings
+        heads = tuple((head.kind, head.layer, head.head) for head in last.heads)
+        held = [{(head.kind, head.layer, head.head): head for head in one.findings.heads} for one in self._done]
+        named = {role.name for by_head in held for head in by_head.values() for role in head.roles}
+        roles = tuple(name for name in RULES if name in named)
+        has_role = np.full((len(roles), len(held), len(heads)), NO_ROLE, np.int8)
+        for step, by_head in enumerate(held):
+            for place, at in enumerate(heads):
+                for role in by_head[at].roles:
+                    has_role[roles.index(role.name), step, place] = TENTATIVE if role.tentative else HAS_ROLE
+        value, low, high = np.moveaxis(
+            np.array([[_parts(one.findings, heads, name) for one in self._done] for name in self._options.measures]),
+            3,
+            0,
+        )[:3]
+        uniform = np.array([_parts(last, heads, name)[:, 3] for name in self._options.measures])
+        return Timeline(
+            run=self._run(), corpus=self._corpus(complete), options=self._described(last, roles),
+            checkpoints=tuple(one.checkpoint for one in self._done), heads=heads, measures=self._options.measures,
+            roles=roles, value=value, low=low, high=high, uniform=uniform, has_role=has_role,
+            pairs=self._pairs(),
+        )  # fmt: skip
+
+    def _pairs(self) -> tuple[PairSeries, ...]:
+        """The pairs of heads that are followed: all of few, else those with the most composition at any checkpoint."""
+        found: list[PairSeries] = []
+        composed = [one.composed for one in self._done if one.composed is not None]
+        for by in dict.fromkeys(self._options.composition):
+            row = COMPOSITIONS.index(by)
+            shares = np.stack([one.share[row] for one in composed]).astype(np.float64)
+            expected = np.stack([one.expected[row] for one in composed])
+            excess = np.where(np.isfinite(shares - expected), shares - expected, -np.inf)
+            known = np.argwhere(np.isfinite(excess.max(0)))
+            if len(known) > MOST_PAIRS:
+                each = [known[np.argsort(-one[tuple(known.T)], kind="stable")[:STRONGEST_PAIRS]] for one in excess]
+                known = np.unique(np.concatenate(each), axis=0)
+            found += [
+                PairSeries(by, s, r, tuple(shares[:, s, r].tolist()), tuple(expected[:, s, r].tolist()))
+                for s, r in known.tolist()
+            ]
+        return tuple(found)
+
+    def _load(self, spec: Spec) -> Model:
+        if not isinstance(spec, str | os.PathLike):
+            return spec
+        name = os.fspath(spec)
+        loading = self._options.loading
+        return (loading.with_head(name) if self._options.loss else loading).load(name)
+
+    def _require_alike(self, found: Findings) -> None:
+        if not self._done:
+            return
+        name, first = self._done[0].checkpoint.name, self._done[0].findings
+        if [(h.kind, h.layer, h.head) for h in found.heads] != [(h.kind, h.layer, h.head) for h in first.heads]:
+            raise AttnscopeError(f"it has {len(found.heads)} heads, and not those of {name}")
+        if found.corpus["n_tokens"] != first.corpus["n_tokens"]:
+            raise AttnscopeError(
+                f"it makes {amount(found.corpus['n_tokens'], 'token')} of the texts, and {name} "
+                f"{first.corpus['n_tokens']:,}"
+            )
+
+    def _loss_of(self, model: Model, texts: Texts) -> Effect:
+        """The model's loss on the texts: a pass that takes no head out."""
+        self._predicted = model.loss if self._options.loss and model.info.path == "seam" else None
+        if self._predicted is None:
+            return Effect(np.nan, np.nan, np.nan, 0)
+        found = measure(Going(model, Reader(model, model.loss), texts), (), HeadMeans({}))
+        if not found.complete:
+            raise KeyboardInterrupt
+        return whole_losses(found)["loss"]
+
+    def _run(self) -> dict[str, Any]:
+        run = dict(self._done[-1].findings.run)
+        run["model"] = _common_name([one.checkpoint.name for one in self._done], str(run["model"]))
+        return run | ({"skipped": self.skipped} if self.skipped else {})
+
+    def _corpus(self, complete: bool) -> dict[str, Any]:
+        corpus = dict(self._done[-1].findings.corpus)
+        return corpus | {"complete": complete, "n_checkpoints": len(self._done)}
+
+    def _described(self, last: Findings, roles: Sequence[str]) -> dict[str, Any]:
+        """What names mean: of the measures and roles that are there."""
+        options = dict(last.options)
+        facts = {**options["measures"], EXPLAINED: {"what": _EXPLAINED, "unit": "share", "range": [None, 1]}}
+        options["measures"] = {name: facts[name] for name in self._options.measures if name in facts}
+        options["roles"] = {name: options["roles"][name] for name in roles}
+        return options | {"loss": self._predicted, "composition": list(self._options.composition)}
+
+
+_EXPLAINED = "the share of its attention that a description of a line explains, on texts it was not fitted on"
+
+
+def _parts(found: Findings, heads: Sequence[tuple[str, int, int]], name: str) -> NDArray[np.float64]:
+    """A measure of all heads, and its value under uniform attention: (head, 4), NaN where it is not known."""
+    parts = np.full((len(heads), 4), np.nan)
+    if name == EXPLAINED:
+        described = (
+            {} if found.descriptions is None else {(d.kind, d.layer, d.head): d for d in found.descriptions.heads}
+        )
+        for place, at in enumerate(heads):
+            if at in described:
+                parts[place, :3] = described[at].explained, described[at].low, described[at].high
+        return parts
+    by_head = {(head.kind, head.layer, head.head): head.measures for head in found.heads}
+    for place, at in enumerate(heads):
+        if name in by_head[at]:
+            one = by_head[at][name]
+            parts[place] = one.value, one.low, one.high, one.uniform
+    return parts
+
+
+def _common_name(names: Sequence[str], one: str) -> str:
+    """What a training is called: of folders the one that they are in, of revisions the model."""
+    if len(names) < 2:
+        return one
+    common = os.path.commonprefix(list(names))
+    where = common.partition("@")[0] if "@" in common else str(Path(common).parent if common[-1:] != "/" else common)
+    return where.rstrip("/") if "@" in common else Path(where).name or one

@@ -1,0 +1,1 @@
+"""What each head writes into the residual stream."""

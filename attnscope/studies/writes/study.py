@@ -1,0 +1,508 @@
+"""What do heads write for what comes next? Findings in, the same with what heads add to logits, and roles by that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.core.exact.running import RunningSums
+from attnscope.core.questions.written import PARTS, WRITTEN
+from attnscope.corpus import BLOCK, Block, Corpus, CorpusText
+from attnscope.models.model import Model
+from attnscope.records.frame.shards import settle_corpus
+from attnscope.records.heads.findings import Findings
+from attnscope.studies.ablation.reading import ReadBatch, Reader
+from attnscope.studies.ablation.sweep import longest_first
+from attnscope.studies.heads.merging import add_writes
+from attnscope.studies.heads.roles import RULES
+from attnscope.studies.inputs.texts import Report, special_ids, texts_of
+from attnscope.studies.measuring.tally import OFFSETS, Tally
+from attnscope.studies.running import passes
+from attnscope.studies.running.passes import Driver
+from attnscope.studies.running.workers import Workers
+from attnscope.studies.writes.copy_targets import AMONG, NOTHING, RAISED, Numbers, Standing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.attention.moved import Moved
+    from attnscope.core.attention.probes import Place
+    from attnscope.core.attention.seam import AttentionCall
+    from attnscope.models.inside.attribution import Traced
+
+ATTENDED = 0.1
+"""The weight that a head must give to the answer's own occurrences to count as attending to it: a convention."""
+
+_MOVED = ("above", "even_above", "nats", "even_nats")
+_NAMES = tuple(WRITTEN)
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Written(passes.Found):
+    """What was added up over texts.
+
+    Attributes:
+        tallies: By kind of attention, the measures of WRITTEN.
+        parts: What the logits are sums of; None = nothing was predicted.
+    """
+
+    tallies: Mapping[str, Tally] = field(default_factory=dict)
+    parts: RunningSums | None = None
+
+
+def require_writes(model: Model) -> None:
+    """Refuses models of which nothing can be said, before texts are read.
+
+    Raises:
+        AttnscopeError: It predicts no words, or where it adds to its stream is not known.
+    """
+    from attnscope.models.inside.attribution import DirectPaths
+
+    DirectPaths(model)
+
+
+def with_writes(
+    found: Findings,
+    model: Model,
+    texts: Corpus | Sequence[str] | Sequence[CorpusText],
+    thresholds: Mapping[str, float],
+    report: Report | None = None,
+    workers: Workers | None = None,
+) -> Findings:
+    """Adds what each head writes by itself for the right answers, and the roles that follow from it.
+
+    An answer is each next token, or each masked one (15% of the tokens). Its logit, less the mean over the
+    vocabulary, is the sum of what all heads, feed-forward networks, embeddings and biases add, with the lengths that
+    norms divide by taken as they were (direct logit attribution). Texts are cut as they were for `found`, and only its
+    shard of them is read; sums are as exact and mergeable. What an interruption leaves counts.
+
+    Args:
+        found: What heads attend to.
+        model: Their model; it predicts words.
+        texts: The texts they were studied on.
+        thresholds: Of roles, by name.
+        report: Called after each batch.
+        workers: Who runs the model, to the same result; None = this process.
+
+    Raises:
+        AttnscopeError: The model predicts no words, or its logits are no such sum.
+    """
+    reading = {"loss": model.loss, "chunk": found.options["chunk"], "stride": found.options["stride"]}
+    make = partial(_measurer_of, reading=reading)
+    driver = Driver(make, (model,), (workers,) if workers else None, keeps="texts", step="--writes on a later text")
+    k, _, of = found.corpus["shards"][0].partition("/")
+    done = driver.run_texts(texts_of(texts), BLOCK, Written(), report, (int(k), int(of)))
+    described = {
+        "predicted": "each next token" if model.loss == "causal" else "masked tokens: 15%, seed 0",
+        "attended": ATTENDED,
+        "among": AMONG,
+        "measures": list(WRITTEN),
+    }
+    roles = {
+        name: {"what": rule.what, "measure": rule.measures[0], "threshold": thresholds[name], "does": rule.does}
+        for name, rule in RULES.items()
+        if rule.does
+    }
+    measures = {
+        one.name: {
+            "what": one.what, "unit": one.unit, "range": [b if np.isfinite(b) else None for b in (one.low, one.high)],
+        }
+        for one in WRITTEN.values()
+    }  # fmt: skip
+    options = {
+        **found.options,
+        "roles": {**found.options["roles"], **roles},
+        "measures": {**found.options["measures"], **measures},
+        "writes": described,
+    }
+    run = {**found.run, "notes": [*found.run["notes"], *done.notes]}
+    if done.failures:
+        run["failures"] = [*run.get("failures", ()), *done.failures]
+    known = found.corpus["problems"]
+    corpus = {**found.corpus, "problems": [*known, *(one for one in done.lost if one not in known)]}
+    corpus = settle_corpus(corpus, interrupted=not done.complete)
+    return add_writes(found, run, corpus, options, done.done.tallies, done.done.parts)
+
+
+def _measurer_of(model: Model, *, reading: Mapping[str, Any]) -> WritesMeasurer:
+    return WritesMeasurer(model, Reader(model, **reading))
+
+
+class BlockWrites:
+    """Sums over the units of evidence of a block: as of `BlockSums`, each chunk, and each part of a long one.
+
+    Attributes:
+        units: By place the sums, counts and sums under even attention, each (unit, head, measure); batch by batch.
+        pairs: Of the same units what heads of one offset would reach, and counts, each (unit, MOVED_PAIRS, offset).
+        parts: Of the same units (unit, part), and their counts (unit,).
+    """
+
+    def __init__(self) -> None:
+        self.n_texts = self.n_tokens = 0
+        self.units: dict[Place, list[tuple[Floats, Floats, Floats]]] = {}
+        self.pairs: list[tuple[Floats, Floats]] = []
+        self.parts: list[tuple[Floats, Floats]] = []
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """What a batch came to, as `BlockWrites` holds it."""
+
+    units: dict[Place, tuple[Floats, Floats, Floats]]
+    pairs: tuple[Floats, Floats]
+    parts: tuple[Floats, Floats]
+
+
+class WritesMeasurer:
+    """Takes logits apart on the texts of blocks; see `with_writes`."""
+
+    def __init__(self, model: Model, reader: Reader) -> None:
+        from attnscope.models.inside.attribution import DirectPaths
+
+        self._paths, self._reader = DirectPaths(model), reader
+        mask = model.tokenizer.mask_id
+        self._looks_back = model.loss == "causal"
+        self._special = special_ids(model) | ({mask} if mask is not None else set())
+
+    def begin(self, block: Block) -> BlockWrites:
+        """Sums of nothing yet."""
+        return BlockWrites()
+
+    def steps(self, block: Block, sums: BlockWrites) -> Iterator[None]:
+        """Adds a block, batch by batch."""
+        reader = self._reader
+        for read in longest_first(reader.batches(block)):
+            if not len(read.rows):
+                continue
+            for part, found in reader.room.each(read, self._run_batch, reader.halves, lambda part: part.size):
+                if found is not None:
+                    for place, units in found.units.items():
+                        sums.units.setdefault(place, []).append(units)
+                    sums.pairs.append(found.pairs)
+                    sums.parts.append(found.parts)
+                sums.n_texts, sums.n_tokens = (
+                    sums.n_texts + len(set(part.texts.tolist())),
+                    sums.n_tokens + part.n_tokens,
+                )
+            yield
+
+    def finish(self, block: Block, sums: BlockWrites, *, whole: bool) -> Written:
+        """What the sums amount to; what is not finite counts nothing."""
+        if not sums.parts:
+            return Written(n_texts=sums.n_texts, n_tokens=sums.n_tokens, halved_to=self._reader.room.tokens)
+        values, counts = (np.concatenate(arrays) for arrays in zip(*sums.parts, strict=True))
+        hits, of_hits = (np.concatenate(arrays) for arrays in zip(*sums.pairs, strict=True))
+        by_layer = {
+            place: tuple(np.concatenate(arrays) for arrays in zip(*units, strict=True))
+            for place, units in sums.units.items()
+        }
+        there = (counts > 0) & np.isfinite(values).all(1)
+        for value, count, even in by_layer.values():
+            there &= np.isfinite(value + even + count).all((1, 2))
+        parts = RunningSums((len(PARTS),))
+        parts.add(values[there], np.repeat(counts[there, None], len(PARTS), 1))
+        tallies = {}
+        for kind in dict.fromkeys(kind for kind, _ in by_layer):
+            layers = sorted(layer for of, layer in by_layer if of == kind)
+            n_heads = max(by_layer[kind, layer][0].shape[2] for layer in layers)
+            tallies[str(kind)] = tally = Tally.empty(str(kind), layers, n_heads, _NAMES)
+            value, count, even = (
+                np.stack([_pad_heads(by_layer[kind, layer][which][there], n_heads) for layer in layers], 1)
+                for which in range(3)
+            )
+            tally.measures.add(value, count)
+            tally.uniform.add(even, count)
+            tally.pairs.add(hits[there], of_hits[there])
+        return Written(
+            tallies=tallies, parts=parts, n_texts=sums.n_texts, n_tokens=sums.n_tokens,
+            halved_to=self._reader.room.tokens,
+        )  # fmt: skip
+
+    def _run_batch(self, read: ReadBatch) -> _Batch | None:
+        """The sums of a batch; none without predictions."""
+        import torch
+
+        if not len(read.rows):
+            return None
+        calls: dict[Place, AttentionCall] = {}
+
+        def keep(call: AttentionCall) -> Tensor:
+            from attnscope.core.attention.seam import attend
+
+            calls[call.kind, call.layer] = call
+            return attend(call)
+
+        traced = self._paths.trace(read.batch, read.rows, read.places, keep)
+        parts = traced.parts(read.answers)
+        unit, n_units = _units_of(read)
+        standing = [
+            Standing.of(row.ids, self._special, row.places, row.answers, looks_back=self._looks_back)
+            for row in read.made_of
+        ]
+        mover = _Mover(read, traced, calls, self._special)
+        with torch.no_grad():
+            answered = self._move(mover, standing)
+        heads = sum((one.sum(-1) for one in parts.heads.values()), parts.logits * 0)
+        sizes = torch.stack((parts.logits, heads, parts.feed_forward, parts.embeddings, parts.biases), -1)
+        units = {}
+        for place, added in parts.heads.items():
+            with torch.no_grad():
+                columns = answered.columns(place, added)
+            values, counts, even = (_by_unit(one, unit, n_units) for one in columns)
+            units[place] = (values, counts, even)
+        ones = torch.ones(len(read.rows))
+        return _Batch(
+            units,
+            (_by_unit(answered.hits, unit, n_units), _by_unit(answered.of_hits, unit, n_units)),
+            (_by_unit(sizes, unit, n_units), _by_unit(ones, unit, n_units)),
+        )
+
+    def _move(self, mover: _Mover, standing: Sequence[Standing]) -> _Answered:
+        """What heads move onto all tokens that count."""
+        import torch
+
+        read = mover.read
+        offsets = [offset for offset in OFFSETS if offset <= 0 or not self._looks_back]
+        copied = [one.copied() for one in standing]
+        # Where the answer stands nowhere, its logit is looked at all the same, for what a head adds on the whole.
+        answers, rivals = map(mover.tensor, zip(*copied, strict=True))
+        elsewhere = mover.move_elsewhere(standing, copied, offsets)
+        held = mover.move(read.answers, torch.where(rivals >= 0, rivals, read.answers))
+        induction = None
+        if self._looks_back:
+            repeated = [one.repeated(self._special) for one in standing]
+            tokens, others, after = map(mover.tensor, zip(*repeated, strict=True))
+            induction = tokens >= 0, mover.move(tokens, others, after)
+        logits = mover.traced.logits
+        own = logits - logits.mean(-1, keepdim=True)
+        least = own.topk(min(AMONG, own.shape[-1]), -1).values[:, -1]
+        likeliest, first = [], 0
+        for one in standing:
+            rows = slice(first, first := first + len(one.places))
+            types = torch.from_numpy(one.types).to(own.device).clamp(max=own.shape[-1] - 1)
+            likeliest.append(one.likeliest(own[rows][:, types].float().cpu().numpy(), self._special))
+        candidates = []
+        for several in zip(*likeliest, strict=True):
+            tokens, others = map(mover.tensor, zip(*several, strict=True))
+            control = mover.move_elsewhere(standing, several, offsets)
+            there = control.index >= 0
+            mine, other = (
+                own[rows].gather(-1, tokens.clamp(min=0)[:, None])[:, 0].where(there, own.new_tensor(-torch.inf))
+                for rows in (slice(None), control.index.clamp(min=0))
+            )
+            candidates.append((mine, mover.move(tokens, others), other, control))
+        mine, _, other, control = candidates[0]
+        said = (mine >= least) & (mine - other >= RAISED)
+        hits = torch.stack([elsewhere.hits, control.hits.where(said[:, None], control.hits.new_zeros(()))], 1)
+        counts = torch.stack([elsewhere.index >= 0, said], 1).to(hits)[..., None].expand_as(hits)
+        return _Answered(answers >= 0, held, elsewhere, induction, candidates, least, hits, counts)
+
+
+class _Mover:
+    """Finds what the heads of a batch move onto tokens, one token of each prediction."""
+
+    def __init__(
+        self, read: ReadBatch, traced: Traced, calls: Mapping[Place, AttentionCall], special: frozenset[int]
+    ) -> None:
+        import torch
+
+        self.read, self.traced, self._calls = read, traced, calls
+        self._sinks = torch.isin(read.batch.ids, read.batch.ids.new_tensor(sorted(special))).bool()
+        self._sinks[:, 0] = True
+
+    def tensor(self, numbers: Sequence[NDArray[Any]]) -> Tensor:
+        """Numbers of the predictions, row by row, where the model is."""
+        import torch
+
+        return torch.from_numpy(np.concatenate(numbers)).to(self.read.rows.device)
+
+    def move(self, tokens: Tensor, others: Tensor, after: Tensor | None = None) -> dict[Place, tuple[Moved, Tensor]]:
+        """By place, each (prediction, head): what is moved onto tokens, and what heads add to them on the whole.
+
+        Args:
+            tokens: Of each prediction; NOTHING = none.
+            others: To compare with, likewise.
+            after: See `core.moved.Targets`.
+        """
+        from attnscope.core.attention.moved import Moved, Targets, moved
+
+        read, traced = self.read, self.traced
+        targets = Targets(
+            read.batch.ids,
+            self._sinks,
+            self._lay(tokens),
+            self._lay(others),
+            None if after is None else self._lay(after),
+        )
+        slopes, other_slopes = traced.slopes(tokens.clamp(min=0)), traced.slopes(others.clamp(min=0))
+        found = {}
+        for place, call in self._calls.items():
+            one = moved(call, targets, slopes[place], other_slopes[place])
+            whole = (traced.written[place].detach() * slopes[place]).float().sum(-1)
+            found[place] = Moved(*(traced.at(part) for part in vars(one).values())), traced.at(whole)
+        return found
+
+    def move_elsewhere(
+        self, standing: Sequence[Standing], wanted: Sequence[tuple[Numbers, Numbers]], offsets: Sequence[int]
+    ) -> _Elsewhere:
+        """What is moved onto the same tokens at other places of their rows; see `Standing.controls`.
+
+        Args:
+            standing: What stands in each row.
+            wanted: By row the tokens, and the others that they are compared with.
+            offsets: Where a head may look that looks at one offset alone.
+        """
+        laid, hits, first = [], [], 0
+        for one, (tokens, others) in zip(standing, wanted, strict=True):
+            index, *there = one.controls(tokens)
+            of_row = np.zeros((len(index), len(OFFSETS)), np.float32)
+            for offset in offsets:
+                less = one.hits(there[0], there[1], offset)[index]
+                of_row[:, OFFSETS.index(offset)] = np.where(index >= 0, one.hits(tokens, others, offset) - less, 0)
+            laid.append((np.where(index >= 0, index + first, NOTHING), *there))
+            hits.append(of_row)
+            first += len(index)
+        which, tokens_there, others_there = map(self.tensor, zip(*laid, strict=True))
+        return _Elsewhere(which, self.move(tokens_there, others_there), self.tensor(hits))
+
+    def _lay(self, tokens: Tensor) -> Tensor:
+        """(prediction,) -> (row, token)."""
+        laid = self.read.batch.ids.new_full(self.read.batch.ids.shape, NOTHING)
+        laid[self.read.rows, self.read.places] = tokens.to(laid)
+        return laid
+
+
+@dataclass(frozen=True, eq=False)
+class _Elsewhere:
+    """What is moved onto the tokens of predictions at other places, where they stand and do not come.
+
+    Attributes:
+        index: The prediction that is made there; NOTHING = there is none to compare with.
+        moved: By place, each (prediction made there, head).
+        hits: What a head of one offset has here, less what it has there, (prediction, offset).
+    """
+
+    index: Tensor
+    moved: dict[Place, tuple[Moved, Tensor]]
+    hits: Tensor
+
+    def less(self, here: Moved, place: Place) -> Moved:
+        """What is moved here, less what the same attention, excluding sinks, would move there."""
+        at = self.index.clamp(min=0)
+        there = self.moved[place][0]
+        active = there.active[at]
+        # The mean first: where nearly all of the head rests there, `here.active / active` would be infinite.
+        means = {name: (getattr(there, name)[at] / active).where(active > 0, 0.0) for name in _MOVED}
+        return replace(here, **{name: getattr(here, name) - mean * here.active for name, mean in means.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class _Answered:
+    """What heads move at the predictions of a batch.
+
+    Attributes:
+        stands: Which answers stand in what is read, with another token to compare with.
+        answers: What is moved onto answers.
+        elsewhere: The same where they are none.
+        repeated: Which predictions have an induction key, and what is moved onto what stands there; None = of no model
+            that hides what it predicts.
+        candidates: Of each candidate its logit above the vocabulary's mean, what is moved onto it, its logit at
+            another place, and what is moved there.
+        least: The logit that is just among the likeliest.
+        hits: Of MOVED_PAIRS, what a head of one offset would reach, (prediction, pair, offset); of suppression by the
+            likeliest candidate of the whole model.
+        of_hits: Which of them count.
+    """
+
+    stands: Tensor
+    answers: dict[Place, tuple[Moved, Tensor]]
+    elsewhere: _Elsewhere
+    repeated: tuple[Tensor, dict[Place, tuple[Moved, Tensor]]] | None
+    candidates: list[tuple[Tensor, dict[Place, tuple[Moved, Tensor]], Tensor, _Elsewhere]]
+    least: Tensor
+    hits: Tensor
+    of_hits: Tensor
+
+    def columns(self, place: Place, added: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, counts and values under even attention, each (prediction, measure of WRITTEN, head).
+
+        Args:
+            place: Which attention.
+            added: What each head adds to the answer's logit, (prediction, head).
+        """
+        import torch
+
+        on_answer, _ = self.answers[place]
+        ones = torch.ones_like(added)
+        looks = (on_answer.weight >= ATTENDED).to(added)
+        rows = [
+            (added, ones, on_answer.even_whole),
+            (added, looks, on_answer.even_whole),
+            (added, 1 - looks, on_answer.even_whole),
+            (on_answer.weight, ones, on_answer.even_weight),
+        ]
+        paired = self.stands & (self.elsewhere.index >= 0)
+        rows += _pair(self.elsewhere.less(on_answer, place), paired[:, None].to(added).expand_as(added))
+        rests, chosen = [], []
+        for logit, by_layer, other_logit, control in self.candidates:
+            here, whole = by_layer[place]
+            at = control.index.clamp(min=0)
+            rest = logit[:, None] - whole
+            is_raised = rest - (other_logit[:, None] - control.moved[place][1][at]) >= RAISED
+            rests.append(rest.where(is_raised, rest.new_tensor(-torch.inf)))
+            chosen.append(vars(control.less(here, place)).values())
+        rest, best = torch.stack(rests).max(0)
+        of_best = type(on_answer)(
+            *(torch.stack(arrays).gather(0, best[None])[0] for arrays in zip(*chosen, strict=True))
+        )
+        rows += _pair(of_best, (rest >= self.least[:, None]).to(added), sign=-1)
+        if self.repeated is None:
+            rows += [(ones * 0,) * 3] * 3
+        else:
+            there, by_layer = self.repeated
+            rows += _pair(by_layer[place][0], there[:, None].to(added).expand_as(added))
+        values, counts, even = (torch.stack(arrays, 1) for arrays in zip(*rows, strict=True))
+        # Not a product alone: 0 times infinity is none.
+        return values.where(counts > 0, values.new_zeros(())), counts, even.where(counts > 0, even.new_zeros(()))
+
+
+def _pair(here: Moved, there: Tensor, sign: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The measures of a role: what is moved and the weight, by attention excluding sinks, and how much that is."""
+    active = there * here.active
+    return [
+        (sign * here.nats, active, sign * here.even_nats),
+        (here.above, active, here.even_above),
+        (here.active, there, here.even_active),
+    ]
+
+
+def _units_of(read: ReadBatch) -> tuple[NDArray[np.int64], int]:
+    """The unit of evidence of each prediction of a batch, and how many units there are."""
+    from attnscope.core.measures.catalogue import unit_queries
+
+    sizes = [unit_queries(len(row.ids)) for row in read.made_of]
+    n_units = [-(-len(row.ids) // size) for row, size in zip(read.made_of, sizes, strict=True)]
+    first = np.cumsum([0, *n_units])
+    units = [first[i] + row.places // sizes[i] for i, row in enumerate(read.made_of)]
+    return np.concatenate(units), int(first[-1])
+
+
+def _by_unit(values: Tensor, unit: NDArray[np.int64], n_units: int) -> Floats:
+    """(prediction, ...) added up by unit, (unit, ...)."""
+    given = values.detach().cpu().double().numpy()
+    found = np.zeros((n_units, *given.shape[1:]))
+    np.add.at(found, unit, given)
+    return found
+
+
+def _pad_heads(values: Floats, n_heads: int) -> Floats:
+    """(unit, measure, head) -> (unit, head, measure) with as many heads as the widest layer has."""
+    laid: Floats = np.zeros((len(values), n_heads, values.shape[1]))
+    laid[:, : values.shape[2]] = values.transpose(0, 2, 1)
+    return laid

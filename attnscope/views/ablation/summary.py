@@ -1,0 +1,104 @@
+"""What every view of an ablation says: labels of quantities, numbers, lines on what was done. Plain values."""
+
+from __future__ import annotations
+
+import math
+
+from attnscope.records.ablation import Ablation, Effect
+from attnscope.views.heads.summary import UNDEFINED, corpus_notes, printable
+
+_LABELS = {
+    "l2": "change of hidden states",
+    "loss": "rise of the loss",
+    "kl": "KL of the predictions",
+    "importance": "importance E |dL/dξ|",
+    "sensitivity": "sensitivity",
+}
+_SHORT = {"l2": "Δ hidden", "loss": "Δ loss", "kl": "KL", "importance": "|dL/dξ|", "sensitivity": "sensitivity"}
+
+
+def label(name: str) -> str:
+    """A quantity's name as people read it, such as "zero ablation: rise of the loss"."""
+    mode, _, rest = name.rpartition("_")
+    said = _LABELS.get(rest, printable(rest))
+    return f"{printable(mode)} ablation: {said}" if mode else said
+
+
+def short_label(name: str) -> str:
+    """The same in a few letters, such as "zero Δ loss"."""
+    mode, _, rest = name.rpartition("_")
+    said = _SHORT.get(rest, printable(rest))
+    return f"{printable(mode)} {said}" if mode else said
+
+
+PLACE_LABELS = {
+    "first": "first occurrences",
+    "repeated": "repeated tokens",
+    "first_half": "first half",
+    "second_half": "second half",
+}
+"""Where in a text a loss is told apart, as people read it."""
+
+
+def number(value: float) -> str:
+    """A number with two or three digits that tell: effects of single heads are small; `–` where it is undefined."""
+    if not math.isfinite(value):
+        return UNDEFINED
+    size = abs(value)
+    if size >= 0.9995:
+        text = f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+    elif size >= 0.0095:
+        text = f"{value:.3f}"
+    elif size >= 0.00095:
+        text = f"{value:.4f}"
+    else:
+        mantissa, _, exponent = f"{value:.0e}".partition("e")
+        text = f"{mantissa}e{int(exponent)}" if size else "0"
+    return text.replace("-", "−")
+
+
+def interval(effect: Effect) -> str:
+    """Such as [0.012, 0.034]; `–` where it is undefined."""
+    if not (math.isfinite(effect.low) and math.isfinite(effect.high)):
+        return UNDEFINED
+    return f"[{number(effect.low)}, {number(effect.high)}]"
+
+
+def predicted_line(found: Ablation) -> str:
+    """What is predicted and how well, such as "predicted: each next token; loss of the whole model 3.20 nats"."""
+    predicted = found.options.get("predicted")
+    if not predicted:
+        return ""
+    loss = found.whole.get("loss")
+    if loss is None:
+        return f"predicted: {printable(predicted)}"
+    known = f" {interval(loss)}" if interval(loss) != UNDEFINED else ""  # a single text has none
+    return f"predicted: {printable(predicted)}; loss of the whole model {number(loss.value)} nats{known}"
+
+
+def notes(found: Ablation) -> list[str]:
+    """What a reader must know: one sentence each."""
+    said = []
+    if "mean" in (found.options.get("modes") or ()):
+        said.append("mean ablation: the mean of a head's outputs over all real tokens of all texts takes their place")
+    if "sensitivity" in found.names:
+        said.append(
+            "sensitivity: there is no loss, so it is mean |d⟨u, h⟩/dξ| over random directions u of the hidden states: "
+            "how far they move, not whether it matters"
+        )
+    if any("l2" in name for one in found.sets for name in one.interaction):
+        said.append(
+            "changes of hidden states in different directions add up to less than their sum: a pair below it need not "
+            "share a task, one above it does"
+        )
+    if found.options.get("normalized") == "layer":
+        said.append("importances are divided by the Euclidean norm of those of their layer")
+    if found.corpus.get("n_texts") == 1:
+        said.append("one text gives no interval")
+    return said + corpus_notes(found)
+
+
+def order_label(order: str) -> str:
+    """How heads of a curve are ordered, in words."""
+    names = {"random": "at random", "effect": "smallest effect first"}
+    return names.get(order, f"least {printable(order)} first")

@@ -1,0 +1,181 @@
+"""An atlas in the terminal: a row a head, with the tokens and the text that show what it does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from attnscope.errors import amount
+from attnscope.records.atlas.record import FURTHEST, Atlas, ExampleFacts, Side
+from attnscope.records.heads.findings import Findings, Head
+from attnscope.records.heads.query import choose
+from attnscope.views.heads.summary import corpus_line, corpus_notes, full_name, label, printable
+from attnscope.views.heads.terminal import measure_table
+from attnscope.views.tables.plain_text import cut, dim_lines, plain_table
+
+_MOST_SHOWN = 160
+"""Heads that are listed where none are chosen."""
+
+_WIDE = 110
+"""Columns from which there is room for the best example."""
+
+_STANDS_OUT = 0.05
+"""Share of attention beyond uniform attention's at an offset, from which on the offset is named."""
+
+_PARTS = {"what it does": 5, "pairs": 3, "keys": 2, "best example": 5}
+"""How a line's room is shared."""
+
+_OFFSET = 8
+"""Cells of an offset and its share, such as "-128 94%"."""
+
+_TOKENS = 3
+_AROUND = 4
+
+
+def show(
+    atlas: Atlas,
+    console: Console,
+    *,
+    measures: str | None = None,
+    where: str | None = None,
+    sort: str | None = None,
+    has_page: bool = False,
+) -> None:
+    """Prints what each head does, where it looks, which tokens stand out, and its best example.
+
+    Args:
+        atlas: What to print.
+        console: Where to.
+        measures: Also these measures of every head, separated by commas.
+        where: Which heads alone are printed: see `records.head_query`.
+        sort: In which order they are listed.
+        has_page: Whether a page is written, which has the examples.
+
+    Raises:
+        AttnscopeError: There is no such measure, condition or order.
+    """
+    findings = atlas.findings
+    heads = choose(findings, where, sort)
+    if where is not None and not heads:
+        console.print(Text("no head fulfils the condition"))
+        return
+    shown = table(atlas, heads if where is not None else heads[:_MOST_SHOWN], console, whole=where is not None)
+    console.print(shown)
+    left = 0 if where is not None else len(heads) - _MOST_SHOWN
+    if left > 0:
+        console.print(Text(f"and {left} more: choose some with --where, --sort", style="dim"))
+    console.print(
+        Group(
+            *dim_lines(
+                [
+                    *_notes(atlas, console, whole=where is not None, has_page=has_page),
+                    corpus_line(findings),
+                    *corpus_notes(findings),
+                ]
+            )
+        )
+    )
+    if measures:
+        named = [name.strip() for name in measures.split(",")]
+        console.print(measure_table(replace(findings, heads=tuple(heads)), named))
+
+
+def table(atlas: Atlas, heads: list[Head], console: Console, *, whole: bool) -> Table:
+    """A row a head.
+
+    Args:
+        atlas: What it is of.
+        heads: Which of its heads.
+        console: Tells the width.
+        whole: Whether all is said that is known, over several lines; else a line a head.
+    """
+    findings, wide = atlas.findings, console.width >= _WIDE
+    best = {facts.head: facts for facts in reversed(atlas.facts) if facts.why == "top"}
+    number = {(head.kind, head.layer, head.head): at for at, head in enumerate(atlas.heads)}
+    shown = plain_table(space=2)
+    shown.add_column("head", no_wrap=True)
+    shown.add_column("offset", justify="right", no_wrap=True)
+    names = [full_name(head, findings) for head in heads]
+    titles = _titles(wide, whole)
+    room = console.width - max(map(cell_len, ("head", *names)), default=0) - _OFFSET - 2 * (len(titles) + 2)
+    for title in titles:
+        shown.add_column(title, overflow="fold", no_wrap=not whole)
+    for head, name in zip(heads, names, strict=True):
+        at = number[head.kind, head.layer, head.head]
+        known = {
+            "what it does": _words(head, findings),
+            "pairs": _tokens(atlas, at, "pairs", ", "),
+            "keys": _tokens(atlas, at, "gets"),
+            "best example": _excerpt(best[at]) if at in best else "",
+        }
+        parts = sum(_PARTS[title] for title in titles)
+        cells = [known[title] if whole else cut(known[title], room * _PARTS[title] // parts) for title in titles]
+        shown.add_row(Text(name, style="bold"), _offset(atlas, at), *map(Text, cells))
+    return shown
+
+
+def _titles(wide: bool, whole: bool) -> list[str]:
+    """The columns that there is room for: a line of 80 columns has two of them."""
+    return [title for title in _PARTS if wide or title in ("what it does", "pairs") or (whole and title == "keys")]
+
+
+def _words(head: Head, findings: Findings) -> str:
+    """Its description, else its roles."""
+    known = () if findings.descriptions is None else findings.descriptions.heads
+    place = (head.kind, head.layer, head.head)
+    for one in known:
+        if (one.kind, one.layer, one.head) == place:
+            return printable(one.words)
+    return ", ".join(label(role.name) for role in head.roles) or "unclassified"
+
+
+def _tokens(atlas: Atlas, at: int, side: Side, between: str = " ") -> str:
+    rows = [row for row in atlas.tables[at] if row.side == side][:_TOKENS]
+    return between.join("→".join(cut(printable(token), 12) for token in row.tokens) for row in rows)
+
+
+def _offset(atlas: Atlas, at: int) -> Text:
+    """The offset at which it is furthest above uniform attention, and its share there."""
+    profile = atlas.profiles[at, 1:-1]
+    above = profile - atlas.even_profiles[at, 1:-1]
+    if not np.isfinite(above).any():
+        return Text("")
+    best = int(np.nanargmax(above))
+    if above[best] < _STANDS_OUT:
+        return Text("–", style="dim")
+    offset = best - FURTHEST
+    return Text(f"{offset:+d} " if offset else "0 ").append(f"{100 * profile[best]:.0f}%", style="cyan")
+
+
+def _excerpt(facts: ExampleFacts) -> str:
+    """The tokens around the one that counts most."""
+    focus = max(0, facts.focus)
+    first = max(0, focus - _AROUND)
+    pieces = [
+        f"{before}[{one}]" if first + i == focus else f"{before}{one}"
+        for i, (before, one) in enumerate(facts.pieces()[first : focus + _AROUND + 1])
+    ]
+    return printable("".join(pieces), 80)
+
+
+def _notes(atlas: Atlas, console: Console, *, whole: bool, has_page: bool) -> list[str]:
+    notes = [
+        "offset: of the key from the query, where attention is furthest above uniform attention (by 5 points or more), "
+        "and its share there; "
+        "pairs (query→key) and keys: those that receive most above it.",
+        f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",
+    ]
+    wide = console.width >= _WIDE
+    left = [title for title in _PARTS if title not in _titles(wide, whole) and (atlas.facts or title == "keys")]
+    if left:
+        notes.append(f"not shown in {console.width} columns: {', '.join(left)}")
+    if not whole:
+        notes.append("… : more is known of the head: --where 'layer == 3 and head == 1' shows all")
+    if atlas.facts and not has_page:
+        notes.append(f"not shown: {amount(len(atlas.facts), 'example')}; -o atlas.html writes the page with them")
+    return notes

@@ -1,0 +1,278 @@
+"""Descriptions as a figure: a card a head, and beside each layer how much of its heads' attention is explained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attnscope.errors import amount
+from attnscope.records.heads.descriptions import LITTLE, HeadDescription, Term
+from attnscope.records.heads.findings import Findings
+from attnscope.views.drawing import layout
+from attnscope.views.drawing.canvas import FAINT, INK, LINE, Box, Page, wrap_lines
+from attnscope.views.drawing.head_maps import HEAD_NAMES_PX, LEFT_PX, findings_shape, name_kinds, place_kinds
+from attnscope.views.drawing.inks import blend, ink_on
+from attnscope.views.drawing.lettering import Lettering
+from attnscope.views.heads import summary as heads_summary
+from attnscope.views.heads.summary import model_of, printable
+
+_CARD_PX, _PAPER_CARD_PX, _WIDEST_CARD_PX = 128, 110, 220
+"""Width of a card, on paper at least, and how wide it is where there are few heads."""
+
+_STRIP_PX, _STRIP_GAP_PX, _DOT_PX = 260, 40, 7
+_NARROW_STRIP_PX = 140  # with the gap, on paper
+_TEXT_PX, _SHARE_PX, _REST_PX, _LINE_PX, _PAD_PX = 11.5, 13, 11, 15, 6
+_LAYER_GAP_PX = 10  # between layers of several rows
+_TALLEST_INCHES = 9.0  # of cards on a page of paper
+_PALE, _DARK, _NOTHING = "#f7fbff", "#4292c6", "#f3f3f3"
+_FOOTER_GAP_PX = 56
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card.
+
+    Attributes:
+        box: Where it is.
+        fill: Its colour: the darker, the more is explained.
+        name: The head's, where it does not stand above its column.
+        share: What is explained, such as "66%"; empty where heads spread evenly.
+        rest: Of what, such as "of 2.3 nats"; empty where there is no room for that.
+        lines: What the head does, in as many lines as there is room for.
+    """
+
+    box: Box
+    fill: str
+    name: str
+    share: str
+    rest: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Where everything stands on the page.
+
+    Attributes:
+        size: Width and height of the page.
+        cell: Width and height of a card, with the gap to the next.
+        pitch: How far a layer is below the one before.
+        cards: The cards.
+        tops: Upper edge of the cards of each kind of attention.
+        strips: For each layer where its strip is, and the explained shares of its heads.
+        footer_y: Middle of the first line of notes.
+        footer: The notes, broken into lines.
+    """
+
+    size: tuple[int, int]
+    cell: tuple[int, int]
+    pitch: int
+    cards: tuple[Card, ...]
+    tops: tuple[int, ...]
+    strips: tuple[tuple[Box, tuple[float, ...]], ...]
+    footer_y: int
+    footer: tuple[str, ...]
+
+
+def texts_of(findings: Findings) -> list[str]:
+    """The texts that the figure may show, to find fonts for."""
+    if findings.descriptions is None:
+        return []
+    return [printable(term.words, 200) for one in findings.descriptions.heads for term in one.terms]
+
+
+def cards_layout(findings: Findings, lettering: Lettering) -> Cards:
+    """Places the cards, a row a layer or several where the page is narrow, and beside each the shares of its heads."""
+    assert findings.descriptions is not None
+    paper = lettering.paper
+    n_heads = max(findings_shape(findings, kind)[1] for kind in findings.kinds)
+    beside = 0 if paper.fixed and paper.is_narrow else _NARROW_STRIP_PX if paper.fixed else _STRIP_GAP_PX + _STRIP_PX
+    room = paper.room_px - LEFT_PX - beside
+    columns = min(n_heads, max(1, room // _PAPER_CARD_PX)) if paper.fixed else n_heads
+    per_layer = math.ceil(n_heads / columns)
+    columns = math.ceil(n_heads / per_layer)
+    wide = min(_WIDEST_CARD_PX, room // columns)
+    cell = (wide if paper.fixed else max(_CARD_PX, wide), _card_height(findings, per_layer, paper))
+    pitch = per_layer * cell[1] + (_LAYER_GAP_PX if per_layer > 1 else 0)
+    tops, bottom = place_kinds(findings, pitch)
+    right = layout.MARGIN_PX + LEFT_PX + columns * cell[0]
+    width = paper.width_for(layout.NARROWEST_PX, right + beside + layout.MARGIN_PX)
+    gap = min(_STRIP_GAP_PX, beside / 4)
+    cards, strips = [], []
+    known = {(one.kind, one.layer, one.head): one for one in findings.descriptions.heads}
+    for kind, top in zip(findings.kinds, tops, strict=True):
+        shares: dict[int, list[float]] = {}
+        for head in (head for head in findings.heads if head.kind == kind):
+            row, column = divmod(head.head, columns)
+            place = (layout.MARGIN_PX + LEFT_PX + column * cell[0], top + head.layer * pitch + row * cell[1])
+            box = (*place, cell[0] - 4, cell[1] - 4)
+            one = known.get((kind, head.layer, head.head))
+            cards.append(_card(one, box, f"H{head.head}" if per_layer > 1 else "", lettering))
+            if one is not None and math.isfinite(one.explained):
+                shares.setdefault(head.layer, []).append(one.explained)
+        for layer, of_layer in shares.items() if beside else ():
+            strip = (right + gap, top + layer * pitch, beside - gap, per_layer * cell[1] - 4)
+            strips.append((strip, tuple(of_layer)))
+    notes = _notes(findings, any(card.rest for card in cards), bool(strips))
+    footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
+    footer_y = bottom + (_FOOTER_GAP_PX if strips else 24)
+    height = footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX
+    return Cards((width, height), cell, pitch, tuple(cards), tuple(tops), tuple(strips), footer_y, footer)
+
+
+def _card_height(findings: Findings, per_layer: int, paper: layout.Paper) -> int:
+    """Three lines of words a card; on paper as many fewer as it takes to fit a page."""
+    n_rows = per_layer * sum(findings_shape(findings, kind)[0] for kind in findings.kinds)
+    lines = 3
+    while paper.fixed and lines > 1 and n_rows * _height_of(lines) > _TALLEST_INCHES * paper.inch_px:
+        lines -= 1
+    return _height_of(lines)
+
+
+def _height_of(lines: int) -> int:
+    return 28 + _LINE_PX * lines + 4
+
+
+def cards_page(findings: Findings, lettering: Lettering) -> Page:
+    """The page, drawn."""
+    placed = cards_layout(findings, lettering)
+    page = Page(*placed.size, lettering)
+    subtitle = heads_summary.corpus_line(findings)
+    page.head(
+        f"{model_of(findings.run)} · what its {amount(len(findings.heads), 'head does', 'heads do')}, in a few words",
+        subtitle,
+    )
+    named = not any(card.name for card in placed.cards)  # else each says its own
+    name_kinds(page, findings, placed.tops, (placed.cell[0], placed.pitch), heads=named)
+    page.fill([card.box for card in placed.cards], [card.fill for card in placed.cards])
+    for card in placed.cards:
+        _draw_card(page, card)
+    _draw_strips(page, placed)
+    page.foot(placed.footer_y, placed.footer)
+    return page
+
+
+def short_terms(one: HeadDescription) -> list[str]:
+    """The terms without their shares: "[CLS]", "near tokens", "not to the right"."""
+    if one.spreads_evenly:
+        return ["spreads evenly"]
+    return [_short(term) for term in one.terms if not term.part_of] or ["undescribed"]
+
+
+def _lines(terms: Sequence[str], most: int, size: float, room: float, lettering: Lettering) -> list[str]:
+    """As many whole terms as so many lines have room for, and how many more there are."""
+    for kept in range(len(terms), 0, -1):
+        more = [f"+{len(terms) - kept} more"] if kept < len(terms) else []
+        lines = list(wrap_lines(", ".join([*terms[:kept], *more]), room * layout.CAPTION_PX / size, lettering))
+        if len(lines) <= most and all(lettering.width_px(line, size) <= room for line in lines):
+            return lines
+    lines = [*lines[: most - 1], " ".join(lines[most - 1 :])]  # one term is more than there is room for
+    return [lettering.fit(line, size, room) for line in lines]
+
+
+_SHORTER = (
+    ("tokens at most 4 away", "at most 4 away"), ("tokens to the", "to the"), ("near tokens", "near"),
+    ("nearby tokens", "nearby"), ("the previous token", "previous token"), ("the next token", "next token"),
+    ("the token itself", "itself"), ("the same", "same"), ("the first token", "first token"),
+    ("capitalised words within a sentence", "capitals inside sentences"), ("capitalised words", "capitals"),
+)  # fmt: skip
+
+
+def _short(term: Term) -> str:
+    words = printable(term.words, 120)
+    for long, short in _SHORTER:
+        words = words.replace(long, short)
+    return f"not {words}" if term.is_avoided else words
+
+
+def _card(one: HeadDescription | None, box: Box, name: str, lettering: Lettering) -> Card:
+    if one is None:
+        return Card(box, _NOTHING, name, "", "", ())
+    room, size = box[2] - 2 * _PAD_PX, lettering.paper.letters(_TEXT_PX)
+    most = int(box[3] + 4 - _height_of(0)) // _LINE_PX
+    lines = _lines(short_terms(one), most, size, room, lettering)
+    if one.spreads_evenly or not math.isfinite(one.explained):
+        return Card(box, _NOTHING, name, "", "", tuple(lines))
+    fill = blend(min(1.0, max(0.0, one.explained)), _PALE, _DARK)
+    share = f"{100 * one.explained:.0f}%"
+    taken = _share_at(name, lettering) + _bold_px(share, lettering)
+    rest = next((rest for rest in (f"of {one.nats:.1f} nats", f"{one.nats:.1f} nats")
+                 if taken + 4 + lettering.width_px(rest, lettering.paper.letters(_REST_PX)) <= box[2] - _PAD_PX),
+                "")  # fmt: skip
+    return Card(box, fill, name, share, rest, tuple(lines))
+
+
+def _bold_px(text: str, lettering: Lettering) -> float:
+    return 1.15 * lettering.width_px(text, _SHARE_PX)
+
+
+def _share_at(name: str, lettering: Lettering) -> float:
+    """Where in a card its share begins: after the head's name, where it has one."""
+    size = lettering.paper.letters(_REST_PX)
+    return _PAD_PX + (lettering.width_px(name, size) + 6 if name else 0)
+
+
+def _draw_card(page: Page, card: Card) -> None:
+    x, y, _, _ = card.box
+    ink = ink_on(card.fill) if card.share else FAINT
+    down = y + 12
+    if card.name:
+        page.write(x + _PAD_PX, down + 0.5, card.name, _REST_PX, ha="left", color=ink)
+    if card.share:
+        at = _share_at(card.name, page.lettering)
+        page.write(x + at, down, card.share, _SHARE_PX, ha="left", weight="bold", color=ink)
+        at += _bold_px(card.share, page.lettering) + 4
+        if card.rest:
+            page.write(x + at, down + 0.5, card.rest, _REST_PX, ha="left", color=ink)
+    for place, line in enumerate(card.lines):
+        page.write(x + _PAD_PX, down + 18 + place * _LINE_PX, line, _TEXT_PX, ha="left", color=ink)
+
+
+def _draw_strips(page: Page, placed: Cards) -> None:
+    """The explained share of each head as a dot, a strip a layer, and its median as a line."""
+    if not placed.strips:
+        return
+    dots: list[Box] = []
+    medians = []
+    for (x, y, width, height), shares in placed.strips:
+        page.fill([(x, y, width, height)], [_NOTHING])
+        page.fill([(x, y, width * LITTLE, height)], ["#e9e9e9"])
+        for number, share in enumerate(shares):
+            at = x + width * min(1.0, max(0.0, share))
+            down = y + height * (number + 0.5) / len(shares)
+            dots.append((at - _DOT_PX / 2, down - _DOT_PX / 2, _DOT_PX, _DOT_PX))
+        middle = x + width * min(1.0, max(0.0, _median(shares)))
+        medians.append([(middle, y), (middle, y + height)])
+    page.fill(dots, [_DARK] * len(dots))
+    page.lines(medians, color=INK, width_px=1.6)
+    (x, top, width, _), _ = placed.strips[0]
+    lowest = max(y + height for (_, y, _, height), _ in placed.strips)
+    page.lines([[(x + width / 2, top), (x + width / 2, lowest)]], color=LINE, width_px=0.8)
+    sides = {0.0: "left", 0.5: "center", 1.0: "right"}
+    for share, side in sides.items() if width > _NARROW_STRIP_PX else ((0.0, "left"), (1.0, "right")):
+        page.write(x + width * share, lowest + 12, f"{100 * share:.0f}%", layout.CAPTION_PX, ha=side, color=FAINT)
+    page.write(x + width / 2, top - HEAD_NAMES_PX / 2 - 2, "explained", layout.CAPTION_PX, ha="center", color=FAINT)
+
+
+def _median(shares: Sequence[float]) -> float:
+    ordered = sorted(shares)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def _notes(findings: Findings, has_nats: bool, has_strips: bool) -> list[str]:
+    described = findings.descriptions
+    assert described is not None
+    return [
+        "each card: the share of the head's attention that its description explains on texts it was not fitted on"
+        + ", and how many nats it is from uniform attention" * has_nats
+        + "; then where it looks, the most important first",
+        *(
+            ["at the right: a dot a head, a line at the median; below 30% (grey) a head is mostly undescribed"]
+            if has_strips
+            else []
+        ),
+        f"fitted on {amount(described.n_texts - described.n_scored, 'text')}, scored on "
+        f"{amount(described.n_scored, 'other')} ({amount(described.n_queries, 'query', 'queries')})",
+        "a description is of attention, not of purpose",
+    ]

@@ -1,0 +1,471 @@
+"""Measures of heads as figures: a page of them all, and a map of layers x heads for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from attnscope.errors import amount
+from attnscope.records.heads.findings import Findings, Head
+from attnscope.views.ablation.summary import number as small_number
+from attnscope.views.drawing import layout
+from attnscope.views.drawing.canvas import FAINT, INK, Box, Number, Page, colormap, hex_of, wrap_lines
+from attnscope.views.drawing.inks import ink_on
+from attnscope.views.drawing.lettering import Lettering
+from attnscope.views.heads import summary as heads_summary
+from attnscope.views.heads.summary import model_of, number, printable
+
+_UNKNOWN = "#dcdcdc"
+_ONE_WAY, _TWO_WAYS = "Blues", "RdBu_r"
+LEFT_PX = 50  # for the layers' names
+TOP_PX = layout.MARGIN_PX + 62
+KIND_PX = 54
+HEAD_NAMES_PX = 26
+_COMPACT_PX = 135  # width of a small map where the page is of paper
+_INTERVAL_SHARE = 0.7  # of the size of a number that its interval is at most
+_LEAST_INTERVAL_PX = 9.0  # smaller ones are left out
+_MOST_DECIMALS = 4
+_MOST_LINES = 4  # of what a measure is, above its map
+_MANY_LAYERS = 16  # more of them make a page that no screen shows whole
+_UNIFORM = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a measure is coloured.
+
+    Attributes:
+        low: The value of the first colour: 0, minus `high` where values are negative, or a round number below all
+            values where those are all far from 0.
+        high: The value of the last colour: the largest of all heads and of uniform attention.
+        cmap: Name of the colormap.
+        uniform: Least and largest value under uniform attention; NaN where none is known.
+        known: Whether any value is defined; else there is nothing to scale.
+        written: How a number is written.
+    """
+
+    low: float
+    high: float
+    cmap: str
+    uniform: tuple[float, float]
+    known: bool
+    written: Callable[[float], str] = number
+
+    def share(self, value: float) -> float:
+        """How far along the colours a value is, 0 to 1."""
+        return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
+
+    @property
+    def uniform_text(self) -> str:
+        """Such as 0.03, or 0.02 to 0.09 where it depends on the head."""
+        low, high = self.written(self.uniform[0]), self.written(self.uniform[1])
+        return low if low == high else f"{low} to {high}"
+
+    @property
+    def ticks(self) -> tuple[float, ...]:
+        """Round numbers on the scale."""
+        steps = layout.nice_ticks(self.high - max(self.low, 0.0))
+        if self.low < 0:
+            return (*(-tick for tick in reversed(steps[1:])), *steps)
+        first = math.ceil(self.low / steps[1] - 1e-9) * steps[1]
+        return tuple(round(first + step, 12) for step in steps if first + step <= self.high * 1.0001)
+
+
+def scale_of(findings: Findings, measure: str, written: Callable[[float], str] | None = None) -> Scale:
+    """The colours for a measure: the same for all kinds of attention, and wide enough for uniform's value."""
+    estimates = [head.measures[measure] for head in findings.heads if measure in head.measures]
+    values = [one.value for one in estimates if math.isfinite(one.value)]
+    uniform = [one.uniform for one in estimates if math.isfinite(one.uniform)]
+    extent = max((abs(value) for value in (*values, *uniform)), default=0.0) or 1.0
+    spread = (min(uniform), max(uniform)) if uniform else (math.nan, math.nan)
+    if written is None:
+        written = small_number if findings.of_senses else number  # one patch of hundreds seldom gets much
+    if min((*values, *uniform), default=0.0) < 0:
+        return Scale(-extent, extent, _TWO_WAYS, spread, bool(values), written)
+    least, low = min((*values, *uniform), default=0.0), 0.0
+    if least > extent / 2 and least < extent:
+        step = layout.nice_ticks(extent - least)[1]
+        low = max(0.0, math.floor(least / step) * step)
+    return Scale(low, extent, _ONE_WAY, spread, bool(values), written)
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Where the small maps of measures stand on a page.
+
+    Attributes:
+        columns: How many stand side by side.
+        left: Room for the layers' names, left of a map.
+        label_px: Size of the letters of these names.
+        cell: Width and height of a head's cell.
+        width: Of the page.
+        pitch_x: From one map to the next.
+        room: How wide a map is with what stands around it.
+        meanings: What each measure is, in lines.
+        above: From the top of a panel to its map.
+        below: From the bottom of a map to the next panel.
+        layers: How many rows the map of each kind of attention has.
+    """
+
+    columns: int
+    left: int
+    label_px: float
+    cell: tuple[float, int]
+    width: int
+    pitch_x: int
+    room: int
+    meanings: Mapping[str, list[str]]
+    above: int
+    below: int
+    layers: tuple[int, ...]
+
+    def row_px(self, layers: int) -> int:
+        """How tall a row of panels is, of maps of so many layers."""
+        return self.above + layers * self.cell[1] + self.below
+
+    def height_px(self, n_rows: int) -> float:
+        """How tall a page of so many rows of panels, of each kind of attention, is without its notes."""
+        kinds = KIND_PX * len(self.layers) if len(self.layers) > 1 else 0
+        return TOP_PX + kinds + n_rows * sum(self.row_px(layers) for layers in self.layers) + 12.0 + layout.MARGIN_PX
+
+
+def panels_of(findings: Findings, names: Sequence[str], lettering: Lettering) -> Panels:
+    """Places a small map of each of these measures."""
+    shapes = [findings_shape(findings, kind) for kind in findings.kinds]
+    n_heads, n_layers = max(heads for _, heads in shapes), max(layers for layers, _ in shapes)
+    paper = lettering.paper
+    # A page of many layers is tall and is seen shrunk: fewer and larger names can still be read there.
+    (left, label_px) = (36, 11.0) if n_layers <= _MANY_LAYERS or paper.fixed else (48, 15.0)
+    gap, least = (16, _COMPACT_PX) if paper.fixed else (30, max(250, left + n_heads * 8))
+    inside = paper.room_px
+    columns = max(1, min(len(names), (inside + gap) // (least + gap)))
+    cell_w = min(44.0, ((inside + gap) // columns - gap - left) / n_heads)
+    cell_w = cell_w if paper.fixed else max(8, math.floor(cell_w))
+    cell_h = max(8, min(math.floor(cell_w), 32, 420 // n_layers))
+    width = paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + left + n_heads * cell_w)
+    pitch_x = (width - 2 * layout.MARGIN_PX + gap) // columns
+    room = pitch_x - gap
+    meanings = {name: [] if paper.fixed else _few_lines(_meaning(findings, name), room, lettering) for name in names}
+    above, below = 46 + 16 * max(len(lines) for lines in meanings.values()), 46 if paper.fixed else 76
+    layers = tuple(layers for layers, _ in shapes)
+    return Panels(columns, left, label_px, (cell_w, cell_h), width, pitch_x, room, meanings, above, below, layers)
+
+
+def measures_pages(
+    findings: Findings, scales: Mapping[str, Scale], lettering: Lettering, title: str | None = None
+) -> Iterator[Page]:
+    """Small maps of the measures that are defined for some head, each with its own colours.
+
+    On one page; where its width is fixed, on as many as it takes for none to be taller than a page of paper.
+
+    Args:
+        findings: What to draw.
+        scales: The measures, and the colours of each.
+        lettering: The fonts.
+        title: Of the page; None = how many measures there are.
+    """
+    undefined = [name for name, scale in scales.items() if not scale.known]
+    if len(undefined) < len(scales):
+        scales = {name: scale for name, scale in scales.items() if scale.known}
+    title = f"{model_of(findings.run)} · {amount(len(scales), 'measure')} of its heads" if title is None else title
+    names, panels = list(scales), panels_of(findings, list(scales), lettering)
+    uniform = _UNIFORM.replace("▲ uniform", "lines over a bar") if lettering.paper.fixed else _UNIFORM
+    said = [
+        "rows: layers, columns: heads",
+        "each map has its own colours: the bar below it tells which",
+        *([uniform] if any(math.isfinite(scale.uniform[0]) for scale in scales.values()) else []),
+        *heads_summary.corpus_notes(findings),
+    ]
+    if undefined and len(undefined) < len(scales):
+        said.append(f"left out, as undefined for all heads: {', '.join(printable(name) for name in undefined)}")
+    if any(_any_undefined(findings, name) for name in scales):
+        said.append("grey: undefined")
+    footer = wrap_lines(" · ".join(said), panels.width - 2 * layout.MARGIN_PX, lettering)
+    most = lettering.paper.most_px - (len(footer) - 1) * layout.LINE_PX
+    n_rows = -(-len(names) // panels.columns)
+    fitting = max(1, sum(panels.height_px(rows) <= most for rows in range(1, n_rows + 1)))
+    n_pages = -(-n_rows // fitting)
+    each = -(-n_rows // n_pages) * panels.columns
+    for place in range(n_pages):
+        part = {name: scales[name] for name in names[place * each : (place + 1) * each]}
+        which = f" ({place + 1} of {n_pages})" if n_pages > 1 else ""
+        # The notes are of all pages, and stand on the last.
+        yield _panels_page(findings, part, panels, lettering, title + which, footer if place == n_pages - 1 else [])
+
+
+def _panels_page(
+    findings: Findings,
+    scales: Mapping[str, Scale],
+    panels: Panels,
+    lettering: Lettering,
+    title: str,
+    footer: Sequence[str],
+) -> Page:
+    """One page of small maps."""
+    paper, columns, n_rows = lettering.paper, panels.columns, -(-len(scales) // panels.columns)
+    height = math.ceil(panels.height_px(n_rows)) + (len(footer) - 1) * layout.LINE_PX
+    page = MeasurePage(panels.width, height, lettering)
+    page.head(title, heads_summary.corpus_line(findings))
+    top = float(TOP_PX)
+    for kind in findings.kinds:
+        shape = findings_shape(findings, kind)
+        if len(findings.kinds) > 1:
+            top += KIND_PX
+            page.write(layout.MARGIN_PX, top - 18, f"{printable(kind, 40)} attention", 17, ha="left", weight="bold")
+        for place, (name, scale) in enumerate(scales.items()):
+            x = layout.MARGIN_PX + place % columns * panels.pitch_x
+            y = top + place // columns * panels.row_px(shape[0])
+            size = layout.CAPTION_PX if paper.fixed else layout.PANEL_TITLE_PX
+            page.write(
+                x, y + 8, lettering.fit(printable(name), size, panels.room * 0.88), size, ha="left", weight="bold"
+            )
+            for line_number, line in enumerate(panels.meanings[name]):
+                page.write(x, y + 27 + line_number * 16, line, layout.CAPTION_PX, ha="left", color=FAINT)
+            corner = (x + panels.left, y + panels.above)
+            page.map(corner, findings, kind, name, panels.cell, scale)
+            page.name_axes(corner, shape, panels.cell, size_px=panels.label_px)
+            bar = (x + panels.left, corner[1] + shape[0] * panels.cell[1] + 12, shape[1] * panels.cell[0], 9)
+            page.scale(bar, scale, size_px=panels.label_px, most=3)
+            page.uniform(bar, scale, size_px=min(panels.label_px, 12.0), room=(x, x + panels.room))
+        top += n_rows * panels.row_px(shape[0])
+    page.foot(math.ceil(top + 12), footer)
+    return page
+
+
+def measure_page(
+    findings: Findings,
+    measure: str,
+    scale: Scale,
+    lettering: Lettering,
+    shared: dict[object, MeasurePage] | None = None,
+) -> Page:
+    """A large map of one measure, with numbers where cells have room for them.
+
+    Args:
+        findings: What to draw.
+        measure: Which measure.
+        scale: Its colours.
+        lettering: The fonts.
+        shared: Pages of other measures of the same findings: one is used again where only what this measure says
+            differs, and a new one is put there.
+    """
+    shapes = [findings_shape(findings, kind) for kind in findings.kinds]
+    n_heads, n_layers = max(heads for _, heads in shapes), sum(layers for layers, _ in shapes)
+    paper = lettering.paper
+    room = paper.room_px - LEFT_PX
+    cell_w = min(240.0, room / n_heads)
+    cell_w = cell_w if paper.fixed else max(24, math.floor(cell_w))
+    cell_h = max(24, min(round(cell_w * 0.62), 90, max(24 if paper.fixed else 44, 1000 // n_layers)))
+    width = paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + LEFT_PX + n_heads * cell_w)
+    tops, bottom = place_kinds(findings, cell_h)
+    bar_y = bottom + 30
+    size = paper.letters(min(18.0, cell_w * 0.26))
+    written = [scale.written(head.measures[measure].value) for head in findings.heads if measure in head.measures]
+    widest = max((lettering.width_px(text, size) for text in written), default=0.0)
+    numbers = cell_w > widest * 1.05 if paper.fixed else cell_w >= 40
+    widest = max((lettering.width_px(_interval(head, measure), 1.0) for head in findings.heads), default=0.0)
+    small = min(size * _INTERVAL_SHARE, cell_w * 0.94 / widest) if widest else 0.0
+    intervals = numbers and cell_h >= 44 and small >= max(_LEAST_INTERVAL_PX, paper.least_px)
+    said = [_UNIFORM] if math.isfinite(scale.uniform[0]) else []
+    if intervals:
+        said.append("small numbers: the 95% interval")
+    if _any_undefined(findings, measure):
+        said.append("grey: undefined" + (f" ({heads_summary.UNDEFINED})" if numbers else ""))
+    said += heads_summary.corpus_notes(findings)
+    page = None if shared is None else shared.get(tuple(said))
+    if page is None:
+        page = MeasurePage.above(said, width, bar_y + 72, lettering)
+        name_kinds(page, findings, tops, (cell_w, cell_h))
+        if shared is not None:
+            shared[tuple(said)] = page
+    page.begin()
+    meaning = printable(findings.measure_facts(measure).what, 400)
+    corpus = heads_summary.corpus_line(findings)
+    subtitle = " · ".join(part for part in (meaning, corpus) if part)
+    page.head(f"{model_of(findings.run)} · {heads_summary.title_of(findings, measure)}", subtitle)
+    for kind, top in zip(findings.kinds, tops, strict=True):
+        page.map((layout.MARGIN_PX + LEFT_PX, top), findings, kind, measure, (cell_w, cell_h), scale)
+    if numbers:
+        lefts = layout.MARGIN_PX + LEFT_PX
+        corners = {kind: (lefts, top) for kind, top in zip(findings.kinds, tops, strict=True)}
+        page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), size, small * intervals))
+    bar = (layout.MARGIN_PX + LEFT_PX, bar_y, min(420, room - 20), 14)
+    page.scale(bar, scale, size_px=layout.CAPTION_PX, most=6 if paper.is_narrow else 11)
+    unit = heads_summary.unit_of(findings, measure)
+    page.uniform(
+        bar,
+        scale,
+        size_px=layout.CAPTION_PX,
+        room=(layout.MARGIN_PX, width - layout.MARGIN_PX * paper.fixed),
+        unit=unit,
+    )
+    return page
+
+
+def numbers_of(
+    findings: Findings,
+    measure: str,
+    scale: Scale,
+    corners: Mapping[str, tuple[float, float]],
+    cell: tuple[float, float],
+    size: float,
+    small: float,
+) -> list[Number]:
+    """The value of each head, and below it the ends of its interval; `small` is the size of these, 0 = none."""
+    written = scale.written
+    cmap = colormap(scale.cmap)
+    found = []
+    for head in findings.heads:
+        one = head.measures.get(measure)
+        value = one.value if one else math.nan
+        left, top = corners[head.kind]
+        x, y = left + (head.head + 0.5) * cell[0] - 1, top + (head.layer + 0.5) * cell[1] - 1
+        ink = ink_on(hex_of(cmap, scale.share(value))) if math.isfinite(value) else FAINT
+        found.append(Number(x, y - (cell[1] * 0.14 if small else 0), written(value), size, ink))
+        if small and (interval := _interval(head, measure)):
+            found.append(Number(x, y + cell[1] * 0.22, interval, small, ink))
+    return found
+
+
+def _interval(head: Head, measure: str) -> str:
+    """The ends of an interval, such as 0.00–0.03, with as many decimals as tell them apart; empty where there is none.
+
+    They are no ± of one number: intervals of shares are not symmetric, and end at 0 and 1.
+    """
+    one = head.measures.get(measure)
+    if one is None or not math.isfinite(one.high - one.low):
+        return ""
+    largest, width = max(abs(one.low), abs(one.high)), one.high - one.low
+    decimals = 0 if largest >= 99.95 else 1 if largest >= 9.995 else 2
+    while decimals < _MOST_DECIMALS and 0 < width < 1.5 * 10**-decimals:
+        decimals += 1
+    low, high = (f"{end:.{decimals}f}" for end in (one.low, one.high))
+    low, high = (end.lstrip("-") if not float(end) else end.replace("-", "−") for end in (low, high))
+    return f"{low} to {high}" if "−" in low + high else f"{low}–{high}"
+
+
+def findings_shape(findings: Findings, kind: str) -> tuple[int, int]:
+    """How many layers and heads a kind of attention has."""
+    mine = [head for head in findings.heads if head.kind == kind]
+    return max(head.layer for head in mine) + 1, max(head.head for head in mine) + 1
+
+
+def place_kinds(findings: Findings, cell_px: int) -> tuple[list[int], int]:
+    """Upper edges of the heads of each kind of attention, one below the other, and where they end."""
+    tops, at = [], TOP_PX
+    for kind in findings.kinds:
+        at += HEAD_NAMES_PX + (KIND_PX if len(findings.kinds) > 1 else 0)
+        tops.append(at)
+        at += findings_shape(findings, kind)[0] * cell_px
+    return tops, at
+
+
+def name_kinds(
+    page: Page, findings: Findings, tops: Sequence[int], cell: tuple[float, float], *, heads: bool = True
+) -> None:
+    """Names of layers and, if `heads`, of heads beside them, and of the kinds of attention where there are several."""
+    for kind, top in zip(findings.kinds, tops, strict=True):
+        layers, across = findings_shape(findings, kind)
+        page.name_axes((layout.MARGIN_PX + LEFT_PX, top), (layers, across if heads else 0), cell)
+        if len(findings.kinds) > 1:
+            page.write(layout.MARGIN_PX, top - 48, f"{printable(kind, 40)} attention", 17, ha="left", weight="bold")
+
+
+class MeasurePage(Page):
+    """A page with maps of measures on it."""
+
+    def begin(self) -> None:
+        """Clears the page of what was one figure's alone; so is all that is placed from now on."""
+        self.wipe()
+        self.temporary, self.drawn = True, ()
+
+    def map(
+        self,
+        corner: tuple[float, float],
+        findings: Findings,
+        kind: str,
+        measure: str,
+        cell: tuple[float, float],
+        scale: Scale,
+    ) -> None:
+        """Coloured cells of the heads that there are, (layer, head); grey where the measure is undefined."""
+        cmap = colormap(scale.cmap)
+        gap = 2 if min(cell) >= 24 else 1
+        boxes, colors = [], []
+        values = findings.grid(kind, measure)
+        for head in findings.heads:
+            if head.kind == kind:
+                value = float(values[head.layer, head.head])
+                left, top = corner[0] + head.head * cell[0], corner[1] + head.layer * cell[1]
+                boxes.append((left, top, cell[0] - gap, cell[1] - gap))
+                colors.append(hex_of(cmap, scale.share(value)) if math.isfinite(value) else _UNKNOWN)
+        self.fill(boxes, colors)
+
+    def scale(self, bar: Box, scale: Scale, *, size_px: float, most: int) -> None:
+        """The colour bar with its numbers."""
+        if not scale.known:
+            return
+        x, y, width, height = bar
+        self.colour_bar(bar, colormap(scale.cmap))
+        ticks = scale.ticks
+        if len(ticks) > most:
+            ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else (scale.low, scale.high)
+        size_px = self.paper.letters(size_px)
+        for tick in ticks:
+            at, side = x + width * scale.share(tick), "center"
+            if self.paper.fixed and most <= 3:  # the ends of a short bar have no room beyond it
+                side = {ticks[0]: "left", ticks[-1]: "right"}.get(tick, side)
+            self.write(at, y + height + size_px * 0.95, _tick(tick), size_px, ha=side, color=FAINT)
+
+    def uniform(self, bar: Box, scale: Scale, *, size_px: float, room: tuple[float, float], unit: str = "") -> None:
+        """Lines over the bar where uniform attention is, a triangle below them, and its value beside that."""
+        x, y, width, height = bar
+        unit = f" {unit}" if unit else ""
+        if not (scale.known and math.isfinite(scale.uniform[0])):
+            return
+        middle = sum(scale.uniform) / 2
+        at = x + width * scale.share(middle)
+        ends = {x + width * scale.share(value) for value in scale.uniform}
+        self.lines([[(end, y - 4), (end, y + height + 3)] for end in sorted(ends)], color=INK, width_px=1.5)
+        if self.paper.fixed and width < _COMPACT_PX:
+            return
+        # The words stand at the side where there is room for them.
+        words, down = f"uniform {scale.uniform_text}{unit}", y + height + size_px * 2.4
+        self.write(at, down, "▲", size_px, ha="center", color=INK)
+        wide = self.lettering.width_px(words, size_px) * 1.04
+        if self.paper.fixed and min(at + size_px + wide - room[1], room[0] + wide - at + size_px) > 0:
+            words = f"uniform {scale.uniform_text}"  # what the page says of it has its unit
+            wide = self.lettering.width_px(words, size_px) * 1.04
+            if min(at + size_px + wide - room[1], room[0] + wide - at + size_px) > 0:
+                return
+        if at + size_px + wide <= room[1]:
+            self.write(at + size_px * 0.7, down, words, size_px, ha="left", color=INK)
+        else:
+            self.write(max(at - size_px * 0.7, room[0] + wide), down, words, size_px, ha="right", color=INK)
+
+
+def _meaning(findings: Findings, measure: str) -> str:
+    """What a measure says, and in which unit if its name does not tell."""
+    what, unit = printable(findings.measure_facts(measure).what, 400), heads_summary.unit_of(findings, measure)
+    return f"{what} [{unit}]" if what and unit and unit not in measure else what
+
+
+def _few_lines(text: str, room: float, lettering: Lettering) -> list[str]:
+    """A text on at most a few lines."""
+    lines = wrap_lines(printable(text, 400), room, lettering)
+    kept, rest = lines[: _MOST_LINES - 1], lines[_MOST_LINES - 1 :]
+    return [lettering.fit(line, layout.CAPTION_PX, room) for line in (*kept, *([" ".join(rest)] if rest else []))]
+
+
+def _any_undefined(findings: Findings, measure: str | None = None) -> bool:
+    names = findings.measure_names if measure is None else (measure,)
+    return any(
+        name not in head.measures or not math.isfinite(head.measures[name].value)
+        for head in findings.heads
+        for name in names
+    )
+
+
+def _tick(value: float) -> str:
+    return f"{value:.3g}".replace("-", "−")

@@ -1,0 +1,237 @@
+"""Text on figures: fonts that hold every character, labels that fit, and a note where they cannot."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.views.drawing.layout import SCREEN, Paper
+
+BASE_FAMILY = "DejaVu Sans"
+ELLIPSIS = "…"
+
+# Families that are tried first for what DejaVu Sans lacks; any other installed font comes after them.
+_PREFERRED = ("Noto Sans", "Noto Sans CJK", "Source Han Sans", "WenQuanYi", "Arial Unicode MS", "Noto", "Unifont")
+_BREAKS_PDF = {"\ufeff"}  # a byte order mark has no ink; matplotlib 3.11 fails on it with an IndexError
+# Letters are fitted to pixels when drawn; at the smallest sizes that makes them up to 6% wider than their outlines.
+_HINTING = 1.06
+
+_FONT_FILES = (".ttf", ".otf", ".ttc", ".otc")
+_FIRST_OF_OTHERS = 0x300  # DejaVu Sans has all letters before
+_CJK = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "IDEOGRAPHIC", "FULLWIDTH", "HALFWIDTH", "KANGXI")
+_PACKAGES: tuple[tuple[str, Callable[[str], bool]], ...] = (
+    ("fonts-noto-cjk", lambda char: unicodedata.name(char, "").startswith(_CJK)),
+    ("fonts-symbola", lambda char: unicodedata.category(char) in ("So", "Sk", "Sm", "Co", "Cn")),
+    ("fonts-noto-core", lambda char: True),
+)
+"""Packages of fonts, each with what it is taken for; the first that fits is named."""
+
+_NO_TEXT = ("Last Resort", "cmr", "cmm", "cms", "cmt", "cmb", "cme")
+
+
+@dataclass(frozen=True)
+class Lettering:
+    """The fonts for one figure, and the paper that it is set on.
+
+    Attributes:
+        families: Font families, in the order in which they are asked for a character.
+        paths: Their files, in the same order.
+        missing: Characters that no installed font holds; they are written as `U+4F60`.
+        invisible: Missing ones that draw nothing by themselves (joiners, variation selectors); they are left out.
+        paper: How wide the figure is, and how small its letters may be.
+    """
+
+    families: tuple[str, ...]
+    paths: tuple[str, ...]
+    missing: frozenset[str]
+    invisible: frozenset[str] = frozenset()
+    paper: Paper = SCREEN
+
+    def spell(self, text: str) -> str:
+        """The text with every character that cannot be drawn replaced by its code point, on one line."""
+        if text.isascii() and text.isprintable():
+            return text
+        return "".join(map(self._spell_one, text))
+
+    def _spell_one(self, char: str) -> str:
+        if char in self.invisible:
+            return ""
+        if char not in self.missing and any(ord(char) in charmap(path) for path in self.paths) and char != "\n":
+            return char
+        # Texts that the fonts were not chosen for may hold anything; what leaks here makes matplotlib warn.
+        return " " if char.isspace() else "" if _is_invisible(char) else f"U+{ord(char):04X}"
+
+    @property
+    def has_bold(self) -> bool:
+        """Whether there are bold letters of all its families; fonts for other scripts seldom have any."""
+        return all(map(_has_bold, self.families))
+
+    def width_px(self, text: str, size_px: float) -> float:
+        """How wide the text is when drawn, and so spelled, at a font size, both in pixels."""
+        return _width_at_100(self.paths, self.spell(text)) * size_px / 100 * _HINTING
+
+    def fit(self, text: str, size_px: float, room_px: float) -> str:
+        """The text spelled, and cut with an ellipsis where it is wider than the room."""
+        text = self.spell(text)
+        if self.width_px(text, size_px) <= room_px:
+            return text
+        low, high = 0, len(text)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.width_px(text[:middle].rstrip() + ELLIPSIS, size_px) <= room_px:
+                low = middle
+            else:
+                high = middle - 1
+        # A letter goes with its marks, and what is joined goes together.
+        while low and (unicodedata.category(text[low])[0] == "M" or "\u200d" in text[low - 1 : low + 1]):
+            low -= 1
+        return text[:low].rstrip() + ELLIPSIS
+
+    @property
+    def note(self) -> str:
+        """One sentence on what is missing; empty if nothing is."""
+        if not self.missing:
+            return ""
+        return f"no installed font has {_some(self.missing)}: written as their code points"
+
+
+def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
+    """Fonts that together hold the characters of all texts, as far as fonts for them are installed."""
+    from matplotlib import font_manager
+
+    named = [] if paper.font is None else [_named(paper.font)]
+    first = list(dict.fromkeys([*named, (BASE_FAMILY, str(font_manager.findfont(BASE_FAMILY)))]))
+    wanted = {c for text in texts for c in text if not c.isspace()}
+    missing, families, paths = set(wanted), [], []
+    # Only texts beyond DejaVu's reach pay for reading the other fonts.
+    for family, path in chain(first, _other(first)):
+        found = {c for c in missing if ord(c) in charmap(path)}
+        if found or (family, path) in first:  # which hold what figures themselves say
+            families.append(family)
+            paths.append(path)
+            missing -= found
+        if not missing and len(families) >= len(first):
+            break
+    invisible = set(filter(_is_invisible, missing)) | (wanted & _BREAKS_PDF)
+    return Lettering(tuple(families), tuple(paths), frozenset(missing - invisible), frozenset(invisible), paper)
+
+
+def _other(first: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """All fonts but these; looked for when asked for."""
+    yield from (font for font in _other_fonts() if font not in first)
+
+
+def require_font(font: str) -> None:
+    """Refuses a font that is not there.
+
+    Raises:
+        UsageError: It is no file, and no family of that name is installed.
+        AttnscopeError: The file is no font.
+    """
+    _named(font)
+
+
+@lru_cache(maxsize=16)
+def _named(font: str) -> tuple[str, str]:
+    """The family of a font that is named by it or by a file, and its file."""
+    from matplotlib import font_manager
+
+    manager = font_manager.fontManager
+    if Path(font).suffix.lower() in _FONT_FILES:
+        if not charmap(font):
+            raise AttnscopeError(f"{font!r} is no font that can be read", "give a .ttf, .otf or .ttc file")
+        manager.addfont(font)
+        return font_manager.get_font(font).family_name, font
+    known = {entry.name.casefold(): entry.name for entry in manager.ttflist}
+    if font.casefold() not in known:
+        near = get_close_matches(font.casefold(), known, 1, 0.5)
+        hint = f"did you mean {known[near[0]]}?" if near else "`fc-list : family` names those that are installed"
+        raise UsageError(f"there is no font {font!r}", hint)
+    name = known[font.casefold()]
+    return name, str(font_manager.findfont(name))
+
+
+def note_missing(texts: Iterable[str], font: str | None = None) -> str:
+    """What is to be said where figures of these texts show code points: which fonts there are to install.
+
+    Args:
+        texts: All that a figure may show.
+        font: The font that is taken first, if one is.
+
+    Returns:
+        One sentence; empty if every character can be drawn.
+    """
+    wanted = {c for text in texts for c in text if ord(c) >= _FIRST_OF_OTHERS}
+    missing = lettering_for(wanted, Paper(font=font)).missing if wanted else frozenset()
+    if not missing:
+        return ""
+    packages = sorted({next(name for name, holds in _PACKAGES if holds(c)) for c in missing})
+    return (
+        f"no installed font has {_some(missing)}: figures show their code points; "
+        f"install {', '.join(packages[:-1])}{' and ' * (len(packages) > 1)}{packages[-1]} (Debian, Ubuntu), "
+        "or name a font with --font"
+    )
+
+
+def _some(missing: Iterable[str]) -> str:
+    """How many characters are missing, and the first of them."""
+    points = [f"U+{ord(c):04X}" for c in sorted(missing)]
+    return f"{len(points)} of the characters ({', '.join(points[:4])}{', …' if len(points) > 4 else ''})"
+
+
+def _is_invisible(char: str) -> bool:
+    return unicodedata.category(char) in ("Cf", "Mn")
+
+
+@lru_cache(maxsize=256)
+def charmap(path: str) -> frozenset[int]:
+    """The code points that a font file holds."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        return frozenset(FT2Font(path).get_charmap())
+    except (OSError, RuntimeError):
+        # Damaged or bitmap-only: such a font cannot draw anything here.
+        return frozenset()
+
+
+@lru_cache(maxsize=64)
+def _has_bold(family: str) -> bool:
+    from matplotlib import font_manager
+
+    weights = [entry.weight for entry in font_manager.fontManager.ttflist if entry.name == family]
+    return any(weight == "bold" or (isinstance(weight, int) and weight >= 600) for weight in weights)
+
+
+@lru_cache(maxsize=1)
+def _other_fonts() -> Sequence[tuple[str, str]]:
+    from matplotlib import font_manager
+
+    def rank(entry: font_manager.FontEntry) -> tuple[int, bool, str]:
+        preferred = next((i for i, name in enumerate(_PREFERRED) if entry.name.startswith(name)), len(_PREFERRED))
+        return preferred, entry.style != "normal" or str(entry.weight) not in ("400", "normal"), entry.name
+
+    upright = [e for e in font_manager.fontManager.ttflist if e.style == "normal" and "Emoji" not in e.name]
+    seen: dict[str, str] = {}
+    for entry in sorted(upright, key=rank):
+        seen.setdefault(entry.name, str(entry.fname))
+    seen.pop(BASE_FAMILY, None)
+    # "Last Resort" has a box for every character, and TeX's symbol fonts map letters to other shapes.
+    return [(name, path) for name, path in seen.items() if not name.startswith(_NO_TEXT)]
+
+
+@lru_cache(maxsize=16384)
+def _width_at_100(paths: tuple[str, ...], text: str) -> float:
+    from matplotlib import font_manager
+
+    font = font_manager.get_font(list(paths))
+    font.set_size(100, 72)
+    font.set_text(text, 0.0)
+    width: float = font.get_width_height()[0] / 64
+    return width

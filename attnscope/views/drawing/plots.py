@@ -1,0 +1,192 @@
+"""Plots with axes: a sheet in inches with its title and notes, and how lines and what stands around them are drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.views.drawing.canvas import FAINT, INK, LINE, Box, wrap_lines
+from attnscope.views.drawing.layout import Paper
+from attnscope.views.drawing.lettering import Lettering
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+OTHER = "#b8b8b8"
+_LEAST_PT = 9.0  # of its letters on a screen
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Sizes in inches, and how much smaller letters are than on a screen.
+
+    Attributes:
+        paper: What it is on.
+        lettering: The fonts.
+        width: Width of the figure.
+        size: How much smaller letters are.
+        stacked: Whether plots stand below each other, as paper is narrow.
+    """
+
+    paper: Paper
+    lettering: Lettering
+    width: float
+    size: float
+    stacked: bool
+
+    @classmethod
+    def on(cls, paper: Paper, lettering: Lettering, width: float = 12.0) -> Sheet:
+        """The sizes on a paper; on a screen the figure is so wide."""
+        size = 1.0 if not paper.least_px else paper.least_px * 72 / paper.inch_px / _LEAST_PT
+        width = (paper.width_px - 2 * paper.crop_px) / paper.inch_px if paper.fixed else width
+        return cls(paper, lettering, width, size, paper.is_narrow)
+
+    @property
+    def families(self) -> list[str]:
+        """The families of its letters."""
+        return list(self.lettering.families)
+
+    @property
+    def plot(self) -> float:
+        """Height of a plot."""
+        return (0.5 if self.stacked else 0.2) * self.width
+
+    @property
+    def above(self) -> float:
+        """What the title takes."""
+        return (0.85 if self.paper.title else 0.1) * self.size
+
+    def write(self, figure: Any, x: float, down: float, text: str, points: float, **how: Any) -> None:
+        """A text in the figure: x as a share of its width, down in inches from its upper edge."""
+        at = 1 - down / figure.get_figheight()
+        figure.text(
+            x, at, text, fontsize=points * self.size, va="center", parse_math=False, family=self.families,
+            **{"color": INK, **how},
+        )  # fmt: skip
+
+    def open_figure(self, height: float, title: str, subtitle: str) -> Any:
+        """A figure so high, with its title."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(self.width, height), dpi=self.paper.dpi, facecolor="white")
+        if self.paper.title:
+            bold = "bold" if self.lettering.has_bold else "normal"
+            name = self.lettering.fit(title, 20, 400 if self.stacked else 900)
+            self.write(figure, 0.02, 0.28 * self.size, name, 15, fontweight=bold)
+            self.write(figure, 0.02, 0.58 * self.size, subtitle, 11, color=FAINT)
+        return figure
+
+    def add_legend(self, axes: Any) -> None:
+        """Names of lines at the right of a plot."""
+        legend = axes.legend(
+            fontsize=9 * self.size, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.04), handlelength=1.2,
+            borderaxespad=0.3,
+        )  # fmt: skip
+        for text in legend.texts:
+            text.set_family(self.families)
+
+    def add_bar(self, figure: Any, image: Any, axes: Any) -> None:
+        """What the colours of a map mean, at its right; both ends are labelled."""
+        bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
+        bar.outline.set_visible(False)
+        low, high = image.get_clim()
+        if (extent := high - low) > 0:
+            inner = [tick for tick in _steps(low, high) if _END < (tick - low) / extent < 1 - _END]
+            ticks, decimals = [low, *inner, high], max(2, 1 - math.floor(math.log10(extent)))
+            bar.set_ticks(ticks, labels=[f"{tick:.{decimals}f}".replace("-", "−") for tick in ticks])
+        for text in bar.ax.get_yticklabels():
+            text.set_fontsize(9 * self.size)
+            text.set_family(self.families)
+
+
+_END = 0.12
+"""Share of a colour bar: nearer than this to an end no other number is written."""
+
+
+@dataclass(frozen=True)
+class Foot:
+    """Notes below a figure, broken into lines, and the height that they take, in inches."""
+
+    lines: tuple[str, ...]
+    height: float
+    sheet: Sheet
+
+    def write(self, figure: Any) -> None:
+        """Writes them into the figure."""
+        top = figure.get_figheight() - self.height
+        for place, line in enumerate(self.lines):
+            self.sheet.write(figure, 0.02, top + (0.3 + 0.2 * place) * self.sheet.size, line, 9, color=FAINT)
+
+
+def write_foot(said: Sequence[str], sheet: Sheet) -> Foot:
+    """Notes as they will stand below a figure."""
+    lines = wrap_lines(" · ".join(said), sheet.width * 96 / sheet.size * 0.92, sheet.lettering)
+    return Foot(lines, (0.35 + 0.2 * len(lines)) * sheet.size, sheet)
+
+
+def draw_line(
+    axes: Any, steps: Sequence[float], parts: Any, color: str, sheet: Sheet, name: str = "", *, style: str = "-",
+    band: bool = True, wide: float = 1.0,
+) -> None:  # fmt: skip
+    """A value over the steps, and the band of its intervals."""
+    axes.plot(
+        steps, parts[:, 0], color=color, linewidth=1.8 * wide * sheet.size, label=name, zorder=3, linestyle=style,
+        marker="o" if len(steps) < 2 else None,
+    )  # fmt: skip
+    if band and np.isfinite(parts[:, 1:]).all(1).any():
+        axes.fill_between(steps, parts[:, 1], parts[:, 2], color=color, alpha=0.18, linewidth=0, zorder=2)
+
+
+def finish_axes(axes: Any, sheet: Sheet) -> None:
+    """A faint grid, and no frame above and at the right."""
+    axes.grid(color=LINE, linewidth=0.5 * sheet.size, alpha=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _steps(low: float, high: float) -> list[float]:
+    """Round numbers from one end of a range to the other; where some have the end among them, these."""
+    from matplotlib.ticker import MaxNLocator
+
+    known = [list(MaxNLocator(n).tick_values(low, high)) for n in (4, 5)]
+    return next((ticks for ticks in known if math.isclose(ticks[-1], high)), known[0])
+
+
+def letter_axes(axes: Any, title: str, sheet: Sheet, across: str = "step") -> None:
+    """Writes a plot's title, its numbers and what its axis is, in the sheet's letters."""
+    axes.set_title(title, fontsize=11 * sheet.size, loc="left", color=INK)
+    axes.set_xlabel(across, fontsize=9.5 * sheet.size, color=FAINT)
+    for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        text.set_fontsize(9 * sheet.size)
+    for text in (axes.title, axes.xaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()):
+        text.set_family(sheet.families)
+
+
+def spread(places: NDArray[np.float64], radius: float, box: Box) -> NDArray[np.float64]:
+    """Places of discs, (disc, 2), moved as little as it takes that none covers another.
+
+    Discs that overlap push each other apart, step by step; where a box is too full for all of them some overlap stays.
+
+    Args:
+        places: Where their centres would be.
+        radius: Of all of them.
+        box: What they stay within.
+    """
+    at, n = places.astype(np.float64), len(places)
+    low, high = np.array(box[:2]) + radius, np.array(box[:2]) + box[2:] - radius
+    turn = np.arange(n) * 2.4  # discs in one and the same place part in different directions
+    aside = np.stack([np.cos(turn), np.sin(turn)], -1)
+    for _ in range(400):
+        apart = at[:, None] - at
+        distance = np.hypot(*np.moveaxis(apart, -1, 0))
+        close = (distance < 2 * radius) & ~np.eye(n, dtype=bool)
+        if not close.any():
+            break
+        same = distance < 1e-6
+        ways = np.where(same[..., None], aside[:, None] - aside, apart / np.where(same, 1, distance)[..., None])
+        at = (at + (ways * (np.where(close, 2 * radius - distance, 0) * 0.3)[..., None]).sum(1)).clip(low, high)
+    return at

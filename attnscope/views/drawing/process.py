@@ -1,0 +1,164 @@
+"""Drawing in a second process, which loads matplotlib and draws all labels while the first one loads torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from attnscope.errors import AttnscopeError
+from attnscope.records import Heatmap
+from attnscope.records.frame.kinds import FIGURE_FORMATS
+from attnscope.views.drawing.sheets import Sheet
+from attnscope.views.drawing.style import Style
+from attnscope.views.maps.figures import Painter, sheets_of
+
+_PATIENCE_S = 10
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Sheets to draw into a folder; without one, to get ready for: the record has no weights yet."""
+
+    record: Heatmap
+    style: Style
+    sheets: list[Sheet]
+    formats: Sequence[str]
+    folder: Path | None = None
+
+
+def start_python(module: str, **how: Any) -> subprocess.Popen[bytes]:
+    """Starts a process that runs `main()` of a module of attnscope, with pipes to its stdin and from its stdout.
+
+    Ctrl-C does not reach it: the first process decides what becomes of it.
+
+    Args:
+        module: Such as "attnscope.views.drawing.process".
+        how: Further arguments of `subprocess.Popen`; `env` is added to the environment.
+    """
+    # This very package is imported, wherever it lies; last, as its folder may hold much else.
+    home = str(Path(__file__).parents[3])
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        f"import sys; sys.path.append({home!r}); from {module} import main; main()"
+    )
+    # It draws on no screen, whatever the environment names.
+    environment = os.environ | how.pop("env", {}) | {"MPLBACKEND": "agg"}
+    # -P: a numpy.py that lies where the user stands must not be imported.
+    command = [sys.executable, "-P", "-c", code]
+    with _without_interrupts():
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, **how)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Holds Ctrl-C back from this thread, and so from a process that it starts, which inherits this.
+
+    Such a process ignores Ctrl-C in its first line; one that came before that line would end it with a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # what came meanwhile comes now
+
+
+class DrawingProcess:
+    """A process that draws records.
+
+    If it cannot be started, or dies, drawing is done in this one: slower, the same files. Used as a context manager; it
+    ends with the block. Starting costs milliseconds here, as nothing is waited for.
+    """
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError, ValueError):
+            self._child = start_python("attnscope.views.drawing.process")
+
+    def __enter__(self) -> DrawingProcess:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._child is not None:
+            if raised[0] is not None:
+                self._child.terminate()  # it ends what it is writing, so that no part of a file stays
+            with contextlib.suppress(OSError):
+                try:
+                    self._child.communicate(timeout=None if raised[0] is None else _PATIENCE_S)
+                except subprocess.TimeoutExpired:
+                    self._child.kill()
+                    self._child.communicate()
+
+    def expect(self, record: Heatmap, style: Style, query: str | None, formats: Sequence[str]) -> None:
+        """Lets the process draw all that does not depend on the weights, which `record` need not have yet."""
+        drawn = [wanted for wanted in formats if wanted in FIGURE_FORMATS]
+        self._send(_Order(record, style, sheets_of(record, query), drawn))
+
+    def draw(
+        self, record: Heatmap, folder: Path, formats: Sequence[str], *, style: Style, query: str | None
+    ) -> list[Path]:
+        """Draws its figures into a folder."""
+        wanted = _Order(record, style, sheets_of(record, query), formats, folder)
+        if self._send(wanted):
+            assert self._child is not None and self._child.stdout is not None
+            answer: list[Path] | AttnscopeError | None = None
+            with contextlib.suppress(Exception):  # what is no whole pickle can raise anything
+                answer = pickle.load(self._child.stdout)
+            if isinstance(answer, AttnscopeError):
+                raise answer
+            if isinstance(answer, list):
+                return answer
+        return Painter(style).draw(record, wanted.sheets, folder, formats)
+
+    def _send(self, message: object) -> bool:
+        if self._child is None or self._child.stdin is None:
+            return False
+        try:
+            pickle.dump(message, self._child.stdin, pickle.HIGHEST_PROTOCOL)
+            self._child.stdin.flush()
+        except OSError:
+            return False
+        return True
+
+
+def serve(source: IO[bytes], sink: IO[bytes]) -> None:
+    """Draws what arrives, until the other side closes."""
+    painters: dict[Style, Painter] = {}
+    with contextlib.suppress(EOFError):
+        while True:
+            message: _Order = pickle.load(source)
+            try:
+                painter = painters.setdefault(message.style, Painter(message.style))
+                if message.folder is not None:
+                    answer: object = painter.draw(message.record, message.sheets, message.folder, message.formats)
+                else:
+                    painter.prepare(message.record, message.sheets, message.formats)
+                    continue
+            except AttnscopeError as error:
+                if message.folder is None:
+                    continue  # it will be said when it is drawn
+                answer = error
+            pickle.dump(answer, sink)
+            sink.flush()
+
+
+def main() -> None:
+    """What the process runs."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+    except Exception:
+        # The first process then draws by itself, and says what is wrong if that fails too.
+        if os.environ.get("ATTNSCOPE_TRACEBACK"):
+            raise
+        sys.exit(1)

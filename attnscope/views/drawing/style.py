@@ -1,0 +1,91 @@
+"""How figures are drawn: colours, size, letters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from attnscope.errors import UsageError
+from attnscope.views.drawing.layout import CAPTION_PX, MIN_WIDTH_PX, Paper
+from attnscope.views.drawing.lettering import require_font
+
+Scale = Literal["fixed", "head", "figure"]
+SCALES: tuple[Scale, ...] = ("fixed", "head", "figure")
+DEFAULT_CMAP = "Blues"
+WIDTHS = {"column": 3.3, "page": 6.9}
+"""Widths by name, in inches: a column and the page of a paper in two columns."""
+
+PRINT_DPI, PRINT_PT = 300, 6.5
+_INCHES, _DPI, _POINTS = (1.0, 40.0), (30, 2400), (3.0, 40.0)
+
+
+@dataclass(frozen=True)
+class Style:
+    """How figures are drawn.
+
+    Attributes:
+        scale: What the darkest colour means: weight 1 ("fixed"), the largest weight of each head ("head"), or the
+            largest of the figure ("figure").
+        cmap: Name of a matplotlib colormap.
+        width: Width of the figures in inches, exactly, or one of `WIDTHS`; None = as wide as they need to be.
+        dpi: Pixels an inch of a PNG; None = 300 with a width, else 100.
+        font_size: Size of the smallest letters in points; None = 6.5 with a width, else as it comes.
+        title: Whether a figure says above itself what it shows.
+        font: A font that is taken first: the name of an installed family, or a file.
+    """
+
+    scale: Scale = "fixed"
+    cmap: str = DEFAULT_CMAP
+    width: float | str | None = None
+    dpi: int | None = None
+    font_size: float | None = None
+    title: bool = True
+    font: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALES:
+            raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
+        if self.cmap != DEFAULT_CMAP:  # which needs no drawing library to be known
+            import matplotlib as mpl
+
+            if self.cmap not in mpl.colormaps:
+                raise UsageError(f"matplotlib has no colormap {self.cmap!r}", "such as Blues, viridis, magma, Greys")
+        if self.width is not None:
+            object.__setattr__(self, "width", _inches(self.width))
+        _require("dpi", self.dpi, _DPI)
+        _require("font-size", self.font_size, _POINTS)
+        if self.font is not None:
+            require_font(self.font)
+
+    @property
+    def paper(self) -> Paper:
+        """What a figure is laid out on."""
+        if self.width is None:
+            inch_px = 100.0 if self.font_size is None else 72 * CAPTION_PX / self.font_size
+            least = 0.0 if self.font_size is None else CAPTION_PX
+            return Paper(MIN_WIDTH_PX, False, least, inch_px, self.dpi or 100, self.title, font=self.font)
+        points = PRINT_PT if self.font_size is None else self.font_size
+        return Paper.of_width(_inches(self.width), points, self.dpi or PRINT_DPI, self.title, self.font)
+
+
+def _inches(width: float | str) -> float:
+    """A width in inches, or by its name.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    try:
+        found = WIDTHS[width] if isinstance(width, str) and width in WIDTHS else float(width)
+    except (TypeError, ValueError):
+        raise UsageError(f"{width!r} is no width", f"give inches, or one of {', '.join(WIDTHS)}") from None
+    _require("width", found, _INCHES)
+    return found
+
+
+def _require(name: str, value: float | None, bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    if value is not None and not (isinstance(value, int | float) and low <= value <= high):
+        raise UsageError(f"there is no {name} {value!r}", f"it is a number from {low:g} to {high:g}")
+
+
+USUAL = Style()

@@ -1,0 +1,110 @@
+"""What vector files have instead of pixels: cells as rectangles, and letters that come with an SVG."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from html import unescape
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.views.drawing.lettering import charmap
+
+if TYPE_CHECKING:
+    from matplotlib.patches import PathPatch
+
+Slant = Literal["normal", "italic"]
+
+_TEXT = re.compile(r'<text style="([^"]*)"[^>]*>([^<]*)</text>')
+_SEAM_PT = 0.1  # viewers let the ground shine through between rectangles that only touch
+
+
+def cells_as_rectangles(
+    maps: Sequence[tuple[tuple[float, float, float, float], NDArray[np.uint8]]],
+) -> Iterator[PathPatch]:
+    """Cells as rectangles, one patch a colour; neighbours in a row that have the same colour are one rectangle.
+
+    Args:
+        maps: The box of each map (x, y, width, height), and its colours, (row, column, red green blue alpha).
+    """
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    boxes, colours = [np.empty((0, 4))], [np.empty(0, np.uint32)]
+    for (x, y, width, height), shown in maps:
+        codes = np.ascontiguousarray(shown).view(np.uint32)[:, :, 0]
+        rows, columns = codes.shape
+        begins = np.ones(codes.shape, bool)
+        begins[:, 1:] = codes[:, 1:] != codes[:, :-1]
+        at = np.flatnonzero(begins)
+        row, column = np.divmod(at, columns)
+        long = np.diff(at, append=codes.size)
+        wide, tall = width / columns, height / rows
+        boxes.append(np.stack([x + column * wide, y + row * tall, long * wide, np.full(len(at), tall)], 1))
+        colours.append(codes.ravel()[at])
+    places, codes = np.concatenate(boxes), np.concatenate(colours)
+    outline = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
+    for code in np.unique(codes):
+        red, green, blue, alpha = (code.reshape(1).view(np.uint8) / 255).tolist()
+        if alpha:
+            found = vertices_of(places[codes == code])
+            path = Path(found.reshape(-1, 2), np.tile(outline, len(found)))
+            yield PathPatch(path, facecolor=(red, green, blue, alpha), edgecolor=(red, green, blue), linewidth=_SEAM_PT)
+
+
+def vertices_of(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The corners of boxes, (box, 4): x, y, width, height; the last one is the first, (box, 5, 2)."""
+    x, y, width, height = boxes.T
+    corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height), (x, y))
+    return np.stack([np.stack(corner, 1) for corner in corners], 1)
+
+
+def embed_fonts(svg: bytes, families: Sequence[str]) -> bytes:
+    """An SVG with the letters that its text needs: the same on every machine, and still text to search and edit.
+
+    Args:
+        svg: As matplotlib writes it with `svg.fonttype` none.
+        families: The families that its text is set in, in the order in which they are asked for a character.
+    """
+    from matplotlib.font_manager import FontProperties, findfont
+
+    used: dict[tuple[str, Slant], set[str]] = {}
+    for css, said in _TEXT.findall(svg.decode()):
+        weight = "700" if "font-weight: 700" in css else "400"
+        style: Slant = "italic" if "font-style: italic" in css else "normal"
+        used.setdefault((weight, style), set()).update(unescape(said))
+    faces = []
+    for (weight, style), characters in sorted(used.items()):
+        for family in families:
+            path = str(findfont(FontProperties(family=family, weight=int(weight), style=style)))
+            held = frozenset(char for char in characters if ord(char) in charmap(path))
+            characters -= held
+            if held:
+                data = _subset(path, held)
+                faces.append(
+                    f"@font-face {{ font-family: '{family}'; font-weight: {weight}; font-style: {style}; "
+                    f"src: url(data:font/woff;base64,{data}) }}"
+                )
+    return svg.replace(b"</style>", "".join(f"\n{face}" for face in faces).encode() + b"</style>", 1)
+
+
+@lru_cache(maxsize=64)
+def _subset(path: str, characters: frozenset[str]) -> str:
+    """The part of a font that holds some characters, as WOFF in base64; the same bytes every time."""
+    from fontTools import subset
+
+    options: Any = subset.Options(flavor="woff", layout_features=["kern", "mark", "mkmk", "ccmp"], notdef_outline=True)
+    options.recalc_timestamp, options.drop_tables = False, [*options.drop_tables, "FFTM"]
+    options.font_number = 0  # of a collection
+    held = io.BytesIO()
+    with subset.load_font(path, options) as font:
+        made = subset.Subsetter(options)
+        made.populate(unicodes=sorted(map(ord, characters)))
+        made.subset(font)
+        subset.save_font(font, held, options)
+    return base64.b64encode(held.getvalue()).decode()

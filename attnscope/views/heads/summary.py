@@ -1,0 +1,411 @@
+"""What every view of findings says: a glyph and a colour for each role, counts, numbers and notes. Plain values."""
+
+from __future__ import annotations
+
+import colorsys
+import difflib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+from attnscope.errors import AttnscopeError, amount
+from attnscope.records.ablation import Ablation
+from attnscope.records.frame.shards import is_interrupted, shards_note
+from attnscope.records.heads.findings import LOOKS, NEEDLES, PICTURES, RECORDINGS, Findings, Head, Role
+from attnscope.records.relations.record import Relations
+from attnscope.records.timeline import Timeline
+
+UNCLASSIFIED = "·"
+UNDEFINED = "–"
+
+GIVEN = "texts"
+"""What the source of texts is called that were given as they are, from no file."""
+
+_TEXTS = (("text",), ("token",))
+_COUNTED = {
+    PICTURES: (("picture",), ("patch", "patches")),
+    LOOKS: (("picture",), ("word",)),
+    RECORDINGS: (("recording",), ("token",)),
+    NEEDLES: (("needle",), ("token",)),
+}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a role is drawn.
+
+    Attributes:
+        glyph: A capital letter that has a small one, for tentative roles.
+        color: "#rrggbb".
+    """
+
+    glyph: str
+    color: str
+
+    def letter(self, role: Role) -> str:
+        """The glyph as it stands for a role: small where the role is tentative."""
+        return self.glyph.lower() if role.tentative else self.glyph
+
+
+# Okabe and Ito's seven, then colours that were chosen one by one to be as far as possible from all before them: OKLab
+# distance, the smallest of normal, deutan, protan and tritan vision (Machado 2009).
+MARKS = {
+    "previous_token": Mark("P", "#0072B2"),
+    "next_token": Mark("N", "#56B4E9"),
+    "self_token": Mark("S", "#15197C"),
+    "local": Mark("L", "#927EEC"),
+    "same_token": Mark("E", "#009E73"),
+    "induction": Mark("I", "#D55E00"),
+    "similar_token": Mark("M", "#5C0300"),
+    "rare": Mark("R", "#CC79A7"),
+    "first_token": Mark("F", "#F0E442"),
+    "outlier_token": Mark("T", "#88FCA4"),
+    "sink": Mark("K", "#E69F00"),
+    "delimiter": Mark("D", "#694C50"),
+    "diffuse": Mark("U", "#AFC9B4"),
+    "copying": Mark("Y", "#3F1E46"),
+    "copy_suppression": Mark("X", "#9B4E1A"),
+    "induction_by_effect": Mark("W", "#55D3F6"),
+}
+MORE_COLORS = (
+    "#7C677A", "#901308", "#F4C26A", "#2E40A3", "#8AB181", "#4C3A69",
+    "#5D5588",
+)  # fmt: skip
+_LATIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_BEYOND = "ΓΔΘΛΞΠΣΦΨΩБДЖЗИЛФЦЧШЩЭЮЯÄÖÜÉÈÊÅÆØÑÇÀÂÎÔÕÐÞŁŠŽČĐ"
+_NO_GLYPH_LEFT = "Ŋ"
+
+
+def marks_of(findings: Findings) -> dict[str, Mark]:
+    """A mark for each role that occurs in findings or their control: the known ones first, each in its fixed place.
+
+    Roles that are not known get a letter of their name, then any that is left. No two roles share a colour; nor a
+    glyph, up to about 60 roles.
+    """
+    return marks_for({role.name for head in (*findings.heads, *findings.control) for role in head.roles})
+
+
+def marks_for(names: AbstractSet[str]) -> dict[str, Mark]:
+    """A mark for each of these roles, as `marks_of`."""
+    marks = {name: mark for name, mark in MARKS.items() if name in names}
+    taken = {mark.glyph for mark in MARKS.values()}
+    for number, name in enumerate(sorted(names - MARKS.keys())):
+        wanted = [letter for letter in name.upper() if letter in _LATIN]
+        glyph = next((letter for letter in (*wanted, *_LATIN, *_BEYOND) if letter not in taken), _NO_GLYPH_LEFT)
+        taken.add(glyph)
+        marks[name] = Mark(glyph, _further_color(number))
+    return marks
+
+
+def _further_color(number: int) -> str:
+    if number < len(MORE_COLORS):
+        return MORE_COLORS[number]
+    # Hues a golden angle apart never repeat; by now the glyph has to tell roles apart.
+    rest = number - len(MORE_COLORS)
+    parts = colorsys.hls_to_rgb(rest * 0.618034 % 1, (0.38, 0.55, 0.72)[rest % 3], 0.6)
+    return "#" + "".join(f"{round(part * 255):02X}" for part in parts)
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many heads have a role, and of how many it comes first: the strongest, but a sink after all others."""
+
+    role: str
+    n_heads: int
+    n_strongest: int
+
+
+def counts(findings: Findings, marks: Iterable[str]) -> list[Count]:
+    """The roles that heads have, in the order of `marks`."""
+    held = Counter(name for head in findings.heads for name in {role.name for role in head.roles})
+    strongest = Counter(head.roles[0].name for head in findings.heads if head.roles)
+    return [Count(name, held[name], strongest[name]) for name in marks if held[name]]
+
+
+SINKS = ("first_token", "outlier_token")
+"""Roles of sinks: where heads put attention that goes nowhere else."""
+
+
+@dataclass(frozen=True)
+class NearestRole:
+    """What a head comes nearest to excluding sinks.
+
+    Attributes:
+        role: The role that it would be.
+        value: The `_active` measure of that.
+        share: What share of the attention of that measure's queries is on other keys than sinks.
+    """
+
+    role: str
+    value: float
+    share: float
+
+
+def nearest_role(findings: Findings, head: Head) -> NearestRole | None:
+    """What a head that has no role but a sink's comes nearest to: the largest part of a threshold, above uniform.
+
+    None for other heads, and where no measure is above uniform attention's.
+    """
+    if not head.roles or any(role.name not in SINKS for role in head.roles):
+        return None
+    best: tuple[float, NearestRole] | None = None
+    named = findings.options.get("roles")
+    for name in named if isinstance(named, Mapping) else ():
+        facts = findings.role_facts(name)
+        active, whole = head.measures.get(f"{facts.measure}_active"), head.measures.get(facts.measure)
+        if name in SINKS or active is None or whole is None or not active.value > active.uniform or not whole.count > 0:
+            continue
+        part = active.value / facts.threshold
+        if best is None or part > best[0]:
+            best = part, NearestRole(name, active.value, active.count / whole.count)
+    return best[1] if best else None
+
+
+def nearest_roles_line(findings: Findings) -> str:
+    """What the heads that have no role but a sink's come nearest to elsewhere; empty where there are none."""
+    only = [head for head in findings.heads if head.roles and all(role.name in SINKS for role in head.roles)]
+    found = Counter(one.role for head in only if (one := nearest_role(findings, head)) is not None)
+    if not found:
+        return ""
+    nearest = ", ".join(f"{label(name)} {n}" for name, n in found.most_common())
+    return (
+        f"{amount(len(only), 'head is only a sink', 'heads are only sinks')}; what is strongest excluding sinks, too "
+        f"weak or too unsure for a role: {nearest}"
+    )
+
+
+def nearest_behaviour_line(findings: Findings) -> str:
+    """The heads that come nearest to roles of behaviour that no head has; empty where it was not measured."""
+    named = findings.options.get("roles")
+    held = {role.name for head in findings.heads for role in head.roles}
+    found = []
+    for name in named if isinstance(named, Mapping) else ():
+        facts = findings.role_facts(name)
+        known = [head for head in findings.heads if facts.measure in head.measures]
+        ranked = [head for head in known if head.measures[facts.measure].value > 0] if facts.does else []
+        if name not in held and ranked:
+            best = max(ranked, key=lambda head: head.measures[facts.measure].value)
+            value, unit = number(best.measures[facts.measure].value), unit_of(findings, facts.measure)
+            least = f", of {number(facts.threshold)}" if math.isfinite(facts.threshold) else ""
+            found.append(f"{label(name)} {full_name(best, findings)} ({value} {unit}".rstrip() + f"{least})")
+    if not found:
+        return ""
+    return f"roles of behaviour that no head has, and who comes nearest, too weak or too unsure: {', '.join(found)}"
+
+
+def named_measures(findings: Findings, given: str) -> list[str]:
+    """The measures in a list such as "induction,local"; "all" is every one.
+
+    Raises:
+        AttnscopeError: There is no such measure.
+    """
+    if given == "all":
+        return list(findings.measure_names)
+    names = [name.strip() for name in given.split(",")]
+    require_measures(findings, names)
+    return names
+
+
+def require_measures(findings: Findings, names: Iterable[str]) -> None:
+    """Refuses names of measures that findings do not have.
+
+    Raises:
+        AttnscopeError: There is no such measure.
+    """
+    for name in names:
+        if name not in findings.measure_names:
+            close = difflib.get_close_matches(name, findings.measure_names)
+            raise AttnscopeError(
+                f"there is no measure {name!r} in these findings",
+                f"did you mean {close[0]}?" if close else f"there are {', '.join(findings.measure_names)}",
+            )
+
+
+def large_measures(findings: Findings, given: str | None) -> list[str]:
+    """The measures that have a figure of their own: those that are named and defined for some head.
+
+    With none named, only that of what heads write (`heads --writes`) which ranks heads.
+    """
+    named = written_measures(findings)[:1] if given is None else named_measures(findings, given)
+    return [
+        name
+        for name in named
+        if any(name in head.measures and math.isfinite(head.measures[name].value) for head in findings.heads)
+    ]
+
+
+def unclassified(heads: Iterable[Head]) -> list[Head]:
+    """The heads without any role."""
+    return [head for head in heads if not head.roles]
+
+
+def written_measures(findings: Findings) -> list[str]:
+    """The measures of what heads write that a record has (`heads --writes`)."""
+    recorded = findings.options.get("writes")
+    named = recorded.get("measures") if isinstance(recorded, Mapping) else None
+    return [name for name in named if name in findings.measure_names] if isinstance(named, list | tuple) else []
+
+
+def does(findings: Findings, head: Head) -> str:
+    """What a head does, by its roles of behaviour, such as "raises what followed"; empty where it has none."""
+    said = [findings.role_facts(role.name).does for role in head.roles]
+    return ", ".join(printable(one, 60) for one in said if one)
+
+
+def head_label(findings: Findings, head: Head) -> str:
+    """Where a head with a role looks, and beside it what it does there: "induction, raises what followed"."""
+    first = head.roles[0].name
+    looks = "" if findings.role_facts(first).does else label(first)
+    return ", ".join(part for part in (looks, does(findings, head)) if part)
+
+
+def number(value: float) -> str:
+    """A number with three digits or so; `–` where it is undefined."""
+    if not math.isfinite(value):
+        return UNDEFINED
+    size = abs(value)
+    text = f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+    # -0.001 is 0.00, not -0.00.
+    return text.lstrip("-") if not any(digit in text for digit in "123456789") else text.replace("-", "−")
+
+
+def percent(share: float | None) -> str:
+    """A share as percent; `–` where it is undefined."""
+    return f"{share:.0%}" if share is not None and math.isfinite(share) else UNDEFINED
+
+
+def interval(low: float, high: float, written: Callable[[float], str] = number) -> str:
+    """Such as [0.91, 0.95]; `–` where it is undefined."""
+    return f"[{written(low)}, {written(high)}]" if math.isfinite(low) and math.isfinite(high) else UNDEFINED
+
+
+def full_name(head: Head, findings: Findings) -> str:
+    """Such as L3H1, and "cross L3H1" where there are several kinds of attention."""
+    return f"{printable(head.kind)} {head.name}" if len(findings.kinds) > 1 else head.name
+
+
+def label(name: str) -> str:
+    """A role's name as people read it."""
+    return printable(name.replace("_", " "))
+
+
+def printable(text: object, most: int = 200) -> str:
+    """A text from a record on one line, without control characters, of at most `most` characters."""
+    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(str(text).split()))
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def unit_of(findings: Findings, measure: str) -> str:
+    """What a measure's values are in; nothing for shares, which need no unit."""
+    unit = printable(findings.measure_facts(measure).unit, 40)
+    return "" if unit == "share" else unit
+
+
+def title_of(findings: Findings, measure: str) -> str:
+    """A measure's name, and its unit where the name does not say it."""
+    unit = unit_of(findings, measure)
+    return printable(measure) + (f" ({unit})" if unit and unit not in measure else "")
+
+
+def corpus_line(record: Ablation | Findings | Relations | Timeline, *, predictions: bool = False) -> str:
+    """Such as "812 texts, 41,234 tokens: alice.txt"; if `predictions`, with their number where there are any."""
+    corpus = record.corpus
+    counted = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))
+    if predictions and corpus.get("n_predictions"):
+        counted["n_predictions"] = ("prediction",)
+    counts = [amount(corpus[name], *words) for name, words in counted.items() if isinstance(corpus.get(name), int)]
+    given = corpus.get("sources")
+    sources = [one for one in given if one != GIVEN] if isinstance(given, list | tuple) else []
+    named = [printable(source, 60) for source in sources[:3]]
+    named += [f"and {len(sources) - 3} more"] if len(sources) > 3 else []
+    return ": ".join(part for part in (", ".join(counts), ", ".join(named)) if part)
+
+
+def model_of(run: Mapping[str, Any]) -> str:
+    """The model's name."""
+    return printable(run.get("model", "model"))
+
+
+def role_notes(findings: Findings) -> list[str]:
+    """What a reader of roles must know beside them: one sentence each."""
+    said = []
+    said += [
+        line
+        for line in (
+            idle_line(findings),
+            nearest_roles_line(findings),
+            nearest_behaviour_line(findings),
+            evidence_line(findings),
+        )
+        if line
+    ]
+    if findings.control:
+        held = Counter(name for head in findings.control for name in {role.name for role in head.roles})
+        found = [f"{n} {label(name)}" for name, n in held.most_common()]
+        n_none = len(unclassified(findings.control))
+        found += [f"{n_none} unclassified"] if n_none else []
+        control = f"untrained control (random weights, same texts), {amount(len(findings.control), 'head')}"
+        said.append(f"{control}: {', '.join(found)}")
+    return said
+
+
+def evidence_line(findings: Findings) -> str:
+    """What few texts mean for roles, in numbers; empty where there are enough, or the record does not say how many."""
+    fewest, least = (findings.options.get(name) for name in ("fewest_texts", "least_texts"))
+    effective = findings.corpus.get("effective_texts")
+    weight = ""
+    if isinstance(effective, int | float) and findings.heads:
+        if findings.corpus.get("n_texts") != 1:
+            weight = f"; all together weigh as much as {effective:.1f} texts of one length"
+        if isinstance(least, int) and effective < least:
+            return (
+                f"no role can be given below {least} texts{weight}: give more texts, or cut long ones into chunks that "
+                "count apart (--chunk 512)"
+            )
+    if not any(role.tentative for head in findings.heads for role in head.roles):
+        return ""
+    if not isinstance(least, int):  # a record of version 0.1 or earlier
+        return "tentative (small letter): a role that rests on its value alone, as so few texts give no interval"
+    return f"tentative (small letter): a role on the evidence of {least} to {fewest} texts of one length{weight}"
+
+
+def idle_line(findings: Findings) -> str:
+    """Which heads look like something and do nothing; empty where none was taken out (`heads --causal`)."""
+    tried = [head for head in findings.heads if head.roles and head.effects]
+    if not tried:
+        return ""
+    idle = [head for head in tried if findings.does_nothing(head)]
+    causal = findings.options["causal"]
+    what = f"{printable(causal.get('what', 'effect'))} below {causal.get('nothing_below'):g}"
+    if not idle:
+        return f"{amount(len(tried), 'head')} with a role, and each does something: none has {what}"
+    named = ", ".join(f"{full_name(head, findings)} ({head_label(findings, head)})" for head in idle[:12])
+    more = f" and {len(idle) - 12} more" if len(idle) > 12 else ""
+    return f"look like something and do nothing ({what}): {named}{more}"
+
+
+def corpus_notes(findings: Ablation | Findings | Relations) -> list[str]:
+    """What is amiss with the texts: one sentence each."""
+    said = []
+    of = findings.corpus.get("of") if findings.corpus.get("of") in _COUNTED else None
+    if missing := shards_note(findings.corpus):
+        said.append(missing)
+    if is_interrupted(findings.corpus):
+        said.append(f"it was stopped early: these are the {of or 'texts'} up to there")
+    if n := findings.corpus.get("n_copies"):
+        said.append(f"{amount(n, 'text is a copy', 'texts are copies')} of others, and left out: copies count once")
+    problems = findings.corpus.get("problems")
+    if isinstance(problems, list | tuple) and problems:
+        said.append(_left_out(problems, of or "parts of the texts"))
+    return said
+
+
+def _left_out(problems: Sequence[Any], what: str) -> str:
+    """What could not be read or studied: a source, a line of it, or all from there on."""
+    first = problems[0] if isinstance(problems[0], Mapping) else {}
+    where = printable(first.get("source", "")) + ("" if first.get("line") is None else f", line {first['line']}")
+    reason = f"{where}: {printable(first.get('reason', ''))}"
+    return f"left out: {reason}" if len(problems) == 1 else f"left out: {len(problems)} {what}; first {reason}"

@@ -1,0 +1,62 @@
+"""Records of attention weights as figures, whatever was read: text, a long text pooled, a picture, a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+
+from attnscope.records import Heatmap
+from attnscope.records.maps.pooled import PooledHeatmap
+from attnscope.views.drawing.canvas import Drawing, first_png
+from attnscope.views.drawing.style import Style
+
+
+def pages(
+    record: Heatmap | PooledHeatmap, style: Style | None = None, query: str | None = None
+) -> Iterator[tuple[str, Drawing]]:
+    """The figures of a record one after the other, each with its file name without the ending; overview first.
+
+    Args:
+        record: What to draw.
+        style: How to colour it; by default on a fixed scale, pictures and recordings each head by its own.
+        query: Of text: also draws bars of what this token attends to. Of pictures: whose attention is drawn.
+
+    Raises:
+        AttnscopeError: An unknown scale or colormap; no such token.
+    """
+    found: Iterator[tuple[str, Drawing]] = _module(record).pages(record, style, query)
+    return found
+
+
+def glance(record: Heatmap | PooledHeatmap) -> bytes:
+    """The first figure of a record as a PNG, for notebooks."""
+    return first_png(pages(record))
+
+
+def stems(record: Heatmap | PooledHeatmap, query: str | None = None) -> list[str]:
+    """How the files of its figures are called, without their endings."""
+    return [sheet.stem for sheet in _module(record).sheets_of(record, query)]
+
+
+def require_query(record: Heatmap | PooledHeatmap, query: str | None) -> None:
+    """Refuses a query that no token is meant by.
+
+    Raises:
+        AttnscopeError: There is none.
+    """
+    _module(record).sheets_of(record, query)
+
+
+def _module(record: Heatmap | PooledHeatmap) -> ModuleType:
+    """The module that draws a record: each loads what it needs only when there is something to draw."""
+    name = "figures"
+    if isinstance(record, PooledHeatmap):
+        name = "pooled_figures"
+    elif record.picture is not None:
+        name = "picture_figures"
+    elif record.pictures:
+        name = "picture_words"
+    elif record.sound is not None:
+        name = "sound_figures"
+    return import_module(f"attnscope.views.maps.{name}")

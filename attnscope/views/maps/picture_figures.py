@@ -1,0 +1,418 @@
+"""Attention of a vision model laid over the picture that it saw.
+
+A weight is a colour of the colormap, the same everywhere on a figure; the photo, in grey, only makes it lighter or
+darker, by no more than a part, so that weights can be told on dark photos and on bright ones. Nothing is smoothed:
+a patch is a square.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.records import AttentionMap, Heatmap
+from attnscope.records.maps.pictures import MEAN, Picture
+from attnscope.views.drawing import layout
+from attnscope.views.drawing.canvas import FAINT, INK, Page, colormap
+from attnscope.views.drawing.layout import Paper
+from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
+from attnscope.views.drawing.style import Scale, Style
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Colormap
+
+Pixels = NDArray[np.uint8]
+
+DARKEST = 0.6
+"""How much of a colour is left where the photo is black."""
+
+_MARK, _HALO = "#ff5a00", "#ffffff"
+_LARGEST_SINGLE_PX, _LARGEST_PANEL_PX, _PHOTO_PX = 760, 420, 224
+_TOP_PX, _GAP_PX, _CAPTION_PX = 92, 10, 24
+_SMALL_PANEL_PX = 130  # on paper of a given width
+_MOST_BESIDE = 3  # overlays that stand in one row with the photo
+_MEANING: Mapping[Scale, str] = {
+    "fixed": "attention weight: the share of the query's attention that a patch gets",
+    "figure": "attention weight: the share of the query's attention that a patch gets (scale: largest of this figure)",
+    "head": "attention weight ÷ the largest weight of the same head on a patch",
+}
+
+
+def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
+    """The token whose attention is drawn, and what to call it.
+
+    Args:
+        attention: The map.
+        query: "CLS", "REG0", a patch as "row,column", a place such as `@3`, or "mean"; None = CLS, or where there is
+            none, "mean".
+
+    Returns:
+        Its place; -1 for the mean over all patches.
+
+    Raises:
+        AttnscopeError: There is no such token.
+    """
+    tokens = attention.queries
+    if query is None:
+        query = "CLS" if "CLS" in tokens.labels else MEAN
+    if query.casefold() == MEAN:
+        return -1, "mean over patches"
+    found = tokens.find_one(query.replace(" ", ""))
+    if not found:
+        special = [label for label, flag in zip(tokens.labels, tokens.special, strict=True) if flag]
+        named = "".join(f"{label}, " for label in special)
+        raise AttnscopeError(
+            f"no patch is {query!r}", f"there are {named}mean, and patches from 0,0 to {tokens.labels[-1]} (row,column)"
+        )
+    return found[0], tokens.labels[found[0]]
+
+
+def row_of(attention: AttentionMap, pair: tuple[int, int], place: int) -> NDArray[np.float64]:
+    """What a query gives to each token, (key,); for place -1 the mean over all patches."""
+    weights = attention.of(*pair).astype(np.float64)
+    row: NDArray[np.float64] = weights[~attention.queries.special].mean(0) if place < 0 else weights[place]
+    return row
+
+
+def over_patches(record: Heatmap, pair: tuple[int, int], place: int) -> NDArray[np.float64]:
+    """What a query gives to each patch, (row, column)."""
+    attention, picture = record.maps[0], record.picture
+    assert picture is not None
+    return row_of(attention, pair, place)[~attention.keys.special].reshape(picture.grid)
+
+
+def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
+    """The figures that a record is drawn as: an overview and a figure a layer, or one of the heads that were picked.
+
+    Raises:
+        AttnscopeError: No token is what `query` names.
+    """
+    place, name = query_of(record.maps[0], query)
+    mark = MEAN if place < 0 else name.replace(",", "-")
+    heads = record.chosen(record.maps[0])
+    return sheets_of_heads(heads, picked=record.picked is not None, query=place, after=f"-{mark}")
+
+
+def pages(record: Heatmap, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Page]]:
+    """The figures one after the other, each with its file name without the ending.
+
+    Args:
+        record: What to draw; its tokens are patches.
+        style: How to colour it; by default each head by its own largest weight.
+        query: Whose attention: see `query_of`.
+
+    Raises:
+        AttnscopeError: No token is what `query` names.
+    """
+    made = partial(PicturePage, record, style=style or Style("head"))
+    return ((sheet.stem, made(sheet)) for sheet in sheets_of(record, query))
+
+
+def overlay(picture: Picture, patches: NDArray[np.float64], cell: int, cmap: Colormap, top: float) -> Pixels:
+    """A picture with a number a patch laid over it.
+
+    Args:
+        picture: The picture.
+        patches: A number for each patch, (row, column).
+        cell: Width and height of a patch on the figure, in pixels.
+        cmap: Colours of 0 to `top`.
+        top: The number that gets the last colour.
+
+    Returns:
+        (row * cell, column * cell, 3).
+    """
+    return _tint(cmap(np.clip(patches / top, 0, 1))[:, :, :3].repeat(cell, 0).repeat(cell, 1), _to_grey(picture, cell))
+
+
+def _tint(colours: NDArray[np.float64], grey: NDArray[np.float64]) -> Pixels:
+    """Colours as the photo below them lets them appear."""
+    made: Pixels = np.rint(255 * colours * (DARKEST + (1 - DARKEST) * grey[:, :, None])).astype(np.uint8)
+    return made
+
+
+def _to_grey(picture: Picture, cell: int) -> NDArray[np.float64]:
+    """The picture in grey, 0 to 1, a patch being `cell` pixels wide and high."""
+    shown = _resize(picture, cell).astype(np.float64) / 255
+    weighed: NDArray[np.float64] = shown @ np.array([0.2126, 0.7152, 0.0722])
+    return weighed
+
+
+def _resize(picture: Picture, cell: int) -> Pixels:
+    from PIL import Image
+
+    rows, columns = picture.grid
+    size = (columns * cell, rows * cell)
+    return np.asarray(Image.fromarray(picture.pixels).resize(size, Image.Resampling.LANCZOS))
+
+
+class PicturePage(Page):
+    """A figure: the photo, the colour bar, and overlays of heads; everything on one Axes."""
+
+    names_px = 52
+    meaning: Mapping[Scale, str] = _MEANING
+
+    @staticmethod
+    def row_name(layer: int) -> str:
+        """What stands beside a row of the overview."""
+        return f"L{layer}"
+
+    @staticmethod
+    def column_name(head: int) -> str:
+        """What stands above a column of the overview."""
+        return f"H{head}"
+
+    @staticmethod
+    def panel_name(pair: tuple[int, int]) -> str:
+        """What stands above a panel."""
+        return f"L{pair[0]}H{pair[1]}"
+
+    @staticmethod
+    def title(sheet: Sheet, attention: AttentionMap) -> str:
+        """What the figure says it shows."""
+        return _title(sheet, attention)
+
+    def __init__(self, record: Heatmap, sheet: Sheet, style: Style) -> None:
+        assert record.picture is not None
+        self.record, self.sheet, self.style, self.picture = record, sheet, style, record.picture
+        self.cmap = colormap(style.cmap)
+        self.attention = record.maps[0]
+        title = f"{record.run.get('model', 'model')} · {self.title(sheet, self.attention)}"
+        lettering = lettering_for([title, self.picture.facts], style.paper)
+        paper = style.paper
+        self.beside = self._stands_beside(paper)
+        self.cell, self.columns = self._sizes(paper)
+        rows, columns = self.picture.grid
+        self.panel = (columns * self.cell, rows * self.cell)
+        left, top, self.pitch = self._pitch()
+        n_lines = math.ceil(len(sheet.heads) / self.columns)
+        content = left + self.columns * self.pitch[0] - _GAP_PX
+        width = paper.width_for(layout.MIN_WIDTH_PX, content + layout.MARGIN_PX)
+        below = math.ceil(top + n_lines * self.pitch[1]) + (50 if self.beside else 0)
+        said = [*([self.meaning[style.scale]] if paper.is_narrow else []), *self._notes(lettering)]
+        footer = layout.wrap(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering.width_px)
+        height = below + 14 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
+        super().__init__(width, height, lettering)
+        self.head(title, self.picture.facts)
+        maps = [over_patches(record, pair, sheet.query) for pair in sheet.heads]
+        tops = [float(patches.max()) for patches in maps]
+        limit = 1.0 if style.scale != "figure" else max(tops) or 1.0
+        # In the middle of what is wider than the page asks for nothing; else spare room goes to both sides.
+        shift = (width - layout.MARGIN_PX - content) // 2 if sheet.form != "overview" else 0
+        self.corners = self._corners(left + shift, top)
+        for corner, patches, own in zip(self.corners, maps, tops, strict=True):
+            shown = (own or 1.0) if style.scale == "head" else limit
+            self._put(corner, overlay(self.picture, patches, self._sharp(self.cell), self.cmap, shown), self.cell)
+        self._photo(left + shift, top)
+        self._bar(limit)
+        self._names(left)
+        self._captions(tops)
+        self.foot(below + 14, footer)
+
+    def _stands_beside(self, paper: Paper) -> bool:
+        """Whether the photo stands beside the overlays, as large as these: where there are few."""
+        if self.sheet.form == "single":
+            return True
+        n = len(self.sheet.heads)
+        fits = not paper.fixed or paper.room_px / (n + 1) >= _SMALL_PANEL_PX
+        return self.sheet.form == "grid" and n <= _MOST_BESIDE and fits
+
+    def _sizes(self, paper: Paper) -> tuple[float, int]:
+        """Pixels of a patch, and how many overlays stand side by side."""
+        rows, columns = self.picture.grid
+        room = paper.room_px
+        if paper.fixed:
+            return self._sizes_in(room)
+        if self.beside:
+            n = len(self.sheet.heads)
+            largest = _LARGEST_SINGLE_PX if n == 1 else _LARGEST_PANEL_PX
+            return max(1, min(largest // max(rows, columns), (room - n * _GAP_PX) // (n + 1) // columns)), n
+        if self.sheet.form == "overview":
+            n_heads = len(self.sheet.columns)
+            wide = (room - self.names_px) // n_heads - _GAP_PX
+            return max(1, min(wide // columns, 300 // max(rows, columns))), n_heads
+        side_by_side = min(layout.columns_for(len(self.sheet.heads)), 6)
+        wide = min(_LARGEST_PANEL_PX, room // side_by_side - _GAP_PX)
+        return max(1, min(wide // columns, _LARGEST_PANEL_PX // rows)), side_by_side
+
+    def _sizes_in(self, room: int) -> tuple[float, int]:
+        """The same where the width is fixed and must be full."""
+        rows, columns = self.picture.grid
+        if self.beside:
+            n = len(self.sheet.heads)
+            return (room - (n + 1) * _GAP_PX) / (n + 1) / columns, n
+        if self.sheet.form == "overview":
+            n_heads = len(self.sheet.columns)
+            return ((room - self.names_px + _GAP_PX) / n_heads - _GAP_PX) / columns, n_heads
+        side_by_side = min(layout.columns_for(len(self.sheet.heads)), 6)
+        while side_by_side > 1 and room / side_by_side < _SMALL_PANEL_PX:
+            side_by_side -= 1
+        return min(room / side_by_side - _GAP_PX, _LARGEST_PANEL_PX) / columns, side_by_side
+
+    def _pitch(self) -> tuple[float, float, tuple[float, float]]:
+        """Left and upper edge of the overlays, and the distances between them."""
+        width, height = self.panel
+        if self.beside:
+            return (
+                layout.MARGIN_PX + width + _GAP_PX * 2,
+                _TOP_PX + _CAPTION_PX,
+                (width + _GAP_PX, height + _CAPTION_PX),
+            )
+        top = _TOP_PX + self._photo_px()[1] + 44
+        if self.sheet.form == "overview":
+            return layout.MARGIN_PX + self.names_px, top + 6, (width + _GAP_PX, height + _GAP_PX)
+        return layout.MARGIN_PX, top + _CAPTION_PX, (width + _GAP_PX, height + 2 * _CAPTION_PX)
+
+    def _photo_px(self) -> tuple[int, int]:
+        """Width and height of the photo where it is small."""
+        rows, columns = self.picture.grid
+        most = _PHOTO_PX if not self.style.paper.fixed else _SMALL_PANEL_PX
+        cell = max(1, most // max(rows, columns))
+        return columns * cell, rows * cell
+
+    def _corners(self, left: float, top: float) -> list[tuple[float, float]]:
+        across, down = self.pitch
+        if self.sheet.form == "overview":
+            layers, heads = self.sheet.layers, self.sheet.columns
+            places = [(layers.index(layer), heads.index(head)) for layer, head in self.sheet.heads]
+        else:
+            places = [divmod(number, self.columns) for number in range(len(self.sheet.heads))]
+        return [(left + column * across, top + row * down) for row, column in places]
+
+    def _sharp(self, cell: float) -> int:
+        """Pixels of a patch in an image: as many as in the PNG."""
+        return max(1, math.ceil(cell * self.paper.dpi / self.paper.inch_px))
+
+    def _put(self, corner: tuple[float, float], pixels: Pixels, cell: float) -> None:
+        rows, columns = self.picture.grid
+        self.image((*corner, columns * cell, rows * cell)).set_data(pixels)
+        self._mark(corner, cell)
+
+    def _mark(self, corner: tuple[float, float], cell: float) -> None:
+        """A frame around the query, where it has a place."""
+        patches = np.flatnonzero(~self.attention.queries.special)
+        found = np.flatnonzero(patches == self.sheet.query)
+        if self.sheet.query < 0 or not len(found):
+            return
+        row, column = divmod(int(found[0]), self.picture.grid[1])
+        box = (corner[0] + column * cell, corner[1] + row * cell, cell, cell)
+        for color, grown, thick in ((_HALO, 2.0, 3.0), (_MARK, 1.0, 2.0)):
+            grown_box = (box[0] - grown, box[1] - grown, box[2] + 2 * grown, box[3] + 2 * grown)
+            self.outline([grown_box], color, thick, animated=True)
+
+    def _photo(self, left: float, top: float) -> None:
+        if self.beside:
+            corner, cell = (left - self.panel[0] - 2 * _GAP_PX, top), self.cell
+        else:
+            corner, cell = (layout.MARGIN_PX, _TOP_PX), self._photo_px()[0] / self.picture.grid[1]
+        self._put(corner, _resize(self.picture, self._sharp(cell)), cell)
+        if self.beside:
+            self.write(corner[0], corner[1] - 12, "the picture", layout.PANEL_TITLE_PX, ha="left", weight="bold")
+
+    def _bar(self, top: float) -> None:
+        """The colours, as they are over bright and over dark parts of the photo."""
+        narrow = self.paper.is_narrow
+        if self.beside:
+            x, y = self.corners[0][0] - self.panel[0] - 2 * _GAP_PX, self.corners[0][1] + self.panel[1] + 16
+            x += 8 if self.paper.fixed else 0
+        else:
+            x, y = layout.MARGIN_PX + self._photo_px()[0] + 28, _TOP_PX + self._photo_px()[1] - 56
+            room = self.width_px - layout.MARGIN_PX - x
+            about = self.lettering.fit(self.query_name(), layout.PANEL_TITLE_PX * 1.12, room)
+            y = _TOP_PX + self._photo_px()[1] // 2
+            self.write(x, y - 34, about, layout.PANEL_TITLE_PX, ha="left", weight="bold")
+        width = 420 if not self.paper.fixed else math.floor(min(420, self.width_px - layout.MARGIN_PX - x - 90))
+        if self.beside and not narrow:  # as wide as the photo, so that there is room for what colours mean
+            width = min(width, math.floor(self.panel[0]))
+        height = 18 if not self.paper.fixed else 26
+        ramp = self.cmap(np.linspace(0, 1, width))[None, :, :3].repeat(height, 0)
+        grey = np.ones((height, width))
+        grey[height // 2 :] = 0
+        self.image((x, y, width, height)).set_data(_tint(ramp, grey))
+        self.frames([(x, y, width, height)])
+        size = layout.CAPTION_PX
+        self.write(x + width + 16, y + height / 4, "over white", size * 0.85, ha="left", color=FAINT)
+        self.write(x + width + 16, y + height * 3 / 4 + 2, "over black", size * 0.85, ha="left", color=FAINT)
+        if not narrow:
+            meaning = self.lettering.fit(
+                self.meaning[self.style.scale], size, self.width_px - layout.MARGIN_PX - (x + width + 100)
+            )
+            self.write(x + width + 100, y + height / 2, meaning, size, ha="left", color=INK)
+        for tick in layout.nice_ticks(top):
+            self.write(x + width * tick / top, y + height + 12, f"{tick:g}", size, ha="center")
+
+    def _names(self, left: float) -> None:
+        if self.sheet.form != "overview":
+            return
+        size = self.paper.letters(min(layout.PANEL_TITLE_PX, self.pitch[0] / 2.2, self.names_px / 3.4))
+        step = self.label_step(self.column_name(self.sheet.columns[-1]), size, self.pitch[0])
+        for (layer, head), (x, y) in zip(self.sheet.heads, self.corners, strict=True):
+            if x == self.corners[0][0]:
+                self.write(left - 10, y + self.panel[1] / 2, self.row_name(layer), size, ha="right", weight="bold")
+            if y == self.corners[0][1] and self.sheet.columns.index(head) % step == 0:
+                self.write(x + self.panel[0] / 2, y - 12, self.column_name(head), size, ha="center", weight="bold")
+
+    def _captions(self, tops: Sequence[float]) -> None:
+        """Above each overlay which head it is, its largest weight, and what went to tokens that have no place."""
+        if self.sheet.form == "overview":
+            return
+        for pair, (x, y), top in zip(self.sheet.heads, self.corners, tops, strict=True):
+            self.write(x, y - 12, self.panel_name(pair), layout.PANEL_TITLE_PX, ha="left", weight="bold")
+            parts = self._caption(pair, top)
+            room = self.panel[0] - self.lettering.width_px(self.panel_name(pair), layout.PANEL_TITLE_PX) * 1.2 - 10
+            while (
+                self.paper.fixed
+                and len(parts) > 1
+                and self.lettering.width_px(" · ".join(parts), layout.CAPTION_PX) > room
+            ):
+                parts.pop()
+            text = self.lettering.fit(" · ".join(parts), layout.CAPTION_PX, room)
+            self.write(x + self.panel[0], y - 12, text, layout.CAPTION_PX, ha="right", color=FAINT)
+
+    def _caption(self, pair: tuple[int, int], top: float) -> list[str]:
+        """What stands above a panel beside its name, the most important first."""
+        return [f"max {top:.3g}", *self._elsewhere(pair)]
+
+    def query_name(self) -> str:
+        """What stands above the colours."""
+        return f"query: {_query_name(self.sheet, self.attention)}"
+
+    def _elsewhere(self, pair: tuple[int, int]) -> list[str]:
+        row, keys = row_of(self.attention, pair, self.sheet.query), self.attention.keys
+        shares: dict[str, float] = {}
+        for place in np.flatnonzero(keys.special):
+            name = keys.labels[place].rstrip("0123456789")
+            shares[name] = shares.get(name, 0.0) + float(row[place])
+        return [f"{name} {share:.2f}" for name, share in shares.items()]
+
+    def _notes(self, lettering: Lettering) -> list[str]:
+        notes = ["a square is a patch, nothing is smoothed"]
+        if self.sheet.query < 0:
+            notes.append("the mean over all patches as queries")
+        elif not self.attention.queries.special[self.sheet.query]:
+            notes.append("framed: the query")
+        keys = self.attention.keys
+        special = [label for label, flag in zip(keys.labels, keys.special, strict=True) if flag]
+        if special:
+            notes.append(f"what goes to {', '.join(special)} has no place in the picture")
+        if "hide_special" in self.record.changes:
+            notes.append("tokens that are no patches are hidden; each row is divided by what is left of it")
+        notes += [" ".join(str(note).split()) for note in self.record.run.get("notes", ())]
+        return [lettering.spell(note) for note in notes]
+
+
+def _query_name(sheet: Sheet, attention: AttentionMap) -> str:
+    if sheet.query < 0:
+        return "the mean over all patches"
+    label = attention.queries.labels[sheet.query]
+    return label if attention.queries.special[sheet.query] else f"patch {label}"
+
+
+def _title(sheet: Sheet, attention: AttentionMap) -> str:
+    return f"{sheet.subject}: what {_query_name(sheet, attention)} attends to"

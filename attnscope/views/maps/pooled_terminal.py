@@ -1,0 +1,93 @@
+"""Pooled maps of long texts in the terminal: maps, how attention is spread, far links with their text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from attnscope.errors import amount
+from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
+from attnscope.views.maps.pooling import DECADES, log_share
+from attnscope.views.maps.terminal import side_by_side
+from attnscope.views.tables.plain_text import heading, plain_table, safe
+
+_MOST_LARGE = 4
+_LARGE_WIDTH = 64
+_LINKS_OF_MANY = 2
+
+
+def pooled_drawing(record: PooledHeatmap, console: Console) -> RenderableType:
+    """A record as the terminal shows it: a map a head, then a table of marginals and far links."""
+    parts: list[RenderableType] = []
+    for attention in record.maps:
+        heads = record.chosen(attention)
+        if not heads:
+            continue
+        if len(record.maps) > 1:
+            parts.append(heading(f"{attention.kind} attention"))
+        if len(heads) <= _MOST_LARGE:
+            for layer, head in heads:
+                parts.append(Text())
+                parts.append(_maps(attention, [(layer, head)], console, _LARGE_WIDTH))
+        else:
+            for layer in sorted({layer for layer, _ in heads}):
+                parts.append(heading(f"layer {layer}"))
+                parts.append(_maps(attention, [pair for pair in heads if pair[0] == layer], console, 24))
+        parts.append(_legend(record, attention))
+        parts.append(Text())
+        parts.append(_table(attention, heads))
+    return Group(*parts)
+
+
+def _maps(attention: PooledMap, heads: Sequence[tuple[int, int]], console: Console, width: int) -> Text:
+    titled = [
+        (f"H{head}" if len(heads) > 1 else f"L{layer}H{head}", log_share(attention.of(layer, head), 1.0))
+        for layer, head in heads
+    ]
+    return side_by_side(titled, console, "cells", width)
+
+
+def _legend(record: PooledHeatmap, attention: PooledMap) -> Text:
+    cells = "the share of a query's attention" if record.pool == "mean" else "the largest weight"
+    return Text(
+        f"\nrows: {amount(len(attention.queries), 'query', 'queries')}, {attention.query_cell} a cell · "
+        f"columns: {amount(len(attention.keys), 'key')}, {attention.key_cell} a cell · shades: {cells}, logarithmic "
+        f"from 1e-{DECADES} to 1",
+        style="dim",
+    )
+
+
+def _table(attention: PooledMap, heads: Sequence[tuple[int, int]]) -> Table:
+    table = plain_table()
+    table.add_column("head", style="bold", no_wrap=True)
+    table.add_column("e^entropy", justify="right", no_wrap=True)
+    table.add_column("most received", no_wrap=True)
+    far = "strongest links" if attention.far_tokens is None else f"strongest links over {attention.far_tokens} tokens"
+    table.add_column(f"{far} (query → key weight)", overflow="fold")
+    for layer, head in heads:
+        at = attention.place(layer, head)
+        most = int(attention.received[at].argmax())
+        share = attention.received[at][most] / len(attention.queries)
+        table.add_row(
+            f"L{layer}H{head}",
+            f"{np.exp(attention.entropy_nats[at].mean(dtype=np.float64)):,.0f} keys",
+            f"{share:.0%} {safe(attention.keys.labels[most])} @{most}",
+            _links(attention, (layer, head), with_text=len(heads) <= _MOST_LARGE),
+        )
+    return table
+
+
+def _links(attention: PooledMap, pair: tuple[int, int], *, with_text: bool) -> Text:
+    lines = Text()
+    links = attention.links(*pair)
+    for number, link in enumerate(links if with_text else links[:_LINKS_OF_MANY]):
+        lines.append("\n" if number and with_text else "   " if number else "")
+        ends = ((attention.queries, link.query), (attention.keys, link.key))
+        names = [safe(around(*end, 20) if with_text else end[0].labels[end[1]]) for end in ends]
+        lines.append(f"{names[0]} @{link.query} → {names[1]} @{link.key} ")
+        lines.append(f"{link.weight:.2f}" if link.weight >= 0.005 else f"{link.weight:.0e}", style="cyan")
+    return lines

@@ -1,0 +1,124 @@
+"""When each word is spoken, over the spectrogram that a speech model was given: seconds across, kilohertz up."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attnscope.errors import amount
+from attnscope.records import Heatmap
+from attnscope.views.drawing import layout
+from attnscope.views.drawing.canvas import FAINT, INK, Page, colormap
+from attnscope.views.drawing.lettering import lettering_for
+from attnscope.views.drawing.style import Style
+
+_WORD, _WORD_FILL = "#c2410c", "#fde8d7"
+_TOP_PX, _LANE_PX, _HEIGHT_PX, _LEFT_PX, _MOST_LANES = 84, 22, 190, 52, 3
+_KILOHERTZ = (0.25, 0.5, 1, 2, 4, 8, 16)
+
+
+class SpectrogramPage(Page):
+    """A figure: words as spans of time, and below them the log-mel spectrogram with where each begins and ends."""
+
+    def __init__(self, record: Heatmap, style: Style) -> None:
+        sound = record.sound
+        assert sound is not None and sound.spectrogram is not None
+        self.sound, self.seen = sound, sound.spectrogram
+        title = f"{record.run.get('model', 'model')} · when each word is spoken"
+        lettering = lettering_for([title, sound.facts, *(word.text for word in sound.words)], style.paper)
+        room = style.paper.room_px - _LEFT_PX
+        self.shown = len(sound.envelope) * sound.seconds_per_frame
+        width = style.paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + _LEFT_PX + room)
+        heads = ", ".join(f"L{layer}H{head}" for layer, head in sound.followed)
+        notes = [
+            f"words: from dynamic time warping of the cross-attention of {heads}",
+            f"below: the log-mel spectrogram that the model was given, {amount(len(self.seen.hertz), 'band')}; dark = "
+            f"loud, the {self.seen.decibels:.0f} dB below the loudest",
+        ]
+        notes = [lettering.spell(note) for note in notes]
+        footer = layout.wrap(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)
+        self.size_px = layout.CAPTION_PX
+        self.at_px, self.room_px = layout.MARGIN_PX + _LEFT_PX, float(room)
+        lanes = self._lanes(lettering.width_px)
+        n_lanes = max(lane for lane, *_ in lanes) + 1
+        top = _TOP_PX + n_lanes * _LANE_PX + 8
+        height = top + _HEIGHT_PX + 52 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
+        super().__init__(width, height, lettering)
+        self.head(title, sound.facts)
+        image = self.image((self.at_px, top, room, _HEIGHT_PX), colormap("Greys"), animated=False)
+        self.set_cells(image, self._values(), (0, 255))
+        self.frames([(self.at_px, top, room, _HEIGHT_PX)])
+        self._words(lanes, top)
+        self._axes(top)
+        self.foot(top + _HEIGHT_PX + 46, footer)
+
+    def _values(self) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        """Levels, the highest band first; of steps that share a column the loudest."""
+        levels = self.seen.levels[::-1].astype(np.float32)
+        n, most = levels.shape[1], max(1, int(self.room_px))
+        if n <= most:
+            return levels
+        held: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = np.maximum.reduceat(
+            levels, np.arange(most) * n // most, axis=1
+        )
+        return held
+
+    def _x(self, seconds: float) -> float:
+        return self.at_px + self.room_px * min(1.0, seconds / self.shown)
+
+    def _lanes(self, width_of: layout.WidthPx) -> list[tuple[int, str, bool]]:
+        """For each word its lane, as much of it as fits there, and whether it is written left of where it begins.
+
+        So are words that begin where the recording ends, which would stand beyond the page.
+        """
+        ends, found = [0.0] * _MOST_LANES, []
+        for word in self.sound.words:
+            begin, need = self._x(word.start), width_of(word.text, self.size_px) + 12
+            before = begin + need > self.at_px + self.room_px + 30 and begin - need > self.at_px
+            start = begin - need if before else begin
+            lane = next((lane for lane in range(_MOST_LANES) if ends[lane] <= start), int(np.argmin(ends)))
+            fits = ends[lane] <= start
+            if fits:
+                ends[lane] = max(start + need, self._x(word.end))
+            found.append((lane, word.text if fits else "", before))
+        return found
+
+    def _words(self, lanes: list[tuple[int, str, bool]], top: float) -> None:
+        """Each word in its lane, over the time that it takes, with lines down through the spectrogram."""
+        spans, ends = [], []
+        for word, (lane, *_) in zip(self.sound.words, lanes, strict=True):
+            left, right = self._x(word.start), self._x(word.end)
+            y = _TOP_PX + lane * _LANE_PX
+            spans.append((left, y, max(right - left, 1.0), _LANE_PX - 4))
+            ends += [[(left, y), (left, top + _HEIGHT_PX)]]
+        ends.append([(self._x(self.sound.words[-1].end), top), (self._x(self.sound.words[-1].end), top + _HEIGHT_PX)])
+        self.fill(spans, [_WORD_FILL] * len(spans))
+        self.lines(ends, color=_WORD, width_px=0.9)
+        for word, (lane, text, before) in zip(self.sound.words, lanes, strict=True):
+            middle = _TOP_PX + lane * _LANE_PX + (_LANE_PX - 4) / 2
+            at = self._x(word.start)
+            shown = text if before else self.lettering.fit(text, self.size_px, self.at_px + self.room_px + 30 - at)
+            self.write(
+                at + (-4 if before else 4), middle, shown, self.size_px, ha="right" if before else "left", color=INK
+            )
+
+    def _axes(self, top: float) -> None:
+        """Seconds below, kilohertz at the left: bands are spaced in mel."""
+        bottom, small = top + _HEIGHT_PX, layout.CAPTION_PX * 0.9
+        ticks = layout.nice_ticks(self.sound.seconds)
+        ticks = ticks[:: self.label_step(f"{ticks[-1]:g} s", layout.CAPTION_PX, self.room_px / len(ticks))]
+        self.lines([[(self._x(tick), bottom + 1), (self._x(tick), bottom + 5)] for tick in ticks])
+        for tick in ticks:
+            beyond = self._x(tick) > self.at_px + self.room_px - 16
+            self.write(
+                self._x(tick), bottom + 14, f"{tick:g} s", small, ha="right" if beyond else "center", color=FAINT
+            )
+        hertz = np.array(self.seen.hertz)
+        n, last, unit = len(hertz), -np.inf, " kHz"
+        for tick in reversed(_KILOHERTZ):
+            if hertz[0] <= 1000 * tick <= hertz[-1]:
+                band = float(np.interp(1000 * tick, hertz, np.arange(n)))
+                y = bottom - (band + 0.5) / n * _HEIGHT_PX
+                if y - last >= 18:
+                    self.lines([[(self.at_px - 5, y), (self.at_px - 1, y)]])
+                    self.write(self.at_px - 8, y, f"{tick:g}{unit}", small, ha="right", color=FAINT)
+                    last, unit = y, ""

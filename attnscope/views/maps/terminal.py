@@ -1,0 +1,248 @@
+"""Heatmap records drawn in the terminal, with rich: maps, strongest links, what one query attends to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from attnscope.records import AttentionMap, Heatmap
+from attnscope.views.drawing.inks import blend
+from attnscope.views.maps.changes import change_notes
+from attnscope.views.maps.pooling import max_pool
+from attnscope.views.tables.plain_text import cut, has_unicode, heading, plain_table, safe, weighted
+
+_SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
+_WHITE, _BLUE = "#ffffff", "#08306b"
+_MOST_LARGE = 4
+_LABEL_CELLS = 14
+_LEAST_SHOWN = 0.05
+
+
+def drawing(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
+    """A record as the terminal shows it: a map a head, and the strongest links of each.
+
+    Few heads are drawn large with their labels, many as thumbnails. Maps wider than the terminal are pooled: a
+    character then shows the largest weight of several tokens, and a line says so.
+
+    Args:
+        record: What to draw.
+        console: Tells the width, and whether there are colours (NO_COLOR is respected).
+        query: Shows also what this token attends to.
+    """
+    parts: list[RenderableType] = []
+    for attention in record.maps:
+        heads = record.chosen(attention)
+        if len(record.maps) > 1:
+            parts.append(heading(f"{attention.kind} attention"))
+        if len(heads) <= _MOST_LARGE:
+            parts += [_large(attention, pair, console) for pair in heads]
+        else:
+            for layer in sorted({layer for layer, _ in heads}):
+                parts.append(heading(f"layer {layer}"))
+                parts.append(_thumbnails(attention, [pair for pair in heads if pair[0] == layer], console))
+        parts.append(_legend(console))
+        parts += [Text(note, style="dim") for note in change_notes(record, attention.kind)]
+        parts.append(Text())
+        parts.append(links_table(record, attention))
+    if query is not None:
+        parts.append(query_tables(record, query))
+    return Group(*parts)
+
+
+def query_tables(record: Heatmap, query: str) -> RenderableType:
+    """What a token attends to, per head: a table for each place that `query` names."""
+    return Group(
+        *(
+            query_table(attention, record.chosen(attention), place, kind=attention.kind if len(record.maps) > 1 else "")
+            for attention in record.maps
+            for place in attention.queries.find(query)
+        )
+    )
+
+
+def strongest_links(
+    record: Heatmap, attention: AttentionMap, pair: tuple[int, int], most: int = 3
+) -> list[tuple[int, int, float]]:
+    """The largest weights of a head between tokens of the text: (query, key, weight), largest first.
+
+    Links from or to sinks are left out, as most heads have their largest weights there; so are links of a token to
+    itself.
+    """
+    weights = attention.of(*pair).astype(np.float64)
+    queries, keys = record.sinks(attention)
+    weights[queries] = 0
+    weights[:, keys] = 0
+    if attention.kind != "cross":
+        first_query, first_key = (0, 0) if attention.part is None else attention.part[:2]
+        itself = np.arange(weights.shape[0]) + first_query - first_key
+        within = (itself >= 0) & (itself < weights.shape[1])
+        weights[within.nonzero()[0], itself[within]] = 0
+    order = np.argsort(-weights, axis=None, kind="stable")[:most]
+    found = [(*divmod(int(at), weights.shape[1]), float(weights.flat[at])) for at in order]
+    return [link for link in found if link[2] >= 0.005]
+
+
+def sink_share(record: Heatmap, attention: AttentionMap, pair: tuple[int, int]) -> float:
+    """The share of a head's attention that sinks get, averaged over the queries that attend to anything."""
+    weights = attention.of(*pair).astype(np.float64)
+    rows = weights.sum(1) > 0
+    return float(weights[rows][:, record.sinks(attention)[1]].sum(1).mean()) if rows.any() else 0.0
+
+
+def links_table(record: Heatmap, attention: AttentionMap) -> Table:
+    """A row a head: how much of its attention sinks get, and its strongest links between the others."""
+    sinks = record.sinks(attention)[1]
+    table = plain_table()
+    table.add_column("head", style="bold", no_wrap=True)
+    table.add_column("on first" if sinks.any() and not attention.keys.special.any() else "on special", justify="right")
+    table.add_column("strongest links between other tokens (query → key weight)", overflow="fold")
+    for pair in record.chosen(attention):
+        links = weighted(
+            (f"{safe(attention.queries.labels[query])} → {safe(attention.keys.labels[key])}", f"{weight:.2f}")
+            for query, key, weight in strongest_links(record, attention, pair)
+        )
+        share = sink_share(record, attention, pair)
+        table.add_row(f"L{pair[0]}H{pair[1]}", f"{share:.0%}" if sinks.any() else "-", links)
+    return table
+
+
+def query_table(attention: AttentionMap, heads: Sequence[tuple[int, int]], place: int, kind: str = "") -> Table:
+    """A row a head: the five keys that one query attends to most; `kind` goes into the title."""
+    label = safe(attention.queries.labels[place])
+    table = plain_table(f"{kind}{': ' if kind else ''}what “{label}” (token {place}) attends to")
+    table.add_column("head", style="bold", no_wrap=True)
+    table.add_column("keys, largest weight first", overflow="fold")
+    for pair in heads:
+        row = attention.of(*pair)[place]
+        strongest = [key for key in np.argsort(-row, kind="stable")[:5] if row[key] >= 0.005]
+        keys = weighted((safe(attention.keys.labels[key]), f"{row[key]:.2f}") for key in strongest)
+        table.add_row(f"L{pair[0]}H{pair[1]}", keys)
+    return table
+
+
+def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> RenderableType:
+    """One head with a label for each query, its columns numbered."""
+    weights, queries = attention.of(*pair), attention.queries
+    names = [cut(safe(label), _LABEL_CELLS) for label in queries.labels]
+    digits = len(str(max(weights.shape) - 1))
+    margin = max(cell_len(name) for name in names) + 1 + digits + 1
+    pool = -(-weights.shape[1] // max(1, (console.width - margin) // 2))
+    shown = max_pool(weights, pool, (1,))
+    lines = Text()
+    lines.append(f"\nL{pair[0]}H{pair[1]}", style="bold")
+    lines.append("  rows: queries, columns: keys by number")
+    lines.append(f" (a column shows the largest of {pool} keys)\n" if pool > 1 else "\n")
+    # Every second column has its number, or fewer where numbers are long.
+    step = max(2, (digits + 2) // 2)
+    numbered = [(column, str(column * pool)) for column in range(0, shown.shape[1], step)]
+    numbers = "".join(n.ljust(2 * step) for column, n in numbered if 2 * column + len(n) <= 2 * shown.shape[1])
+    lines.append(" " * margin)
+    lines.append(numbers.rstrip(), style="dim")
+    lines.append("\n")
+    for place, name in enumerate(names):
+        style = "yellow" if queries.special[place] else ""
+        lines.append(" " * (margin - cell_len(name) - 2 - digits) + name, style=style)
+        lines.append(f" {place:>{digits}} ", style="dim")
+        _paint(lines, shown[place], 2, console)
+        lines.append("\n")
+    lines.right_crop(1)  # the last newline; not rstrip, as cells may be coloured blanks
+    return lines
+
+
+def _thumbnails(attention: AttentionMap, heads: Sequence[tuple[int, int]], console: Console) -> RenderableType:
+    """The heads of a layer side by side, as small as the terminal allows."""
+    return side_by_side([(f"H{pair[1]}", attention.of(*pair)) for pair in heads], console, "weights")
+
+
+def side_by_side(
+    titled: Sequence[tuple[str, NDArray[np.float32]]], console: Console, what: str, least_width: int = 24
+) -> Text:
+    """Maps side by side, as small as the terminal allows, each with its title.
+
+    Args:
+        titled: Titles and maps, (query, key), 0 to 1, all of one shape.
+        console: Tells the width, and whether there are colours.
+        what: What a map holds, in the plural: a character may show the largest of several.
+        least_width: Characters that a map has at least, if it has so many columns and the terminal allows.
+    """
+    n_keys = titled[0][1].shape[1]
+    per_line = max(1, min(len(titled), (console.width + 2) // (max(min(n_keys, least_width), 4) + 2)))
+    room = max(4, (console.width + 2) // per_line - 2)
+    pool = -(-n_keys // room)
+    lines = Text()
+    for first in range(0, len(titled), per_line):
+        row = titled[first : first + per_line]
+        maps = [max_pool(weights, pool) for _, weights in row]
+        width = maps[0].shape[1]
+        if pool > 1 and first == 0:
+            lines.append(f"(a character shows the largest of {pool} × {pool} {what})\n", style="dim")
+        lines.append("  ".join(title.ljust(width) for title, _ in row).rstrip(), style="bold")
+        lines.append("\n")
+        coloured = _has_colours(console)
+        for line in range(0, maps[0].shape[0], 2 if coloured else 1):
+            for number, shown in enumerate(maps):
+                lines.append("  " if number else "")
+                if not coloured:
+                    _paint(lines, shown[line], 1, console)
+                    continue
+                for column in range(width):
+                    below = shown[line + 1, column] if line + 1 < shown.shape[0] else None
+                    _paint_half(lines, float(shown[line, column]), below)
+            lines.append("\n")
+    lines.right_crop(1)
+    return lines
+
+
+def _legend(console: Console) -> Text:
+    """What the shades of a map mean: the colours of five weights, or the least weight of each character."""
+    lines = Text("\nweight  ", style="dim")
+    if _has_colours(console):
+        for number, weight in enumerate((0.0, 0.25, 0.5, 0.75, 1.0)):
+            lines.append("  " if number else "")
+            lines.append("  ", style=Style(bgcolor=_colour(weight)))
+            lines.append(f" {weight:g}")
+        return lines
+    shades = _SHADES if has_unicode(console) else _ASCII_SHADES
+    least = (_LEAST_SHOWN, *(step / (len(shades) - 1) for step in range(1, len(shades) - 1)))
+    lines.append(f"blank below {least[0]:g}")
+    for shade, weight in zip(shades[1:], least, strict=True):
+        lines.append(f"  {shade * 2} {weight:g}")
+    lines.append(" and more")
+    return lines
+
+
+def _has_colours(console: Console) -> bool:
+    return console.color_system is not None and not console.no_color and has_unicode(console)
+
+
+def _paint(lines: Text, weights: NDArray[np.float32], cells: int, console: Console) -> None:
+    """A row of weights, each so many cells wide."""
+    if _has_colours(console):
+        for weight in weights.tolist():
+            lines.append(" " * cells, style=Style(bgcolor=_colour(weight)))
+    else:
+        shades = _SHADES if has_unicode(console) else _ASCII_SHADES
+        lines.append("".join(_shade(weight, shades) * cells for weight in weights.tolist()))
+
+
+def _paint_half(lines: Text, above: float, below: float | None) -> None:
+    """Two weights in one character: the upper half in the text's colour, the lower in its background."""
+    lines.append("▀", style=Style(color=_colour(above), bgcolor=None if below is None else _colour(float(below))))
+
+
+def _colour(weight: float) -> str:
+    return blend(min(1.0, max(0.0, weight)), _WHITE, _BLUE)
+
+
+def _shade(weight: float, shades: str) -> str:
+    """A character for a weight; small ones stay empty."""
+    if not weight >= _LEAST_SHOWN:
+        return shades[0]
+    return shades[min(len(shades) - 1, 1 + int(weight * (len(shades) - 1)))]

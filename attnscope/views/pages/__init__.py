@@ -1,0 +1,1 @@
+"""Records in notebooks, and a batch as a page of thumbnails."""

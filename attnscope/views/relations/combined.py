@@ -1,0 +1,89 @@
+"""What every view says of heads together: rows and how to read them. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attnscope.records.frame.pair_tables import head_name
+from attnscope.records.relations.combined import Combined, Precision, Score
+from attnscope.records.relations.record import Relations
+from attnscope.views.heads.summary import UNDEFINED, interval, number, printable
+
+CUTS = {1: "L", 2: "L/2", 5: "L/5"}
+
+
+@dataclass(frozen=True)
+class TogetherRow:
+    """A relation, or how precise one is in some range and at some cut, as a table shows it; and as a figure does."""
+
+    name: str
+    head: str
+    alone: str
+    heads: str
+    mean: str
+    mean_gain: str
+    regression: str
+    regression_gain: str
+    chance: str
+    scores: tuple[Score | None, ...]
+    chance_value: float
+
+
+def together_rows(found: Relations) -> Iterator[TogetherRow]:
+    """A row a relation, those first that heads together tell best above chance; of undirected links a row a cut."""
+    for one in ranked_together(found):
+        if not one.precisions:
+            yield _row(printable(one.relation, 60), one, one)
+        for at in one.precisions:
+            name = f"≥{at.separation}" if at.range == "all" else printable(at.range, 12)
+            yield _row(f"{printable(one.relation, 48)} {name}, {CUTS.get(at.cut, f'L/{at.cut}')}", one, at)
+
+
+def ranked_together(found: Relations) -> list[Combined]:
+    """Relations by how far the lower end of the better combination's interval is above the best head."""
+
+    def gain(one: Combined) -> float:
+        return max(score.gain_low for score in (one.mean, one.regression) if score is not None)
+
+    return sorted(found.combined, key=lambda one: -gain(one))
+
+
+def _row(name: str, one: Combined, at: Combined | Precision) -> TogetherRow:
+    return TogetherRow(
+        name=name,
+        head=head_name(one.heads[0]),
+        alone=number(at.best_head.value),
+        heads=str(len(one.heads)),
+        mean=number(at.mean.value),
+        mean_gain=UNDEFINED if len(one.heads) == 1 else _gain(at.mean),
+        regression=UNDEFINED if at.regression is None else number(at.regression.value),
+        regression_gain=UNDEFINED if at.regression is None else _gain(at.regression),
+        chance=number(at.chance),
+        scores=(at.best_head, at.mean, at.regression),
+        chance_value=at.chance,
+    )
+
+
+def _gain(score: Score) -> str:
+    return interval(score.gain_low, score.gain_high, _signed)
+
+
+def _signed(value: float) -> str:
+    said = number(value)
+    return said if said.startswith("−") or not any(digit in said for digit in "123456789") else f"+{said}"
+
+
+def together_explanation(found: Relations) -> str:
+    """How to read the rows."""
+    said = (
+        "combined heads, on the half of the texts on which nothing was chosen; alone: the head chosen on the other "
+        "half; k: how many heads, the best there; mean: their mean; regression: logistic, over all heads, fitted "
+        "there; gains: 95% interval of what each has over the head alone; chance: any word at random"
+    )
+    if any(one.precisions for one in found.combined):
+        said += (
+            "; of undirected links the precision of as many pairs as a text has words (L), or a part of that, at least "
+            "so many tokens apart, or short: 6 to 11, medium: 12 to 23, long: 24 or more; chance: any such pair"
+        )
+    return said

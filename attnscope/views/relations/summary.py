@@ -1,0 +1,135 @@
+"""What every view of relations says: verdicts, rows, notes. Plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from attnscope.errors import amount
+from attnscope.records.frame.pair_tables import head_name
+from attnscope.records.relations.record import LEAST_MASS, Example, Relation, Relations
+from attnscope.views.heads.summary import UNDEFINED, interval, number, printable
+
+Verdict = Literal["yes", "weakly", "others", "no", "none"]
+
+RIGHT, WRONG, GOLD = "#0072B2", "#D55E00", "#8a8a8a"
+"""Colours of Okabe and Ito, which everybody can tell apart; views tell right from wrong by form as well."""
+
+
+def verdict(relation: Relation) -> Verdict:
+    """Whether the chosen head expresses a relation, does with little weight, only others do, none, or none can say."""
+    if relation.why_no_verdict:
+        return "none"
+    if relation.best_found:
+        return "weakly" if relation.weak else "yes"
+    return "others" if relation.found.any() else "no"
+
+
+def listed(found: Relations) -> list[Relation]:
+    """The relations that have a row: one example is none, unless no relation has more."""
+    several = [one for one in found.ranked if one.n_scored > 1 or one.found.any()]
+    return several or [*found.ranked]
+
+
+def unlisted_line(found: Relations) -> str:
+    """Which relations have no row, and why; empty if all have one."""
+    shown = {one.name for one in listed(found)}
+    names = [printable(one.name, 40) for one in found.ranked if one.name not in shown]
+    if not names:
+        return ""
+    few = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+    return f"without a row, as there is one example at most: {amount(len(names), 'relation')} ({few})"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A relation as a table shows it; all but the name may be `–`."""
+
+    name: str
+    head: str
+    accuracy: str
+    interval: str
+    baseline: str
+    rule: str
+    n: str
+    mass: str
+    verdict: str
+
+
+def row(relation: Relation) -> Row:
+    """The chosen head of a relation on the half that it was not chosen on."""
+    best = relation.best
+    accuracy, low, high, mass = (
+        (math.nan,) * 4
+        if best is None
+        else (float(part[best]) for part in (relation.accuracy, relation.low, relation.high, relation.mass))
+    )
+    how = verdict(relation)
+    said = {"yes": "yes", "weakly": "weakly", "others": "", "no": "no", "none": "too few"}[how]
+    others = [place for place in relation.others_found() if place not in relation.ties]
+    if how == "others":
+        said = f"only {_names(relation.others_found())}"
+    elif how in ("yes", "weakly"):
+        said += f"; tied with {_names(relation.ties)}" if relation.ties else ""
+        said += f"; also {_names(others)}" if others else ""
+    return Row(
+        name=printable(relation.name, 60),
+        head=UNDEFINED if best is None else head_name(best),
+        accuracy=number(accuracy),
+        interval=interval(low, high),
+        baseline=number(relation.baseline),
+        rule=printable(relation.rule, 40),
+        n=f"{relation.n_scored:,}",
+        mass=number(mass),
+        verdict=said,
+    )
+
+
+def _names(places: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(head_name(place) for place in places[:2]) + (", …" if len(places) > 2 else "")
+
+
+def count_line(found: Relations) -> str:
+    """Such as "12 of 90 relations are expressed by some head"."""
+    n = sum(one.best_found or bool(one.found.any()) for one in found.relations)
+    judged = sum(not one.why_no_verdict for one in found.relations)
+    without = len(found.relations) - judged
+    if not judged and without:
+        several = f"none of {without} relations has" if without > 1 else "the one relation does not have"
+        return f"{several} enough examples for a verdict"
+    beside = f"; {without} more have too few examples for a verdict" if without else ""
+    return f"{n} of {judged} relations are expressed by some head{beside}"
+
+
+def explanation(found: Relations) -> str:
+    """How to read the numbers."""
+    margin = found.options.get("margin")
+    above = f"{round(100 * margin)} points above it" if isinstance(margin, float) else "above it"
+    fewest = found.options.get("fewest_links"), found.options.get("fewest_texts")
+    few = ""
+    if any(one.why_no_verdict for one in found.relations) and None not in fewest:
+        few = f"; too few: fewer than {fewest[0]} links in both halves together, or than {fewest[1]} texts in the other"
+    rules = "a fixed offset in words, or the same word"
+    if any(one.is_mutual for one in found.relations):
+        rules += "; of undirected links the pairs of an offset"
+        few += "; accuracy of undirected links: the precision of as many pairs as a text has words; n: such pairs"
+    if found.kind == "cross":
+        rules = "the same place or an offset in words, the diagonal, or the same word"
+    if any(one.ties for one in found.relations):
+        few += "; tied with: by the half that the head is chosen on, no worse than it can be told"
+    if any(one.weak for one in found.relations):
+        few += f"; weakly: with less than {LEAST_MASS:g} of its attention on the targets (mass)"
+    return (
+        "accuracy: how often the source's largest weight, among other words, is on a target, by the head that does "
+        "best on one half of the texts, on the other half; n: links there; baseline: the best simple rule there "
+        f"({rules}); expressed: the interval's lower end is {above}{few}"
+    )
+
+
+def example_line(example: Example) -> str:
+    """Where an example is from."""
+    n_right = sum(link.right for link in example.links)
+    where = f"{printable(example.source, 60)}, line {example.line}"
+    return f"{head_name((example.layer, example.head))}, {n_right} of {len(example.links)} right · {where}"

@@ -1,0 +1,199 @@
+"""Attention rollout and flow as figures: beside what the heads of each layer attend to on average."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import amount
+from attnscope.records import AttentionMap, Heatmap
+from attnscope.records.maps.pictures import MEAN
+from attnscope.records.maps.rollouts import METHODS, Rollout
+from attnscope.views.drawing.canvas import Drawing
+from attnscope.views.drawing.sheets import Sheet
+from attnscope.views.drawing.style import Scale, Style
+from attnscope.views.maps.figures import BarCanvas, Header, MapCanvas, Painter
+from attnscope.views.maps.picture_figures import PicturePage, query_of
+
+_NAMES = ("mean attention", "rollout", "flow")
+_SHORT_NAMES = ("attention", "rollout", "flow")
+_MEANING: Mapping[Scale, str] = {
+    "fixed": "share of a row that a column gets",
+    "figure": "share of a row that a column gets (scale: largest of this figure)",
+    "head": "share of a row that a column gets ÷ the largest of the same map",
+}
+_PICTURE_MEANING: Mapping[Scale, str] = {
+    "fixed": "share of the token's row that a patch gets",
+    "figure": "share of the token's row that a patch gets (scale: largest of this figure)",
+    "head": "share of the token's row that a patch gets ÷ the largest of the same picture",
+}
+
+
+def pages(rollout: Rollout, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Drawing]]:
+    """The figures one after the other, each with its file name without the ending.
+
+    An overview of all layers, a figure a layer with its tokens named, and with a query bars of its row. Of a picture:
+    an overview of all layers, and the last one large.
+
+    Raises:
+        AttnscopeError: No such token.
+    """
+    style = style or Style("figure")
+    if rollout.picture is None:
+        yield from _RolloutPainter(rollout, style).pages(_as_maps(rollout), sheets_of(rollout, query))
+        return
+    record = _over_picture(rollout)
+    for sheet in picture_sheets(rollout, query):
+        yield sheet.stem, _PicturePage(record, sheet, style)
+
+
+def require_query(rollout: Rollout, query: str) -> None:
+    """Refuses a query that no token is meant by.
+
+    Raises:
+        AttnscopeError: There is none.
+    """
+    if rollout.picture is None or query.casefold() != MEAN:
+        rollout.require(query)
+
+
+def sheets_of(rollout: Rollout, query: str | None = None) -> list[Sheet]:
+    """The figures that a rollout is drawn as, in the order of their files.
+
+    Raises:
+        AttnscopeError: No token is what `query` names.
+    """
+    whole = len(rollout.flowing) == len(rollout.tokens)
+    methods, n_layers = range(3 if whole else 2), len(rollout.mean)
+    layers = [tuple((layer, method) for method in methods) for layer in range(n_layers)]
+    title = f"rollout{' and flow' if whole else ''} over {amount(n_layers, 'layer')}"
+    sheets = [Sheet("overview", "overview", tuple(pair for heads in layers for pair in heads), title=title)]
+    sheets += [
+        Sheet(f"L{layer:02d}", "grid", heads, title=f"layer {layer}: attention, and where it came from")
+        for layer, heads in enumerate(layers)
+    ]
+    for place in rollout.require(query) if query is not None else ():
+        shown = range(3 if place in rollout.flowing else 2)
+        heads = tuple((layer, method) for layer in range(n_layers) for method in shown)
+        title = f"where “{rollout.tokens.labels[place]}” (token {place}) came from"
+        sheets.append(Sheet(f"query-{place:03d}", "bars", heads, 0, place, title))
+    return sheets
+
+
+class _RolloutCanvas(MapCanvas):
+    meaning = _MEANING
+    layers_across = True  # two or three methods would leave a page of columns empty
+
+    @staticmethod
+    def head_name(head: int) -> str:
+        return _NAMES[head]
+
+
+class _RolloutBars(BarCanvas):
+    meaning = "bars: the share of the token's row that each input token gets; a full panel is 1"
+
+
+class _RolloutPainter(Painter):
+    """Draws a rollout as if its methods were the heads of its layers."""
+
+    def __init__(self, rollout: Rollout, style: Style) -> None:
+        super().__init__(style)
+        text = " ".join(rollout.text.split())
+        notes = [
+            "rows: tokens after a layer · columns: of mean attention the layer's keys, else input tokens",
+            f"rollout, flow: the identity has {rollout.residual:g} of each layer, for the residual connection "
+            "(Abnar & Zuidema 2020)",
+            *(["flow: each row is divided by its sum"] if rollout.flowing else []),
+            *(" ".join(str(note).split()) for note in rollout.run.get("notes", ())),
+        ]
+        self._header = Header(str(rollout.run.get("model", "model")), f"“{text}”", tuple(notes))
+
+    def canvas(self, record: Heatmap, sheet: Sheet) -> MapCanvas | BarCanvas:
+        """The canvas for a sheet; layers share theirs."""
+        names = tuple(_NAMES[method] for _, method in sheet.heads)
+        if sheet.form == "bars":
+            names = tuple(f"L{layer} {_NAMES[method]}" for layer, method in sheet.heads)
+        name = (sheet.form, names, sheet.query)
+        if name not in self._canvases:
+            making = _RolloutBars if sheet.form == "bars" else _RolloutCanvas
+            self._canvases[name] = making(record, sheet, names, self._header, self.style)
+        return self._canvases[name]
+
+
+def _as_maps(rollout: Rollout) -> Heatmap:
+    """The methods in the place of heads."""
+    weights = np.stack([rollout.of(method) for method in METHODS], 1).astype(np.float32)
+    return Heatmap(rollout.text, (_map(rollout, weights),), rollout.run)
+
+
+def _map(rollout: Rollout, weights: NDArray[np.float32]) -> AttentionMap:
+    """Weights, (layer, head, query, key), whatever stands in the place of layers and heads."""
+    n_layers, n_heads = weights.shape[:2]
+    return AttentionMap(
+        kind=rollout.kind,
+        layers=tuple(range(n_layers)),
+        heads=tuple(range(n_heads)),
+        weights=weights,
+        queries=rollout.tokens,
+        keys=rollout.tokens,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=n_heads,
+    )
+
+
+# Over a picture -----------------------------------------------------------------------------------------------------
+
+
+def picture_sheets(rollout: Rollout, query: str | None = None) -> list[Sheet]:
+    """An overview of all layers, above what heads attend to on average, below the rollout; and the last layer large.
+
+    Raises:
+        AttnscopeError: No token is what `query` names.
+    """
+    record = _over_picture(rollout)
+    place, name = query_of(record.maps[0], query)
+    mark = MEAN if place < 0 else name.replace(",", "-")
+    shown = record.chosen(record.maps[0])  # without the flow where it was not computed
+    last = ((1, len(rollout.rollout) - 1),)
+    return [
+        Sheet(f"overview-{mark}", "overview", shown, query=place),
+        Sheet(f"last-{mark}", "single", last, query=place),
+    ]
+
+
+class _PicturePage(PicturePage):
+    names_px = 84
+    meaning: Mapping[Scale, str] = _PICTURE_MEANING
+
+    @staticmethod
+    def row_name(layer: int) -> str:
+        return _SHORT_NAMES[layer]
+
+    @staticmethod
+    def column_name(head: int) -> str:
+        return f"L{head}"
+
+    @staticmethod
+    def panel_name(pair: tuple[int, int]) -> str:
+        return f"{_SHORT_NAMES[pair[0]]} after layer {pair[1]}"
+
+    @staticmethod
+    def title(sheet: Sheet, attention: AttentionMap) -> str:
+        label = "the mean over all patches" if sheet.query < 0 else attention.queries.labels[sheet.query]
+        return f"rollout over {amount(attention.n_heads, 'layer')}: where {label} came from"
+
+
+def _over_picture(rollout: Rollout) -> Heatmap:
+    """The methods in the place of layers, and the layers in the place of heads."""
+    weights = np.stack([rollout.of(method) for method in METHODS]).astype(np.float32)
+    notes = [
+        "attention: the mean of a layer's heads",
+        f"rollout: the identity has {rollout.residual:g} of each layer, for the residual connection "
+        "(Abnar & Zuidema 2020)",
+        *rollout.run.get("notes", ()),
+    ]
+    run = {**rollout.run, "notes": notes}
+    return Heatmap(rollout.text, (_map(rollout, weights),), run, picture=rollout.picture)

@@ -1,0 +1,81 @@
+"""Attention rollout and flow as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from attnscope.records import Tokens
+from attnscope.records.maps.pictures import MEAN
+from attnscope.records.maps.rollouts import METHODS, Rollout
+from attnscope.views.tables.plain_text import plain_table, weighted
+
+_NAMES = {"mean": "mean attention", "rollout": "rollout", "flow": "flow"}
+_MOST = 3
+
+
+def show(rollout: Rollout, console: Console, *, query: str | None = None) -> None:
+    """Prints where tokens came from.
+
+    Raises:
+        AttnscopeError: No token is what `query` names.
+    """
+    console.print(tables(rollout, query))
+
+
+def tables(rollout: Rollout, query: str | None = None) -> RenderableType:
+    """Where tokens came from: all of them after the last layer; with a query, that one after every layer.
+
+    Raises:
+        AttnscopeError: No token is what `query` names.
+    """
+    labels, last = rollout.tokens.labels, len(rollout.mean) - 1
+    if rollout.picture is not None and (query is None or query.casefold() == MEAN):
+        return Group(
+            _table(
+                rollout,
+                "the patches that CLS came from",
+                "layer",
+                ((f"L{layer}", layer, place) for layer in range(last + 1) for place in rollout.tokens.find("CLS")),
+            )
+        )
+    if query is None:
+        title = f"where each token came from, after layer {last}"
+        return _table(rollout, title, "token", ((label, last, place) for place, label in enumerate(labels)))
+    return Group(
+        *(
+            _table(
+                rollout,
+                f"where “{labels[place]}” (token {place}) came from",
+                "layer",
+                ((f"L{layer}", layer, place) for layer in range(last + 1)),
+            )
+            for place in rollout.require(query)
+        )
+    )
+
+
+def _table(rollout: Rollout, title: str, first: str, rows: Iterable[tuple[str, int, int]]) -> Table:
+    table = plain_table(title)
+    methods = [method for method in METHODS if method != "flow" or rollout.flowing]
+    table.add_column(first, style="bold", no_wrap=True)
+    for method in methods:
+        table.add_column(_NAMES[method], overflow="fold")
+    shares = {method: rollout.of(method) for method in methods}
+    for name, layer, place in rows:
+        least = 0.005 if rollout.picture is None else 0.0
+        rows_of = (shares[method][layer, place] for method in methods)
+        table.add_row(Text(name), *(_largest(row, rollout.tokens, least) for row in rows_of))
+    return table
+
+
+def _largest(row: NDArray[np.float64], tokens: Tokens, least: float) -> Text:
+    if np.isnan(row).any():
+        return Text()
+    largest = [key for key in np.argsort(-row, kind="stable")[:_MOST] if row[key] >= least]
+    return weighted(((tokens.labels[key], f"{row[key]:.2f}" if least else f"{row[key]:.3g}") for key in largest), "  ")

@@ -1,0 +1,115 @@
+"""Text for a terminal: nothing in it that a terminal would obey, no wider than its place, in letters that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
+from rich.text import Span, Text
+
+from attnscope.errors import safe as safe
+from attnscope.views.drawing.inks import blend, ink_on
+
+_ASCII = {
+    "√": "sqrt ", "·": "*", "×": "x", "Σ": "sum", "…": "..", "−": "-", "–": "-", "²": "^2", "³": "^3", "≈": "~",
+    "≤": "<=", "≥": ">=", "ᵀ": "^T", "‖": "||", "Δ": "D", "→": "->",
+}  # fmt: skip
+"""What stands for the signs of our own formulas where the terminal's encoding cannot write them."""
+
+_USUAL_WIDTH = 80
+"""Characters in a line where nothing says how many there are."""
+
+
+class _PlainConsole(Console):
+    """A console that obeys nothing in what it prints: all that is shown passes through `safe`, in whatever view."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                shown = "\n".join(safe(part) for part in segment.text.split("\n"))
+                yield Segment(shown, segment.style)
+
+
+def open_console(**how: Any) -> Console:
+    """The console that every command prints by: names and texts come from anywhere, so no markup, emoji or control.
+
+    Args:
+        how: Arguments of `rich.console.Console`.
+    """
+    console = _PlainConsole(markup=False, emoji=False, **how)
+    if console.width < 1:  # a terminal that does not know its size says 0
+        console.width = _USUAL_WIDTH
+    return console
+
+
+def cut(label: str, cells: int) -> str:
+    """A label in at most so many cells, with a mark where something is missing."""
+    if cell_len(label) <= cells:
+        return label
+    return set_cell_size(label, cells - 1).rstrip() + "…" if cells > 0 else ""
+
+
+def has_unicode(console: Console) -> bool:
+    """Whether the terminal's encoding can write every sign."""
+    return console.encoding.lower().startswith("utf")
+
+
+def spell_out(text: str, console: Console) -> str:
+    """The text with signs that the terminal's encoding lacks spelled out."""
+    return text if has_unicode(console) else "".join(_ASCII.get(letter, letter) for letter in text)
+
+
+def spell_out_text(text: Text, console: Console) -> Text:
+    """As `spell_out`, with styles where they belong."""
+    if has_unicode(console):
+        return text
+    ends = [0]
+    for letter in text.plain:
+        ends.append(ends[-1] + len(_ASCII.get(letter, letter)))
+    spans = [Span(ends[span.start], ends[min(span.end, len(ends) - 1)], span.style) for span in text.spans]
+    return Text(spell_out(text.plain, console), spans=spans, style=text.style)
+
+
+def plain_table(title: str = "", space: int | None = None) -> Table:
+    """A table without lines, as all tables here are.
+
+    Args:
+        title: What stands above it.
+        space: How many blanks a column has at its right; None = one at both sides.
+    """
+    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left", title_style="bold")
+    table.title = Text(f"\n{title}") if title else None
+    if space is not None:
+        table.padding = (0, space, 0, 0)
+    return table
+
+
+def heading(title: str) -> Text:
+    """What stands above a table or some lines, an empty line before it."""
+    return Text(f"\n{title}", style="bold")
+
+
+def weighted(entries: Iterable[tuple[str, str]], gap: str = "   ") -> Text:
+    """Names, each with its number beside it."""
+    text = Text()
+    for place, (name, number) in enumerate(entries):
+        text.append(f"{gap if place else ''}{name} ").append(number, style="cyan")
+    return text
+
+
+def dim_lines(lines: Iterable[str]) -> list[RenderableType]:
+    """Notes below a table, a line each; empty ones are left out."""
+    return [Text(line, style="dim") for line in lines if line]
+
+
+def shade(share: float, pale: str, dark: str) -> Style:
+    """A background between two colours "#rrggbb", at a share of the way, and letters that can be read on it."""
+    color = blend(share, pale, dark)
+    return Style(color=ink_on(color), bgcolor=color)

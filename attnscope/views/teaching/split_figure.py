@@ -1,0 +1,213 @@
+"""A split as a figure: a row of heads for each number of heads, on one colour scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import amount
+from attnscope.records.teaching.split import Seen, Split
+from attnscope.views.drawing import layout
+from attnscope.views.drawing.canvas import FAINT, INK, Canvas, colormap, matplotlib_defaults
+from attnscope.views.drawing.inks import is_dark
+from attnscope.views.drawing.layout import SCREEN, Paper
+from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.style import DEFAULT_CMAP, USUAL, Style
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Colormap
+
+_MARGIN, _GAP, _ROW_HEAD, _PANEL_HEAD = 32, 26, 46, 24
+_TITLE, _ROW_TITLE, _PANEL_TITLE, _LABEL, _NUMBER, _NOTE = 20.0, 16.0, 13.0, 13.0, 11.5, 12.5
+_LEAST_MAP = 100  # on paper of a given width
+_LARGEST_CELL, _LARGEST_MAP, _MOST_PANELS, _WIDEST = 46, 300, 12, 1760
+_CELL_WITH_NUMBER, _CELL_WITH_LABEL = 34, 12
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Where things stand, in pixels.
+
+    Attributes:
+        cell: Width and height of a weight.
+        left: Left edge of the first map of a line.
+        below: Room under a map, for the labels of keys.
+        map_width: Width of a map.
+        map_height: Height of a map.
+        per_line: How many maps stand side by side.
+        tops: The upper edge of each number of heads, and of the notes.
+        width: Of the figure.
+        row_head: Room over the maps of a number of heads.
+        label_step: Every how many-th token has its label; 0 = none has.
+    """
+
+    cell: float
+    left: int
+    below: int
+    map_width: float
+    map_height: float
+    per_line: int
+    tops: tuple[int, ...]
+    width: int
+    row_head: int
+    label_step: int
+
+    def map_at(self, row: int, place: int) -> tuple[float, float]:
+        """The upper left corner of a map: which number of heads, which of its panels."""
+        line, column = divmod(place, self.per_line)
+        x = self.left + column * (self.map_width + _GAP)
+        return x, self.tops[row] + self.row_head + _PANEL_HEAD + line * (_PANEL_HEAD + self.map_height + self.below)
+
+
+def pages(split: Split, style: Style = USUAL) -> Iterator[tuple[str, Canvas]]:
+    """The one figure, `split`."""
+    yield "split", split_page(split, style.paper)
+
+
+@matplotlib_defaults()
+def split_page(split: Split, paper: Paper = SCREEN) -> Canvas:
+    """The figure."""
+    labels = {*split.queries, *split.keys}
+    lettering = lettering_for([str(split.run.get("model", "")), split.text, *labels], paper)
+    plan = _plan_layout(split, lettering)
+    notes = (
+        list(layout.wrap(" · ".join(_notes(split)), plan.width - 2 * _MARGIN, lettering.width_px))
+        if (paper.fixed)
+        else _notes(split)
+    )
+    canvas = Canvas(plan.width, plan.tops[-1] + 19 * len(notes) + _MARGIN // 2, lettering)
+    cmap = colormap(DEFAULT_CMAP)
+    room = plan.width - 2 * _MARGIN
+    title = f"{split.run.get('model', '')}: the same queries, keys and values with more and fewer heads"
+    size, below = (_ROW_TITLE, _NOTE) if paper.fixed else (_TITLE, 15.0)
+    if paper.title:
+        canvas.write(_MARGIN, _MARGIN, lettering.fit(title, size * 1.12, room), size, ha="left", weight="bold")
+        text = lettering.fit(f"“{' '.join(split.text.split())}”", below, room - 260 * (not paper.is_narrow))
+        canvas.write(_MARGIN, _MARGIN + 28, text, below, ha="left", color=FAINT)
+    for number, seen in enumerate(split.seen):
+        _row(canvas, plan, split, seen, number, cmap)
+    _colour_bar(canvas, plan, cmap)
+    for number, line in enumerate(notes):
+        y = plan.tops[-1] + 4 + 19 * number
+        canvas.write(_MARGIN, y, lettering.fit(line, _NOTE, room), _NOTE, ha="left", color=FAINT)
+    return canvas
+
+
+def _plan_layout(split: Split, lettering: Lettering) -> _Plan:
+    n_queries, n_keys = len(split.queries), len(split.keys)
+    paper = lettering.paper
+    cell: float = max(1, min(_LARGEST_CELL, _LARGEST_MAP // max(n_queries, n_keys)))
+    labelled = cell >= _CELL_WITH_LABEL or bool(paper.least_px)
+    size = paper.letters(min(_LABEL, cell * 0.8))
+    widest = [max((lettering.width_px(x, size) for x in names), default=0.0) for names in (split.queries, split.keys)]
+    left = _MARGIN + (min(int(widest[0]), 150 if not paper.fixed else paper.room_px // 4) + 12 if labelled else 0)
+    below = min(int(widest[1]), 150) + 14 if labelled else 8
+    most = max(len(_panels(seen)) for seen in split.seen)
+    room = (paper.width_px if paper.fixed else _WIDEST) - left - _MARGIN
+    if paper.fixed:
+        per_line = max(1, min(most, (room + _GAP) // (_LEAST_MAP + _GAP)))
+        cell = min(float(_LARGEST_CELL), ((room + _GAP) / per_line - _GAP) / n_keys)
+    map_width, map_height = cell * n_keys, cell * n_queries
+    if not paper.fixed:
+        per_line = max(1, min(most, int((room + _GAP) // (map_width + _GAP))))
+    tops = [_MARGIN + (52 if not paper.is_narrow else 82)]
+    for seen in split.seen:
+        n_lines = -(-len(_panels(seen)) // per_line)
+        row_head = _ROW_HEAD + (20 if paper.is_narrow else 0)
+        tops.append(tops[-1] + row_head + math.ceil(n_lines * (_PANEL_HEAD + map_height + below)) + _GAP)
+    step = math.ceil(max(paper.least_px / 0.8, 1) / cell) if labelled else 0
+    width = paper.width_for(left + per_line * (map_width + _GAP) - _GAP + _MARGIN, 900)
+    return _Plan(cell, left, below, map_width, map_height, per_line, tuple(tops), width, row_head, step)
+
+
+def _panels(seen: Seen) -> list[tuple[str, NDArray[np.float64]]]:
+    """The titles and weights of a row: its heads, then their mean."""
+    panels = []
+    for head in range(min(seen.n_heads, _MOST_PANELS)):
+        first, last = int(seen.columns[head, 0]), int(seen.columns[head, 1]) - 1
+        span = f"column {first}" if first == last else f"columns {first}–{last}"
+        panels.append((f"H{head} · {span}", seen.weights[head]))
+    if seen.n_heads > 1:
+        panels.append(("mean (no head's own)", seen.mean_weights))
+    return panels
+
+
+def _row(
+    canvas: Canvas, plan: _Plan, split: Split, seen: Seen, number: int, cmap: Colormap
+) -> None:  # fmt: skip
+    y, narrow = plan.tops[number] + _ROW_HEAD, canvas.paper.is_narrow
+    heads = amount(seen.n_heads, "head")
+    canvas.write(_MARGIN, y - 26, f"{heads}, d_head {seen.d_head}", _ROW_TITLE, ha="left", weight="bold")
+    n_rows = seen.n_heads * len(split.queries)
+    facts = (
+        f"rank {_range(seen.rank.tolist())} · entropy {seen.entropy_nats.mean():.2f} nats · "
+        f"{int(seen.uniform.sum())} of {n_rows} rows uniform · disagreement {seen.disagreement_nats.mean():.2f} nats"
+    )
+    x = _MARGIN + canvas.lettering.width_px(f"{heads}, d_head {seen.d_head}", _ROW_TITLE) * 1.12 + 20
+    if narrow:
+        x = float(_MARGIN)
+    facts = canvas.lettering.fit(facts, _NOTE, plan.width - _MARGIN - x)
+    canvas.write(x, y - (4 if narrow else 25), facts, _NOTE, ha="left", color=FAINT)
+    boxes = []
+    for place, (title, weights) in enumerate(_panels(seen)):
+        left, top = plan.map_at(number, place)
+        box = (left, top, plan.map_width, plan.map_height)
+        canvas.set_cells(canvas.image(box, cmap), weights.astype(np.float32))
+        boxes.append(box)
+        room = plan.map_width + (4 if canvas.paper.fixed else _GAP - 4)
+        if canvas.lettering.width_px(title, _PANEL_TITLE) > room:
+            title = title.partition(" · ")[0].partition(" (")[0]
+        fitted = canvas.lettering.fit(title, _PANEL_TITLE, room)
+        canvas.write(left, top - 12, fitted, _PANEL_TITLE, ha="left", color=FAINT if title.startswith("mean") else INK)
+        _labels(canvas, plan, split, left, top, first=place % plan.per_line == 0)
+        if plan.cell >= max(_CELL_WITH_NUMBER, 2.5 * canvas.paper.least_px):
+            _cells(canvas, plan, weights, left, top, cmap)
+    canvas.frames(boxes)
+
+
+def _colour_bar(canvas: Canvas, plan: _Plan, cmap: Colormap) -> None:
+    x, y, width = plan.width - _MARGIN - 160, _MARGIN + 22, 140
+    if canvas.paper.is_narrow:
+        x, y = _MARGIN + 64, _MARGIN + 50
+    canvas.colour_bar((x, y, width, 12), cmap, animated=True)
+    canvas.write(x - 8, y + 6, "weight 0", _NOTE, ha="right", color=FAINT)
+    canvas.write(x + width + 8, y + 6, "1", _NOTE, ha="left", color=FAINT)
+
+
+def _labels(canvas: Canvas, plan: _Plan, split: Split, x: float, y: float, *, first: bool) -> None:
+    if not plan.label_step:
+        return
+    size = canvas.paper.letters(min(_LABEL, plan.cell * 0.8))
+    fit: Callable[[str], str] = lambda label: canvas.lettering.fit(label, size, 150)  # noqa: E731
+    for place, label in list(enumerate(split.queries if first else ()))[:: plan.label_step]:
+        label = canvas.lettering.fit(label, size, x - _MARGIN - 8) if canvas.paper.fixed else fit(label)
+        canvas.write(x - 8, y + (place + 0.5) * plan.cell, label, size, ha="right")
+    for place, label in list(enumerate(split.keys))[:: plan.label_step]:
+        middle = x + (place + 0.5) * plan.cell
+        canvas.write(middle, y + plan.map_height + 7, fit(label), size, ha="center", va="top", rotation=90)
+
+
+def _cells(canvas: Canvas, plan: _Plan, weights: NDArray[np.float64], x: float, y: float, cmap: Colormap) -> None:
+    for (row, column), weight in np.ndenumerate(weights):
+        color = "white" if is_dark(*cmap(float(weight))[:3]) else INK
+        middle = (x + (column + 0.5) * plan.cell, y + (row + 0.5) * plan.cell)
+        canvas.write(*middle, f"{weight:.2f}", _NUMBER, ha="center", color=color, animated=True)
+
+
+def _range(ranks: Sequence[int]) -> str:
+    return str(min(ranks)) if min(ranks) == max(ranks) else f"{min(ranks)}–{max(ranks)}"
+
+
+def _notes(split: Split) -> list[str]:
+    notes = ["rows: queries (attend) · columns: keys (are attended to)"]
+    notes.append("uniform rows choose nothing · disagreement: Jensen–Shannon divergence of the heads, 0 = alike")
+    if split.same_columns:
+        notes.append("head 1 has the columns of head 0, so that the two are the same")
+    if any(seen.n_heads > _MOST_PANELS for seen in split.seen):
+        notes.append(f"of more than {_MOST_PANELS} heads the first {_MOST_PANELS} are drawn")
+    return notes

@@ -1,0 +1,165 @@
+"""A split in the terminal: what each head attends to, for each number of heads, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from attnscope.errors import amount
+from attnscope.records.teaching.split import Seen, Split
+from attnscope.views.tables.numbers import matrix
+from attnscope.views.tables.plain_text import plain_table, safe, spell_out, spell_out_text
+
+_MOST_TOKENS_IN_FULL = 12
+_MOST_HEADS_IN_FULL = 8
+_MOST_HEADS_NAMED = 12
+_MOST_AT_ODDS = 4
+
+
+def show(split: Split, console: Console) -> None:
+    """Prints what the number of heads changes."""
+    console.print(summary(split, console), highlight=False)
+
+
+def summary(split: Split, console: Console) -> RenderableType:
+    """Each number of heads with its weights, output and mixing, then a table that compares them.
+
+    Weights are written out for short texts; of longer ones, what each head attends to most.
+    """
+    parts: list[RenderableType] = [spell_out_text(_heading(split), console)]
+    for seen in split.seen:
+        parts.append(spell_out_text(_section(split, seen, console), console))
+    parts += [Text(), spell_out_text(Text(_TITLE, style="bold"), console), _table(split, console)]
+    parts += [spell_out_text(Text(line, style="dim"), console) for line in _explanations(split)]
+    return Group(*parts)
+
+
+_TITLE = "What the number of heads changes"
+
+
+def _heading(split: Split) -> Text:
+    model = safe(str(split.run.get("model", "")))
+    w_o = f", W_O: {safe(split.project)}" if split.project else ""
+    twins = "; head 1 has the columns of head 0" if split.same_columns else ""
+    return Text(f"{model}: {amount(len(split.queries), 'token')}, d_model {split.d_model}{w_o}{twins}", style="bold")
+
+
+def _section(split: Split, seen: Seen, console: Console) -> Text:
+    lines = Text()
+    heads = amount(seen.n_heads, "head")
+    lines.append(f"\n{heads} of {seen.d_head}", style="bold underline")
+    lines.append(f"  scale 1/√{seen.d_head} = {seen.scale:.4f}\n", style="dim")
+    if len(split.keys) <= _MOST_TOKENS_IN_FULL and seen.n_heads <= _MOST_HEADS_IN_FULL:
+        for head in range(seen.n_heads):
+            lines.append(f"  head {head}: weights", style="bold")
+            lines.append(f"  {_span(seen, head)}\n", style="dim")
+            matrix(lines, seen.weights[head], split.queries, split.keys, console, bold=True)
+        if seen.n_heads > 1:
+            lines.append("  mean of the heads", style="bold")
+            lines.append("  no head attends like this\n", style="dim")
+            matrix(lines, seen.mean_weights, split.queries, split.keys, console)
+        what = "after W_O" if split.w_o is not None else "the heads side by side"
+        lines.append("  output", style="bold")
+        lines.append(f"  {what}\n", style="dim")
+        matrix(lines, seen.output, split.queries, None, console)
+        if seen.mixing is not None:
+            lines.append("  from which head each output column comes", style="bold")
+            lines.append("  share of W_O's squares\n", style="dim")
+            names = [f"head {head}" for head in range(seen.n_heads)]
+            matrix(lines, seen.mixing, names, None, console)
+    else:
+        _strongest(lines, split, seen)
+    if seen.n_heads > 1:
+        _compromise(lines, split, seen)
+    lines.right_crop(1)
+    return lines
+
+
+def _strongest(lines: Text, split: Split, seen: Seen) -> None:
+    """A line a head: its largest weights."""
+    for head in range(min(seen.n_heads, _MOST_HEADS_NAMED)):
+        order = np.argsort(-seen.weights[head], axis=None, kind="stable")[:3]
+        links = [divmod(int(at), len(split.keys)) for at in order]
+        pairs = ", ".join(
+            f"{safe(split.queries[q])} → {safe(split.keys[k])} {seen.weights[head, q, k]:.4f}" for q, k in links
+        )
+        lines.append(f"  head {head}: ", style="bold")
+        lines.append(f"{pairs}\n")
+    if seen.n_heads > _MOST_HEADS_NAMED:
+        lines.append(f"  and {amount(seen.n_heads - _MOST_HEADS_NAMED, 'more head')} (--json has all)\n", style="dim")
+
+
+def _compromise(lines: Text, split: Split, seen: Seen) -> None:
+    """The query about which the heads disagree most, and what one head makes of it."""
+    query = int(seen.disagreement_nats.argmax())
+    if not seen.disagreement_nats[query] > 1e-12:
+        lines.append("  the heads agree about every query\n", style="dim")
+        return
+    wanted = [_favourites(seen, head, query) for head in range(seen.n_heads)]
+    wishes = "; ".join(
+        f"head {head} wants {_names(split, keys)} ({seen.weights[head, query, keys[0]]:.4f})"
+        if len(keys) < len(split.keys)
+        else f"head {head} wants nothing"
+        for head, keys in list(enumerate(wanted))[:_MOST_AT_ODDS]
+    )
+    wishes = (
+        f"  most at odds about {safe(split.queries[query])}: {wishes}{'; …' if seen.n_heads > _MOST_AT_ODDS else ''}"
+    )
+    one = next((other for other in split.seen if other.n_heads == 1), None)
+    if one is not None:
+        both = dict.fromkeys(key for keys in wanted[:_MOST_AT_ODDS] if len(keys) < len(split.keys) for key in keys)
+        shares = ", ".join(f"{safe(split.keys[key])} {one.weights[0, query, key]:.4f}" for key in both)
+        wishes += f". A single head compromises: {shares}"
+    lines.append(wishes + "\n")
+
+
+def _favourites(seen: Seen, head: int, query: int) -> list[int]:
+    """The keys with the largest weight; several where they are equal."""
+    row = seen.weights[head, query]
+    return [int(key) for key in np.flatnonzero(row >= row.max() * (1 - 1e-9))]
+
+
+def _names(split: Split, keys: Sequence[int]) -> str:
+    return " and ".join(safe(split.keys[key]) for key in keys)
+
+
+def _table(split: Split, console: Console) -> Table:
+    table = plain_table()
+    names = ["heads", "d_head", "rank", "entropy", "uniform rows", "disagreement"]
+    for name in (*names, *(["without"] if any(seen.drops for seen in split.seen) else [])):
+        table.add_column(name, justify="left" if name == "without" else "right", overflow="fold")
+    for seen in split.seen:
+        n_rows = seen.n_heads * len(split.queries)
+        cells = [
+            str(seen.n_heads), str(seen.d_head), _ranks(seen.rank.tolist(), console), f"{seen.entropy_nats.mean():.4f}",
+            f"{int(seen.uniform.sum())} of {n_rows}", f"{seen.disagreement_nats.mean():.4f}",
+        ]  # fmt: skip
+        drops = ", ".join(f"H{drop.head}: L2 change {drop.l2:.4f} ({drop.share:.0%})" for drop in seen.drops)
+        table.add_row(*cells, *([drops or "-"] if len(table.columns) > len(names) else []))
+    return table
+
+
+def _ranks(ranks: Sequence[int], console: Console) -> str:
+    low, high = min(ranks), max(ranks)
+    return str(low) if low == high else spell_out(f"{low}–{high}", console)
+
+
+def _explanations(split: Split) -> list[str]:
+    lines = [
+        "rank: of a head's dot products, at most d_head. entropy: mean over all rows, nats "
+        f"(0 to ln {len(split.keys)} = {np.log(len(split.keys)):.4f}).",
+        "uniform rows: all scores equal, so that nothing is chosen. disagreement: Jensen-Shannon divergence of the "
+        "heads, nats, 0 = alike.",
+    ]
+    if any(seen.drops for seen in split.seen):
+        lines.append("L2 change: norm of the change of the whole output when the head puts out zeros (share of it).")
+    return lines
+
+
+def _span(seen: Seen, head: int) -> str:
+    first, last = int(seen.columns[head, 0]), int(seen.columns[head, 1]) - 1
+    return f"column {first}" if first == last else f"columns {first} to {last}"

@@ -1,0 +1,165 @@
+"""A timeline as a figure: the loss, and of each measure the heads that change as lines and all heads as a map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.timeline import Timeline
+from attnscope.views.drawing.canvas import FAINT, INK, Drawing, matplotlib_defaults, wrap_lines
+from attnscope.views.drawing.layout import Paper
+from attnscope.views.drawing.lettering import lettering_for
+from attnscope.views.drawing.plots import COLORS, OTHER, Sheet, draw_line, finish_axes, letter_axes, write_foot
+from attnscope.views.drawing.style import USUAL, Style
+from attnscope.views.heads.summary import model_of, printable
+from attnscope.views.timeline.summary import (
+    Series,
+    are_logarithmic,
+    every_nth,
+    moving,
+    notes,
+    series_of,
+    since_lines,
+    step_text,
+    title_line,
+)
+
+_MOST_NAMES = 24  # of heads beside a map
+
+
+def pages(timeline: Timeline, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
+    """The one figure, `timeline`.
+
+    Raises:
+        AttnscopeError: There are no checkpoints.
+    """
+    if timeline.is_empty:
+        raise AttnscopeError("this timeline has no checkpoints", "so there is nothing to draw")
+    yield "timeline", _drawing(timeline, style.paper)
+
+
+@matplotlib_defaults()
+def _drawing(timeline: Timeline, paper: Paper) -> Drawing:
+    said = notes(timeline)
+    followed = series_of(timeline)
+    if any(series.level is not None for series in followed):
+        said.append("dotted: uniform attention" + ", of composition random directions" * bool(timeline.pairs))
+    titles = [series.title for series in followed]
+    names = [name for series in followed for name in series.names]
+    lettering = lettering_for([model_of(timeline.run), *said, *titles, *names], paper)
+    sheet = Sheet.on(paper, lettering)
+    size, stacked = sheet.size, sheet.stacked
+    rows = 2 * len(titles) if stacked else len(titles)
+    foot = write_foot(said, sheet)
+    above, pitch = sheet.above, 0.95 * size
+    n_losses = int(timeline.has_loss)
+    height = above + (rows + n_losses) * (sheet.plot + pitch) + foot.height
+    figure = sheet.open_figure(height, model_of(timeline.run), title_line(timeline))
+
+    def axes_at(row: int, right: bool) -> Any:
+        top = above + row * (sheet.plot + pitch) + 0.35 * size
+        left, wide = (0.16, 0.72 if right else 0.6) if stacked else (0.59, 0.33) if right else (0.07, 0.38)
+        if timeline.pairs:  # whose names are longer
+            left, wide = (left + 0.1, wide - 0.16) if stacked else (0.61, 0.31) if right else (0.07, 0.31)
+        return figure.add_axes((left, 1 - (top + sheet.plot) / height, wide, sheet.plot / height))
+
+    if n_losses:
+        _draw_loss(axes_at(0, False), timeline, sheet)
+        if not stacked:
+            _write_roles(figure, timeline, above + 0.35 * size, sheet)
+    for number, series in enumerate(followed):
+        row = n_losses + (2 * number if stacked else number)
+        _draw_lines(axes_at(row, False), timeline, series, sheet)
+        _draw_map(figure, axes_at(row + stacked, True), timeline, series, sheet)
+    foot.write(figure)
+    return Drawing(figure, lettering.families)
+
+
+def _draw_loss(axes: Any, timeline: Timeline, sheet: Sheet) -> None:
+    losses = np.array([(one.loss, one.loss_low, one.loss_high) for one in timeline.checkpoints])
+    draw_line(axes, timeline.steps, losses, INK, sheet)
+    _finish(axes, timeline, "loss, nats a prediction", sheet)
+
+
+def _write_roles(figure: Any, timeline: Timeline, top: float, sheet: Sheet) -> None:
+    """Beside the loss: each role, and since when heads have had it."""
+    y = top + 0.1 * sheet.size
+    for role, heads in since_lines(timeline):
+        lines = wrap_lines(heads, 0.38 * sheet.width * 96 / sheet.size, sheet.lettering)
+        if y + (0.2 * len(lines) + 0.1) * sheet.size > top + sheet.plot:
+            break
+        sheet.write(figure, 0.59, y, role, 10, fontweight="bold" if sheet.lettering.has_bold else "normal")
+        for place, line in enumerate(lines, 1):
+            sheet.write(figure, 0.59, y + 0.2 * place * sheet.size, line, 10)
+        y += (0.2 * len(lines) + 0.32) * sheet.size
+
+
+def _draw_lines(axes: Any, timeline: Timeline, series: Series, sheet: Sheet) -> None:
+    """What changes most in colours, with its intervals; all others in grey."""
+    chosen, parts = moving(series.values, len(COLORS)), series.parts
+    for head in range(parts.shape[1]):
+        if head not in chosen:
+            axes.plot(timeline.steps, parts[:, head, 0], color=OTHER, linewidth=0.7 * sheet.size, alpha=0.7, zorder=1)
+    if series.level is not None:
+        axes.axhline(series.level, color=FAINT, linewidth=1.0 * sheet.size, linestyle=(0, (2, 2)), zorder=1)
+    for color, head in zip(COLORS, chosen, strict=False):
+        draw_line(axes, timeline.steps, parts[:, head], color, sheet, series.names[head])
+    _finish(axes, timeline, series.title, sheet)
+    if limits := series.limits:
+        axes.set_ylim(limits[0] - 0.02 * limits[1], limits[1] * 1.02)
+    if chosen:
+        sheet.add_legend(axes)
+
+
+def _finish(axes: Any, timeline: Timeline, title: str, sheet: Sheet) -> None:
+    steps = timeline.steps
+    if are_logarithmic(steps):
+        first = next(step for step in steps if step > 0)
+        axes.set_xscale("symlog", linthresh=first, linscale=0.4, base=10)
+        ticks = [step for step in (0, *(10**power for power in range(9))) if step == 0 or first <= step <= steps[-1]]
+        ticks = [step for step in ticks if step >= steps[0]]
+        axes.set_xticks(ticks, [step_text(step) for step in ticks])
+        axes.minorticks_off()
+        axes.set_xlim(steps[0], steps[-1])
+    else:
+        axes.set_xlim(steps[0], steps[-1] if steps[-1] > steps[0] else steps[0] + 1)
+        axes.locator_params(axis="x", nbins=6, integer=True)
+    axes.locator_params(axis="y", nbins=5)
+    finish_axes(axes, sheet)
+    letter_axes(axes, title, sheet)
+
+
+def _draw_map(figure: Any, axes: Any, timeline: Timeline, series: Series, sheet: Sheet) -> None:
+    """All heads or pairs and checkpoints, a column each, whatever lies between their steps."""
+    values = series.values.T
+    known = values[np.isfinite(values)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    signed = low < 0 < high
+    extent = max(abs(low), abs(high))
+    limits = series.limits or ((-extent, extent) if signed else (min(low, 0.0), high or 1.0))
+    image = axes.imshow(
+        np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", cmap="RdBu_r" if signed else "Blues",
+        vmin=limits[0], vmax=limits[1],
+    )  # fmt: skip
+    axes.set_facecolor("#dcdcdc")
+    places = every_nth(len(timeline.steps), 4 if sheet.stacked else 7)
+    axes.set_xticks(places, [step_text(timeline.steps[place]) for place in places])
+    names = [printable(name, 24) for name in series.names]
+    if len(names) <= _MOST_NAMES:
+        axes.set_yticks(range(len(names)), names)
+    elif series.what == "pairs":
+        rows = every_nth(len(names), 12)
+        axes.set_yticks(rows, [names[place] for place in rows])
+    else:
+        layers = [layer for _, layer, _ in timeline.heads]
+        starts = [place for place, layer in enumerate(layers) if place == 0 or layer != layers[place - 1]]
+        starts = [starts[place] for place in every_nth(len(starts), 12)]
+        axes.set_yticks(starts, [names[place] for place in starts])
+    axes.tick_params(length=2 * sheet.size)
+    for side in ("top", "right", "bottom", "left"):
+        axes.spines[side].set_visible(False)
+    letter_axes(axes, f"{series.title}: {'followed' if series.what == 'pairs' else 'all'} {series.what}", sheet)
+    sheet.add_bar(figure, image, axes)
