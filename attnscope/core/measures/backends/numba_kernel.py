@@ -44,7 +44,7 @@ from attnscope.core.measures.backends.numba_vectors import (
 _f4, _i4, _i8, _f8 = types.float32, types.int32, types.int64, types.float64
 _F4, _F8, _I4, _I8 = (types.Array(dtype, 1, "C") for dtype in (_f4, _f8, _i4, _i8))
 
-BUILT_WITH = "d7345c5248d14f8b"
+BUILT_WITH = "f465d3028f547f13"
 """The hash of numba_compiler.py and numba_vectors.py: numba compiles this file again only where it changes."""
 
 _LOW = -87.0
