@@ -4,10 +4,8 @@ Running a program gives the selection of each Select, which is what a compiled h
 the source. Nothing here needs Tracr; `compiled` translates.
 """
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -15,23 +13,8 @@ import numpy as np
 from benchmarks.known.truth import Flags
 
 Value = Any
-
-
-class Comparison(Enum):
-    """How a key is compared with a query."""
-
-    EQ, NEQ, LT, LEQ, GT, GEQ, TRUE = "==", "!=", "<", "<=", ">", ">=", "any"
-
-    def holds(self, key: Value, query: Value) -> bool:
-        """Whether it holds of a key and a query; of None nothing holds but TRUE."""
-        if self is Comparison.TRUE:
-            return True
-        return key is not None and query is not None and bool(_COMPARE[self.value](key, query))
-
-
-_COMPARE = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
+Holds = Callable[[Value, Value], bool]
+"""Whether a query selects a key, by the values of both: (key, query)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +22,7 @@ class Op:
     """A value for each token: tokens, indices, or what is computed of others.
 
     Attributes:
-        kind: "tokens", "indices", "full", "map", "zip", "aggregate" or "width".
+        kind: "tokens", "indices", "map", "zip", "aggregate" or "width".
         inner: What it is made of.
         function: What is done to their values.
         selector: Of "aggregate" and "width".
@@ -62,23 +45,18 @@ class Select:
     Attributes:
         keys: What is compared of a key.
         queries: What of the query.
-        comparison: How.
+        holds: Which pairs are selected; none with None in it is.
         words: What is selected, in words.
     """
 
     keys: Op
     queries: Op
-    comparison: Comparison
+    holds: Holds
     words: str
 
 
 tokens = Op("tokens", "token")
 indices = Op("indices", "place")
-
-
-def full(value: Value) -> Op:
-    """The same value everywhere."""
-    return Op("full", repr(value), function=lambda: value)
 
 
 def apply(function: Callable[[Value], Value], op: Op, name: str, numerical: bool = False) -> Op:
@@ -89,11 +67,6 @@ def apply(function: Callable[[Value], Value], op: Op, name: str, numerical: bool
 def join(function: Callable[[Value, Value], Value], a: Op, b: Op, name: str) -> Op:
     """A function of two values of each token."""
     return Op("zip", name, (a, b), function)
-
-
-def select(keys: Op, queries: Op, comparison: Comparison, words: str = "") -> Select:
-    """The keys whose value compares so with the query's."""
-    return Select(keys, queries, comparison, words or f"keys whose {keys.name} {comparison.value} its {queries.name}")
 
 
 def width(selector: Select, name: str = "") -> Op:
@@ -114,7 +87,7 @@ def run(op: Op, words: Sequence[Value]) -> list[Value]:
         return list(words)
     if op.kind == "indices":
         return list(range(n))
-    if op.kind in ("full", "map", "zip"):
+    if op.kind in ("map", "zip"):
         assert op.function is not None
         function = op.function
         return [_ignoring_none(function, *(values[i] for values in inner)) for i in range(n)]
@@ -139,7 +112,9 @@ def _ignoring_none(function: Callable[..., Value], *values: Value) -> Value:
 def selection(selector: Select, words: Sequence[Value]) -> Flags:
     """(query, key) that a Select selects in one sequence."""
     keys, queries = run(selector.keys, words), run(selector.queries, words)
-    return np.array([[selector.comparison.holds(key, query) for key in keys] for query in queries], np.bool_)
+    return np.array(
+        [[None not in (key, query) and bool(selector.holds(key, query)) for key in keys] for query in queries], np.bool_
+    )
 
 
 def heads_of(op: Op) -> list[Op]:
