@@ -4,7 +4,8 @@
 
 Each Select of a program is a head. Compiling asserts, on random sequences, that the model written from the arrays puts
 out what Tracr's own does and what the program says; loading asserts that each head attends to what its Select selects.
-The model is transformers' BERT without norms: Tracr's blocks are attention and a ReLU network, each added to the stream.
+The model is transformers' BERT without norms: Tracr's blocks are attention and a ReLU network, each added to the
+stream.
 """
 
 import io
@@ -26,7 +27,7 @@ FILE = Path(__file__).with_name("compiled.npz")
 BOS, PAD = "compiler_bos", "compiler_pad"
 N_TEXTS, N_HELD_OUT = 100, 24
 TOLERANCE = 0.02
-"""By which a compiled head's weights may differ from those of its Select: Tracr's softmax is 100 sharp, not infinitely."""
+"""By which a compiled head's weights may differ from those of its Select: Tracr's softmax is not infinitely sharp."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ class Compiled:
             type_vocab_size=1, pad_token_id=None,
         ), add_pooling_layer=False)  # fmt: skip
         for module in model.modules():
-            for name, part in list(module.named_children()):
+            for name in [name for name, _ in module.named_children()]:
                 if name == "LayerNorm":
                     setattr(module, name, torch.nn.Identity())
 
@@ -149,7 +150,7 @@ def rule_of(op: rasp.Op) -> Rule:
 
 
 def expected(op: rasp.Op, text: Text) -> np.ndarray:
-    """The weights of a compiled head: even over its selection; the first word too for a width, or where there is none."""
+    """The weights of a compiled head: even over its selection; the first word is in a width's, and in an empty one."""
     named = rule_of(op).keys(text).astype(np.float64)
     named[:, 0] = 1 if op.kind == "width" else named.sum(1) == 0
     named[0] = np.eye(text.n)[0]

@@ -214,7 +214,7 @@ def _llama(n_tokens: int, layers: Sequence[Sequence[Scores]], n_places: int) -> 
     of_tokens, _, (token, _, before, constant) = _streams(n_tokens, 0, width)
     model.embed_tokens.weight.copy_(torch.tensor(of_tokens))
     half = D_ROTARY // 2
-    # Pairs that stand still keep their two columns apart: the token's block in the first halves, the rest in the second.
+    # Pairs that stand still keep their two columns apart: both blocks lie in them, one after the other.
     still = np.concatenate([np.arange(STILL, half), half + np.arange(STILL, half)])
     rows_token, rows_before = still[:n_tokens], still[n_tokens : 2 * n_tokens]
     turning = np.arange(TURNING)

@@ -10,7 +10,7 @@ and is in the circuit if the loss grows by a tenth of what all heads gain when i
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -133,14 +133,15 @@ TASKS: tuple[Task, ...] = (
          ((_from_asked("name", "capitalised words from ?", lambda text, place: text.tokens[place] in NAMES,
                        lambda word: word == ASK), None),), writes=1),
     Task("suppressor", "McDougall et al. 2023", (FIRST, *NAMES, *NOUNS), _suppress, (), writes=-1),
-    Task("bracket counter", "Weiss et al. 2021; Yao et al. 2021", (FIRST, "(", ")", *NOUNS[:3], ASK, "more", "fewer", "equal"),
-         _count, ((_from_asked("brackets", "brackets from ?", lambda text, place: text.tokens[place] in "()",
-                               lambda word: word == ASK), None),), steps=1200),
+    Task("bracket counter", "Weiss et al. 2021; Yao et al. 2021",
+         (FIRST, "(", ")", *NOUNS[:3], ASK, "more", "fewer", "equal"), _count,
+         ((_from_asked("brackets", "brackets from ?", lambda text, place: text.tokens[place] in "()",
+                       lambda word: word == ASK), None),), steps=1200),
 )  # fmt: skip
 
 
 def batch(task: Task, n: int, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Token numbers (sequence, token), shorter ones padded by their own last word, and which next words are asked for."""
+    """Token numbers (sequence, token), padded by a sequence's own last word, and which next words are asked for."""
     drawn = [task.draw(chance) for _ in range(n)]
     longest = max(len(one.words) for one in drawn)
     ids, asked = np.zeros((n, longest), np.int64), np.zeros((n, longest), np.bool_)
@@ -191,7 +192,9 @@ class Plain:
     n_layers: int
     rotary: bool
 
-    def run(self, ids: np.ndarray, means: "dict[Place, Floats] | None" = None) -> tuple[list[Floats], list[Floats], Floats]:
+    def run(
+        self, ids: np.ndarray, means: "dict[Place, Floats] | None" = None
+    ) -> tuple[list[Floats], list[Floats], Floats]:
         """Weights of each layer (sequence, head, query, key), outputs of its heads before W_O, and logits.
 
         Args:
@@ -338,7 +341,9 @@ def load(path: Path = FILE) -> list[tuple[Task, dict[str, Floats], Measured]]:
 
 def _train_by_number(number: int) -> dict[str, np.ndarray]:
     """The weights of a task, in half precision."""
-    return {name: tensor.detach().numpy().astype(np.float16) for name, tensor in train(TASKS[number]).state_dict().items()}
+    return {
+        name: tensor.detach().numpy().astype(np.float16) for name, tensor in train(TASKS[number]).state_dict().items()
+    }
 
 
 def main() -> None:

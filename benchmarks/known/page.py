@@ -92,14 +92,14 @@ def _causes(results: Sequence[Result], sources: Mapping[str, str]) -> dict[str, 
             "n_models": len(areas),
             "auc": round(float(values.mean()), 3) if len(values) else None,
             "least": round(float(values.min()), 3) if len(values) else None,
-            "by_model": {model: area for model, area in areas} if len(areas) <= 8 else {},
+            "by_model": dict(areas) if len(areas) <= 8 else {},
         }
     return made
 
 
 def write(summary: Mapping[str, Any], folder: Path) -> None:
     """Writes known-answers.json and the page."""
-    (folder / "known-answers.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+    (folder / "known-answers.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", "utf-8")
     (folder / "known-answers.md").write_text(render(summary), "utf-8")
 
 
@@ -115,11 +115,11 @@ def render(summary: Mapping[str, Any]) -> str:
     )
     tools = summary["tools"]
     sections = [
-        "# Known answers",
+        "<!-- Made by `python -m docs.generate` of docs/known-answers.json; do not edit. -->\n\n# Known answers",
         INTRODUCTION.format(counts=counts, total=sum(summary["n_heads"].values()), minutes=summary["cpu_s"] / 60),
         "## The table",
         _table(tools, "all", list(summary["scores"])),
-        "Each cell is a mean, its 95% interval, and how many heads it is about. Intervals come from a bootstrap over models.",
+        "Each cell is a mean, its 95% interval from a bootstrap over models, and how many heads it is about.",
         "\n".join(f"- *{name}*: {words}." for name, words in summary["scores"].items()),
         NOTES.format(tools="\n".join(f"- *{name}*: {facts['source']}." for name, facts in tools.items())),
         "## By part",
@@ -139,19 +139,19 @@ def render(summary: Mapping[str, Any]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-INTRODUCTION = """What does a head do, and does the tool say so? On most models nobody knows. Here everybody does: each of the {total} heads
-below was compiled, planted, trained on a known task, or published. The truth is written in the source of each model, and
-compared with the model's own weights before any tool sees it.
+INTRODUCTION = """What does a head do, and does the tool say so? On most models nobody knows. Here everybody does: each
+of the {total} heads below was compiled, planted, trained on a known task, or published. The truth is written in the source
+of each model, and compared with the model's own weights before any tool sees it.
 
 The last run had {counts}. It took {minutes:.0f} minutes of processor time."""
 
-NOTES = """A tool names a rule if the keys it names are the rule's, by 0.8 or more of what both name together, on the queries of
-which the rule speaks. So words do not matter. Each tool is asked for rules that it has a name for: *first* and *named* of a
-tool with three names are about few heads, and not comparable with those of a tool with more. *precise* is about every head
-that a tool says something of.
+NOTES = """A tool names a rule if its keys are the rule's keys: what both name is 0.8 or more of what either names, on
+the queries of which the rule speaks. So words do not matter. Each tool is asked for rules that it has a name for.
+*first* and *named* of a tool with three names are about few heads: compare the numbers of heads too. *precise* is about every
+head that a tool says something of.
 
-No tool but attnscope predicts attention. The others are given the best prediction that their answer allows: the share that
-their keys get on the texts that they saw, and the rest evenly. One that says nothing predicts even attention.
+No tool but attnscope predicts attention. The others are given the best prediction that their answer allows: the share
+that their keys get on the texts that they saw, and the rest evenly. One that says nothing predicts even attention.
 
 {tools}
 
@@ -160,24 +160,27 @@ found no definition of them that could be computed here."""
 
 HOW = """## How to run it
 
+<!-- not run by the tests: it takes minutes, and needs benchmarks/ -->
 ```bash
 python -m benchmarks.known --small                     # a few models of each part
 python -m benchmarks.known --smollm2 path/to/smollm2   # everything; writes this page
 ```
 
 The compiled programs and the trained decoders are kept as arrays beside the code. `python -m benchmarks.known.compiled`
-compiles the programs anew (`pip install 'attnscope[known]'`), and asserts that the arrays compute what Tracr's models do.
+compiles the programs anew (`pip install 'attnscope[known]'`), and asserts that the arrays compute what Tracr's models
+do.
 `python -m benchmarks.known.grown` trains the decoders anew. Equal seeds give equal results.
 
 ## How to enter another tool
 
 A tool is a class with a name, a source and two methods (`benchmarks/known/tools.py`):
 
-- `answer(known, attention)` gets a model, its texts and their attention, and returns an `Answer` per head: what it names, as
-  functions from a text to the keys; whether it says that it cannot describe the head; and the attention it expects, if any.
+- `answer(known, attention)` gets a model, its texts and their attention, and returns an `Answer` per head: what it
+  names, as functions from a text to the keys; whether it says that it cannot describe the head; and the attention it
+  expects.
 - `vocabulary(known)` lists everything that it has a name for.
 
-Add it to `TOOLS` in `benchmarks/known/rivals.py` and run the benchmark. Rules, texts and scores do not depend on the tool."""
+Add it to `TOOLS` in `benchmarks/known/rivals.py` and run the benchmark. Rules, texts and scores stay the same."""
 
 
 def _cell(score: Mapping[str, Any] | None) -> str:
@@ -201,7 +204,10 @@ def _render_causes(causes: Mapping[str, Any]) -> str:
             rows.append(
                 f"| `{name}` | {facts['source']} | {facts['auc']:.3f} | {facts['least']:.3f} | {facts['n_models']} |"
             )
-    return "\n".join(rows) + "\n\nThe area under the ROC curve is 1 where every head that matters ranks above all others, and 0.5 by chance."
+    return (
+        "\n".join(rows)
+        + "\n\nThe area under the ROC curve is 1 if every head that matters ranks above all others, and 0.5 by chance."
+    )
 
 
 def _render_rules(rules: Sequence[Mapping[str, Any]]) -> str:
@@ -230,7 +236,8 @@ def _render_wrong(summary: Mapping[str, Any]) -> str:
         said.append(f"It misses the bar that we set: {', '.join(missed)}.")
     rows = ["| model | head | what it does | what attnscope says |", "|---|---|---|---|"]
     rows += [
-        f"| {one['model']} | {one['head']} | {one['rule']} | {one['line'].replace('|', '¦')} |" for one in wrong["examples"]
+        f"| {one['model']} | {one['head']} | {one['rule']} | {one['line'].replace('|', '¦')} |"
+        for one in wrong["examples"]
     ]
     return "\n\n".join([*said, "\n".join(rows)])
 

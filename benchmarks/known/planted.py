@@ -27,9 +27,10 @@ DIGITS, NAMES = tuple("234567"), ("Anna", "Bob", "Carl", "Dora", "Emil", "Fay")
 PAIRS = {")": "(", "]": "["}
 ENDS, NEWLINE = ".", "\n"
 MARKS = (".", ",", ";")
-NOUNS = tuple(
-    "apple bread cloud door earth fire glass house island jar king lamp moon night ocean paper queen river stone tree".split()
-)
+NOUNS = (
+    "apple", "bread", "cloud", "door", "earth", "fire", "glass", "house", "island", "jar",
+    "king", "lamp", "moon", "night", "ocean", "paper", "queen", "river", "stone", "tree",
+)  # fmt: skip
 WORDS = (FIRST, LAST, *MARKS, NEWLINE, *PAIRS, *PAIRS.values(), *DIGITS, *NAMES, *NOUNS)
 NUMBERS = {word: number for number, word in enumerate(WORDS)}
 CLASSES: dict[str, tuple[str, ...]] = {
@@ -189,7 +190,9 @@ def _plant_partner() -> Planted:
     def keys(text: Text) -> Any:
         named = np.zeros((text.n, text.n), np.bool_)
         for closes, opens in PAIRS.items():
-            named |= last("", "", lambda t, p, o=opens: t.tokens[p] == o, lambda q, c=closes: q == c, own=False).keys(text)
+            named |= last("", "", lambda t, p, o=opens: t.tokens[p] == o, lambda q, c=closes: q == c, own=False).keys(
+                text
+            )
         return named
 
     rule = Rule("partner", "the bracket that a closing one closes", keys)
@@ -353,7 +356,6 @@ def _require_scores(known: KnownModel, layers: Sequence[Sequence[Scores]]) -> No
     for layer, heads in enumerate(layers):
         for head, scores in enumerate(heads):
             wrong = float(np.abs(weights[layer, head] - scores.of(numbers, known.causal)).max())
-
 
             if wrong > (0.1 if known.name.startswith("planted llama") else 2e-3):
                 raise WrongTruth(f"{known.name} L{layer}H{head} differs from its planted scores by {wrong:.1e}")

@@ -136,8 +136,8 @@ def named() -> Iterator[Program]:
     yield Program("hist", hist)
     yield Program("is_repeated", apply(lambda n: n > 1, hist, "is repeated"))
     target = width(smaller(), "rank")
-    yield Program("sort_unique", aggregate(Select(target, indices, operator.eq, "the token whose rank is the query's place"), tokens),
-                  tuple("abcdefgh"), 8, True)  # fmt: skip
+    by_rank = Select(target, indices, operator.eq, "the token whose rank is the query's place")
+    yield Program("sort_unique", aggregate(by_rank, tokens), tuple("abcdefgh"), 8, True)
     yield Program("reverse", aggregate(reversed_place(), tokens), LETTERS, 8)
     opposite = aggregate(reversed_place(), tokens)
     yield Program("palindrome", join(lambda a, b: a == b, opposite, tokens, "is its opposite"), LETTERS, 8)
@@ -172,7 +172,9 @@ def _is_more(op: Op) -> Op:
 
 def _shuffle_dyck(pairs: tuple[str, ...]) -> Op:
     """Whether a running balance of brackets is ever negative, seen from everywhere; as Weiss et al. 2021."""
-    flags = [apply(lambda share: int(share > 0.3), part, f"{part.name} over 0.3") for p in pairs for part in balance(*p)]
+    flags = [
+        apply(lambda share: int(share > 0.3), part, f"{part.name} over 0.3") for p in pairs for part in balance(*p)
+    ]
     worst = flags[0]
     for flag in flags[1:]:
         worst = join(lambda a, b: int(a != b), worst, flag, "parity")

@@ -2,7 +2,7 @@
 
 - MiniLM (all-MiniLM-L6-v2, pinned by attnscope): L0H2 gives the previous token 0.9999 of its mass and L1H8 looks at the
   next one. Measured with transformers' own eager attention; the fact stands in docs/design.md.
-- SmolLM2-135M: the heads with most of their mass on the previous token, as the loop below finds them in eager attention.
+- SmolLM2-135M: heads with most of their mass on the previous token, as the loop below finds them in eager attention.
 """
 
 from pathlib import Path
@@ -33,27 +33,9 @@ def known_model(name: str) -> KnownModel:
     return KnownModel(f"real {source}", model, causal, texts[N_HELD_OUT:], texts[:N_HELD_OUT], heads)
 
 
-class _Written(Text):
-    """A text as its model's own tokenizer cuts it: its tokens do not spell it with blanks between."""
-
-    def __init__(self, tokens: tuple[str, ...], n_last: int, text: str) -> None:
-        super().__init__(tokens, n_last)
-        object.__setattr__(self, "_text", text)
-
-    @property
-    def written(self) -> str:
-        return str(self.__dict__["_text"])
-
-    def __hash__(self) -> int:
-        return hash(self.written)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Written) and other.written == self.written
-
-
 def _text(model: Any, text: str) -> Text:
     tokens = model.tokenizer.encode(text)
-    return _Written(tuple(tokens.labels), int(tokens.special[-1]), text)
+    return Text(tuple(tokens.labels), int(tokens.special[-1]), text)
 
 
 def _previous_token_heads(folder: str, texts: list[str]) -> dict[Place, int]:

@@ -23,8 +23,9 @@ PAIRS, LOW = 40, 0.1
 SCORES: dict[str, str] = {
     "first": "of heads with a rule that the tool has a name for: the first thing it names beside a sink is the rule",
     "named": "of rules that the tool has a name for: the line has it",
-    "precise": "of heads of which the tool says something: the first thing it names beside a sink is a rule of the head",
-    "silent": "of heads without any rule that the tool has a name for: it says that it cannot describe them, or names a sink",
+    "precise": "of heads of which the tool says something: the first thing it names beside a sink is a rule of theirs",
+    "silent": "of heads without a rule that the tool has a name for: it says that it cannot describe them, or names a "
+    "sink alone",
     "explained": "1 - KL(attention || prediction) / KL(attention || even) on held-out texts (docs/descriptions.md)",
     "iou": "intersection over union of the keys that hold 90% of a row, and of those that the tool expects to "
     "(Hayes et al. 2026, arXiv 2606.19317; the share is ours)",
@@ -136,11 +137,12 @@ def _names(answer: Answer, truth: Truth, known: KnownModel, has_name: Any) -> di
             values["precise"] = float(answer.rests)
         return values
     fits = [
-        max((agreement(rule, term, known, known.held_out) for term in answer.terms), default=0.0) for rule in truth.rules
+        max((agreement(rule, term, known, known.held_out) for term in answer.terms), default=0.0)
+        for rule in truth.rules
     ]
-    first = max((agreement(rule, answer.terms[0], known, known.held_out) for rule in truth.rules), default=0.0) if (
-        answer.terms
-    ) else 0.0  # fmt: skip
+    first = 0.0
+    if answer.terms:
+        first = max(agreement(rule, answer.terms[0], known, known.held_out) for rule in truth.rules)
     asked = [fit for fit, rule in zip(fits, truth.rules, strict=True) if has_name(rule)]
     if asked:
         values["first"] = float(first >= ALIKE)

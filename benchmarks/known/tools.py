@@ -149,9 +149,7 @@ class _Features:
             from attnscope.studies.describe.features import blocks_of
             from attnscope.studies.describe.rows import Unit, _facts, _frequent
 
-            units = [
-                Unit(CorpusText(0, "texts", 1), Chunk(0, 0, 1, tokens), np.arange(0)) for tokens in self._tokens
-            ]
+            units = [Unit(CorpusText(0, "texts", 1), Chunk(0, 0, 1, tokens), np.arange(0)) for tokens in self._tokens]
             frequent = _frequent(units, self._frequencies)
             tokens = self.known.model.tokenizer.encode(text.written)
             facts = _facts(self.known.model, tokens, None, self._frequencies, frequent)

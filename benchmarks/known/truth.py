@@ -20,15 +20,17 @@ class Text:
     Attributes:
         tokens: The first is the one that stands before every text: a sink, where a head has one.
         n_last: How many special tokens end it.
+        spelled: The text, where it is more than its ordinary tokens with blanks between them.
     """
 
     tokens: tuple[str, ...]
     n_last: int = 0
+    spelled: str | None = None
 
     @property
     def written(self) -> str:
-        """What a tokenizer reads: the ordinary tokens with blanks between them."""
-        return " ".join(self.tokens[1 : len(self.tokens) - self.n_last])
+        """What a tokenizer reads."""
+        return " ".join(self.tokens[1 : self.n - self.n_last]) if self.spelled is None else self.spelled
 
     @property
     def n(self) -> int:
@@ -43,8 +45,8 @@ class Rule:
     Attributes:
         name: Its kind, such as "offset" or "induction".
         words: It in words, such as "the token 2 before".
-        keys: (query, key) of a text: whether the rule names this key. A row without any says nothing of its query, which
-            then rests on the first token.
+        keys: (query, key) of a text: whether the rule names this key. A row without any says nothing of its query,
+            which then rests on the first token.
     """
 
     name: str
@@ -135,7 +137,9 @@ def verify(known: KnownModel, attention: Sequence[NDArray[np.float64]], least: f
         if truth.rules and masses[place] < least or not truth.rules and np.mean(beside) > 1 - least:
             said = " and ".join(rule.words for rule in truth.rules) or "rests"
             mass = masses.get(place, 1 - float(np.mean(beside)))
-            raise WrongTruth(f"{known.name} L{place[0]}H{place[1]} should attend to {said}: {mass:.2f} of its mass does")
+            raise WrongTruth(
+                f"{known.name} L{place[0]}H{place[1]} should attend to {said}: {mass:.2f} of its mass does"
+            )
     return masses
 
 
