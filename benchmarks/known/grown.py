@@ -51,7 +51,6 @@ class Task:
         rules: Which rules some head must follow, by layer; None = any layer.
         n_layers: Layers of the decoder, each of N_HEADS heads.
         steps: Steps of training.
-        writes: 1 = the circuit raises what it attends to, -1 = it lowers it, 0 = the task does not say.
         positions: As of `attnscope.own_decoder`.
     """
 
@@ -62,7 +61,6 @@ class Task:
     rules: tuple[tuple[Rule, int | None], ...]
     n_layers: int = 1
     steps: int = 600
-    writes: int = 0
     positions: str = "learned"
 
 
@@ -125,14 +123,15 @@ N_HEADS, D_MODEL, LONGEST = 4, 64, 72
 
 TASKS: tuple[Task, ...] = (
     Task("induction", "Elhage et al. 2021; Olsson et al. 2022; Edelman et al. 2024", (FIRST, *NOUNS), _chain,
-         ((offset(-1), 0), (induction(), 1)), n_layers=2, steps=700, writes=1, positions="rotary"),
+         ((offset(-1), 0), (induction(), 1)), n_layers=2, steps=700, positions="rotary"),
     Task("indirect object", "Wang et al. 2023", (FIRST, *NAMES, *NOUNS, "and", "went", "gave", "to"), _indirect_object,
-         ((_from_asked("other name", "the name that came once, from to", _is_other, lambda word: word == "to"), None),),
-         n_layers=2, steps=900, writes=1),
+         ((_from_asked("other name", "the name that came once, from to", _is_other, lambda word: word == "to"), None),
+          (_from_asked("names", "names from to", lambda text, place: text.tokens[place] in NAMES,
+                       lambda word: word == "to"), None)), n_layers=2, steps=900),
     Task("copier", "Elhage et al. 2021, section on copying", (FIRST, *NAMES, *NOUNS, ASK), _copy,
          ((_from_asked("name", "capitalised words from ?", lambda text, place: text.tokens[place] in NAMES,
-                       lambda word: word == ASK), None),), writes=1),
-    Task("suppressor", "McDougall et al. 2023", (FIRST, *NAMES, *NOUNS), _suppress, (), writes=-1),
+                       lambda word: word == ASK), None),)),
+    Task("suppressor", "McDougall et al. 2023", (FIRST, *NAMES, *NOUNS), _suppress, ()),
     Task("bracket counter", "Weiss et al. 2021; Yao et al. 2021",
          (FIRST, "(", ")", *NOUNS[:3], ASK, "more", "fewer", "equal"), _count,
          ((_from_asked("brackets", "brackets from ?", lambda text, place: text.tokens[place] in "()",

@@ -140,15 +140,15 @@ def render(summary: Mapping[str, Any]) -> str:
 
 
 INTRODUCTION = """What does a head do, and does the tool say so? On most models nobody knows. Here everybody does: each
-of the {total} heads below was compiled, planted, trained on a known task, or published. The truth is written in the source
-of each model, and compared with the model's own weights before any tool sees it.
+of the {total} heads below was compiled, planted, trained on a known task, or published. The truth is written in the
+source of each model, and compared with the model's own weights before any tool sees it.
 
 The last run had {counts}. It took {minutes:.0f} minutes of processor time."""
 
 NOTES = """A tool names a rule if its keys are the rule's keys: what both name is 0.8 or more of what either names, on
 the queries of which the rule speaks. So words do not matter. Each tool is asked for rules that it has a name for.
-*first* and *named* of a tool with three names are about few heads: compare the numbers of heads too. *precise* is about every
-head that a tool says something of.
+*first* and *named* of a tool with three names are about few heads: compare the numbers of heads too. *precise* is about
+every head that a tool says something of.
 
 No tool but attnscope predicts attention. The others are given the best prediction that their answer allows: the share
 that their keys get on the texts that they saw, and the rest evenly. One that says nothing predicts even attention.
