@@ -310,7 +310,8 @@ def known_model(task: Task, weights: dict[str, Floats], told: Measured) -> Known
     )  # fmt: skip
     network.load_state_dict({name: torch.tensor(array, dtype=torch.float32) for name, array in weights.items()})
     chance = np.random.default_rng([11, 5])
-    texts = list(dict.fromkeys(Text(task.draw(chance).words) for _ in range(2 * (N_TEXTS + N_HELD_OUT))))
+    drawn = dict.fromkeys(task.draw(chance).words for _ in range(2 * (N_TEXTS + N_HELD_OUT)))
+    texts = [Text(words, spelled=" ".join(words)) for words in drawn]  # the first word is one of the decoder's own
     rules: dict[Place, list[Rule]] = {}
     for number, layer, head, _ in told.heads:
         rules.setdefault((layer, head), []).append(task.rules[number][0])
