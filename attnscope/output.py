@@ -146,12 +146,12 @@ class Output:
         if self.json:
             print_json(record.to_json(files=[str(path) for path in paths]))
             return
-        from attnscope.views.tables.plain_text import open_console
+        from attnscope.views.tables.plain_text import open_console, print_record
 
         kind = record.record_kind()
         has_page = any(path.suffix == ".html" for path in paths)
         known = {**self.options, "drawn": self.drawn, "has_page": has_page, "among": self.whole}
-        kind.view("show")(record, open_console(), **{name: known.get(name) for name in kind.shown_with})
+        print_record(record, open_console(), **{name: known.get(name) for name in kind.shown_with})
         print_paths(paths)
 
 

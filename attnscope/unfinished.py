@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, one_line
-from attnscope.records.frame.shards import is_interrupted
+from attnscope.records.frame.shards import failure_line, is_interrupted
 
 INTERRUPTED = "interrupted"
 """Where in the named folder an interrupted study goes that would replace a record of more texts."""
@@ -87,9 +87,7 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
             raise KeyboardInterrupt
     for failed in failures[:1]:
         kept = "what was measured before is in the result"
-        raise AttnscopeError(
-            f"{failed['step']} failed: {failed['error']}", "; ".join(filter(None, (failed["hint"], kept)))
-        )
+        raise AttnscopeError(failure_line(failed), "; ".join(filter(None, (failed["hint"], kept))))
     if skipped:
         raise AttnscopeError(
             f"{amount(len(skipped), 'checkpoint')} could not be measured", "all the rest was, and is in the result"

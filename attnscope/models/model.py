@@ -464,7 +464,7 @@ class Model(Protocol):
         """(kind, layer) -> the module that is given the hidden states which the layer's keys are made of, first."""
 
     def static_embeddings(self, ids: "Tensor") -> "Tensor":
-        """The rows of the token embedding, wherever tokens stand: (batch, token) numbers -> (batch, token, d)."""
+        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
 
     def output_projections(self) -> "Mapping[Place, Tensor]":
         """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it; those that are known."""

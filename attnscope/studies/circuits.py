@@ -162,7 +162,7 @@ class _Weights:
             )
             return None
         read = torch.cat([self.model.static_embeddings(part[None])[0] for part in torch.split(ids, 8192)])
-        read = read.detach().to(torch.promote_types(read.dtype, torch.float32))
+        read = read.to(torch.promote_types(read.dtype, torch.float32))
         read = read if stream.embedding_norm is None else stream.embedding_norm.apply(read)
         if stream.unembedding is None:
             written, name = read, "static embeddings"

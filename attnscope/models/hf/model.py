@@ -207,8 +207,9 @@ class HuggingFaceModel(ShownModel):
         self.network.require_seam("its heads cannot be told apart")
         return head_slices(self.network.model, self.network.base, self.network.found, heads)
 
+    @torch.no_grad()
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d)."""
+        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
         self.network.require_known(ids)
         found = self.network.base.get_input_embeddings()(ids.to(self.network.device))
         # I-BERT gives the scale of its quantisation besides.

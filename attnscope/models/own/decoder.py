@@ -253,8 +253,9 @@ class DecoderModel(LayeredModel):
         """The map that the scores come from."""
         return self.network.unembed
 
+    @torch.no_grad()
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d_model)."""
+        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d_model), without gradient."""
         require_numbers(self.info, ids, self.network.config.vocab_size)
         found: Tensor = self.network.embed(ids)
         return found

@@ -59,8 +59,9 @@ class NativeModel(LayeredModel):
         """The network."""
         return [self._network]
 
+    @torch.no_grad()
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d)."""
+        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
         require_numbers(self.info, ids, self._encoder.vocab_size)
         found: Tensor = self._network.word(ids)
         return found

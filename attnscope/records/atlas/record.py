@@ -34,6 +34,12 @@ LEFT_OUT = " … "
 Why = Literal["top", "decile", "failure"]
 Side = Literal["asks", "gets", "pairs"]
 
+OUTSIDE_SINKS = "what the key would get if each query's attention outside sinks were spread evenly outside sinks"
+"""What the lift of a key or pair is over."""
+
+OVER_ALL_KEYS = "what uniform attention over all keys would give"
+"""What it was over in records that do not say."""
+
 
 @dataclass(frozen=True)
 class TokenRow:
@@ -45,7 +51,9 @@ class TokenRow:
         tokens: Its label; of a pair the query's and the key's.
         mass: Mean attention weight: of "asks" what a query gives away, of "gets" what a query gives to all such keys
             of its text, of "pairs" what the query gives to all such keys. 0 to 1.
-        lift: `mass` over what uniform attention over the same allowed keys would give.
+        lift: `mass` over an even share, as the record's `options["lift"]` says: of "gets" and "pairs" over what the
+            key would get if each query's attention outside sinks were spread evenly over its keys outside sinks. Of
+            "asks", and in records whose options do not say so, over what uniform attention over all keys would give.
         low: Lower end of the 95% interval of the lift, over texts; NaN where there are fewer than two.
         high: Upper end.
         count: How many queries it was seen with.

@@ -21,6 +21,7 @@ from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse
 from attnscope.models.model import Model
 from attnscope.records.ablation import Effect
 from attnscope.records.circuits import COMPOSITIONS, Composition
+from attnscope.records.frame.shards import failure_line
 from attnscope.records.heads.findings import Findings
 from attnscope.records.timeline import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Timeline
 from attnscope.studies.ablation.reading import Reader
@@ -281,7 +282,7 @@ class Growing:
         if not found.corpus["complete"]:
             raise KeyboardInterrupt
         for failed in found.run.get("failures", ())[:1]:
-            raise AttnscopeError(f"{failed['step']} failed: {failed['error']}", failed["hint"])
+            raise AttnscopeError(failure_line(failed), failed["hint"])
         self._require_alike(found)
         loss = self._loss_of(model, texts)
         composed = composition(model) if self._options.composition else None

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.atlas.record import FURTHEST, Atlas, ExampleFacts, Side
+from attnscope.records.atlas.record import FURTHEST, OVER_ALL_KEYS, Atlas, ExampleFacts, Side
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.records.heads.query import choose
 from attnscope.views.heads.summary import corpus_line, corpus_notes, full_name, label, printable
@@ -167,7 +167,8 @@ def _notes(atlas: Atlas, console: Console, *, whole: bool, has_page: bool) -> li
     notes = [
         "offset: of the key from the query, where attention is furthest above uniform attention (by 5 points or more), "
         "and its share there; "
-        "pairs (query→key) and keys: those that receive most above it.",
+        "pairs (query→key) and keys: those with the largest lift.",
+        f"lift: attention over {printable(atlas.options.get('lift', OVER_ALL_KEYS))}.",
         f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",
     ]
     wide = console.width >= _WIDE

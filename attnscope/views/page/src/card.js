@@ -13,6 +13,7 @@ const FURTHEST = 64; // as records have it
 const LOWEST = 1e-4; // the least share that the profile shows
 const SIDES = { pairs: "pairs, query \u2192 key", gets: "keys that receive most", asks: "queries that give most" };
 const MOST_TOKENS = 8;
+const OVER_ALL_KEYS = "what uniform attention over all keys would give"; // what lifts are over where a record does not say
 const MOST_PARTNERS = 9;
 const LOOKING = "--image photo.jpg 'A question of your own.'"; // of heads that were measured on photos and words
 
@@ -340,7 +341,7 @@ export class Card {
           "table",
           { class: "tokens" },
           el("caption", {}, title),
-          el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), el("th", { scope: "col", class: "number" }, "mass"), el("th", { scope: "col", class: "number", title: "mass over what uniform attention would give, with its 95% interval over texts" }, "lift"), el("th", { scope: "col", class: "number" }, "texts"))),
+          el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), el("th", { scope: "col", class: "number" }, "mass"), el("th", { scope: "col", class: "number", title: `mass over ${side === "asks" ? OVER_ALL_KEYS : catalogs.shown.options.lift || OVER_ALL_KEYS}, with its 95% interval over texts` }, "lift"), el("th", { scope: "col", class: "number" }, "texts"))),
           el(
             "tbody",
             {},
