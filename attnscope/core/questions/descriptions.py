@@ -64,7 +64,7 @@ LATER = -2
 
 RIDGE, LARGEST_WEIGHT, LARGEST_STEP = 1e-4, 16.0, 3.0
 _ITERATIONS, _CLOSE = 30, 1e-7
-_ENTRIES_AT_ONCE, _SCREENED_AT_ONCE = 2**16, 2**22
+_ENTRIES_AT_ONCE, _SCREENED_AT_ONCE, _RECORDS_AT_ONCE = 2**16, 2**22, 64
 _TABLE_BYTES = 2**25
 
 
@@ -78,8 +78,10 @@ class Rows:
         levels: (feature,): how many levels each has; 2 = it holds or does not.
         starts: (row + 1,): where each row's entries begin.
         texts: (row,): the number of its text.
-        expected: (row, head, feature), floating: E_A[f], the mean value under the head's attention.
+        expected: (record, head, feature), floating: E_A[f], the mean value under the head's attention. A row has a record
+            of its own, or shares the mean over the rows of its text: fitting needs no more.
         entropies: (row, head): H in nats.
+        records: (row,): each row's record; None = its own, in order.
 
     Raises:
         ValueError: Shapes do not fit together, or a row has no key.
@@ -91,13 +93,15 @@ class Rows:
     texts: NDArray[np.int64]
     expected: NDArray[np.floating]
     entropies: Floats
+    records: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         n_rows, n_features = len(self.starts) - 1, len(self.levels)
+        n_records = n_rows if self.records is None else int(self.records.max(initial=-1)) + 1
         fits = (
             self.features.shape == (n_features, self.starts[-1])
             and self.texts.shape == (n_rows,)
-            and self.expected.shape == (n_rows, self.n_heads, n_features)
+            and self.expected.shape == (n_records, self.n_heads, n_features)
             and self.entropies.shape == (n_rows, self.n_heads)
         )
         if not fits:
@@ -112,6 +116,10 @@ class Rows:
     def n_heads(self) -> int:
         """How many heads the rows are of."""
         return int(self.entropies.shape[1])
+
+    def records_of(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The records of some rows in `expected`."""
+        return index if self.records is None else self.records[index]
 
     @cached_property
     def uniform_nats(self) -> Floats:
@@ -177,7 +185,12 @@ class Part:
     @cached_property
     def expected(self) -> Floats:
         """(head, feature): the mean of E_A[f] over texts."""
-        found: Floats = np.einsum("r,rhf->hf", self.weights, self.rows.expected[self.index], dtype=np.float64)
+        weights = np.bincount(self.rows.records_of(self.index), self.weights, len(self.rows.expected))
+        found = np.zeros(self.rows.expected.shape[1:])
+        for start in range(0, len(weights), _RECORDS_AT_ONCE):
+            some = slice(start, start + _RECORDS_AT_ONCE)
+            if weights[some].any():
+                found += np.einsum("r,rhf->hf", weights[some], self.rows.expected[some], dtype=np.float64)
         return found
 
     @cached_property
@@ -408,6 +421,7 @@ def describe(
     most: int = MOST_TERMS,
     candidates: Sequence[int] | None = None,
     needs: Sequence[int] | None = None,
+    until: NDArray[np.bool_] | None = None,
 ) -> list[Description]:
     """Finds the terms of every head.
 
@@ -419,6 +433,7 @@ def describe(
         candidates: Which features may be terms; None = all.
         needs: For each feature the one that must be a term before it, as it is a part of that; -1 = none must, LATER =
             any.
+        until: (feature,): a search ends once it has one of these terms; None = none ends it.
 
     Returns:
         One description a head, in their order.
@@ -429,7 +444,12 @@ def describe(
         usable &= np.isin(np.arange(len(usable)), np.asarray(candidates))
     wholes = np.full(len(usable), -1) if needs is None else np.asarray(needs)
     searches = [_Search(part, head, np.asarray(simplicity)) for head in heads]
-    while going := [search for search in searches if search.goes_on and len(search.terms) < most]:
+    ends = np.zeros(len(usable), np.bool_) if until is None else until
+
+    def goes_on(search: _Search) -> bool:
+        return search.goes_on and len(search.terms) < most and not ends[list(search.terms)].any()
+
+    while going := [search for search in searches if goes_on(search)]:
         for search, pi in zip(going, _screen(part, going), strict=True):
             ready = np.isin(wholes, [-1, *search.terms]) | ((wholes == LATER) & bool(search.terms))
             search.extend(pi, usable & ready)
@@ -448,9 +468,9 @@ def score(part: Part, head: int, found: Description) -> tuple[Score, Floats]:
 
 
 def row_losses(part: Part, head: int, found: Description) -> Floats:
-    """KL(A ‖ p) of each row of a head, (row,), in nats."""
+    """KL(A ‖ p) of each row of a head, (row,), in nats; of rows that share a record their mean alone is right."""
     log_sums = part.table(found.terms).log_sums(found.weights)
-    on = part.rows.expected[part.index, head][:, list(found.terms)].astype(np.float64)
+    on = part.rows.expected[part.rows.records_of(part.index), head][:, list(found.terms)].astype(np.float64)
     losses: Floats = np.maximum(log_sums - on @ found.weights - part.rows.entropies[part.index, head], 0.0)
     return losses
 

@@ -125,7 +125,8 @@ def measure(
             for unit, held, one in zip(units, blocks[kind], found, strict=True):
                 if one.expected:
                     reads.setdefault(kind, {})[place_of[id(unit.chunk)]] = _Read(held, one)
-    return [group for kind, of_kind in reads.items() for group in _groups(kind, of_kind, features, heads)]
+    pooled = [unit.fits for unit in sample]
+    return [group for kind, of_kind in reads.items() for group in _groups(kind, of_kind, features, pooled, heads)]
 
 
 def _run(
@@ -138,7 +139,10 @@ def _run(
     from attnscope.core.attention.row_samples import RowSamples, RowsWanted
 
     asked: Any = {
-        kind: [RowsWanted(unit.queries, len(unit.chunk), block) for unit, block in zip(units, of_kind, strict=True)]
+        kind: [
+            RowsWanted(unit.queries, len(unit.chunk), block, pooled=unit.fits)
+            for unit, block in zip(units, of_kind, strict=True)
+        ]
         for kind, of_kind in blocks.items()
     }
     probe = RowSamples(asked, levels)
@@ -202,6 +206,7 @@ def _groups(
     kind: str,
     reads: dict[int, _Read],
     features: Sequence[Feature],
+    pooled: Sequence[bool],
     chosen: Sequence[tuple[int, int]] | None,
 ) -> list[Group]:
     """The rows of each set of layers whose queries may attend to the same keys; of chosen heads, if any are."""
@@ -239,10 +244,20 @@ def _groups(
         heads = tuple((layer, head) for layer in mine for head in mine_of[layer])
         expected = np.concatenate(
             [
-                np.concatenate([reads[unit].found.expected[layer][rows][:, mine_of[layer]] for layer in mine], 1)
+                np.concatenate(
+                    [
+                        reads[unit].found.expected[layer][slice(None) if pooled[unit] else rows][:, mine_of[layer]]
+                        for layer in mine
+                    ],
+                    1,
+                )
                 for unit, rows in zip(units, kept, strict=True)
             ]
         )
+        # A row of a text that is fitted shares the record of its text.
+        shares = [np.minimum(np.arange(len(rows)), 0 if pooled[unit] else len(rows)) for unit, rows in zip(units, kept)]
+        sizes = [share.max(initial=-1) + 1 for share in shares]
+        records = np.concatenate([at + share for at, share in zip(np.cumsum([0, *sizes]), shares, strict=False)])
         entropies = np.concatenate(
             [
                 np.concatenate([reads[unit].found.entropies[layer][rows][:, mine_of[layer]] for layer in mine], 1)
@@ -251,6 +266,6 @@ def _groups(
         )
         texts = np.repeat(np.array(units), [len(rows) for rows in kept])
         levels = np.array([feature.levels for feature in features])
-        rows_of_group = Rows(held, levels, starts, texts, expected, entropies)
+        rows_of_group = Rows(held, levels, starts, texts, expected, entropies, records)
         made.append(Group(kind, heads, tuple(features), rows_of_group, keys.astype(np.int32)))
     return made

@@ -1,7 +1,7 @@
 // A head's card: what is known of it in numbers, how far it looks, which tokens, and what is like it.
 import { markOf } from "./atlas.js";
 import { figureOfCard } from "./cardfigure.js";
-import { catalogs, commandOfExample, evenNumber, headOf, percent, shortNumber } from "./catalog.js";
+import { catalogs, commandOfExample, evenNumber, headOf, percent, sampleOf, shortNumber, warningOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import { canvas, el, fill, say, segmented } from "./dom.js";
 import { CanvasPen } from "./pen.js";
@@ -123,6 +123,8 @@ export class Card {
   showTitle(host) {
     const head = headOf();
     const { description } = head;
+    const { record } = catalogs.shown;
+    const warning = description ? warningOf(description) : "";
     fill(
       host,
       el(
@@ -156,6 +158,8 @@ export class Card {
                 ? `${shortNumber(description.nats)} nats from uniform`
                 : `explains ${percent(description.explained ?? NaN)}${interval(description.low ?? NaN, description.high ?? NaN, percent)} of ${shortNumber(description.nats)} nats from uniform`,
             ),
+            warning ? el("strong", { class: "unstable" }, ` ! ${warning}`) : null,
+            el("span", { class: "faint sampled" }, ` ${sampleOf(record.descriptions, record.corpus)}`),
           )
         : null,
     );
