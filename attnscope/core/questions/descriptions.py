@@ -78,8 +78,8 @@ class Rows:
         levels: (feature,): how many levels each has; 2 = it holds or does not.
         starts: (row + 1,): where each row's entries begin.
         texts: (row,): the number of its text.
-        expected: (record, head, feature), floating: E_A[f], the mean value under the head's attention. A row has a record
-            of its own, or shares the mean over the rows of its text: fitting needs no more.
+        expected: (record, head, feature), floating: E_A[f], the mean value under the head's attention. A row has its
+            own record, or shares the mean over the rows of its text: fitting needs no more.
         entropies: (row, head): H in nats.
         records: (row,): each row's record; None = its own, in order.
 

@@ -196,8 +196,8 @@ def require_run(run: Mapping[str, Any]) -> None:
     """Refuses what a record says of how it was made where it could not be shown.
 
     Raises:
-        ValueError: The model has no name, or the notes are no texts, or a failure does not say what failed, or its kinds
-            of attention have no names.
+        ValueError: The model has no name, or the notes are no texts, or a failure does not say what failed, or its
+            kinds of attention have no names.
     """
     if not isinstance(run.get("model", ""), str):
         raise ValueError("its model has no name")

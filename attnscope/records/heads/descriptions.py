@@ -112,9 +112,9 @@ class HeadDescription(OneHead):
         failures: Tokens of the scored texts that it explains least, the worst first, one of a text.
         runner_up: What another feature is called that, alone, explains the scored texts as well as the first term alone
             (within the paired 95% interval over texts, and by 0.05 less at most); "" = none does.
-        content: The feature of the first term that tells keys outside sinks apart, with "not" before it where its weight
-            is below 0; "" = there is none, or the record is of an earlier version. Sinks are special tokens and the
-            first.
+        content: The feature of the first term that tells keys outside sinks apart, with "not" before it where its
+            weight is below 0; "" = there is none, or the record is of an earlier version. Sinks are special tokens
+            and the first.
         other_half: What the half of the texts that descriptions are scored on has in place of that term, where that
             is another, or `NO_TERM`; "" = the same.
     """

@@ -15,7 +15,7 @@ from attnscope.records.atlas.record import FURTHEST, Side, TokenRow
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.questions.row_tables import ItemSums, Lifts
+    from attnscope.core.questions.row_tables import Lifts
 
 LEAST_TEXTS = 3
 """Sampled texts that must have a token, or a pair of tokens, before anything is said of it; of fewer texts, all."""

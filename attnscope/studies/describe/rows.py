@@ -255,7 +255,10 @@ def _groups(
             ]
         )
         # A row of a text that is fitted shares the record of its text.
-        shares = [np.minimum(np.arange(len(rows)), 0 if pooled[unit] else len(rows)) for unit, rows in zip(units, kept)]
+        shares = [
+            np.zeros(len(rows), np.int64) if pooled[unit] else np.arange(len(rows))
+            for unit, rows in zip(units, kept, strict=True)
+        ]
         sizes = [share.max(initial=-1) + 1 for share in shares]
         records = np.concatenate([at + share for at, share in zip(np.cumsum([0, *sizes]), shares, strict=False)])
         entropies = np.concatenate(

@@ -191,7 +191,8 @@ class Canvas(Drawing):
         from matplotlib.figure import Figure
 
         self.lettering, self.paper = lettering, (paper := lettering.paper)
-        failed = wrap_lines(" · ".join(paper.failed), width_px - 2 * layout.MARGIN_PX, lettering) if paper.failed else ()
+        room = width_px - 2 * layout.MARGIN_PX
+        failed = wrap_lines(" · ".join(paper.failed), room, lettering) if paper.failed else ()
         last_px, height_px = height_px - layout.MARGIN_PX, height_px + len(failed) * layout.LINE_PX
         self.width_px, self.height_px = width_px, height_px
         edge, top = paper.crop_px, paper.crop_ends_px
