@@ -10,7 +10,6 @@ from attnscope.core.attention.row_samples import RowSamples, RowsWanted
 from attnscope.core.attention.seam import AttentionCall, attention_weights
 from attnscope.core.questions.descriptions import (
     Description,
-    Rows,
     describe,
     explains_more,
     masses,
@@ -19,6 +18,7 @@ from attnscope.core.questions.descriptions import (
     score,
     score_of_texts,
 )
+from attnscope.core.questions.sampled_rows import Rows
 
 N_LEVELS = np.array([2, 2, 2, 2, 2, 2, 9, 2])
 SIMPLICITY = list(range(8))

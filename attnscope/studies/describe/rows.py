@@ -20,7 +20,7 @@ from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, 
 
 if TYPE_CHECKING:
     from attnscope.core.attention.row_samples import Found
-    from attnscope.core.questions.descriptions import Rows
+    from attnscope.core.questions.sampled_rows import Rows
 
 
 @dataclass(eq=False)
@@ -210,7 +210,7 @@ def _groups(
     chosen: Sequence[tuple[int, int]] | None,
 ) -> list[Group]:
     """The rows of each set of layers whose queries may attend to the same keys; of chosen heads, if any are."""
-    from attnscope.core.questions.descriptions import Rows
+    from attnscope.core.questions.sampled_rows import Rows
 
     units = sorted(reads)
     first = reads[units[0]].found.expected

@@ -46,7 +46,7 @@ from attnscope.studies.inputs.texts import Texts, special_ids, texts_of
 from attnscope.studies.measuring.head_blocks import Frequencies
 
 if TYPE_CHECKING:
-    from attnscope.core.questions.descriptions import Part
+    from attnscope.core.questions.sampled_rows import Part
 
 QUERIES, QUERIES_A_TEXT = 2000, 8
 """Queries that are sampled; and how many of a text at least, while that leaves texts out."""

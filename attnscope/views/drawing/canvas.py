@@ -583,11 +583,6 @@ def colormap(name: str) -> Colormap:
     return mpl.colormaps[name]
 
 
-def hex_of(cmap: Colormap, share: float) -> str:
-    """The colour "#rrggbb" at a share of a colormap, 0 to 1."""
-    return "#" + "".join(f"{round(part * 255):02x}" for part in cmap(share)[:3])
-
-
 @lru_cache(maxsize=4096)
 def outline_of(text: str, font: FontStyle, family: str = BASE_FAMILY) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     """The outline of a number at 100 pixels, y downwards, its middle at (0, 0)."""
