@@ -60,11 +60,11 @@ def test_heads_that_the_other_half_describes_otherwise_have_a_warning(tmp_path: 
     ]
     found = replace(found, descriptions=replace(found.descriptions, heads=tuple(heads)))
     names = [one.name for one in heads]
-    said = printed(found, 200)
+    said = printed(found, 400)
     warned = {row.split()[0]: row for row in rows(said) if "!" in row}
     assert [*warned] == [names[2], names[4]]
     assert warned[names[2]].endswith("! other half: sentence ends")
-    assert warned[names[4]].endswith("! other half: another first term")  # of a record of an earlier version
+    assert "! other half: another first term" in warned[names[4]]  # of a record of an earlier version
     stability = "the other half of the texts has the same first term outside sinks in 1 of 2 heads"
     assert stability in " ".join(said.split())
     described = found.descriptions
