@@ -14,6 +14,7 @@ from attnscope.records.atlas.planes import N_DIRECTIONS, SIDES, STEPS, Plane, Pl
 from attnscope.records.circuits import Link
 from attnscope.records.frame import codec
 from attnscope.records.frame.codec import ARRAY, OMITTED
+from attnscope.records.frame.head_table import HeadTable
 from attnscope.records.frame.pair_tables import require_known
 from attnscope.records.frame.record import Record
 from attnscope.records.heads.descriptions import Descriptions
@@ -302,8 +303,12 @@ class Atlas(Record):
             points={side: held[np.isin(of_point, mine)] for side, held in self.points.items()},
         )
 
+    def head_table(self) -> HeadTable:
+        """Everything that is known per head, as `Findings.head_table`."""
+        return self.findings.head_table()
+
     def rows(self) -> Iterable[Sequence[Any]]:
-        """One row a head, as `Findings.rows`."""
+        """One row per head, as `Findings.rows`."""
         return self.findings.rows()
 
     def to_csv(self) -> str:
