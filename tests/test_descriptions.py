@@ -203,7 +203,7 @@ def test_findings_say_what_a_head_does_and_keep_it(own: Model, paragraphs: list[
     assert isinstance(one, HeadDescription) and one.words.startswith("the token itself (")
     kept = Findings.load(found.save(tmp_path / "heads.npz"))
     assert repr(kept.descriptions) == repr(found.descriptions)
-    columns = found.columns()
+    columns = found.head_table().flat()
     assert columns["description"][2] == one.words
     assert columns["explained"][2] == one.explained
     document = found.as_json()["descriptions"]
@@ -213,7 +213,7 @@ def test_findings_say_what_a_head_does_and_keep_it(own: Model, paragraphs: list[
 
 def test_without_descriptions_a_record_says_so(own: Model, paragraphs: list[str]) -> None:
     found = heads(own, paragraphs[:3])
-    assert found.descriptions is None and "description" not in found.columns()
+    assert found.descriptions is None and "description" not in found.head_table().flat()
     with pytest.raises(AttnscopeError, match="no descriptions"):
         found.description(0, 0)
     described = heads(own, paragraphs[:6], HeadsOptions(describe=FEW))

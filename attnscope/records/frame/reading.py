@@ -180,6 +180,16 @@ def require_types(record: Any, where: str = "it") -> None:
         _require(getattr(record, field.name), hints[field.name], f"{where}.{field.name}")
 
 
+def require_fields(record: Any) -> None:
+    """Refuses a record whose fields are not of the types and shapes that its class says.
+
+    Raises:
+        ValueError: A field is not.
+    """
+    require_types(record)
+    codec.require_shapes(record)
+
+
 def require_places(layers: Sequence[int], heads: Sequence[int]) -> None:
     """Refuses numbers of layers and heads that no model has: tables are made as large as they say.
 

@@ -16,7 +16,7 @@ from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.records.frame import codec
 from attnscope.records.frame.kinds import LIVE, NOTEBOOK, Kind, file_of, kind_of_schema, load_named
 from attnscope.records.frame.parquet import parquet
-from attnscope.records.frame.reading import read_record, reading, require_corpus, require_run, require_types
+from attnscope.records.frame.reading import read_record, reading, require_corpus, require_fields, require_run
 from attnscope.records.frame.shards import failure_line
 from attnscope.records.frame.storage import csv_text, finite, plain, write_whole
 
@@ -220,7 +220,7 @@ class Record:
             if isinstance(held.get("schema"), str) and "json" not in kind.lossless:
                 raise ValueError("it is the JSON of one, a copy for other programs")
             found = cls.rebuild(described, held)
-            require_types(found)
+            require_fields(found)
             if isinstance(run := getattr(found, "run", None), Mapping):
                 require_run(run)
             if isinstance(corpus := getattr(found, "corpus", None), Mapping):

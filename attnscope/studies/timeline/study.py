@@ -27,7 +27,7 @@ from attnscope.records.timeline import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE,
 from attnscope.studies.ablation.reading import Reader
 from attnscope.studies.ablation.study import whole_losses
 from attnscope.studies.ablation.sweep import Going, HeadMeans, measure
-from attnscope.studies.circuits import composition
+from attnscope.studies.circuits.study import composition
 from attnscope.studies.describe.study import DescribeOptions
 from attnscope.studies.heads.order import probe_texts
 from attnscope.studies.heads.roles import RULES

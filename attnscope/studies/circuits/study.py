@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnscope.corpus.frequencies import read_frequencies
-from attnscope.errors import UsageError
 from attnscope.models.model import Batch, Model
 from attnscope.records.circuits import COMPOSITIONS, Answer, CircuitHead, Circuits, Composition, Direction, Score
+from attnscope.studies.circuits.options import CircuitsOptions
 from attnscope.studies.inputs.provenance import run_of
 
 if TYPE_CHECKING:
@@ -28,32 +27,6 @@ _TEXTS, _PLACES = 64, 16
 """Tokens that what places do is a mean over, and how many places."""
 
 _UNKNOWN = Score(np.nan, np.nan, np.nan, np.nan)
-
-
-@dataclass(frozen=True)
-class CircuitsOptions:
-    """What is asked of the weights.
-
-    Attributes:
-        directions: How many singular directions of each head are kept.
-        tokens: Tokens at each end of a direction.
-        draws: Random heads that scores are compared with; of 39, one more is outside of all in 5% of cases.
-        frequencies: Counts of words, as of `attnscope heads`: what heads write for the commonest tokens.
-        answers: How many of those.
-        seed: Of random heads.
-    """
-
-    directions: int = 2
-    tokens: int = 5
-    draws: int = 39
-    frequencies: Path | None = None
-    answers: int = 10
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("directions", 0), ("tokens", 1), ("draws", 19), ("answers", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} is {getattr(self, name)}, but must be at least {least}")
 
 
 def circuits(model: Model, options: CircuitsOptions | None = None, *, report: Report | None = None) -> Circuits:
