@@ -86,7 +86,6 @@ def batch(
         broke: Exception | None = None
         interrupted = False
         if first is not None:
-            folder.withdraw()
             try:
                 with _workers(options, n_todo, source).open(options.loading.device, (folder.handle,)) as workers:
                     interrupted = not _draw(plan, workers, chain([first], todo), n_todo, report)
@@ -138,6 +137,9 @@ class _Plan:
                 continue
             if not self.setup.options.replace:
                 self.folder.require_same([task.folder.name], self.setup.asked)
+            earlier = self.folder.entry(task.folder.name)
+            if earlier is not None and earlier.fingerprint != task.fingerprint:
+                self.folder.withdraw()
             yield task
 
     def outcome(self) -> tuple[tuple[DrawnText, ...], list[FailedText]]:
