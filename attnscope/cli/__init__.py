@@ -113,7 +113,7 @@ def main() -> None:
     except MemoryError:
         _fail("not enough memory", _SMALLER)
     except OSError as error:
-        where = f" {str(error.filename)[:200]}" if error.filename else ""
+        where = f" {error.filename}" if error.filename else ""
         _fail(f"{error.strerror or error}{where}")
     except Exception as error:
         _fail_if_interrupted()
