@@ -154,8 +154,8 @@ def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(
 
 
 @pytest.mark.parametrize("command", [
-    ("atlas", "a cat"), ("timeline", "own", "own", "--file", "texts.txt"), ("heatmap", "a cat"), ("prune", "--pick", "L0H0"),
-    ("show", "weights.npz"), ("batch", "texts.txt"),
+    ("atlas", "a cat"), ("timeline", "own", "own", "--file", "texts.txt"), ("heatmap", "a cat"),
+    ("prune", "--pick", "L0H0"), ("show", "weights.npz"), ("batch", "texts.txt"),
 ])  # fmt: skip
 def test_no_folder_is_named_as_stdout_is(command: tuple[str, ...], run: Run, tmp_path: Path) -> None:
     simple(5).save(tmp_path / "weights.npz")
