@@ -145,9 +145,8 @@ def put_foreign(out: Path | None) -> None:
 
 def results(case: Case, home: Path, generator: Generator, clear: bool = True) -> dict[Path, bytes]:
     """What a command writes that nothing stops, by its files; all but the log of a batch."""
-    call = [sys.executable, "-m", "attnscope", *case.arguments]
-    subprocess.run(call, cwd=home, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S)
-    assert case.out is not None
+    status, _, said = run_case(case, home)
+    assert status == 0 and case.out is not None, said
     made = {path: path.read_bytes() for path in files_below(case.out) if path.name != "log.jsonl"}
     if clear:
         clean(home, generator)
