@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError, one_line, safe
-from attnscope.host import delay_interrupts
-from attnscope.records.frame.file_sets import finish_replacing, replace_together
+from attnscope.records.frame.file_sets import replace_together, require_writable
 from attnscope.records.frame.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
 from attnscope.records.frame.shards import shards_note
-from attnscope.records.frame.storage import PAGE_MARK, kind_of, require_replaceable
+from attnscope.records.frame.storage import PAGE_MARK, require_replaceable
 from attnscope.records.maps.head_maps import choose_heads, spans
-from attnscope.unfinished import INTERRUPTED, fail_if_not_whole, settle
+from attnscope.unfinished import fail_if_not_whole, keep_data, settle
 
 if TYPE_CHECKING:
     from attnscope.records import Heatmap
@@ -361,25 +359,10 @@ def write(
             if figures:
                 drawn = drawing(record, staged, figures) if drawing else _draw(record, staged, figures, options)
         except BaseException:
-            _keep_data(staged, out)
+            keep_data(staged, out)
             raise
     paths = [*drawn, *data] if kind.usual[0] in FIGURE_FORMATS else [*data, *drawn]
     return [out / path.relative_to(staged) for path in paths]
-
-
-def _keep_data(staged: Path, out: Path) -> None:
-    """Keeps what took the time where its figures are not all drawn: aside, if other files are in the folder."""
-    names = [path.relative_to(staged) for path in staged.rglob("*") if path.is_file()]
-    names = [name for name in names if name.suffix[1:] not in FIGURE_FORMATS]
-    kept = out / INTERRUPTED if any(path != staged for path in out.iterdir()) else out
-    with contextlib.suppress(AttnscopeError), delay_interrupts():
-        if not names:
-            return
-        with replace_together(kept) as folder:
-            for name in names:
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (staged / name).replace(folder / name)
-        say([f"the figures are not all drawn, and none is kept: the data are in {kept}"] * (kept != out), quiet=False)
 
 
 def _draw(record: Record, out: Path, figures: Sequence[str], options: Mapping[str, Any]) -> list[Path]:
@@ -424,35 +407,6 @@ def require_formats(formats: Sequence[str]) -> None:
         from attnscope.records.frame.parquet import arrow
 
         arrow()
-
-
-def require_writable(folder: Path) -> None:
-    """Finds out before the model runs for minutes that nothing can be written; leaves no trace.
-
-    Raises:
-        UsageError: The folder is `-`, which is stdout.
-        AttnscopeError: It cannot be written.
-    """
-    if str(folder) == "-":
-        raise UsageError("- is stdout, which takes no files", "name a folder with --out; --json prints to stdout")
-    hint = "choose another folder with --out, or make room there"
-    made: list[Path] = []
-    try:
-        made = [part for part in (folder, *folder.parents) if not part.exists()]
-        if not made and not folder.is_dir():
-            raise AttnscopeError(
-                f"cannot write into {folder}: it is {kind_of(folder.stat().st_mode)}, not a folder", hint
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-        finish_replacing(folder)
-    except OSError as error:
-        raise AttnscopeError(f"cannot write into {folder}: {error.strerror or error}", hint) from None
-    finally:
-        for part in made:
-            with contextlib.suppress(OSError):
-                part.rmdir()
 
 
 def _other_maps(record: Record, folder: Path, formats: Sequence[str], query: str | None) -> str:

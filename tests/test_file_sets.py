@@ -13,7 +13,7 @@ import attnscope
 from attnscope import output
 from attnscope.errors import AttnscopeError
 from attnscope.records import file_of
-from attnscope.records.frame.file_sets import finish_replacing, replace_together, unmoved
+from attnscope.records.frame.file_sets import finish_replacing, replace_together, require_writable, unmoved
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
@@ -111,7 +111,7 @@ def test_a_killed_run_s_record_is_read_before_it_has_moved(tmp_path: Path) -> No
     fake_findings(3, 4).save(tmp_path / "replacing-01234567/heads.npz")
     assert file_of(tmp_path).parent.name == "replacing-01234567"
     assert len(attnscope.load_record(tmp_path).heads) == 12
-    output.require_writable(tmp_path)  # as every command that writes does first
+    require_writable(tmp_path)  # as every command that writes does first
     assert len(attnscope.load_record(tmp_path / "heads.npz").heads) == 12
     assert [path.name for path in tmp_path.iterdir()] == ["heads.npz"]
 

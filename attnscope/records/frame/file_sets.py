@@ -13,12 +13,13 @@ import contextlib
 import json
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.host import delay_interrupts
-from attnscope.records.frame.storage import making_folders_for, require_replaceable
+from attnscope.records.frame.storage import kind_of, making_folders_for, require_replaceable
 
 _OBSOLETE = ".obsolete"
 """The file of a set that lists what goes when the set comes."""
@@ -73,6 +74,35 @@ def finish_replacing(target: Path) -> None:
     for whole in unmoved(target):
         with delay_interrupts():
             _move(whole, target)
+
+
+def require_writable(folder: Path) -> None:
+    """Finds out before the model runs for minutes that nothing can be written; leaves no trace.
+
+    Raises:
+        UsageError: The folder is `-`, which is stdout.
+        AttnscopeError: It cannot be written.
+    """
+    if str(folder) == "-":
+        raise UsageError("- is stdout, which takes no files", "name a folder with --out; --json prints to stdout")
+    hint = "choose another folder with --out, or make room there"
+    made: list[Path] = []
+    try:
+        made = [part for part in (folder, *folder.parents) if not part.exists()]
+        if not made and not folder.is_dir():
+            raise AttnscopeError(
+                f"cannot write into {folder}: it is {kind_of(folder.stat().st_mode)}, not a folder", hint
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        finish_replacing(folder)
+    except OSError as error:
+        raise AttnscopeError(f"cannot write into {folder}: {error.strerror or error}", hint) from None
+    finally:
+        for part in made:
+            with contextlib.suppress(OSError):
+                part.rmdir()
 
 
 def unmoved(target: Path) -> list[Path]:

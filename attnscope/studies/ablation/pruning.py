@@ -22,8 +22,8 @@ from attnscope.errors import AttnscopeError, UsageError, one_line
 from attnscope.models import is_own_decoder
 from attnscope.models.catalog import weight_files
 from attnscope.models.model import Batch, Model, example_tokens
-from attnscope.output import require_writable
 from attnscope.records.ablation import Ablation
+from attnscope.records.frame.file_sets import require_writable
 from attnscope.records.frame.storage import finite, plain
 from attnscope.studies.ablation.study import AblateOptions, ablate
 from attnscope.studies.ablation.sweep import require_rerunnable

@@ -17,8 +17,8 @@ from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import verify
 from attnscope.models.hashing import hashes
-from attnscope.output import require_writable
 from attnscope.records.batches import Batch, DrawnText, FailedText
+from attnscope.records.frame.file_sets import require_writable
 from attnscope.records.maps.head_maps import spans
 from attnscope.studies.batch.folder import BatchFolder, folder_name
 from attnscope.studies.batch.worker import BatchOptions, Done, Setup, Task
