@@ -1,6 +1,7 @@
 """Atlases: planted heads, fair samples, values as the model has them, and the same bytes for every cut of a corpus."""
 
 import random
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -227,6 +228,23 @@ def test_shards_merge_to_the_files_of_one_run(
         assert status == 1 and said in err
     assert not (tmp_path / "other").exists()
     assert run("show", "2")[0] == 0
+
+
+def test_the_model_of_parts_is_where_they_were_made_or_is_asked_for(
+    run: Run, tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Path(shutil.copytree(tiny_bert, tmp_path / "gpt2"))  # a name that the Hub knows, too
+    (tmp_path / "texts.txt").write_text("the cat sat\na dog sat", "utf-8")
+    for shard in ("1/2", "2/2"):
+        assert run("atlas", "--file", "texts.txt", "-m", "gpt2", "--shard", shard, "-o", shard[0])[0] == 0
+    monkeypatch.setattr("attnscope.models.catalog._download", lambda *_, **__: pytest.fail("asked the Hub"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run("merge", "../1", "../2", "-o", "whole", "-f", "npz")[0] == 0
+    model.rename(tmp_path / "moved")
+    status, _, err = run("merge", "../1", "../2", "-o", "other", "-f", "npz")
+    assert status == 2 and "the model of the parts, gpt2, is not where they were made" in err and "-m" in err
+    assert run("merge", "../1", "../2", "-m", "../moved", "-o", "other", "-f", "npz")[0] == 0
 
 
 def test_a_part_without_texts_is_one_of_the_parts(run: Run, tmp_path: Path) -> None:

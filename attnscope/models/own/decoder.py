@@ -28,6 +28,7 @@ from attnscope.models.model import Batch, LayeredModel, ModelInfo, Outputs, Slic
 from attnscope.models.own.checkpoint import Checkpoint
 from attnscope.models.own.decoder_config import ROTARY_BASE, DecoderConfig, Positions, WordTokenizer, word_tokenizer
 from attnscope.models.own.native import read_weights
+from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.storage import write_whole
 
 __all__ = ["DecoderModel", "OwnDecoder", "load_decoder", "own_decoder", "wrap_decoder"]
@@ -97,9 +98,10 @@ class OwnDecoder(nn.Module):
         """
         folder = Path(folder)
         state = {name: tensor.detach().contiguous().cpu() for name, tensor in self.state_dict().items()}
-        write_whole(folder / "model.safetensors", to_safetensors(state, metadata={"format": "pt"}))
-        write_whole(folder / "tokenizer.json", self.tokenizer.backend.to_str(pretty=True).encode())
-        write_whole(folder / "config.json", json.dumps(self.config.as_json(), indent=2).encode())
+        with replace_together(folder) as staged:
+            write_whole(staged / "model.safetensors", to_safetensors(state, metadata={"format": "pt"}))
+            write_whole(staged / "tokenizer.json", self.tokenizer.backend.to_str(pretty=True).encode())
+            write_whole(staged / "config.json", json.dumps(self.config.as_json(), indent=2).encode())
         return folder
 
     def draw(self, seed: int) -> "OwnDecoder":

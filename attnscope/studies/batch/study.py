@@ -17,8 +17,8 @@ from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import verify
 from attnscope.models.hashing import hashes
-from attnscope.output import require_writable
 from attnscope.records.batches import Batch, DrawnText, FailedText
+from attnscope.records.frame.file_sets import require_writable
 from attnscope.records.maps.head_maps import spans
 from attnscope.studies.batch.folder import BatchFolder, folder_name
 from attnscope.studies.batch.worker import BatchOptions, Done, Setup, Task
@@ -86,7 +86,6 @@ def batch(
         broke: Exception | None = None
         interrupted = False
         if first is not None:
-            folder.withdraw()
             try:
                 with _workers(options, n_todo, source).open(options.loading.device, (folder.handle,)) as workers:
                     interrupted = not _draw(plan, workers, chain([first], todo), n_todo, report)
@@ -138,6 +137,9 @@ class _Plan:
                 continue
             if not self.setup.options.replace:
                 self.folder.require_same([task.folder.name], self.setup.asked)
+            earlier = self.folder.entry(task.folder.name)
+            if earlier is not None and earlier.fingerprint != task.fingerprint:
+                self.folder.withdraw()
             yield task
 
     def outcome(self) -> tuple[tuple[DrawnText, ...], list[FailedText]]:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from attnscope.corpus import Corpus, Split
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.output import HOME, require_writable
+from attnscope.output import HOME
 from attnscope.records import AttentionMap, Heatmap, file_of
 from attnscope.records.atlas.record import Atlas
+from attnscope.records.frame.file_sets import require_writable
 from attnscope.records.frame.kinds import KINDS
 from attnscope.records.frame.reading import schema_of
 from attnscope.records.frame.storage import PAGE_MARK, is_stream, require_replaceable, write_stream, write_whole
