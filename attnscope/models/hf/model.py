@@ -35,7 +35,6 @@ from attnscope.models.hf.parts import (
     text_tower,
     wordless,
 )
-from attnscope.models.hf.seam import one_at_a_time
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.hearing import HuggingFaceEars
 from attnscope.models.hf.senses.seeing import HuggingFaceEyes
@@ -45,6 +44,7 @@ from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.hf.weights import head_slices, output_projections
 from attnscope.models.inside.tape import blocks_of
 from attnscope.models.model import Batch, Loss, ModelInfo, Outputs, Rerun, ShownModel, Slice
+from attnscope.models.turns import share_lock, take_turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +181,7 @@ class HuggingFaceModel(ShownModel):
             skipped = skipped_calls(self.network.found.plan, block_of, first)
             return self.network.outputs(self.network.text_inputs(given), probe, logits=logits, skipped=skipped)
 
-        return Rerun(forward, batch, blocks, one_at_a_time(self.network.base))
+        return Rerun(forward, batch, blocks)
 
     def modules(self) -> list[nn.Module]:
         """The transformers model, without what it has on top for its task."""
@@ -210,7 +210,8 @@ class HuggingFaceModel(ShownModel):
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """The rows of the token embedding: (batch, token) numbers -> (batch, token, d)."""
         self.network.require_known(ids)
-        found = self.network.base.get_input_embeddings()(ids.to(self.network.device))
+        with take_turn([self.network.base]):
+            found = self.network.base.get_input_embeddings()(ids.to(self.network.device))
         # I-BERT gives the scale of its quantisation besides.
         rows: Tensor = found[0] if isinstance(found, tuple) else found
         return rows
@@ -295,6 +296,7 @@ def _build(
     found: Survey | None = None,
 ) -> HuggingFaceModel:
     base = base_of(raw.model)
+    share_lock([raw.model])
     found = found or survey(base, check=check)
     kinds = tuple(found.layers)
     info = ModelInfo(

@@ -176,8 +176,7 @@ class DirectPaths:
             last.append((given[0], gave.detach()))
 
         with torch.enable_grad(), contextlib.ExitStack() as stack:
-            for module in self._branches:
-                stack.callback(module.register_forward_pre_hook(_detach).remove)
+            stack.enter_context(hooks(self._branches, _detach, before=True))
             stack.enter_context(hooks(self._branches, branch))
             stack.enter_context(hooks(self._embeddings, embed))
             stack.enter_context(hooks(self._norms, normalise))
@@ -302,8 +301,8 @@ class Traced:
             )
 
 
-def _detach(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(one.detach() if isinstance(one, Tensor) else one for one in given)
+def _detach(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    return tuple(one.detach() if isinstance(one, Tensor) else one for one in given), named
 
 
 def _try_norm(module: nn.Module, width: int) -> Norm | None:
