@@ -178,6 +178,10 @@ class Batch:
         return Batch(**{name: x.repeat(times, 1) for name, x in vars(self).items() if x is not None})
 
 
+class MixedLengthsError(AttnscopeError):
+    """Texts that a model computes otherwise when they are padded together: shorter ones as if they were long."""
+
+
 @dataclass(frozen=True, eq=False)
 class Outputs:
     """What a forward pass gives.
@@ -441,6 +445,7 @@ class Model(Protocol):
 
         Raises:
             AttnscopeError: The batch is longer than the model's limit, or holds numbers that it has no embedding for.
+            MixedLengthsError: Padding would change what the model computes of a text.
         """
 
     def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True, last: int | None = None) -> "Outputs":

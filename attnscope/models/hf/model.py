@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import Place, Weights
 from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.adapters import NONE, Adapter, unwrap
-from attnscope.models.hf.check.eager import mixes_lengths, run_one_by_one
+from attnscope.models.hf.check.eager import run_one_by_one
 from attnscope.models.hf.check.examples import accepts, examples, max_tokens
+from attnscope.models.hf.check.reach import mixes_lengths
 from attnscope.models.hf.check.survey import Survey, survey
 from attnscope.models.hf.dispatch import input_device
 from attnscope.models.hf.network import Network
@@ -159,8 +160,11 @@ class HuggingFaceModel(ShownModel):
         Raises:
             AttnscopeError: The batch is longer than the model's limit, holds numbers that it has no embedding for, or
                 lacks what the decoder reads.
+            MixedLengthsError: Padding would change what the model computes of a text, and the probe is no `Weights`,
+                for which texts are run one by one.
         """
-        if not self.network.at_seam and mixes_lengths(self.network.base.config, batch.mask):
+        config = self.network.base.config
+        if isinstance(probe, Weights) and any(mixes_lengths(config, m) for m in (batch.mask, batch.target_mask)):
             return run_one_by_one(self.run, batch, probe)
         return self.run_inputs(self.network.text_inputs(batch), probe)
 
