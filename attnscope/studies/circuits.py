@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus.frequencies import read_frequencies
 from attnscope.errors import UsageError
 from attnscope.models.model import Batch, Model
@@ -56,6 +57,7 @@ class CircuitsOptions:
                 raise UsageError(f"{name} is {getattr(self, name)}, but must be at least {least}")
 
 
+@with_plain_torch
 def circuits(model: Model, options: CircuitsOptions | None = None, *, report: Report | None = None) -> Circuits:
     """What each head copies, matches, reads and writes, and which heads feed which, by their weights alone.
 

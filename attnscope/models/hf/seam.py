@@ -458,7 +458,8 @@ def use_attention(model: PreTrainedModel, implementation: str | None) -> Iterato
     """
     with take_turn([model]), without_autocast(model.device), restore_state(model, configs := _configs(model)):
         settings = _settings.setdefault(model, {})
-        learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # Those made in inference mode learn nothing, whatever they say, and torch does not let it be said again.
+        learning = [one for one in model.parameters() if one.requires_grad and not one.is_inference()]
         try:
             for module in model.modules():
                 if module.training:

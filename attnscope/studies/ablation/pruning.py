@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, one_line
 from attnscope.models import is_own_decoder
 from attnscope.models.catalog import weight_files
@@ -101,6 +102,7 @@ class PruneOrder:
     target: str | None = None
 
 
+@with_plain_torch
 def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, report: Report | None = None) -> Pruned:
     """Writes a model without some heads into a folder, whole or not at all.
 
