@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -21,6 +20,7 @@ from attnscope.models.inside.projections import hooks
 from attnscope.models.model import Batch, Model
 from tests.ablation_helpers import tiny
 from tests.conftest import VOCABULARY, write_tiny, write_tokenizer
+from tests.record_helpers import require_close
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,24 +64,13 @@ def _model(name: str, folder: Path) -> Model:
     return attnscope.load(tiny(name, vocab_size=len(VOCABULARY)), AutoTokenizer.from_pretrained(folder))
 
 
-def _numbers(value: Any) -> dict[str, Any]:
-    """All arrays of a record, and what it says of itself."""
-    if isinstance(value, attnscope.Page):
-        return {"html": value.html}
-    return {"": value.describe(), **value.arrays()}
-
-
 def _require_same(found: Any, expected: Any, of: str) -> None:
     """The same numbers, but for rounding: threads share what sums are cut into."""
-    ours, theirs = _numbers(found), _numbers(expected)
-    assert list(ours) == list(theirs), of
-    assert ours.pop("", {}).get("run", {}).get("failures") is None, of
-    theirs.pop("", None)
-    for name, array in theirs.items():
-        if np.issubdtype(np.asarray(array).dtype, np.floating):
-            np.testing.assert_allclose(ours[name], array, rtol=1e-4, atol=1e-6, err_msg=f"{of}: {name}")
-        else:
-            np.testing.assert_array_equal(ours[name], array, err_msg=f"{of}: {name}")
+    if isinstance(found, attnscope.Page):
+        assert found.html == expected.html, of
+        return
+    assert not found.run.get("failures"), of
+    require_close(found, expected, of)
 
 
 def _studies(model: Model) -> list[str]:
