@@ -19,7 +19,6 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from attnscope.core.attention.multihead import MultiHeadAttention
-from attnscope.core.attention.precision import without_autocast
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import Probe
 from attnscope.models.catalog import Source, read_config, verify, weight_files
@@ -218,7 +217,7 @@ class DecoderModel(LayeredModel):
     loss = "causal"
 
     def __init__(self, info: ModelInfo, network: OwnDecoder) -> None:
-        super().__init__(info, network.tokenizer, list(network.layers), "attention.out_proj.weight")
+        super().__init__(info, network.tokenizer, [network], list(network.layers), "attention.out_proj.weight")
         self.network = network
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
@@ -226,19 +225,15 @@ class DecoderModel(LayeredModel):
         batch = batch.to(self.info.device)
         require_length(self.info, batch.ids.shape[1])
         require_numbers(self.info, batch.ids, self.network.config.vocab_size)
-        with without_autocast(batch.ids.device):
+        with self._forward_pass():
             return self.network.hidden(batch.ids, batch.mask, probe)
 
     def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
         """As `run`, with the scores of the next token if they are asked for."""
         hidden = self.run(batch, probe)
         asked = hidden if last is None else hidden[:, -last:]
-        with without_autocast(hidden.device):
+        with self._forward_pass():
             return Outputs(hidden, self.network.unembed(asked) if logits else None)
-
-    def modules(self) -> list[nn.Module]:
-        """The network."""
-        return [self.network]
 
     def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:  # type: ignore[override]  # others: None
         """The heads' rows of W_Q, W_K and W_V, and their columns of W_O."""

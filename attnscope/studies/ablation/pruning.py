@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, one_line
 from attnscope.models import is_own_decoder
 from attnscope.models.catalog import weight_files
@@ -103,6 +104,7 @@ class PruneOrder:
     target: str | None = None
 
 
+@with_plain_torch
 def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, report: Report | None = None) -> Pruned:
     """Writes a model without some heads into a folder, whole or not at all.
 

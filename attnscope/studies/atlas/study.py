@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
@@ -66,6 +67,7 @@ class AtlasOptions:
                 raise UsageError(f"--{name} is {number}", f"it is at least {least}")
 
 
+@with_plain_torch
 def atlas(
     model: Model,
     corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from attnscope import models
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import verify
@@ -32,6 +33,7 @@ from attnscope.views.pages.gallery import page
 _PROCESS_BYTES, _TIMES_WEIGHTS = 700e6, 2
 
 
+@with_plain_torch
 def batch(
     spec: str,
     texts: Corpus | Iterable[str],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus.frequencies import read_frequencies
 from attnscope.models.model import Batch, Model
 from attnscope.records.circuits import COMPOSITIONS, Answer, CircuitHead, Circuits, Composition, Direction, Score
@@ -29,6 +30,7 @@ _TEXTS, _PLACES = 64, 16
 _UNKNOWN = Score(np.nan, np.nan, np.nan, np.nan)
 
 
+@with_plain_torch
 def circuits(model: Model, options: CircuitsOptions | None = None, *, report: Report | None = None) -> Circuits:
     """What each head copies, matches, reads and writes, and which heads feed which, by their weights alone.
 
@@ -358,6 +360,8 @@ class _Places:
     """
 
     def __init__(self, model: Model, stream: Stream, ids: Tensor) -> None:
+        from attnscope.models.inside.projections import hooks
+
         self.shares: dict[int, dict[str, list[float]]] = {}
         self.uniform: dict[str, tuple[float, ...]] = {}
         self.kind = ""
@@ -375,13 +379,9 @@ class _Places:
                 self.kind = "in the scores" if bool(alike) else "in the stream"
             return ((first[0], *given[1:]), named) if given else ((), {**named, name: first[0]})
 
-        handles = [block.register_forward_pre_hook(enter, with_kwargs=True) for block in blocks.values()]
-        try:
-            n = _PLACES if model.info.max_tokens is None else min(_PLACES, model.info.max_tokens)
+        n = _PLACES if model.info.max_tokens is None else min(_PLACES, model.info.max_tokens)
+        with hooks(blocks.values(), enter, before=True):
             model.run(Batch(ids[:, None].expand(-1, n).contiguous()), self._observe)
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _observe(self, call: AttentionCall) -> Tensor:
         from attnscope.core.attention.seam import attend, attention_weights

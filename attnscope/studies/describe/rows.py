@@ -17,6 +17,7 @@ from attnscope.records import Tokens
 from attnscope.studies.describe.features import Feature, TextFacts, blocks_of, catalogue
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of
+from attnscope.studies.running.memory import Room, halves, padded_size
 
 if TYPE_CHECKING:
     from attnscope.core.attention.row_samples import Found
@@ -115,16 +116,25 @@ def measure(
         facts = _facts(model, unit.query_tokens(kind), unit.annotation, frequencies, frequent)
         return blocks_of(features, facts, unit.queries)
 
-    for batch in batches([unit.chunk for unit in sample], TOKEN_BUDGET):
+    def run(batch: Sequence[Chunk]) -> list[tuple[str, Chunk, _Read]]:
         units = [sample[place_of[id(chunk)]] for chunk in batch]
         first = model.info.kinds[0]
         blocks = {first: [block(unit, first) for unit in units]}
         for kind in model.info.kinds[1:]:
             blocks[kind] = [block(unit, kind) for unit in units] if kind == "decoder" else blocks[first]
-        for kind, found in _run(model, units, blocks, levels).items():
-            for unit, held, one in zip(units, blocks[kind], found, strict=True):
-                if one.expected:
-                    reads.setdefault(kind, {})[place_of[id(unit.chunk)]] = _Read(held, one)
+        return [
+            (kind, unit.chunk, _Read(held, one))
+            for kind, found in _run(model, units, blocks, levels).items()
+            for unit, held, one in zip(units, blocks[kind], found, strict=True)
+            if one.expected
+        ]
+
+    room = Room()
+    cut: Sequence[Sequence[Chunk]] = batches([unit.chunk for unit in sample], TOKEN_BUDGET)
+    for batch in cut:
+        for _, made in room.each(batch, run, halves, padded_size):
+            for kind, chunk, read in made:
+                reads.setdefault(kind, {})[place_of[id(chunk)]] = read
     pooled = [unit.fits for unit in sample]
     return [group for kind, of_kind in reads.items() for group in _groups(kind, of_kind, features, pooled, heads)]
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.texts import merged
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import (
     Copies,
     Corpus,
@@ -93,6 +94,7 @@ class DescribeOptions:
     seed: int = 0
 
 
+@with_plain_torch
 def describe(
     model: Model,
     texts: Corpus | str | Sequence[str] | Sequence[CorpusText] | AnnotatedCorpus | Sequence[AnnotatedText],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, Split
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
@@ -207,6 +208,7 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions, report: Repo
     return WrittenPage(path, len(content), tuple(one.record for one in shown))
 
 
+@with_plain_torch
 def page(
     model: Model, texts: str | Sequence[str], *, findings: Findings | None = None, **prompt: Unpack[PromptOptions]
 ) -> Page:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.alignment import UNALIGNED, Placed, placed, placed_pair
 from attnscope.annotated.texts import merged
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import TOKEN_BUDGET, Problem, batches, chunks, copy_key, runs
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, example_tokens
@@ -54,6 +55,7 @@ BLOCK = 512
 """Most texts that are cut into batches together; long ones are fewer: see `attnscope.corpus.runs`."""
 
 
+@with_plain_torch
 def relations(
     model: Model,
     texts: AnnotatedCorpus | Sequence[AnnotatedText] | str,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse_json
 from attnscope.models.model import Model
@@ -95,6 +96,7 @@ def known_measures() -> tuple[str, ...]:
     return (*measure_names(), FROM_OFFSETS, EXPLAINED)
 
 
+@with_plain_torch
 def timeline(
     models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[int, Spec],
     corpus: Given = None,
