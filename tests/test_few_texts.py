@@ -1,0 +1,195 @@
+"""Intervals of ratios that few texts carry: their closed forms, planted heads that fire rarely, and real heads (slow).
+
+The slow tests take what descriptions leave of real heads' attention, and what they give to tokens, text by text. They
+draw few of these texts again and again, and count how often the interval has the value of all texts.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import chi2
+
+import attnscope
+from attnscope.core.exact.few_texts import interval_of_few_texts, unseen_share
+from attnscope.core.exact.running import RunningSums
+from attnscope.core.questions.descriptions import describe, row_losses, score_of_texts
+from attnscope.core.questions.row_tables import ItemSums
+from attnscope.corpus import CorpusText, chunks, count_tokens
+from attnscope.corpus.batching import tokens_of
+from attnscope.models.model import Model
+from attnscope.studies.atlas import rows, tables
+from attnscope.studies.describe import study
+from attnscope.studies.describe.features import RESTING
+from attnscope.studies.describe.rows import measure
+from attnscope.studies.inputs.texts import special_ids
+from attnscope.studies.measuring.head_blocks import Frequencies
+
+Floats = NDArray[np.float64]
+
+FOLDER = "ATTNSCOPE_TEST_MODEL"
+"""Environment variable: the folder of a further model whose heads the slow tests take, such as SmolLM2's."""
+
+SAMPLES = Path(__file__).resolve().parents[1] / "sample_texts"
+
+
+def test_of_many_texts_the_ends_are_half_away() -> None:
+    low, high = interval_of_few_texts(2.0, 0.01, 1e9, 9.0)
+    assert (low, high) == pytest.approx((1.99, 2.01), abs=1e-4)
+
+
+@pytest.mark.parametrize("events", [1, 2, 5, 30])
+def test_of_few_equal_events_the_ends_are_those_of_a_poisson_mean(events: int) -> None:
+    low, high = interval_of_few_texts(1.0, 1.959964 / events**0.5, 1e12, 0.0)
+    exact = chi2.ppf(0.025, 2 * events) / 2 / events, chi2.ppf(0.975, 2 * events + 2) / 2 / events
+    assert (low, high) == pytest.approx(exact, rel=0.08, abs=0.02)
+
+
+def test_texts_that_are_all_alike_leave_what_was_not_seen() -> None:
+    assert unseen_share(40) == pytest.approx(0.0881, abs=1e-4)
+    low, high = interval_of_few_texts(0.2, 0.0, 40, 1.0)
+    assert (low, high) == pytest.approx((0.2 * (1 - 0.0881), 0.2 + 0.8 * 0.0881), abs=1e-4)
+    assert interval_of_few_texts(0.0, 0.0, 40, 1.0) == pytest.approx((0.0, 0.0881), abs=1e-4)
+    assert interval_of_few_texts(3.0, 0.0, 1e12, 1.0)[1] == pytest.approx(3.0, rel=1e-5)  # above what others could have
+
+
+def test_without_a_spread_there_is_no_interval() -> None:
+    assert np.isnan(interval_of_few_texts(0.2, np.nan, 1.0, 1.0)).all()
+
+
+@pytest.mark.parametrize("n_texts", [10, 20, 40, 80])
+@pytest.mark.parametrize("firing", [0.01, 0.03, 0.1])
+def test_planted_heads_that_fire_rarely_are_held(firing: float, n_texts: int) -> None:
+    """r ± t·se holds the truth in 0.10 to 0.90 of these draws, the score interval of a Poisson mean in 0.03 to 0.93."""
+    drawn = np.random.default_rng(0)
+    true, n_held, n_draws = 1 - (0.004 + 2.1 * firing) / 2.0, 0, 400
+    for _ in range(n_draws):
+        fires = drawn.random(n_texts) < firing
+        left = 0.004 * drawn.lognormal(-0.125, 0.5, n_texts) + 2.1 * fires * drawn.gamma(4.0, 0.25, n_texts)
+        how = score_of_texts(np.arange(n_texts), left, 2.0 * drawn.gamma(50.0, 0.02, n_texts))
+        n_held += how.low <= true <= how.high
+    assert n_held >= 0.93 * n_draws
+
+
+# Real heads -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["minilm", FOLDER])
+def model(request: pytest.FixtureRequest) -> Model:
+    spec = os.environ.get(FOLDER) if request.param == FOLDER else request.param
+    if not spec:
+        pytest.skip(f"{FOLDER} names no folder")
+    return attnscope.load(spec)
+
+
+@pytest.fixture(scope="module")
+def sentences() -> list[CorpusText]:
+    """About 400 sentences, of a novel and of other prose."""
+    prose = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split())
+    parts = [part for part in re.split(r"(?<=[.!?;])['’\"”]* ", prose) if len(part.split()) > 3]
+    parts += [text.text for text in attnscope.AnnotatedCorpus([SAMPLES / "dependencies.conllu"])]
+    parts += (SAMPLES / "sentences.txt").read_text("utf-8").splitlines()
+    return [CorpusText(number, "", number, text=part) for number, part in enumerate(dict.fromkeys(parts))]
+
+
+def coverage(held: NDArray[np.bool_]) -> str:
+    return f"{held.mean(-1).min():.3f} at worst, {np.median(held.mean(-1)):.3f} median"
+
+
+@pytest.mark.slow
+def test_intervals_of_explained_shares_and_of_sinks_hold_for_every_head(
+    model: Model, sentences: list[CorpusText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "MOST_BYTES", 2**40)
+    sample = study.draw(model, sentences, study.DescribeOptions(queries=8000))
+    counts = count_tokens(sentences, model.tokenizer.encode, special_ids(model))
+    (group,) = measure(model, sample, Frequencies.of_counts(counts))
+    fitted, scored = (
+        group.rows.of_texts([number for number, unit in enumerate(sample) if unit.fits == fits])
+        for fits in (True, False)
+    )
+    found = describe(
+        fitted, [feature.rank for feature in group.features], candidates=study._distinct(group),
+        needs=study._bases(group.features),
+    )  # fmt: skip
+    _, which, n_rows = np.unique(scored.texts, return_inverse=True, return_counts=True)
+    resting = [feature.name for feature in group.features].index(RESTING)
+    drawn, n_draws = np.random.default_rng(0), 200
+    for n_texts in (10, 20, 40, 80):
+        held = np.zeros((len(group.heads), n_draws), np.bool_)
+        held_sinks = np.zeros((len(group.heads), 1000), np.bool_)
+        for head, description in enumerate(found):
+            left, nats, sinks = (
+                np.bincount(which, of_rows)
+                for of_rows in (
+                    row_losses(scored, head, description), group.rows.uniform_nats[scored.index, head],
+                    group.rows.expected[scored.index, head, resting].astype(np.float64),
+                )
+            )  # fmt: skip
+            left, nats = left / n_rows, nats / n_rows
+            for draw in range(n_draws):
+                some = drawn.integers(0, len(nats), n_texts)
+                how = score_of_texts(np.arange(n_texts), left[some], nats[some])
+                held[head, draw] = how.low <= 1 - left.sum() / nats.sum() <= how.high
+            some = drawn.integers(0, len(nats), (n_texts, held_sinks.shape[1]))
+            sums = RunningSums(some.shape[1:])
+            sums.add(sinks[some], n_rows[some])
+            low, high = sums.share_interval()
+            held_sinks[head] = (low <= sinks.sum() / n_rows.sum()) & (sinks.sum() / n_rows.sum() <= high)
+            held[head] |= nats.mean() < 0.1  # it is said to spread evenly, without a share
+        print(model.info.name, n_texts, "of", len(n_rows), "explained:", coverage(held), "sinks:", coverage(held_sinks))
+        assert held.mean(1).min() >= 0.9 and held_sinks.mean(1).min() >= 0.9
+
+
+@pytest.mark.slow
+def test_intervals_of_lifts_hold_for_real_tokens(
+    model: Model, sentences: list[CorpusText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of items whose texts amount to 30 or more: of others these texts do not tell the true lift."""
+    seen: dict[tuple[int, int, int], list[tuple[Floats, float, float]]] = {}
+    n_held, n_low, n_cells = np.zeros(3), np.zeros(3), 0
+
+    def keep(sums: ItemSums, layer: int, items: NDArray[np.int64], masses: Floats, even: Floats, n: Floats) -> None:
+        for number in np.flatnonzero(even > 0):
+            cell = seen.setdefault((id(sums), layer, int(items[number])), [])
+            cell.append((masses[number], even[number], n[number]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "LEAST_TEXTS", 30)
+        patched.setattr(ItemSums, "add", keep)
+        heads = [
+            (kind, layer, head)
+            for kind, layers, of_layer in zip(model.info.kinds, model.info.n_layers, model.info.n_heads, strict=True)
+            for layer in range(layers)
+            for head in range(of_layer)
+        ]
+        rows.read_rows(model, heads, list(_units(model, sentences[:300])))
+    drawn, n_draws, sizes = np.random.default_rng(0), 200, (5, 10, 30)
+    worst = np.ones(3)
+    for cell in seen.values():
+        masses, even, n = (np.array(values, np.float64) for values in zip(*cell, strict=True))
+        if even.sum() ** 2 < 30 * (even**2).sum():
+            continue
+        true = masses.sum(0) / even.sum()
+        n_cells += len(true)
+        for place, size in enumerate(sizes):
+            sums = ItemSums(n_draws, [len(true)])
+            for some in drawn.integers(0, len(cell), (size, n_draws)):
+                sums.add(0, np.arange(n_draws), masses[some], even[some], n[some])
+            found = sums.lifts()
+            held = ((found.low <= true) & (true <= found.high)).mean(0)
+            n_held[place] += (held >= 0.9).sum()
+            n_low[place] += ((found.low > true).mean(0) > 0.1).sum()
+            worst[place] = min(worst[place], held.min())
+    print(model.info.name, n_cells, "cells; worst", worst, "held", n_held / n_cells, "low ends missed", n_low)
+    assert n_cells > 1000 and (n_held >= 0.995 * n_cells).all() and (worst >= 0.8).all()
+
+
+def _units(model: Model, texts: list[CorpusText]) -> Iterator[rows.Unit]:
+    for text in texts:
+        tokens = tokens_of(text, model.tokenizer.encode, special_ids(model))
+        yield rows.Unit(text, chunks(tokens, text.index, limit=model.info.max_tokens)[0], sampled=True)
