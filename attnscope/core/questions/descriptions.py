@@ -482,8 +482,8 @@ def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Scor
     """The score of rows whose texts weigh the same, with its interval over texts.
 
     The explained share is one minus a ratio L of sums over texts (Cochran 1977, section 6.4). A few texts may carry
-    what is left, where a head fires rarely. So the ends are those of `interval_of_few_texts`: texts that were not seen are
-    explained no better than by uniform attention (L = 1), or wholly (0).
+    what is left, where a head fires rarely. So the ends are those of `interval_of_few_texts`: texts that were not seen
+    are explained no better than by uniform attention (L = 1), or wholly (0).
 
     Args:
         texts: (row,): the number of each row's text.
