@@ -1,12 +1,11 @@
 """Intervals of ratios that few texts carry: their closed forms, planted heads that fire rarely, and real heads (slow).
 
-The slow tests take what descriptions leave of real heads' attention, and what they give to tokens, text by text. They
-draw few of these texts again and again, and count how often the interval has the value of all texts.
+The slow test takes what descriptions leave of real heads' attention, text by text. It draws few of these texts again and
+again, and counts how often the interval has the share over all texts.
 """
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +16,8 @@ from scipy.stats import chi2
 import attnscope
 from attnscope.core.exact.few_texts import interval_of_few_texts, unseen_share
 from attnscope.core.questions.descriptions import describe, row_losses, score_of_texts
-from attnscope.core.questions.row_tables import ItemSums
-from attnscope.corpus import CorpusText, chunks, count_tokens
-from attnscope.corpus.batching import tokens_of
+from attnscope.corpus import CorpusText, count_tokens
 from attnscope.models.model import Model
-from attnscope.studies.atlas import rows, tables
 from attnscope.studies.describe import study
 from attnscope.studies.describe.rows import measure
 from attnscope.studies.inputs.texts import special_ids
@@ -130,53 +126,3 @@ def test_intervals_of_explained_shares_hold_for_every_head(
             held[head] |= nats.mean() < 0.1  # it is said to spread evenly, without a share
         print(model.info.name, n_texts, "of", len(n_rows), "explained:", coverage(held))
         assert held.mean(1).min() >= 0.9
-
-
-@pytest.mark.slow
-def test_intervals_of_lifts_hold_for_real_tokens(
-    model: Model, sentences: list[CorpusText], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of items whose texts amount to 30 or more: of others these texts do not tell the true lift."""
-    seen: dict[tuple[int, int, int], list[tuple[Floats, float, float]]] = {}
-    n_held, n_low, n_cells = np.zeros(3), np.zeros(3), 0
-
-    def keep(sums: ItemSums, layer: int, items: NDArray[np.int64], masses: Floats, even: Floats, n: Floats) -> None:
-        for number in np.flatnonzero(even > 0):
-            cell = seen.setdefault((id(sums), layer, int(items[number])), [])
-            cell.append((masses[number], even[number], n[number]))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(tables, "LEAST_TEXTS", 30)
-        patched.setattr(ItemSums, "add", keep)
-        heads = [
-            (kind, layer, head)
-            for kind, layers, of_layer in zip(model.info.kinds, model.info.n_layers, model.info.n_heads, strict=True)
-            for layer in range(layers)
-            for head in range(of_layer)
-        ]
-        rows.read_rows(model, heads, list(_units(model, sentences[:300])))
-    drawn, n_draws, sizes = np.random.default_rng(0), 200, (5, 10, 30)
-    worst = np.ones(3)
-    for cell in seen.values():
-        masses, even, n = (np.array(values, np.float64) for values in zip(*cell, strict=True))
-        if even.sum() ** 2 < 30 * (even**2).sum():
-            continue
-        true = masses.sum(0) / even.sum()
-        n_cells += len(true)
-        for place, size in enumerate(sizes):
-            sums = ItemSums(n_draws, [len(true)])
-            for some in drawn.integers(0, len(cell), (size, n_draws)):
-                sums.add(0, np.arange(n_draws), masses[some], even[some], n[some])
-            found = sums.lifts()
-            held = ((found.low <= true) & (true <= found.high)).mean(0)
-            n_held[place] += (held >= 0.9).sum()
-            n_low[place] += ((found.low > true).mean(0) > 0.1).sum()
-            worst[place] = min(worst[place], held.min())
-    print(model.info.name, n_cells, "cells; worst", worst, "held", n_held / n_cells, "low ends missed", n_low)
-    assert n_cells > 1000 and (n_held >= 0.995 * n_cells).all() and (worst >= 0.8).all()
-
-
-def _units(model: Model, texts: list[CorpusText]) -> Iterator[rows.Unit]:
-    for text in texts:
-        tokens = tokens_of(text, model.tokenizer.encode, special_ids(model))
-        yield rows.Unit(text, chunks(tokens, text.index, limit=model.info.max_tokens)[0], sampled=True)
