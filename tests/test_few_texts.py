@@ -1,7 +1,7 @@
 """Intervals of ratios that few texts carry: their closed forms, planted heads that fire rarely, and real heads (slow).
 
-The slow test takes what descriptions leave of real heads' attention, text by text. It draws few of these texts again and
-again, and counts how often the interval has the share over all texts.
+The slow test takes what descriptions leave of real heads' attention, text by text. It draws few of these texts again
+and again, and counts how often the interval has the share over all texts.
 """
 
 import os
