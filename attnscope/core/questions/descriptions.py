@@ -37,6 +37,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.exact.few_texts import interval_of_few_texts
 from attnscope.core.exact.running import RunningSums
 from attnscope.core.questions.sampled_rows import RIDGE, Floats, Part
 
@@ -225,9 +226,9 @@ def masses(part: Part, found: Description, feature: int) -> Floats:
 def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Score:
     """The score of rows whose texts weigh the same, with its interval over texts.
 
-    The explained share is one minus a ratio L of sums over texts, with standard error se (Cochran 1977, section 6.4).
-    What is left varies less the less there is of it: its variance at an end θ is taken as se² θ / L, as in a score
-    interval of a Poisson mean, whose ends are the θ of (L - θ)² = t² se² θ / L. Simulated in docs/descriptions.md.
+    The explained share is one minus a ratio L of sums over texts (Cochran 1977, section 6.4). A few texts may carry
+    what is left, where a head fires rarely. So the ends are those of `interval_of_few_texts`: texts that were not seen
+    are explained no better than by uniform attention (L = 1), or wholly (0).
 
     Args:
         texts: (row,): the number of each row's text.
@@ -241,11 +242,8 @@ def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Scor
     of_left, of_nats = (np.bincount(which, given) / counts for given in (left, nats))
     sums.add(of_left, of_nats)
     ratio, (low, high) = float(sums.ratio()), sums.interval()
-    half = float(high - low) / 2
-    shift = half**2 / ratio / 2 if ratio > 0 else 0.0
-    spread = math.hypot(half, shift)
-    most = min(1.0, 1 - ratio - shift + spread) if math.isfinite(spread) else math.nan
-    return Score(1 - ratio, 1 - ratio - shift - spread, most, float(of_nats.mean()), float(of_left.mean()))
+    least, most = interval_of_few_texts(ratio, float(high - low) / 2, sums.effective_texts(), 1.0)
+    return Score(1 - ratio, 1 - float(most), 1 - float(least), float(of_nats.mean()), float(of_left.mean()))
 
 
 class _Search:

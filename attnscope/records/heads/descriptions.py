@@ -20,6 +20,10 @@ NO_TERM = "no term outside sinks"
 """What stands for the term of the other half of the texts where it has none."""
 
 
+UNSURE = 0.5
+"""Width of the interval of an explained share from which on the texts are said to be too few to tell it."""
+
+
 @dataclass(frozen=True)
 class Term:
     """One term of a description.
@@ -105,8 +109,9 @@ class HeadDescription(OneHead):
         terms: The terms, in the order in which they were chosen; the first explains most.
         nats: How far its attention is from uniform: mean KL divergence over the scored texts.
         explained: The share of these that the terms explain, on texts that they were not fitted on.
-        low: Lower end of its 95% interval over texts; NaN with fewer than two.
-        high: Upper end.
+        low: Lower end of its 95% interval over texts, which allows for kinds of texts that are not among those scored
+            (`core.exact.few_texts`); NaN with fewer than two.
+        high: Upper end, at most 1.
         explained_beside: The same where how much each query gives to special tokens and the first is taken as known.
         agrees: Whether the other half of the texts gives the same first term; None where neither gives any.
         failures: Tokens of the scored texts that it explains least, the worst first, one of a text.
@@ -148,6 +153,11 @@ class HeadDescription(OneHead):
         return self.nats < EVEN
 
     @property
+    def is_unsure(self) -> bool:
+        """Whether the scored texts are too few to tell how much is explained: the interval is wider than `UNSURE`."""
+        return self.high - max(self.low, 0.0) > UNSURE
+
+    @property
     def words(self) -> str:
         """The terms in a line, such as "[CLS] (27%; uniform 2%), near tokens (46% at most 4 away; uniform 18%)"."""
         if self.spreads_evenly:
@@ -172,8 +182,9 @@ class HeadDescription(OneHead):
         if self.spreads_evenly:
             return f"{self.words}: {self.nats:.2f} nats from uniform"
         explained = f"{100 * self.explained:.0f}%" if math.isfinite(self.explained) else "an unknown share"
+        unsure = " (too few texts to tell)" if self.is_unsure else ""
         warning = f" (! {self.warning})" if self.warning else ""
-        return f"{self.words}: {explained} of {self.nats:.2f} nats{warning}"
+        return f"{self.words}: {explained} of {self.nats:.2f} nats{unsure}{warning}"
 
 
 def _words(term: Term, parts: Sequence[Term], other: str) -> str:
@@ -249,6 +260,11 @@ class Descriptions:
             f"stability: the other half of the texts has the same first term outside sinks in {alike} of "
             f"{amount(len(told), 'head')}" + "; where it has another, ! names it" * (alike < len(told))
         )
+
+    @property
+    def unseen_share(self) -> float:
+        """The share of all texts, 0 to 1, of which the scored ones may show none; as `core.exact.few_texts` has it."""
+        return 1 - 0.025 ** (1 / max(1, self.n_scored))
 
     def of(self, layer: int, head: int, kind: str | None = None) -> HeadDescription:
         """The description of a head.

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.heads.descriptions import LITTLE, Descriptions, HeadDescription
+from attnscope.records.heads.descriptions import LITTLE, UNSURE, Descriptions, HeadDescription
 from attnscope.records.heads.findings import Findings
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads.summary import full_name
@@ -94,7 +94,15 @@ def _notes(findings: Findings, described: Descriptions, wide: bool, n_left: int)
         "In brackets: share of attention on such keys; under uniform attention. Each term holds given the other terms.",
         *heads_summary.description_notes(findings),
         "A description is of attention, not of purpose.",
+        f"The intervals allow for texts of another kind: {100 * described.unseen_share:.0f}% of all texts may be of a "
+        "kind that is not among those scored.",
     ]
+    n_unsure = sum(one.is_unsure for one in described.heads if not one.spreads_evenly)
+    if n_unsure:
+        said.append(
+            f"The texts are too few to tell what is explained of {amount(n_unsure, 'head')}: the interval is wider "
+            f"than {100 * UNSURE:.0f} points. Give more texts."
+        )
     if described.unmatched:
         named = ", ".join(heads_summary.printable(name, 60) for name in described.unmatched)
         said.append(f"Your feature {named} was found nowhere in the sampled texts.")
