@@ -146,6 +146,10 @@ def test_the_number_of_heads_changes_no_parameters() -> None:
     assert next(row for row in rows if row.n_heads == 12).weights_mqa == 2 * 768**2 + 2 * 768 * 64
 
 
+def test_a_cost_says_in_a_line_what_it_is_of() -> None:
+    assert repr(cost("bert-base", 512)) == "Cost('bert-base', 12 layers of 12 heads, texts of 512 tokens)"
+
+
 def test_grouped_queries_cost_less_and_cache_less() -> None:
     mha, gqa, mqa = (cost("llama-2-7b", 4096, n_kv_heads=n) for n in (32, 8, 1))
     assert mha.value("kv_cache_own_float16") == 4 * gqa.value("kv_cache_own_float16")
