@@ -17,8 +17,8 @@ from attnscope.models.own.decoder import own_decoder
 from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, divisors, sizes_by_hand, sizes_of
 from attnscope.studies.teaching.cost import BYTES, cost, find_sizes
 from attnscope.views.drawing.layout import SCREEN
+from attnscope.views.tables.numbers import abbreviate
 from attnscope.views.tables.plain_text import open_console
-from attnscope.views.tables.units import abbreviate
 from attnscope.views.teaching import cost_figure
 from attnscope.views.teaching.cost_terminal import show
 from tests.core_helpers import few_examples

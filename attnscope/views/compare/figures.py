@@ -49,7 +49,8 @@ from attnscope.views.drawing.layout import SCREEN, Paper
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.plots import spread
 from attnscope.views.drawing.style import USUAL, Style
-from attnscope.views.heads.summary import UNCLASSIFIED, Mark, label, marks_for, model_of
+from attnscope.views.heads.summary import UNCLASSIFIED, Mark, marks_for
+from attnscope.views.tables.wording import label, model_of
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

@@ -14,8 +14,7 @@ from attnscope.views.drawing.canvas import FAINT, INK, LINE, Box, Page, wrap_lin
 from attnscope.views.drawing.head_maps import HEAD_NAMES_PX, LEFT_PX, findings_shape, name_kinds, place_kinds
 from attnscope.views.drawing.inks import blend, ink_on
 from attnscope.views.drawing.lettering import Lettering
-from attnscope.views.heads import summary as heads_summary
-from attnscope.views.heads.summary import model_of, printable
+from attnscope.views.tables.wording import corpus_line, model_of, printable
 
 _CARD_PX, _PAPER_CARD_PX, _WIDEST_CARD_PX = 128, 110, 220
 """Width of a card, on paper at least, and how wide it is where there are few heads."""
@@ -138,7 +137,7 @@ def cards_page(findings: Findings, lettering: Lettering) -> Page:
     """The page, drawn."""
     placed = cards_layout(findings, lettering)
     page = Page(*placed.size, lettering)
-    subtitle = heads_summary.corpus_line(findings)
+    subtitle = corpus_line(findings)
     page.head(
         f"{model_of(findings.run)} · what its {amount(len(findings.heads), 'head does', 'heads do')}, in a few words",
         subtitle,

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from attnscope.errors import amount
 from attnscope.records.heads.findings import Findings, Head
-from attnscope.views.ablation.summary import number as small_number
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK, Box, Number, Page, colormap, hex_of, wrap_lines
 from attnscope.views.drawing.inks import ink_on
 from attnscope.views.drawing.lettering import Lettering
-from attnscope.views.heads import summary as heads_summary
-from attnscope.views.heads.summary import model_of, number, printable
+from attnscope.views.tables.numbers import UNDEFINED, number, small_number
+from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable, title_of, unit_of
 
 _UNKNOWN = "#dcdcdc"
 _ONE_WAY, _TWO_WAYS = "Blues", "RdBu_r"
@@ -175,7 +174,7 @@ def measures_pages(
         "rows: layers, columns: heads",
         "each map has its own colours: the bar below it tells which",
         *([uniform] if any(math.isfinite(scale.uniform[0]) for scale in scales.values()) else []),
-        *heads_summary.corpus_notes(findings),
+        *corpus_notes(findings),
     ]
     if undefined and len(undefined) < len(scales):
         said.append(f"left out, as undefined for all heads: {', '.join(printable(name) for name in undefined)}")
@@ -206,7 +205,7 @@ def _panels_page(
     paper, columns, n_rows = lettering.paper, panels.columns, -(-len(scales) // panels.columns)
     height = math.ceil(panels.height_px(n_rows)) + (len(footer) - 1) * layout.LINE_PX
     page = MeasurePage(panels.width, height, lettering)
-    page.head(title, heads_summary.corpus_line(findings))
+    page.head(title, corpus_line(findings))
     top = float(TOP_PX)
     for kind in findings.kinds:
         shape = findings_shape(findings, kind)
@@ -271,8 +270,8 @@ def measure_page(
     if intervals:
         said.append("small numbers: the 95% interval")
     if _any_undefined(findings, measure):
-        said.append("grey: undefined" + (f" ({heads_summary.UNDEFINED})" if numbers else ""))
-    said += heads_summary.corpus_notes(findings)
+        said.append("grey: undefined" + (f" ({UNDEFINED})" if numbers else ""))
+    said += corpus_notes(findings)
     page = None if shared is None else shared.get(tuple(said))
     if page is None:
         page = MeasurePage.above(said, width, bar_y + 72, lettering)
@@ -281,9 +280,9 @@ def measure_page(
             shared[tuple(said)] = page
     page.begin()
     meaning = printable(findings.measure_facts(measure).what, 400)
-    corpus = heads_summary.corpus_line(findings)
+    corpus = corpus_line(findings)
     subtitle = " · ".join(part for part in (meaning, corpus) if part)
-    page.head(f"{model_of(findings.run)} · {heads_summary.title_of(findings, measure)}", subtitle)
+    page.head(f"{model_of(findings.run)} · {title_of(findings, measure)}", subtitle)
     for kind, top in zip(findings.kinds, tops, strict=True):
         page.map((layout.MARGIN_PX + LEFT_PX, top), findings, kind, measure, (cell_w, cell_h), scale)
     if numbers:
@@ -292,7 +291,7 @@ def measure_page(
         page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), size, small * intervals))
     bar = (layout.MARGIN_PX + LEFT_PX, bar_y, min(420, room - 20), 14)
     page.scale(bar, scale, size_px=layout.CAPTION_PX, most=6 if paper.is_narrow else 11)
-    unit = heads_summary.unit_of(findings, measure)
+    unit = unit_of(findings, measure)
     page.uniform(
         bar,
         scale,
@@ -447,7 +446,7 @@ class MeasurePage(Page):
 
 def _meaning(findings: Findings, measure: str) -> str:
     """What a measure says, and in which unit if its name does not tell."""
-    what, unit = printable(findings.measure_facts(measure).what, 400), heads_summary.unit_of(findings, measure)
+    what, unit = printable(findings.measure_facts(measure).what, 400), unit_of(findings, measure)
     return f"{what} [{unit}]" if what and unit and unit not in measure else what
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
 
 from attnscope.records import Heatmap
 from attnscope.records.maps.pooled import PooledHeatmap
 from attnscope.records.maps.sounds import Sound
 from attnscope.views.maps.terminal import drawing, query_tables
-from attnscope.views.tables.plain_text import plain_table, safe
+from attnscope.views.tables.table import Column, Table
 
 
 def show(record: Heatmap | PooledHeatmap, console: Console, *, drawn: bool = True, query: str | None = None) -> None:
@@ -49,10 +48,9 @@ def show(record: Heatmap | PooledHeatmap, console: Console, *, drawn: bool = Tru
 
 def word_table(sound: Sound) -> Table:
     """When each word of a recording is spoken, a row a word."""
-    shown = plain_table(space=2)
-    for name in ("start", "end"):
-        shown.add_column(f"{name} (s)", justify="right", no_wrap=True)
-    shown.add_column("word")
-    for word in sound.words:
-        shown.add_row(f"{word.start:.2f}", f"{word.end:.2f}", safe(word.text))
-    return shown
+    columns = [
+        Column("start (s)", lambda word: f"{word.start:.2f}", right=True),
+        Column("end (s)", lambda word: f"{word.end:.2f}", right=True),
+        Column("word", lambda word: word.text, wraps=True, least=8),
+    ]
+    return Table(columns, sound.words)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.records.relations.combined import Combined, Precision, Score
 from attnscope.records.relations.record import Relations
-from attnscope.views.heads.summary import UNDEFINED, interval, number, printable
+from attnscope.views.tables.numbers import UNDEFINED, interval, number, signed
+from attnscope.views.tables.wording import printable
 
 CUTS = {1: "L", 2: "L/2", 5: "L/5"}
 
@@ -66,12 +67,7 @@ def _row(name: str, one: Combined, at: Combined | Precision) -> TogetherRow:
 
 
 def _gain(score: Score) -> str:
-    return interval(score.gain_low, score.gain_high, _signed)
-
-
-def _signed(value: float) -> str:
-    said = number(value)
-    return said if said.startswith("−") or not any(digit in said for digit in "123456789") else f"+{said}"
+    return interval(score.gain_low, score.gain_high, signed)
 
 
 def together_explanation(found: Relations) -> str:

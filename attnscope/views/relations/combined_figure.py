@@ -10,8 +10,8 @@ from attnscope.records.relations.record import Relations
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK, LINE, Page
 from attnscope.views.drawing.lettering import Lettering
-from attnscope.views.heads.summary import corpus_line, model_of
 from attnscope.views.relations.combined import together_explanation, together_rows
+from attnscope.views.tables.wording import corpus_line, model_of
 
 MOST_ROWS = 36
 """Relations, or ranges and cuts of one, that the figure has; those with the largest gain come first."""

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.teaching.split import Seen, Split
-from attnscope.views.tables.numbers import matrix
-from attnscope.views.tables.plain_text import plain_table, safe, spell_out, spell_out_text
+from attnscope.views.tables.matrix import matrix
+from attnscope.views.tables.numbers import fixed, percent
+from attnscope.views.tables.plain_text import safe, spell_out, spell_out_text
+from attnscope.views.tables.table import Column, Table
 
 _MOST_TOKENS_IN_FULL = 12
 _MOST_HEADS_IN_FULL = 8
@@ -128,19 +129,22 @@ def _names(split: Split, keys: Sequence[int]) -> str:
 
 
 def _table(split: Split, console: Console) -> Table:
-    table = plain_table()
-    names = ["heads", "d_head", "rank", "entropy", "uniform rows", "disagreement"]
-    for name in (*names, *(["without"] if any(seen.drops for seen in split.seen) else [])):
-        table.add_column(name, justify="left" if name == "without" else "right", overflow="fold")
-    for seen in split.seen:
-        n_rows = seen.n_heads * len(split.queries)
-        cells = [
-            str(seen.n_heads), str(seen.d_head), _ranks(seen.rank.tolist(), console), f"{seen.entropy_nats.mean():.4f}",
-            f"{int(seen.uniform.sum())} of {n_rows}", f"{seen.disagreement_nats.mean():.4f}",
-        ]  # fmt: skip
-        drops = ", ".join(f"H{drop.head}: L2 change {drop.l2:.4f} ({drop.share:.0%})" for drop in seen.drops)
-        table.add_row(*cells, *([drops or "-"] if len(table.columns) > len(names) else []))
-    return table
+    columns = [
+        Column("heads", lambda seen: str(seen.n_heads), right=True),
+        Column("d_head", lambda seen: str(seen.d_head), right=True, drop=1),
+        Column("rank", lambda seen: _ranks(seen.rank.tolist(), console), right=True),
+        Column("entropy", lambda seen: fixed(seen.entropy_nats.mean(), 4), right=True),
+        Column("uniform rows", lambda seen: f"{int(seen.uniform.sum())} of {seen.n_heads * len(split.queries)}",
+               right=True, wraps=True, least=8, drop=2),
+        Column("disagreement", lambda seen: fixed(seen.disagreement_nats.mean(), 4), right=True),
+    ]  # fmt: skip
+    if any(seen.drops for seen in split.seen):
+        columns.append(Column("without", _without, wraps=True, least=12))
+    return Table(columns, split.seen)
+
+
+def _without(seen: Seen) -> str:
+    return ", ".join(f"H{drop.head}: L2 change {drop.l2:.4f} ({percent(drop.share)})" for drop in seen.drops) or "-"
 
 
 def _ranks(ranks: Sequence[int], console: Console) -> str:

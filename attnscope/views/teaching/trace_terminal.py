@@ -11,7 +11,8 @@ from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.teaching.trace import Step, Trace
-from attnscope.views.tables.numbers import chunks, four_decimals, matrix
+from attnscope.views.tables.matrix import chunks, matrix
+from attnscope.views.tables.numbers import four_decimals
 from attnscope.views.tables.plain_text import cut, safe, spell_out_text
 
 _PLURAL = {
