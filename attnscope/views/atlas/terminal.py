@@ -93,7 +93,7 @@ def table(atlas: Atlas, heads: list[Head], *, whole: bool) -> Table:
 
     columns = [
         Column("head", lambda head: full_name(head, findings), style="bold"),
-        Column("offset", of(lambda at: _offset(atlas, at)), right=True, least=8),
+        Column("offset", of(lambda at: _offset(atlas, at)), right=True),
         Column("what it does", lambda head: _words(head, findings), wraps=whole, part=0 if whole else 5, least=28),
         Column("pairs", of(lambda at: _tokens(atlas, at, "pairs", ", ")), wraps=whole, part=0 if whole else 3,
                least=18, drop=1),

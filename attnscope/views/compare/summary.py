@@ -17,9 +17,8 @@ from attnscope.records.comparison import (
 )
 from attnscope.records.frame.pair_tables import PairTable, head_name
 from attnscope.records.frame.shards import is_interrupted, shards_note
-from attnscope.views.maps.changes import hidden_tokens
 from attnscope.views.tables.numbers import fixed
-from attnscope.views.tables.wording import GIVEN, model_of, printable
+from attnscope.views.tables.wording import GIVEN, hidden_tokens, model_of, printable
 
 _MEASURES = {"hellinger": "Hellinger distance", "jensen_shannon": "Jensen-Shannon distance"}
 _MEANINGS = {

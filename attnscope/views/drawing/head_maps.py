@@ -12,7 +12,7 @@ from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK, Box, Number, Page, colormap, hex_of, wrap_lines
 from attnscope.views.drawing.inks import ink_on
 from attnscope.views.drawing.lettering import Lettering
-from attnscope.views.tables.numbers import UNDEFINED, number, small_number
+from attnscope.views.tables.numbers import UNDEFINED, digits, number, short_interval, small_number
 from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable, title_of, unit_of
 
 _UNKNOWN = "#dcdcdc"
@@ -24,7 +24,6 @@ HEAD_NAMES_PX = 26
 _COMPACT_PX = 135  # width of a small map where the page is of paper
 _INTERVAL_SHARE = 0.7  # of the size of a number that its interval is at most
 _LEAST_INTERVAL_PX = 9.0  # smaller ones are left out
-_MOST_DECIMALS = 4
 _MOST_LINES = 4  # of what a measure is, above its map
 _MANY_LAYERS = 16  # more of them make a page that no screen shows whole
 _UNIFORM = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
@@ -328,20 +327,8 @@ def numbers_of(
 
 
 def _interval(head: Head, measure: str) -> str:
-    """The ends of an interval, such as 0.00–0.03, with as many decimals as tell them apart; empty where there is none.
-
-    They are no ± of one number: intervals of shares are not symmetric, and end at 0 and 1.
-    """
     one = head.measures.get(measure)
-    if one is None or not math.isfinite(one.high - one.low):
-        return ""
-    largest, width = max(abs(one.low), abs(one.high)), one.high - one.low
-    decimals = 0 if largest >= 99.95 else 1 if largest >= 9.995 else 2
-    while decimals < _MOST_DECIMALS and 0 < width < 1.5 * 10**-decimals:
-        decimals += 1
-    low, high = (f"{end:.{decimals}f}" for end in (one.low, one.high))
-    low, high = (end.lstrip("-") if not float(end) else end.replace("-", "−") for end in (low, high))
-    return f"{low} to {high}" if "−" in low + high else f"{low}–{high}"
+    return "" if one is None else short_interval(one.low, one.high)
 
 
 def findings_shape(findings: Findings, kind: str) -> tuple[int, int]:
@@ -415,7 +402,7 @@ class MeasurePage(Page):
             at, side = x + width * scale.share(tick), "center"
             if self.paper.fixed and most <= 3:  # the ends of a short bar have no room beyond it
                 side = {ticks[0]: "left", ticks[-1]: "right"}.get(tick, side)
-            self.write(at, y + height + size_px * 0.95, _tick(tick), size_px, ha=side, color=FAINT)
+            self.write(at, y + height + size_px * 0.95, digits(tick), size_px, ha=side, color=FAINT)
 
     def uniform(self, bar: Box, scale: Scale, *, size_px: float, room: tuple[float, float], unit: str = "") -> None:
         """Lines over the bar where uniform attention is, a triangle below them, and its value beside that."""
@@ -464,7 +451,3 @@ def _any_undefined(findings: Findings, measure: str | None = None) -> bool:
         for head in findings.heads
         for name in names
     )
-
-
-def _tick(value: float) -> str:
-    return f"{value:.3g}".replace("-", "−")

@@ -150,7 +150,8 @@ def measure_table(findings: Findings, names: Sequence[str]) -> RenderableType:
     columns = [Column("head", lambda head: full_name(head, findings), style="bold")]
     for name in names:
         title = "\n".join(wrap(title_of(findings, name), _TITLE_CELLS))
-        columns.append(Column(title, of(name, lambda one: written(one.value)), right=True, style="cyan"))
+        value = of(name, lambda one: written(one.value))
+        columns.append(Column(title, value, right=True, least=min(len(title), _TITLE_CELLS), style="cyan"))
         if len(names) <= _MOST_WITH_INTERVALS:
             columns += [
                 Column("95% interval", of(name, lambda one: interval(one.low, one.high, written)), right=True),

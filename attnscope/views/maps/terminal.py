@@ -13,11 +13,11 @@ from rich.text import Text
 
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.views.drawing.inks import blend
-from attnscope.views.maps.changes import change_notes
 from attnscope.views.maps.pooling import max_pool
 from attnscope.views.tables.numbers import percent
 from attnscope.views.tables.plain_text import cut, has_unicode, heading, safe, weighted
 from attnscope.views.tables.table import Column, Table
+from attnscope.views.tables.wording import change_notes
 
 _SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
 _WHITE, _BLUE = "#ffffff", "#08306b"

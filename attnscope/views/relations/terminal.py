@@ -41,10 +41,9 @@ def table(found: Relations, most: int = 40) -> RenderableType:
     def of(name: str, accent: str = "") -> Callable[[Relation], Text]:
         def cell(relation: Relation) -> Text:
             style = _STYLES[summary.verdict(relation)]
-            return Text(
-                getattr(summary.row(relation), name),
-                style="dim" if style == "dim" else accent or style * (name == "name"),
-            )
+            if style != "dim":
+                style = accent or style * (name == "name")
+            return Text(getattr(summary.row(relation), name), style=style)
 
         return cell
 

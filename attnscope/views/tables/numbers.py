@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 UNDEFINED = "–"
+_MOST_DECIMALS = 4
 
 
 def number(value: float) -> str:
@@ -77,6 +78,27 @@ def q_value(q: float) -> str:
 def interval(low: float, high: float, written: Callable[[float], str] = number) -> str:
     """Such as [0.91, 0.95]; `–` where it is undefined."""
     return f"[{written(low)}, {written(high)}]" if math.isfinite(low) and math.isfinite(high) else UNDEFINED
+
+
+def short_interval(low: float, high: float) -> str:
+    """An interval for a small cell, such as 0.00–0.03, with as many decimals as tell its ends apart; empty without one.
+
+    It is no ± of one number: intervals of shares are not symmetric, and end at 0 and 1.
+    """
+    if not math.isfinite(high - low):
+        return ""
+    largest, width = max(abs(low), abs(high)), high - low
+    decimals = 0 if largest >= 99.95 else 1 if largest >= 9.995 else 2
+    while decimals < _MOST_DECIMALS and 0 < width < 1.5 * 10**-decimals:
+        decimals += 1
+    ends = [f"{end:.{decimals}f}" for end in (low, high)]
+    first, last = (end.lstrip("-") if not float(end) else end.replace("-", "−") for end in ends)
+    return f"{first} to {last}" if "−" in first + last else f"{first}–{last}"
+
+
+def step_text(step: int) -> str:
+    """A step of training as it is written: 500, 2k, 143k."""
+    return f"{step // 1000}k" if step >= 1000 and step % 1000 == 0 else str(step)
 
 
 def abbreviate(value: float, unit: str) -> str:

@@ -130,14 +130,22 @@ class Table:
         """How wide each column is: the widest of those that wrap gives way first; if need be, all columns break."""
         room = max(len(shown), width - self._gap * (len(shown) - 1))
         widths, least = [self._whole[at] for at in shown], [self._least[at] for at in shown]
-        parts = [self._columns[at].part for at in shown]
-        spare = max(0, room - self._gap - sum(cells for cells, part in zip(widths, parts, strict=True) if not part))
-        widths = [min(w, spare * part // sum(parts)) if part else w for w, part in zip(widths, parts, strict=True)]
         if sum(least) > room:
             widths, least = least, [1] * len(shown)
+        else:
+            self._share_room(shown, widths, room)
         while sum(widths) > room:
-            widths[max(range(len(shown)), key=lambda at: (widths[at] > least[at], widths[at], at))] -= 1
+            widths[max(range(len(shown)), key=lambda at: (widths[at] > least[at], widths[at], -at))] -= 1
         return widths
+
+    def _share_room(self, shown: Sequence[int], widths: list[int], room: int) -> None:
+        """Shares the room that other columns leave among those that have a part of it; none gets more than it fills."""
+        parts = {place: part for place, at in enumerate(shown) if (part := self._columns[at].part)}
+        room -= sum(width for place, width in enumerate(widths) if place not in parts)
+        n_parts = sum(parts.values())
+        for place in sorted(parts, key=lambda place: widths[place] / parts[place]):
+            widths[place] = min(widths[place], max(1, room * parts[place] // n_parts))
+            room, n_parts = room - widths[place], n_parts - parts[place]
 
     def _grid(self, shown: Sequence[int], width: int) -> Grid:
         grid = Grid(

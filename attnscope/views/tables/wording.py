@@ -11,6 +11,7 @@ from attnscope.records.heads.findings import LOOKS, NEEDLES, PICTURES, RECORDING
 
 if TYPE_CHECKING:
     from attnscope.records.ablation import Ablation
+    from attnscope.records.maps.heatmap import Heatmap
     from attnscope.records.relations.record import Relations
     from attnscope.records.timeline import Timeline
 
@@ -95,3 +96,18 @@ def _left_out(problems: Sequence[Any], what: str) -> str:
     where = printable(first.get("source", "")) + ("" if first.get("line") is None else f", line {first['line']}")
     reason = f"{where}: {printable(first.get('reason', ''))}"
     return f"left out: {reason}" if len(problems) == 1 else f"left out: {len(problems)} {what}; first {reason}"
+
+
+def hidden_tokens(kind: str) -> str:
+    """What `--hide-special` leaves out of a kind of attention; see `Tokens.sinks`."""
+    return "special tokens and the first token" if kind == "decoder" else "special tokens"
+
+
+def change_notes(record: Heatmap, kind: str) -> list[str]:
+    """A note for each change of a record, as the maps of one kind of attention show it."""
+    notes = {
+        "hide_special": f"{hidden_tokens(kind)} are hidden; each row is divided by what is left of it "
+        "(a row with less than 1% left is empty)",
+        "words": "word pieces are merged: weights summed over keys, averaged over queries",
+    }
+    return [notes[change] for change in record.changes]

@@ -14,6 +14,7 @@ from attnscope.views.drawing.layout import Paper
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.plots import COLORS, OTHER, Sheet, draw_line, finish_axes, letter_axes, write_foot
 from attnscope.views.drawing.style import USUAL, Style
+from attnscope.views.tables.numbers import step_text
 from attnscope.views.tables.wording import model_of, printable
 from attnscope.views.timeline.summary import (
     Series,
@@ -23,7 +24,6 @@ from attnscope.views.timeline.summary import (
     notes,
     series_of,
     since_lines,
-    step_text,
     title_line,
 )
 

@@ -78,11 +78,6 @@ def moving(values: NDArray[np.float64], most: int) -> list[int]:
     return sorted(place for place in ranked[:most] if np.isfinite(values[:, place]).any())
 
 
-def step_text(step: int) -> str:
-    """A step as it is written: 500, 2k, 143k."""
-    return f"{step // 1000}k" if step >= 1000 and step % 1000 == 0 else str(step)
-
-
 def are_logarithmic(steps: Sequence[int]) -> bool:
     """Whether steps are better told apart by their logarithms, as where they double."""
     later = [step for step in steps if step > 0]

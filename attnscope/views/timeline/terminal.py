@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.records.timeline import Timeline
-from attnscope.views.tables.numbers import number
+from attnscope.views.tables.numbers import number, step_text
 from attnscope.views.tables.plain_text import dim_lines, shade
 from attnscope.views.tables.table import Column, Table
 from attnscope.views.tables.wording import model_of, printable
@@ -21,7 +21,6 @@ from attnscope.views.timeline.summary import (
     notes,
     series_of,
     since_lines,
-    step_text,
     thinned,
     title_line,
 )
@@ -63,7 +62,8 @@ def _columns(
 ) -> list[Column]:
     """What each row is of, and its value at each checkpoint."""
     values = [Column(text, of(at), right=True) for at, text in steps]
-    return [Column(title, lambda row: printable(row), wraps=True, least=_NAME_CELLS - 2), *values]
+    # As wide in all tables, so that steps stand below each other.
+    return [Column(title.ljust(_NAME_CELLS - 2), printable, wraps=True, least=_NAME_CELLS - 2), *values]
 
 
 def _series(series: Series, steps: Sequence[tuple[int, str]]) -> RenderableType:
