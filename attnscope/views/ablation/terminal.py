@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -100,12 +101,13 @@ def _ranking(found: Ablation, main: str) -> Table:
     columns = [Column(title, lambda head: printable(found.named(head)), style="bold")]
     names = [main, *(name for name in found.names if name != main)]
     for at, name in enumerate(names):
-        columns += _effect_columns(short_label(name), _effect_of(name), intervals=intervals, drop=at and at + 1)
+        columns += _effect_columns(
+            short_label(name),
+            partial(lambda name, head: head.effects.get(name), name),
+            intervals=intervals,
+            drop=at and at + 1,
+        )
     return Table(columns, ranked[:_MOST], gap=1)
-
-
-def _effect_of(name: str) -> Callable[[HeadEffects], Effect | None]:
-    return lambda head: head.effects.get(name)
 
 
 def _by_position(found: Ablation, several: Sequence[SetEffects]) -> list[RenderableType]:
@@ -121,16 +123,18 @@ def _by_position(found: Ablation, several: Sequence[SetEffects]) -> list[Rendera
     title = f"{short_label(name)} by position"
     columns = [Column(title, lambda row: printable(row[0]), wraps=True, least=14, style="bold")]
     for place in rows[0][1]:
-        columns += _effect_columns(PLACE_LABELS[place], _effect_at(place), intervals=intervals, drop=0, wraps=True)
+        columns += _effect_columns(
+            PLACE_LABELS[place],
+            partial(lambda place, row: row[1].get(place), place),
+            intervals=intervals,
+            drop=0,
+            wraps=True,
+        )
     said = [f"the {_MOST_PLACES} of {len(ranked)} heads without which most changes"] * (len(ranked) > _MOST_PLACES)
     if whole := {place: found.whole[f"loss_{place}"] for place in rows[0][1] if f"loss_{place}" in found.whole}:
         losses = ", ".join(f"{PLACE_LABELS[place]} {small_number(e.value)}" for place, e in whole.items())
         said.append(f"loss of the whole model, nats: {losses}")
     return [Table(columns, rows, gap=1), *dim_lines(["; ".join(said)])]
-
-
-def _effect_at(place: str) -> Callable[[tuple[str, Effects]], Effect | None]:
-    return lambda row: row[1].get(place)
 
 
 def _largest_size(effects: Effects) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from operator import itemgetter
 
 import numpy as np
 from rich.console import Console, RenderableType
@@ -42,14 +42,10 @@ def show(found: Circuits, console: Console) -> None:
 
 
 def _compositions(found: Circuits) -> list[RenderableType]:
-    links = [[link for link in found.strongest(by, _MOST) if link.share > 0] for by in COMPOSITIONS]
-
-    def of(at: int) -> Callable[[Sequence[Link | None]], Text]:
-        return lambda row: Text() if (link := row[at]) is None else _link(found, link)
-
-    columns = [Column(f"by {READS[by]}", of(at), drop=at) for at, by in enumerate(COMPOSITIONS)]
+    links = [[_link(found, link) for link in found.strongest(by, _MOST) if link.share > 0] for by in COMPOSITIONS]
+    columns = [Column(f"by {READS[by]}", itemgetter(at), drop=at) for at, by in enumerate(COMPOSITIONS)]
     title = "which heads feed which, most above chance (in brackets: chance)"
-    return [heading(title), Table(columns, zip_longest(*links))]
+    return [heading(title), Table(columns, zip_longest(*links, fillvalue=""))]
 
 
 def _link(found: Circuits, link: Link) -> Text:
@@ -162,9 +158,8 @@ def _links_of(found: Circuits, place: int) -> list[RenderableType]:
             )
         rows.append((title, *cells))
 
-    def of(at: int) -> Callable[[Sequence[str]], str]:
-        return lambda row: row[at]
-
-    columns = [Column("", of(0), style="bold")]
-    columns += [Column(f"by {READS[by]}", of(at), wraps=True, least=12) for at, by in enumerate(COMPOSITIONS, 1)]
+    columns = [Column("", itemgetter(0), style="bold")]
+    columns += [
+        Column(f"by {READS[by]}", itemgetter(at), wraps=True, least=12) for at, by in enumerate(COMPOSITIONS, 1)
+    ]
     return [heading("composition, most above chance"), Table(columns, rows)] if rows else []

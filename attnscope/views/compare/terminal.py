@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,13 +75,12 @@ def _heads(found: HeadComparison, most: int) -> list[RenderableType]:
     table, arrangement = found.tables[0], found.arrangements[0]
     others = found.tables[1:]
     parts: list[RenderableType] = [Text(texts_line(found.corpus), style="dim")]
-
-    def between(of: PairTable) -> Callable[[tuple[int, int]], str]:
-        return lambda pair: distance(of.distances[pair])
-
     apart = Column("distance", lambda pair: distance_with_interval(table, *pair))
     pair_of_heads = Column("heads", lambda pair: " ".join(_head(found, head) for head in pair), **_NAMES)
-    others_of_pair = [Column(_short(other), between(other), drop=at) for at, other in enumerate(others, 1)]
+    others_of_pair = [
+        Column(_short(other), partial(lambda of, pair: distance(of.distances[pair]), other), drop=at)
+        for at, other in enumerate(others, 1)
+    ]
     alike = Table([pair_of_heads, apart, *others_of_pair], found.most_alike(table, most))
     head = Column("head", lambda pair: _head(found, pair[0]), **_NAMES)
     nearest = Column("nearest", lambda pair: _head(found, pair[1]), wraps=True, least=6)
@@ -116,12 +116,11 @@ def _picked(found: PickedHeads) -> list[RenderableType]:
     table, other = found.tables[0], found.tables[1:]
     said: list[RenderableType] = [Text(f"“{printable(found.tokens.text, 160)}”", style="dim")]
     names = [head_name(place) for place in found.heads]
-
-    def to(column: int) -> Callable[[int], str]:
-        return lambda row: distance(table.distances[row, column])
-
     columns = [Column("", lambda row: names[row], style="bold")]
-    columns += [Column(name, to(column)) for column, name in enumerate(names)]
+    columns += [
+        Column(name, partial(lambda at, row: distance(float(table.distances[row, at])), at))
+        for at, name in enumerate(names)
+    ]
     said += [heading(table_line(table)), Table(columns, range(len(names)), goes_on=True)]
     if len(names) == 2:
         said += [Text(f"{table_line(t)}: {distance(t.distances[0, 1])}", style="dim") for t in other]

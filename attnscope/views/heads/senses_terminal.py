@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from attnscope.records.heads.findings import Estimate, Findings, Head
+from attnscope.records.heads.findings import Findings, Head
 from attnscope.views.tables.head_grid import head_grid
 from attnscope.views.tables.numbers import interval, small_number
 from attnscope.views.tables.plain_text import dim_lines, shade
@@ -72,16 +71,12 @@ def _extremes(findings: Findings) -> Table:
     ]
     for at, title in ((1, "least"), (2, "largest")):
         columns += [
-            Column(title, _at(at, lambda name, one: small_number(one.value)), right=True, style="cyan"),
-            Column("head", _at(at, lambda name, one: name)),
-            Column("95% interval", _at(at, lambda name, one: interval(one.low, one.high, small_number)), right=True,
-                   drop=2),
+            Column(title, partial(lambda at, row: small_number(row[at][1].value), at), right=True, style="cyan"),
+            Column("head", partial(lambda at, row: row[at][0], at)),
+            Column("95% interval", partial(lambda at, row: interval(row[at][1].low, row[at][1].high, small_number), at),
+                   right=True, drop=2),
         ]  # fmt: skip
     return Table(columns, rows)
-
-
-def _at(place: int, write: Callable[[str, Estimate], str]) -> Callable[[Any], str]:
-    return lambda row: write(*row[place])
 
 
 def _value(head: Head, measure: str) -> float:

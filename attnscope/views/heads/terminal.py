@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import itemgetter
 from textwrap import wrap
+from typing import Any
 
 from rich.cells import cell_len
 from rich.columns import Columns
@@ -250,31 +252,16 @@ def _role_name(role: str, marks: Mapping[str, Mark]) -> Text:
     return text.append(f" {label(role)}")
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A head under one of its roles; below the last head of a role, how many more have it.
+def _rows_of_role(findings: Findings, name: str, marks: Mapping[str, Mark], most: int) -> list[tuple[Text, Any]]:
+    """The heads that have a role, the largest value first, each with what stands in the column of roles.
 
-    Attributes:
-        head: The head.
-        role: The role.
-        before: What stands in the column of roles: the role's name, on its first row.
-        n_more: How many heads are not listed. The other columns are empty then.
+    The name of the role stands on its first row; below the last one, how many more heads have it.
     """
-
-    head: Head
-    role: Role
-    before: Text
-    n_more: int = 0
-
-
-def _rows_of_role(findings: Findings, name: str, marks: Mapping[str, Mark], most: int) -> list[_Row]:
-    """The heads that have a role, the largest value first."""
     heads = [(head, role) for head in findings.heads for role in head.roles if role.name == name]
     heads.sort(key=lambda pair: -pair[1].value if math.isfinite(pair[1].value) else math.inf)
-    rows = [_Row(*pair, Text() if number else _role_name(name, marks)) for number, pair in enumerate(heads[:most])]
-    if n_more := max(0, len(heads) - most):
-        rows.append(_Row(*heads[most], Text(f"and {n_more} more", style="dim"), n_more))
-    return rows
+    rows = [(Text() if at else _role_name(name, marks), pair) for at, pair in enumerate(heads[:most])]
+    n_more = len(heads) - len(rows)
+    return [*rows, (Text(f"and {n_more} more", style="dim"), None)] if n_more else rows
 
 
 def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[Column]:
@@ -283,11 +270,11 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[Column]:
     n_more = max((len(head.roles) for head in heads), default=1) - 1
     widest = max((cell_len(label(role.name)) for head in heads for role in head.roles), default=4)
 
-    def of(write: Callable[[Head, Role], str | Text]) -> Callable[[_Row], str | Text]:
-        return lambda row: "" if row.n_more else write(row.head, row.role)
+    def of(write: Callable[[Head, Role], str | Text]) -> Callable[[Any], str | Text]:
+        return lambda row: write(*row[1]) if row[1] else ""
 
     columns = [
-        Column("role", lambda row: row.before, wraps=True, least=min(4 + widest, 18)),
+        Column("role", itemgetter(0), wraps=True, least=min(4 + widest, 18)),
         Column("head", of(lambda head, role: full_name(head, findings)), style="bold"),
         Column("sinks", of(lambda head, role: percent(head.resting_share)), right=True, drop=2),
         Column("value", of(lambda head, role: number(role.value)), right=True, style="cyan"),

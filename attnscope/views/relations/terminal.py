@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
+from attnscope.records.frame.pair_tables import head_name
+from attnscope.records.relations.combined import Score
 from attnscope.records.relations.record import Example, ExampleLink, Relation, Relations
 from attnscope.views.relations import combined, summary
+from attnscope.views.tables.numbers import UNDEFINED, interval, number, signed
 from attnscope.views.tables.plain_text import dim_lines, spell_out
 from attnscope.views.tables.table import Column, Table
 from attnscope.views.tables.wording import corpus_line, corpus_notes, printable
@@ -64,7 +68,7 @@ def table(found: Relations, most: int = 40) -> RenderableType:
         parts.append(Text(f"and {len(ranked) - len(shown_relations)} more: see --json or the CSV file", style="dim"))
     parts += [Text(), Text(summary.count_line(found), style="bold")]
     said = [summary.explanation(found), summary.unlisted_line(found), corpus_line(found), *corpus_notes(found)]
-    return Group(*parts, *dim_lines([line for line in said if line]))
+    return Group(*parts, *dim_lines(said))
 
 
 def together(found: Relations, console: Console, most: int = 40) -> RenderableType:
@@ -72,20 +76,22 @@ def together(found: Relations, console: Console, most: int = 40) -> RenderableTy
     rows = list(combined.together_rows(found))
     widest = max(len(row.name) for row in rows)
 
-    def of(name: str) -> Callable[[combined.TogetherRow], str]:
-        return lambda row: spell_out(getattr(row, name), console)
+    def gain(row: combined.TogetherRow, score: Score | None) -> str:
+        is_head = score is row.at.mean and len(row.relation.heads) == 1
+        return UNDEFINED if score is None or is_head else interval(score.gain_low, score.gain_high, signed)
 
     columns = [
-        Column("relation", of("name"), wraps=True, least=min(widest, 30)),
-        Column("head", of("head"), least=6, drop=2, style="bold"),
-        Column("alone", of("alone"), right=True),
-        Column("k", of("heads"), right=True, least=2),
-        Column("mean", of("mean"), right=True, style="cyan"),
-        Column("gain", of("mean_gain"), right=True, least=14, drop=3),
-        Column("regression", of("regression"), right=True, style="cyan"),
-        Column("gain", of("regression_gain"), right=True, least=14, drop=4),
-        Column("chance", of("chance"), right=True, drop=1),
-    ]
+        Column("relation", lambda row: spell_out(row.name, console), wraps=True, least=min(widest, 30)),
+        Column("head", lambda row: head_name(row.relation.heads[0]), least=6, drop=2, style="bold"),
+        Column("alone", lambda row: number(row.at.best_head.value), right=True),
+        Column("k", lambda row: str(len(row.relation.heads)), right=True, least=2),
+        Column("mean", lambda row: number(row.at.mean.value), right=True, style="cyan"),
+        Column("gain", lambda row: gain(row, row.at.mean), right=True, least=14, drop=3),
+        Column("regression", lambda row: number(row.at.regression.value if row.at.regression else math.nan),
+               right=True, style="cyan"),
+        Column("gain", lambda row: gain(row, row.at.regression), right=True, least=14, drop=4),
+        Column("chance", lambda row: number(row.at.chance), right=True, drop=1),
+    ]  # fmt: skip
     shown = Table(columns, rows[:most], gap=1)
     said = [combined.together_explanation(found)]
     if len(rows) > most:
@@ -112,9 +118,9 @@ def _sentence(example: Example) -> Text:
     for link in example.links:
         styles |= dict.fromkeys(link.source, f"bold {summary.RIGHT if link.right else summary.WRONG}")
     text = Text("  … " if example.cut_before else "  ")
-    for number, (word, spaced) in enumerate(zip(example.words, example.spaced, strict=True)):
+    for at, (word, spaced) in enumerate(zip(example.words, example.spaced, strict=True)):
         text.append(" " if spaced else "")
-        text.append(printable(word), style=styles.get(number, ""))
+        text.append(printable(word), style=styles.get(at, ""))
     return text.append(" …" if example.cut_after else "")
 
 

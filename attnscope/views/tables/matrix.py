@@ -1,84 +1,77 @@
-"""Matrices of numbers in the terminal, with what is too wide below or left out in the middle."""
+"""Matrices of numbers in the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
+from attnscope.errors import safe
 from attnscope.views.tables.numbers import four_decimals
-from attnscope.views.tables.plain_text import cut, safe
+from attnscope.views.tables.plain_text import cut, spell_out
+from attnscope.views.tables.table import Column, Table
 
 _MOST_ROWS = 24
-_LABEL_CELLS = 12
 _COLUMN_CELLS = 10
+_INDENT = 4
 
 
 def matrix(
-    lines: Text,
-    rows: NDArray[np.float64],
+    values: NDArray[np.float64],
     names: Sequence[str] | None,
     columns: Sequence[str] | None,
     console: Console,
     *,
     bold: bool = False,
-) -> None:
-    """Appends a table of numbers with four decimals, under their column labels and behind their row labels.
+    label_cells: int = 12,
+) -> RenderableType:
+    """A table of numbers with four decimals, under their column labels and behind their row labels.
+
+    Of very many rows those in the middle are left out, with a mark. So are columns without labels that have no room;
+    labelled ones go on below.
 
     Args:
-        lines: What it is appended to.
-        rows: The numbers, (row, column).
+        values: The numbers, (row, column).
         names: Labels of the rows; None = none.
-        columns: Labels of the columns; labelled ones go on below where they are too many, others lose their middle.
+        columns: Labels of the columns; None = none.
         console: Tells the width.
         bold: Whether the largest of each row stands out.
+        label_cells: How wide a row's label is at most.
     """
-    kept = _rows_shown(len(rows))
-    named = [] if names is None else [cut(safe(name), _LABEL_CELLS) for name in names]
-    margin = 4 + max((cell_len(name) for name in named), default=0) + (2 if named else 0)
-    texts = [[four_decimals(value) for value in rows[at]] if at is not None else None for at in kept]
-    widest = max((len(text) for row in texts if row is not None for text in row), default=6)
-    heads = None if columns is None else [cut(safe(label), _COLUMN_CELLS) for label in columns]
-    width = max(widest, *(cell_len(head) for head in heads)) if heads else widest
-    room = max(1, (console.width - margin + 2) // (width + 2))
-    parts = chunks(rows.shape[1], room, goes_on=heads is not None)
-    for number, chunk in enumerate(parts):
-        if heads is not None:
-            labels = ["…" if at is None else heads[at] for at in chunk]
-            lines.append(" " * margin + "  ".join(" " * (width - cell_len(h)) + h for h in labels) + "\n", style="dim")
-        for at, row in zip(kept, texts, strict=True):
-            if at is None or row is None:
-                lines.append(" " * margin + "…\n", style="dim")
-                continue
-            label = named[at] if named else ""
-            lines.append(" " * 4 + label + " " * (margin - 4 - cell_len(label)), style="dim")
-            largest = int(np.nanargmax(rows[at])) if bold and rows.shape[1] else -1
-            for place, column in enumerate(chunk):
-                lines.append("  " if place else "")
-                text = "…" if column is None else row[column]
-                lines.append(" " * (width - cell_len(text)) + text, style="bold" if column == largest else "")
-            lines.append("\n")
-        if number < len(parts) - 1 and len(rows) > 1:
-            lines.append("\n")
+    n_rows, n_columns = values.shape
+    labels = [spell_out(cut(safe(name), label_cells), console) for name in names or [""] * n_rows]
+    heads = [spell_out(cut(safe(label), _COLUMN_CELLS), console) for label in columns or [""] * n_columns]
+    texts = [[four_decimals(value) for value in row] for row in values]
+    largest = np.nanargmax(values, 1) if bold and n_columns else np.full(n_rows, -1)
+    least = max(map(cell_len, [*heads, *(text for row in texts for text in row)]), default=6)
+    margin = _INDENT + (max(map(cell_len, labels)) + 2 if names else 0)
+    room = n_columns if columns else max(2, (console.width - margin + 2) // (least + 2))
+    mark = spell_out("…", console)
+
+    def of(at: int | None) -> Callable[[int | None], Text]:
+        def cell(row: int | None) -> Text:
+            if row is None or at is None:
+                return Text(mark if row is not None else "")
+            return Text(texts[row][at], style="bold" if largest[row] == at else "")
+
+        return cell
+
+    shown = [Column("", lambda row: mark if row is None else labels[row], style="dim")]
+    shown += [
+        Column("" if at is None else heads[at], of(at), right=True, least=least)
+        for at in _leave_out_middle(n_columns, room, 1)
+    ]
+    rows = _leave_out_middle(n_rows, _MOST_ROWS, _MOST_ROWS // 2)
+    # A column of no labels is one cell wide, and the gap two.
+    indent = _INDENT if names else _INDENT - 3
+    return Padding(Table(shown, rows, goes_on=columns is not None, header=columns is not None), (0, 0, 0, indent))
 
 
-def _rows_shown(n: int) -> list[int | None]:
-    """Which of n rows are shown, None where some are left out."""
-    if n <= _MOST_ROWS:
-        return list(range(n))
-    return [*range(_MOST_ROWS // 2), None, *range(n - _MOST_ROWS // 2, n)]
-
-
-def chunks(n: int, room: int, *, goes_on: bool) -> list[list[int | None]]:
-    """Columns in lines of `room`: all of them where they may go on below, else one line with its middle left out."""
-    if goes_on:
-        return [list(range(first, min(n, first + room))) for first in range(0, n, room)]
-    if n <= room:
-        return [list(range(n))]
-    if room < 3:
-        return [[*range(room - 1), None]]
-    return [[*range(room - 2), None, n - 1]]
+def _leave_out_middle(n: int, most: int, n_last: int) -> list[int | None]:
+    """The places of n that are shown if at most so many may be, and None in place of the others."""
+    return [*range(n)] if n <= most else [*range(most - n_last - (n_last == 1)), None, *range(n - n_last, n)]

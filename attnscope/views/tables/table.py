@@ -85,11 +85,12 @@ class Table:
         width = options.max_width
         shown, dropped = self._choose(width)
         for number, block in enumerate(self._blocks(width) if self._goes_on else [shown]):
-            if number:
+            if number and len(self._styles) > 1:
                 yield Text()
             yield self._grid(block, width)
         if dropped:
-            yield not_shown([self._columns[at].name for at in dropped], width)
+            names = ", ".join(dict.fromkeys(self._columns[at].name for at in dropped))
+            yield Text(f"not shown in {width} columns: {names}; a wider terminal or --json shows all", style="dim")
 
     def _measure(self, column: Column, cells: Sequence[Text]) -> tuple[int, int]:
         """How wide a column is at least, and where nothing has to wrap."""
@@ -163,12 +164,6 @@ class Table:
     def _cell(self, at: int, number: int, cells: int) -> Text:
         text = self._cells[at][number]
         return Text(cut(text.plain, cells)) if self._columns[at].part else text
-
-
-def not_shown(names: Iterable[str], width: int) -> Text:
-    """The line below a table that names the columns it has no room for."""
-    named = ", ".join(dict.fromkeys(names))
-    return Text(f"not shown in {width} columns: {named}; a wider terminal or --json shows all", style="dim")
 
 
 def _text(cell: str | Text) -> Text:
