@@ -25,7 +25,7 @@ from attnscope.unfinished import fail_if_not_whole, keep_data, settle
 if TYPE_CHECKING:
     from attnscope.records import Heatmap
     from attnscope.records.frame.record import Record
-    from attnscope.views.drawing.process import DrawingProcess
+    from attnscope.views.maps.process import DrawingProcess
 
 HOME = Path("attnscope-out")
 """Where files go that no folder is named for."""
@@ -87,7 +87,7 @@ class Output:
         if not self.figures:
             yield DrawingAhead(self)
             return
-        from attnscope.views.drawing.process import DrawingProcess
+        from attnscope.views.maps.process import DrawingProcess
 
         with DrawingProcess() as process:
             yield DrawingAhead(self, process)

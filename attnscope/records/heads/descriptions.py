@@ -264,7 +264,7 @@ class Descriptions:
     @property
     def unseen_share(self) -> float:
         """The share of all texts, 0 to 1, of which the scored ones may show none; as `core.exact.few_texts` has it."""
-        return 1 - 0.025 ** (1 / max(1, self.n_scored))
+        return float(1 - 0.025 ** (1 / max(1, self.n_scored)))
 
     def of(self, layer: int, head: int, kind: str | None = None) -> HeadDescription:
         """The description of a head.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
 from attnscope.records.frame.codec import shaped
 from attnscope.records.frame.record import Record
 
@@ -102,6 +102,11 @@ class Cost(Record):
     lengths: tuple[int, ...]
     curves: tuple[Curve, ...]
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        layers = amount(self.sizes["n_layers"] + self.sizes["n_decoder_layers"], "layer")
+        heads, tokens = amount(self.sizes["n_heads"], "head"), amount(self.n_tokens, "token")
+        return f"Cost({self.name!r}, {layers} of {heads}, texts of {tokens})"
 
     def value(self, name: str) -> int | float:
         """A quantity's value by its name."""

@@ -26,9 +26,10 @@ from attnscope.records.frame.record import Record
 from attnscope.records.frame.storage import PAGE_MARK, finite, plain, require_replaceable
 from attnscope.records.heads.findings import Findings
 from attnscope.version import VERSION
-from attnscope.views.heads.summary import MARKS, MORE_COLORS, label, marks_of, printable
+from attnscope.views.heads.summary import MARKS, MORE_COLORS, marks_of
 from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, most_pieces, pack
 from attnscope.views.page.photos import pack_photos, with_ordinary_patches
+from attnscope.views.tables.wording import label, printable
 
 PAGE_SCHEMA = "attnscope.page/1"
 

@@ -9,7 +9,6 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.style import Style
-from rich.table import Table
 from rich.text import Span, Text
 
 from attnscope.errors import one_line
@@ -92,20 +91,6 @@ def spell_out_text(text: Text, console: Console) -> Text:
         ends.append(ends[-1] + len(_ASCII.get(letter, letter)))
     spans = [Span(ends[span.start], ends[min(span.end, len(ends) - 1)], span.style) for span in text.spans]
     return Text(spell_out(text.plain, console), spans=spans, style=text.style)
-
-
-def plain_table(title: str = "", space: int | None = None) -> Table:
-    """A table without lines, as all tables here are.
-
-    Args:
-        title: What stands above it.
-        space: How many blanks a column has at its right; None = one at both sides.
-    """
-    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left", title_style="bold")
-    table.title = Text(f"\n{title}") if title else None
-    if space is not None:
-        table.padding = (0, space, 0, 0)
-    return table
 
 
 def heading(title: str) -> Text:

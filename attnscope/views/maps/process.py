@@ -41,7 +41,7 @@ def start_python(module: str, **how: Any) -> subprocess.Popen[bytes]:
     Ctrl-C does not reach it: the first process decides what becomes of it.
 
     Args:
-        module: Such as "attnscope.views.drawing.process".
+        module: Such as "attnscope.views.maps.process".
         how: Further arguments of `subprocess.Popen`; `env` is added to the environment.
     """
     # This very package is imported, wherever it lies; last, as its folder may hold much else.
@@ -84,7 +84,7 @@ class DrawingProcess:
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError, ValueError):
-            self._child = start_python("attnscope.views.drawing.process")
+            self._child = start_python("attnscope.views.maps.process")
 
     def __enter__(self) -> DrawingProcess:
         return self
