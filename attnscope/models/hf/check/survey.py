@@ -28,14 +28,7 @@ from attnscope.models.hf.check.compare import (
     run_eager_or_own,
     tolerance,
 )
-from attnscope.models.hf.check.examples import (
-    LENGTHS,
-    Example,
-    examples,
-    long_example,
-    max_tokens,
-    standing_arguments,
-)
+from attnscope.models.hf.check.examples import LENGTHS, Example, examples, long_example, max_tokens, standing_arguments
 from attnscope.models.hf.check.layers import (
     Unclear,
     configured_counts,
