@@ -10,11 +10,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnscope.core.attention.seam import Kind, attend
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, require_rounding
 from attnscope.models.hf.check.examples import Example, examples
 from attnscope.models.hf.seam import Plan, perform, use_attention
 
 Maps = dict[Kind, list[Tensor]]
+
+_WRONG = "its pictures would be wrong, so there are none; another --dtype may pass"
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +122,7 @@ def compare_hidden(model: PreTrainedModel, example: Example, ours: Outcome, thei
         if not bool(torch.isfinite(own).all()):
             raise AttnscopeError("self-check: hidden states are not finite", "the weights are damaged, or try --dtype")
         difference = float((own - other).abs().max()) / max(float(other.abs().max()), 1e-30)
-        if not difference <= allowed:
-            raise AttnscopeError(
-                f"self-check: hidden states differ from the model's own by {difference:.3g}, rounding is {allowed:.3g}",
-                "its pictures would be wrong, so there are none; another --dtype may pass",
-            )
+        require_rounding("self-check: hidden states differ from the model's own", difference, allowed, _WRONG)
 
 
 def takes_light_masks(model: PreTrainedModel, plan: Plan, extras: Mapping[str, Any]) -> bool:
@@ -160,12 +158,8 @@ def _compare_weights(
     if not difference <= allowed and has_sinks:
         # Some eager functions give their weights out before the sink takes its part.
         difference = float(((own - other * totals) * rows).abs().max())
-    if not difference <= allowed:
-        raise AttnscopeError(
-            f"self-check: weights of {kind} layer {layer} differ from the model's own by {difference:.3g}, "
-            f"rounding is {allowed:.3g}",
-            "its pictures would be wrong, so there are none; another --dtype may pass",
-        )
+    what = f"self-check: weights of {kind} layer {layer} differ from the model's own"
+    require_rounding(what, difference, allowed, _WRONG)
 
 
 def _real_queries(example: Example, kind: Kind) -> Tensor | None:
