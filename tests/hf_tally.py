@@ -138,8 +138,15 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "mistral4": {"num_key_value_heads": 4},
     "dots1": {"n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     **dict.fromkeys(
-        ("glm4v_text", "glm_ocr_text", "glm_image_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text",
-         "paddleocr_vl_text"),
+        (
+            "glm4v_text",
+            "glm_ocr_text",
+            "glm_image_text",
+            "qwen2_vl_text",
+            "qwen2_5_vl_text",
+            "qwen2_5_omni_text",
+            "paddleocr_vl_text",
+        ),
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
     ),  # fmt: skip
     **dict.fromkeys(

@@ -92,9 +92,7 @@ def compare_hidden(model: PreTrainedModel, example: Example, ours: Outcome, thei
     Raises:
         AttnscopeError: They differ, or are not finite.
     """
-    _within_rounding(
-        model, example, theirs, allowed, lambda more: _compare_hidden(model, example, ours, theirs, more)
-    )
+    _within_rounding(model, example, theirs, allowed, lambda more: _compare_hidden(model, example, ours, theirs, more))
 
 
 def _compare(
