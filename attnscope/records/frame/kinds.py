@@ -230,7 +230,10 @@ def file_of(record: Path, first: Kind | None = None) -> Path:
     """
     kinds = [*KINDS.values()] if first is None else [first, *KINDS.values()]
     names = [kind.file(ending) for kind in kinds for ending in kind.lossless]
-    return next((record / name for name in names if (record / name).is_file()), record)
+    from attnscope.records.frame.file_sets import unmoved  # with NumPy, which the command line starts without
+
+    folders = [*unmoved(record), record]
+    return next((folder / name for name in names for folder in folders if (folder / name).is_file()), record)
 
 
 def load_named(name: str) -> Any:

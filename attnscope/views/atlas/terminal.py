@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.atlas.record import FURTHEST, Atlas, ExampleFacts, Side
+from attnscope.records.atlas.record import FURTHEST, OVER_ALL_KEYS, Atlas, ExampleFacts, Side
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.records.heads.query import choose
-from attnscope.views.heads.summary import corpus_line, corpus_notes, full_name, label, printable
+from attnscope.views.heads.summary import corpus_line, corpus_notes, description_notes, full_name, label, printable
 from attnscope.views.heads.terminal import measure_table
 from attnscope.views.tables.plain_text import cut, dim_lines, plain_table
 
@@ -130,7 +130,7 @@ def _words(head: Head, findings: Findings) -> str:
     place = (head.kind, head.layer, head.head)
     for one in known:
         if (one.kind, one.layer, one.head) == place:
-            return printable(one.words)
+            return printable(one.words + (f" ! {one.warning}" if one.warning else ""))
     return ", ".join(label(role.name) for role in head.roles) or "unclassified"
 
 
@@ -167,7 +167,9 @@ def _notes(atlas: Atlas, console: Console, *, whole: bool, has_page: bool) -> li
     notes = [
         "offset: of the key from the query, where attention is furthest above uniform attention (by 5 points or more), "
         "and its share there; "
-        "pairs (query→key) and keys: those that receive most above it.",
+        "pairs (query→key) and keys: those with the largest lift.",
+        f"lift: attention over {printable(atlas.options.get('lift', OVER_ALL_KEYS))}.",
+        *description_notes(atlas.findings),
         f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",
     ]
     wide = console.width >= _WIDE

@@ -12,8 +12,8 @@ from attnscope.errors import amount
 from attnscope.records.circuits import COMPOSITIONS, CircuitHead, Circuits, Link
 from attnscope.views.circuits.summary import READS, notes_of, number, title_of
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Number, Page, colormap, hex_of, wrap_lines
-from attnscope.views.drawing.inks import ink_on
+from attnscope.views.drawing.canvas import FAINT, INK, Number, Page, colormap, wrap_lines
+from attnscope.views.drawing.inks import hex_of, ink_on
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.style import USUAL, Style
 

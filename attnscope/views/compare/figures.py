@@ -41,10 +41,9 @@ from attnscope.views.drawing.canvas import (
     Number,
     Page,
     colormap,
-    hex_of,
     wrap_lines,
 )
-from attnscope.views.drawing.inks import ink_on
+from attnscope.views.drawing.inks import hex_of, ink_on
 from attnscope.views.drawing.layout import SCREEN, Paper
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.plots import spread

@@ -195,7 +195,7 @@ def _card(one: HeadDescription | None, box: Box, name: str, lettering: Lettering
     if one.spreads_evenly or not math.isfinite(one.explained):
         return Card(box, _NOTHING, name, "", "", tuple(lines))
     fill = blend(min(1.0, max(0.0, one.explained)), _PALE, _DARK)
-    share = f"{100 * one.explained:.0f}%"
+    share = f"{100 * one.explained:.0f}%" + " !" * bool(one.warning)
     taken = _share_at(name, lettering) + _bold_px(share, lettering)
     rest = next((rest for rest in (f"of {one.nats:.1f} nats", f"{one.nats:.1f} nats")
                  if taken + 4 + lettering.width_px(rest, lettering.paper.letters(_REST_PX)) <= box[2] - _PAD_PX),
@@ -272,7 +272,6 @@ def _notes(findings: Findings, has_nats: bool, has_strips: bool) -> list[str]:
             if has_strips
             else []
         ),
-        f"fitted on {amount(described.n_texts - described.n_scored, 'text')}, scored on "
-        f"{amount(described.n_scored, 'other')} ({amount(described.n_queries, 'query', 'queries')})",
+        *heads_summary.description_notes(findings),
         "a description is of attention, not of purpose",
     ]

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.heads.descriptions import LITTLE, Descriptions, HeadDescription
+from attnscope.records.heads.descriptions import LITTLE, UNSURE, Descriptions, HeadDescription
 from attnscope.records.heads.findings import Findings
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads.summary import full_name
@@ -61,7 +61,7 @@ def description_table(findings: Findings, console: Console, every: bool = True) 
     parts: list[RenderableType] = [shown]
     if len(listed) < len(heads):
         parts.append(Text(f"and {len(heads) - len(listed)} more: choose some with --where, --sort", style="dim"))
-    return Group(*parts, *dim_lines(_notes(described, wide, n_left)))
+    return Group(*parts, *dim_lines(_notes(findings, described, wide, n_left)))
 
 
 def _explained(one: HeadDescription) -> Text:
@@ -81,20 +81,28 @@ def _percent(share: float) -> str:
 
 
 def _words(one: HeadDescription) -> Text:
-    return Text(heads_summary.printable(one.words, 1000), style="" if one.terms and not one.spreads_evenly else "dim")
+    words = Text(heads_summary.printable(one.words, 1000), style="" if one.terms and not one.spreads_evenly else "dim")
+    return words.append(f" ! {heads_summary.printable(one.warning, 200)}", style="yellow") if one.warning else words
 
 
-def _notes(described: Descriptions, wide: bool, n_left: int) -> list[str]:
+def _notes(findings: Findings, described: Descriptions, wide: bool, n_left: int) -> list[str]:
     said = [
         "nats: how far the head is from uniform attention; explained: the share of these that the terms explain, on "
         "texts they were not fitted on, with its 95% interval"
         + ("; sinks known: the same where each query's attention on special tokens and the first is known" * wide)
         + ".",
         "In brackets: share of attention on such keys; under uniform attention. Each term holds given the other terms.",
-        f"Fitted on {amount(described.n_texts - described.n_scored, 'text')} and scored on "
-        f"{amount(described.n_scored, 'other')} ({amount(described.n_queries, 'query', 'queries')}). A description is "
-        "of attention, not of purpose.",
+        *heads_summary.description_notes(findings),
+        "A description is of attention, not of purpose.",
+        f"The intervals allow for texts of another kind: {100 * described.unseen_share:.0f}% of all texts may be of a "
+        "kind that is not among those scored.",
     ]
+    n_unsure = sum(one.is_unsure for one in described.heads if not one.spreads_evenly)
+    if n_unsure:
+        said.append(
+            f"The texts are too few to tell what is explained of {amount(n_unsure, 'head')}: the interval is wider "
+            f"than {100 * UNSURE:.0f} points. Give more texts."
+        )
     if described.unmatched:
         named = ", ".join(heads_summary.printable(name, 60) for name in described.unmatched)
         said.append(f"Your feature {named} was found nowhere in the sampled texts.")

@@ -10,8 +10,8 @@ from attnscope.errors import amount
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.views.ablation.summary import number as small_number
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Box, Number, Page, colormap, hex_of, wrap_lines
-from attnscope.views.drawing.inks import ink_on
+from attnscope.views.drawing.canvas import FAINT, INK, Box, Number, Page, colormap, wrap_lines
+from attnscope.views.drawing.inks import hex_of, ink_on
 from attnscope.views.drawing.lettering import Lettering
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads.summary import model_of, number, printable

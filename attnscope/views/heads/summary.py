@@ -387,6 +387,16 @@ def idle_line(findings: Findings) -> str:
     return f"look like something and do nothing ({what}): {named}{more}"
 
 
+def description_notes(findings: Findings) -> list[str]:
+    """From which texts heads are described, and in how many the halves of the texts agree: one sentence each."""
+    described = findings.descriptions
+    if described is None or not described.heads:
+        return []
+    n_texts = findings.corpus.get("n_texts")
+    said = [described.sample_line(n_texts if isinstance(n_texts, int) else None), described.stability_line]
+    return [line for line in said if line]
+
+
 def corpus_notes(findings: Ablation | Findings | Relations) -> list[str]:
     """What is amiss with the texts: one sentence each."""
     said = []

@@ -15,7 +15,8 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.records.relations.record import Example, ExampleLink, Relation, Relations
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Box, Page, colormap, distinct, hex_of, wrap_lines
+from attnscope.views.drawing.canvas import FAINT, INK, Box, Page, colormap, distinct, wrap_lines
+from attnscope.views.drawing.inks import hex_of
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.heads.summary import corpus_line, corpus_notes, model_of, printable

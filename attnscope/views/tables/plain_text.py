@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -12,8 +12,12 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Span, Text
 
+from attnscope.errors import one_line
 from attnscope.errors import safe as safe
 from attnscope.views.drawing.inks import blend, ink_on
+
+if TYPE_CHECKING:
+    from attnscope.records.frame.record import Record
 
 _ASCII = {
     "√": "sqrt ", "·": "*", "×": "x", "Σ": "sum", "…": "..", "−": "-", "–": "-", "²": "^2", "³": "^3", "≈": "~",
@@ -47,6 +51,19 @@ def open_console(**how: Any) -> Console:
     if console.width < 1:  # a terminal that does not know its size says 0
         console.width = _USUAL_WIDTH
     return console
+
+
+def print_record(record: Record, console: Console, **shown: Any) -> None:
+    """Prints a record as its kind does, and below it the parts of the study that failed.
+
+    Args:
+        record: The record.
+        console: Where to.
+        shown: Options of `Kind.shown_with`.
+    """
+    record.record_kind().view("show")(record, console, **shown)
+    for line in record.failed:
+        console.print(Text(one_line(line), style="bold"))
 
 
 def cut(label: str, cells: int) -> str:
