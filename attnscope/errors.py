@@ -1,6 +1,7 @@
 """The exceptions that a user sees as one clean line."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,26 @@ class AttnscopeError(Exception):
 
 class UsageError(AttnscopeError):
     """What was asked for means nothing, whatever the text and the model: the command line exits with 2 then."""
+
+
+class RoundingError(AttnscopeError):
+    """Two ways to compute the same differ by more than rounding."""
+
+
+def require_rounding(what: str, difference: float, rounding: float, hint: str = "") -> None:
+    """Refuses numbers that are further from what the model computed than rounding takes them.
+
+    Args:
+        what: What differs from what, such as "weights differ from the model's own".
+        difference: The largest difference; NaN fails.
+        rounding: The largest that rounding explains.
+        hint: What to do about it.
+
+    Raises:
+        RoundingError: It is larger.
+    """
+    if not difference <= rounding:
+        raise RoundingError(f"{what} by {difference:.3g}, rounding is {rounding:.3g}", hint)
 
 
 _WANT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -59,9 +80,26 @@ def safe(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text)
 
 
+MOST_QUOTED, MOST_SAID = 80, 2000
+"""Characters up to which a line repeats what was given, and up to which it goes on."""
+
+_LONG_QUOTE = re.compile(rf"""(?<!\w)(['"])(?=.{{{MOST_QUOTED + 1}}})(.+?)\1(?!\w)""")
+_LONG_WORD = re.compile(r"\S{260,}")  # no name of a file is longer
+
+
 def one_line(message: str) -> str:
-    """A message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere."""
-    return safe(" ".join(message.split()))
+    """A message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere.
+
+    What is quoted in it, and what is longer than any file name, is shortened to MOST_QUOTED characters: its beginning
+    and its end.
+    """
+    line = " ".join(message.split())
+    line = _LONG_QUOTE.sub(lambda quoted: f"{quoted[1]}{_shorten(quoted[2], MOST_QUOTED)}{quoted[1]}", line)
+    return safe(_shorten(_LONG_WORD.sub(lambda word: _shorten(word[0], MOST_QUOTED), line), MOST_SAID))
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most + most // 2 :]}"
 
 
 def parse_json(content: str | bytes) -> Any:

@@ -419,15 +419,6 @@ def test_an_interruption_keeps_whole_blocks(gpt2: HuggingFaceModel, monkeypatch:
     assert [h.effects["zero_l2"].value for h in found.heads] == [h.effects["zero_l2"].value for h in usual.heads]
 
 
-def test_inference_mode_keeps_no_gradients(gpt2: HuggingFaceModel) -> None:
-    options = AblateOptions(modes=(), importance=True)
-    with torch.inference_mode(), pytest.raises(AttnscopeError, match=r"torch\.inference_mode\(\) keeps none") as caught:
-        ablate(gpt2, TEXTS, options)
-    assert "no_grad" in caught.value.hint
-    with torch.no_grad():
-        assert ablate(gpt2, TEXTS, options).heads
-
-
 def test_a_model_that_reads_pictures_too_predicts_each_next_token_of_a_text(tmp_path: Path) -> None:
     write_llava(tmp_path / "llava")
     model = load(str(tmp_path / "llava"))

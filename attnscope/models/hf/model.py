@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import Place, Weights
 from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.adapters import NONE, Adapter, unwrap
-from attnscope.models.hf.check.eager import mixes_lengths, run_one_by_one
+from attnscope.models.hf.check.eager import run_one_by_one
 from attnscope.models.hf.check.examples import accepts, examples, max_tokens
+from attnscope.models.hf.check.reach import mixes_lengths
 from attnscope.models.hf.check.survey import Survey, survey
 from attnscope.models.hf.dispatch import input_device
 from attnscope.models.hf.network import Network
@@ -26,6 +27,7 @@ from attnscope.models.hf.outputs import blocks_by_layer, can_resume, skipped_cal
 from attnscope.models.hf.parts import (
     base_of,
     in_one_line,
+    notes_on_quantisation,
     picture_tower,
     reads_pictures,
     reads_text,
@@ -35,16 +37,16 @@ from attnscope.models.hf.parts import (
     text_tower,
     wordless,
 )
-from attnscope.models.hf.seam import one_at_a_time
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.hearing import HuggingFaceEars
-from attnscope.models.hf.senses.seeing import HuggingFaceEyes
+from attnscope.models.hf.senses.seeing import HuggingFaceEyes, hides_patches
 from attnscope.models.hf.senses.vision_language import InterleavedReader, VisionLanguageReader
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
 from attnscope.models.hf.weights import head_slices, output_projections
 from attnscope.models.inside.tape import blocks_of
 from attnscope.models.model import Batch, Loss, ModelInfo, Outputs, Rerun, ShownModel, Slice
+from attnscope.models.turns import share_lock, take_turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,8 +161,11 @@ class HuggingFaceModel(ShownModel):
         Raises:
             AttnscopeError: The batch is longer than the model's limit, holds numbers that it has no embedding for, or
                 lacks what the decoder reads.
+            MixedLengthsError: Padding would change what the model computes of a text, and the probe is no `Weights`,
+                for which texts are run one by one.
         """
-        if not self.network.at_seam and mixes_lengths(self.network.base.config, batch.mask):
+        config = self.network.base.config
+        if isinstance(probe, Weights) and any(mixes_lengths(config, m) for m in (batch.mask, batch.target_mask)):
             return run_one_by_one(self.run, batch, probe)
         return self.run_inputs(self.network.text_inputs(batch), probe)
 
@@ -181,7 +186,7 @@ class HuggingFaceModel(ShownModel):
             skipped = skipped_calls(self.network.found.plan, block_of, first)
             return self.network.outputs(self.network.text_inputs(given), probe, logits=logits, skipped=skipped)
 
-        return Rerun(forward, batch, blocks, one_at_a_time(self.network.base))
+        return Rerun(forward, batch, blocks)
 
     def modules(self) -> list[nn.Module]:
         """The transformers model, without what it has on top for its task."""
@@ -207,10 +212,12 @@ class HuggingFaceModel(ShownModel):
         self.network.require_seam("its heads cannot be told apart")
         return head_slices(self.network.model, self.network.base, self.network.found, heads)
 
+    @torch.no_grad()
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d)."""
+        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
         self.network.require_known(ids)
-        found = self.network.base.get_input_embeddings()(ids.to(self.network.device))
+        with take_turn([self.network.base]):
+            found = self.network.base.get_input_embeddings()(ids.to(self.network.device))
         # I-BERT gives the scale of its quantisation besides.
         rows: Tensor = found[0] if isinstance(found, tuple) else found
         return rows.detach()  # a model in memory may be one that is trained
@@ -240,13 +247,13 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     """
     hf_model, adapter = unwrap(hf_model)
     if not isinstance(hf_model, PreTrainedModel):
-        raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", "give a PreTrainedModel")
+        raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", _inner_model(hf_model))
     name = name or str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2] or hf_model.config.model_type
     base = base_of(hf_model)
-    if getattr(base.config, "mask_ratio", 0) and accepts(base, "noise"):
+    if hides_patches(base):
         raise AttnscopeError(
             f"{name} hides {base.config.mask_ratio:.0%} of the patches, others each time",
-            "with model.config.mask_ratio = 0 it sees them all",
+            "with model.config.mask_ratio = 0.0 it sees them all",
         )
     # A processor for two senses holds a tokenizer and an image processor or a feature extractor.
     words = getattr(tokenizer, "tokenizer", tokenizer if hasattr(tokenizer, "get_vocab") else None)
@@ -258,7 +265,17 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     reader = NumbersTokenizer() if words is None else HuggingFaceTokenizer(words)
     if not reads_text(base) and not accepts(base, "decoder_input_ids"):
         reader = wordless(name, base)
-    return assemble(RawModel(hf_model, reader, name, processor=senses, adapter=adapter), check=check)
+    notes = notes_on_quantisation(hf_model.config)
+    return assemble(RawModel(hf_model, reader, name, notes=notes, processor=senses, adapter=adapter), check=check)
+
+
+def _inner_model(wrapper: Any) -> str:
+    """Where an object that is no transformers model holds one, as a hint: torch.compile, DataParallel, a pipeline."""
+    parts = wrapper.named_modules() if isinstance(wrapper, nn.Module) else getattr(wrapper, "__dict__", {}).items()
+    for name, part in parts:
+        if isinstance(part, PreTrainedModel):
+            return f"pass the model that it holds: its attribute {name}"
+    return "give a PreTrainedModel"
 
 
 def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
@@ -295,6 +312,7 @@ def _build(
     found: Survey | None = None,
 ) -> HuggingFaceModel:
     base = base_of(raw.model)
+    share_lock([raw.model])
     found = found or survey(base, check=check)
     kinds = tuple(found.layers)
     info = ModelInfo(

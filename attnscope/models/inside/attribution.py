@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Probe, attend
-from attnscope.errors import AttnscopeError
-from attnscope.models.inside.projections import OutputWatch, hooks, is_transposed, linear_maps
+from attnscope.errors import AttnscopeError, require_rounding
+from attnscope.models.inside.projections import OutputWatch, hooks, linear_maps, weight_of
 from attnscope.models.inside.stream import Norm, measure_norm
 from attnscope.models.model import Batch, Model, ModelInfo, example_tokens
 
@@ -68,9 +68,15 @@ class DirectPaths:
                 "said of what its heads write",
                 "choose a decoder, or an encoder with its head for masked words",
             )
+        require_gradients(model)
         self._model, self._head = model, head
-        weight = head.get_parameter("weight").detach()
-        self._rows = weight.T if is_transposed(head) else weight
+        rows = weight_of(head)
+        if rows is None:
+            raise AttnscopeError(
+                f"the unembedding of {info.name} is quantised: nothing can be said of what its heads write",
+                "name the checkpoint with unquantised weights",
+            )
+        self._rows = rows.detach()
         self._mean = self._rows.float().mean(0)
         self._outputs = self._find_outputs()
         roots = [*model.modules(), head]
@@ -176,8 +182,7 @@ class DirectPaths:
             last.append((given[0], gave.detach()))
 
         with torch.enable_grad(), contextlib.ExitStack() as stack:
-            for module in self._branches:
-                stack.callback(module.register_forward_pre_hook(_detach).remove)
+            stack.enter_context(hooks(self._branches, _detach, before=True))
             stack.enter_context(hooks(self._branches, branch))
             stack.enter_context(hooks(self._embeddings, embed))
             stack.enter_context(hooks(self._norms, normalise))
@@ -294,16 +299,30 @@ class Traced:
         ]
         size = float(torch.stack([one.to("cpu") for one in parts]).max()) if len(found.logits) else 1.0
         allowed = max(_TOLERANCE, 64 * torch.finfo(getattr(torch, self.info.dtype)).eps) * max(size, 1.0)
-        if not off <= allowed:
-            raise AttnscopeError(
-                f"the logits of {self.info.name} are not the sum of what its heads, its feed-forward networks, "
-                f"its embeddings and biases add (off by {off:.2g}): something else adds to its stream",
-                "what its heads do can still be seen: attnscope ablate",
-            )
+        require_rounding(
+            f"something else adds to the stream of {self.info.name}: its logits differ from the sum of what its heads, "
+            "its feed-forward networks, its embeddings and biases add",
+            off,
+            allowed,
+            "what its heads do can still be seen: attnscope ablate",
+        )
 
 
-def _detach(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(one.detach() if isinstance(one, Tensor) else one for one in given)
+def _detach(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    return tuple(one.detach() if isinstance(one, Tensor) else one for one in given), named
+
+
+def require_gradients(model: Model) -> None:
+    """Refuses a model through which no gradients flow.
+
+    Raises:
+        AttnscopeError: Its weights were made in `torch.inference_mode`.
+    """
+    if any(weight.is_inference() for root in model.modules() for weight in root.parameters()):
+        raise AttnscopeError(
+            f"the weights of {model.info.name} were made in torch.inference_mode(), and keep no gradients",
+            "make the model outside of that, or within torch.no_grad()",
+        )
 
 
 def _try_norm(module: nn.Module, width: int) -> Norm | None:

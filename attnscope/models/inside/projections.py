@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.core.attention.probes import Place
+from attnscope.models.turns import take_turn
 
 Role = Literal["query", "key", "value"]
 ROLES: tuple[Role, ...] = ("query", "key", "value")
@@ -56,18 +57,54 @@ def is_transposed(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nx")
 
 
-@contextlib.contextmanager
-def hooks(modules: Iterable[nn.Module], look: Callable[..., Any]) -> Iterator[None]:
-    """Within it, look(module, inputs, result) is called after each of the modules that this thread runs.
+def adapted_maps(roots: Iterable[nn.Module]) -> set[nn.Module]:
+    """The linear maps of models that an adapter adds to: their weights are not all of what they do."""
+    held = (getattr(module, "base_layer", None) for root in roots for module in root.modules())
+    return {module for module in held if isinstance(module, nn.Module)}
 
-    What other threads run of the same model meanwhile is none of its business.
+
+def weight_of(module: nn.Module) -> Tensor | None:
+    """A linear map's weight, (out, in), also where accelerate keeps it elsewhere between forward passes.
+
+    Returns:
+        None where the numbers of the weight alone are not the map: it is quantised, or not there.
     """
-    mine = threading.get_ident()
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, Tensor) and weight.is_meta:
+        hook = getattr(module, "_hf_hook", None)
+        elsewhere = (getattr(one, "weights_map", None) or {} for one in (hook, *getattr(hook, "hooks", ())))
+        weight = next((kept["weight"] for kept in elsewhere if "weight" in kept), None)
+    # Quantised weights are integers, 8-bit floats that a scale belongs to, or a class of their own (torchao).
+    if type(weight) not in (Tensor, nn.Parameter) or not weight.is_floating_point() or weight.element_size() < 2:
+        return None
+    if weight.ndim != 2:
+        return None
+    return weight.T if is_transposed(module) else weight
+
+
+@contextlib.contextmanager
+def hooks(modules: Iterable[nn.Module], look: Callable[..., Any], *, before: bool = False) -> Iterator[None]:
+    """Within it, a function is called after each of the modules that this thread runs, or before it.
+
+    It is this thread's turn with the model meanwhile. What other threads run of it by themselves is not looked at.
+
+    Args:
+        modules: The modules.
+        look: Is given (module, inputs, result), or before the module (module, inputs, named inputs). What it returns
+            stands for the result or the inputs, as torch's hooks have it.
+        before: Whether it is called before the module.
+    """
+    mine, watched = threading.get_ident(), list(modules)
 
     def look_at_mine(*given: Any) -> Any:
         return look(*given) if threading.get_ident() == mine else None
 
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            stack.callback(module.register_forward_hook(look_at_mine).remove)
+    with take_turn(watched), contextlib.ExitStack() as stack:
+        for module in watched:
+            handle = (
+                module.register_forward_pre_hook(look_at_mine, with_kwargs=True)
+                if before
+                else module.register_forward_hook(look_at_mine)
+            )
+            stack.callback(handle.remove)
         yield

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import (
     BLOCK,
     BLOCK_CHARACTERS,
@@ -81,6 +82,7 @@ class HeadsOptions:
     writes: bool = False
 
 
+@with_plain_torch
 def heads(
     model: Model,
     corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
