@@ -31,8 +31,8 @@ SCORES: dict[str, str] = {
     "(Hayes et al. 2026, arXiv 2606.19317; the share is ours)",
     "auc": "whether the tool's weight tells the strongest 40 pairs of a head from 40 random weak ones (one-at-a-time "
     "scorer, OpenAI Transformer Debugger 2024, with 40 pairs for its 5)",
-    "role_recall": "of roles that the truth gives a head and that the tool has: given. Not of compiled heads: thresholds "
-    "say little on ten tokens",
+    "role_recall": "of roles that the truth gives a head and that the tool has: given. Not of compiled heads: "
+    "thresholds say little on ten tokens",
     "role_precision": "of roles given: the truth allows them. Not of compiled heads",
 }
 """What each score is, and its source."""
