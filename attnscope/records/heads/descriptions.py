@@ -118,7 +118,8 @@ class HeadDescription(OneHead):
         runner_up: What another feature is called that, alone, explains the scored texts as well as the first term alone
             (within the paired 95% interval over texts, and by 0.05 less at most); "" = none does.
         content: The feature of the first term that tells keys outside sinks apart, with "not" before it if its weight
-            is below 0. "" = there is none, or the record is of an earlier version. Sinks are special tokens and the first.
+            is below 0. "" = there is none, or the record is of an earlier version. Sinks are special tokens and the
+            first token.
         other_half: The same term of a description of the scored half alone, or `NO_TERM`; "" = it is the same
             feature.
     """
