@@ -256,7 +256,7 @@ def test_tokens_that_a_model_adds_are_not_called_windows() -> None:
     seen = transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
     with pytest.raises(AttnscopeError, match="22 queries on 22 keys where the picture has 17 tokens") as caught:
         attnscope.picture_heatmap(attnscope.load(model, seen), np.zeros((32, 32, 3), np.uint8))
-    assert "it adds tokens" in caught.value.message
+    assert "the model adds tokens" in caught.value.message
 
 
 @pytest.mark.parametrize("model_type", ["videomae", "vivit", "patchtst", "decision_transformer", "parakeet_encoder"])
