@@ -34,7 +34,7 @@ class RoundingError(AttnscopeError):
 
 
 def require_rounding(what: str, difference: float, rounding: float, hint: str = "") -> None:
-    """Refuses numbers that are further from what the model computed than rounding takes them.
+    """Refuses numbers that differ from what the model computed by more than rounding explains.
 
     Args:
         what: What differs from what, such as "weights differ from the model's own".
@@ -46,7 +46,7 @@ def require_rounding(what: str, difference: float, rounding: float, hint: str = 
         RoundingError: It is larger.
     """
     if not difference <= rounding:
-        raise RoundingError(f"{what} by {difference:.3g}, rounding is {rounding:.3g}", hint)
+        raise RoundingError(f"{what} by {difference:.3g}; rounding explains at most {rounding:.3g}", hint)
 
 
 _WANT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -81,7 +81,7 @@ def safe(text: str) -> str:
 
 
 MOST_QUOTED, MOST_SAID = 80, 2000
-"""Characters up to which a line repeats what was given, and up to which it goes on."""
+"""The most characters of an argument that a message quotes, and the most that a message has."""
 
 _LONG_QUOTE = re.compile(rf"""(?<!\w)(['"])(?=.{{{MOST_QUOTED + 1}}})(.+?)\1(?!\w)""")
 _LONG_WORD = re.compile(r"\S{260,}")  # no name of a file is longer
@@ -90,8 +90,7 @@ _LONG_WORD = re.compile(r"\S{260,}")  # no name of a file is longer
 def one_line(message: str) -> str:
     """A message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere.
 
-    What is quoted in it, and what is longer than any file name, is shortened to MOST_QUOTED characters: its beginning
-    and its end.
+    Quotations, and words longer than any file name, are shortened to MOST_QUOTED characters: the beginning and the end.
     """
     line = " ".join(message.split())
     line = _LONG_QUOTE.sub(lambda quoted: f"{quoted[1]}{_shorten(quoted[2], MOST_QUOTED)}{quoted[1]}", line)

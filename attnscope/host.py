@@ -1,8 +1,8 @@
-"""What attnscope does to the process that it runs in: to one of its own more than to one that calls it.
+"""What attnscope changes in the process that it runs in; more in its own processes than in one that calls it.
 
-Ctrl-C: what must not be cut in two is finished first, and an import is such a thing: it would leave modules half made,
-and C extensions turn an interruption into other errors. Only an import that takes long is cut, between two modules: no
-study begins before such an import ends, so nothing is lost.
+Ctrl-C waits for work that must not be cut in two. An import is such work: cut short, it would leave modules half made,
+and C extensions would turn the interruption into other errors. Only a long import is cut, between two modules. Studies
+begin after imports, so nothing is lost.
 """
 
 import _thread
@@ -40,7 +40,7 @@ _PATIENCE_S = 1
 
 
 class _ImportCutter:
-    """Ends the import that Ctrl-C fell into as its next module is looked for; first on `sys.meta_path` by then.
+    """Ends an import that Ctrl-C interrupted, when it looks for its next module; stands first on `sys.meta_path`.
 
     Attributes:
         outermost: The frame of the import.
@@ -51,7 +51,7 @@ class _ImportCutter:
         self.outermost, self.is_raised = outermost, False
 
     def find_spec(self, *_: object) -> None:
-        """Raises KeyboardInterrupt: once, and again where a library of the same import goes on in spite of it."""
+        """Raises KeyboardInterrupt: once, and again if a library in the same import swallows it."""
         if threading.current_thread() is not threading.main_thread():
             return
         if not self.is_raised or self.outermost in _frames(sys._getframe()):
@@ -60,12 +60,12 @@ class _ImportCutter:
 
 
 _waits_since: float | None = None
-"""When the interruption came that waits for an import; None = none waits."""
+"""When the interruption came that now waits for an import to end; None = none is waiting."""
 _cutter: _ImportCutter | None = None
 
 
 def raise_outside_imports(_: int, frame: FrameType | None) -> None:
-    """Handles SIGINT as Python does, but after the import that is under way, or between two modules of a long one.
+    """Handles SIGINT as Python does, but after a running import, or between two modules of a long one.
 
     Raises:
         KeyboardInterrupt: Nothing is being imported by the main thread.
@@ -85,9 +85,9 @@ def raise_outside_imports(_: int, frame: FrameType | None) -> None:
 
 
 def is_interrupted() -> bool:
-    """Whether Ctrl-C came of which the command has not heard: it waits for an import, or has ended one.
+    """Whether a Ctrl-C has not reached the command: it waits for an import, or has ended one.
 
-    Libraries in C turn the end of an import into errors of their own.
+    C extensions turn an interrupted import into errors of their own.
     """
     return _waits_since is not None or _cutter is not None
 

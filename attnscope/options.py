@@ -1,7 +1,7 @@
-"""An option of a question, said once: one field carries its type, default, help, range and what reads it.
+"""Options of a study, each declared once: one field carries its type, default, help, range and parser.
 
-The same dataclass is the group of a command's options and the argument of the Python function. It loads neither torch,
-nor NumPy, nor typer.
+The same dataclass gives a command its options and the Python function its argument. It loads neither torch, nor NumPy,
+nor typer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Option:
         least: Its least value; None = there is no bound.
         most: Its largest value.
         choices: The values that it may have; of a tuple, those that its members may have.
-        read: What makes a value of the words on the command line; None = it is taken as its type says.
-        written: The default as the command line has it, where `read` reads it.
-        python_only: Whether the command line does not have it.
+        read: Parses the value from the command line; None = its type decides.
+        written: The default as written on the command line, for `read` to parse.
+        python_only: Whether only Python has it.
     """
 
     help: str

@@ -324,15 +324,15 @@ _RECORDING = "give recordings with --audio"
 _OFFICE = "save it as plain text first"
 _NO_TEXT = {
     rb"\xff\xfe|\xfe\xff": ("UTF-16, not UTF-8", "convert it: iconv -f UTF-16 -t UTF-8"),
-    rb"%PDF-\d": ("a PDF, not plain text", "take its text out first: pdftotext FILE"),
-    rb"%!PS-|\xc5\xd0\xd3\xc6": ("PostScript, not plain text", "take its text out first: ps2ascii FILE"),
+    rb"%PDF-\d": ("a PDF, not plain text", "extract its text first: pdftotext FILE"),
+    rb"%!PS-|\xc5\xd0\xd3\xc6": ("PostScript, not plain text", "extract its text first: ps2ascii FILE"),
     rb"PK\x03\x04": ("a ZIP archive, as Word files are, not plain text", _OFFICE),
     rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": ("an old Office file, not plain text", _OFFICE),
     rb"\{\\rtf\d": ("RTF, not plain text", _OFFICE),
     rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP|II\*\0|MM\0\*": ("a picture, not text", _PICTURE),
     rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]": ("a recording, not text", _RECORDING),
 }  # fmt: skip
-"""What files begin with that hold no plain text: what they are, and what to do."""
+"""The first bytes of files that hold no plain text: what the file is, and what to do."""
 
 
 def other_format(start: bytes) -> tuple[str, str] | None:

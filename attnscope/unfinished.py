@@ -48,7 +48,7 @@ def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
 
 
 def keep_data(staged: Path, out: Path) -> None:
-    """Keeps what took the time where its figures are not all drawn: aside, if other files are in the folder.
+    """Keeps the data if not all figures were drawn: in a folder of their own if `out` has other files.
 
     Args:
         staged: The folder inside of `out` that holds what is written so far, see `records.frame.file_sets`.
@@ -65,7 +65,7 @@ def keep_data(staged: Path, out: Path) -> None:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (staged / name).replace(folder / name)
         if kept != out:
-            message = f"the figures are not all drawn, and none is kept: the data are in {kept}"
+            message = f"not all figures were drawn, so none is kept: the data are in {kept}"
             print(f"note: {one_line(message)}", file=sys.stderr)
 
 

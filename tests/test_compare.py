@@ -242,7 +242,7 @@ class TestModels:
         assert found.moved() == 3
 
     def test_other_tokens_are_refused(self, tiny, minilm) -> None:
-        with pytest.raises(AttnscopeError, match="different tokens of the same text"):
+        with pytest.raises(AttnscopeError, match="split the same text into different tokens"):
             compare_models(tiny, minilm, TEXTS)
 
     def test_the_tokens_that_differ_are_those_of_one_text(self, tiny, minilm) -> None:

@@ -330,7 +330,7 @@ def test_progress_and_the_hash_of_what_was_read(tmp_path):
         ("a.txt", b"ok\r\xff", ["ok"], 2, "byte 0xFF at offset 3"),
         ("a.txt", b"ok\ncut \xe4\xb8", ["ok"], 2, "byte 0xE4 at offset 7"),
         ("a.txt", "ok".encode("utf-16"), [], None, "iconv -f UTF-16"),
-        ("a.txt", b"%PDF-1.7\n1 0 obj\n\xe2\n", [], None, "a PDF, not plain text; take its text out first"),
+        ("a.txt", b"%PDF-1.7\n1 0 obj\n\xe2\n", [], None, "a PDF, not plain text; extract its text first"),
         ("a.jsonl", b"PK\x03\x04word/document.xml", [], None, "a ZIP archive, as Word files are"),
         ("a.txt", b"\x89PNG\r\n\x1a\n", [], None, "a picture, not text; give pictures with --image"),
         ("a.gz", gzip.compress(b"%PDF-1.7\n", mtime=0), [], None, "a PDF"),

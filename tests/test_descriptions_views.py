@@ -65,7 +65,7 @@ def test_heads_that_the_other_half_describes_otherwise_have_a_warning(tmp_path: 
     assert [*warned] == [names[2], names[4]]
     assert warned[names[2]].endswith("! other half: sentence ends")
     assert "! other half: another first term" in warned[names[4]]  # of a record of an earlier version
-    stability = "the other half of the texts has the same first term outside sinks in 1 of 2 heads"
+    stability = "both halves of the texts have the same first term outside sinks in 1 of 2 heads"
     assert stability in " ".join(said.split())
     described = found.descriptions
     assert described is not None and stability in str(described) and "(! other half: sentence ends)" in str(described)

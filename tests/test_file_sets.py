@@ -149,7 +149,7 @@ def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(
         output.write(fake_findings(3, 4), tmp_path / "out", formats, drawing=interrupted)
     assert {path: path.read_bytes() for path in before} == before
     assert len(attnscope.load_record(tmp_path / "out/interrupted").heads) == 12
-    assert "the figures are not all drawn, and none is kept: the data are in" in capsys.readouterr().err
+    assert "not all figures were drawn, so none is kept: the data are in" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*(p.name for p in before), "interrupted"}
 
 

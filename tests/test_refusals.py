@@ -61,7 +61,7 @@ def test_quantised_checkpoints_are_said_to_be(tmp_path: Path) -> None:
     error = refusal(edited(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}))
     assert "quantised (bitsandbytes, 8 bits)" in error.message
     model = attnscope.load(edited(folder, quantization_config={"quant_method": "fp8"}))
-    assert any("By its configuration its weights are quantised (fp8)" in note for note in model.info.notes)
+    assert any("Its configuration says that its weights are quantised (fp8)" in note for note in model.info.notes)
 
 
 def test_models_that_read_no_text_need_no_tokenizer(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_the_studies_take_embeddings_that_come_with_a_scale() -> None:
     ("model_type", "sizes", "why"),
     [
         ("swin", {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "patch_size": 4},
-         "through 4 windows of 16 queries and 16 keys"),
+         "attends within 4 windows of a picture, each 16 queries on 16 keys"),
         ("segformer", {"hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]},
          "merges patches: its layers have attention of 64 queries on 1 keys"),
         ("pvt", {"hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]},
@@ -256,7 +256,7 @@ def test_tokens_that_a_model_adds_are_not_called_windows() -> None:
     seen = transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
     with pytest.raises(AttnscopeError, match="22 queries on 22 keys where the picture has 17 tokens") as caught:
         attnscope.picture_heatmap(attnscope.load(model, seen), np.zeros((32, 32, 3), np.uint8))
-    assert "it adds tokens" in caught.value.message
+    assert "the model adds tokens" in caught.value.message
 
 
 @pytest.mark.parametrize("model_type", ["videomae", "vivit", "patchtst", "decision_transformer", "parakeet_encoder"])
@@ -290,5 +290,5 @@ def test_what_holds_a_model_is_told_which_attribute_to_pass() -> None:
         (torch.nn.DataParallel(model), "module"),
         (Pipeline(), "model"),
     ):
-        assert refusal(wrapper).hint == f"pass the model that it holds: its attribute {name}"
+        assert refusal(wrapper).hint == f"pass the model inside it: its attribute {name}"
     assert refusal(3).hint == "give a PreTrainedModel"

@@ -133,7 +133,7 @@ def main() -> None:
 
 
 def _fail_if_interrupted() -> None:
-    """Ends as interrupted where Ctrl-C cut an import: what libraries made of that is no error of the user's."""
+    """Ends as interrupted if Ctrl-C cut an import short: the errors that follow from it are not the user's."""
     if is_interrupted():
         _fail("interrupted", status=_INTERRUPTED)
 

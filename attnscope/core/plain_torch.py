@@ -1,6 +1,6 @@
-"""torch as records name it, whatever its caller has set: no autocast, no inference mode, tensors on the processor.
+"""torch with its default settings, whatever the caller has set: no autocast, no inference mode, tensors on the CPU.
 
-Knows of torch only what is imported already: where it is not, its caller has set nothing.
+It does not import torch: if nobody has imported it, nobody has changed its settings.
 """
 
 import functools
@@ -15,10 +15,10 @@ R = TypeVar("R")
 
 @contextmanager
 def leave_settings_aside() -> Iterator[None]:
-    """Within it, the caller's autocast, inference mode and default device do not reach what is computed.
+    """Within it, the caller's autocast, inference mode and default device have no effect.
 
-    Autocast would lower the precision of products; inference mode keeps no gradients, which some studies need; on
-    another default device numbers would be made that no model is given (and on "meta" none at all).
+    Autocast would lower the precision of products. Inference mode keeps no gradients, which some studies need. Another
+    default device would hold new tensors that the model does not use (and "meta" holds no numbers at all).
     """
     torch = sys.modules.get("torch")
     with ExitStack() as stack:

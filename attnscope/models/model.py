@@ -179,7 +179,7 @@ class Batch:
 
 
 class MixedLengthsError(AttnscopeError):
-    """Texts that a model computes otherwise when they are padded together: shorter ones as if they were long."""
+    """Padding these texts together would change the result: the model would treat short texts as long ones."""
 
 
 @dataclass(frozen=True, eq=False)

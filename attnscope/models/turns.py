@@ -1,9 +1,8 @@
-"""Whose turn it is with a model: one reentrant lock for each, found by its torch modules.
+"""Threads take turns with a model: one reentrant lock per model, looked up by its torch modules.
 
-A forward pass changes a model and puts it back: which attention function it names, its hooks, the forwards of its
-blocks. Two threads that did so at once would put back what the other one had changed. So whoever runs a model or hooks
-into it takes its turn first. A turn lasts for one pass, not for a whole study, and is never kept over a `yield` to a
-study.
+A forward pass changes a model and restores it: its attention function, its hooks and the forwards of its blocks. Two
+threads at once would restore each other's changes. So a thread takes a turn before it runs a model or hooks into it. A
+turn lasts for one pass, not for a whole study, and is never kept over a `yield` to a study.
 
 Locks are always taken in one order: the switches of transformers (`hf.parts.silence`), then models, then the names that
 `inside.around` watches. Knows torch and nothing else.
@@ -23,7 +22,7 @@ _registering = threading.Lock()
 
 
 def share_lock(roots: "Iterable[nn.Module]") -> None:
-    """Gives all modules of a model one lock: the one that some of them have already, else a new one.
+    """Gives all modules of a model one lock: the one that some of them already have, or a new one.
 
     Models that have modules in common share it, such as two that were loaded from one torch module. Where parts had
     locks of their own, the whole and its parts take all of these.
@@ -40,7 +39,7 @@ def share_lock(roots: "Iterable[nn.Module]") -> None:
 def take_turn(modules: "Iterable[nn.Module]") -> Iterator[None]:
     """Within it, no other thread runs these modules' models through attnscope, nor hooks into them.
 
-    One thread may take it again. It ends with the context, whatever is raised there.
+    The same thread may take its turn again inside. The turn ends with the context, also after an error.
     """
     modules = list(modules)
     if any(module not in _locks for module in modules):

@@ -1,4 +1,4 @@
-"""Photos on their way in: upright, in red, green and blue; what that took is said."""
+"""Reads photos: upright, in red, green and blue; a note says what had to be changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_PIXELS = 100_000_000
 """A photo of more pixels is refused before it is unpacked: a small file can hold gigabytes of one colour."""
 
 FORMATS = ("PNG", "JPEG", "WebP", "GIF", "TIFF", "BMP")
-"""What a photo is read as, by its content whatever its name. Pillow knows more, of which one starts other programs."""
+"""The formats of photos, recognised by content. Pillow reads more, one of which starts other programs."""
 
 _HINT = f"give a photo: {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
 
@@ -82,7 +82,7 @@ def read_photo(given: Any) -> Photo:
     except IsADirectoryError:
         raise AttnscopeError(f"{path} is a folder, not a picture", _HINT) from None
     except UnidentifiedImageError:
-        what = "is empty" if path.stat().st_size == 0 else "is no photo of a format that is read"
+        what = "is empty" if path.stat().st_size == 0 else "is not a photo that attnscope can read"
         raise AttnscopeError(f"{path} {what}", _HINT) from None
     except PermissionError as error:
         raise AttnscopeError(f"cannot read {path}: {error.strerror}") from None

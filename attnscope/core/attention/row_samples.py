@@ -24,7 +24,7 @@ class RowsWanted:
         queries: (row,): positions of the queries.
         n_keys: How many keys are real; they are the first.
         features: (feature, row, key), uint8: levels of the features.
-        pooled: Whether of the mean values of features only their mean over the rows is kept.
+        pooled: Whether only the mean over rows of the features' mean values is kept, not one per row.
     """
 
     queries: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""The interval of a ratio of sums over texts where few of the texts may carry the sum."""
+"""The interval of a ratio of sums over texts, for sums that a few of the texts may dominate."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -8,9 +8,9 @@ Floats = NDArray[np.float64]
 
 
 def unseen_share(n_texts: ArrayLike, level: float = 0.95) -> Floats:
-    """The largest share u of texts of another kind of which so many independent texts may show none.
+    """The largest share u of all texts that may be of a kind which n independent texts do not show.
 
-    (1 - u)^n = (1 - level) / 2: none is shown with the probability with which an end of an interval may miss.
+    u solves (1 - u)^n = (1 - level) / 2, the probability with which one end of the interval may miss.
 
     Args:
         n_texts: How many texts there are, or their effective number; at least 1.
@@ -27,35 +27,34 @@ def unseen_share(n_texts: ArrayLike, level: float = 0.95) -> Floats:
 def interval_of_few_texts(
     ratio: ArrayLike, half: ArrayLike, n_texts: ArrayLike, highest: ArrayLike, level: float = 0.95
 ) -> tuple[Floats, Floats]:
-    """The confidence interval of r = Σs / Σc over texts, 0 <= s, where few texts may carry Σs.
+    """The confidence interval of r = Σs / Σc over texts, 0 <= s, if a few texts may dominate Σs.
 
-    A head that fires in one text of forty has nearly all of Σs in that text. r ± t·se is wrong there for two reasons,
-    and each has an error of its own:
+    If a head fires in one text of forty, that text holds nearly all of Σs. Then r ± t·se misses two errors:
 
-    1. *The texts that were seen vary.* k = (z r / half)² is how many equal and independent events would vary as much:
-       about ten where ten texts carry Σs alike. The ends are those of a Poisson mean of which k events were seen
-       (Garwood 1936, Biometrika 28), by Byar's approximation (Breslow & Day 1987, Statistical Methods in Cancer
-       Research II, section 2.3):
+    1. *The texts that were seen vary.* k = (z r / half)² equal and independent events would vary as much: k is about
+       ten if ten texts share Σs equally. The ends are the limits of a Poisson mean after k observed events (Garwood
+       1936, Biometrika 28), by Byar's approximation (Breslow & Day 1987, Statistical Methods in Cancer Research II,
+       section 2.3):
 
            low  = r / k · k (1 - 1/(9k) - z / (3 √k))³,   and r α^(1/k) for k below 1, α = (1 - level) / 2
            high = r / k · (k + 1) (1 - 1/(9(k + 1)) + z / (3 √(k + 1)))³
 
        For many events these are r ± half. For few they are skewed, as such sums are.
-    2. *A kind of text was not seen.* No spread shows that. A share u of the texts may be of such a kind, see
-       `unseen_share`. Then the ratio is (1 - u) r where s is 0 in these texts, and (1 - u) r + u·highest at most.
+    2. *A kind of text was not seen.* The spread of the others cannot show this. A share u of all texts may be of such a
+       kind (`unseen_share`). Then the ratio is between (1 - u) r, if s is 0 in them, and (1 - u) r + u·highest.
 
-    The errors are independent. So their distances from r are added as squares on each side, those to lower ends as
+    The errors are independent, so their distances from r are added as squares on each side; at the low end, as
     logarithms (MOVER: Zou & Donner 2008, Statistics in Medicine 27). The combination is ours.
 
     Args:
         ratio: r, at least 0.
         half: t·se of the ratio, as of `RunningSums.interval`.
         n_texts: The effective number of texts, as of `RunningSums.effective_texts`.
-        highest: What the ratio is, at most, in texts of a kind that was not seen; no bound where it is below r.
+        highest: The largest ratio in texts of an unseen kind; ignored if it is below r.
         level: The coverage, between 0 and 1.
 
     Returns:
-        The low end, from 0, and the high end; NaN where `half` is.
+        The low end (at least 0) and the high end; NaN if `half` is NaN.
     """
     r, half = np.asarray(ratio, np.float64), np.asarray(half, np.float64)
     z, unseen = float(ndtri((1 + level) / 2)), unseen_share(n_texts, level)

@@ -224,7 +224,7 @@ def masses(part: Part, found: Description, feature: int) -> Floats:
 
 
 def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Score:
-    """The score of rows whose texts weigh the same, with its interval over texts.
+    """Scores rows, each text with the same weight, with an interval over texts.
 
     The explained share is one minus a ratio L of sums over texts (Cochran 1977, section 6.4). A few texts may carry
     what is left, where a head fires rarely. So the ends are those of `interval_of_few_texts`: texts that were not seen

@@ -274,7 +274,7 @@ def _inner_model(wrapper: Any) -> str:
     parts = wrapper.named_modules() if isinstance(wrapper, nn.Module) else getattr(wrapper, "__dict__", {}).items()
     for name, part in parts:
         if isinstance(part, PreTrainedModel):
-            return f"pass the model that it holds: its attribute {name}"
+            return f"pass the model inside it: its attribute {name}"
     return "give a PreTrainedModel"
 
 

@@ -192,9 +192,10 @@ class Network:
         for mask in (inputs.get("attention_mask"), inputs.get("decoder_attention_mask")):
             if isinstance(mask, Tensor) and mask.ndim == 2 and mixes_lengths(self.base.config, mask):
                 raise MixedLengthsError(
-                    f"{self.info.name} computes a text of {int(mask.sum(1).min())} tokens otherwise when it is padded "
-                    f"to {mask.shape[1]}: it chooses rotary factors, or a kind of attention, by the longest text",
-                    "run short and long texts in batches of their own",
+                    f"padding a text of {int(mask.sum(1).min())} tokens to {mask.shape[1]} changes what "
+                    f"{self.info.name} computes: the longest text of a batch decides on rotary "
+                    "factors, or on the kind of attention",
+                    "run short and long texts in separate batches",
                 )
         check_beyond(self.base, self.found, inputs)
         given = {**standing_arguments(self.base), **self.found.extras, **inputs}

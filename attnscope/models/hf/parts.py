@@ -121,7 +121,8 @@ def quantisation(config: Any) -> str:
 def notes_on_quantisation(config: Any) -> tuple[str, ...]:
     """The note on a model whose configuration says that its weights are quantised."""
     found = quantisation(config)
-    return (f"By its configuration its weights are {found}: the maps are those of what was loaded.",) if found else ()
+    note = f"Its configuration says that its weights are {found}: the maps show the weights as loaded."
+    return (note,) if found else ()
 
 
 @contextlib.contextmanager

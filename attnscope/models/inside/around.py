@@ -90,7 +90,7 @@ def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundi
     for place, projection in watch.projections.found.items():
         weight = None if projection in adapted else weight_of(projection)
         if weight is None:
-            notes.append("W_O is quantised, or an adapter adds to it, so that it cannot be shown")
+            notes.append("W_O cannot be shown: it is quantised, or an adapter adds to it")
             break
         weight, bias = weight.detach(), getattr(projection, "bias", None)
         bias = None if bias is None else bias.detach()

@@ -73,7 +73,7 @@ class DirectPaths:
         rows = weight_of(head)
         if rows is None:
             raise AttnscopeError(
-                f"the unembedding of {info.name} is quantised: nothing can be said of what its heads write",
+                f"the unembedding of {info.name} is quantised, so what its heads write cannot be computed",
                 "name the checkpoint with unquantised weights",
             )
         self._rows = rows.detach()
@@ -321,7 +321,7 @@ def require_gradients(model: Model) -> None:
     if any(weight.is_inference() for root in model.modules() for weight in root.parameters()):
         raise AttnscopeError(
             f"the weights of {model.info.name} were made in torch.inference_mode(), and keep no gradients",
-            "make the model outside of that, or within torch.no_grad()",
+            "load the model outside of it, or within torch.no_grad()",
         )
 
 

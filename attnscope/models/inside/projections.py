@@ -67,7 +67,7 @@ def weight_of(module: nn.Module) -> Tensor | None:
     """A linear map's weight, (out, in), also where accelerate keeps it elsewhere between forward passes.
 
     Returns:
-        None where the numbers of the weight alone are not the map: it is quantised, or not there.
+        None if the weight alone is not the map: it is quantised, or missing.
     """
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor) and weight.is_meta:
@@ -86,7 +86,7 @@ def weight_of(module: nn.Module) -> Tensor | None:
 def hooks(modules: Iterable[nn.Module], look: Callable[..., Any], *, before: bool = False) -> Iterator[None]:
     """Within it, a function is called after each of the modules that this thread runs, or before it.
 
-    It is this thread's turn with the model meanwhile. What other threads run of it by themselves is not looked at.
+    Meanwhile this thread has its turn with the model. Modules that other threads run on their own are ignored.
 
     Args:
         modules: The modules.

@@ -1,7 +1,7 @@
 """What the blocks of a network returned in a forward pass, and the same pass again from one block on.
 
-Where only a late layer changes, the blocks before it need not be computed again: they return what they returned. The
-rest of the network runs as it is, so that nothing must be known of it but which modules its blocks are.
+If only a late layer changes, the blocks before it are not computed again: they return their earlier outputs. The rest
+of the network runs unchanged, so all that must be known is which modules its blocks are.
 
 Knows torch and whose turn it is: no models, no probes.
 """
@@ -19,8 +19,8 @@ from attnscope.models.turns import take_turn
 class Tape:
     """The blocks' outputs in one forward pass, in the order in which they were called.
 
-    While it records or plays, the blocks' own forwards are set aside: of the thread that has it do so, whose turn it is
-    with the model (see models.turns). What other threads run by themselves runs as it is.
+    While a thread records or plays, it has its turn with the model (see models.turns), and the blocks' own forwards are
+    replaced. Calls of the blocks from other threads run unchanged.
 
     Args:
         blocks: Modules that are not inside of each other. One may be called several times in a pass.

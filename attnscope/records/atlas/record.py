@@ -36,10 +36,10 @@ Why = Literal["top", "decile", "failure"]
 Side = Literal["asks", "gets", "pairs"]
 
 OUTSIDE_SINKS = "what the key would get if each query's attention outside sinks were spread evenly outside sinks"
-"""What the lift of a key or pair is over."""
+"""What the attention on a key or pair is divided by in its lift."""
 
 OVER_ALL_KEYS = "what uniform attention over all keys would give"
-"""What it was over in records that do not say."""
+"""The same in records of earlier versions, which do not say."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class TokenRow:
         tokens: Its label; of a pair the query's and the key's.
         mass: Mean attention weight: of "asks" what a query gives away, of "gets" what a query gives to all such keys
             of its text, of "pairs" what the query gives to all such keys. 0 to 1.
-        lift: `mass` over an even share, as the record's `options["lift"]` says: of "gets" and "pairs" over what the
-            key would get if each query's attention outside sinks were spread evenly over its keys outside sinks. Of
-            "asks", and in records whose options do not say so, over what uniform attention over all keys would give.
+        lift: `mass` divided by an even share. For "gets" and "pairs" this is what the key would get if each query's
+            attention outside sinks were spread evenly over its keys outside sinks (the record's `options["lift"]` says
+            so). For "asks", and in records without that option, it is what uniform attention over all keys would give.
         low: Lower end of the 95% interval of the lift, over texts; NaN where there are fewer than two.
         high: Upper end.
         count: How many queries it was seen with.

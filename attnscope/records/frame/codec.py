@@ -1,4 +1,4 @@
-"""One codec for all records: a dataclass becomes plain values and arrays, and comes back by what its class says.
+"""One codec for all records: turns a dataclass into plain values and arrays, and back by the types of its class.
 
 A field is kept as its type says, but for those whose metadata are `ARRAY`, `beside` or `OMITTED`. `shaped` says which
 shape an array must have.
@@ -65,7 +65,7 @@ def require_shapes(record: Any, around: Sequence[Any] = ()) -> None:
 
 
 def _size(axis: str | None, records: Sequence[Any], sizes: dict[str, int], measured: int | None) -> int:
-    """How long an axis must be; of a name that the records do not know, as long as it was first."""
+    """The size that an axis must have. A name that the records do not know has the size that it had first."""
     if axis is None or axis.isdecimal():
         return int(axis or -1)
     for record in records:

@@ -1,10 +1,10 @@
-"""Files that belong together: all of them are new, or all of them are the earlier ones.
+"""Replaces a set of files together: either all of them are new, or all of them are the earlier ones.
 
-A set is written into the folder `unfinished-…` inside of its target. Once it is whole, that folder is renamed to
+A set is written into the folder `unfinished-…` inside its target. Once it is complete, that folder is renamed to
 `replacing-…`, and its files move to their names, which takes milliseconds. Whatever else is in the target stays.
 
-A run that is killed before the renaming has changed nothing. One that is killed after it leaves a whole new set, of
-which a part has moved: `attnscope show` reads the rest where it is, and the next run that writes there moves it.
+A run that is killed before the renaming has changed nothing. A run that is killed after it leaves a complete new set,
+part of which has moved. `attnscope show` reads the rest where it is; the next run that writes there moves it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from attnscope.host import delay_interrupts
 from attnscope.records.frame.storage import kind_of, making_folders_for, require_replaceable
 
 _OBSOLETE = ".obsolete"
-"""The file of a set that lists what goes when the set comes."""
+"""The file of a set that lists the earlier files to remove."""
 
 
 @contextlib.contextmanager
 def replace_together(target: Path, earlier: Iterable[str] = ()) -> Iterator[Path]:
-    """Within it, files are written into the folder that it yields; at its end all of them are in the target.
+    """Yields a folder to write files into; at the end of the block, all of them move to the target.
 
-    Nothing changes in the target where the block, or a check at its end, fails.
+    If the block or a check at its end fails, nothing changes in the target.
 
     Args:
         target: The folder for the files; made if it is not there.
-        earlier: The files of an earlier set, by their paths in the target: those that are not in this one go.
+        earlier: Files of an earlier set, by their paths in the target; those that the new set lacks are removed.
 
     Yields:
-        A folder inside of the target.
+        A folder inside the target.
 
     Raises:
         AttnscopeError: The files cannot be written, or something else than a file has the name of one.
@@ -65,7 +65,7 @@ def replace_together(target: Path, earlier: Iterable[str] = ()) -> Iterator[Path
 
 
 def finish_replacing(target: Path) -> None:
-    """Moves what runs that were killed had written whole, but not moved to its names yet.
+    """Moves the complete sets that killed runs had not yet moved to their names.
 
     Raises:
         OSError: It cannot be moved.
@@ -77,7 +77,7 @@ def finish_replacing(target: Path) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Finds out before the model runs for minutes that nothing can be written; leaves no trace.
+    """Checks that files can be written, before the model runs for minutes; leaves no trace.
 
     Raises:
         UsageError: The folder is `-`, which is stdout.
@@ -106,12 +106,12 @@ def require_writable(folder: Path) -> None:
 
 
 def unmoved(target: Path) -> list[Path]:
-    """The folders in a target that hold a whole set, of which not all files have moved to their names."""
+    """The folders in a target that hold a complete set, some files of which have not moved to their names."""
     return [path for path in sorted(target.glob("replacing-????????")) if path.is_dir() and not path.is_symlink()]
 
 
 def remove_unfinished(target: Path) -> None:
-    """Removes what runs that were killed had written in part; only where no other run can be writing."""
+    """Removes incomplete sets of killed runs. Call it only if no other run can be writing."""
     for path in target.glob("unfinished-????????"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -124,7 +124,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _move(whole: Path, target: Path) -> None:
-    """Moves the files of a set to their names, after removing what goes; the same where a part is done already."""
+    """Removes obsolete files, then moves those of a set to their names; also finishes a move that was cut short."""
     obsolete: list[str] = []
     with contextlib.suppress(OSError, ValueError):
         obsolete = [str(name) for name in json.loads((whole / _OBSOLETE).read_text("utf-8"))]

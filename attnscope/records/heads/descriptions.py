@@ -17,11 +17,11 @@ LITTLE = 0.3
 """Explained share below which a head is said to be mostly undescribed."""
 
 NO_TERM = "no term outside sinks"
-"""What stands for the term of the other half of the texts where it has none."""
+"""Stands for the other half's term if it has none outside sinks."""
 
 
 UNSURE = 0.5
-"""Width of the interval of an explained share from which on the texts are said to be too few to tell it."""
+"""If the interval of an explained share is wider than this, there are too few texts to tell."""
 
 
 @dataclass(frozen=True)
@@ -109,19 +109,19 @@ class HeadDescription(OneHead):
         terms: The terms, in the order in which they were chosen; the first explains most.
         nats: How far its attention is from uniform: mean KL divergence over the scored texts.
         explained: The share of these that the terms explain, on texts that they were not fitted on.
-        low: Lower end of its 95% interval over texts, which allows for kinds of texts that are not among those scored
-            (`core.exact.few_texts`); NaN with fewer than two.
+        low: Lower end of its 95% interval over texts; NaN with fewer than two texts. The interval allows for kinds of
+            text that the scored texts lack (`core.exact.few_texts`).
         high: Upper end, at most 1.
         explained_beside: The same where how much each query gives to special tokens and the first is taken as known.
         agrees: Whether the other half of the texts gives the same first term; None where neither gives any.
         failures: Tokens of the scored texts that it explains least, the worst first, one of a text.
         runner_up: What another feature is called that, alone, explains the scored texts as well as the first term alone
             (within the paired 95% interval over texts, and by 0.05 less at most); "" = none does.
-        content: The feature of the first term that tells keys outside sinks apart, with "not" before it where its
-            weight is below 0; "" = there is none, or the record is of an earlier version. Sinks are special tokens
-            and the first.
-        other_half: What the half of the texts that descriptions are scored on has in place of that term, where that
-            is another, or `NO_TERM`; "" = the same.
+        content: The feature of the first term that tells keys outside sinks apart, with "not" before it if its weight
+            is below 0. "" = there is none, or the record is of an earlier version. Sinks are special tokens and the
+            first token.
+        other_half: The same term of a description of the scored half alone, or `NO_TERM`; "" = it is the same
+            feature.
     """
 
     kind: str
@@ -141,7 +141,7 @@ class HeadDescription(OneHead):
 
     @property
     def warning(self) -> str:
-        """What the other half of the texts has in place of the first term outside sinks; "" = the same."""
+        """Names the other half's first term outside sinks if it differs; "" = it is the same."""
         if self.other_half:
             return f"other half: {self.other_half}"
         # Records of earlier versions compare the first terms alone, sinks or not.
@@ -154,7 +154,7 @@ class HeadDescription(OneHead):
 
     @property
     def is_unsure(self) -> bool:
-        """Whether the scored texts are too few to tell how much is explained: the interval is wider than `UNSURE`."""
+        """Whether there are too few texts to tell how much is explained: the interval is wider than `UNSURE`."""
         return self.high - max(self.low, 0.0) > UNSURE
 
     @property
@@ -257,13 +257,13 @@ class Descriptions:
             return ""
         alike = sum(not one.other_half for one in told)
         return (
-            f"stability: the other half of the texts has the same first term outside sinks in {alike} of "
-            f"{amount(len(told), 'head')}" + "; where it has another, ! names it" * (alike < len(told))
+            f"stability: both halves of the texts have the same first term outside sinks in {alike} of "
+            f"{amount(len(told), 'head')}" + "; if they differ, ! names the other half's" * (alike < len(told))
         )
 
     @property
     def unseen_share(self) -> float:
-        """The share of all texts, 0 to 1, of which the scored ones may show none; as `core.exact.few_texts` has it."""
+        """The largest share of all texts, 0 to 1, of a kind that the scored texts lack; see `core.exact.few_texts`."""
         return float(1 - 0.025 ** (1 / max(1, self.n_scored)))
 
     def of(self, layer: int, head: int, kind: str | None = None) -> HeadDescription:

@@ -102,7 +102,7 @@ def _model_of(run: Mapping[str, Any]) -> str:
     if source.startswith(HUB):
         return source.removeprefix(HUB)
     raise UsageError(
-        f"the model of the parts, {name}, is not where they were made ({source or 'unknown'})", "name it with -m"
+        f"the model of the parts, {name}, is not at the path that they record ({source or 'none'})", "name it with -m"
     )
 
 

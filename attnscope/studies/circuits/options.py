@@ -1,4 +1,4 @@
-"""What `attnscope circuits` and `attnscope.circuits` are asked with. Loads nothing heavy."""
+"""The options of `attnscope circuits` and `attnscope.circuits`. Loads nothing heavy."""
 
 from __future__ import annotations
 

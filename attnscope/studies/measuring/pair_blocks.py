@@ -387,7 +387,7 @@ def _require_same_tokens(model: Model, other: Model, ours: Sequence[Chunk], thei
             continue
         beginnings = [f"{' '.join(tokens.labels[:8])} …" if tokens else "nothing" for tokens in (a, b)]
         raise AttnscopeError(
-            f"{model.info.name} and {other.info.name} make different tokens of the same text: "
+            f"{model.info.name} and {other.info.name} split the same text into different tokens: "
             + " and ".join(beginnings),
             "compare models that share a tokenizer, such as two checkpoints of one",
         )

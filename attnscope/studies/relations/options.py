@@ -1,4 +1,4 @@
-"""What `attnscope relations` and `attnscope.relations` are asked with. Loads nothing heavy."""
+"""The options of `attnscope relations` and `attnscope.relations`. Loads nothing heavy."""
 
 from __future__ import annotations
 

@@ -88,11 +88,11 @@ def spare_memory(probe: Probe, n_tokens: int) -> Probe:
 
 
 class Room:
-    """How much fits into the memory of the device: a batch that does not is halved, and so are later ones of its size.
+    """Halves a batch that does not fit into the memory of the device, and later batches of its size.
 
-    So is a batch of texts that the model must not read padded together (`MixedLengthsError`), whatever its size.
+    It also halves batches of texts that must not be padded together (`MixedLengthsError`), whatever their size.
 
-    Results are then equal to rounding: torch may add up a batch of another shape in another order.
+    Results then agree up to rounding: torch may sum a batch of another shape in another order.
 
     Attributes:
         tokens: The most tokens that are tried at once from now on, if there are several texts; None = any number.

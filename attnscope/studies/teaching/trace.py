@@ -331,7 +331,7 @@ def _check(
         differences.append((last.name, projected, _rounding_projected(steps, inputs, kernel.eps, rounding)))
     for name, difference, allowed in differences:
         require_rounding(
-            f"what would be shown is not what the model computed: {name} differ from {kernel.name}",
+            f"the steps do not reproduce what the model computed: {name} differ from {kernel.name}",
             difference,
             allowed,
             "try --dtype float64; the maps, which were checked at load, can be seen with: attnscope heatmap",

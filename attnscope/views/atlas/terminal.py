@@ -150,7 +150,7 @@ def _notes(atlas: Atlas, *, whole: bool, has_page: bool) -> list[str]:
         "offset: of the key from the query, where attention is furthest above uniform attention (by 5 points or more), "
         "and its share there; "
         "pairs (query→key) and keys: those with the largest lift.",
-        f"lift: attention over {printable(atlas.options.get('lift', OVER_ALL_KEYS))}.",
+        f"lift: attention divided by {printable(atlas.options.get('lift', OVER_ALL_KEYS))}.",
         *description_notes(atlas.findings),
         f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",
     ]

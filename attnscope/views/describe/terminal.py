@@ -89,15 +89,15 @@ def _notes(findings: Findings, sinks_known: bool, n_left: int) -> list[str]:
         + ".",
         "In brackets: share of attention on such keys; under uniform attention. Each term holds given the other terms.",
         *description_notes(findings),
-        "A description is of attention, not of purpose.",
-        f"The intervals allow for texts of another kind: {100 * described.unseen_share:.0f}% of all texts may be of a "
-        "kind that is not among those scored.",
+        "A description says where a head looks, not what for.",
+        f"The intervals allow for kinds of text that the scored ones lack: up to {100 * described.unseen_share:.0f}% "
+        "of all texts may be of such a kind.",
     ]
     n_unsure = sum(one.is_unsure for one in described.heads if not one.spreads_evenly)
     if n_unsure:
         said.append(
-            f"The texts are too few to tell what is explained of {amount(n_unsure, 'head')}: the interval is wider "
-            f"than {100 * UNSURE:.0f} points. Give more texts."
+            f"There are too few texts to tell how much of {amount(n_unsure, 'head')} is explained: the interval is "
+            f"wider than {100 * UNSURE:.0f} points. Give more texts."
         )
     if described.unmatched:
         named = ", ".join(printable(name, 60) for name in described.unmatched)

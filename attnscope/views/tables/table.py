@@ -1,4 +1,4 @@
-"""The one table of the terminal: which columns fit, which wrap, which are dropped, and the line that says so."""
+"""The table of the terminal: decides which columns fit, wrap or are dropped, and says so in a line below."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attnscope.views.tables.plain_text import cut
 
 @dataclass(frozen=True)
 class Column:
-    """A column: what its cells say, how wide it is, and how soon it is dropped where a terminal is narrow.
+    """A column: what its cells say, how wide it is, and how soon a narrow terminal drops it.
 
     Attributes:
         name: Its header, and what the line below the table calls it where it was dropped.
@@ -44,11 +44,11 @@ class Column:
 
 
 class Table:
-    """Rows under named columns, which loses no letter of a cell.
+    """Rows under named columns. No letter of a cell is lost, except in columns with a `part`.
 
-    Columns that wrap give way first. Then columns are dropped by their priority, and a line below the table says
-    which, and how to see them. If the table goes on, they stand in another block below instead. Where even the columns
-    that are never dropped have no room, their cells break.
+    If the terminal is narrow, columns wrap first. Then columns are dropped by their priority, and a line below the
+    table says which, and how to see them. With `goes_on` they stand in another block below instead. If even the columns
+    that are never dropped do not fit, their cells break.
 
     Args:
         columns: The columns. The first one names the row; every block of a table that goes on begins with it.

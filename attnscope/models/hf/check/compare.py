@@ -18,7 +18,7 @@ from attnscope.models.hf.seam import Plan, perform, rehearse, use_attention
 _Found = TypeVar("_Found")
 Maps = dict[Kind, list[Tensor]]
 
-_WRONG = "what is shown could be wrong, so nothing is; another --dtype may pass"
+_WRONG = "the maps could be wrong, so none are shown; try another --dtype"
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,17 +131,17 @@ def tolerance(model: PreTrainedModel, n_calls: int) -> float:
 
 
 _TIMES = 16.0
-"""Difference of two ways to compute the same, in errors of one of them: errors of sharp heads have a long tail."""
+"""Allowed difference of two ways to compute the same, in units of the error of one: sharp heads have a long tail."""
 
 
 def _within_rounding(
     model: PreTrainedModel, example: Example, theirs: Outcome, allowed: float, check: Callable[[float], _Found]
 ) -> _Found:
-    """Makes a comparison; if it fails, once more with the rounding that the model itself has on this example.
+    """Makes a comparison. If it fails, compares again with the model's own rounding error on this example as the bound.
 
-    A sharp head turns the rounding of a score of a hundred into another weight, and the next layers into other scores.
-    Then seam and eager must agree in float64, where that does not happen, and the bound is measured: the error of eager
-    attention against float64. Both cost a copy of the model, so only a comparison that fails pays for it.
+    A sharp head with a score of a hundred turns rounding into another weight, and later layers turn that into other
+    scores. Seam and eager must then agree in float64, where rounding is too small for this. The bound is the error of
+    eager attention against float64. Both need a copy of the model, so only a comparison that fails pays for it.
     """
     try:
         return check(allowed)
@@ -156,9 +156,9 @@ def _within_rounding(
 
 
 def _agree_in_float64(model: PreTrainedModel, example: Example, allowed: float) -> Outcome | None:
-    """What a copy of a model computes in float64 by its own eager attention; None where the seam gives another thing.
+    """What a float64 copy of a model computes with its own eager attention; None if the seam differs from it.
 
-    None also where it does not run so, or where there is no memory for a copy.
+    None also if the copy does not run, or if there is no memory for it.
     """
     given = {name: x.double() if _is_float(x) else x for name, x in example.inputs.items()}
     example = replace(example, inputs=given)

@@ -62,7 +62,7 @@ def _require_whole_pictures(weights: Sequence[Tensor], n_pictures: int) -> None:
     sizes = dict.fromkeys((w.shape[0] // n_pictures, w.shape[2], w.shape[3]) for w in weights)
     for n_windows, queries, keys in sizes:
         if n_windows != 1:
-            raise Unclear(f"it looks at a picture through {n_windows} windows of {queries} queries and {keys} keys")
+            raise Unclear(f"it attends within {n_windows} windows of a picture, each {queries} queries on {keys} keys")
         if queries != keys or len(sizes) > 1:
             layers = " and ".join(f"{n} queries on {m} keys" for _, n, m in sizes)
             raise Unclear(f"it merges patches: its layers have attention of {layers}")

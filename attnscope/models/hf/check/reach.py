@@ -48,7 +48,7 @@ def full_up_to(config: Any) -> int | None:
 
 
 def mixes_lengths(config: Any, mask: Tensor | None) -> bool:
-    """Whether padding would have a model compute a text of a batch otherwise than alone.
+    """Whether padding changes what a model computes for a text of a batch.
 
     BigBird attends in full up to a length and sparsely beyond. Rotary positions by longrope have long and short
     factors, chosen by the longest text of a batch; dynamic ones are scaled by its length beyond a limit.

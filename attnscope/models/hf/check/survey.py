@@ -441,7 +441,7 @@ def _own_output(model: PreTrainedModel, padded: Example, alone: Example, extras:
         raise AttnscopeError(
             f"{model.config.model_type} does not run on the {_input_names(alone)} that attnscope makes up for its "
             f"self-check: its own code says {type(error).__name__}: {_one_line(error)}",
-            "it may need other inputs, or more of them; attnscope does not know these",
+            "it may need inputs that attnscope does not know",
         ) from error
     return own
 

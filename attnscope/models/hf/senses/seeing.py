@@ -137,8 +137,8 @@ class HuggingFaceEyes:
         """What a processor gives that leaves the cutting to the model."""
         if isinstance(pixels, Tensor) and pixels.ndim == 5:
             raise AttnscopeError(
-                f"{self._name} sees videos: of its frames, {tuple(pixels.shape)}, no picture is drawn",
-                "model.run_inputs({...}, Weights()) gives its weights in Python",
+                f"{self._name} sees videos: frames, {tuple(pixels.shape)}, cannot be drawn as one picture",
+                "read its weights in Python: model.run_inputs({...}, Weights())",
             )
         if not isinstance(pixels, Tensor) or pixels.ndim != 4 or pixels.shape[:2] != (1, 3):
             shape = tuple(pixels.shape) if isinstance(pixels, Tensor) else "none"
@@ -199,9 +199,9 @@ class HuggingFaceEyes:
 def whole_grid(n_tokens: int) -> tuple[str, str]:
     """What is said of models whose layers do not each see the tokens of a picture and no others, and a hint."""
     return (
-        f"the picture has {n_tokens} tokens (patches and those before them): it adds tokens, merges patches, or looks "
-        "through windows, which is not supported",
-        "models whose layers all see the same patches are, such as ViT, DeiT and DINOv2",
+        f"the picture has {n_tokens} tokens (patches and those before them): the model adds tokens, merges patches, or "
+        "attends within windows, which is not supported",
+        "choose a model whose layers all see the same patches, such as ViT, DeiT or DINOv2",
     )
 
 

@@ -345,7 +345,7 @@ export class Card {
           "table",
           { class: "tokens" },
           el("caption", {}, title),
-          el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), el("th", { scope: "col", class: "number" }, "mass"), el("th", { scope: "col", class: "number", title: `mass over ${side === "asks" ? OVER_ALL_KEYS : catalogs.shown.options.lift || OVER_ALL_KEYS}, with its 95% interval over texts` }, "lift"), el("th", { scope: "col", class: "number" }, "texts"))),
+          el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), el("th", { scope: "col", class: "number" }, "mass"), el("th", { scope: "col", class: "number", title: `mass divided by ${side === "asks" ? OVER_ALL_KEYS : catalogs.shown.options.lift || OVER_ALL_KEYS}, with its 95% interval over texts` }, "lift"), el("th", { scope: "col", class: "number" }, "texts"))),
           el(
             "tbody",
             {},
