@@ -251,7 +251,12 @@ class RunningSums:
         return np.where(np.isnan(error), np.nan, p).reshape(self.shape)
 
     def share_interval(
-        self, level: float = 0.95, *, hits: ArrayLike = False, unseen: ArrayLike = True, dependence: float = DEPENDENCE
+        self,
+        level: float = 0.95,
+        *,
+        hits: ArrayLike = False,
+        unseen: ArrayLike = True,
+        dependence: ArrayLike = DEPENDENCE,
     ) -> tuple[Floats, Floats]:
         """The confidence interval of a share, 0 <= s <= c: it stays within 0 to 1, and holds near them.
 
@@ -281,7 +286,7 @@ class RunningSums:
                 least r(1 - r) / Σc. Broadcast to the shape of the quantities.
             unseen: Whether the second bound holds; not for means such as a relative entropy, which are no share of
                 anything. Broadcast likewise.
-            dependence: The ρ of the second bound, 0 to 1; at 1 texts are the units.
+            dependence: The ρ of the second bound, 0 to 1; at 1 texts are the units. Broadcast likewise.
 
         Returns:
             The low and the high ends; NaN where `interval` is.
@@ -317,7 +322,12 @@ class RunningSums:
         return 1 - 0.025 ** (1 / n_unseen)
 
     def share_p_above(
-        self, threshold: ArrayLike, *, hits: ArrayLike = False, unseen: ArrayLike = True, dependence: float = DEPENDENCE
+        self,
+        threshold: ArrayLike,
+        *,
+        hits: ArrayLike = False,
+        unseen: ArrayLike = True,
+        dependence: ArrayLike = DEPENDENCE,
     ) -> Floats:
         """One-sided p-value against H0: the share is at most the threshold.
 
@@ -349,7 +359,7 @@ class RunningSums:
         result: Floats = np.where(known, p, np.nan)
         return result
 
-    def _share(self, hits: ArrayLike, unseen: ArrayLike, dependence: float) -> "_Share":
+    def _share(self, hits: ArrayLike, unseen: ArrayLike, dependence: ArrayLike) -> "_Share":
         r, total, m = np.clip(self.ratio(), 0, 1), self.total("c"), self.effective_texts()
         total, m = np.where(total > 0, total, np.nan), np.where(total > 0, m, np.nan)
         binomial = r * (1 - r)
@@ -358,7 +368,8 @@ class RunningSums:
             least = np.where(np.broadcast_to(hits, self.shape), binomial / total, 0)
             # Nothing is known of the spread where all is 0 or 1: the second bound alone says something.
             n = np.where(binomial > 0, binomial / np.maximum(variance, least), np.inf)
-            n_unseen = 1 / (dependence / m + (1 - dependence) / total)
+            rho = np.broadcast_to(np.asarray(dependence, np.float64), self.shape)
+            n_unseen = 1 / (rho / m + (1 - rho) / total)
         return _Share(r, n, 0.5 / n, np.where(np.broadcast_to(unseen, self.shape), n_unseen, np.inf))
 
     def _student(self, level: float) -> Floats:
