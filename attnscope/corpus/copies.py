@@ -1,8 +1,8 @@
 """Which texts of a corpus are copies of earlier ones, decided while it is read, in a fixed amount of memory.
 
-A copy is no evidence: twelve copies of a sentence say of a head what one says, and would make chance a certainty. So
-are sixty sentences of one template: what differs is a word, and a head's attention hardly. Every shard and worker reads
-the corpus from its start, so that all leave out the same copies.
+A copy is no evidence: twelve copies of a sentence say of a head what one says, and would make chance a certainty. Nor
+are sixty sentences of one template: a few words differ, and a head's attention hardly. Every shard and worker reads the
+corpus from its start, so that all leave out the same copies.
 """
 
 import hashlib
@@ -38,7 +38,12 @@ _KEPT_PAIRS = 8
 
 _PROBES = 8
 
-_NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
+_VARIED = np.uint32(2**31)
+"""Beside the number of words of a text that is remembered: another text of its template was kept."""
+
+_END, _WITHIN = "end", "within"
+
+_NUMBER = re.compile(r"(?<!\w)\d+(?:[.,:]\d+)*(?!\w)")
 
 # A bullet, a quotation mark or a label before a text: "- ", "12. ", "User: ", "[3] ", "Example 7: ".
 _LABEL = re.compile(r"(?:[^\w\s]+|\(?(?:\d{1,4}|\w)[.)]|\[?\w+(?: \w+)?[]:>|])\s+")
@@ -55,9 +60,10 @@ class Copies:
     A text is a copy of an earlier one where both are the same
     - apart from case, white space and a label before them ("12. ", "User: "),
     - but for their numbers, with FEWEST_BESIDE_NUMBERS other words or more, or
-    - but for a few words: MOST_EDITS words put in, left out or changed (Levenshtein's distance over words), at most a
-      quarter of the shorter text's, which has at least FEWEST_WORDS. Prompts of one template are that, and pairs that
-      were made to differ in a word (WinoBias, BLiMP).
+    - but for MOST_EDITS more words at one end, at most a quarter of the shorter text's, which has FEWEST_WORDS or more.
+    From its third text on, a template is a copy too: texts of FEWEST_WORDS or more that differ by MOST_EDITS words put
+    in, left out or changed (Levenshtein's distance over words), and by a quarter of the words at most. Two such texts
+    count apart: pairs are made to differ in a word (WinoBias, BLiMP).
     Texts of token numbers are copies where all numbers are the same.
 
     Near-copies are looked for among texts that have two pairs of neighbouring words in common with what is kept of an
@@ -156,38 +162,55 @@ class _NearCopies:
         self._end = 0
 
     def holds_or_add(self, words: Sequence[str]) -> bool:
-        """Whether a text differs from an earlier one in a few words; else it is known from now on."""
+        """Whether a text is an earlier one with other words at an end, or of a template with two texts or more.
+
+        If not, it is known from now on.
+        """
         if len(words) >= WORDS // 2:
             return False
         given = np.array([zlib.crc32(word.encode("utf-8", "surrogatepass")) for word in words], np.uint32)
         pairs = (given[:-1].astype(np.uint64) << np.uint64(32) | given[1:]) * np.uint64(0x9E3779B97F4A7C15)
         pairs >>= np.uint64(64 - 32)
         seen = Counter(self._pairs[pairs % np.uint64(SLOTS)].tolist())
+        variants: list[int] = []
         for start, n_pairs in seen.items():
-            if n_pairs > 1 and start and self._is_near(start - 1, given):
+            if n_pairs < 2 or not start:
+                continue
+            at = (start - 1) % WORDS
+            near = self._compare(start - 1, given)
+            if near == _END or (near and self._words[at] & _VARIED):
                 return True
+            variants += [at] if near else []
+        self._words[variants] |= _VARIED
         if self._end % WORDS + len(given) + 1 > WORDS:  # no text lies across the end
             self._end += WORDS - self._end % WORDS
         start = self._end % WORDS
-        self._words[start] = len(given)
+        self._words[start] = np.uint32(len(given)) | (_VARIED if variants else np.uint32(0))
         self._words[start + 1 : start + 1 + len(given)] = given
         self._pairs[np.sort(pairs)[:_KEPT_PAIRS] % np.uint64(SLOTS)] = self._end + 1
         self._end += len(given) + 1
         return False
 
-    def _is_near(self, start: int, words: NDArray[np.uint32]) -> bool:
-        """Whether the text that begins at a place is still there, and differs from these words in a few."""
-        n = int(self._words[start % WORDS])
+    def _compare(self, start: int, words: NDArray[np.uint32]) -> str:
+        """How the text that begins at a place differs from these words: by a few at an end, elsewhere, or by more.
+
+        Returns:
+            _END, _WITHIN, or nothing, as where the text is no longer there.
+        """
+        n = int(self._words[start % WORDS] & ~_VARIED)
         shorter = min(n, len(words))
         most = min(MOST_EDITS, shorter // 4)
         if self._end - start > WORDS or abs(n - len(words)) > most:
-            return False
+            return ""
         other = self._words[start % WORDS + 1 : start % WORDS + 1 + n]
         same = other[:shorter] == words[:shorter]
         first = shorter if same.all() else int(same.argmin())
         same = other[n - shorter + first :][::-1] == words[len(words) - shorter + first :][::-1]
         last = shorter - first if same.all() else int(same.argmin())
-        return _differ_by(other[first : n - last].tolist(), words[first : len(words) - last].tolist(), most)
+        if first + last == shorter and not (first and last):
+            return _END
+        near = _differ_by(other[first : n - last].tolist(), words[first : len(words) - last].tolist(), most)
+        return _WITHIN if near else ""
 
 
 def _differ_by(one: Sequence[int], other: Sequence[int], most: int) -> bool:

@@ -151,7 +151,8 @@ class Findings(Record):
             pictures: `of` is "pictures", `grids` are the rows and columns of patches that occur. `longest` is the text
             with most queries: `n_queries`, `index`, `source`, `line`.
         options: What was chosen, as plain JSON values: `level` (of the false discovery rate), how texts were split,
-            `weigh` ("texts" or "queries"; a record without it weighs queries) ..., and what names mean, so that a saved record explains itself:
+            `weigh` ("texts" or "queries"; a record without it weighs queries) ..., and what names mean, so that a
+            saved record explains itself:
             `roles`: {name: {"what": str, "measure": str, "threshold": float}} and
             `measures`: {name: {"what": str, "unit": str, "range": [least, largest], null = no bound}}.
         heads: One entry a head, by kind, layer, head.

@@ -62,11 +62,11 @@ _MEANS = ("relative_entropy",)
 """Means from 0 to 1 that are no share of anything: nothing says what an unseen part of them would be."""
 
 FULL_KEYS = 1000
-"""The number of keys at which the threshold of `diffuse` is the relative entropy itself; see `_Judged._even_enough`."""
+"""The number of keys at which the threshold of `diffuse` is the relative entropy; see `_Judged._even_enough`."""
 
 LEAST_KEYS = 8
-"""With fewer keys to a query (the geometric mean) the threshold of `diffuse` is the relative entropy itself: any head is
-close to uniform attention there, in nats."""
+"""With fewer keys to a query (the geometric mean) the threshold of `diffuse` is the relative entropy: there any head is
+close to uniform attention, in nats."""
 
 LEAST_MARGIN = 0.01
 """How far above its baseline a measure must be at least: no head can be far above a baseline of nearly 1."""
@@ -89,8 +89,8 @@ class Rule:
         least_defined: For what share of the queries the measure must be defined at least. A separator at the end of a
             text is hidden from all but itself in a causal layer, and the first token from most queries in a layer
             whose window is a few tokens: that says nothing about a head.
-        any_length: Whether the threshold is a distance from uniform attention, so that it asks the same of short texts and
-            of long ones; see `_Judged._even_enough`.
+        any_length: Whether the threshold is a distance from uniform attention, so that it asks the same of short
+            texts and of long ones; see `_Judged._even_enough`.
         needs_preference: Whether heads that spread over all tokens alike are left out: where all weights are nearly the
             same, which of them is the largest says nothing.
         is_sink: Whether it names a sink, and says nothing of what a head does elsewhere: it is named after all others.
@@ -132,9 +132,7 @@ RULES: dict[str, Rule] = {
     ),
     "delimiter": Rule("attends to punctuation or separators", ("punctuation", "sep"), 0.5, least_defined=0.5),
     "rare": Rule("has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True),
-    "diffuse": Rule(
-        "spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False, any_length=True
-    ),
+    "diffuse": Rule("spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False, any_length=True),
     "similar_token": Rule("attends to tokens like it, beyond the same token", ("similar_token",), 0.2),
     "copying": Rule(
         "attends to the token that comes, and raises its logit (Wang 2023)",

@@ -74,7 +74,7 @@ class Tally:
 
     @property
     def queries_per_count(self) -> float:
-        """How many queries a count of 1 stands for: 1, or the harmonic mean of texts' lengths where these weigh alike."""
+        """How many queries a count of 1 stands for: 1, or where texts weigh alike their harmonic mean length."""
         return 1 / float(self.lengths.ratio()) if self.lengths.n_texts else 1.0
 
     def units(self, names: Sequence[str]) -> NDArray[np.float64]:
