@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from attnscope.studies.atlas.study import AtlasOptions, atlas
     from attnscope.studies.batch.study import batch
     from attnscope.studies.batch.worker import BatchOptions
-    from attnscope.studies.circuits import CircuitsOptions, circuits
+    from attnscope.studies.circuits.options import CircuitsOptions
+    from attnscope.studies.circuits.study import circuits
     from attnscope.studies.compare.pictures import compare_pictures
     from attnscope.studies.compare.study import CompareOptions, compare, compare_models
     from attnscope.studies.compare.texts import compare_heads, compare_texts
@@ -66,7 +67,8 @@ if TYPE_CHECKING:
     from attnscope.studies.maps.pooled import pooled_heatmap
     from attnscope.studies.maps.rollout import picture_rollout, rollout
     from attnscope.studies.maps.study import heatmap, picture_heatmap, sound_heatmap
-    from attnscope.studies.relations.study import RelationsOptions, relations
+    from attnscope.studies.relations.options import RelationsOptions
+    from attnscope.studies.relations.study import relations
     from attnscope.studies.running.workers import Workers
     from attnscope.studies.senses.study import picture_heads, sound_heads
     from attnscope.studies.teaching.cost import cost
@@ -108,7 +110,8 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.atlas.study": ("AtlasOptions", "atlas"),
     "studies.batch.study": ("batch",),
     "studies.batch.worker": ("BatchOptions",),
-    "studies.circuits": ("CircuitsOptions", "circuits"),
+    "studies.circuits.options": ("CircuitsOptions",),
+    "studies.circuits.study": ("circuits",),
     "studies.compare.study": ("CompareOptions", "compare", "compare_models"),
     "studies.compare.pictures": ("compare_pictures",),
     "studies.compare.texts": ("compare_heads", "compare_texts"),
@@ -121,7 +124,8 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.maps.page": ("page",),
     "studies.maps.pooled": ("pooled_heatmap",),
     "studies.ablation.pruning": ("PruneOrder", "prune"),
-    "studies.relations.study": ("RelationsOptions", "relations"),
+    "studies.relations.options": ("RelationsOptions",),
+    "studies.relations.study": ("relations",),
     "studies.maps.rollout": ("picture_rollout", "rollout"),
     "studies.senses.study": ("picture_heads", "sound_heads"),
     "studies.teaching.split": ("SplitOptions", "split", "split_example"),

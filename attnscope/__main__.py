@@ -1,6 +1,7 @@
 """The command `attnscope`, also as `python -m attnscope`: from its first line on Ctrl-C ends it in one line."""
 
 import os
+import sys
 
 from attnscope.host import die_at_once, wait_for_imports
 
@@ -9,6 +10,8 @@ def main() -> None:
     """Runs the command line; see `attnscope.cli.main`."""
     # Of NumPy's matrix products, which are small here, a second thread costs more than it gives; torch has its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if sys.stderr is None:  # it is closed: print would write to stdout, and C into the next file that is opened
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # pathlib takes longer to load
     try:
         wait_for_imports()
         from attnscope.cli import main as run

@@ -1,6 +1,7 @@
 """The exceptions that a user sees as one clean line."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,9 +60,26 @@ def safe(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text)
 
 
+MOST_QUOTED, MOST_SAID = 80, 2000
+"""Characters up to which a line repeats what was given, and up to which it goes on."""
+
+_LONG_QUOTE = re.compile(rf"""(?<!\w)(['"])(?=.{{{MOST_QUOTED + 1}}})(.+?)\1(?!\w)""")
+_LONG_WORD = re.compile(r"\S{260,}")  # no name of a file is longer
+
+
 def one_line(message: str) -> str:
-    """A message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere."""
-    return safe(" ".join(message.split()))
+    """A message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere.
+
+    What is quoted in it, and what is longer than any file name, is shortened to MOST_QUOTED characters: its beginning
+    and its end.
+    """
+    line = " ".join(message.split())
+    line = _LONG_QUOTE.sub(lambda quoted: f"{quoted[1]}{_shorten(quoted[2], MOST_QUOTED)}{quoted[1]}", line)
+    return safe(_shorten(_LONG_WORD.sub(lambda word: _shorten(word[0], MOST_QUOTED), line), MOST_SAID))
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most + most // 2 :]}"
 
 
 def parse_json(content: str | bytes) -> Any:

@@ -1,13 +1,15 @@
 """What attnscope does to the process that it runs in: to one of its own more than to one that calls it.
 
 Ctrl-C: what must not be cut in two is finished first, and an import is such a thing: it would leave modules half made,
-and C extensions turn an interruption into other errors.
+and C extensions turn an interruption into other errors. Only an import that takes long is cut, between two modules: no
+study begins before such an import ends, so nothing is lost.
 """
 
 import _thread
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,16 +35,61 @@ def is_claimed() -> bool:
 _AGAIN_S = 0.05
 """Seconds after which an interruption that fell into an import is tried again."""
 
+_PATIENCE_S = 1
+"""Seconds after which an interruption ends an import."""
+
+
+class _ImportCutter:
+    """Ends the import that Ctrl-C fell into as its next module is looked for; first on `sys.meta_path` by then.
+
+    Attributes:
+        outermost: The frame of the import.
+        is_raised: Whether it has raised KeyboardInterrupt.
+    """
+
+    def __init__(self, outermost: FrameType) -> None:
+        self.outermost, self.is_raised = outermost, False
+
+    def find_spec(self, *_: object) -> None:
+        """Raises KeyboardInterrupt: once, and again where a library of the same import goes on in spite of it."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if not self.is_raised or self.outermost in _frames(sys._getframe()):
+            self.is_raised = True
+            raise KeyboardInterrupt
+
+
+_waits_since: float | None = None
+"""When the interruption came that waits for an import; None = none waits."""
+_cutter: _ImportCutter | None = None
+
 
 def raise_outside_imports(_: int, frame: FrameType | None) -> None:
-    """Handles SIGINT as Python does, but after the import that is under way.
+    """Handles SIGINT as Python does, but after the import that is under way, or between two modules of a long one.
 
     Raises:
         KeyboardInterrupt: Nothing is being imported by the main thread.
     """
-    if not _is_importing(frame):
+    global _waits_since, _cutter
+    outermost = _outermost_import(frame)
+    if outermost is None:
+        _waits_since = None
         raise KeyboardInterrupt
-    _interrupt_again()
+    if _waits_since is None:
+        _waits_since = time.monotonic()
+    if time.monotonic() - _waits_since < _PATIENCE_S:
+        _interrupt_again()
+        return
+    _waits_since, _cutter = None, _ImportCutter(outermost)
+    sys.meta_path.insert(0, cast(Any, _cutter))
+
+
+def is_interrupted() -> bool:
+    """Whether Ctrl-C came of which the command has not heard: it waits for an import, or has ended one.
+
+    Libraries in C turn the end of an import into errors of their own.
+    """
+    return _waits_since is not None or _cutter is not None
 
 
 def _interrupt_again() -> None:
@@ -52,6 +99,8 @@ def _interrupt_again() -> None:
 
 
 def _interrupt_main_thread() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # all is said, see `die_at_once`
+        return
     if hasattr(signal, "pthread_kill"):  # a signal ends what the thread waits for; interrupt_main would come after it
         signal.pthread_kill(cast(int, threading.main_thread().ident), signal.SIGINT)
     else:
@@ -66,12 +115,16 @@ def _raise_what_was_swallowed(unraisable: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def _is_importing(frame: FrameType | None) -> bool:
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
-            return True
+        yield frame
         frame = frame.f_back
-    return False
+
+
+def _outermost_import(frame: FrameType | None) -> FrameType | None:
+    """The frame of the import that is under way, of several the one that needs the others; None = there is none."""
+    importing = [one for one in _frames(frame) if one.f_code.co_filename.startswith("<frozen importlib._bootstrap")]
+    return importing[-1] if importing else None
 
 
 _OURS: tuple[Any, ...] = (signal.default_int_handler, raise_outside_imports)

@@ -1,7 +1,7 @@
 """What becomes of a record: files, one JSON document, or tables in the terminal. The only writer of results.
 
-Formats, options and folders are checked before a model runs for minutes. A file appears whole or not at all, and what
-took the time is saved before it is drawn.
+Formats, options and folders are checked before a model runs for minutes. The files of a record appear together or not
+at all, see `records.frame.file_sets`; what took the time stays even if it cannot be drawn.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError, one_line, safe
+from attnscope.records.frame.file_sets import replace_together, require_writable
 from attnscope.records.frame.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
 from attnscope.records.frame.shards import shards_note
-from attnscope.records.frame.storage import PAGE_MARK, kind_of, require_replaceable, require_replaceable_folder
+from attnscope.records.frame.storage import PAGE_MARK, require_replaceable
 from attnscope.records.maps.head_maps import choose_heads, spans
-from attnscope.unfinished import fail_if_not_whole, settle
+from attnscope.unfinished import fail_if_not_whole, keep_data, settle
 
 if TYPE_CHECKING:
     from attnscope.records import Heatmap
     from attnscope.records.frame.record import Record
-    from attnscope.views.drawing.process import DrawingProcess
+    from attnscope.views.maps.process import DrawingProcess
 
 HOME = Path("attnscope-out")
 """Where files go that no folder is named for."""
@@ -87,7 +87,7 @@ class Output:
         if not self.figures:
             yield DrawingAhead(self)
             return
-        from attnscope.views.drawing.process import DrawingProcess
+        from attnscope.views.maps.process import DrawingProcess
 
         with DrawingProcess() as process:
             yield DrawingAhead(self, process)
@@ -146,12 +146,12 @@ class Output:
         if self.json:
             print_json(record.to_json(files=[str(path) for path in paths]))
             return
-        from attnscope.views.tables.plain_text import open_console
+        from attnscope.views.tables.plain_text import open_console, print_record
 
         kind = record.record_kind()
         has_page = any(path.suffix == ".html" for path in paths)
         known = {**self.options, "drawn": self.drawn, "has_page": has_page, "among": self.whole}
-        kind.view("show")(record, open_console(), **{name: known.get(name) for name in kind.shown_with})
+        print_record(record, open_console(), **{name: known.get(name) for name in kind.shown_with})
         print_paths(paths)
 
 
@@ -243,8 +243,18 @@ def _require_page(kind: Kind, out: Path | None, formats: Sequence[str], stem: st
             "--folder is a way to write the page, and none is written",
             "name a place with --out, and html among --format",
         )
-    page = out / (kind if stem is None else kind.named(stem)).file("html")
-    require_replaceable_folder(page.with_suffix(""), "index.html")
+    _listed(out / (kind if stem is None else kind.named(stem)).file("html"))
+
+
+def _listed(page: Path) -> list[str]:
+    """The files of the folder that is there in place of a page, by their paths beside the page.
+
+    Raises:
+        AttnscopeError: Something else than such a folder is there.
+    """
+    folder = page.with_suffix("")
+    names = load_named("attnscope.views.page.document:require_replaceable_folder")(folder)
+    return [f"{folder.name}/{name}" for name in names]
 
 
 def _named_by(out: Path, kind: Kind) -> str:
@@ -299,10 +309,10 @@ def show(
             record = getattr(record, {"words": "merge_words"}.get(change, change))()
     if given.get("query") is not None:
         kind.view("query")(record, given["query"])
-    if given.get("folder"):
-        _require_page(kind, out, files, stem)
     if out is not None:
         require_writable(out)
+    if given.get("folder"):
+        _require_page(kind, out, files, stem)
     wanted = Output(kind, out, files, json, quiet, TEXT in named, options=given, whole=whole)
     paths = [] if out is None else write(record, out, files, given, stem=stem)
     notes = [*_notes_of(record), *_note_repeated(record, given.get("query"))]
@@ -318,7 +328,9 @@ def write(
     drawing: Drawing | None = None,
     stem: str | None = None,
 ) -> list[Path]:
-    """Writes the files of a record into a folder; each whole or not at all.
+    """Writes the files of a record into a folder: all of them, or none.
+
+    Only where drawing fails, or is interrupted, the other files stay: they may have taken hours.
 
     Args:
         record: The record.
@@ -333,14 +345,24 @@ def write(
     """
     kind = record.record_kind()
     kind = kind if stem is None else kind.named(stem)
-    data = [record.save(out / kind.file(name)) for name in formats if name in kind.data]
-    how = {"folder": True} if options.get("folder") else {}
-    data += [kind.view("page")(record, **how).save(out / kind.file(name)) for name in formats if name in kind.pages]
-    figures = [name for name in formats if name in FIGURE_FORMATS]
-    if not figures or record.is_empty:
-        return data
-    drawn = drawing(record, out, figures) if drawing else _draw(record, out, figures, options)
-    return [*drawn, *data] if kind.usual[0] in FIGURE_FORMATS else [*data, *drawn]
+    figures = [name for name in formats if name in FIGURE_FORMATS and not record.is_empty]
+    pages = [name for name in formats if name in kind.pages]
+    how = {"folder": True} if pages and options.get("folder") else {}
+    saved = [name for name in formats if name in kind.data]
+    if not (figures or pages or saved):
+        return []
+    with replace_together(out, _listed(out / kind.file(pages[0])) if how else ()) as staged:
+        data = [record.save(staged / kind.file(name)) for name in saved]
+        data += [kind.view("page")(record, **how).save(staged / kind.file(name)) for name in pages]
+        drawn: list[Path] = []
+        try:
+            if figures:
+                drawn = drawing(record, staged, figures) if drawing else _draw(record, staged, figures, options)
+        except BaseException:
+            keep_data(staged, out)
+            raise
+    paths = [*drawn, *data] if kind.usual[0] in FIGURE_FORMATS else [*data, *drawn]
+    return [out / path.relative_to(staged) for path in paths]
 
 
 def _draw(record: Record, out: Path, figures: Sequence[str], options: Mapping[str, Any]) -> list[Path]:
@@ -385,27 +407,6 @@ def require_formats(formats: Sequence[str]) -> None:
         from attnscope.records.frame.parquet import arrow
 
         arrow()
-
-
-def require_writable(folder: Path) -> None:
-    """Finds out before the model runs for minutes that nothing can be written; leaves no trace."""
-    hint = "choose another folder with --out, or make room there"
-    made: list[Path] = []
-    try:
-        made = [part for part in (folder, *folder.parents) if not part.exists()]
-        if not made and not folder.is_dir():
-            raise AttnscopeError(
-                f"cannot write into {folder}: it is {kind_of(folder.stat().st_mode)}, not a folder", hint
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise AttnscopeError(f"cannot write into {folder}: {error.strerror or error}", hint) from None
-    finally:
-        for part in made:
-            with contextlib.suppress(OSError):
-                part.rmdir()
 
 
 def _other_maps(record: Record, folder: Path, formats: Sequence[str], query: str | None) -> str:

@@ -319,12 +319,30 @@ def too_long(name: str) -> tuple[str, str]:
     return f"{name} is too long for one text: more than {MOST_BYTES:,} bytes", "split it into lines or paragraphs"
 
 
+_PICTURE = "give pictures with --image"
+_RECORDING = "give recordings with --audio"
+_OFFICE = "save it as plain text first"
+_NO_TEXT = {
+    rb"\xff\xfe|\xfe\xff": ("UTF-16, not UTF-8", "convert it: iconv -f UTF-16 -t UTF-8"),
+    rb"%PDF-\d": ("a PDF, not plain text", "take its text out first: pdftotext FILE"),
+    rb"%!PS-|\xc5\xd0\xd3\xc6": ("PostScript, not plain text", "take its text out first: ps2ascii FILE"),
+    rb"PK\x03\x04": ("a ZIP archive, as Word files are, not plain text", _OFFICE),
+    rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": ("an old Office file, not plain text", _OFFICE),
+    rb"\{\\rtf\d": ("RTF, not plain text", _OFFICE),
+    rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP|II\*\0|MM\0\*": ("a picture, not text", _PICTURE),
+    rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]": ("a recording, not text", _RECORDING),
+}  # fmt: skip
+"""What files begin with that hold no plain text: what they are, and what to do."""
+
+
+def other_format(start: bytes) -> tuple[str, str] | None:
+    """What a file is that begins like this and is no UTF-8 text, and what to do; None where it may be text."""
+    return next((said for magic, said in _NO_TEXT.items() if re.match(magic, start, re.DOTALL)), None)
+
+
 def _decode(raw: bytes, name: str) -> str:
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise AttnscopeError(
-            f"{name} is UTF-16, not UTF-8: byte 0x{raw[0]:02X} at offset 0, line 1",
-            "convert it: iconv -f UTF-16 -t UTF-8",
-        )
+    if other := other_format(raw):
+        raise AttnscopeError(f"{name} is {other[0]}", other[1])
     try:
         decoded = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, one_line
-from attnscope.records.frame.shards import is_interrupted
+from attnscope.host import delay_interrupts
+from attnscope.records.frame.file_sets import replace_together
+from attnscope.records.frame.kinds import FIGURE_FORMATS
+from attnscope.records.frame.shards import failure_line, is_interrupted
 
 INTERRUPTED = "interrupted"
 """Where in the named folder an interrupted study goes that would replace a record of more texts."""
@@ -41,6 +45,28 @@ def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
     if aside.is_symlink() or _says_more(aside, stem, corpus["n_texts"]):
         return _add_note(record, f"Interrupted, and {message}: nothing is written."), None
     return _add_note(record, f"Interrupted, and {message}."), aside
+
+
+def keep_data(staged: Path, out: Path) -> None:
+    """Keeps what took the time where its figures are not all drawn: aside, if other files are in the folder.
+
+    Args:
+        staged: The folder inside of `out` that holds what is written so far, see `records.frame.file_sets`.
+        out: The folder that was named.
+    """
+    names = [path.relative_to(staged) for path in staged.rglob("*") if path.is_file()]
+    names = [name for name in names if name.suffix[1:] not in FIGURE_FORMATS]
+    kept = out / INTERRUPTED if any(path != staged for path in out.iterdir()) else out
+    with contextlib.suppress(AttnscopeError), delay_interrupts():
+        if not names:
+            return
+        with replace_together(kept) as folder:
+            for name in names:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (staged / name).replace(folder / name)
+        if kept != out:
+            message = f"the figures are not all drawn, and none is kept: the data are in {kept}"
+            print(f"note: {one_line(message)}", file=sys.stderr)
 
 
 def _add_note(record: Any, note: str) -> Any:
@@ -87,9 +113,7 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
             raise KeyboardInterrupt
     for failed in failures[:1]:
         kept = "what was measured before is in the result"
-        raise AttnscopeError(
-            f"{failed['step']} failed: {failed['error']}", "; ".join(filter(None, (failed["hint"], kept)))
-        )
+        raise AttnscopeError(failure_line(failed), "; ".join(filter(None, (failed["hint"], kept))))
     if skipped:
         raise AttnscopeError(
             f"{amount(len(skipped), 'checkpoint')} could not be measured", "all the rest was, and is in the result"

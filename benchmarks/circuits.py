@@ -24,7 +24,7 @@ import attnscope
 from attnscope.models.inside.attribution import DirectPaths
 from attnscope.models.model import Batch
 from attnscope.records.circuits import COMPOSITIONS
-from attnscope.studies.circuits import CircuitsOptions
+from attnscope.studies.circuits.options import CircuitsOptions
 from tests.conftest import VOCABULARY, write_tokenizer
 from tests.test_stream import random_model
 

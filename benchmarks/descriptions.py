@@ -25,7 +25,8 @@ import torch
 
 import attnscope
 from attnscope.core.attention.seam import attend
-from attnscope.core.questions.descriptions import Part, Rows, describe, refit, score
+from attnscope.core.questions.descriptions import describe, refit, score
+from attnscope.core.questions.sampled_rows import Part, Rows
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.models.model import Batch, Model
 from attnscope.studies.describe.rows import Group, Unit, measure

@@ -1,6 +1,6 @@
 """Records that no model made, for tests of what is drawn and saved."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,31 @@ def require_lossless(record: Record, folder: Path) -> None:
         for name, array in record.arrays().items():
             np.testing.assert_array_equal(again.arrays()[name], array, strict=True, err_msg=name)
         assert again.save(folder / f"again.{ending}").read_bytes() == path.read_bytes()
+
+
+def require_close(found: Record, expected: Record, of: str = "", *, rtol: float = 1e-4, atol: float = 1e-6) -> None:
+    """They hold the same numbers but for rounding, in arrays and elsewhere; notes and what made them may differ."""
+    ours, theirs = (dict(_leaves({"": one.describe(), **one.arrays()})) for one in (found, expected))
+    assert list(ours) == list(theirs), of
+    for name, value in theirs.items():
+        if name.endswith("limbs"):  # exact sums as digits: their rounding shows in the numbers that are made of them
+            continue
+        if np.issubdtype(np.asarray(value).dtype, np.floating):
+            np.testing.assert_allclose(ours[name], value, rtol=rtol, atol=atol, err_msg=f"{of}: {name}")
+        else:
+            np.testing.assert_array_equal(ours[name], value, err_msg=f"{of}: {name}")
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name not in ("run", "elapsed_s"):
+                yield from _leaves(inner, f"{path}.{name}")
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{number}]")
+    else:
+        yield path, value
 
 
 def shares(*shape: int, seed: int = 0) -> np.ndarray:

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from attnscope.records.ablation import Ablation, Curve, Effect, HeadEffects, SetEffects
 from attnscope.views.ablation import figures as ablation_figures
-from attnscope.views.ablation.summary import number
 from attnscope.views.ablation.terminal import drawing
+from attnscope.views.tables.numbers import small_number
 from tests.record_helpers import require_lossless
 
 
@@ -75,7 +75,7 @@ def test_effects_that_are_not_known_are_null_and_come_back(tmp_path: Path) -> No
      (123.4, "123"), (math.nan, "–"), (math.inf, "–")],
 )  # fmt: skip
 def test_numbers_keep_two_digits_that_tell(value: float, text: str) -> None:
-    assert number(value) == text
+    assert small_number(value) == text
 
 
 # Drawings ---------------------------------------------------------------------------------------------------------

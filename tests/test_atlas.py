@@ -1,6 +1,7 @@
 """Atlases: planted heads, fair samples, values as the model has them, and the same bytes for every cut of a corpus."""
 
 import random
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from attnscope.studies.atlas.parts import merge_atlases
 from attnscope.studies.atlas.rows import WINDOW, window
 from attnscope.studies.atlas.scores import ScoredText, Scores
 from attnscope.studies.atlas.study import AtlasOptions, atlas
+from attnscope.studies.atlas.tables import KindTables, ReadText
 from attnscope.studies.describe.study import DescribeOptions, _expected
 from attnscope.studies.heads.study import HeadsOptions
 from attnscope.studies.inputs.texts import batch_of
@@ -228,6 +230,23 @@ def test_shards_merge_to_the_files_of_one_run(
     assert run("show", "2")[0] == 0
 
 
+def test_the_model_of_parts_is_where_they_were_made_or_is_asked_for(
+    run: Run, tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Path(shutil.copytree(tiny_bert, tmp_path / "gpt2"))  # a name that the Hub knows, too
+    (tmp_path / "texts.txt").write_text("the cat sat\na dog sat", "utf-8")
+    for shard in ("1/2", "2/2"):
+        assert run("atlas", "--file", "texts.txt", "-m", "gpt2", "--shard", shard, "-o", shard[0])[0] == 0
+    monkeypatch.setattr("attnscope.models.catalog._download", lambda *_, **__: pytest.fail("asked the Hub"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run("merge", "../1", "../2", "-o", "whole", "-f", "npz")[0] == 0
+    model.rename(tmp_path / "moved")
+    status, _, err = run("merge", "../1", "../2", "-o", "other", "-f", "npz")
+    assert status == 2 and "the model of the parts, gpt2, is not where they were made" in err and "-m" in err
+    assert run("merge", "../1", "../2", "-m", "../moved", "-o", "other", "-f", "npz")[0] == 0
+
+
 def test_a_part_without_texts_is_one_of_the_parts(run: Run, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("the cat sat\na dog sat", "utf-8")
     for shard in ("1/2", "2/2"):
@@ -275,6 +294,30 @@ def test_shown_weights_are_those_of_the_model_within_the_error_that_is_said(own:
                 assert row[kept].sum() > KEPT_MASS - 0.01
 
 
+def test_lifts_of_keys_do_not_depend_on_how_much_a_head_rests(own: Model) -> None:
+    tokens = [own.tokenizer.encode(text) for text in SENTENCES]
+    texts = [ReadText(one, np.ones(len(one), np.bool_)) for one in tokens]
+    tables = {}
+    for rest in (0.0, 0.95):
+        tables[rest] = KindTables([1], texts)
+        chance = np.random.default_rng(0)
+        for text in texts:
+            weights = chance.random((1, len(text), len(text))) * np.where(text.outside_sinks, 1 + text.ids % 3, 0)
+            weights *= (1 - rest) / weights.sum(-1, keepdims=True)
+            weights[..., 0] += rest
+            whole = torch.ones(len(text), len(text), dtype=torch.bool)
+            read = [(slice(0, len(text)), torch.from_numpy(weights).float(), whole)]
+            tables[rest].add(text, lambda _, read=read: read)  # type: ignore[misc]  # bound at once
+    never, always = (
+        {(row.side, row.tokens): row for row in of.rows()[0] if row.side != "asks"} for of in tables.values()
+    )
+    assert {side for side, _ in never} == {"gets", "pairs"}
+    assert never.keys() == always.keys()
+    for name, row in never.items():
+        assert always[name].lift == pytest.approx(row.lift, rel=1e-4)
+        assert always[name].mass == pytest.approx(0.05 * row.mass, rel=1e-3)
+
+
 def test_profiles_tables_and_distances_are_what_the_rows_say(own: Model) -> None:
     texts = SENTENCES[:2]
     found = atlas(own, texts, AtlasOptions(examples=1))
@@ -303,8 +346,11 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own: Model) -> None
                 )
                 keys = off if row.side == "asks" else off & gets
                 queries = np.ones(len(text), np.bool_) if row.side == "gets" else np.array(asks)
-                part = of[head.layer][0, head.head].numpy()[queries][:, keys]
-                sums += part.sum(), part.size / len(text), len(part) * bool(keys.any())
+                weights = of[head.layer][0, head.head].numpy()[queries]
+                part = weights[:, keys]
+                # Queries are compared with uniform attention, keys with what their queries give outside sinks.
+                even = part.size / len(text) if row.side == "asks" else weights[:, off].sum() * keys.sum() / off.sum()
+                sums += part.sum(), even, len(part) * bool(keys.any())
             assert (row.n_texts, row.count) == (2, sums[2])
             assert (row.mass, row.lift) == pytest.approx((sums[0] / sums[2], sums[0] / sums[1]), abs=1e-4)
             assert row.low <= row.lift <= row.high

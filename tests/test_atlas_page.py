@@ -384,13 +384,21 @@ def test_a_page_as_a_folder_runs_its_own_files_alone(open_page: Callable[..., An
     opened.complaints.clear()
 
 
-def test_a_folder_is_replaced_whole_where_it_is_ours(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_where_it_is_ours_and_other_files_stay(tmp_path: Path) -> None:
     page = page_of_atlas(ATLAS, folder=True)
     index = page.save(tmp_path / "atlas.html")
-    (index.parent / "heads" / "99.js").write_text("of an earlier one")
-    page.save(tmp_path / "atlas.html")
-    assert not (index.parent / "heads" / "99.js").exists()
+    fewer = page_of_atlas(small_atlas(1, 1), folder=True)
+    names = {path.name for path in (index.parent / "heads").iterdir()}
+    for foreign in ("notes.txt", "heads/notes.txt", "more/9.js"):
+        (index.parent / foreign).parent.mkdir(exist_ok=True)
+        (index.parent / foreign).write_text("mine")
+    fewer.save(tmp_path / "atlas.html")
+    assert "2.js" in names and {path.name for path in (index.parent / "heads").iterdir()} == {"1.js", "notes.txt"}
     assert [path.name for path in tmp_path.iterdir()] == ["atlas"]
+    (index.parent / "heads" / "2.js").write_text("mine")
+    with pytest.raises(AttnscopeError, match=r"cannot replace .*heads/2.js: .*index.html does not list it"):
+        page.save(tmp_path / "atlas.html")
+    assert {path.read_text() for path in index.parent.rglob("*") if path.stem in ("notes", "9", "2")} == {"mine"}
     other = tmp_path / "mine"
     other.mkdir()
     page.save(tmp_path / "mine.html")  # it was empty
@@ -399,7 +407,7 @@ def test_a_folder_is_replaced_whole_where_it_is_ours(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(other)
     (tmp_path / "file").write_text("")
     for name in ("theirs", "link", "file"):
-        with pytest.raises(AttnscopeError, match="no folder of attnscope"):
+        with pytest.raises(AttnscopeError, match="it is no (page of attnscope|folder)"):
             page.save(tmp_path / f"{name}.html")
     assert (tmp_path / "theirs" / "index.html").read_text() == "<p>my own"
 

@@ -9,10 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +24,8 @@ from attnscope import Batch, BatchOptions, Corpus, batch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import write
 from attnscope.records.batches import DrawnText, FailedText
-from attnscope.studies.batch import study
-from attnscope.studies.batch.folder import BatchFolder, clear, folder_name
+from attnscope.studies.batch import study, worker
+from attnscope.studies.batch.folder import BatchFolder, folder_name
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt
@@ -77,6 +78,16 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "ProcessWorker", refuse)
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch, nobody: None) -> None:
+    def draw_here(_: Any, setup: worker.Setup, tasks: Iterable[worker.Task]) -> Iterator[Any]:
+        do = setup.begin()
+        for task in tasks:
+            yield SimpleNamespace(result=do(task))
+
+    monkeypatch.setattr(study, "start_workers", draw_here)
+
+
 def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (undisturbed / "manifest.jsonl").read_text("utf-8").splitlines()]
     assert [line["text"] for line in lines] == TEXTS
@@ -117,14 +128,16 @@ def test_what_is_missing_cut_off_or_stale_is_drawn_again(corpus: Path, undisturb
     (second / "L00.svg").write_bytes((second / "L00.svg").read_bytes()[:-1])
     entry = (third / "entry.json").read_text().replace('"fingerprint": "', '"fingerprint": "0')
     (third / "entry.json").write_text(entry)
-    (third / "L07.png").write_text("of other options, from a run that was killed")
-    (third / ".0123456789abcdef.part").write_text("half a fi")
+    (third / "unfinished-01234567").mkdir()
+    (third / "unfinished-01234567/L00.png").write_text("half a fi")
     (third / "mine.txt").write_text("kept")
+    (third / "L07.png").write_text("kept")
     (copied / LOG).write_text((copied / LOG).read_text() + '{"at": "2026-01')
     kept = (copied / folder_name(3, TEXTS[3]) / "L00.png").stat().st_mtime_ns
     assert batch("own", Corpus([corpus]), copied, HOW).n_fresh == 3
-    assert (third / "mine.txt").read_text() == "kept"
-    (third / "mine.txt").unlink()
+    for mine in ("mine.txt", "L07.png"):
+        assert (third / mine).read_text() == "kept"
+        (third / mine).unlink()
     assert files(copied) == files(undisturbed)
     assert (copied / folder_name(3, TEXTS[3]) / "L00.png").stat().st_mtime_ns == kept
     assert all(json.loads(line) for line in (copied / LOG).read_text().splitlines() if line != '{"at": "2026-01')
@@ -272,7 +285,7 @@ def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 def require_finished_by_one_more_run(corpus: Path, out: Path, expected: dict[str, bytes]) -> None:
-    whole = {name: content for name, content in files(out).items() if not name.endswith(".part")}
+    whole = {name: content for name, content in files(out).items() if "unfinished-" not in name}
     for name, content in whole.items():
         assert name in ("index.html", "manifest.jsonl") or content == expected[name], name
     assert batch("own", Corpus([corpus]), out, PLAIN).complete
@@ -329,18 +342,39 @@ def test_a_text_never_names_a_path(index: int, text: str) -> None:
     assert re.fullmatch(rf"{index:05d}-[a-z0-9-]{{1,40}}", folder_name(index, text))
 
 
-def test_clearing_touches_nothing_but_our_files(tmp_path: Path) -> None:
-    folder, other = tmp_path / "00000-a", tmp_path / "other"
-    for place in (folder, other):
-        place.mkdir()
-        (place / "L00.png").touch()
-    (folder / "notes.png").touch()
-    (tmp_path / "00001-b").symlink_to(other)
-    clear(folder)
-    clear(tmp_path / "00001-b")
-    clear(tmp_path / "absent")
-    assert [path.name for path in folder.iterdir()] == ["notes.png"]
-    assert [path.name for path in other.iterdir()] == ["L00.png"]
+def test_an_earlier_result_is_whole_until_each_text_is_drawn_again(
+    corpus: Path, copied: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SIGKILL would find it: whenever a text begins, and as it has been drawn but has not moved."""
+    before, seen = files(copied), []
+
+    def draw(self: Any, task: Any, folder: Path) -> int:
+        seen.append({name: content for name, content in files(copied).items() if "unfinished-" not in name})
+        n = drawing(self, task, folder)
+        seen.append({name: content for name, content in files(copied).items() if "unfinished-" not in name})
+        return n
+
+    drawing = worker._Drawer._draw
+    monkeypatch.setattr(worker._Drawer, "_draw", draw)
+    assert batch("own", Corpus([corpus]), copied, replace(HOW, workers=1, force=True)).n_fresh == 5
+    assert len(seen) == 10 and all(one == before for one in seen)
+    assert files(copied) == before
+
+
+def test_a_text_that_fails_leaves_what_was_there(
+    corpus: Path, copied: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files(copied)
+    (copied / folder_name(0, TEXTS[0]) / "mine.png").write_text("mine")
+
+    def fail(*_: Any) -> int:
+        raise AttnscopeError("it is full")
+
+    monkeypatch.setattr(worker._Drawer, "_draw", fail)
+    assert len(batch("own", Corpus([corpus]), copied, replace(HOW, workers=1, force=True)).failed) == 5
+    after = files(copied)
+    assert after.pop(f"{folder_name(0, TEXTS[0])}/mine.png") == b"mine"
+    assert {name: after[name] for name in before if "/" in name} == {n: c for n, c in before.items() if "/" in n}
 
 
 class Seen(HTMLParser):

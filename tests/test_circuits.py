@@ -13,7 +13,7 @@ import torch
 import attnscope
 from attnscope.core.questions import circuits as core
 from attnscope.records.circuits import COMPOSITIONS, Circuits
-from attnscope.studies.circuits import CircuitsOptions
+from attnscope.studies.circuits.options import CircuitsOptions
 from tests.conftest import Run, write_tiny
 from tests.test_stream import random_model
 

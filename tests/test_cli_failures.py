@@ -115,6 +115,20 @@ def test_files_that_are_no_text(run: Run, tmp_path: Path, content: bytes, said: 
     assert files(tmp_path) == ["text.txt"]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "heatmap --file FILE", "heads --file FILE -o out", "atlas --file FILE -o atlas.html", "compare --file FILE",
+        "ablate --file FILE -o out", "page --file FILE -o page.html", "rollout --file FILE -o out",
+        "trace --file FILE -L 0 -H 0 -o out", "relations FILE --kind conllu -o out", "heads a --frequencies FILE",
+    ],
+)  # fmt: skip
+def test_no_command_reads_a_pdf_as_text_and_none_leaves_a_file(run: Run, tmp_path: Path, command: str) -> None:
+    (tmp_path / "paper.txt").write_bytes(b"%PDF-1.7\n1 0 obj\nstream\n\xe2\xe3\xcf\xd3\nendstream\n")
+    require_one_line(run(*command.replace("FILE", "paper.txt").split(), "-m", "own"), "a PDF, not plain text")
+    assert files(tmp_path) == ["paper.txt"]
+
+
 @pytest.mark.parametrize("out", ["a-file", "a-file/inner", "/dev/full", "/proc/attnscope/x"])
 @pytest.mark.parametrize("command", ["heatmap", "show"])
 def test_places_that_cannot_be_written(run: Run, tmp_path: Path, command: str, out: str) -> None:

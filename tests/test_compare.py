@@ -245,6 +245,14 @@ class TestModels:
         with pytest.raises(AttnscopeError, match="different tokens of the same text"):
             compare_models(tiny, minilm, TEXTS)
 
+    def test_the_tokens_that_differ_are_those_of_one_text(self, tiny, minilm) -> None:
+        # The last word has several pieces in one model, so the two sort these texts by length in different orders.
+        texts = ["incomprehensibilities", "the cat sat"]
+        with pytest.raises(AttnscopeError) as caught:
+            compare_models(tiny, minilm, texts)
+        ours, theirs = (model.tokenizer.encode(texts[0]).labels[:8] for model in (tiny, minilm))
+        assert caught.value.message.endswith(f": {' '.join(ours)} … and {' '.join(theirs)} …")
+
 
 class TestPickedHeads:
     def test_the_mean_and_the_single_head(self, minilm) -> None:

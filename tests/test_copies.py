@@ -8,7 +8,7 @@ import pytest
 from attnscope.corpus import Copies, CorpusText, copies, copy_key, distinct
 from attnscope.studies.heads.merging import merge_findings
 from attnscope.studies.heads.study import HeadsOptions, heads
-from attnscope.views.heads.summary import corpus_notes
+from attnscope.views.tables.wording import corpus_notes
 
 CAT = "The old cat sat on the mat, and looked at all the birds outside."
 
@@ -115,7 +115,7 @@ def test_copies_change_nothing_but_their_count(own: Any) -> None:
     for name, array in once.sums.items():
         np.testing.assert_array_equal(array, many.sums[name])
     assert many.as_json()["heads"] == once.as_json()["heads"]
-    assert "48 texts are copies or near-copies of others, and left out: copies count once" in corpus_notes(many)
+    assert "48 texts are left out: copies of a text count once, and texts of one template twice" in corpus_notes(many)
     assert not corpus_notes(once)
 
 

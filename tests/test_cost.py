@@ -17,8 +17,8 @@ from attnscope.models.own.decoder import own_decoder
 from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, divisors, sizes_by_hand, sizes_of
 from attnscope.studies.teaching.cost import BYTES, cost, find_sizes
 from attnscope.views.drawing.layout import SCREEN
+from attnscope.views.tables.numbers import abbreviate
 from attnscope.views.tables.plain_text import open_console
-from attnscope.views.tables.units import abbreviate
 from attnscope.views.teaching import cost_figure
 from attnscope.views.teaching.cost_terminal import show
 from tests.core_helpers import few_examples
@@ -144,6 +144,10 @@ def test_the_number_of_heads_changes_no_parameters() -> None:
     assert [row.n_heads for row in rows if row.chosen] == [12]
     assert all(row.n_heads * row.d_head == 768 and np.isclose(row.scale, row.d_head**-0.5) for row in rows)
     assert next(row for row in rows if row.n_heads == 12).weights_mqa == 2 * 768**2 + 2 * 768 * 64
+
+
+def test_a_cost_says_in_a_line_what_it_is_of() -> None:
+    assert repr(cost("bert-base", 512)) == "Cost('bert-base', 12 layers of 12 heads, texts of 512 tokens)"
 
 
 def test_grouped_queries_cost_less_and_cache_less() -> None:

@@ -319,8 +319,8 @@ def test_numbers_that_are_none_are_refused_without_a_warning(
 PLANTED: list[tuple[str, tuple[Any, ...], Any, str]] = [
     ("trace.npz", ("keys",), ["one"], "does not fit its tokens"),
     ("trace.npz", ("query",), 99, "no query 99"),
-    ("split.json", ("seen", 0, "output"), [[0.5]], "do not fit its heads and tokens"),
-    ("split.json", ("seen", 0, "columns"), [[0]], "do not fit its heads and tokens"),
+    ("split.json", ("seen", 0, "output"), [[0.5]], "does not fit queries x n_output"),
+    ("split.json", ("seen", 0, "columns"), [[0]], "does not fit n_heads x 2"),
     ("cost.json", ("groups",), {"nonsense": []}, "no group of costs 'nonsense'"),
     ("cost.json", ("sizes", "kind"), None, "its sizes are none"),
     ("cost.json", ("sizes", "n_heads"), "many", "its sizes are none"),

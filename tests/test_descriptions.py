@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoTokenizer
 
 import attnscope
 from attnscope.core.attention.probes import Weights
@@ -118,6 +119,52 @@ def test_the_sample_is_bounded_and_its_halves_share_no_text(own: Model, paragrap
     assert abs(len(halves[0]) - len(halves[1])) <= 1
 
 
+def test_memory_goes_to_texts_and_not_to_rows_that_are_fitted(
+    own: Model, paragraphs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fitted text has one record of its features, a scored one a record for each row; together they fill the room."""
+    monkeypatch.setattr(study, "MOST_BYTES", 3_000_000)
+    texts = [" ".join(text.split()[:12]) for text in paragraphs] * 8
+    texts = [f"{text} {n}" for n, text in enumerate(texts)]
+    listed = [CorpusText(i, "texts", i + 1, text=text) for i, text in enumerate(texts)]
+    units = study.draw(own, listed, DescribeOptions())
+    n_rows = sum(len(unit.queries) for unit in units)
+    n_heads = sum(layers * each for layers, each in zip(own.info.n_layers, own.info.n_heads, strict=True))
+    assert len(units) < len(texts)
+    counts = count_tokens(listed, own.tokenizer.encode)
+    groups = measure(own, units, Frequencies.of_counts(counts))
+    held = sum(group.rows.expected.nbytes + group.rows.features.nbytes for group in groups)
+    in_full = n_rows * n_heads * 2 * len(groups[0].features) + sum(group.rows.features.nbytes for group in groups)
+    # Two groups of layers hold the features twice; a record for each row of every text would take more still.
+    assert 2_000_000 < held < 4_500_000 < in_full
+    rows = groups[0].rows
+    assert rows.records is not None
+    for number, unit in enumerate(units[:3] + units[-3:]):
+        of_unit = rows.records[rows.texts == (number if number < 3 else len(units) - 6 + number)]
+        assert len(set(of_unit.tolist())) == (1 if unit.fits else len(of_unit))
+
+
+def test_a_model_in_memory_is_described(tmp_path: Path, paragraphs: list[str]) -> None:
+    """Its parameters want gradients, of which no array can be made."""
+    write_tiny(tmp_path / "bert", "bert")
+    network = AutoModel.from_pretrained(tmp_path / "bert")
+    assert all(one.requires_grad for one in network.parameters())
+    model = attnscope.load(network, AutoTokenizer.from_pretrained(tmp_path / "bert"))
+    assert not model.static_embeddings(torch.tensor([[1, 2]])).requires_grad
+    found = heads(model, paragraphs[:12], HeadsOptions(describe=FEW))
+    assert not found.run.get("failures") and found.descriptions is not None
+    assert found.descriptions.heads == describe(model, paragraphs[:12], options=FEW).heads
+    assert len(found.descriptions.heads) == len(found.heads)
+
+
+def test_stability_is_that_of_terms_outside_sinks(of_own: Descriptions) -> None:
+    for place in ((0, 3), (1, 3)):  # heads that only rest
+        assert of_own.of(*place).terms[0].feature == "special:[BOS]" and of_own.of(*place).agrees
+    assert of_own.of(0, 0).content == "offset-1" and of_own.of(1, 1).content == "induction"
+    assert of_own.of(1, 1).terms[0].feature == "special:[REST]"
+    assert not of_own.of(0, 0).warning and not of_own.of(1, 1).warning
+
+
 def test_of_a_growing_corpus_a_text_stays_drawn_while_its_lot_is_small(own: Model, paragraphs: list[str]) -> None:
     small = {text for text, *_ in sampled(own, paragraphs[:30], DescribeOptions(queries=60))}
     large = {text for text, *_ in sampled(own, paragraphs, DescribeOptions(queries=60))}
@@ -156,7 +203,7 @@ def test_findings_say_what_a_head_does_and_keep_it(own: Model, paragraphs: list[
     assert isinstance(one, HeadDescription) and one.words.startswith("the token itself (")
     kept = Findings.load(found.save(tmp_path / "heads.npz"))
     assert repr(kept.descriptions) == repr(found.descriptions)
-    columns = found.columns()
+    columns = found.head_table().flat()
     assert columns["description"][2] == one.words
     assert columns["explained"][2] == one.explained
     document = found.as_json()["descriptions"]
@@ -166,7 +213,7 @@ def test_findings_say_what_a_head_does_and_keep_it(own: Model, paragraphs: list[
 
 def test_without_descriptions_a_record_says_so(own: Model, paragraphs: list[str]) -> None:
     found = heads(own, paragraphs[:3])
-    assert found.descriptions is None and "description" not in found.columns()
+    assert found.descriptions is None and "description" not in found.head_table().flat()
     with pytest.raises(AttnscopeError, match="no descriptions"):
         found.description(0, 0)
     described = heads(own, paragraphs[:6], HeadsOptions(describe=FEW))
@@ -288,7 +335,9 @@ def test_decoder_and_cross_attention_are_described(road: str, tmp_path: Path, mo
     groups = {group.kind: group for group in measure(model, sample, Frequencies.of_counts(counts))}
     start = decoder_start(model)
     assert start is not None
-    for number, unit in enumerate(sample[:2]):
+    scored = [number for number, unit in enumerate(sample) if not unit.fits]  # of which every row is kept
+    for number in scored[:2]:
+        unit = sample[number]
         tokens, kept = unit.chunk.tokens, Weights()
         with torch.no_grad():
             model.run(batch_of([tokens], [target_of(start, tokens)]), kept)
@@ -300,7 +349,8 @@ def test_decoder_and_cross_attention_are_described(road: str, tmp_path: Path, mo
             for head, (layer, at) in enumerate(group.heads):
                 dense = kept.maps[kind][layer][0, at].numpy()  # type: ignore[index]
                 expected = [dense[query, query - 1] if query else 0.0 for query in asking]
-                np.testing.assert_allclose(group.rows.expected[rows, head, before], expected, atol=2e-3)
+                found_rows = group.rows.expected[group.rows.records_of(rows), head, before]
+                np.testing.assert_allclose(found_rows, expected, atol=2e-3)
 
 
 def test_heads_that_there_are_not_are_refused_before_any_text_is_read(own: Model) -> None:

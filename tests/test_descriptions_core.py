@@ -10,7 +10,6 @@ from attnscope.core.attention.row_samples import RowSamples, RowsWanted
 from attnscope.core.attention.seam import AttentionCall, attention_weights
 from attnscope.core.questions.descriptions import (
     Description,
-    Rows,
     describe,
     explains_more,
     masses,
@@ -19,6 +18,7 @@ from attnscope.core.questions.descriptions import (
     score,
     score_of_texts,
 )
+from attnscope.core.questions.sampled_rows import Rows
 
 N_LEVELS = np.array([2, 2, 2, 2, 2, 2, 9, 2])
 SIMPLICITY = list(range(8))
@@ -238,27 +238,32 @@ def test_rows_that_do_not_fit_together_are_refused() -> None:
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    """Texts differ in how sharp a head is on them, and in how well it is described."""
+    """Texts differ in how sharp a head is on them, and in how well it is described.
+
+    None is of a kind that the others do not show. The interval allows for such texts, so it holds the truth more often.
+    """
     drawn = np.random.default_rng(7)
-    n_held, n_samples, true = 0, 1500, 0.6
+    n_held, n_samples, true, widths = 0, 1500, 0.6, []
     for _ in range(n_samples):
         nats = drawn.gamma(6.0, 0.4, 27)
         left = nats * (1 - true) * drawn.gamma(8.0, 1 / 8, 27)
         how = score_of_texts(np.repeat(np.arange(27), 2), np.repeat(left, 2), np.repeat(nats, 2))
         n_held += how.low <= true <= how.high
-    assert 0.93 <= n_held / n_samples <= 0.97
+        widths.append(how.high - how.low)
+    assert n_held / n_samples >= 0.95
+    assert np.median(widths) < 0.23  # r ± t·se: 0.11
 
 
-@pytest.mark.parametrize(("n_texts", "least"), [(3, 0.80), (10, 0.82), (27, 0.87)])
-def test_intervals_near_one_hold_the_truth_and_stay_below_it(n_texts: int, least: float) -> None:
-    """Of heads of which 99% is explained, r - t se held 68, 77 and 83% of the draws; its upper end was 1 in most."""
+@pytest.mark.parametrize(("n_texts", "least"), [(3, 0.95), (10, 0.95), (27, 0.95)])
+def test_intervals_near_one_hold_the_truth(n_texts: int, least: float) -> None:
+    """Of heads of which 99% is explained, r ± t·se held 68, 77 and 83% of the draws; its upper end was 1 in most."""
     chance = np.random.default_rng(1)
     n_held = 0
     for _ in range(1000):
         nats = chance.lognormal(0, 0.6, n_texts)
         how = score_of_texts(np.arange(n_texts), nats * chance.beta(0.2, 19.8, n_texts), nats)
         n_held += how.low <= 0.99 <= how.high
-        assert how.low < how.explained < how.high < 1
+        assert how.low < how.explained < how.high <= 1
     assert n_held >= least * 1000
 
 

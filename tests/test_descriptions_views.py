@@ -1,6 +1,7 @@
 """Descriptions in the terminal and on cards: what is said, in which order, and that it fits."""
 
 import io
+import json
 import math
 import re
 from dataclasses import replace
@@ -42,9 +43,40 @@ def test_each_head_has_a_row_that_fits_80_columns() -> None:
     assert " ".join(listed[0].split()).startswith("L0H0 2.00 10% 5-14 [CLS] (27%; uniform 2%; more")
     assert listed[1].rstrip().endswith("spreads evenly") and "%" not in listed[1]
     assert "mostly undescribed" in " ".join(text.split())
-    assert "27 texts and scored on 27 others (2,000 queries)" in " ".join(text.split())
+    said = " ".join(text.split())
+    assert "described from 54 of 812 texts (2,000 queries): fitted on 27, scored on 27 others" in said
     assert "sinks known" not in text
     assert "sinks known" in printed(described_findings(), 120)
+
+
+def test_heads_that_the_other_half_describes_otherwise_have_a_warning(tmp_path: Path) -> None:
+    found = described_findings()
+    assert found.descriptions is not None
+    assert "!" not in "".join(rows(printed(found))) and "stability" not in printed(found)
+    contents = ({"content": "near", "other_half": "sentence ends"}, {"content": "near"}, {"agrees": False})
+    heads = [
+        replace(one, **contents[number - 2] if 2 <= number < 5 else {})
+        for number, one in enumerate(found.descriptions.heads)
+    ]
+    found = replace(found, descriptions=replace(found.descriptions, heads=tuple(heads)))
+    names = [one.name for one in heads]
+    said = printed(found, 400)
+    warned = {row.split()[0]: row for row in rows(said) if "!" in row}
+    assert [*warned] == [names[2], names[4]]
+    assert warned[names[2]].endswith("! other half: sentence ends")
+    assert "! other half: another first term" in warned[names[4]]  # of a record of an earlier version
+    stability = "the other half of the texts has the same first term outside sinks in 1 of 2 heads"
+    assert stability in " ".join(said.split())
+    described = found.descriptions
+    assert described is not None and stability in str(described) and "(! other half: sentence ends)" in str(described)
+    assert described.sample_line() in str(described)
+    (tmp_path / "heads.json").write_text(found.to_json())
+    saved = json.loads((tmp_path / "heads.json").read_text())["descriptions"]["heads"]
+    assert [one.get("other_half") for one in saved[2:5]] == ["sentence ends", None, None]
+    page = cards_page(found, lettering_for(texts_of(found)))
+    drawn = [text.get_text() for text in page.axes.texts]
+    assert sum(text.endswith("% !") for text in drawn) == 2
+    assert stability in " ".join(drawn)
 
 
 def test_heads_are_chosen_and_sorted() -> None:

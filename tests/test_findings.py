@@ -242,6 +242,10 @@ def test_roles_of_a_table_stand_in_the_order_of_the_record_whichever_is_stronges
     listed = {name: {"what": "", "measure": name, "threshold": 0.4} for name in ("previous_token", "local")}
     found = Findings({}, {}, {"roles": listed}, (Head("encoder", 0, 0, tuple(roles), 0.2, {}),), {})
     same = replace(found, heads=(replace(found.heads[0], roles=tuple(roles[::-1])),))
-    assert found.columns()["roles"] == same.columns()["roles"] == [["previous_token", "local", "a_new_one"]]
+    assert (
+        found.head_table().flat()["roles"]
+        == same.head_table().flat()["roles"]
+        == [["previous_token", "local", "a_new_one"]]
+    )
     assert found.to_csv() == same.to_csv() and "previous_token+local+a_new_one" in found.to_csv()
     assert [one.name for one in found.heads[0].roles] == ["local", "previous_token", "a_new_one"]

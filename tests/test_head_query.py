@@ -29,7 +29,7 @@ def described(found: Findings) -> Findings:
 
 
 def names(found: Findings, where: str) -> list[str]:
-    return [head.name for head in HeadQuery(where).select(found)]
+    return [found.heads[at].name for at in HeadQuery(where).select(found.head_table())]
 
 
 def test_numbers_are_compared(found: Findings) -> None:

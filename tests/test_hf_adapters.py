@@ -132,6 +132,11 @@ def test_adapters_that_do_not_fit_are_refused_in_one_line(tuned: Any, tmp_path: 
     with pytest.raises(AttnscopeError, match="is an adapter of .*gone") as caught:
         load(str(lora))
     assert "--adapter" in caught.value.hint
+    (lora / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(lora)}))
+    (lora / "config.json").unlink(missing_ok=True)
+    with pytest.raises(AttnscopeError, match="that is an adapter, too") as caught:
+        load(str(lora))
+    assert len(str(caught.value)) < 500
     (lora / "adapter_model.safetensors").rename(lora / "adapter_model.bin")
     with pytest.raises(AttnscopeError, match="only as a pickle") as caught:
         load(str(base), adapter=lora)

@@ -1,6 +1,7 @@
 """Texts longer than windows and blocks: what is shown of them is true, and a model is left as it is."""
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -134,6 +135,49 @@ def test_what_begins_behind_a_window_is_found_at_load_or_with_the_first_text_tha
     monkeypatch.setattr(reach, "_WORK_AT_LOAD", 1.0)
     shown = wrap(llama(sliding_window=44))
     shown.run(Batch(text(44)), attend)
+    with pytest.raises(AttnscopeError, match="self-check"):
+        shown.run(Batch(text(50)), attend)
+
+
+def test_what_was_refused_beyond_a_window_is_refused_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", _differs_from(45))
+    monkeypatch.setattr(reach, "_WORK_AT_LOAD", 1.0)
+    shown = wrap(llama(sliding_window=44, attention_chunk_size=[40]))
+    with pytest.raises(AttnscopeError, match="self-check") as first:
+        shown.run(Batch(text(50)), attend)
+    lengths: list[int] = []
+    true = survey.long_example
+    monkeypatch.setattr(survey, "long_example", lambda model, n: lengths.append(n) or true(model, n))
+    for ask in (shown.run, shown.outputs):
+        with pytest.raises(AttnscopeError) as again:
+            ask(Batch(text(46)), attend)
+        assert str(again.value) == str(first.value)
+    assert lengths == []
+    with pytest.raises(AttnscopeError, match="self-check"):
+        shown.run(Batch(text(43)), attend)  # not past the window of 44; that of 40 is compared on 61 tokens
+    assert lengths == [61]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, torch.OutOfMemoryError])
+def test_a_comparison_that_was_cut_short_is_made_anew(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "_WORK_AT_LOAD", 1.0)
+    shown = wrap(llama(sliding_window=44))
+    true = modeling_llama.LlamaModel.forward
+
+    @functools.wraps(true)
+    def forward(self: Any, *given: Any, **named: Any) -> Any:
+        if named["input_ids"].shape[1] > 60:  # the check's text, not the user's
+            raise error
+        return true(self, *given, **named)
+
+    with monkeypatch.context() as cut_short:
+        cut_short.setattr(modeling_llama.LlamaModel, "forward", forward)
+        for _ in range(2):
+            with pytest.raises(error):
+                shown.run(Batch(text(50)), attend)
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", _differs_from(45))
     with pytest.raises(AttnscopeError, match="self-check"):
         shown.run(Batch(text(50)), attend)
 

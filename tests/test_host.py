@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import attnscope
-from attnscope import host
+from attnscope import cli, host
 from attnscope.host import delay_interrupts, die_at_once, wait_for_imports
 from attnscope.studies.heads.study import heads
 from attnscope.studies.running import memory
@@ -48,6 +48,39 @@ def test_an_import_is_finished_before_ctrl_c_is_felt(interrupting_module: str) -
         assert module.whole
         wait_to_be_interrupted()
     assert sys.modules[interrupting_module].whole
+
+
+@pytest.mark.usefixtures("handler")
+@pytest.mark.parametrize("swallowed", ["import unheard", "try: import unheard\n    except BaseException: pass"])
+def test_a_long_import_ends_as_its_next_module_begins(
+    swallowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_PATIENCE_S", 0)
+    monkeypatch.setattr(host, "_cutter", None)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    long = f"import signal\nsignal.raise_signal(signal.SIGINT)\nif True:\n    {swallowed}\nimport unheard_too\n"
+    (tmp_path / "long.py").write_text(long)
+    monkeypatch.syspath_prepend(tmp_path)
+    wait_for_imports()
+    with pytest.raises(KeyboardInterrupt):
+        __import__("long")
+    assert "long" not in sys.modules and host.is_interrupted()
+    with pytest.raises(ModuleNotFoundError):  # what is imported later, as results are written, is not cut
+        __import__("unheard")
+
+
+@pytest.mark.usefixtures("handler")
+def test_ctrl_c_that_still_waits_at_the_end_is_not_lost(
+    interrupting_module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_interrupt_again", lambda: None)
+    monkeypatch.setattr(cli, "_run", lambda: int(not __import__(interrupting_module).whole))
+    monkeypatch.setattr(cli, "_tolerate_unprintable", lambda: None)
+    monkeypatch.setattr(host, "_waits_since", None)
+    wait_for_imports()
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
 
 
 @pytest.mark.usefixtures("handler")

@@ -39,7 +39,7 @@ PROGRAMS = {
         "from attnscope.cli.options import complete_measures; assert complete_measures('entr')", HEAVY | {"numpy"},
     ),
     "tables of heads": ("import attnscope.views.heads.terminal", HEAVY),
-    "the process that draws": ("import attnscope.views.drawing.process", HEAVY),
+    "the process that draws": ("import attnscope.views.maps.process", HEAVY),
 }  # fmt: skip
 """A program, and the modules that it does not need."""
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import attnscope
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
-from attnscope.models.hf import seam, weights
+from attnscope.models import turns
+from attnscope.models.hf import weights
 from attnscope.models.inside.projections import hooks
 from attnscope.models.model import Batch
 from tests.conftest import write_tiny
@@ -139,7 +140,8 @@ def test_no_other_pass_of_a_model_ends_while_w_o_is_sought(tiny_bert: Path, monk
     perform, was_free = weights.perform, []
 
     def watch(*given: Any) -> Any:
-        other = threading.Thread(target=lambda: was_free.append(seam.one_at_a_time(base).acquire(blocking=False)))
+        (lock,) = turns._locks[base]
+        other = threading.Thread(target=lambda: was_free.append(lock.acquire(blocking=False)))
         other.start()
         other.join()
         return perform(*given)

@@ -21,7 +21,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.maps.pictures import Picture
 from attnscope.senses.photos import read_photo
 from attnscope.views.drawing.head_maps import scale_of
-from attnscope.views.heads.summary import corpus_notes
+from attnscope.views.tables.wording import corpus_notes
 from tests.conftest import Run
 from tests.heads_helpers import after
 from tests.senses_helpers import dense_float64, photo, write_vision

@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 import attnscope
 from attnscope.errors import AttnscopeError
@@ -185,10 +185,15 @@ def test_what_is_no_photo_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "empty.png").touch()
     (tmp_path / "text.png").write_text("no picture", "utf-8")
     Image.fromarray(photo(200, 200)).save(tmp_path / "whole.png")
+    for name in ("program", "icon"):  # by their content, whatever they are called
+        Image.fromarray(photo(20, 20)).save(tmp_path / f"{name}.png", format={"program": "EPS", "icon": "PCX"}[name])
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("a program was started"))
     (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:600])
     for given, said in (
         (tmp_path / "empty.png", "is empty"),
-        (tmp_path / "text.png", "no picture that Pillow reads"),
+        (tmp_path / "text.png", "no photo of a format that is read"),
+        (tmp_path / "program.png", "give a photo: PNG, JPEG, WebP, GIF, TIFF or BMP"),
+        (tmp_path / "icon.png", "no photo of a format that is read"),
         (tmp_path / "half.png", "damaged or cut short"),
         (tmp_path / "none.png", "there is no file"),
         (tmp_path, "is a folder"),

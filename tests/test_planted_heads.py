@@ -21,6 +21,8 @@ from attnscope.studies.heads.study import HeadsOptions, heads
 from attnscope.studies.measuring.tally import OFFSETS, PAIR_MEASURES, Tally, tallies_of
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads import terminal as heads_terminal
+from attnscope.views.tables.numbers import number
+from attnscope.views.tables.wording import label
 from tests.findings_helpers import fake_findings
 
 
@@ -240,7 +242,7 @@ def repeating_texts(n: int, seed: int = 0) -> list[CorpusText]:
     """Texts of 36 different tokens but for three, that come again with what followed them."""
     chance = np.random.default_rng(seed)
     texts = []
-    for number in range(n):
+    for _ in range(n):
         ids = [0, *(1 + chance.permutation(VOCABULARY - 1))[:35].tolist()]
         for at in (4, 9, 15):
             ids[at + 18] = ids[at]
@@ -281,7 +283,7 @@ def test_what_heads_do_that_have_no_role_but_a_sinks() -> None:
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(heads_terminal.table(findings, console))
     text = console.export_text()
-    assert f"{heads_summary.label(found.role)} {heads_summary.number(found.value)} of " in text
+    assert f"{label(found.role)} {number(found.value)} of " in text
     assert "1 head is only a sink; what is strongest excluding sinks" in " ".join(text.split())
     named = replace(rests, roles=(*rests.roles, replace(rests.roles[0], name="local")))
     assert heads_summary.nearest_role(findings, named) is None

@@ -12,9 +12,9 @@ import pytest
 
 from attnscope.errors import AttnscopeError
 from attnscope.records import Heatmap
-from attnscope.views.drawing import process
-from attnscope.views.drawing.process import DrawingProcess
 from attnscope.views.drawing.style import Style
+from attnscope.views.maps import process
+from attnscope.views.maps.process import DrawingProcess
 from tests.record_helpers import simple
 
 RECORD = simple(4, layers=1, heads=2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.views.drawing.process import start_python
+from attnscope.views.maps.process import start_python
 from tests import variants
 from tests.processes import python, started
 
@@ -52,7 +52,7 @@ def test_numbers_hold_on_other_processors_and_threads() -> None:
 
 def test_an_interrupt_as_a_process_starts_does_not_reach_it() -> None:
     """The process ignores it by its first line; before that line, whoever starts it holds it back."""
-    child = start_python("attnscope.views.drawing.process", stderr=subprocess.PIPE)
+    child = start_python("attnscope.views.maps.process", stderr=subprocess.PIPE)
     os.kill(child.pid, signal.SIGINT)  # long before an interpreter runs its first line
     _, said = child.communicate(timeout=60)
     assert (child.returncode, said) == (0, b"")

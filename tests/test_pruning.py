@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from attnscope.cli import app
@@ -224,6 +225,17 @@ def test_slices_are_named_as_the_model_names_them() -> None:
         assert found[f"{attention}.weight", 1, role] == places
         assert found[f"{attention}.bias", 0, role] == places
     assert found["transformer.h.1.attn.c_proj.weight", 0, "output"] == tuple(range(10, 15))
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")  # as safetensors say it
+
+    folder, out = save_tiny(tmp_path / "model", "bert"), tmp_path / "pruned"
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(AttnscopeError, match=r"^cannot write .*pruned: .*No space left on device"):
+        prune(str(folder), PruneOrder(((0, 0),), out))
+    assert not out.exists() and not list(tmp_path.glob(".*.part"))
 
 
 def test_a_folder_that_cannot_be_copied_is_one_line(tmp_path: Path) -> None:

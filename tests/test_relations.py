@@ -17,7 +17,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
 from attnscope.records.relations.record import Relations, with_relations
 from attnscope.studies.relations.evidence import OFFSETS, RULES, Cell, Lots, Tally, judge, like_words, rule_hits
-from attnscope.studies.relations.study import RelationsOptions, relations
+from attnscope.studies.relations.options import RelationsOptions
+from attnscope.studies.relations.study import relations
 from attnscope.text import word_spans
 from tests.conftest import SAMPLES, write_tiny
 from tests.record_helpers import require_lossless

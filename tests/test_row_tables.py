@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.stats import t as student
 
+from attnscope.core.exact.few_texts import interval_of_few_texts
 from attnscope.core.questions.row_tables import ItemSums, even_weights, keep_rows, members, offset_masses
 
 
@@ -44,9 +45,7 @@ def test_lifts_are_ratios_of_sums_over_texts_with_their_intervals() -> None:
             effective, n_queries = u.sum() ** 2 / (u**2).sum(), n_texts * (3, 9)[number]
             half = student.ppf(0.975, effective - 1) * math.sqrt(variance)
             mass = s.sum() / n_queries
-            unseen = 0.025 ** (0.3 / effective + 0.7 / n_queries)
-            low = max(0.0, min(ratio - half, ratio * unseen))
-            high = ratio + half
+            low, high = interval_of_few_texts(ratio, half, effective, n_queries / u.sum())
             got = (found.lift[item, 1 + head], found.low[item, 1 + head], found.high[item, 1 + head])
             assert got == pytest.approx((ratio, low, high))
             assert found.mass[item, 1 + head] == pytest.approx(mass)

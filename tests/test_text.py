@@ -202,12 +202,24 @@ def test_stdin_may_be_replaced_by_text(monkeypatch):
     assert read_text("-") == "hello"
 
 
+@pytest.mark.parametrize("text", ["ID3 tags are old", "%PDF- begins a PDF", "RIFF and raff", "PK", "GIF89"])
+def test_text_that_begins_almost_like_another_format_is_text(text, tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text(text)
+    assert read_text(None, path) == text
+
+
 @pytest.mark.parametrize(
     ("raw", "message", "hint"),
     [
         (b"ok\nna\xefve\n", r"in\.txt is not UTF-8: byte 0xEF at offset 5, line 2", "iconv"),
         (b"cut \xe4\xb8", r"byte 0xE4 at offset 4, line 1", "iconv"),
         ("héllo".encode("utf-16"), r"in\.txt is UTF-16", "iconv -f UTF-16"),
+        (b"%PDF-1.4\n1 0 obj\n", r"in\.txt is a PDF, not plain text", "pdftotext"),
+        (b"PK\x03\x04", r"in\.txt is a ZIP archive, as Word files are", "plain text"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", r"in\.txt is an old Office file", "plain text"),
+        (b"\xff\xd8\xff\xe0", r"in\.txt is a picture, not text", "--image"),
+        (b"RIFF\0\n\0\0WAVEfmt ", r"in\.txt is a recording, not text", "--audio"),
         ("hello".encode("utf-16-le"), "NUL character in line 1", "UTF-16"),
         (b"one\ntwo\0", "NUL character in line 2", "UTF-16"),
         (b"", r"in\.txt is empty", "one word"),

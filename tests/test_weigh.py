@@ -11,7 +11,7 @@ from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.merging import conclude, merge_findings
 from attnscope.studies.heads.study import HeadsOptions, heads
 from attnscope.studies.measuring.tally import tallies_of
-from attnscope.views.heads.summary import corpus_notes
+from attnscope.views.tables.wording import corpus_notes
 from tests.conftest import SAMPLES, SENTENCES
 
 LONG = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:300])

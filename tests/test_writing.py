@@ -12,7 +12,8 @@ import pytest
 import attnscope
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
-from attnscope.records.frame.storage import PAGE_MARK, csv_text, write_folder, write_whole
+from attnscope.records.frame.file_sets import replace_together
+from attnscope.records.frame.storage import csv_text, write_whole
 from attnscope.studies.batch.study import BatchOptions, batch
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings
@@ -71,26 +72,9 @@ def test_a_full_disk_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(AttnscopeError, match="No space left"):
         write_whole(tmp_path / "a/b/c.json", b"{}")
-    with pytest.raises(AttnscopeError, match="No space left"):
-        write_folder(tmp_path / "a/b/c", {"index.html": b"", "heads/L0.js": b""}, "index.html")
+    with pytest.raises(AttnscopeError, match="No space left"), replace_together(tmp_path / "a/b/c") as staged:
+        (staged / "index.html").write_bytes(b"")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_outlives_an_interruption_as_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, rename, times = tmp_path / "out", Path.rename, iter([True])
-    write_folder(folder, {"index.html": PAGE_MARK, "heads/L0.js": b"0"}, "index.html")
-
-    def interrupted(path: Path, target: Path) -> Path:
-        if target == folder and next(times, False):
-            raise KeyboardInterrupt
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_folder(folder, {"index.html": PAGE_MARK + b"new"}, "index.html")
-    assert (folder / "index.html").read_bytes() == PAGE_MARK
-    assert (folder / "heads/L0.js").read_bytes() == b"0"
-    assert list(tmp_path.iterdir()) == [folder]
 
 
 # Pages into streams ----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from attnscope.cli.tools.models import info, models
 from attnscope.cli.tools.show import show
 from attnscope.cli.tools.viewer import viewer
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
-from attnscope.host import claim_process
+from attnscope.host import claim_process, is_interrupted
 from attnscope.version import VERSION
 
 
@@ -99,7 +99,10 @@ def main() -> None:
         status = _run()
         if sys.stdout is not None:
             sys.stdout.flush()
+        if is_interrupted():
+            status = _INTERRUPTED
     except AttnscopeError as error:
+        _fail_if_interrupted()
         _fail(error.message, error.hint, status=2 if isinstance(error, UsageError) else 1)
     except (KeyboardInterrupt, typer.Abort):
         status = _INTERRUPTED
@@ -110,9 +113,10 @@ def main() -> None:
     except MemoryError:
         _fail("not enough memory", _SMALLER)
     except OSError as error:
-        where = f" {str(error.filename)[:200]}" if error.filename else ""
+        where = f" {error.filename}" if error.filename else ""
         _fail(f"{error.strerror or error}{where}")
     except Exception as error:
+        _fail_if_interrupted()
         if is_out_of_memory(error):
             _fail("not enough memory", _SMALLER)
         if getattr(error, "exit_code", 0) == 2 and hasattr(error, "format_message"):
@@ -126,6 +130,12 @@ def main() -> None:
     if status == _INTERRUPTED:
         _fail("interrupted", status=status)
     sys.exit(status)
+
+
+def _fail_if_interrupted() -> None:
+    """Ends as interrupted where Ctrl-C cut an import: what libraries made of that is no error of the user's."""
+    if is_interrupted():
+        _fail("interrupted", status=_INTERRUPTED)
 
 
 def _require_folder() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -67,14 +67,14 @@ def command(*, omit: Sequence[str] = (), **changed: str | Changed) -> Callable[[
                 continue
             group: Any = own.annotation
             known |= {field.name for field in dataclasses.fields(group)}
-            kept = [field for field in dataclasses.fields(group) if field.name not in omit]
+            kept = [field for field in dataclasses.fields(group) if field.name not in omit and not _is_hidden(field)]
             groups[own.name] = group, [field.name for field in kept]
-            parameters += [
-                _parameter(
-                    field.name, field.type, field.default, changed.get(field.name), getattr(group, "PANEL", None)
+            hints = get_type_hints(group, include_extras=True)
+            for field in kept:
+                asked, default = _as_typer(field, hints[field.name])
+                parameters.append(
+                    _parameter(field.name, asked, default, changed.get(field.name), getattr(group, "PANEL", None))
                 )
-                for field in kept
-            ]
         unknown = {*omit, *changed} - known
         if unknown:
             raise TypeError(f"{function.__name__} has no group with {', '.join(sorted(unknown))}")
@@ -82,7 +82,7 @@ def command(*, omit: Sequence[str] = (), **changed: str | Changed) -> Callable[[
         @functools.wraps(function)
         def run(**given: Any) -> None:
             for name, (group, names) in groups.items():
-                given[name] = group(**{field: given.pop(field) for field in names})
+                given[name] = group(**{field: _read(group, field, given.pop(field)) for field in names})
             function(**given)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
@@ -90,6 +90,29 @@ def command(*, omit: Sequence[str] = (), **changed: str | Changed) -> Callable[[
         return run
 
     return expand
+
+
+def _is_hidden(field: "dataclasses.Field[Any]") -> bool:
+    """Whether the command line does not have a field of a study's options."""
+    known = field.metadata.get("option")
+    return known.python_only if known is not None else False
+
+
+def _as_typer(field: "dataclasses.Field[Any]", hint: Any) -> tuple[Any, Any]:
+    """How typer takes a field, and its default: of a study's options by their metadata, else by its annotation."""
+    known = field.metadata.get("option")
+    if known is None:
+        return hint, field.default
+    kind = (str if known.written is not None else str | None) if known.read is not None else hint
+    flags = known.flags or [f"--{field.name.replace('_', '-')}"] * (kind is bool)
+    about = typer.Option(*flags, help=known.help, min=known.least, max=known.most)
+    return Annotated[kind, about], known.written if known.read is not None else field.default
+
+
+def _read(group: type, name: str, value: Any) -> Any:
+    """A value from the command line as the group has it."""
+    known = next(field for field in dataclasses.fields(group) if field.name == name).metadata.get("option")
+    return value if known is None or known.read is None or value is None else known.read(value)
 
 
 def _parameter(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from attnscope.errors import AttnscopeError
-from attnscope.text import MOST_BYTES, too_long
+from attnscope.text import MOST_BYTES, other_format, too_long
 
 _CHUNK = 65536
 # Compressed bytes that are handed over at a time: where one of them is damaged, no more than their text is lost.
@@ -166,8 +166,8 @@ def lines_of(pieces: Iterator[bytes]) -> Iterator[str]:
         try:
             piece = next(pieces, b"")
             over = not piece
-            if n_bytes == 0 and piece.startswith((b"\xff\xfe", b"\xfe\xff")):
-                raise UnreadableError("UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
+            if n_bytes == 0 and (other := other_format(piece)):
+                raise UnreadableError("; ".join(other))
             n_bytes += len(piece)
             text = decoder.decode(piece, final=over)
         except UnreadableError as error:

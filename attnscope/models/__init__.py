@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.catalog import (
     BUILT_IN,
@@ -37,6 +38,7 @@ ENGINES = ("auto", "native", "hf", "numpy")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
+@with_plain_torch
 def load(
     spec: "str | os.PathLike[str] | Source | PreTrainedModel | OwnDecoder" = "minilm",
     tokenizer: Any = None,
@@ -155,6 +157,7 @@ def open_tokenizer(source: Source) -> Tokenizer | None:
     return FastTokenizer.open(source.folder)
 
 
+@with_plain_torch
 def describe(
     spec: str | Source = "minilm",
     *,

@@ -147,7 +147,7 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
     if spec in BUILT_IN:
         return Source(spec, spec, None, origin="made by attnscope")
     with _look_into(spec) as path:
-        if path.is_dir() and (path / ADAPTER).is_file() and not (path / "config.json").is_file():
+        if _is_adapter(path):
             return _resolve_adapter(spec, path.resolve(), allow_pickle, trust_remote_code)
         if path.is_dir():
             _require_model(path, allow_pickle)
@@ -191,6 +191,11 @@ ADAPTER = "adapter_config.json"
 """What a folder that holds an adapter of peft holds."""
 
 
+def _is_adapter(path: Path) -> bool:
+    """Whether a folder holds an adapter alone."""
+    return path.is_dir() and (path / ADAPTER).is_file() and not (path / "config.json").is_file()
+
+
 def with_adapter(source: Source, folder: Path) -> Source:
     """The same model with an adapter.
 
@@ -215,6 +220,9 @@ def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_c
     if not isinstance(base, str) or not base:
         raise AttnscopeError(f"{spec} is an adapter, and does not name the model that it belongs to", hint)
     try:
+        with _look_into(base) as path:
+            if _is_adapter(path):
+                raise AttnscopeError("that is an adapter, too")
         source = resolve(base, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     except AttnscopeError as error:
         raise AttnscopeError(f"{spec} is an adapter of {base}: {error.message}", hint) from error
@@ -409,8 +417,12 @@ def _split_hub_id(spec: str) -> tuple[str, str]:
     return repo_id, revision
 
 
+HUB = "Hugging Face Hub, "
+"""What the origin of a model of the Hub begins with; its id and commit follow."""
+
+
 def _hub_origin(repo_id: str, folder: Path) -> str:
-    return f"Hugging Face Hub, {repo_id}@{folder.name}"
+    return f"{HUB}{repo_id}@{folder.name}"
 
 
 def _resolve_known(name: str, record: Known) -> Source:

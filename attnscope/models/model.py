@@ -1,15 +1,16 @@
 """What every model is, whichever engine runs it."""
 
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from attnscope.errors import AttnscopeError, amount
+from attnscope.models.turns import share_lock, take_turn
 from attnscope.records import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     import torch
     from numpy.typing import NDArray
@@ -177,6 +178,10 @@ class Batch:
         return Batch(**{name: x.repeat(times, 1) for name, x in vars(self).items() if x is not None})
 
 
+class MixedLengthsError(AttnscopeError):
+    """Texts that a model computes otherwise when they are padded together: shorter ones as if they were long."""
+
+
 @dataclass(frozen=True, eq=False)
 class Outputs:
     """What a forward pass gives.
@@ -199,7 +204,6 @@ class Rerun:
             computed.
         batch: The batch; small, for all its blocks' outputs are held.
         blocks: The blocks of the network; none = everything is always computed again.
-        alone: See `tape.Tape`.
 
     Attributes:
         whole: The outputs with nothing changed.
@@ -211,13 +215,12 @@ class Rerun:
         forward: "Callable[[Batch, Probe, Mapping[Place, int], int], Outputs]",
         batch: Batch,
         blocks: "Sequence[nn.Module]",
-        alone: "AbstractContextManager[Any] | None" = None,
     ) -> None:
         from attnscope.core.attention.seam import are_numbers, attend
         from attnscope.models.inside.tape import Tape
 
         self._forward, self._batch = forward, batch
-        self._tape = Tape(blocks, alone)
+        self._tape = Tape(blocks)
         self._block_of: dict[Place, int] = {}
         self.are_numbers: dict[Kind, dict[int, Tensor]] = {}
 
@@ -442,6 +445,7 @@ class Model(Protocol):
 
         Raises:
             AttnscopeError: The batch is longer than the model's limit, or holds numbers that it has no embedding for.
+            MixedLengthsError: Padding would change what the model computes of a text.
         """
 
     def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True, last: int | None = None) -> "Outputs":
@@ -464,7 +468,7 @@ class Model(Protocol):
         """(kind, layer) -> the module that is given the hidden states which the layer's keys are made of, first."""
 
     def static_embeddings(self, ids: "Tensor") -> "Tensor":
-        """The rows of the token embedding, wherever tokens stand: (batch, token) numbers -> (batch, token, d)."""
+        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
 
     def output_projections(self) -> "Mapping[Place, Tensor]":
         """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it; those that are known."""
@@ -499,11 +503,32 @@ class LayeredModel(ShownModel):
     loss: Loss | None = None
     resumes = True
 
-    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, layers: "Sequence[nn.Module]", output: str) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        roots: "Sequence[nn.Module]",
+        layers: "Sequence[nn.Module]",
+        output: str,
+    ) -> None:
         self.info = info
         self.tokenizer = tokenizer
+        self._roots = roots
         self._layers = layers
         self._output = output
+        share_lock(roots)
+
+    @contextmanager
+    def _forward_pass(self) -> "Iterator[None]":
+        """Within it, it is this thread's turn with the model, which computes in its own precision."""
+        from attnscope.core.attention.precision import without_autocast
+
+        with take_turn(self._roots), without_autocast(self.info.device):
+            yield
+
+    def modules(self) -> "list[nn.Module]":
+        """The torch modules that hold all others."""
+        return list(self._roots)
 
     def run(self, batch: Batch, probe: "Probe") -> "Tensor":
         """See Model."""

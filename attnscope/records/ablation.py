@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from attnscope.records.frame.head_table import HeadTable, number_column
 from attnscope.records.frame.pair_tables import OneHead
 from attnscope.records.frame.reading import require_places
 from attnscope.records.frame.record import Record
@@ -156,19 +156,26 @@ class Ablation(Record):
         """A head's name, with its kind where there are several."""
         return f"{head.kind} {head.name}" if len(self.run.get("kinds", self.kinds)) > 1 else head.name
 
+    def head_table(self) -> HeadTable:
+        """What changes without each head, with intervals."""
+        columns = []
+        for name in self._all_names:
+            facts = self.facts(name)
+            effects = [head.effects.get(name) for head in self.heads]
+            source = "" if name.endswith(_BY_PLACE) else "ablation"
+            what = facts.what or "what changes without the head"
+            columns.append(
+                number_column(name, effects, ("low", "high", "count"), what=what, unit=facts.unit, source=source)
+            )
+        return HeadTable(tuple((head.kind, head.layer, head.head) for head in self.heads), tuple(columns))
+
     def rows(self) -> Iterator[Sequence[Any]]:
-        """One row a head: kind, layer, head, then each quantity.
+        """One row per head: kind, layer, head, then each quantity.
 
         A quantity has four columns: its value under its name, and `_low`, `_high` and `_count`. Sets and curves are in
         the other formats only.
         """
-        names = self._all_names
-        parts = ("value", "low", "high", "count")
-        yield "kind", "layer", "head", *(name if p == "value" else f"{name}_{p}" for name in names for p in parts)
-        for head in self.heads:
-            found = [head.effects.get(name) for name in names]
-            numbers = (math.nan if one is None else float(getattr(one, p)) for one in found for p in parts)
-            yield head.kind, head.layer, head.head, *numbers
+        return self.head_table().rows()
 
     @property
     def is_empty(self) -> bool:

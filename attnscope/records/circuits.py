@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.frame.codec import ARRAY, OMITTED
+from attnscope.records.frame.codec import ARRAY, OMITTED, shaped
+from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.frame.pair_tables import OneHead, require_known
 from attnscope.records.frame.record import Record
 
@@ -197,9 +198,9 @@ class Circuits(Record):
     n_draws: int
     seed: int
     heads: tuple[CircuitHead, ...]
-    composition: NDArray[np.float32] = field(metadata=ARRAY)
-    sender_spread: NDArray[np.float64] = field(metadata=ARRAY)
-    receiver_spread: NDArray[np.float64] = field(metadata=ARRAY)
+    composition: NDArray[np.float32] = field(metadata=shaped("3 heads heads", **ARRAY))
+    sender_spread: NDArray[np.float64] = field(metadata=shaped("heads", **ARRAY))
+    receiver_spread: NDArray[np.float64] = field(metadata=shaped("3 heads", **ARRAY))
     picked: tuple[int, ...] = field(default=(), metadata=OMITTED)
 
     @property
@@ -253,6 +254,30 @@ class Circuits(Record):
         require_known(known, picked, "this record")
         return replace(self, picked=tuple(known[pair] for pair in dict.fromkeys(picked)))
 
+    def head_table(self) -> HeadTable:
+        """How each head copies and matches, and how strongly it composes with those before and after it."""
+        scores = {"copying": "whether it raises the token that it attends to",
+                  "matching": "whether it looks for its own"}  # fmt: skip
+        columns = [
+            Column(
+                name, np.array([getattr(head, name).value for head in self.heads], np.float64),
+                what=f"{what}, by its weights: eigenvalues", range=(-1, 1), source="circuits",
+            )
+            for name, what in scores.items()
+        ]  # fmt: skip
+        excess = np.where(np.isfinite(self.excess), self.excess, -np.inf)
+        for axis, side, other in ((2, "sent", "what a later head reads by is"), (1, "received", "what it reads by is")):
+            for number, by in enumerate(COMPOSITIONS):
+                most = excess[number].max(axis - 1).astype(np.float64)
+                what = f"how much of {by}, {other} written by one head, at most: share above random directions"
+                columns.append(
+                    Column(
+                        f"{by.lower()}_composition_{side}", np.where(np.isfinite(most), most, np.nan), what=what,
+                        range=(None, 1), source="circuits",
+                    )
+                )  # fmt: skip
+        return HeadTable(tuple((self.kind, head.layer, head.head) for head in self.heads), tuple(columns))
+
     def drawn_texts(self) -> Any:
         """Only the model: tables have tokens, figures have none."""
         return self.run.get("model", "")
@@ -283,11 +308,10 @@ class Circuits(Record):
             yield tuple(line)
 
     def require_whole(self) -> None:
-        """Refuses arrays that do not fit the heads."""
-        n, m = len(self.heads), len(COMPOSITIONS)
-        shapes = self.composition.shape, self.sender_spread.shape, self.receiver_spread.shape
-        if shapes != ((m, n, n), (n,), (m, n)) or not n or self.dimension < 2:
-            raise ValueError("its arrays do not fit its heads")
+        """Refuses heads that are not there, or there twice, and a stream of less than two dimensions."""
+        n = len(self.heads)
+        if not n or self.dimension < 2:
+            raise ValueError("it has no heads, or no stream")
         if any(not 0 <= one < n for one in self.picked):
             raise ValueError("it tells of heads that it does not have")
         if len({(head.layer, head.head) for head in self.heads}) < n or min(h.layer for h in self.heads) < 0:

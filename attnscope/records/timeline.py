@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.circuits import COMPOSITIONS
-from attnscope.records.frame.codec import ARRAY, OMITTED
+from attnscope.records.frame.codec import ARRAY, OMITTED, shaped
 from attnscope.records.frame.reading import require_places
 from attnscope.records.frame.record import Record
 from attnscope.records.heads.findings import MeasureFacts, facts_of_measure
@@ -64,8 +64,8 @@ class PairSeries:
     by: str
     sender: int
     receiver: int
-    share: tuple[float, ...]
-    expected: tuple[float, ...]
+    share: tuple[float, ...] = field(metadata=shaped("checkpoints"))
+    expected: tuple[float, ...] = field(metadata=shaped("checkpoints"))
 
     @property
     def excess(self) -> NDArray[np.float64]:
@@ -104,11 +104,11 @@ class Timeline(Record):
     heads: tuple[tuple[str, int, int], ...]
     measures: tuple[str, ...]
     roles: tuple[str, ...]
-    value: NDArray[np.float64] = field(metadata=ARRAY)
-    low: NDArray[np.float64] = field(metadata=ARRAY)
-    high: NDArray[np.float64] = field(metadata=ARRAY)
-    uniform: NDArray[np.float64] = field(metadata=ARRAY)
-    has_role: NDArray[np.int8] = field(metadata=ARRAY)
+    value: NDArray[np.float64] = field(metadata=shaped("measures checkpoints heads", **ARRAY))
+    low: NDArray[np.float64] = field(metadata=shaped("measures checkpoints heads", **ARRAY))
+    high: NDArray[np.float64] = field(metadata=shaped("measures checkpoints heads", **ARRAY))
+    uniform: NDArray[np.float64] = field(metadata=shaped("measures heads", **ARRAY))
+    has_role: NDArray[np.int8] = field(metadata=shaped("roles checkpoints heads", **ARRAY))
     pairs: tuple[PairSeries, ...] = field(default=(), metadata=OMITTED)
 
     @property
@@ -216,21 +216,14 @@ class Timeline(Record):
 
     def require_whole(self) -> None:
         """Refuses parts that do not fit each other, heads that no model has, and steps that do not ascend."""
-        n_measures, n_steps, n_heads = len(self.measures), len(self.checkpoints), len(self.heads)
-        for part in (self.value, self.low, self.high):
-            if part.shape != (n_measures, n_steps, n_heads):
-                raise ValueError("its measures do not fit its checkpoints and heads")
-        if self.uniform.shape != (n_measures, n_heads) or self.has_role.shape != (len(self.roles), n_steps, n_heads):
-            raise ValueError("its roles do not fit its checkpoints and heads")
         if any(after <= before for before, after in zip(self.steps, self.steps[1:], strict=False)):
             raise ValueError("its steps do not ascend")
         if not all(0 <= step <= MOST_STEPS for step in self.steps):
             raise ValueError("it has a step that is none")
-        if len(set(self.measures)) < n_measures or len(set(self.heads)) < n_heads or not n_heads:
+        n_heads = len(set(self.heads))
+        if len(set(self.measures)) < len(self.measures) or n_heads < len(self.heads) or not n_heads:
             raise ValueError("it holds a measure or a head twice, or no head")
         for pair in self.pairs:
-            if not (len(pair.share) == len(pair.expected) == n_steps):
-                raise ValueError("a pair of heads does not fit its checkpoints")
             if pair.by not in COMPOSITIONS or not (0 <= pair.sender < n_heads and 0 <= pair.receiver < n_heads):
                 raise ValueError("it has a pair of heads that it does not hold")
         require_places([layer for _, layer, _ in self.heads], [head for _, _, head in self.heads])

@@ -1,4 +1,4 @@
-"""Photos on their way in: whatever Pillow reads, upright, in red, green and blue; what that took is said."""
+"""Photos on their way in: upright, in red, green and blue; what that took is said."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 MOST_PIXELS = 100_000_000
 """A photo of more pixels is refused before it is unpacked: a small file can hold gigabytes of one colour."""
 
-_HINT = "give a photo, such as a PNG, JPEG or WebP file"
+FORMATS = ("PNG", "JPEG", "WebP", "GIF", "TIFF", "BMP")
+"""What a photo is read as, by its content whatever its name. Pillow knows more, of which one starts other programs."""
+
+_HINT = f"give a photo: {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +70,7 @@ def read_photo(given: Any) -> Photo:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its size, which is asked below, and of odd tags
-            with Image.open(path) as image:
+            with Image.open(path, formats=FORMATS) as image:
                 _require_size(image, path.name)
                 return _upright(image, path.name)
     except AttnscopeError:
@@ -79,7 +82,7 @@ def read_photo(given: Any) -> Photo:
     except IsADirectoryError:
         raise AttnscopeError(f"{path} is a folder, not a picture", _HINT) from None
     except UnidentifiedImageError:
-        what = "is empty" if path.stat().st_size == 0 else "is no picture that Pillow reads"
+        what = "is empty" if path.stat().st_size == 0 else "is no photo of a format that is read"
         raise AttnscopeError(f"{path} {what}", _HINT) from None
     except PermissionError as error:
         raise AttnscopeError(f"cannot read {path}: {error.strerror}") from None

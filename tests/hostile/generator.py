@@ -115,6 +115,9 @@ BASES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Command lines that work, by command: most cases are one of these with one or two things changed."""
 
+OTHER = {"cat.txt": "other.txt", "texts.jsonl": "other.jsonl", "trees.conllu": "other.conllu"}
+"""Files of other texts."""
+
 NEVER = frozenset({"help", "version", "install_completion", "show_completion", "workers", "executor", "ray_address"})
 """Parameters that no case gives at random: what starts other processes is tried by tests of its own."""
 
@@ -153,6 +156,9 @@ class Generator:
             (self.inputs / name).write_text(content, "utf-8")
 
         put("cat.txt", "the cat and the dog\na dog\n\nthe cat sat\n")
+        put("other.txt", "a dog sat\nit was a cat\nthe dog and the dog\n")
+        put("other.jsonl", '{"text": "a dog sat"}\n{"text": "it was the cat"}\n')
+        put("other.conllu", TREE.replace("the", "a").replace("cat", "dog") * 12)
         put("trees.conllu", TREE * 12)
         put("links.jsonl", (json.dumps(LINKS) + "\n") * 12)
         put("texts.jsonl", '{"text": "the cat"}\n{"text": "a dog"}\n')
@@ -191,11 +197,15 @@ class Generator:
         name = lot.choice(sorted(COMMANDS))
         return self._change(name, lot) if lot.random() < 0.7 else self._make_up(name, lot)
 
-    def base(self, name: str, number: int) -> Case:
-        """One of the command lines that work."""
+    def base(self, name: str, number: int, other: bool = False) -> Case:
+        """One of the command lines that work; on request with another text, in place of what it wrote before."""
         out = self._home / ("out.html" if name in ("page", "viewer") else "out")
         words = [word.replace("INPUTS", str(self.inputs)) for word in shlex.split(BASES[name][number])]
         known = {"OUT": str(out), "TEXT": "the cat and the dog"}
+        if other:
+            known |= {"TEXT": "a dog sat", "bert-base": "gpt2"}
+            known |= {str(self.inputs / was): str(self.inputs / now) for was, now in OTHER.items()}
+        words += ["--replace"] * (name in ("heatmap", "batch"))
         return Case((name, *(known.get(word, word) for word in words)), out)
 
     def _change(self, name: str, lot: random.Random) -> Case:

@@ -7,14 +7,15 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 import attnscope
 from tests.hostile.check import RECORDS, WAIT_S, clean, problems, run_case
-from tests.hostile.generator import BASES, COMMANDS, Generator
+from tests.hostile.generator import BASES, COMMANDS, Case, Generator
 from tests.processes import LIMIT_S, started
 
 FEW, MANY = 300, 4000
@@ -79,34 +80,41 @@ def computed_s(session: int) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
+STOPS = 100
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what processes compute from Linux")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
-def test_stopped_at_any_moment_files_are_whole_and_no_process_is_left(
+def test_stopped_at_any_moment_files_are_of_one_run_and_no_process_is_left(
     sent: signal.Signals, generator: Generator, home: Path
 ) -> None:
-    """A hundred times over all commands that write; the times are drawn over what the commands compute.
+    """A hundred times over all commands that write, over a result of another text, with foreign files in all folders.
 
-    At every other turn an earlier complete result is there, and stays complete.
+    The times are drawn over what the commands compute; every other one is drawn from when files are being written.
     """
     lot = random.Random(7)
-    for turn in range(100):
-        case = generator.base(*WRITING[turn % len(WRITING)])
-        there = home / "none"
-        if (turn + turn // len(WRITING)) % 2 and case.arguments[0] != "prune":  # which takes no folder with files in it
-            status, _, said = run_case(case, home)
-            assert status == 0 and case.out is not None, said
-            there = case.out
-        before = {path: complete(path) for path in [there, *there.rglob("*")] if path.is_file()}
+    tally: Counter[str] = Counter()
+    for turn in range(STOPS):
+        name, number = WRITING[turn % len(WRITING)]
+        case = generator.base(name, number)
+        whole = results(generator.base(name, number), home, generator)
+        earlier: dict[Path, bytes] = {}
+        if name != "prune":  # which takes no folder with files in it
+            earlier = results(generator.base(name, number, other=True), home, generator, clear=False)
+            put_foreign(case.out)
+        before = {path: complete(path) for path in earlier}
         call = [sys.executable, "-c", _BEGUN, *case.arguments]
         with started(call, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
             assert run.stdout is not None
             run.stdout.read(1)
-            moment = lot.uniform(0.05, 5)
-            while computed_s(run.pid) < moment:
+            moment = lot.uniform(0.05, 5) if turn % 2 else lot.uniform(0, 0.1)
+            while computed_s(run.pid) < moment if turn % 2 else not [*home.glob("**/unfinished-*")]:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    run.wait(0.02)
+                    run.wait(0.02 if turn % 2 else 0.001)
                     break
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.wait(0 if turn % 2 else moment)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, sent) if sent == signal.SIGINT else os.kill(run.pid, sent)
             _, said = run.communicate(timeout=LIMIT_S)  # until none of its processes holds its stderr any more
@@ -114,8 +122,51 @@ def test_stopped_at_any_moment_files_are_whole_and_no_process_is_left(
         assert run.returncode in (0, 130, -sent), told
         assert "Traceback" not in said, told
         require_whole(home, parts=sent == signal.SIGKILL)
+        tally[require_one_run(home, earlier, whole, told)] += 1
         assert {path: path.is_file() and complete(path) for path in before} == before, told
+        assert all(path.read_text() == "mine" for path in home.rglob("foreign.txt")), told
+        assert len([*home.rglob("foreign.txt")]) == len(FOREIGN), told
+        FOREIGN.clear()
         clean(home, generator)
+    print(sent.name, dict(tally))
+
+
+FOREIGN: list[Path] = []
+
+
+def put_foreign(out: Path | None) -> None:
+    """Puts a file that attnscope did not write into each folder of a result."""
+    assert out is not None
+    folders = [out, *(path for path in out.rglob("*") if path.is_dir())] if out.is_dir() else [out.parent]
+    FOREIGN[:] = [folder / "foreign.txt" for folder in folders]
+    for path in FOREIGN:
+        path.write_text("mine")
+
+
+def results(case: Case, home: Path, generator: Generator, clear: bool = True) -> dict[Path, bytes]:
+    """What a command writes that nothing stops, by its files; all but the log of a batch."""
+    status, _, said = run_case(case, home)
+    assert status == 0 and case.out is not None, said
+    made = {path: path.read_bytes() for path in files_below(case.out) if path.name != "log.jsonl"}
+    if clear:
+        clean(home, generator)
+    return made
+
+
+def files_below(out: Path) -> list[Path]:
+    return [path for path in [out, *out.rglob("*")] if path.is_file()]
+
+
+def require_one_run(home: Path, earlier: Mapping[Path, bytes], whole: Mapping[Path, bytes], told: str) -> str:
+    """All files that both runs write are of the earlier one, or of the one that was stopped; says of which."""
+    now = {path: path.read_bytes() for path in earlier if path.is_file()}
+    assert now.keys() == earlier.keys(), told
+    for rest in home.glob("**/replacing-*"):  # whole, and read in place of what it is to replace
+        now |= {rest.parent / path.relative_to(rest): path.read_bytes() for path in files_below(rest)}
+    both = [path for path in earlier if path in whole and earlier[path] != whole[path]]
+    stayed = [path for path in both if now[path] == earlier[path]]
+    assert stayed in ([], both), f"{told}: {stayed} of {both} stayed"
+    return "nothing to tell apart" if not both else "earlier" if stayed else "new"
 
 
 def complete(path: Path) -> bool:
@@ -126,11 +177,11 @@ def complete(path: Path) -> bool:
 
 
 def require_whole(home: Path, parts: bool) -> None:
-    """Every file of a result is whole; whether parts of files may be left is said."""
+    """Every file of a result is whole; whether parts of results may be left is said."""
     for path in home.rglob("out*/**/*"):
-        if not path.is_file() or path.name == "log.jsonl":
+        if not path.is_file() or path.name in ("log.jsonl", "foreign.txt"):
             continue
-        if path.name.endswith(".part"):
+        if path.name.endswith(".part") or any(part.startswith(("unfinished-", "replacing-")) for part in path.parts):
             assert parts, path
         elif path.suffix == ".npz":
             attnscope.load_record(path)

@@ -39,7 +39,10 @@ def compare(
         "Drawing",
     ] = None,
     measures: Annotated[
-        str, typer.Option("--measure", help="hellinger (fast), jensen-shannon (Clark et al. 2019), or both.")
+        str,
+        typer.Option(
+            "--measure", help="hellinger (fast), jensen-shannon (Clark et al. 2019), or hellinger,jensen-shannon."
+        ),
     ] = "hellinger",
     hide_special: Annotated[
         bool, "Show what is left without special tokens (in decoders also the first), rows renormalised.", "Drawing"

@@ -1,23 +1,15 @@
 """`attnscope circuits`."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from attnscope.cli import groups, options
+from attnscope.studies.circuits.options import CircuitsOptions
 
 
 @groups.command(omit=("scale", "cmap", "layers", "heads"), pick="Tell all of single heads, such as L3H1,L5H11.")
 def circuits(
     *,
     model: groups.Model = "minilm",
-    frequencies: Annotated[
-        Path | None, "Counts of words (word, tab, count): also says what heads write for the commonest tokens."
-    ] = None,
-    directions: Annotated[int, typer.Option(min=0, help="How many singular directions of each head are shown.")] = 2,
+    asked: CircuitsOptions,
     which: groups.Heads,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random heads that scores are compared with.")] = 0,
     where: groups.Where,
     drawing: groups.Drawing,
     loading: groups.Loading,
@@ -31,12 +23,10 @@ def circuits(
     - `attnscope circuits --pick L3H1,L0H2`
     - `attnscope circuits -m ./SmolLM2-135M -o out`
     """
-    from attnscope.studies.circuits import CircuitsOptions
-    from attnscope.studies.circuits import circuits as study
+    from attnscope.studies.circuits.study import circuits as study
 
     output = where.plan("circuits", printing, **drawing.options())
     picked = which.choice().pick
-    asked = CircuitsOptions(directions=directions, frequencies=frequencies, seed=seed)
     load = loading.options()
     loaded = (load if load.engine != "auto" else load.with_head(model)).load(model)
     with options.progress_of_steps(printing.quiet, "layers") as report:

@@ -57,9 +57,8 @@ def prune(
 
 def show(pruned: "Pruned") -> None:
     """Prints what pruning changes."""
-    from attnscope.views.ablation.terminal import show as show_effect
-    from attnscope.views.tables.plain_text import open_console
+    from attnscope.views.tables.plain_text import open_console, print_record
 
-    show_effect(pruned.effect, open_console())
+    print_record(pruned.effect, open_console())
     zeroed = ", ".join(f"{n:,} of {role}" for role, n in pruned.zeroed.items())
     print(f"set to zero: {zeroed}; largest difference of its outputs from the gated model's: {pruned.difference:.1g}")

@@ -21,14 +21,15 @@ def models(printing: groups.Printing) -> None:
         ]
         print_json({"schema": "attnscope.models/1", "models": listed})
         return
-    from rich.table import Table
-
     from attnscope.views.tables.plain_text import open_console
+    from attnscope.views.tables.table import Column, Table
 
-    table = Table("model", "state", "what", box=None, pad_edge=False, header_style="dim")
-    for entry in entries:
-        table.add_row(entry.name, entry.state, entry.what)
-    open_console().print(table)
+    columns = [
+        Column("model", lambda entry: entry.name, wraps=True, least=20),
+        Column("state", lambda entry: entry.state, wraps=True, least=13),
+        Column("what", lambda entry: entry.what, wraps=True, least=16),
+    ]
+    open_console().print(Table(columns, entries))
     if not printing.quiet:
         print("Any folder with a Hugging Face model, and any Hub id such as org/name, is a model too.")
 
@@ -68,15 +69,9 @@ def info(
 
 def _print_lines(lines: list[tuple[str, str]]) -> None:
     """A table of names and values; the hash below, on a line of its own."""
-    from rich.table import Table
-
     from attnscope.views.tables.plain_text import open_console
+    from attnscope.views.tables.table import Column, Table
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in lines:
-        if name != "sha256":
-            table.add_row(name, value)
-    open_console().print(table)
+    columns = [Column("", lambda line: line[0], style="dim"), Column("", lambda line: line[1], wraps=True)]
+    open_console().print(Table(columns, [line for line in lines if line[0] != "sha256"], header=False))
     print(f"sha256 {dict(lines)['sha256']}")

@@ -24,11 +24,13 @@ class RowsWanted:
         queries: (row,): positions of the queries.
         n_keys: How many keys are real; they are the first.
         features: (feature, row, key), uint8: levels of the features.
+        pooled: Whether of the mean values of features only their mean over the rows is kept.
     """
 
     queries: NDArray[np.int64]
     n_keys: int
     features: NDArray[np.uint8]
+    pooled: bool = False
 
 
 @dataclass(eq=False)
@@ -37,7 +39,8 @@ class Found:
 
     Attributes:
         allowed: (row, key), bool, of each layer: which keys may be attended to.
-        expected: (row, head, feature) of each layer, float16: the mean value of each feature under the weights.
+        expected: (row, head, feature) of each layer, float16: the mean value of each feature under the weights. Where
+            rows are pooled, one row: the mean over rows with more than one key; none without such rows.
         entropies: (row, head) of each layer, float64, in nats.
     """
 
@@ -118,7 +121,11 @@ class RowSamples:
             for start in range(0, len(weights), at_once)
         ]
         scale = torch.from_numpy(self._levels - 1).float()
-        found.expected[layer] = (torch.cat(expected) / scale).to(torch.float16).numpy()
+        values = torch.cat(expected) / scale
+        if wanted.pooled:
+            values = values[allowed.cpu().sum(-1) > 1]
+            values = values.mean(0, keepdim=True) if len(values) else values
+        found.expected[layer] = values.to(torch.float16).numpy()
         found.entropies[layer] = torch.special.entr(weights.double()).sum(-1).numpy()
         found.allowed[layer] = allowed.cpu().numpy()
 

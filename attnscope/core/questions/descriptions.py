@@ -31,17 +31,15 @@ gain: Della Pietra, Della Pietra & Lafferty 1997, Inducing Features of Random Fi
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.exact.few_texts import interval_of_few_texts
 from attnscope.core.exact.running import RunningSums
-
-Floats = NDArray[np.float64]
+from attnscope.core.questions.sampled_rows import RIDGE, Floats, Part
 
 MOST_TERMS = 4
 LEAST_GAIN = 0.02
@@ -62,268 +60,9 @@ FEWEST_TEXTS = 3
 LATER = -2
 """What `describe` is given for a feature that may be a term, but not the first."""
 
-RIDGE, LARGEST_WEIGHT, LARGEST_STEP = 1e-4, 16.0, 3.0
+LARGEST_WEIGHT, LARGEST_STEP = 16.0, 3.0
 _ITERATIONS, _CLOSE = 30, 1e-7
-_ENTRIES_AT_ONCE, _SCREENED_AT_ONCE = 2**16, 2**22
-_TABLE_BYTES = 2**25
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Sampled rows of some heads that may attend to the same keys, as descriptions need them.
-
-    Attributes:
-        features: (feature, entry), uint8: the level of each feature at each (query, key) that attention may be paid
-            to; rows one after the other. A level stands for the value level / (levels - 1).
-        levels: (feature,): how many levels each has; 2 = it holds or does not.
-        starts: (row + 1,): where each row's entries begin.
-        texts: (row,): the number of its text.
-        expected: (row, head, feature), floating: E_A[f], the mean value under the head's attention.
-        entropies: (row, head): H in nats.
-
-    Raises:
-        ValueError: Shapes do not fit together, or a row has no key.
-    """
-
-    features: NDArray[np.uint8]
-    levels: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    texts: NDArray[np.int64]
-    expected: NDArray[np.floating]
-    entropies: Floats
-
-    def __post_init__(self) -> None:
-        n_rows, n_features = len(self.starts) - 1, len(self.levels)
-        fits = (
-            self.features.shape == (n_features, self.starts[-1])
-            and self.texts.shape == (n_rows,)
-            and self.expected.shape == (n_rows, self.n_heads, n_features)
-            and self.entropies.shape == (n_rows, self.n_heads)
-        )
-        if not fits:
-            raise ValueError(
-                f"features {self.features.shape}, starts {self.starts.shape}, texts {self.texts.shape}, expected "
-                f"{self.expected.shape} and entropies {self.entropies.shape} do not fit together"
-            )
-        if (np.diff(self.starts) < 1).any():
-            raise ValueError("a row has no key")
-
-    @property
-    def n_heads(self) -> int:
-        """How many heads the rows are of."""
-        return int(self.entropies.shape[1])
-
-    @cached_property
-    def uniform_nats(self) -> Floats:
-        """KL(A ‖ uniform) = ln n - H of each row, (row, head), in nats."""
-        return np.maximum(np.log(np.diff(self.starts))[:, None] - self.entropies, 0.0)
-
-    def of_texts(self, texts: Sequence[int]) -> "Part":
-        """The rows of some texts, each text weighing the same."""
-        return Part(self, np.flatnonzero(np.isin(self.texts, np.asarray(texts))))
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Some rows, and what their texts weigh."""
-
-    rows: Rows
-    index: NDArray[np.int64]
-    _tables: "OrderedDict[tuple[int, ...], Table]" = field(default_factory=OrderedDict)
-
-    @cached_property
-    def texts(self) -> NDArray[np.int64]:
-        """(row,): the number of each row's text."""
-        return self.rows.texts[self.index]
-
-    @cached_property
-    def weights(self) -> Floats:
-        """(row,): what each counts; they sum to 1, and each text's to the same."""
-        _, which, counts = np.unique(self.texts, return_inverse=True, return_counts=True)
-        weights: Floats = 1.0 / (counts[which] * max(len(counts), 1))
-        return weights
-
-    @cached_property
-    def lengths(self) -> NDArray[np.int64]:
-        """(row,): how many entries each has."""
-        found: NDArray[np.int64] = np.diff(self.rows.starts)[self.index]
-        return found
-
-    @cached_property
-    def first(self) -> NDArray[np.int64]:
-        """(row,): where each row's entries begin in this part."""
-        return np.concatenate([[0], np.cumsum(self.lengths)[:-1]])[: len(self.index)].astype(np.int64)
-
-    @cached_property
-    def row_of(self) -> NDArray[np.int64]:
-        """(entry,): the number of each entry's row in this part."""
-        return np.repeat(np.arange(len(self.index)), self.lengths)
-
-    @cached_property
-    def levels(self) -> NDArray[np.uint8]:
-        """(feature, entry): levels of the features."""
-        if not len(self.index):
-            return self.rows.features[:, :0]
-        starts = self.rows.starts
-        if self.index[-1] - self.index[0] + 1 == len(self.index):  # a view, for these are most of the memory
-            return self.rows.features[:, starts[self.index[0]] : starts[self.index[-1] + 1]]
-        return self.rows.features[:, np.repeat(starts[self.index] - self.first, self.lengths) + np.arange(self.size)]
-
-    @property
-    def size(self) -> int:
-        """How many entries there are."""
-        return int(self.lengths.sum())
-
-    @cached_property
-    def expected(self) -> Floats:
-        """(head, feature): the mean of E_A[f] over texts."""
-        found: Floats = np.einsum("r,rhf->hf", self.weights, self.rows.expected[self.index], dtype=np.float64)
-        return found
-
-    @cached_property
-    def even(self) -> Floats:
-        """(feature,): the same under attention that is spread evenly."""
-        even: Floats = self.means(np.ones((1, self.size), np.float32))[0]
-        return even
-
-    @cached_property
-    def variances(self) -> Floats:
-        """(feature,): how much features vary within a row where attention is spread evenly; 0 for those of 2 levels."""
-        first, n = self.first, self.lengths
-        found = np.zeros(len(self.levels))
-        for number in np.flatnonzero(self.rows.levels > 2):
-            value = self.levels[number] / (self.rows.levels[number] - 1)
-            mean = np.add.reduceat(value, first) / n
-            found[number] = self.weights @ (np.add.reduceat(value * value, first) / n - mean**2)
-        return found
-
-    @cached_property
-    def uniform_nats(self) -> Floats:
-        """(head,): the mean of KL(A ‖ uniform) over texts."""
-        found: Floats = self.weights @ self.rows.uniform_nats[self.index]
-        return found
-
-    @cached_property
-    def entropies(self) -> Floats:
-        """(head,): the mean entropy over texts."""
-        found: Floats = self.weights @ self.rows.entropies[self.index]
-        return found
-
-    @cached_property
-    def said_in(self) -> NDArray[np.int64]:
-        """(feature,): in how many texts a feature has more than one level in some row."""
-        if not len(self.index):
-            return np.zeros(len(self.levels), np.int64)
-        found = np.zeros(len(self.levels), np.int64)
-        for number, levels in enumerate(self.levels):
-            varies = np.maximum.reduceat(levels, self.first) > np.minimum.reduceat(levels, self.first)
-            found[number] = len(np.unique(self.texts[varies]))
-        return found
-
-    def means(self, unscaled: NDArray[np.float32]) -> Floats:
-        """The mean of E_p[f] over texts for several p at once, (p, feature).
-
-        Args:
-            unscaled: (p, entry): probabilities but for a factor of each row.
-        """
-        sums = np.add.reduceat(unscaled, self.first, axis=1, dtype=np.float64)
-        scaled = unscaled * (self.weights / sums).astype(np.float32)[:, self.row_of]
-        found = np.zeros((len(unscaled), len(self.levels)))
-        for start in range(0, unscaled.shape[1], _ENTRIES_AT_ONCE):
-            some = slice(start, start + _ENTRIES_AT_ONCE)
-            found += scaled[:, some] @ self.levels[:, some].T.astype(np.float32)
-        return found / (self.rows.levels - 1)
-
-    def codes(self, chosen: Sequence[int]) -> NDArray[np.int64]:
-        """(entry,): one number for each combination of some features' levels."""
-        codes = np.zeros(self.size, np.int64)
-        for number in chosen:
-            codes *= self.rows.levels[number]
-            codes += self.levels[number]
-        return codes
-
-    def unscaled(self, chosen: tuple[int, ...], weights: Floats) -> NDArray[np.float32]:
-        """(entry,): p but for a factor of each row."""
-        table = self.table(chosen)
-        scores = table.values @ weights
-        found: NDArray[np.float32] = np.exp(scores - scores.max(initial=0.0)).astype(np.float32)[
-            table.places[self.codes(chosen)]
-        ]
-        return found
-
-    def table(self, chosen: tuple[int, ...]) -> "Table":
-        """How often each combination of some features' levels occurs in each row."""
-        if chosen not in self._tables:
-            self._tables[chosen] = Table.of(self, chosen)
-            while len(self._tables) > 1 and sum(one.counts.nbytes for one in self._tables.values()) > _TABLE_BYTES:
-                self._tables.popitem(last=False)
-        self._tables.move_to_end(chosen)
-        return self._tables[chosen]
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """The combinations of some features' levels.
-
-    Attributes:
-        values: (combination, feature): the features' values.
-        counts: (row, combination): how many of a row's keys have them.
-        places: Which combination each code stands for; see `codes`.
-    """
-
-    values: Floats
-    counts: Floats
-    places: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, part: Part, chosen: Sequence[int]) -> "Table":
-        """Counts the combinations."""
-        codes = part.codes(chosen)
-        size = math.prod(int(part.rows.levels[number]) for number in chosen)
-        n_rows = len(part.index)
-        seen = np.flatnonzero(np.bincount(codes, minlength=size))
-        place = np.zeros(size, np.int64)
-        place[seen] = np.arange(len(seen))
-        codes = place[codes]
-        counts = np.bincount(part.row_of * len(seen) + codes, minlength=n_rows * len(seen))
-        values, rest = np.empty((len(seen), len(chosen))), seen
-        for column in range(len(chosen) - 1, -1, -1):
-            levels = int(part.rows.levels[chosen[column]])
-            values[:, column] = rest % levels / (levels - 1)
-            rest = rest // levels
-        return cls(values, counts.reshape(n_rows, len(seen)).astype(np.float64), place)
-
-    def log_sums(self, weights: Floats) -> Floats:
-        """Logarithm of Z of each row, (row,), in nats."""
-        scores = self.values @ weights
-        top = scores.max(initial=0.0)
-        found: Floats = np.log(self.counts @ np.exp(scores - top)) + top
-        return found
-
-    def loss(self, weights: Floats, expected: Floats, rows: Floats) -> tuple[float, Floats, Floats]:
-        """What is made as small as can be: the mean of ln Z - Σ w E_A[f] over rows, with the ridge.
-
-        Args:
-            weights: (feature,): w.
-            expected: (feature,): the mean of E_A[f].
-            rows: (row,): what each row counts.
-
-        Returns:
-            Its value in nats, its gradient (feature,), and its second derivatives (feature, feature).
-        """
-        scores = self.values @ weights
-        top = scores.max(initial=0.0)
-        e = np.exp(scores - top)
-        n = self.values.shape[1]
-        sums = self.counts @ np.concatenate([e[:, None], e[:, None] * self.values], 1)
-        z = sums[:, 0]
-        means = sums[:, 1:] / z[:, None]
-        mean = rows @ means
-        # Of each combination, over all rows: how much p gives to it.
-        given = e * ((rows / z) @ self.counts)
-        second = (self.values * given[:, None]).T @ self.values - (means * rows[:, None]).T @ means
-        value = rows @ np.log(z) + top - weights @ expected + RIDGE / 2 * (weights @ weights)
-        return float(value), mean - expected + RIDGE * weights, second + RIDGE * np.eye(n)
+_SCREENED_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -408,6 +147,7 @@ def describe(
     most: int = MOST_TERMS,
     candidates: Sequence[int] | None = None,
     needs: Sequence[int] | None = None,
+    until: NDArray[np.bool_] | None = None,
 ) -> list[Description]:
     """Finds the terms of every head.
 
@@ -419,6 +159,7 @@ def describe(
         candidates: Which features may be terms; None = all.
         needs: For each feature the one that must be a term before it, as it is a part of that; -1 = none must, LATER =
             any.
+        until: (feature,): a search ends once it has one of these terms; None = none ends it.
 
     Returns:
         One description a head, in their order.
@@ -429,7 +170,12 @@ def describe(
         usable &= np.isin(np.arange(len(usable)), np.asarray(candidates))
     wholes = np.full(len(usable), -1) if needs is None else np.asarray(needs)
     searches = [_Search(part, head, np.asarray(simplicity)) for head in heads]
-    while going := [search for search in searches if search.goes_on and len(search.terms) < most]:
+    ends = np.zeros(len(usable), np.bool_) if until is None else until
+
+    def goes_on(search: _Search) -> bool:
+        return search.goes_on and len(search.terms) < most and not ends[list(search.terms)].any()
+
+    while going := [search for search in searches if goes_on(search)]:
         for search, pi in zip(going, _screen(part, going), strict=True):
             ready = np.isin(wholes, [-1, *search.terms]) | ((wholes == LATER) & bool(search.terms))
             search.extend(pi, usable & ready)
@@ -448,9 +194,9 @@ def score(part: Part, head: int, found: Description) -> tuple[Score, Floats]:
 
 
 def row_losses(part: Part, head: int, found: Description) -> Floats:
-    """KL(A ‖ p) of each row of a head, (row,), in nats."""
+    """KL(A ‖ p) of each row of a head, (row,), in nats; of rows that share a record their mean alone is right."""
     log_sums = part.table(found.terms).log_sums(found.weights)
-    on = part.rows.expected[part.index, head][:, list(found.terms)].astype(np.float64)
+    on = part.rows.expected[part.rows.records_of(part.index), head][:, list(found.terms)].astype(np.float64)
     losses: Floats = np.maximum(log_sums - on @ found.weights - part.rows.entropies[part.index, head], 0.0)
     return losses
 
@@ -480,9 +226,9 @@ def masses(part: Part, found: Description, feature: int) -> Floats:
 def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Score:
     """The score of rows whose texts weigh the same, with its interval over texts.
 
-    The explained share is one minus a ratio L of sums over texts, with standard error se (Cochran 1977, section 6.4).
-    What is left varies less the less there is of it: its variance at an end θ is taken as se² θ / L, as in a score
-    interval of a Poisson mean, whose ends are the θ of (L - θ)² = t² se² θ / L. Simulated in docs/descriptions.md.
+    The explained share is one minus a ratio L of sums over texts (Cochran 1977, section 6.4). A few texts may carry
+    what is left, where a head fires rarely. So the ends are those of `interval_of_few_texts`: texts that were not seen
+    are explained no better than by uniform attention (L = 1), or wholly (0).
 
     Args:
         texts: (row,): the number of each row's text.
@@ -496,11 +242,8 @@ def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Scor
     of_left, of_nats = (np.bincount(which, given) / counts for given in (left, nats))
     sums.add(of_left, of_nats)
     ratio, (low, high) = float(sums.ratio()), sums.interval()
-    half = float(high - low) / 2
-    shift = half**2 / ratio / 2 if ratio > 0 else 0.0
-    spread = math.hypot(half, shift)
-    most = min(1.0, 1 - ratio - shift + spread) if math.isfinite(spread) else math.nan
-    return Score(1 - ratio, 1 - ratio - shift - spread, most, float(of_nats.mean()), float(of_left.mean()))
+    least, most = interval_of_few_texts(ratio, float(high - low) / 2, sums.effective_texts(), 1.0)
+    return Score(1 - ratio, 1 - float(most), 1 - float(least), float(of_nats.mean()), float(of_left.mean()))
 
 
 class _Search:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
-from attnscope.core.exact.running import DEPENDENCE
+from attnscope.core.exact.few_texts import interval_of_few_texts
 
 Floats = NDArray[np.float64]
 
@@ -106,11 +106,10 @@ class ItemSums:
 
         T / (T - 1) · Σ_t (s_t - R u_t)² / (Σ_t u_t)²,
 
-    and the interval R ± t · its root (Cochran 1977, Sampling Techniques, section 6.4), t of m - 1 degrees of freedom
-    for the effective number of texts m = (Σ_t u_t)² / Σ_t u_t²: a text that has most of an item is most of what is
-    known of it. Texts that were alike do not tell what was never seen: the low end is at most R · α^(1/N), and where
-    all were alike the high end is what a mass of 1 - (1 - mass) · α^(1/N) comes to, α = 0.025, N as in
-    `RunningSums.share_interval`.
+    (Cochran 1977, Sampling Techniques, section 6.4), with t of m - 1 degrees of freedom for the effective number of
+    texts m = (Σ_t u_t)² / Σ_t u_t²: a text that has most of an item is most of what is known of it. A few texts may
+    carry s, as weights are mostly small and now and then large. So the ends are those of `interval_of_few_texts`: texts
+    that were not seen give the item nothing, or all of their attention.
 
     Args:
         n_items: How many items.
@@ -152,13 +151,8 @@ class ItemSums:
             error = np.sqrt(rest * wide[3] / (wide[3] - 1)) / wide[0]
             known = (wide[3] > 1) & (effective >= LEAST_EFFECTIVE)
             error = np.where(known, stdtrit(np.maximum(effective - 1, LEAST_EFFECTIVE - 1), 0.975) * error, np.nan)
-            mass = sums / wide[2]
-            unseen = 0.025 ** (DEPENDENCE / effective + (1 - DEPENDENCE) / wide[2])
-            low = np.clip(np.minimum(ratio - error, ratio * unseen), 0.0, None)
-            alike = rest <= 1e-12 * squares
-            most = (1 - (1 - np.minimum(mass, 1)) * unseen) * wide[2] / wide[0]
-            high = np.where(alike, np.maximum(ratio, most), ratio + error)
-            return Lifts(mass, ratio, low, np.where(known, high, np.nan), count, texts)
+            low, high = interval_of_few_texts(ratio, error, effective, wide[2] / wide[0])
+            return Lifts(sums / wide[2], ratio, low, high, count, texts)
 
 
 class KeptRows(NamedTuple):

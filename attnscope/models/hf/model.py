@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import Place, Weights
 from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.adapters import NONE, Adapter, unwrap
-from attnscope.models.hf.check.eager import mixes_lengths, run_one_by_one
+from attnscope.models.hf.check.eager import run_one_by_one
 from attnscope.models.hf.check.examples import accepts, examples, max_tokens
+from attnscope.models.hf.check.reach import mixes_lengths
 from attnscope.models.hf.check.survey import Survey, survey
 from attnscope.models.hf.dispatch import input_device
 from attnscope.models.hf.network import Network
@@ -35,7 +36,6 @@ from attnscope.models.hf.parts import (
     text_tower,
     wordless,
 )
-from attnscope.models.hf.seam import one_at_a_time
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.hearing import HuggingFaceEars
 from attnscope.models.hf.senses.seeing import HuggingFaceEyes
@@ -45,6 +45,7 @@ from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.hf.weights import head_slices, output_projections
 from attnscope.models.inside.tape import blocks_of
 from attnscope.models.model import Batch, Loss, ModelInfo, Outputs, Rerun, ShownModel, Slice
+from attnscope.models.turns import share_lock, take_turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,8 +160,11 @@ class HuggingFaceModel(ShownModel):
         Raises:
             AttnscopeError: The batch is longer than the model's limit, holds numbers that it has no embedding for, or
                 lacks what the decoder reads.
+            MixedLengthsError: Padding would change what the model computes of a text, and the probe is no `Weights`,
+                for which texts are run one by one.
         """
-        if not self.network.at_seam and mixes_lengths(self.network.base.config, batch.mask):
+        config = self.network.base.config
+        if isinstance(probe, Weights) and any(mixes_lengths(config, m) for m in (batch.mask, batch.target_mask)):
             return run_one_by_one(self.run, batch, probe)
         return self.run_inputs(self.network.text_inputs(batch), probe)
 
@@ -181,7 +185,7 @@ class HuggingFaceModel(ShownModel):
             skipped = skipped_calls(self.network.found.plan, block_of, first)
             return self.network.outputs(self.network.text_inputs(given), probe, logits=logits, skipped=skipped)
 
-        return Rerun(forward, batch, blocks, one_at_a_time(self.network.base))
+        return Rerun(forward, batch, blocks)
 
     def modules(self) -> list[nn.Module]:
         """The transformers model, without what it has on top for its task."""
@@ -207,10 +211,12 @@ class HuggingFaceModel(ShownModel):
         self.network.require_seam("its heads cannot be told apart")
         return head_slices(self.network.model, self.network.base, self.network.found, heads)
 
+    @torch.no_grad()
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d)."""
+        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
         self.network.require_known(ids)
-        found = self.network.base.get_input_embeddings()(ids.to(self.network.device))
+        with take_turn([self.network.base]):
+            found = self.network.base.get_input_embeddings()(ids.to(self.network.device))
         # I-BERT gives the scale of its quantisation besides.
         rows: Tensor = found[0] if isinstance(found, tuple) else found
         return rows
@@ -295,6 +301,7 @@ def _build(
     found: Survey | None = None,
 ) -> HuggingFaceModel:
     base = base_of(raw.model)
+    share_lock([raw.model])
     found = found or survey(base, check=check)
     kinds = tuple(found.layers)
     info = ModelInfo(

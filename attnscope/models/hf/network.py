@@ -18,13 +18,22 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check.compare import hidden_states, takes_light_masks
 from attnscope.models.hf.check.eager import run_for_weights
 from attnscope.models.hf.check.examples import causal_types, pad_id, position_table, standing_arguments, vocab_size
+from attnscope.models.hf.check.reach import mixes_lengths
 from attnscope.models.hf.check.survey import Survey, check_beyond
 from attnscope.models.hf.dispatch import input_device, is_dispatched
 from attnscope.models.hf.outputs import loss_of, run_with_logits
 from attnscope.models.hf.parts import in_one_line, reads_pictures, reads_text, wordless
 from attnscope.models.hf.seam import LIGHT_FROM, perform
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
-from attnscope.models.model import Batch, Loss, ModelInfo, Outputs, require_length, require_numbers
+from attnscope.models.model import (
+    Batch,
+    Loss,
+    MixedLengthsError,
+    ModelInfo,
+    Outputs,
+    require_length,
+    require_numbers,
+)
 
 
 class Network:
@@ -188,6 +197,13 @@ class Network:
 
     def _forward_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """All that the forward gets, on the model's device."""
+        for mask in (inputs.get("attention_mask"), inputs.get("decoder_attention_mask")):
+            if isinstance(mask, Tensor) and mask.ndim == 2 and mixes_lengths(self.base.config, mask):
+                raise MixedLengthsError(
+                    f"{self.info.name} computes a text of {int(mask.sum(1).min())} tokens otherwise when it is padded "
+                    f"to {mask.shape[1]}: it chooses rotary factors, or a kind of attention, by the longest text",
+                    "run short and long texts in batches of their own",
+                )
         check_beyond(self.base, self.found, inputs)
         given = {**standing_arguments(self.base), **self.found.extras, **inputs}
         return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in given.items()}

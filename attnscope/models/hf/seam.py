@@ -14,7 +14,6 @@ Knows no files, no tokenizers and no text.
 """
 
 import contextlib
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +41,7 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Probe, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.state import restore_state
+from attnscope.models.turns import take_turn
 
 LIKE_SDPA = "attnscope"
 LIKE_EAGER = "attnscope_explicit"
@@ -438,29 +438,17 @@ def _light_of(module: nn.Module, mask: Tensor | None, run: _Run) -> Light | None
 # Switching ------------------------------------------------------------------------------------------------------
 
 
-class _Switch:
-    """Which attention implementation a model's configurations name. One forward pass of a model at a time."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.settings: dict[str, list[tuple[Any, str | None]]] = {}
-
-
-_switches: "weakref.WeakKeyDictionary[nn.Module, _Switch]" = weakref.WeakKeyDictionary()
-_switches_lock = threading.Lock()
-
-
-def one_at_a_time(model: PreTrainedModel) -> threading.RLock:
-    """The lock of a model's forward passes. Who hooks into its modules holds it: a pass puts back their state."""
-    with _switches_lock:
-        return _switches.setdefault(model, _Switch()).lock
+_settings: "weakref.WeakKeyDictionary[nn.Module, dict[str, list[tuple[Any, str | None]]]]"
+_settings = weakref.WeakKeyDictionary()
+"""Model -> attention implementation -> what each of its configurations is to name for it."""
 
 
 @contextlib.contextmanager
 def use_attention(model: PreTrainedModel, implementation: str | None) -> Iterator[None]:
     """Makes a model use an attention implementation, in eval mode and frozen, and puts everything back afterwards.
 
-    What a forward pass itself changes is put back too (see hf.state), so that no text depends on those before it.
+    What a forward pass itself changes is put back too (see hf.state), so that no text depends on those before it. It is
+    this thread's turn with the model meanwhile.
 
     Gradients still flow through whatever a probe brings along.
 
@@ -468,25 +456,25 @@ def use_attention(model: PreTrainedModel, implementation: str | None) -> Iterato
         model: The model. Others that share its configuration objects must not run at the same time.
         implementation: A name, or None for the one it has.
     """
-    lock = one_at_a_time(model)
-    switch, configs = _switches[model], _configs(model)
-    with lock, without_autocast(model.device), restore_state(model, configs):
-        learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with take_turn([model]), without_autocast(model.device), restore_state(model, configs := _configs(model)):
+        settings = _settings.setdefault(model, {})
+        # Those made in inference mode learn nothing, whatever they say, and torch does not let it be said again.
+        learning = [one for one in model.parameters() if one.requires_grad and not one.is_inference()]
         try:
             for module in model.modules():
                 if module.training:
                     module.training = False
             for parameter in learning:
                 parameter.requires_grad_(False)
-            if implementation is not None and implementation not in switch.settings:
+            if implementation is not None and implementation not in settings:
                 # Slow and thorough the first time: it knows which parts can be switched. Then only its result is set.
                 model.set_attn_implementation(implementation)
                 # Classes chosen when the model was built ignore the name but for "eager", which some ask for anew.
                 dark = implementation == "eager"
-                switch.settings[implementation] = [
+                settings[implementation] = [
                     (c, implementation if dark else c._attn_implementation_internal) for c in configs
                 ]
-            for config, name in switch.settings.get(implementation or "", ()):
+            for config, name in settings.get(implementation or "", ()):
                 config._attn_implementation_internal = name
             yield
         finally:

@@ -20,7 +20,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check.examples import examples
 from attnscope.models.hf.check.survey import Survey
 from attnscope.models.hf.dispatch import find_weight
-from attnscope.models.hf.seam import one_at_a_time, perform
+from attnscope.models.hf.seam import perform
 from attnscope.models.inside.projections import ROLES, OutputWatch, Role, hooks, is_transposed, linear_maps
 from attnscope.models.model import Slice
 
@@ -84,7 +84,7 @@ def output_projections(base: PreTrainedModel, found: Survey) -> dict[Place, Tens
             outputs.expect((call.kind, call.layer), output)
         return output
 
-    with one_at_a_time(base), torch.no_grad(), hooks(linear_maps([base]), outputs.look):
+    with torch.no_grad(), hooks(linear_maps([base]), outputs.look):
         perform(base, {**examples(base)[1].inputs, **found.extras}, found.plan, observe)
     adapted = {getattr(module, "base_layer", None) for module in base.modules()}
     weights: dict[Place, Tensor] = {}
@@ -117,7 +117,7 @@ def _trace(base: PreTrainedModel, found: Survey, heads: Mapping[Place, Sequence[
             outputs.expect(place, output)
         return output
 
-    with one_at_a_time(base), torch.enable_grad(), hooks(linear_maps([base]), after):
+    with torch.enable_grad(), hooks(linear_maps([base]), after):
         perform(base, {**examples(base)[1].inputs, **found.extras}, found.plan, observe)
     for place, module in outputs.found.items():
         seen[place].out = module

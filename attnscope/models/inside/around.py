@@ -23,6 +23,7 @@ from attnscope.core.teaching.stepwise import Rotation
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.projections import OutputWatch, hooks, is_transposed, linear_maps
 from attnscope.models.model import Batch, Model
+from attnscope.models.turns import take_turn
 
 _patching = threading.Lock()
 
@@ -149,6 +150,7 @@ class TurnWatch:
         They are plain functions of the files that define the models, so that no hook reaches them: while it runs, their
         names there stand for one that notes what came and went.
         """
+        roots = list(roots)
         files = {type(module).__module__ for root in roots for module in root.modules()}
         mine = threading.get_ident()
 
@@ -161,7 +163,7 @@ class TurnWatch:
 
             return turn
 
-        with _patching:
+        with take_turn(roots), _patching:
             patched: list[tuple[Any, str, Any]] = []
             try:
                 for file in sorted(files):

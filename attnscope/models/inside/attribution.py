@@ -68,6 +68,7 @@ class DirectPaths:
                 "said of what its heads write",
                 "choose a decoder, or an encoder with its head for masked words",
             )
+        require_gradients(model)
         self._model, self._head = model, head
         weight = head.get_parameter("weight").detach()
         self._rows = weight.T if is_transposed(head) else weight
@@ -176,8 +177,7 @@ class DirectPaths:
             last.append((given[0], gave.detach()))
 
         with torch.enable_grad(), contextlib.ExitStack() as stack:
-            for module in self._branches:
-                stack.callback(module.register_forward_pre_hook(_detach).remove)
+            stack.enter_context(hooks(self._branches, _detach, before=True))
             stack.enter_context(hooks(self._branches, branch))
             stack.enter_context(hooks(self._embeddings, embed))
             stack.enter_context(hooks(self._norms, normalise))
@@ -302,8 +302,21 @@ class Traced:
             )
 
 
-def _detach(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(one.detach() if isinstance(one, Tensor) else one for one in given)
+def _detach(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    return tuple(one.detach() if isinstance(one, Tensor) else one for one in given), named
+
+
+def require_gradients(model: Model) -> None:
+    """Refuses a model through which no gradients flow.
+
+    Raises:
+        AttnscopeError: Its weights were made in `torch.inference_mode`.
+    """
+    if any(weight.is_inference() for root in model.modules() for weight in root.parameters()):
+        raise AttnscopeError(
+            f"the weights of {model.info.name} were made in torch.inference_mode(), and keep no gradients",
+            "make the model outside of that, or within torch.no_grad()",
+        )
 
 
 def _try_norm(module: nn.Module, width: int) -> Norm | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.core.attention.probes import Place
+from attnscope.models.turns import take_turn
 
 Role = Literal["query", "key", "value"]
 ROLES: tuple[Role, ...] = ("query", "key", "value")
@@ -57,17 +58,28 @@ def is_transposed(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def hooks(modules: Iterable[nn.Module], look: Callable[..., Any]) -> Iterator[None]:
-    """Within it, look(module, inputs, result) is called after each of the modules that this thread runs.
+def hooks(modules: Iterable[nn.Module], look: Callable[..., Any], *, before: bool = False) -> Iterator[None]:
+    """Within it, a function is called after each of the modules that this thread runs, or before it.
 
-    What other threads run of the same model meanwhile is none of its business.
+    It is this thread's turn with the model meanwhile. What other threads run of it by themselves is not looked at.
+
+    Args:
+        modules: The modules.
+        look: Is given (module, inputs, result), or before the module (module, inputs, named inputs). What it returns
+            stands for the result or the inputs, as torch's hooks have it.
+        before: Whether it is called before the module.
     """
-    mine = threading.get_ident()
+    mine, watched = threading.get_ident(), list(modules)
 
     def look_at_mine(*given: Any) -> Any:
         return look(*given) if threading.get_ident() == mine else None
 
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            stack.callback(module.register_forward_hook(look_at_mine).remove)
+    with take_turn(watched), contextlib.ExitStack() as stack:
+        for module in watched:
+            handle = (
+                module.register_forward_pre_hook(look_at_mine, with_kwargs=True)
+                if before
+                else module.register_forward_hook(look_at_mine)
+            )
+            stack.callback(handle.remove)
         yield

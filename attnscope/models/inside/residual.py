@@ -1,7 +1,7 @@
 """How long the hidden states are that each layer reads, watched from outside while a model runs."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import Kind
+from attnscope.models.inside.projections import hooks
 
 
 class HiddenNorms:
@@ -25,11 +26,11 @@ class HiddenNorms:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """While it lasts, what the blocks are given is noted."""
-        with ExitStack() as stack:
-            stack.callback(self._latest.clear)
-            for block in dict.fromkeys(self._blocks.values()):
-                stack.callback(block.register_forward_pre_hook(self._note, with_kwargs=True).remove)
-            yield
+        try:
+            with hooks(dict.fromkeys(self._blocks.values()), self._note, before=True):
+                yield
+        finally:
+            self._latest.clear()
 
     def of(self, kind: Kind, layer: int) -> Tensor | None:
         """|h| of each token as the layer reads it, (batch, token), float32 or float64; None where it cannot be seen."""

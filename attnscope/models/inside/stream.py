@@ -220,8 +220,7 @@ class _Look:
         parts = [m for root in self.model.modules() for m in root.modules() if not any(True for _ in m.children())]
         with contextlib.ExitStack() as stack:
             stack.enter_context(hooks(dict.fromkeys(parts), leaf))
-            for block in dict.fromkeys(self.blocks.values()):
-                stack.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            stack.enter_context(hooks(dict.fromkeys(self.blocks.values()), enter, before=True))
             if head is not None:
                 stack.enter_context(hooks([head], lambda module, given, gave: held.append(given[0])))
             found = self.model.outputs(batch, self)

@@ -3,7 +3,7 @@
 Where only a late layer changes, the blocks before it need not be computed again: they return what they returned. The
 rest of the network runs as it is, so that nothing must be known of it but which modules its blocks are.
 
-Knows torch and nothing else: no models, no probes.
+Knows torch and whose turn it is: no models, no probes.
 """
 
 import contextlib
@@ -13,25 +13,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_alone = threading.RLock()
+from attnscope.models.turns import take_turn
 
 
 class Tape:
     """The blocks' outputs in one forward pass, in the order in which they were called.
 
-    While it records or plays, the blocks' own forwards are set aside: of the thread that has it do so, for other
-    threads run the blocks as they are, and another tape waits.
+    While it records or plays, the blocks' own forwards are set aside: of the thread that has it do so, whose turn it is
+    with the model (see models.turns). What other threads run by themselves runs as it is.
 
     Args:
         blocks: Modules that are not inside of each other. One may be called several times in a pass.
-        alone: Held meanwhile; None = what all tapes hold.
     """
 
-    def __init__(
-        self, blocks: Sequence[nn.Module], alone: contextlib.AbstractContextManager[Any] | None = None
-    ) -> None:
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
         self._blocks = tuple(dict.fromkeys(blocks))
-        self._alone = _alone if alone is None else alone
         self._outputs: list[Any] = []
         self._depth = 0
         self._batch = 0
@@ -91,7 +87,7 @@ class Tape:
 
     @contextlib.contextmanager
     def _replace_forwards(self, function: Callable[..., Any]) -> Iterator[None]:
-        with self._alone, contextlib.ExitStack() as stack:
+        with take_turn(self._blocks), contextlib.ExitStack() as stack:
             for block in self._blocks:
                 stack.enter_context(_forward_of(block, function))
             yield

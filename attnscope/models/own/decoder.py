@@ -19,7 +19,6 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from attnscope.core.attention.multihead import MultiHeadAttention
-from attnscope.core.attention.precision import without_autocast
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import Probe
 from attnscope.models.catalog import Source, read_config, verify, weight_files
@@ -28,6 +27,7 @@ from attnscope.models.model import Batch, LayeredModel, ModelInfo, Outputs, Slic
 from attnscope.models.own.checkpoint import Checkpoint
 from attnscope.models.own.decoder_config import ROTARY_BASE, DecoderConfig, Positions, WordTokenizer, word_tokenizer
 from attnscope.models.own.native import read_weights
+from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.storage import write_whole
 
 __all__ = ["DecoderModel", "OwnDecoder", "load_decoder", "own_decoder", "wrap_decoder"]
@@ -97,9 +97,10 @@ class OwnDecoder(nn.Module):
         """
         folder = Path(folder)
         state = {name: tensor.detach().contiguous().cpu() for name, tensor in self.state_dict().items()}
-        write_whole(folder / "model.safetensors", to_safetensors(state, metadata={"format": "pt"}))
-        write_whole(folder / "tokenizer.json", self.tokenizer.backend.to_str(pretty=True).encode())
-        write_whole(folder / "config.json", json.dumps(self.config.as_json(), indent=2).encode())
+        with replace_together(folder) as staged:
+            write_whole(staged / "model.safetensors", to_safetensors(state, metadata={"format": "pt"}))
+            write_whole(staged / "tokenizer.json", self.tokenizer.backend.to_str(pretty=True).encode())
+            write_whole(staged / "config.json", json.dumps(self.config.as_json(), indent=2).encode())
         return folder
 
     def draw(self, seed: int) -> "OwnDecoder":
@@ -216,7 +217,7 @@ class DecoderModel(LayeredModel):
     loss = "causal"
 
     def __init__(self, info: ModelInfo, network: OwnDecoder) -> None:
-        super().__init__(info, network.tokenizer, list(network.layers), "attention.out_proj.weight")
+        super().__init__(info, network.tokenizer, [network], list(network.layers), "attention.out_proj.weight")
         self.network = network
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
@@ -224,19 +225,15 @@ class DecoderModel(LayeredModel):
         batch = batch.to(self.info.device)
         require_length(self.info, batch.ids.shape[1])
         require_numbers(self.info, batch.ids, self.network.config.vocab_size)
-        with without_autocast(batch.ids.device):
+        with self._forward_pass():
             return self.network.hidden(batch.ids, batch.mask, probe)
 
     def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
         """As `run`, with the scores of the next token if they are asked for."""
         hidden = self.run(batch, probe)
         asked = hidden if last is None else hidden[:, -last:]
-        with without_autocast(hidden.device):
+        with self._forward_pass():
             return Outputs(hidden, self.network.unembed(asked) if logits else None)
-
-    def modules(self) -> list[nn.Module]:
-        """The network."""
-        return [self.network]
 
     def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:  # type: ignore[override]  # others: None
         """The heads' rows of W_Q, W_K and W_V, and their columns of W_O."""
@@ -253,8 +250,9 @@ class DecoderModel(LayeredModel):
         """The map that the scores come from."""
         return self.network.unembed
 
+    @torch.no_grad()
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d_model)."""
+        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d_model), without gradient."""
         require_numbers(self.info, ids, self.network.config.vocab_size)
         found: Tensor = self.network.embed(ids)
         return found

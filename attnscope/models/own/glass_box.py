@@ -448,7 +448,7 @@ class OwnModel(LayeredModel):
     """A loaded glass box; see models.model.Model."""
 
     def __init__(self, info: ModelInfo, layers: "list[MultiHeadAttention]", variant: Variant) -> None:
-        super().__init__(info, OwnTokenizer(), layers, "out_proj.weight")
+        super().__init__(info, OwnTokenizer(), layers, layers, "out_proj.weight")
         self._attentions = layers
         self._variant = variant
 
@@ -461,21 +461,15 @@ class OwnModel(LayeredModel):
             The residual stream at the end, (batch, token, d_model); `written_slot` says where a head has written.
             Padding's means nothing.
         """
-        from attnscope.core.attention.precision import without_autocast
-
         batch = batch.to(self.info.device)
         require_length(self.info, batch.ids.shape[1])
         require_numbers(self.info, batch.ids, VOCABULARY)
         hidden = self._embed(batch.ids, batch.mask)
-        with without_autocast(hidden.device):
+        with self._forward_pass():
             for layer, looks_back in zip(self._attentions, self._variant.looks_back, strict=True):
                 written, _ = layer(hidden, key_padding_mask=batch.mask, is_causal=looks_back, probe=probe)
                 hidden = hidden + written
         return hidden
-
-    def modules(self) -> "list[MultiHeadAttention]":
-        """The layers."""
-        return self._attentions
 
     def static_embeddings(self, ids: "Tensor") -> "Tensor":
         """The codes of tokens: (…,) token numbers -> (…, 64)."""

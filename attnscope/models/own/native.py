@@ -15,7 +15,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from attnscope.core.attention.multihead import MultiHeadAttention
-from attnscope.core.attention.precision import without_autocast
 from attnscope.core.attention.seam import Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, read_config, verify, weight_files
@@ -39,7 +38,7 @@ class NativeModel(LayeredModel):
     """A loaded encoder; see models.model.Model."""
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, network: "_Network") -> None:
-        super().__init__(info, tokenizer, list(network.layers), "attention.out_proj.weight")
+        super().__init__(info, tokenizer, [network], list(network.layers), "attention.out_proj.weight")
         self._encoder = encoder
         self._network = network
 
@@ -51,16 +50,13 @@ class NativeModel(LayeredModel):
         require_numbers(self.info, batch.ids, self._encoder.vocab_size)
         if segments is not None:
             require_numbers(self.info, segments, self._encoder.type_vocab_size, "segment")
-        with without_autocast(batch.ids.device):
+        with self._forward_pass():
             output: Tensor = self._network(batch.ids, batch.mask, segments, probe)
         return output
 
-    def modules(self) -> list[nn.Module]:
-        """The network."""
-        return [self._network]
-
+    @torch.no_grad()
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d)."""
+        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
         require_numbers(self.info, ids, self._encoder.vocab_size)
         found: Tensor = self._network.word(ids)
         return found

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,16 +14,14 @@ from attnscope.records import load
 from attnscope.records.ablation import Ablation
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.circuits import COMPOSITIONS, Circuits, Link
+from attnscope.records.frame.head_table import HeadTable
 from attnscope.records.frame.record import Record
-from attnscope.records.heads.findings import NEEDLES, Estimate, Findings
+from attnscope.records.heads.findings import Estimate, Findings
 from attnscope.records.relations.record import Relations, with_relations
 
 STRONGEST = 3
 """So many partners of a head are named by its queries, keys and values, of those that write to it and that read it."""
 
-Place = tuple[str, int, int]
-Numbers = dict[Place, dict[str, Estimate]]
-Facts = dict[str, dict[str, Any]]
 Evidence = Relations | Ablation | Circuits | Findings
 
 
@@ -91,105 +87,41 @@ def require_evidence(paths: Iterable[Path]) -> list[tuple[Path, Evidence]]:
 
 def _with_record(atlas: Atlas, record: Evidence) -> Atlas:
     if isinstance(record, Circuits):
-        return replace(_with_numbers(atlas, *_of_circuits(record)), compositions=_compositions(atlas, record))
-    if isinstance(record, Ablation):
-        return _with_numbers(atlas, *_of_ablation(record))
-    if isinstance(record, Findings):
-        return _with_numbers(atlas, *_of_needles(record))
-    names = {one.name for one in record.relations}
+        atlas = replace(atlas, compositions=_compositions(atlas, record))
+    if isinstance(record, Relations):
+        atlas = _with_roles(atlas, record)
+    return _with_columns(atlas, record.head_table())
+
+
+def _with_roles(atlas: Atlas, relations: Relations) -> Atlas:
+    """The atlas with the relations that heads express among their roles."""
+    names = {relation.name for relation in relations.relations}
     bare = tuple(replace(head, roles=tuple(r for r in head.roles if r.name not in names)) for head in atlas.heads)
-    known = with_relations(Findings(atlas.run, atlas.corpus, atlas.options, bare, {}), record)
+    findings = with_relations(Findings(atlas.run, atlas.corpus, atlas.options, bare, {}), relations)
     # What is said twice, such as of the model, or as an earlier record had it, is said once.
-    run = {**known.run, "notes": list(dict.fromkeys(known.run["notes"]))}
-    found = known.corpus["problems"]
-    corpus = {**known.corpus, "problems": [one for at, one in enumerate(found) if one not in found[:at]]}
-    extended = replace(atlas, heads=known.heads, options=known.options, run=run, corpus=corpus)
-    return _with_numbers(extended, *_of_relations(record))
+    run = {**findings.run, "notes": list(dict.fromkeys(findings.run["notes"]))}
+    problems = findings.corpus["problems"]
+    corpus = {**findings.corpus, "problems": [each for at, each in enumerate(problems) if each not in problems[:at]]}
+    return replace(atlas, heads=findings.heads, options=findings.options, run=run, corpus=corpus)
 
 
-def _with_numbers(atlas: Atlas, numbers: Numbers, facts: Facts) -> Atlas:
-    """The atlas with further numbers of its heads, and what these mean."""
+def _with_columns(atlas: Atlas, table: HeadTable) -> Atlas:
+    """The atlas with the columns of another record's table that name their source, as measures of its heads."""
+    places = [(head.kind, head.layer, head.head) for head in atlas.heads]
+    columns = [column for column in table.columns if column.source]
+    estimates = {column.name: table.aligned(column, places, _estimate) for column in columns}
+    more = [{name: row[at] for name, row in estimates.items() if row[at] is not None} for at in range(len(places))]
     heads = tuple(
-        replace(head, measures={**head.measures, **numbers.get((head.kind, head.layer, head.head), {})})
-        for head in atlas.heads
+        replace(head, measures={**head.measures, **numbers}) for head, numbers in zip(atlas.heads, more, strict=True)
     )
-    measures = {**atlas.options.get("measures", {}), **facts}
+    measures = {**atlas.options.get("measures", {}), **{column.name: column.facts() for column in columns}}
     return replace(atlas, heads=heads, options={**atlas.options, "measures": measures})
 
 
-def _of_relations(record: Relations) -> tuple[Numbers, Facts]:
-    numbers: Numbers = {}
-    facts: Facts = {}
-    for one in record.relations:
-        if not one.found.any():
-            continue
-        name = "relation_" + re.sub(r"\W+", "_", one.name).strip("_")
-        what = f"accuracy on {one.name}; the best simple rule ({one.rule}) reaches {one.baseline:.2f}"
-        facts[name] = {"what": what, "unit": "share", "range": [0, 1], "of": "relations", "relation": one.name}
-        for layer, head in np.ndindex(*one.accuracy.shape):
-            value, low, high = (float(array[layer, head]) for array in (one.accuracy, one.low, one.high))
-            numbers.setdefault((record.kind, layer, head), {})[name] = Estimate(
-                value, low, high, math.nan, float(one.n_scored)
-            )
-    return numbers, facts
-
-
-def _of_ablation(record: Ablation) -> tuple[Numbers, Facts]:
-    recorded: Mapping[str, Any] = record.options.get("quantities", {})
-    facts = {
-        name: {"what": "what changes without the head", "unit": "", **recorded.get(name, {}), "range": [None, None],
-               "of": "ablation"}
-        for name in record.names
-    }  # fmt: skip
-    return {
-        (head.kind, head.layer, head.head): {
-            name: Estimate(effect.value, effect.low, effect.high, math.nan, effect.count)
-            for name, effect in head.effects.items()
-            if name in facts
-        }
-        for head in record.heads
-    }, facts
-
-
-def _of_needles(record: Findings) -> tuple[Numbers, Facts]:
-    """Of each head how much of the needles it copies, and of decoys."""
-    names = ("retrieval", "decoy")
-    recorded: Mapping[str, Any] = record.options.get("measures", {})
-    facts = {
-        name: {"what": "", "unit": "share", "range": [0, 1], **recorded.get(name, {}), "of": NEEDLES} for name in names
-    }
-    return {
-        (head.kind, head.layer, head.head): {name: head.measures[name] for name in names if name in head.measures}
-        for head in record.heads
-    }, facts
-
-
-def _of_circuits(record: Circuits) -> tuple[Numbers, Facts]:
-    """Of each head how it copies and matches, and the strongest composition with those before and after it."""
-    scores = {"copying": "whether it raises the token that it attends to", "matching": "whether it looks for its own"}
-    facts: Facts = {
-        name: {"what": f"{what}, by its weights: eigenvalues", "unit": "", "range": [-1, 1], "of": "circuits"}
-        for name, what in scores.items()
-    }
-    numbers: Numbers = {
-        (record.kind, head.layer, head.head): {
-            name: Estimate(getattr(head, name).value, math.nan, math.nan, math.nan, 0.0) for name in scores
-        }
-        for head in record.heads
-    }
-    excess = np.where(np.isfinite(record.excess), record.excess, -np.inf)
-    for axis, side, other in ((2, "sent", "what a later head reads by is"), (1, "received", "what it reads by is")):
-        for number, by in enumerate(COMPOSITIONS):
-            name = f"{by.lower()}_composition_{side}"
-            facts[name] = {
-                "what": f"how much of {by}, {other} written by one head, at most: share above random directions",
-                "unit": "", "range": [None, 1], "of": "circuits",
-            }  # fmt: skip
-            most = excess[number].max(axis - 1)
-            for head, value in zip(record.heads, most.tolist(), strict=True):
-                found = value if math.isfinite(value) else math.nan
-                numbers[record.kind, head.layer, head.head][name] = Estimate(found, math.nan, math.nan, math.nan, 0.0)
-    return numbers, facts
+def _estimate(
+    value: float, low: float = math.nan, high: float = math.nan, uniform: float = math.nan, count: float = 0.0
+) -> Estimate:
+    return Estimate(*map(float, (value, low, high, uniform, count)))
 
 
 def _compositions(atlas: Atlas, record: Circuits) -> tuple[Link, ...]:

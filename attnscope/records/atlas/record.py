@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from attnscope.records.atlas.planes import N_DIRECTIONS, SIDES, STEPS, Plane, PlaneToken, Points
 from attnscope.records.circuits import Link
 from attnscope.records.frame import codec
-from attnscope.records.frame.codec import ARRAY, OMITTED
+from attnscope.records.frame.codec import ARRAY, OMITTED, shaped
+from attnscope.records.frame.head_table import HeadTable
 from attnscope.records.frame.pair_tables import require_known
 from attnscope.records.frame.record import Record
 from attnscope.records.heads.descriptions import Descriptions
@@ -34,6 +35,12 @@ LEFT_OUT = " … "
 Why = Literal["top", "decile", "failure"]
 Side = Literal["asks", "gets", "pairs"]
 
+OUTSIDE_SINKS = "what the key would get if each query's attention outside sinks were spread evenly outside sinks"
+"""What the lift of a key or pair is over."""
+
+OVER_ALL_KEYS = "what uniform attention over all keys would give"
+"""What it was over in records that do not say."""
+
 
 @dataclass(frozen=True)
 class TokenRow:
@@ -45,7 +52,9 @@ class TokenRow:
         tokens: Its label; of a pair the query's and the key's.
         mass: Mean attention weight: of "asks" what a query gives away, of "gets" what a query gives to all such keys
             of its text, of "pairs" what the query gives to all such keys. 0 to 1.
-        lift: `mass` over what uniform attention over the same allowed keys would give.
+        lift: `mass` over an even share, as the record's `options["lift"]` says: of "gets" and "pairs" over what the
+            key would get if each query's attention outside sinks were spread evenly over its keys outside sinks. Of
+            "asks", and in records whose options do not say so, over what uniform attention over all keys would give.
         low: Lower end of the 95% interval of the lift, over texts; NaN where there are fewer than two.
         high: Upper end.
         count: How many queries it was seen with.
@@ -213,17 +222,17 @@ class Atlas(Record):
     rank: str
     heads: tuple[Head, ...]
     facts: tuple[ExampleFacts, ...]
-    tables: tuple[tuple[TokenRow, ...], ...]
-    profiles: NDArray[np.float32] = field(metadata=ARRAY)
-    even_profiles: NDArray[np.float32] = field(metadata=ARRAY)
-    deciles: NDArray[np.float32] = field(metadata=ARRAY)
-    distances: NDArray[np.float32] = field(metadata=ARRAY)
-    positions: NDArray[np.float32] = field(metadata=ARRAY)
-    places: NDArray[np.int32] = field(metadata=ARRAY)
-    special: NDArray[np.bool_] = field(metadata=ARRAY)
-    starts: NDArray[np.int64] = field(metadata=ARRAY)
+    tables: tuple[tuple[TokenRow, ...], ...] = field(metadata=shaped("heads"))
+    profiles: NDArray[np.float32] = field(metadata=shaped("heads n_offsets", **ARRAY))
+    even_profiles: NDArray[np.float32] = field(metadata=shaped("heads n_offsets", **ARRAY))
+    deciles: NDArray[np.float32] = field(metadata=shaped("heads 11", **ARRAY))
+    distances: NDArray[np.float32] = field(metadata=shaped("heads heads", **ARRAY))
+    positions: NDArray[np.float32] = field(metadata=shaped("heads 2", **ARRAY))
+    places: NDArray[np.int32] = field(metadata=shaped("n_tokens", **ARRAY))
+    special: NDArray[np.bool_] = field(metadata=shaped("n_tokens", **ARRAY))
+    starts: NDArray[np.int64] = field(metadata=shaped("n_tokens", **ARRAY))
     keys: NDArray[np.uint8] = field(metadata=ARRAY)
-    codes: NDArray[np.uint8] = field(metadata=ARRAY)
+    codes: NDArray[np.uint8] = field(metadata=shaped("keys", **ARRAY))
     descriptions: Descriptions | None = field(default=None, metadata=OMITTED)
     compositions: tuple[Link, ...] = field(default=(), metadata=OMITTED)
     plane_tokens: tuple[PlaneToken, ...] = field(default=(), metadata=OMITTED)
@@ -232,6 +241,13 @@ class Atlas(Record):
     kept: tuple[KeptText, ...] = field(default=(), metadata=OMITTED)
     scores: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=codec.beside("score_"))
     sums: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=codec.beside("sum_"))
+
+    n_offsets: ClassVar[int] = 2 * FURTHEST + 3
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens its examples show."""
+        return sum(len(facts.labels) for facts in self.facts)
 
     @property
     def is_part(self) -> bool:
@@ -302,8 +318,12 @@ class Atlas(Record):
             points={side: held[np.isin(of_point, mine)] for side, held in self.points.items()},
         )
 
+    def head_table(self) -> HeadTable:
+        """Everything that is known per head, as `Findings.head_table`."""
+        return self.findings.head_table()
+
     def rows(self) -> Iterable[Sequence[Any]]:
-        """One row a head, as `Findings.rows`."""
+        """One row per head, as `Findings.rows`."""
         return self.findings.rows()
 
     def to_csv(self) -> str:
@@ -318,25 +338,15 @@ class Atlas(Record):
     def require_whole(self) -> None:
         """Refuses heads that are there twice, and arrays that do not fit each other."""
         self.findings.require_whole()
-        n, n_tokens = len(self.heads), sum(len(facts.labels) for facts in self.facts)
-        shapes = {
-            "profiles": (n, 2 * FURTHEST + 3), "even_profiles": (n, 2 * FURTHEST + 3), "deciles": (n, 11),
-            "distances": (n, n), "positions": (n, 2), "places": (n_tokens,), "special": (n_tokens,),
-            "starts": (n_tokens,),
-        }  # fmt: skip
-        for name, shape in shapes.items():
-            if getattr(self, name).shape != shape:
-                raise ValueError(f"its {name} are of shape {getattr(self, name).shape}, not {shape}")
+        n = len(self.heads)
         if any(not (0 <= one.sender < n and 0 <= one.receiver < n) for one in self.compositions):
             raise ValueError("a head composes with one that is not there")
         if self.planes or self.points or self.plane_tokens:
             self._require_whole_planes()
         if self.is_part:
             self._require_whole_part()
-        if len(self.tables) != n:
-            raise ValueError(f"it has {n} heads, and token tables of {len(self.tables)}")
         ends = np.concatenate([[0], self.starts])
-        if (np.diff(ends) < 0).any() or ends[-1] != len(self.keys) or len(self.keys) != len(self.codes):
+        if (np.diff(ends) < 0).any() or ends[-1] != len(self.keys):
             raise ValueError("the attention of its examples is cut off")
         for example in self.examples():
             if len(example.keys) and int(example.keys.max()) >= len(example.places):

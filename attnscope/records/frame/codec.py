@@ -1,6 +1,7 @@
 """One codec for all records: a dataclass becomes plain values and arrays, and comes back by what its class says.
 
-A field is kept as its type says, but for those whose metadata are `ARRAY`, `beside` or `OMITTED`.
+A field is kept as its type says, but for those whose metadata are `ARRAY`, `beside` or `OMITTED`. `shaped` says which
+shape an array must have.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,51 @@ OMITTED = {"omit": True}
 def beside(prefix: str) -> dict[str, str]:
     """Metadata of a mapping whose arrays are kept beside the description, each with a prefix before its name."""
     return {"array": prefix}
+
+
+def shaped(axes: str, **more: Any) -> dict[str, Any]:
+    """Metadata of a field that has a shape, or of a sequence that has a length, which `require_shapes` checks.
+
+    Args:
+        axes: The axes, such as "layers heads queries 2": a number; a field or property of the record, which is a size
+            itself or has a length; or a name of its own, which stands for one size throughout the record.
+        more: Further metadata, such as `ARRAY`.
+    """
+    return {"shape": tuple(axes.split()), **more}
+
+
+def require_shapes(record: Any, around: Sequence[Any] = ()) -> None:
+    """Refuses a record in which an array or a sequence does not have the shape that its field says.
+
+    Args:
+        record: A dataclass; what it holds is checked too.
+        around: The records that hold it, the nearest first: their fields name sizes as well.
+
+    Raises:
+        ValueError: One does not.
+    """
+    sizes: dict[str, int] = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if (axes := field.metadata.get("shape")) is not None and value is not None:
+            for array in value.values() if isinstance(value, Mapping) else (value,):
+                shape = array.shape if isinstance(array, np.ndarray) else (len(array),)
+                wanted = tuple(_size(axis, (record, *around), sizes, n) for axis, n in zip_longest(axes, shape))
+                if shape != wanted[: len(axes)]:
+                    raise ValueError(f"the shape of its {field.name}, {shape}, does not fit {' x '.join(axes)}")
+        for part in (value,) if dataclasses.is_dataclass(value) else value if isinstance(value, tuple) else ():
+            if dataclasses.is_dataclass(part):
+                require_shapes(part, (record, *around))
+
+
+def _size(axis: str | None, records: Sequence[Any], sizes: dict[str, int], measured: int | None) -> int:
+    """How long an axis must be; of a name that the records do not know, as long as it was first."""
+    if axis is None or axis.isdecimal():
+        return int(axis or -1)
+    for record in records:
+        if (value := getattr(record, axis, None)) is not None:
+            return value if isinstance(value, int) else len(value)
+    return sizes.setdefault(axis, -1 if measured is None else measured)
 
 
 def describe(record: Any) -> dict[str, Any]:

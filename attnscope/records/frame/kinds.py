@@ -139,14 +139,14 @@ KINDS = {
     for kind in (
         Kind(
             "attnscope.heatmap", "record of attention", "maps.heatmap:Heatmap", "heatmap", "weights", ("npz", "json"),
-            ("png", "npz"), "maps.show:show", "maps.pages:pages", "maps.pages:glance", "maps.pages:require_query",
+            ("png", "npz"), "maps.terminal:show", "maps.pages:pages", "maps.pages:glance", "maps.pages:require_query",
             "page:page_of_record", ("drawn", "query"), ("query",),
             (*WHICH, "scale", "cmap", "words", "hide_special"), ("npz", "json"),
             (("json", "record.json"),),
         ),
         Kind(
             "attnscope.pooled", "record of pooled attention", "maps.pooled:PooledHeatmap", "heatmap", "pooled",
-            ("npz", "json"), ("png", "npz"), "maps.show:show", "maps.pages:pages", "maps.pages:glance",
+            ("npz", "json"), ("png", "npz"), "maps.terminal:show", "maps.pages:pages", "maps.pages:glance",
             page="page:page_of_saved", shown_with=("drawn",), others=(*WHICH, "scale", "cmap"),
             lossless=("npz", "json"), files=(("json", "record.json"),),
         ),
@@ -230,7 +230,10 @@ def file_of(record: Path, first: Kind | None = None) -> Path:
     """
     kinds = [*KINDS.values()] if first is None else [first, *KINDS.values()]
     names = [kind.file(ending) for kind in kinds for ending in kind.lossless]
-    return next((record / name for name in names if (record / name).is_file()), record)
+    from attnscope.records.frame.file_sets import unmoved  # with NumPy, which the command line starts without
+
+    folders = [*unmoved(record), record]
+    return next((folder / name for name in names for folder in folders if (folder / name).is_file()), record)
 
 
 def load_named(name: str) -> Any:

@@ -180,6 +180,16 @@ def require_types(record: Any, where: str = "it") -> None:
         _require(getattr(record, field.name), hints[field.name], f"{where}.{field.name}")
 
 
+def require_fields(record: Any) -> None:
+    """Refuses a record whose fields are not of the types and shapes that its class says.
+
+    Raises:
+        ValueError: A field is not.
+    """
+    require_types(record)
+    codec.require_shapes(record)
+
+
 def require_places(layers: Sequence[int], heads: Sequence[int]) -> None:
     """Refuses numbers of layers and heads that no model has: tables are made as large as they say.
 
@@ -196,13 +206,22 @@ def require_run(run: Mapping[str, Any]) -> None:
     """Refuses what a record says of how it was made where it could not be shown.
 
     Raises:
-        ValueError: The model has no name, or the notes are no texts, or its kinds of attention have no names.
+        ValueError: The model has no name, or the notes are no texts, or a failure does not say what failed, or its
+            kinds of attention have no names.
     """
     if not isinstance(run.get("model", ""), str):
         raise ValueError("its model has no name")
     notes = run.get("notes", ())
     if not isinstance(notes, list | tuple) or not all(isinstance(note, str) for note in notes):
         raise ValueError("its notes are no texts")
+    failures = run.get("failures", ())
+    if not isinstance(failures, list | tuple):
+        raise ValueError("its failures are no list")
+    for failure in failures:
+        if not isinstance(failure, Mapping) or not all(
+            isinstance(failure.get(name), str) for name in ("step", "error", "hint")
+        ):
+            raise ValueError("one of its failures does not say what failed, and why")
     if not isinstance(run.get("versions", {}), Mapping):
         raise ValueError("its versions have no names")
     kinds = run.get("kinds", ())

@@ -16,7 +16,8 @@ from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.records.frame import codec
 from attnscope.records.frame.kinds import LIVE, NOTEBOOK, Kind, file_of, kind_of_schema, load_named
 from attnscope.records.frame.parquet import parquet
-from attnscope.records.frame.reading import read_record, reading, require_corpus, require_run, require_types
+from attnscope.records.frame.reading import read_record, reading, require_corpus, require_fields, require_run
+from attnscope.records.frame.shards import failure_line
 from attnscope.records.frame.storage import csv_text, finite, plain, write_whole
 
 
@@ -41,6 +42,11 @@ class Record:
     def describe(self) -> dict[str, Any]:
         """All but the arrays that are kept beside, schema first; NaN stays."""
         return {"schema": self.SCHEMA, **codec.describe(self)}
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Parts of the study that failed, one sentence each; every view of the record shows them."""
+        return tuple(failure_line(failure) for failure in getattr(self, "run", {}).get("failures", ()))
 
     def drawn_texts(self) -> Any:
         """What holds all texts that its figures may show, to find fonts for."""
@@ -129,7 +135,8 @@ class Record:
             UsageError: There is no such scale, colormap, size or font.
         """
         asked = {name: value for name, value in given.items() if value is not None}
-        return load_named("attnscope.views.drawing.style:Style")(**{"scale": self.usual_scale, **asked})
+        usual = {"scale": self.usual_scale, "failed": self.failed}
+        return load_named("attnscope.views.drawing.style:Style")(**usual | asked)
 
     @property
     def is_empty(self) -> bool:
@@ -213,7 +220,7 @@ class Record:
             if isinstance(held.get("schema"), str) and "json" not in kind.lossless:
                 raise ValueError("it is the JSON of one, a copy for other programs")
             found = cls.rebuild(described, held)
-            require_types(found)
+            require_fields(found)
             if isinstance(run := getattr(found, "run", None), Mapping):
                 require_run(run)
             if isinstance(corpus := getattr(found, "corpus", None), Mapping):

@@ -1,4 +1,4 @@
-"""Shards of a corpus: which a record holds, which are missing, and whether their study was interrupted."""
+"""Shards of a corpus: which a record holds, which are missing, and whether their study was interrupted or failed."""
 
 from __future__ import annotations
 
@@ -41,6 +41,15 @@ def is_part(corpus: Mapping[str, Any]) -> bool:
 def is_interrupted(corpus: Mapping[str, Any]) -> bool:
     """Whether a study was stopped before it had seen all of its texts; a part is incomplete without that."""
     return bool(corpus.get("interrupted", not corpus.get("complete", True)))
+
+
+def failure_line(failure: Mapping[str, str]) -> str:
+    """Such as "describing the heads failed: not enough memory".
+
+    Args:
+        failure: One of the `failures` of a record's run.
+    """
+    return f"{failure['step']} failed: {failure['error']}"
 
 
 def settle_corpus(corpus: Mapping[str, Any], *, interrupted: bool = False) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import secrets
-import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ def write_whole(path: Path, content: bytes) -> Path:
     require_replaceable(path)
     # Not by tempfile, whose files only their owner may read: what we write is as readable as any other file.
     held = path.parent / f".{secrets.token_hex(8)}.part"
-    with _making_folders_for(path):
+    with making_folders_for(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with held.open("xb") as file:
@@ -46,8 +45,13 @@ def write_whole(path: Path, content: bytes) -> Path:
 
 
 @contextlib.contextmanager
-def _making_folders_for(path: Path) -> Iterator[None]:
+def making_folders_for(path: Path, what: str = "write", named: Path | None = None) -> Iterator[None]:
     """Within it, a path is written; folders that are made for it do not stay where that fails.
+
+    Args:
+        path: The file or folder that is written.
+        what: What cannot be done where it fails.
+        named: What to call the path then; None = as it is.
 
     Raises:
         AttnscopeError: It cannot be written.
@@ -63,59 +67,9 @@ def _making_folders_for(path: Path) -> Iterator[None]:
         if not isinstance(error, OSError):
             raise
         raise AttnscopeError(
-            f"cannot write {path}: {error.strerror or error}", "choose another folder with --out, or make room there"
+            f"cannot {what} {named or path}: {error.strerror or error}",
+            "choose another folder with --out, or make room there",
         ) from None
-
-
-def write_folder(folder: Path, files: Mapping[str, bytes], first: str) -> Path:
-    """Writes a folder of files whole or not at all, in place of an earlier one of ours.
-
-    Args:
-        folder: The folder.
-        files: By their paths in it.
-        first: The file by which a folder of ours is known, see `require_replaceable_folder`.
-
-    Returns:
-        The path of `first`.
-
-    Raises:
-        AttnscopeError: It cannot be written, or something else is there.
-    """
-    require_replaceable_folder(folder, first)
-    held, old = (folder.parent / f".{secrets.token_hex(8)}.part" for _ in range(2))
-    with _making_folders_for(folder):
-        try:
-            for name, content in files.items():
-                (held / name).parent.mkdir(parents=True, exist_ok=True)
-                (held / name).write_bytes(content)
-            if folder.exists():
-                folder.rename(old)
-            held.rename(folder)
-        finally:
-            if old.exists() and not folder.exists():  # also where it was interrupted between the two
-                old.rename(folder)
-            for left in (held, old):
-                shutil.rmtree(left, ignore_errors=True)
-    return folder / first
-
-
-def require_replaceable_folder(folder: Path, first: str) -> None:
-    """Refuses to replace a folder that is not ours: one whose file `first` is no page of attnscope.
-
-    Raises:
-        AttnscopeError: Something else has that name.
-    """
-    if not folder.is_symlink() and folder.is_dir():
-        if not any(folder.iterdir()):
-            return
-        with contextlib.suppress(OSError), (folder / first).open("rb") as file:
-            if PAGE_MARK in file.read(4096):
-                return
-    elif not folder.is_symlink() and not folder.exists():
-        return
-    raise AttnscopeError(
-        f"cannot replace {folder}: it is no folder of attnscope", "choose another name with --out, or remove it"
-    )
 
 
 def is_stream(path: Path) -> bool:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from attnscope.errors import amount
 from attnscope.records.frame.codec import OMITTED
 from attnscope.records.frame.pair_tables import OneHead
 
@@ -14,6 +15,13 @@ EVEN = 0.1
 
 LITTLE = 0.3
 """Explained share below which a head is said to be mostly undescribed."""
+
+NO_TERM = "no term outside sinks"
+"""What stands for the term of the other half of the texts where it has none."""
+
+
+UNSURE = 0.5
+"""Width of the interval of an explained share from which on the texts are said to be too few to tell it."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +109,19 @@ class HeadDescription(OneHead):
         terms: The terms, in the order in which they were chosen; the first explains most.
         nats: How far its attention is from uniform: mean KL divergence over the scored texts.
         explained: The share of these that the terms explain, on texts that they were not fitted on.
-        low: Lower end of its 95% interval over texts; NaN with fewer than two.
-        high: Upper end.
+        low: Lower end of its 95% interval over texts, which allows for kinds of texts that are not among those scored
+            (`core.exact.few_texts`); NaN with fewer than two.
+        high: Upper end, at most 1.
         explained_beside: The same where how much each query gives to special tokens and the first is taken as known.
         agrees: Whether the other half of the texts gives the same first term; None where neither gives any.
         failures: Tokens of the scored texts that it explains least, the worst first, one of a text.
         runner_up: What another feature is called that, alone, explains the scored texts as well as the first term alone
             (within the paired 95% interval over texts, and by 0.05 less at most); "" = none does.
+        content: The feature of the first term that tells keys outside sinks apart, with "not" before it where its
+            weight is below 0; "" = there is none, or the record is of an earlier version. Sinks are special tokens
+            and the first.
+        other_half: What the half of the texts that descriptions are scored on has in place of that term, where that
+            is another, or `NO_TERM`; "" = the same.
     """
 
     kind: str
@@ -122,11 +136,26 @@ class HeadDescription(OneHead):
     agrees: bool | None = None
     failures: tuple[Failure, ...] = ()
     runner_up: str = ""
+    content: str = field(default="", metadata=OMITTED)
+    other_half: str = field(default="", metadata=OMITTED)
+
+    @property
+    def warning(self) -> str:
+        """What the other half of the texts has in place of the first term outside sinks; "" = the same."""
+        if self.other_half:
+            return f"other half: {self.other_half}"
+        # Records of earlier versions compare the first terms alone, sinks or not.
+        return "" if self.content or self.agrees is not False else "other half: another first term"
 
     @property
     def spreads_evenly(self) -> bool:
         """Whether its attention is so near to uniform that there is nothing to describe."""
         return self.nats < EVEN
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the scored texts are too few to tell how much is explained: the interval is wider than `UNSURE`."""
+        return self.high - max(self.low, 0.0) > UNSURE
 
     @property
     def words(self) -> str:
@@ -153,7 +182,9 @@ class HeadDescription(OneHead):
         if self.spreads_evenly:
             return f"{self.words}: {self.nats:.2f} nats from uniform"
         explained = f"{100 * self.explained:.0f}%" if math.isfinite(self.explained) else "an unknown share"
-        return f"{self.words}: {explained} of {self.nats:.2f} nats"
+        unsure = " (too few texts to tell)" if self.is_unsure else ""
+        warning = f" (! {self.warning})" if self.warning else ""
+        return f"{self.words}: {explained} of {self.nats:.2f} nats{unsure}{warning}"
 
 
 def _words(term: Term, parts: Sequence[Term], other: str) -> str:
@@ -206,6 +237,35 @@ class Descriptions:
     features: Mapping[str, FeatureFacts] = field(default_factory=dict)
     unmatched: tuple[str, ...] = ()
 
+    def sample_line(self, n_texts: int | None = None) -> str:
+        """Such as "described from 274 of 2,001 texts (2,000 queries): fitted on 137, scored on 137 others".
+
+        Args:
+            n_texts: How many texts the corpus has; None = that is not known.
+        """
+        of = f"{self.n_texts:,} of " if n_texts is not None and n_texts > self.n_texts else ""
+        drawn = of + amount(n_texts if of and n_texts else self.n_texts, "text")
+        queries = amount(self.n_queries, "query", "queries")
+        fitted, scored = self.n_texts - self.n_scored, amount(self.n_scored, "other")
+        return f"described from {drawn} ({queries}): fitted on {fitted:,}, scored on {scored}"
+
+    @property
+    def stability_line(self) -> str:
+        """In how many heads both halves of the texts have the same first term outside sinks; "" = no head tells."""
+        told = [one for one in self.heads if one.content or one.other_half]
+        if not told:
+            return ""
+        alike = sum(not one.other_half for one in told)
+        return (
+            f"stability: the other half of the texts has the same first term outside sinks in {alike} of "
+            f"{amount(len(told), 'head')}" + "; where it has another, ! names it" * (alike < len(told))
+        )
+
+    @property
+    def unseen_share(self) -> float:
+        """The share of all texts, 0 to 1, of which the scored ones may show none; as `core.exact.few_texts` has it."""
+        return float(1 - 0.025 ** (1 / max(1, self.n_scored)))
+
     def of(self, layer: int, head: int, kind: str | None = None) -> HeadDescription:
         """The description of a head.
 
@@ -223,4 +283,5 @@ class Descriptions:
         raise KeyError(f"there is no description of L{layer}H{head}")
 
     def __str__(self) -> str:
-        return "\n".join(f"{one.name}: {one.line}" for one in self.heads)
+        lines = [f"{one.name}: {one.line}" for one in self.heads]
+        return "\n".join([*lines, self.sample_line(), *([self.stability_line] if self.stability_line else [])])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.frame.codec import OMITTED, beside
+from attnscope.records.frame.head_table import Column, HeadTable, number_column
 from attnscope.records.frame.pair_tables import OneHead, require_known
 from attnscope.records.frame.reading import require_places
 from attnscope.records.frame.record import Record
@@ -29,9 +30,6 @@ RECORDINGS = "recordings"
 NEEDLES = "needles"
 """What `corpus["of"]` is where each text is a picture, and each token one of its patches, or a word about it;
 where it is a recording; or a needle in a haystack."""
-
-
-_EFFECT_PARTS = ("value", "low", "high", "count")
 
 
 @dataclass(frozen=True)
@@ -185,15 +183,65 @@ class Findings(Record):
         """Whether it was made on pictures or recordings: heads then have measures, and no roles."""
         return self.corpus.get("of") in (PICTURES, LOOKS, RECORDINGS)
 
+    def head_table(self) -> HeadTable:
+        """Everything that is known per head: roles, measures with intervals, effects, descriptions."""
+        measures = [
+            number_column(name, [head.measures.get(name) for head in self.heads], **self._column_facts(name))
+            for name in self.measure_names
+        ]
+        effects = [
+            number_column(name, [head.effects.get(name) for head in self.heads], ("low", "high", "count"))
+            for name in dict.fromkeys(name for head in self.heads for name in head.effects)
+        ]
+        heads = tuple((head.kind, head.layer, head.head) for head in self.heads)
+        columns = (*self._role_columns(), *measures, *effects, *self._description_columns())
+        return HeadTable(heads, columns)
+
+    def _column_facts(self, measure: str) -> dict[str, Any]:
+        facts = self.measure_facts(measure)
+        bounds = tuple(None if math.isnan(bound) else bound for bound in (facts.low, facts.high))
+        source = NEEDLES if self.needles is not None and measure in ("retrieval", "decoy") else ""
+        return {"what": facts.what, "unit": facts.unit, "range": bounds, "source": source}
+
+    def _role_columns(self) -> Iterator[Column]:
+        yield Column("roles", [self._in_order(role.name for role in head.roles) for head in self.heads])
+        yield Column("tentative", [any(role.tentative for role in head.roles) for head in self.heads])
+        yield Column("resting_share", np.array([head.resting_share for head in self.heads], np.float64))
+        for name, holds in {
+            "unclassified": [not head.roles for head in self.heads],
+            **{name: [any(r.name == name for r in head.roles) for head in self.heads] for name in self.role_names},
+        }.items():
+            named = condition_name(name, self.measure_names)
+            yield Column(name, np.array(holds, np.float64), names=(named,) if named else (), in_files=False)
+
+    @property
+    def role_names(self) -> tuple[str, ...]:
+        """The roles that the record defines, and any others that a head has."""
+        mine = (role.name for head in self.heads for role in head.roles)
+        return tuple(dict.fromkeys([*_defined_roles(self.options), *mine]))
+
+    def _description_columns(self) -> Iterator[Column]:
+        """What the descriptions say, where there are any."""
+        if self.descriptions is None:
+            return
+        known = {(each.kind, each.layer, each.head): each for each in self.descriptions.heads}
+        mine = [known.get((head.kind, head.layer, head.head)) for head in self.heads]
+
+        def numbers(part: str) -> NDArray[np.float64]:
+            return np.array([math.nan if each is None else float(getattr(each, part)) for each in mine], np.float64)
+
+        listed = bool(known)
+        interval = {"low": numbers("low"), "high": numbers("high")}
+        terms = np.array([math.nan if each is None else float(len(each.terms)) for each in mine], np.float64)
+        yield Column("description", ["" if each is None else each.words for each in mine], in_files=listed)
+        yield Column("nats_from_uniform", numbers("nats"), unit="nats", names=("nats",), in_files=listed)
+        yield Column("explained", numbers("explained"), interval, unit="share", range=(None, 1), in_files=listed)
+        yield Column("explained_beside", numbers("explained_beside"), unit="share", in_files=listed)
+        yield Column("terms", terms, in_files=False)
+
     def grid(self, kind: str, measure: str) -> NDArray[np.float64]:
         """The values of a measure, (layer, head); NaN where there is no such head."""
-        mine = [head for head in self.heads if head.kind == kind]
-        shape = (max((h.layer for h in mine), default=-1) + 1, max((h.head for h in mine), default=-1) + 1)
-        values = np.full(shape, np.nan)
-        for head in mine:
-            if measure in head.measures:
-                values[head.layer, head.head] = head.measures[measure].value
-        return values
+        return self.head_table().grid(kind, measure)
 
     def description(self, layer: int, head: int, kind: str | None = None) -> HeadDescription:
         """What a head does in a line, and how much of its attention that explains.
@@ -265,68 +313,23 @@ class Findings(Record):
         return facts_of_measure(self.options, measure)
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """One row a head: kind, layer, head, roles, tentative, resting share, then each measure.
+        """One row per head: kind, layer, head, roles, tentative, resting share, then each measure.
 
-        A measure has five columns: its value under its name, and `_low`, `_high`, `_uniform` and `_count`; what changes
-        without the head (`--causal`) follows, in four columns each.
+        A measure has five columns: its value under its name, and `_low`, `_high`, `_uniform` and `_count`. What changes
+        without the head (`--causal`) follows, in four columns each, and what its description says.
         """
-        columns = self.columns()
-        yield tuple(columns)
-        yield from zip(*columns.values(), strict=True)
+        return self.head_table().rows()
 
     def to_csv(self) -> str:
         """The table as CSV: several roles have a + between them, in the catalogue's order; none are "unclassified"."""
-        columns = self.columns()
-        columns["roles"] = ["+".join(names) or "unclassified" for names in columns["roles"]]
-        return csv_text([list(columns), *zip(*columns.values(), strict=True)])
+        flat = self.head_table().flat()
+        flat["roles"] = ["+".join(names) or "unclassified" for names in flat["roles"]]
+        return csv_text([list(flat), *zip(*flat.values(), strict=True)])
 
     def _in_order(self, roles: Iterable[str]) -> list[str]:
         """Roles in the order in which the record lists them all, so that a table can be sorted and grouped by them."""
-        listed = self.options.get("roles")
-        order = list(listed) if isinstance(listed, Mapping) else []
+        order = _defined_roles(self.options)
         return sorted(roles, key=lambda name: (order.index(name) if name in order else len(order), name))
-
-    def columns(self) -> dict[str, list[Any]]:
-        """One value a head in each column: kind, layer, head, roles, tentative, resting share, then the measures."""
-        columns: dict[str, list[Any]] = {
-            "kind": [head.kind for head in self.heads],
-            "layer": [head.layer for head in self.heads],
-            "head": [head.head for head in self.heads],
-            "roles": [self._in_order(role.name for role in head.roles) for head in self.heads],
-            "tentative": [any(role.tentative for role in head.roles) for head in self.heads],
-            "resting_share": [float(head.resting_share) for head in self.heads],
-        }
-        for name in self.measure_names:
-            estimates = [head.measures.get(name) for head in self.heads]
-            for part in ("value", "low", "high", "uniform", "count"):
-                columns[name if part == "value" else f"{name}_{part}"] = [
-                    math.nan if one is None else float(getattr(one, part)) for one in estimates
-                ]
-        for name in dict.fromkeys(name for head in self.heads for name in head.effects):
-            effects = [head.effects.get(name) for head in self.heads]
-            for part in _EFFECT_PARTS:
-                columns[name if part == "value" else f"{name}_{part}"] = [
-                    math.nan if one is None else float(getattr(one, part)) for one in effects
-                ]
-        return columns | self._description_columns()
-
-    def _description_columns(self) -> dict[str, list[Any]]:
-        """What the descriptions say, where there are any."""
-        if self.descriptions is None or not self.descriptions.heads:
-            return {}
-        known = {(one.kind, one.layer, one.head): one for one in self.descriptions.heads}
-        mine = [known.get((head.kind, head.layer, head.head)) for head in self.heads]
-        numbers = {
-            "nats_from_uniform": "nats", "explained": "explained", "explained_low": "low", "explained_high": "high",
-            "explained_beside": "explained_beside",
-        }  # fmt: skip
-        return {
-            "description": ["" if one is None else one.words for one in mine],
-            **{
-                name: [math.nan if one is None else float(getattr(one, part)) for one in mine]
-                for name, part in numbers.items()
-            },
-        }
 
     @property
     def is_empty(self) -> bool:
@@ -339,6 +342,18 @@ class Findings(Record):
         for heads in (self.heads, self.control):
             if len({(head.kind, head.layer, head.head) for head in heads}) < len(heads):
                 raise ValueError("it holds a head twice")
+
+
+def _defined_roles(options: Mapping[str, Any]) -> list[str]:
+    defined = options.get("roles")
+    return [str(name) for name in defined] if isinstance(defined, Mapping) else []
+
+
+def condition_name(role: str, measures: Sequence[str]) -> str:
+    """What conditions call a role: with `is_` before the name where a measure has it; empty where it is no name."""
+    if not role.isidentifier():
+        return ""
+    return f"is_{role}" if role in measures else role
 
 
 def facts_of_measure(options: Mapping[str, Any], measure: str) -> MeasureFacts:

@@ -10,13 +10,19 @@ import difflib
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attnscope.errors import UsageError
-from attnscope.records.heads.findings import Findings, Head
+import numpy as np
 
-SORTS = ("layer", "explained", "entropy")
+from attnscope.errors import UsageError
+from attnscope.records.frame.head_table import Floats, HeadTable
+from attnscope.records.heads.findings import Findings, Head, condition_name
+
+_ORDERS = {"explained": ("explained", 1), "entropy": ("entropy_nats", -1)}
+"""By the name of an order: the column that it goes by, and 1 where the largest value comes first."""
+
+SORTS = ("layer", *_ORDERS)
 """Orders: as in the model, the best described first, or the sharpest first."""
 
 _HINT = "such as 'induction > 0.4 and layer > 3'; names have no blanks: previous_token, is_induction, unclassified"
@@ -95,39 +101,43 @@ class HeadQuery:
                 more = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
                 raise UsageError(f"there is no {name!r} to choose heads by", more)
 
-    def select(self, findings: Findings) -> list[Head]:
-        """The heads of which it holds.
+    def select(self, table: HeadTable) -> list[int]:
+        """The places of the heads of which it holds.
 
         Raises:
-            UsageError: The record says nothing by one of its names.
+            UsageError: The table says nothing by one of its names.
         """
-        self.require_known(names_of(findings))
-        return [head for head in findings.heads if _truth(self._value(self._body, _Known(findings, head)))]
+        numbers = table.numbers()
+        self.require_known(tuple(numbers))
+        return [at for at in range(len(table.heads)) if _truth(self._value(self._body, numbers, at))]
 
-    def _value(self, node: ast.expr, known: _Known) -> float:
+    def _value(self, node: ast.expr, numbers: Mapping[str, Floats], at: int) -> float:
+        def value(part: ast.expr) -> float:
+            return self._value(part, numbers, at)
+
         match node:
             case ast.BoolOp(op=ast.And()):
-                return float(all(_truth(self._value(part, known)) for part in node.values))
+                return float(all(_truth(value(part)) for part in node.values))
             case ast.BoolOp():
-                return float(any(_truth(self._value(part, known)) for part in node.values))
+                return float(any(_truth(value(part)) for part in node.values))
             case ast.UnaryOp(op=ast.Not()):
-                return float(not _truth(self._value(node.operand, known)))
+                return float(not _truth(value(node.operand)))
             case ast.UnaryOp():
-                return -self._value(node.operand, known)
+                return -value(node.operand)
             case ast.BinOp():
-                left, right = self._value(node.left, known), self._value(node.right, known)
+                left, right = value(node.left), value(node.right)
                 if isinstance(node.op, ast.Div) and not right:
                     return math.nan
                 return _OPERATIONS[type(node.op)](left, right)
             case ast.Compare():
-                values = [self._value(part, known) for part in (node.left, *node.comparators)]
+                values = [value(part) for part in (node.left, *node.comparators)]
                 pairs = zip(node.ops, values, values[1:], strict=False)
                 # NaN differs from all, and fulfils nothing.
                 return float(
                     not any(map(math.isnan, values)) and all(_COMPARISONS[type(op)](a, b) for op, a, b in pairs)
                 )
             case ast.Name():
-                return known.value(node.id)
+                return float(numbers[node.id][at])
             case ast.Constant():
                 return float(node.value)  # type: ignore[arg-type]  # _require lets numbers alone through
         raise AssertionError("`_require` lets nothing else through")
@@ -137,57 +147,11 @@ def _truth(value: float) -> bool:
     return bool(value) and not math.isnan(value)
 
 
-class _Known:
-    """What a record says of a head, by name."""
-
-    def __init__(self, findings: Findings, head: Head) -> None:
-        self._findings, self._head = findings, head
-
-    def value(self, name: str) -> float:
-        """A number; NaN where it is not known."""
-        head = self._head
-        if name in ("layer", "head"):
-            return float(getattr(head, name))
-        if name in head.measures:
-            return head.measures[name].value
-        if name == "unclassified":
-            return float(not head.roles)
-        if name in ("explained", "nats", "terms"):
-            described = described_as(self._findings, head)
-            if described is None:
-                return math.nan
-            return float(len(described.terms)) if name == "terms" else float(getattr(described, name))
-        return float(any(role.name == name.removeprefix("is_") for role in head.roles))
-
-
-def names_of(findings: Findings) -> tuple[str, ...]:
-    """The names that conditions on a record's heads may hold."""
-    roles = dict.fromkeys([*_options(findings), *(role.name for head in findings.heads for role in head.roles)])
-    return names_for(tuple(roles), findings.measure_names, findings.descriptions is not None)
-
-
 def names_for(roles: Sequence[str], measures: Sequence[str], has_descriptions: bool) -> tuple[str, ...]:
     """The names that conditions may hold where heads have these roles and measures, and descriptions or none."""
-    described = ("explained", "nats", "terms") if has_descriptions else ()
-    is_roles = [name if name not in measures else f"is_{name}" for name in roles if name.isidentifier()]
-    return ("layer", "head", *described, "unclassified", *measures, *is_roles)
-
-
-def _options(findings: Findings) -> Sequence[str]:
-    roles = findings.options.get("roles")
-    return [str(name) for name in roles] if isinstance(roles, dict) else []
-
-
-def described_as(findings: Findings, head: Head) -> Any:
-    """The description of a head, if there is one."""
-    if findings.descriptions is None:
-        return None
-    known = (one for one in findings.descriptions.heads if (one.kind, one.layer, one.head) == _place(head))
-    return next(known, None)
-
-
-def _place(head: Head) -> tuple[str, int, int]:
-    return head.kind, head.layer, head.head
+    described = ("explained", "explained_beside", "nats", "terms") if has_descriptions else ()
+    named = (condition_name(role, measures) for role in roles)
+    return ("layer", "head", "resting_share", *described, "unclassified", *measures, *(name for name in named if name))
 
 
 def choose(findings: Findings, where: str | None = None, sort: str | None = None) -> list[Head]:
@@ -202,18 +166,15 @@ def choose(findings: Findings, where: str | None = None, sort: str | None = None
         UsageError: The condition or the order is none.
     """
     require_sort(sort)
-    heads = list(findings.heads) if where is None else HeadQuery(where).select(findings)
-    if sort == "explained":
-        described = {_place(head): described_as(findings, head) for head in heads}
-        heads.sort(key=lambda head: -_number(getattr(described[_place(head)], "explained", math.nan)))
-    elif sort == "entropy":
-        heads.sort(key=lambda head: -_number(-head.measures["entropy_nats"].value if "entropy_nats" in head.measures
-                                             else math.nan))  # fmt: skip
-    return heads
-
-
-def _number(value: float) -> float:
-    return -math.inf if math.isnan(value) else value
+    if where is None and sort in (None, "layer"):
+        return list(findings.heads)
+    table = findings.head_table()
+    places = range(len(table.heads)) if where is None else HeadQuery(where).select(table)
+    if sort in _ORDERS:
+        name, sign = _ORDERS[sort]
+        values = table.numbers().get(name, np.full(len(table.heads), np.nan))
+        places = sorted(places, key=lambda at: -sign * values[at] if np.isfinite(values[at]) else math.inf)
+    return [findings.heads[at] for at in places]
 
 
 def require_sort(sort: str | None) -> None:

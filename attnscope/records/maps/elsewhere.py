@@ -100,7 +100,7 @@ def record_from_arrays(
     )
     record = Heatmap(text, (attention,), _run_of(model, str(np.asarray(weights).dtype)))
     try:
-        reading.require_types(record)
+        reading.require_fields(record)
         record.require_whole()
     except ValueError as error:
         raise AttnscopeError(f"this is no attention: {error}", "give weights after the softmax") from None

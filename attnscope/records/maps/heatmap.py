@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.frame.codec import ARRAY, OMITTED
+from attnscope.records.frame.codec import ARRAY, OMITTED, shaped
 from attnscope.records.frame.reading import require_weights
 from attnscope.records.maps.head_maps import HeadMaps, MapsRecord
 from attnscope.records.maps.pictures import Picture, picture_from
@@ -47,7 +47,7 @@ class AttentionMap(HeadMaps):
     kind: str
     layers: tuple[int, ...]
     heads: tuple[int, ...]
-    weights: NDArray[np.float32] = field(metadata=ARRAY)
+    weights: NDArray[np.float32] = field(metadata=shaped("layers heads queries keys", **ARRAY))
     queries: Tokens
     keys: Tokens
     n_layers: int
@@ -313,9 +313,8 @@ class Heatmap(MapsRecord[AttentionMap]):
         """Refuses a record whose parts do not fit each other, before a picture of it fails or lies."""
         super().require_whole()
         for attention in self.maps:
-            shape = (len(attention.layers), len(attention.heads), len(attention.queries), len(attention.keys))
-            if attention.weights.shape != shape or 0 in shape:
-                raise ValueError(f"its weights have shape {attention.weights.shape}, its tokens and heads say {shape}")
+            if not attention.weights.size:
+                raise ValueError("its weights are of no tokens, or of no heads")
             # NaN stands for heads that a layer lacks. Rounding, in 16 bits too, stays far below the upper bound.
             if np.any(attention.weights > 1.1):
                 raise ValueError("its weights are not between 0 and 1")

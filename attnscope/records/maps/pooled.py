@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.frame.codec import ARRAY, arrays_of
+from attnscope.records.frame.codec import ARRAY, arrays_of, shaped
 from attnscope.records.maps.head_maps import HeadMaps, MapsRecord
 from attnscope.records.maps.tokens import Tokens
 
@@ -57,11 +57,11 @@ class PooledMap(HeadMaps):
     kind: str
     layers: tuple[int, ...]
     heads: tuple[int, ...]
-    cells: NDArray[np.float32] = field(metadata=ARRAY)
-    received: NDArray[np.float32] = field(metadata=ARRAY)
-    entropy_nats: NDArray[np.float32] = field(metadata=ARRAY)
-    link_places: NDArray[np.int32] = field(metadata=ARRAY)
-    link_weights: NDArray[np.float32] = field(metadata=ARRAY)
+    cells: NDArray[np.float32] = field(metadata=shaped("layers heads n_rows n_columns", **ARRAY))
+    received: NDArray[np.float32] = field(metadata=shaped("layers heads keys", **ARRAY))
+    entropy_nats: NDArray[np.float32] = field(metadata=shaped("layers heads queries", **ARRAY))
+    link_places: NDArray[np.int32] = field(metadata=shaped("layers heads n_links 2", **ARRAY))
+    link_weights: NDArray[np.float32] = field(metadata=shaped("layers heads n_links", **ARRAY))
     queries: Tokens
     keys: Tokens
     query_cell: int
@@ -70,6 +70,16 @@ class PooledMap(HeadMaps):
     n_layers: int
     n_heads: int
     n_kv_heads: int
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows of cells there are."""
+        return -(-len(self.queries) // max(self.query_cell, 1))
+
+    @property
+    def n_columns(self) -> int:
+        """How many columns of cells there are."""
+        return -(-len(self.keys) // max(self.key_cell, 1))
 
     def links(self, layer: int, head: int) -> list[Link]:
         """The strongest far links of one head, largest weight first."""
@@ -169,25 +179,16 @@ class PooledHeatmap(MapsRecord[PooledMap]):
         for m in self.maps:
             if min(m.query_cell, m.key_cell) < 1:
                 raise ValueError("its cells hold no tokens")
-            heads, n_queries, n_keys = (len(m.layers), len(m.heads)), len(m.queries), len(m.keys)
-            shapes = {
-                "cells": (*heads, -(-n_queries // m.query_cell), -(-n_keys // m.key_cell)),
-                "received": (*heads, n_keys),
-                "entropy_nats": (*heads, n_queries),
-                "link_places": (*heads, m.link_weights.shape[-1], 2),
-                "link_weights": (*heads, m.link_weights.shape[-1]),
-            }
-            for name, shape in shapes.items():
-                if getattr(m, name).shape != shape or 0 in shape[:2] or (name == "cells" and 0 in shape):
-                    raise ValueError(f"its {name} has shape {getattr(m, name).shape}, its tokens and heads say {shape}")
+            if not m.cells.size:
+                raise ValueError("its maps are of no tokens, or of no heads")
             # NaN stands for heads that a layer lacks. Rounding, in 16 bits too, stays far below the upper bound.
             if np.any(m.cells < 0) or np.any(m.cells > 1.1):
                 raise ValueError("its cells are not between 0 and 1")
-            if np.nansum(m.received, -1).max() > 1.1 * n_queries:
+            if np.nansum(m.received, -1).max() > 1.1 * len(m.queries):
                 raise ValueError("its keys receive more than there is")
             if np.any(m.received < 0) or np.any(np.isinf(m.received)) or np.any(np.isinf(m.entropy_nats)):
                 raise ValueError("its marginals are no sums of weights")
-            if np.any(m.link_places < -1) or np.any(m.link_places >= np.array([n_queries, n_keys])):
+            if np.any(m.link_places < -1) or np.any(m.link_places >= np.array([len(m.queries), len(m.keys)])):
                 raise ValueError("its links are between tokens that it does not have")
         self.require_shown()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.frame.codec import build
+from attnscope.records.frame.codec import build, shaped
 from attnscope.records.frame.reading import require_weights
 from attnscope.records.frame.record import Record
 from attnscope.records.frame.storage import finite, plain
@@ -43,9 +43,9 @@ class Rollout(Record):
     tokens: Tokens
     kind: str
     residual: float
-    mean: NDArray[np.float64]
-    rollout: NDArray[np.float64]
-    flow: NDArray[np.float64]
+    mean: NDArray[np.float64] = field(metadata=shaped("n_layers tokens tokens"))
+    rollout: NDArray[np.float64] = field(metadata=shaped("n_layers tokens tokens"))
+    flow: NDArray[np.float64] = field(metadata=shaped("n_layers tokens tokens"))
     run: Mapping[str, Any]
     picture: Picture | None = None
 
@@ -125,9 +125,8 @@ class Rollout(Record):
 
     def require_whole(self) -> None:
         """Refuses arrays that do not fit the tokens, tokens that do not fit the picture, and shares that are none."""
-        n, arrays = len(self.tokens), [getattr(self, method) for method in METHODS]
-        if any(a.ndim != 3 or a.shape != (len(self.mean), n, n) or not a.size for a in arrays):
-            raise ValueError("its arrays do not fit its tokens")
+        if not self.mean.size:
+            raise ValueError("its maps are of no tokens")
         if self.picture is not None and np.prod(self.picture.grid) != int((~self.tokens.special).sum()):
             raise ValueError("its tokens are not the patches of its picture")
         require_whole_tokens(self.tokens)

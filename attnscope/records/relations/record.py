@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.frame.codec import OMITTED, build
+from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.frame.record import Record
 from attnscope.records.frame.storage import finite, plain
 from attnscope.records.heads.findings import Findings, Role
@@ -271,6 +273,13 @@ class Relations(Record):
             for row in together.rows():
                 yield tuple(row.get(name) for name in (*header, *more))
 
+    def head_table(self) -> HeadTable:
+        """The accuracy of every head on each relation that any head expresses."""
+        expressed = [relation for relation in self.relations if relation.found.any()]
+        shape = expressed[0].accuracy.shape if expressed else (0, 0)
+        heads = tuple((self.kind, layer, head) for layer, head in np.ndindex(*shape))
+        return HeadTable(heads, tuple(_accuracy_column(relation) for relation in expressed))
+
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
         """The relations that `describe` and `arrays` were made of."""
@@ -311,6 +320,16 @@ _PLAIN = (
     "halves", "ties",
 )  # fmt: skip
 _TOGETHER = ("combination", "n_heads", "range", "separation", "below", "cut", "gain", "gain_low", "gain_high")
+
+
+def _accuracy_column(relation: Relation) -> Column:
+    accuracy, low, high = (np.asarray(a, np.float64).ravel() for a in (relation.accuracy, relation.low, relation.high))
+    what = f"accuracy on {relation.name}; the best simple rule ({relation.rule}) reaches {relation.baseline:.2f}"
+    return Column(
+        "relation_" + re.sub(r"\W+", "_", relation.name).strip("_"), accuracy,
+        {"low": low, "high": high, "count": np.full(accuracy.shape, float(relation.n_scored))},
+        what, "share", (0, 1), "relations", {"relation": relation.name},
+    )  # fmt: skip
 
 
 def with_relations(findings: Findings, relations: Relations) -> Findings:

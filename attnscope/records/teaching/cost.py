@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
+from attnscope.records.frame.codec import shaped
 from attnscope.records.frame.record import Record
 
 GROUPS = ("parameters", "per_token", "per_text", "memory", "kv_cache")
@@ -69,7 +70,7 @@ class Curve:
 
     panel: str
     what: str
-    values: tuple[int, ...]
+    values: tuple[int, ...] = field(metadata=shaped("lengths"))
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,6 +103,11 @@ class Cost(Record):
     curves: tuple[Curve, ...]
     notes: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        layers = amount(self.sizes["n_layers"] + self.sizes["n_decoder_layers"], "layer")
+        heads, tokens = amount(self.sizes["n_heads"], "head"), amount(self.n_tokens, "token")
+        return f"Cost({self.name!r}, {layers} of {heads}, texts of {tokens})"
+
     def value(self, name: str) -> int | float:
         """A quantity's value by its name."""
         for quantities in self.groups.values():
@@ -119,7 +125,5 @@ class Cost(Record):
             raise ValueError("its sizes are none")
         if unknown := self.groups.keys() - set(GROUPS):
             raise ValueError(f"there is no group of costs {min(unknown)[:40]!r}")
-        if any(len(curve.values) != len(self.lengths) for curve in self.curves):
-            raise ValueError("its curves do not fit its lengths")
         if self.curves and {curve.panel for curve in self.curves} != {"multiply-adds", "bytes"}:
             raise ValueError("its curves are not of multiply-adds and of bytes")

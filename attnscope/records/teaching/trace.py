@@ -62,7 +62,7 @@ class Band:
     low: float
     high: float
     n_pairs: int
-    scores: NDArray[np.float64]
+    scores: NDArray[np.float64] = field(metadata=codec.shaped("keys"))
     near: float
     far: float
 
@@ -178,8 +178,6 @@ class Trace(Record):
                 raise ValueError("a step's value does not fit its tokens")
         if self.query is not None and not 0 <= self.query < len(self.queries):
             raise ValueError(f"there is no query {self.query}")
-        if any(band.scores.shape != (len(self.keys),) for band in self.bands):
-            raise ValueError("its bands do not fit its tokens")
 
     def to_py(self) -> str:
         """The script of the file `trace.py`; see `script`."""

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from attnscope.core.exact.running import RunningSums
 from attnscope.corpus import Block
-from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, ModelInfo
 from attnscope.studies.ablation.reading import ReadBatch, Reader
 from attnscope.studies.ablation.sweep import Going, HeadMeans, longest_first, require_rerunnable
@@ -36,21 +35,6 @@ class Importance(passes.Found):
     """What was added up over blocks: |dL/dxi| of each head over texts, (head,) by layer."""
 
     sums: Mapping[Place, RunningSums]
-
-
-def require_gradients() -> None:
-    """Refuses to begin where torch keeps no gradients.
-
-    Raises:
-        AttnscopeError: `torch.inference_mode` is on.
-    """
-    import torch
-
-    if torch.is_inference_mode_enabled():
-        raise AttnscopeError(
-            "importance is a gradient, and torch.inference_mode() keeps none",
-            "call it outside of that, or within torch.no_grad()",
-        )
 
 
 def importance(

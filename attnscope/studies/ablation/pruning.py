@@ -16,12 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, one_line
 from attnscope.models import is_own_decoder
 from attnscope.models.catalog import weight_files
 from attnscope.models.model import Batch, Model, example_tokens
-from attnscope.output import require_writable
 from attnscope.records.ablation import Ablation
+from attnscope.records.frame.file_sets import require_writable
 from attnscope.records.frame.storage import finite, plain
 from attnscope.studies.ablation.study import AblateOptions, ablate
 from attnscope.studies.ablation.sweep import require_rerunnable
@@ -101,6 +104,7 @@ class PruneOrder:
     target: str | None = None
 
 
+@with_plain_torch
 def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, report: Report | None = None) -> Pruned:
     """Writes a model without some heads into a folder, whole or not at all.
 
@@ -155,9 +159,9 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, repo
         pruned = Pruned(order.out, effect, _numbers(slices), difference, sha256)
         (held / ABOUT).write_text(json.dumps(pruned.as_json(), ensure_ascii=False, indent=1) + "\n", "utf-8")
         held.replace(order.out)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the latter of a full disk
         # Of a folder that is copied there may be several; each is (from, to, why).
-        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror or error
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else getattr(error, "strerror", None) or error
         raise AttnscopeError(
             f"cannot write {order.out}: {one_line(str(why))}", "choose another folder with --out, or make room"
         ) from None

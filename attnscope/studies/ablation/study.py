@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnscope.core.exact.running import RunningSums
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Loss, Model, ModelInfo
 from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
-from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer, require_gradients
+from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer
 from attnscope.studies.ablation.reading import EACH, PLACES, Reader
 from attnscope.studies.ablation.sweep import (
     ALL_QUANTITIES,
@@ -101,6 +102,7 @@ class AblateOptions:
             raise UsageError("pairs are taken out, so an ablation is needed", "leave out --ablation none")
 
 
+@with_plain_torch
 def ablate(
     model: Model,
     corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
@@ -159,7 +161,9 @@ class _Study:
         self._report = report
         wants_importance = options.importance or options.curve
         if wants_importance:
-            require_gradients()
+            from attnscope.models.inside.attribution import require_gradients
+
+            require_gradients(model)
         passes = ("mean" in options.modes, options.modes, wants_importance, options.joint, options.curve)
         self._n_passes = sum(map(bool, passes))
         self._pass = 0

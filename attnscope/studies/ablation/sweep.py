@@ -328,7 +328,11 @@ def _parts(
         return [part] if part.size <= _pass_tokens(room) else reader.halves(part)
 
     return room.each(
-        read, measure, smaller, lambda part: max(part.size, min(_pass_tokens(room), part.size * len(cuts)))
+        read,
+        measure,
+        smaller,
+        lambda part: max(part.size, min(_pass_tokens(room), part.size * len(cuts))),
+        texts_apart=reader.halves,
     )
 
 

@@ -9,10 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
-from attnscope.records.atlas.record import FURTHEST, KEPT_MASS, MOST_KEYS, Atlas, KeptText, join_examples
+from attnscope.records.atlas.record import (
+    FURTHEST,
+    KEPT_MASS,
+    MOST_KEYS,
+    OUTSIDE_SINKS,
+    Atlas,
+    KeptText,
+    join_examples,
+)
 from attnscope.records.frame.shards import is_interrupted, settle_corpus
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.atlas.rows import Rows, Wanted, failing_texts, read_rows, units_of
@@ -58,6 +67,7 @@ class AtlasOptions:
                 raise UsageError(f"--{name} is {number}", f"it is at least {least}")
 
 
+@with_plain_torch
 def atlas(
     model: Model,
     corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
@@ -239,5 +249,5 @@ def _described(options: AtlasOptions, findings: Findings) -> dict[str, Any]:
     what = CONTENT_WHAT if options.rank == CONTENT else findings.measure_facts(options.rank).what
     return {
         "rank": what, "examples": options.examples, "sample": options.sample, "seed": options.seed,
-        "kept_mass": KEPT_MASS, "most_keys": MOST_KEYS,
+        "lift": OUTSIDE_SINKS, "kept_mass": KEPT_MASS, "most_keys": MOST_KEYS,
     }  # fmt: skip

@@ -15,7 +15,7 @@ from attnscope.records.atlas.record import FURTHEST, Side, TokenRow
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.questions.row_tables import ItemSums, Lifts
+    from attnscope.core.questions.row_tables import Lifts
 
 LEAST_TEXTS = 3
 """Sampled texts that must have a token, or a pair of tokens, before anything is said of it; of fewer texts, all."""
@@ -27,8 +27,8 @@ DISTANCE_QUERIES = 16
 """Queries of a text on which heads are compared, at even distances."""
 
 _MOST_TYPES = 1024
-_MOST_BYTES = 24 * 2**20
-_BYTES_A_SUM = 24
+_MOST_BYTES = 56 * 2**20
+_BYTES_A_SUM = 56
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,11 +103,9 @@ class KindTables:
         self._gets = np.sort(_frequent([text.ids[text.outside_sinks] for text in texts], least)[:_MOST_TYPES])
         room = max(64, _MOST_BYTES // (_BYTES_A_SUM * max(1, total)))
         self._pairs = np.sort(_frequent([self._pair_codes(*self._items_of(text)) for text in texts], least)[:room])
-        self._sums: dict[Side, ItemSums] = {
-            "asks": ItemSums(len(self._asks), self.n_heads),
-            "gets": ItemSums(len(self._gets), self.n_heads),
-            "pairs": ItemSums(len(self._pairs), self.n_heads),
-        }
+        # Each head is compared with its own attention, spread evenly: it counts as a layer of its own.
+        sizes: dict[Side, int] = {"asks": len(self._asks), "gets": len(self._gets), "pairs": len(self._pairs)}
+        self._sums = {side: ItemSums(size, [1] * total) for side, size in sizes.items()}
         n_offsets = 2 * FURTHEST + 3
         self._profiles = np.zeros((total, n_offsets))
         self._even_profiles = np.zeros((len(self.n_heads), n_offsets))
@@ -160,11 +158,12 @@ class KindTables:
 
         n_heads = self.n_heads[layer]
         mine = slice(sum(self.n_heads[:layer]), sum(self.n_heads[: layer + 1]))
-        off, keys = torch.from_numpy(text.outside_sinks).float(), members(items.key_of, len(items.gets))
-        # Of the heads and, last, of uniform attention; and how many queries could see an item.
-        asks = torch.zeros(n_heads + 2, len(items.asks))
-        gets = torch.zeros(n_heads + 2, len(items.gets))
-        pairs = torch.zeros(n_heads + 2, len(items.asks), len(items.gets))
+        outside = torch.from_numpy(text.outside_sinks)
+        keys = members(items.key_of, len(items.gets))
+        # Of each head; of what it is compared with; and, last, how many queries could see an item.
+        asks = torch.zeros(2 * n_heads + 1, len(items.asks))
+        gets = torch.zeros(2 * n_heads + 1, len(items.gets))
+        pairs = torch.zeros(2 * n_heads + 1, len(items.asks), len(items.gets))
         for queries, weights, allowed in tiles:
             counted = torch.from_numpy(text.asks[queries]) & allowed.any(-1)
             rows = torch.cat([weights, even_weights(allowed)[None]]) * counted[:, None]
@@ -172,22 +171,25 @@ class KindTables:
             self._profiles[mine] += masses[:-1]
             self._even_profiles[layer] += masses[-1]
             self._n_queries[layer] += int(counted.sum())
-            given = rows @ keys
-            given = torch.cat([given, (given[-1:] > 0).float()])
-            away = rows @ off
-            away = torch.cat([away, (away[-1:] > 0).float()])
-            gets += given.sum(1)
+            away = rows @ outside.float()
+            heads, even = away[:-1], away[-1:]
             of_queries = members(items.query_of[queries], len(items.asks))
-            asks += away @ of_queries
+            asks += torch.cat([heads, even.expand_as(heads), (even > 0).float()]) @ of_queries
+            # What each key would get of a query's attention outside the sinks, were that spread evenly over these keys.
+            shares = even_weights(allowed & outside) * counted[:, None] @ keys
+            given = torch.cat([rows[:-1] @ keys, heads[..., None] * shares, (shares > 0).float()[None]])
+            gets += given.sum(1)
             pairs += of_queries.T @ given
         chosen = pairs[:, items.pair_rows, items.pair_columns]
-        for side, where, found in (
+        sides: tuple[tuple[Side, NDArray[np.int64], Tensor], ...] = (
             ("asks", items.asks, asks),
             ("gets", items.gets, gets),
             ("pairs", items.pairs, chosen),
-        ):
-            part = found.double().numpy()
-            self._sums[side].add(layer, where, part[:-2].T, part[-2], part[-1])  # type: ignore[index]  # one of Side
+        )
+        for side, where, sums in sides:
+            *parts, count = sums.double().numpy()
+            for head in range(n_heads):
+                self._sums[side].add(mine.start + head, where, parts[head][:, None], parts[n_heads + head], count)
 
     def compare(self, rows: Tensor) -> None:
         """Adds the divergences of all pairs of heads on some rows, (head of all layers, query, key)."""
@@ -224,43 +226,41 @@ class KindTables:
             "gets": [(number,) for number in self._gets.tolist()],
             "pairs": [(int(self._asks[code // n]), int(self._gets[code % n])) for code in self._pairs.tolist()],
         }
-        layers = np.repeat(np.arange(len(self.n_heads)), self.n_heads)
         return [
             tuple(
-                self._row(side, tokens[side][item], of, item, head, int(layer))
+                self._row(side, tokens[side][item], of, item, head)
                 for side, of in lifts.items()
-                for item in chosen(of, head, int(layer), above_even=side != "asks", least=self._least)
+                for item in chosen(of, head, above_even=side != "asks", least=self._least)
             )
-            for head, layer in enumerate(layers)
+            for head in range(sum(self.n_heads))
         ]
 
-    def _row(self, side: Side, tokens: tuple[int, ...], of: Lifts, item: int, head: int, layer: int) -> TokenRow:
+    def _row(self, side: Side, tokens: tuple[int, ...], of: Lifts, item: int, head: int) -> TokenRow:
         return TokenRow(
             side, tuple(self._labels[number] for number in tokens), float(of.mass[item, head]),
             float(of.lift[item, head]), float(of.low[item, head]), float(of.high[item, head]),
-            int(of.counts[item, layer]), int(of.n_texts[item, layer]),
+            int(of.counts[item, head]), int(of.n_texts[item, head]),
         )  # fmt: skip
 
 
-def chosen(of: Lifts, head: int, layer: int, *, above_even: bool, least: int) -> list[int]:
+def chosen(of: Lifts, head: int, *, above_even: bool, least: int) -> list[int]:
     """The items that are listed of a head: those whose lift is surely largest, and those that get most.
 
     By the lower end of the lift, rare ones are not crowded out by common ones, nor common ones by those that were seen
     too seldom to tell.
 
     Args:
-        of: What is known of all items.
+        of: What is known of all items, each head as a layer of its own.
         head: The head.
-        layer: Its layer.
-        above_even: Whether those alone that are known to lie above uniform attention.
+        above_even: Whether only those whose lift is known to be above 1.
         least: In so many texts at least a query could see them.
     """
     low = np.where(np.isnan(of.low[:, head]), 0.0, of.low[:, head])
-    clear = np.isfinite(of.lift[:, head]) & (of.n_texts[:, layer] >= least)
+    clear = np.isfinite(of.lift[:, head]) & (of.n_texts[:, head] >= least)
     if above_even:
         clear &= low > 1
     there = np.flatnonzero(clear)
-    by_lift = there[np.lexsort((-of.counts[there, layer], -low[there]))][:BY_LIFT]
+    by_lift = there[np.lexsort((-of.counts[there, head], -low[there]))][:BY_LIFT]
     by_mass = there[np.lexsort((-low[there], -of.mass[there, head]))][:BY_MASS]
     both = np.array(list(dict.fromkeys([*by_lift.tolist(), *by_mass.tolist()])), np.int64)
     return both[np.argsort(-low[both], kind="stable")].tolist()  # type: ignore[no-any-return]

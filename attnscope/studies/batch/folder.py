@@ -1,8 +1,9 @@
 """The folder of a batch: whose it is, what in it is done, what is left over from a run that was killed.
 
-A text has a folder of its own, and there a file `entry.json`, which is written after all others: where it is, the text
-is done. So a run can be killed at any moment, and the next one knows what to do from what it finds. The manifest and
-the index are made of the entries at the end; while anything is being drawn, there are none.
+A text has a folder of its own, whose files appear together; one of them, `entry.json`, lists the others: where it is,
+the text is done. So a run can be killed at any moment, and the next one knows what to do from what it finds. The
+manifest and the index are made of the entries at the end. Those of an earlier run stay until then, unless a text is
+drawn in another way than they say.
 
 The log is what two runs may differ in. It is also the lock: a run holds it as long as any of its processes lives.
 """
@@ -21,17 +22,13 @@ from pathlib import Path
 
 from attnscope.errors import AttnscopeError, parse_json
 from attnscope.records.batches import Batch, DrawnText
+from attnscope.records.frame.file_sets import finish_replacing, remove_unfinished, replace_together
 from attnscope.records.frame.storage import require_replaceable, write_whole
 from attnscope.text import slug
 
 LOG, MANIFEST, INDEX, ENTRY = "log.jsonl", "manifest.jsonl", "index.html", "entry.json"
 
 _TEXT_FOLDER = re.compile(r"\d{5,}-[a-z0-9-]+")
-_PART = re.compile(r"\.[0-9a-f]{16}\.part")
-_OURS = re.compile(
-    r"((encoder|decoder|cross)-)?(overview|picked|L\d+(H\d+)?|query-\d+)\.(png|svg|pdf)"
-    rf"|weights\.npz|record\.json|{re.escape(ENTRY)}|{_PART.pattern}"
-)
 _PATIENCE_S = 10
 
 
@@ -131,14 +128,7 @@ class BatchFolder:
 
     def entry(self, name: str, *, index: int = 0, source: str = "", line: int = 0) -> DrawnText | None:
         """What a folder of a text says was drawn there; None where there is no whole entry."""
-        folder = self.path / name
-        if folder.is_symlink():
-            return None
-        try:
-            entry = (folder / ENTRY).read_text("utf-8")
-            return DrawnText.from_entry(entry, index=index, source=source, line=line, folder=name)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
+        return _read_entry(self.path / name, index=index, source=source, line=line)
 
     def require_same(self, names: Iterable[str], asked: Mapping[str, str]) -> None:
         """Refuses to draw into folders whose figures were drawn with other options: those would be lost.
@@ -162,12 +152,11 @@ class BatchFolder:
             )
 
     def sweep(self) -> None:
-        """Removes what killed runs have left half-written."""
+        """Removes what killed runs have left half-written, and moves to its name what they had written whole."""
         for folder in (self.path, *self._text_folders()):
-            for path in _entries(folder):
-                if _PART.fullmatch(path.name):
-                    with contextlib.suppress(OSError):
-                        path.unlink()
+            with contextlib.suppress(OSError):
+                remove_unfinished(folder)
+                finish_replacing(folder)
 
     def withdraw(self) -> None:
         """Removes the manifest and the index: they no longer tell what is here; unless the run fails altogether."""
@@ -183,11 +172,11 @@ class BatchFolder:
         Returns:
             Their paths.
         """
-        return [
-            write_whole(self.path / INDEX, index.encode("utf-8", "backslashreplace")),
+        with replace_together(self.path) as staged:
+            write_whole(staged / INDEX, index.encode("utf-8", "backslashreplace"))
             # File names that are no text hold lone surrogates; this writes them as JSON's own \udc80.
-            write_whole(self.path / MANIFEST, batch.manifest().encode("utf-8", "backslashreplace")),
-        ]
+            write_whole(staged / MANIFEST, batch.manifest().encode("utf-8", "backslashreplace"))
+        return [self.path / INDEX, self.path / MANIFEST]
 
     def _text_folders(self) -> Iterator[Path]:
         for path in _entries(self.path):
@@ -234,16 +223,21 @@ def require_own(folder: Path) -> None:
         raise AttnscopeError(f"{folder} is a link, which leads out of the batch", "remove it")
 
 
-def clear(folder: Path) -> None:
-    """Removes our files from the folder of a text, the entry first, and the folder if nothing else is in it."""
-    if folder.is_symlink() or not folder.is_dir():
-        return
-    with contextlib.suppress(OSError):
-        (folder / ENTRY).unlink(missing_ok=True)
-        for path in _entries(folder):
-            if _OURS.fullmatch(path.name):
-                path.unlink()
-        folder.rmdir()
+def files_of(folder: Path) -> list[str]:
+    """The files of the text that is drawn in a folder, as its entry lists them; empty where there is none."""
+    drawn = _read_entry(folder)
+    return [] if drawn is None else [*drawn.files, ENTRY]
+
+
+def _read_entry(folder: Path, *, index: int = 0, source: str = "", line: int = 0) -> DrawnText | None:
+    """What a folder of a text says was drawn there; None where there is no whole entry."""
+    if folder.is_symlink():
+        return None
+    try:
+        entry = (folder / ENTRY).read_text("utf-8")
+        return DrawnText.from_entry(entry, index=index, source=source, line=line, folder=folder.name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -13,12 +13,13 @@ from itertools import chain
 from pathlib import Path
 
 from attnscope import models
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import verify
 from attnscope.models.hashing import hashes
-from attnscope.output import require_writable
 from attnscope.records.batches import Batch, DrawnText, FailedText
+from attnscope.records.frame.file_sets import require_writable
 from attnscope.records.maps.head_maps import spans
 from attnscope.studies.batch.folder import BatchFolder, folder_name
 from attnscope.studies.batch.worker import BatchOptions, Done, Setup, Task
@@ -32,6 +33,7 @@ from attnscope.views.pages.gallery import page
 _PROCESS_BYTES, _TIMES_WEIGHTS = 700e6, 2
 
 
+@with_plain_torch
 def batch(
     spec: str,
     texts: Corpus | Iterable[str],
@@ -86,7 +88,6 @@ def batch(
         broke: Exception | None = None
         interrupted = False
         if first is not None:
-            folder.withdraw()
             try:
                 with _workers(options, n_todo, source).open(options.loading.device, (folder.handle,)) as workers:
                     interrupted = not _draw(plan, workers, chain([first], todo), n_todo, report)
@@ -138,6 +139,9 @@ class _Plan:
                 continue
             if not self.setup.options.replace:
                 self.folder.require_same([task.folder.name], self.setup.asked)
+            earlier = self.folder.entry(task.folder.name)
+            if earlier is not None and earlier.fingerprint != task.fingerprint:
+                self.folder.withdraw()
             yield task
 
     def outcome(self) -> tuple[tuple[DrawnText, ...], list[FailedText]]:

@@ -15,9 +15,10 @@ from attnscope.models.hashing import remember_hashes
 from attnscope.models.model import Model
 from attnscope.output import write
 from attnscope.records.batches import DrawnText
+from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.kinds import FIGURE_FORMATS
 from attnscope.records.frame.storage import write_whole
-from attnscope.studies.batch.folder import ENTRY, clear, require_own
+from attnscope.studies.batch.folder import ENTRY, files_of, require_own
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt, Reading, read, truncate
@@ -150,18 +151,17 @@ class _Drawer:
         self._special_ids: frozenset[int] | None = None
 
     def do(self, task: Task) -> Done:
-        """Draws a text; what is wrong with it is reported, and leaves none of its files."""
+        """Draws a text; what is wrong with it is reported, and leaves the files that were there."""
         started = time.perf_counter()
         try:
             require_own(task.folder)
-            clear(task.folder)
-            n_tokens = self._draw(task)
+            with replace_together(task.folder, files_of(task.folder)) as staged:
+                n_tokens = self._draw(task, staged)
         except Exception as error:
-            clear(task.folder)
             return Done(task, 0, time.perf_counter() - started, _reason(error))
         return Done(task, n_tokens, time.perf_counter() - started)
 
-    def _draw(self, task: Task) -> int:
+    def _draw(self, task: Task, folder: Path) -> int:
         order, formats, info = self._order, self._options.formats, self._model.info
         reading = self._read(task)
         record = run_model(self._model, outline(info, reading, self._chosen), reading)
@@ -172,8 +172,8 @@ class _Drawer:
             notes.append(f"no token is {query!r} here")  # of many texts, some lack it
             query = None
         figures = [name for name in formats if name in FIGURE_FORMATS]
-        paths = self._painter.draw(record, sheets_of(record, query), task.folder, figures)
-        paths += write(record, task.folder, [name for name in formats if name not in figures])
+        paths = self._painter.draw(record, sheets_of(record, query), folder, figures)
+        paths += write(record, folder, [name for name in formats if name not in figures])
         drawn = DrawnText(
             index=task.index,
             source=task.source,
@@ -188,7 +188,7 @@ class _Drawer:
             fingerprint=task.fingerprint,
             asked=self._setup.asked,
         )
-        write_whole(task.folder / ENTRY, drawn.entry().encode("utf-8", "backslashreplace"))
+        write_whole(folder / ENTRY, drawn.entry().encode("utf-8", "backslashreplace"))
         return len(drawn.tokens)
 
     def _read(self, task: Task) -> Reading:

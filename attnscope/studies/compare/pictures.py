@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.questions.distance import Measure, row_divergences
 from attnscope.models.model import Model, viewer_of
 from attnscope.records.comparison import PicturePair
@@ -24,6 +25,7 @@ from attnscope.studies.inputs.reading import View, read
 from attnscope.studies.maps.study import outline, run_model
 
 
+@with_plain_torch
 def compare_pictures(
     model: Model,
     images: Sequence[Any],

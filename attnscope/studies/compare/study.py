@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import BLOCK, Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.models.model import Model
@@ -61,6 +62,7 @@ def require_measures(measures: Sequence[str]) -> None:
         raise UsageError("no measure is given", f"choose from {', '.join(MEASURES)}")
 
 
+@with_plain_torch
 def compare(
     model: Model,
     corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
@@ -119,6 +121,7 @@ def compare(
     )
 
 
+@with_plain_torch
 def compare_models(
     model: Model,
     other: Model,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records import Heatmap, Tokens
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from attnscope.core.questions.distance import Measure
 
 
+@with_plain_torch
 def compare_heads(
     model: Model, text: str, pick: Sequence[HeadPlace], *, measure: str = "hellinger", hide_special: bool = False
 ) -> PickedHeads:
@@ -74,6 +76,7 @@ def compare_heads(
     return PickedHeads(run, tokens, attention.kind, chosen, weights, mean, single, note, tables, changes)
 
 
+@with_plain_torch
 def compare_texts(
     model: Model,
     text: str,

@@ -17,10 +17,11 @@ from attnscope.records import Tokens
 from attnscope.studies.describe.features import Feature, TextFacts, blocks_of, catalogue
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of
+from attnscope.studies.running.memory import Room, halves, padded_size
 
 if TYPE_CHECKING:
     from attnscope.core.attention.row_samples import Found
-    from attnscope.core.questions.descriptions import Rows
+    from attnscope.core.questions.sampled_rows import Rows
 
 
 @dataclass(eq=False)
@@ -115,17 +116,27 @@ def measure(
         facts = _facts(model, unit.query_tokens(kind), unit.annotation, frequencies, frequent)
         return blocks_of(features, facts, unit.queries)
 
-    for batch in batches([unit.chunk for unit in sample], TOKEN_BUDGET):
+    def run(batch: Sequence[Chunk]) -> list[tuple[str, Chunk, _Read]]:
         units = [sample[place_of[id(chunk)]] for chunk in batch]
         first = model.info.kinds[0]
         blocks = {first: [block(unit, first) for unit in units]}
         for kind in model.info.kinds[1:]:
             blocks[kind] = [block(unit, kind) for unit in units] if kind == "decoder" else blocks[first]
-        for kind, found in _run(model, units, blocks, levels).items():
-            for unit, held, one in zip(units, blocks[kind], found, strict=True):
-                if one.expected:
-                    reads.setdefault(kind, {})[place_of[id(unit.chunk)]] = _Read(held, one)
-    return [group for kind, of_kind in reads.items() for group in _groups(kind, of_kind, features, heads)]
+        return [
+            (kind, unit.chunk, _Read(held, one))
+            for kind, found in _run(model, units, blocks, levels).items()
+            for unit, held, one in zip(units, blocks[kind], found, strict=True)
+            if one.expected
+        ]
+
+    room = Room()
+    cut: Sequence[Sequence[Chunk]] = batches([unit.chunk for unit in sample], TOKEN_BUDGET)
+    for batch in cut:
+        for _, made in room.each(batch, run, halves, padded_size):
+            for kind, chunk, read in made:
+                reads.setdefault(kind, {})[place_of[id(chunk)]] = read
+    pooled = [unit.fits for unit in sample]
+    return [group for kind, of_kind in reads.items() for group in _groups(kind, of_kind, features, pooled, heads)]
 
 
 def _run(
@@ -138,7 +149,10 @@ def _run(
     from attnscope.core.attention.row_samples import RowSamples, RowsWanted
 
     asked: Any = {
-        kind: [RowsWanted(unit.queries, len(unit.chunk), block) for unit, block in zip(units, of_kind, strict=True)]
+        kind: [
+            RowsWanted(unit.queries, len(unit.chunk), block, pooled=unit.fits)
+            for unit, block in zip(units, of_kind, strict=True)
+        ]
         for kind, of_kind in blocks.items()
     }
     probe = RowSamples(asked, levels)
@@ -202,10 +216,11 @@ def _groups(
     kind: str,
     reads: dict[int, _Read],
     features: Sequence[Feature],
+    pooled: Sequence[bool],
     chosen: Sequence[tuple[int, int]] | None,
 ) -> list[Group]:
     """The rows of each set of layers whose queries may attend to the same keys; of chosen heads, if any are."""
-    from attnscope.core.questions.descriptions import Rows
+    from attnscope.core.questions.sampled_rows import Rows
 
     units = sorted(reads)
     first = reads[units[0]].found.expected
@@ -239,10 +254,23 @@ def _groups(
         heads = tuple((layer, head) for layer in mine for head in mine_of[layer])
         expected = np.concatenate(
             [
-                np.concatenate([reads[unit].found.expected[layer][rows][:, mine_of[layer]] for layer in mine], 1)
+                np.concatenate(
+                    [
+                        reads[unit].found.expected[layer][slice(None) if pooled[unit] else rows][:, mine_of[layer]]
+                        for layer in mine
+                    ],
+                    1,
+                )
                 for unit, rows in zip(units, kept, strict=True)
             ]
         )
+        # A row of a text that is fitted shares the record of its text.
+        shares = [
+            np.zeros(len(rows), np.int64) if pooled[unit] else np.arange(len(rows))
+            for unit, rows in zip(units, kept, strict=True)
+        ]
+        sizes = [share.max(initial=-1) + 1 for share in shares]
+        records = np.concatenate([at + share for at, share in zip(np.cumsum([0, *sizes]), shares, strict=False)])
         entropies = np.concatenate(
             [
                 np.concatenate([reads[unit].found.entropies[layer][rows][:, mine_of[layer]] for layer in mine], 1)
@@ -251,6 +279,6 @@ def _groups(
         )
         texts = np.repeat(np.array(units), [len(rows) for rows in kept])
         levels = np.array([feature.levels for feature in features])
-        rows_of_group = Rows(held, levels, starts, texts, expected, entropies)
+        rows_of_group = Rows(held, levels, starts, texts, expected, entropies, records)
         made.append(Group(kind, heads, tuple(features), rows_of_group, keys.astype(np.int32)))
     return made

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.texts import merged
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import (
     Copies,
     Corpus,
@@ -31,6 +32,7 @@ from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.records.heads.descriptions import (
     EVEN,
+    NO_TERM,
     Descriptions,
     Expected,
     Failure,
@@ -45,9 +47,9 @@ from attnscope.studies.inputs.texts import Texts, special_ids, texts_of
 from attnscope.studies.measuring.head_blocks import Frequencies
 
 if TYPE_CHECKING:
-    from attnscope.core.questions.descriptions import Part
+    from attnscope.core.questions.sampled_rows import Part
 
-QUERIES, QUERIES_A_TEXT = 2000, 16
+QUERIES, QUERIES_A_TEXT = 2000, 8
 """Queries that are sampled; and how many of a text at least, while that leaves texts out."""
 
 MOST_BYTES = 160 * 2**20
@@ -92,6 +94,7 @@ class DescribeOptions:
     seed: int = 0
 
 
+@with_plain_torch
 def describe(
     model: Model,
     texts: Corpus | str | Sequence[str] | Sequence[CorpusText] | AnnotatedCorpus | Sequence[AnnotatedText],
@@ -193,13 +196,15 @@ def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
                 of_text = lot_of(text, options.seed)
                 units.append((lot_of(text, options.seed, part.number), of_text, Unit(text, part, queries)))
     units.sort(key=lambda one: one[0])
-    most_rows = max(200, min(options.queries, MOST_BYTES // 3 // (n_heads * _N_FEATURES * 2)))
-    most_entries = max(1, MOST_BYTES // 3 * 2 // (_N_FEATURES * len(model.info.kinds)))
     sizes = np.array([(len(unit.queries), len(unit.chunk)) for *_, unit in units]).reshape(-1, 2)
 
     def fits(n_units: int, each: int) -> bool:
         rows = np.minimum(sizes[:n_units, 0], each)
-        return bool(rows.sum() <= most_rows and (rows * sizes[:n_units, 1]).sum() <= most_entries)
+        n_rows, n_entries = int(rows.sum()), int((rows * sizes[:n_units, 1]).sum())
+        # Half of the texts are fitted, of which a record is kept for each text; of the others for each row.
+        n_records = (n_rows + n_units) / 2
+        size = n_records * n_heads * _N_FEATURES * 2 + n_entries * _N_FEATURES * len(model.info.kinds)
+        return n_rows <= options.queries and (size <= MOST_BYTES or n_rows <= _FEWEST_ROWS)
 
     n_units = len(units)
     each = QUERIES_A_TEXT
@@ -224,8 +229,8 @@ def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
     return sorted((unit for *_, unit in kept), key=lambda unit: not unit.fits)
 
 
-_N_FEATURES = 120
-"""About how many features there are."""
+_N_FEATURES, _FEWEST_ROWS = 120, 200
+"""About how many features there are; and how many rows are read whatever they take."""
 
 
 def _drawn(texts: Iterable[CorpusText], seed: int) -> list[CorpusText]:
@@ -257,11 +262,25 @@ def _describe_group(group: Group, sample: Sequence[Unit], options: DescribeOptio
     ranks = [feature.rank for feature in group.features]
     distinct_ones = _distinct(group)
     found = find_terms(fitted, ranks, most=options.most_terms, candidates=distinct_ones, needs=_bases(group.features))
-    others = find_terms(scored, ranks, most=1, candidates=distinct_ones, needs=_bases(group.features))
+    outside = _outside_sinks(group)
+    others = find_terms(
+        scored, ranks, most=options.most_terms, candidates=distinct_ones, needs=_bases(group.features), until=outside
+    )
     return [
-        _head(group, sample, scored, number, one, other)
+        _head(group, sample, scored, number, one, other, outside)
         for number, (one, other) in enumerate(zip(found, others, strict=True))
     ]
+
+
+def _outside_sinks(group: Group) -> NDArray[np.bool_]:
+    """(feature,): whether a feature tells keys apart that are neither special tokens nor the first."""
+    features = group.rows.features
+    outside = features[_resting(group)] == 0
+    return np.array([len(levels := of_all[outside]) > 0 and levels.min() < levels.max() for of_all in features])
+
+
+def _resting(group: Group) -> int:
+    return next(number for number, feature in enumerate(group.features) if feature.name == RESTING)
 
 
 def _distinct(group: Group) -> list[int]:
@@ -287,7 +306,15 @@ def _bases(features: Sequence[Feature]) -> list[int]:
     return [LATER if feature.name.endswith(" from special") else numbers[feature.base] for feature in features]
 
 
-def _head(group: Group, sample: Sequence[Unit], scored: Part, number: int, found: Any, other: Any) -> HeadDescription:
+def _head(
+    group: Group,
+    sample: Sequence[Unit],
+    scored: Part,
+    number: int,
+    found: Any,
+    other: Any,
+    outside: NDArray[np.bool_],
+) -> HeadDescription:
     from attnscope.core.questions.descriptions import masses, score, score_of_texts
 
     layer, head = group.heads[number]
@@ -295,16 +322,28 @@ def _head(group: Group, sample: Sequence[Unit], scored: Part, number: int, found
     if how.nats < EVEN:  # there is nothing to describe, and a share of nothing is none
         nan = float("nan")
         return HeadDescription(group.kind, layer, head, (), how.nats, nan, nan, nan, nan)
-    resting = next(i for i, feature in enumerate(group.features) if feature.name == RESTING)
+    resting = _resting(group)
     nats = group.rows.uniform_nats[scored.index, number]
-    on = group.rows.expected[scored.index, number, resting].astype(np.float64)
+    on = group.rows.expected[group.rows.records_of(scored.index), number, resting].astype(np.float64)
     beside = score_of_texts(scored.texts, left - _binary_nats(on, masses(scored, found, resting)), nats)
     terms = tuple(_term(group, scored, number, found, place) for place in range(len(found.terms)))
     agrees = found.terms[:1] == other.terms[:1] if found.terms or other.terms else None
+    content, others_content = (
+        next((_signed(group, one, place) for place, term in enumerate(one.terms) if outside[term]), ("", ""))
+        for one in (found, other)
+    )
+    other_half = others_content[1] or NO_TERM if content != others_content else ""
     return HeadDescription(
         group.kind, layer, head, terms, how.nats, how.explained, how.low, how.high, beside.explained, agrees,
-        _failures(group, sample, scored, found, left), _or(group, scored, number, found),
+        _failures(group, sample, scored, found, left), _or(group, scored, number, found), content[0], other_half,
     )  # fmt: skip
+
+
+def _signed(group: Group, found: Any, place: int) -> tuple[str, str]:
+    """A term by its feature's name and by what it is called, with "not" before those that are avoided."""
+    feature = group.features[found.terms[place]]
+    sign = "not " if found.weights[place] < 0 else ""
+    return sign + feature.name, sign + feature.words
 
 
 def _or(group: Group, scored: Part, number: int, found: Any) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.exact.running import RunningSums, benjamini_hochberg
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import DEPTH_TOKENS, Corpus, CorpusText, Hay, Needle, depth_range, needle_probe, word_ids
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.host import delay_interrupts
@@ -106,6 +107,7 @@ class NeedleOptions:
         return ("retrieval", "decoy", *by_depth, *by_length)
 
 
+@with_plain_torch
 def retrieval_heads(
     model: Model,
     corpus: Corpus | str | Sequence[str] | Sequence[CorpusText] | None = None,

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import (
     BLOCK,
     BLOCK_CHARACTERS,
@@ -87,6 +88,7 @@ class HeadsOptions:
     weigh: Weigh = "texts"
 
 
+@with_plain_torch
 def heads(
     model: Model,
     corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, Split
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.output import HOME, require_writable
+from attnscope.output import HOME
 from attnscope.records import AttentionMap, Heatmap, file_of
 from attnscope.records.atlas.record import Atlas
+from attnscope.records.frame.file_sets import require_writable
 from attnscope.records.frame.kinds import KINDS
 from attnscope.records.frame.reading import schema_of
 from attnscope.records.frame.storage import PAGE_MARK, is_stream, require_replaceable, write_stream, write_whole
@@ -206,6 +208,7 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions, report: Repo
     return WrittenPage(path, len(content), tuple(one.record for one in shown))
 
 
+@with_plain_torch
 def page(
     model: Model, texts: str | Sequence[str], *, findings: Findings | None = None, **prompt: Unpack[PromptOptions]
 ) -> Page:

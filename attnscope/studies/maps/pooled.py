@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, ModelInfo
 from attnscope.records import AttentionMap, Tokens
@@ -35,6 +36,7 @@ LEAST_FAR = 32
 N_LINKS = 10
 
 
+@with_plain_torch
 def pooled_heatmap(
     model: Model,
     text: str,
@@ -78,7 +80,7 @@ def pooled_heatmap(
     chosen = choice_from(layers, heads, pick).within(model.info)
     reading = read(model, given)
     for note in reading.notes:
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(note, stacklevel=3)  # of whoever called the study, past `with_plain_torch`
     return pool_maps(model, reading, chosen, cells, pool)
 
 

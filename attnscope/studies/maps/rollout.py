@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.questions import flow as core
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
@@ -24,6 +25,7 @@ MOST_FLOWS = 60_000
 Report = Callable[[int, int], None]
 
 
+@with_plain_torch
 def rollout(
     model: Model,
     text: str,
@@ -55,6 +57,7 @@ def rollout(
     return _roll_out(_whole_maps(model, Prompt(text)), residual=residual, query=query, flow=flow, report=report)
 
 
+@with_plain_torch
 def picture_rollout(model: Model, image: Any, *, residual: float = 0.5) -> Rollout:
     """Attention rollout of a vision model over a photo (Abnar & Zuidema 2020): which patches a token came from.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, ModelInfo
 from attnscope.records import AttentionMap, Heatmap, Tokens, spans
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from attnscope.core.attention.seam import Kind, Probe
 
 
+@with_plain_torch
 def heatmap(
     model: Model,
     text: str,
@@ -85,6 +87,7 @@ def heatmap(
     return apply_changes(record, hide_special=hide_special, words=words)
 
 
+@with_plain_torch
 def picture_heatmap(
     model: Model,
     image: Any,
@@ -142,6 +145,7 @@ def picture_heatmap(
     return apply_changes(record, hide_special=hide_special)
 
 
+@with_plain_torch
 def sound_heatmap(
     model: Model,
     audio: Any,
@@ -195,7 +199,7 @@ def _record_of(model: Model, given: Given, choice: Choice, cut: Cut | None = Non
     chosen = choice.within(model.info)
     reading = read(model, given)
     for note in reading.notes:
-        warnings.warn(note, stacklevel=3)
+        warnings.warn(note, stacklevel=4)  # of whoever called the study, past `with_plain_torch`
     return run_model(model, outline(model.info, reading, chosen, cut), reading)
 
 

@@ -379,14 +379,18 @@ def _all_pairs(shape: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 def _require_same_tokens(model: Model, other: Model, ours: Sequence[Chunk], theirs: Sequence[Chunk]) -> None:
     """Refuses models that make different tokens of a text: their rows would be about different things."""
-    for a, b in zip(ours, theirs, strict=False):
-        same = np.array_equal(a.tokens.ids, b.tokens.ids) and np.array_equal(a.tokens.special, b.tokens.special)
-        if not same or a.tokens.labels != b.tokens.labels:
-            raise AttnscopeError(
-                f"{model.info.name} and {other.info.name} make different tokens of the same text: "
-                f"{' '.join(a.tokens.labels[:8])} … and {' '.join(b.tokens.labels[:8])} …",
-                "compare models that share a tokenizer, such as two checkpoints of one",
-            )
+    # Batches are sorted by length, so chunks of one place in the lists may be of different texts.
+    first, second = ({(part.text, part.number): part.tokens for part in parts} for parts in (ours, theirs))
+    for place in sorted(first.keys() | second.keys()):
+        a, b = first.get(place), second.get(place)
+        if a and b and a.labels == b.labels and np.array_equal(a.ids, b.ids) and np.array_equal(a.special, b.special):
+            continue
+        beginnings = [f"{' '.join(tokens.labels[:8])} …" if tokens else "nothing" for tokens in (a, b)]
+        raise AttnscopeError(
+            f"{model.info.name} and {other.info.name} make different tokens of the same text: "
+            + " and ".join(beginnings),
+            "compare models that share a tokenizer, such as two checkpoints of one",
+        )
 
 
 def _require_memory(n_pairs: int, shape: tuple[int, int]) -> None:

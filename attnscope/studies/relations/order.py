@@ -1,6 +1,6 @@
 """From annotated files to findings about relations, and from those to files."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from attnscope.annotated import AnnotatedCorpus
@@ -11,38 +11,31 @@ from attnscope.records.frame.reading import schema_of
 from attnscope.records.relations.record import Relations
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.texts import Report
-from attnscope.studies.relations.sounds import is_spoken, require_no_options, sound_relations
-from attnscope.studies.relations.study import RelationsOptions, relations
+from attnscope.studies.relations.options import AnnotationOptions, RelationsOptions
+from attnscope.studies.relations.sounds import is_spoken, sound_relations
+from attnscope.studies.relations.study import relations
 from attnscope.studies.running.workers import Workers
 
 
-@dataclass(frozen=True)
-class RelationsOrder:
-    """What the command line asks for; see `attnscope relations --help`."""
-
-    files: tuple[str, ...]
-    kind: str = "auto"
-    unit: str = "sentence"
-    only: str | None = None
-    chunk: int | None = None
-    stride: int | None = None
-    examples: int = 0
-    combine: bool = False
-
-
 def study(
-    spec: str, order: RelationsOrder, loading: LoadOptions, report: Report | None, workers: Workers | None = None
+    spec: str,
+    files: Sequence[str],
+    annotation: AnnotationOptions,
+    options: RelationsOptions,
+    loading: LoadOptions,
+    report: Report | None,
+    workers: Workers | None = None,
 ) -> Relations:
-    """Loads a model, and studies the relations of annotated files.
+    """Loads a model, and studies the relations of annotated files, or of recordings with their words.
 
     Raises:
         AttnscopeError: Anything that the user can mend.
     """
-    if is_spoken(order.files):
-        require_no_options(order)
-        return sound_relations(loading.load(spec), order.files, report)
-    corpus = _corpus(order.files, order.kind, order.unit)
-    options = RelationsOptions(_labels(order.only), order.chunk, order.stride, order.examples, order.combine)
+    if is_spoken(files):
+        if options != RelationsOptions():
+            raise UsageError("of recordings one relation is asked", "leave out --only, --chunk, --examples, --combine")
+        return sound_relations(loading.load(spec), files, report)
+    corpus = _corpus(files, annotation)
     return relations(loading.load(spec), corpus, options, report, workers)
 
 
@@ -55,7 +48,7 @@ def relations_of(model: Model, file: Path, report: Report | None) -> Relations:
     file = file_of(file)
     if schema_of(file) == Relations.SCHEMA:
         return Relations.load(file)
-    return relations(model, _corpus((str(file),), "auto", "sentence"), report=report)
+    return relations(model, _corpus([str(file)], AnnotationOptions()), report=report)
 
 
 def require_relations(file: Path) -> None:
@@ -67,20 +60,11 @@ def require_relations(file: Path) -> None:
     if not file.exists():
         raise AttnscopeError(f"there is no file {file}", "give annotated texts, or a relations.npz")
     if not file.is_dir() and schema_of(file) != Relations.SCHEMA:
-        _corpus((str(file),), "auto", "sentence")
+        _corpus([str(file)], AnnotationOptions())
 
 
-def _corpus(files: tuple[str, ...], kind: str, unit: str) -> AnnotatedCorpus:
+def _corpus(files: Sequence[str], annotation: AnnotationOptions) -> AnnotatedCorpus:
     try:
-        return AnnotatedCorpus(files, kind=kind, unit=unit)
+        return AnnotatedCorpus(files, kind=annotation.kind, unit=annotation.unit)
     except AttnscopeError as error:
         raise UsageError(error.message, error.hint) from None
-
-
-def _labels(given: str | None) -> tuple[str, ...] | None:
-    if given is None:
-        return None
-    labels = tuple(part.strip() for part in given.split(",") if part.strip())
-    if not labels:
-        raise UsageError("no relation is named", "such as --only nsubj,obj")
-    return labels

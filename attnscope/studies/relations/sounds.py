@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from attnscope.annotated.alignment import pieces_of
 from attnscope.corpus import Problem
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records.maps.sounds import Sound
 from attnscope.records.relations.record import LEAST_MASS, Relation, Relations
@@ -230,9 +230,3 @@ def _places(
             frames.append((first, min(last, len(sound.envelope))))
             chosen.append(number)
     return rows, frames, chosen
-
-
-def require_no_options(order: Any) -> None:
-    """Refuses what only texts can be asked."""
-    if order.only or order.chunk or order.stride or order.examples or order.combine:
-        raise UsageError("of recordings one relation is asked", "leave out --only, --chunk, --examples and --combine")

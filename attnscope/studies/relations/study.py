@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.alignment import UNALIGNED, Placed, placed, placed_pair
 from attnscope.annotated.texts import merged
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import TOKEN_BUDGET, Problem, batches, chunks, copy_key, runs
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, example_tokens
@@ -37,6 +38,7 @@ from attnscope.studies.relations.evidence import (
     judge,
     rules_of,
 )
+from attnscope.studies.relations.options import RelationsOptions
 from attnscope.studies.relations.sums import Found, LinkBlock, LinkMeasurer, Piece
 from attnscope.studies.running.memory import halving_note
 from attnscope.studies.running.passes import Driver, Pass, Task
@@ -53,31 +55,7 @@ BLOCK = 512
 """Most texts that are cut into batches together; long ones are fewer: see `attnscope.corpus.runs`."""
 
 
-@dataclass(frozen=True)
-class RelationsOptions:
-    """How relations are studied.
-
-    Attributes:
-        only: Labels ("nsubj") or whole names ("nsubj→head") of the relations that are wanted; None = all.
-        chunk: Texts over the model's limit are cut into chunks of at most so many tokens; None = the limit. Each
-            counts as a text.
-        stride: How many tokens further the next chunk begins; None = no token comes twice.
-        n_examples: How many texts to show for each relation that a head expresses.
-        combine: Whether heads are tried together too (`relation_combined`): two more passes, each over one half.
-    """
-
-    only: tuple[str, ...] | None = None
-    chunk: int | None = None
-    stride: int | None = None
-    n_examples: int = 0
-    combine: bool = False
-
-    def wants(self, relation: str) -> bool:
-        """Whether a relation is among those that are wanted."""
-        labels = set(relation.split("→")) - {"head"}
-        return self.only is None or any(name == relation or name in labels for name in self.only)
-
-
+@with_plain_torch
 def relations(
     model: Model,
     texts: AnnotatedCorpus | Sequence[AnnotatedText] | str,

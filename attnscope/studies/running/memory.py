@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attnscope.errors import AttnscopeError, is_out_of_memory
 from attnscope.host import is_claimed
+from attnscope.models.model import MixedLengthsError
 
 if TYPE_CHECKING:
     import ctypes
@@ -89,6 +90,8 @@ def spare_memory(probe: Probe, n_tokens: int) -> Probe:
 class Room:
     """How much fits into the memory of the device: a batch that does not is halved, and so are later ones of its size.
 
+    So is a batch of texts that the model must not read padded together (`MixedLengthsError`), whatever its size.
+
     Results are then equal to rounding: torch may add up a batch of another shape in another order.
 
     Attributes:
@@ -99,7 +102,12 @@ class Room:
         self.tokens: int | None = None
 
     def each(
-        self, batch: B, do: Callable[[B], R], halves: Callable[[B], Sequence[B]], size: Callable[[B], int]
+        self,
+        batch: B,
+        do: Callable[[B], R],
+        halves: Callable[[B], Sequence[B]],
+        size: Callable[[B], int],
+        texts_apart: Callable[[B], Sequence[B]] | None = None,
     ) -> Iterator[tuple[B, R]]:
         """Does something with a batch, or with parts of it.
 
@@ -108,6 +116,7 @@ class Room:
             do: What to do with it; begun anew where it runs out of memory, so it must add to nothing.
             halves: Its parts; none if it has none. Asked after `tokens` was lowered.
             size: Its tokens, padding included.
+            texts_apart: The halves of its texts, for texts that must not be padded together; None = `halves` are.
 
         Yields:
             Each part that fitted, and what came of it.
@@ -118,20 +127,26 @@ class Room:
         n_tokens = size(batch)
         parts: Sequence[B] = ()
         if self.tokens is None or n_tokens <= self.tokens or not (parts := halves(batch)):
-            found = self._try(batch, do)
-            if found is not None:
-                yield batch, found[0]
-                return
-            make_room()
-            self.tokens = max(1, n_tokens // 2)
-            parts = halves(batch)
-            if not parts:
-                raise AttnscopeError(
-                    f"one text of {n_tokens:,} tokens does not fit into memory",
-                    "cut it into chunks (--chunk), choose fewer layers, --dtype bfloat16, or --device cpu",
-                )
+            try:
+                found = self._try(batch, do)
+            except MixedLengthsError:
+                parts = (texts_apart or halves)(batch)
+                if not parts:
+                    raise
+            else:
+                if found is not None:
+                    yield batch, found[0]
+                    return
+                make_room()
+                self.tokens = max(1, n_tokens // 2)
+                parts = halves(batch)
+                if not parts:
+                    raise AttnscopeError(
+                        f"one text of {n_tokens:,} tokens does not fit into memory",
+                        "cut it into chunks (--chunk), choose fewer layers, --dtype bfloat16, or --device cpu",
+                    )
         for part in parts:
-            yield from self.each(part, do, halves, size)
+            yield from self.each(part, do, halves, size, texts_apart)
 
     @staticmethod
     def _try(batch: B, do: Callable[[B], R]) -> tuple[R] | None:

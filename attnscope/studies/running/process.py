@@ -21,7 +21,7 @@ from typing import IO, Any
 from attnscope.errors import AttnscopeError
 from attnscope.host import claim_process
 from attnscope.studies.running.worker import Doer, WorkerLostError
-from attnscope.views.drawing.process import start_python
+from attnscope.views.maps.process import start_python
 
 _PATIENCE_S = 5
 

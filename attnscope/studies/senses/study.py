@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import expand
 from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _BLANK = np.full((256, 256, 3), 128, np.uint8)
 
 
+@with_plain_torch
 def picture_heads(
     model: Model, images: Any, report: Report | None = None, *, text: str | None = None, generate: int = ANSWER
 ) -> Findings:
@@ -176,6 +178,7 @@ def _references(images: Any) -> list[Reference]:
     return [reference for path in named for reference in read_references(path)]
 
 
+@with_plain_torch
 def sound_heads(
     model: Model, audio: Any, text: str | Sequence[str] | None = None, report: Report | None = None
 ) -> Findings:

@@ -6,6 +6,7 @@ import difflib
 from dataclasses import asdict
 from typing import Any
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.models.catalog import find_config, read_config
 from attnscope.models.sizes import (
@@ -61,6 +62,7 @@ def find_sizes(spec: str | None = None, **given: int | None) -> Sizes:
     return change_sizes(sizes_of(read_config(source), source.name, source.origin), **given)
 
 
+@with_plain_torch
 def cost(
     model: str | Sizes, n_tokens: int | None = None, *, dtype: str = "float16", **given: int | None
 ) -> Cost:  # fmt: skip

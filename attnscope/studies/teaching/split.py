@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.teaching import example, splitting
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
@@ -56,6 +57,7 @@ class SplitOptions:
             )
 
 
+@with_plain_torch
 def split_example(options: SplitOptions | None = None) -> Split:
     """The worked example with different numbers of heads.
 
@@ -77,6 +79,7 @@ def split_example(options: SplitOptions | None = None) -> Split:
     )  # fmt: skip
 
 
+@with_plain_torch
 def split(
     model: Model, text: str | Prompt, layer: int, options: SplitOptions | None = None, *, kind: str | None = None
 ) -> Split:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.exact import reference
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.teaching import example, stepwise
 from attnscope.core.teaching.stepwise import Inputs, Line
 from attnscope.errors import AttnscopeError, UsageError
@@ -49,6 +50,7 @@ class _Kernel:
     eps: float
 
 
+@with_plain_torch
 def trace_example(token: str | int | None = None, heads: Sequence[int] | None = None, *, engine: str = "auto") -> Trace:
     """The worked example, step by step: "The cat sat on mat", d_model 4, 2 heads, no projections.
 
@@ -89,6 +91,7 @@ def trace_example(token: str | int | None = None, heads: Sequence[int] | None = 
     )  # fmt: skip
 
 
+@with_plain_torch
 def trace(
     model: Model,
     text: str | Prompt,

@@ -16,17 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse_json
 from attnscope.models.model import Model
 from attnscope.records.ablation import Effect
 from attnscope.records.circuits import COMPOSITIONS, Composition
+from attnscope.records.frame.shards import failure_line
 from attnscope.records.heads.findings import Findings
 from attnscope.records.timeline import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Timeline
 from attnscope.studies.ablation.reading import Reader
 from attnscope.studies.ablation.study import whole_losses
 from attnscope.studies.ablation.sweep import Going, HeadMeans, measure
-from attnscope.studies.circuits import composition
+from attnscope.studies.circuits.study import composition
 from attnscope.studies.describe.study import DescribeOptions
 from attnscope.studies.heads.order import probe_texts
 from attnscope.studies.heads.roles import RULES
@@ -94,6 +96,7 @@ def known_measures() -> tuple[str, ...]:
     return (*measure_names(), FROM_OFFSETS, EXPLAINED)
 
 
+@with_plain_torch
 def timeline(
     models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[int, Spec],
     corpus: Given = None,
@@ -281,7 +284,7 @@ class Growing:
         if not found.corpus["complete"]:
             raise KeyboardInterrupt
         for failed in found.run.get("failures", ())[:1]:
-            raise AttnscopeError(f"{failed['step']} failed: {failed['error']}", failed["hint"])
+            raise AttnscopeError(failure_line(failed), failed["hint"])
         self._require_alike(found)
         loss = self._loss_of(model, texts)
         composed = composition(model) if self._options.composition else None

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.model import wrap
 from attnscope.records.timeline import Timeline
@@ -80,6 +81,7 @@ class HeadWatch(TrainerCallback):
             raise AttnscopeError("nothing was measured yet", "train first")
         return self._growing.record()
 
+    @with_plain_torch
     def measure(self, model: PreTrainedModel, step: int, tokenizer: Any = None) -> None:
         """Measures a model as it is now, and writes the timeline: for trainings without Trainer, too.
 
@@ -103,7 +105,7 @@ class HeadWatch(TrainerCallback):
         except Exception as error:  # a training of days does not end because nobody can look at it
             reason = self._growing.skip(name, error)
             if not self._warned:
-                warnings.warn(f"attnscope cannot measure the heads at {name}: {reason}", stacklevel=2)
+                warnings.warn(f"attnscope cannot measure the heads at {name}: {reason}", stacklevel=3)
             self._warned = True
         self._last = step
         self.elapsed_s += time.perf_counter() - began

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Ablation, Curve, Effect
 from attnscope.records.heads.findings import Estimate, Findings, Head
-from attnscope.views.ablation.summary import label, notes, number, order_label, predicted_line
+from attnscope.views.ablation.summary import label, notes, order_label, predicted_line
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK, LINE, Box, Page, wrap_lines
 from attnscope.views.drawing.head_maps import measure_page, scale_of
 from attnscope.views.drawing.layout import SCREEN, Paper
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.style import USUAL, Style
-from attnscope.views.heads.summary import corpus_line, model_of, printable
+from attnscope.views.tables.numbers import small_number
+from attnscope.views.tables.wording import corpus_line, model_of, printable
 
 _COLORS = {"effect": "#0072B2", "importance": "#D55E00", "sensitivity": "#D55E00", "random": "#8a8a8a"}
 _WIDTH_PX, _HEIGHT_PX, _NAME_PX = 1600, 900, 22
@@ -41,7 +42,7 @@ def pages(found: Ablation, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
         # A name from a record must not lead out of the folder.
         stem = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in name)[:80]
         title = label(name)
-        yield f"effect-{stem}", measure_page(maps, title, scale_of(maps, title, number), lettering)
+        yield f"effect-{stem}", measure_page(maps, title, scale_of(maps, title, small_number), lettering)
     if found.curves:
         yield "curve", curve_page(found, lettering)
 

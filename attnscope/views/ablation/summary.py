@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from attnscope.records.ablation import Ablation, Effect
-from attnscope.views.heads.summary import UNDEFINED, corpus_notes, printable
+from attnscope.views.tables import numbers
+from attnscope.views.tables.numbers import UNDEFINED, small_number
+from attnscope.views.tables.wording import corpus_notes, printable
 
 _LABELS = {
     "l2": "change of hidden states",
@@ -40,28 +40,9 @@ PLACE_LABELS = {
 """Where in a text a loss is told apart, as people read it."""
 
 
-def number(value: float) -> str:
-    """A number with two or three digits that tell: effects of single heads are small; `–` where it is undefined."""
-    if not math.isfinite(value):
-        return UNDEFINED
-    size = abs(value)
-    if size >= 0.9995:
-        text = f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
-    elif size >= 0.0095:
-        text = f"{value:.3f}"
-    elif size >= 0.00095:
-        text = f"{value:.4f}"
-    else:
-        mantissa, _, exponent = f"{value:.0e}".partition("e")
-        text = f"{mantissa}e{int(exponent)}" if size else "0"
-    return text.replace("-", "−")
-
-
 def interval(effect: Effect) -> str:
     """Such as [0.012, 0.034]; `–` where it is undefined."""
-    if not (math.isfinite(effect.low) and math.isfinite(effect.high)):
-        return UNDEFINED
-    return f"[{number(effect.low)}, {number(effect.high)}]"
+    return numbers.interval(effect.low, effect.high, small_number)
 
 
 def predicted_line(found: Ablation) -> str:
@@ -73,7 +54,7 @@ def predicted_line(found: Ablation) -> str:
     if loss is None:
         return f"predicted: {printable(predicted)}"
     known = f" {interval(loss)}" if interval(loss) != UNDEFINED else ""  # a single text has none
-    return f"predicted: {printable(predicted)}; loss of the whole model {number(loss.value)} nats{known}"
+    return f"predicted: {printable(predicted)}; loss of the whole model {small_number(loss.value)} nats{known}"
 
 
 def notes(found: Ablation) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
@@ -16,14 +17,15 @@ from attnscope.views.ablation.summary import (
     interval,
     label,
     notes,
-    number,
     order_label,
     predicted_line,
     short_label,
 )
-from attnscope.views.heads.summary import corpus_line, printable
 from attnscope.views.tables.head_grid import head_grid, room_for
-from attnscope.views.tables.plain_text import dim_lines, heading, plain_table, shade
+from attnscope.views.tables.numbers import small_number
+from attnscope.views.tables.plain_text import dim_lines, heading, shade
+from attnscope.views.tables.table import Column, Table
+from attnscope.views.tables.wording import corpus_line, printable
 
 _MOST = 15
 _FEW = 3
@@ -49,10 +51,10 @@ def drawing(found: Ablation, console: Console) -> RenderableType:
                 parts.append(heading(f"{printable(kind)} attention"))
             if len(found.heads) > _FEW:
                 parts.append(_grid([head for head in found.heads if head.kind == kind], main, console.width))
-        parts += [*([Text()] if len(found.heads) > _FEW else []), _ranking(found, main, console.width)]
+        parts += [*([Text()] if len(found.heads) > _FEW else []), _ranking(found, main)]
     several = [one for one in found.sets if not one.interaction]
-    if table := _by_position(found, several, console.width):
-        parts += [Text(), table]
+    if by_position := _by_position(found, several):
+        parts += [Text(), *by_position]
     pairs = [one for one in found.sets if one.interaction]
     if several:
         parts += [renderable for one in several for renderable in (Text(), _together(one))]
@@ -78,12 +80,12 @@ def _grid(heads: Sequence[HeadEffects], name: str, width: int) -> Text:
     def draw(text: Text, layer: int, head: int) -> None:
         value = by_head.get((layer, head), math.nan)
         share = abs(value) / largest if math.isfinite(value) else 0.0
-        shown = number(value) if fits else f"{min(9, int(share * 10))}" if math.isfinite(value) else " "
+        shown = small_number(value) if fits else f"{min(9, int(share * 10))}" if math.isfinite(value) else " "
         text.append(f"{shown:>{cell - 1}}", style=_style(share, value) if math.isfinite(value) else "dim")
         text.append(" ")
 
     text = head_grid(layers, numbers, cell, width, draw)
-    return text if fits else text.append(f"\ntenths of the largest, {number(largest)}", style="dim")
+    return text if fits else text.append(f"\ntenths of the largest, {small_number(largest)}", style="dim")
 
 
 def _style(share: float, value: float) -> Style:
@@ -91,28 +93,24 @@ def _style(share: float, value: float) -> Style:
     return shade(share**0.7, "#ffffff", "#b2182b" if value < 0 else "#08519c")
 
 
-def _ranking(found: Ablation, main: str, width: int) -> Table:
+def _ranking(found: Ablation, main: str) -> Table:
     """The heads without which most changes."""
     ranked = sorted(found.heads, key=lambda head: -_sort_key(head.effects[main].value))
-    names = [main, *(name for name in found.names if name != main)]
-    table = _table(f"head, of {len(ranked)}" if len(ranked) > _MOST else "head")
     intervals = any(math.isfinite(head.effects[main].low) for head in ranked)
-    shown = names[: max(1, (width - 14) // (28 if intervals else 13))]
-    for name in shown:
-        _add_columns(table, short_label(name), intervals)
-    for head in ranked[:_MOST]:
-        cells = []
-        for name in shown:
-            effect = head.effects.get(name)
-            cells += [number(effect.value), interval(effect)][: 1 + intervals] if effect else [""] * (1 + intervals)
-        table.add_row(Text(printable(found.named(head)), style="bold"), *cells)
-    if len(shown) < len(names):
-        table.caption = f"not shown in {width} columns: {', '.join(short_label(n) for n in names[len(shown) :])}"
-        table.caption_justify = "left"
-    return table
+    title = f"head, of {len(ranked)}" if len(ranked) > _MOST else "head"
+    columns = [Column(title, lambda head: printable(found.named(head)), style="bold")]
+    names = [main, *(name for name in found.names if name != main)]
+    for at, name in enumerate(names):
+        columns += _effect_columns(
+            short_label(name),
+            partial(lambda name, head: head.effects.get(name), name),
+            intervals=intervals,
+            drop=at and at + 1,
+        )
+    return Table(columns, ranked[:_MOST], gap=1)
 
 
-def _by_position(found: Ablation, several: Sequence[SetEffects], width: int) -> Table | None:
+def _by_position(found: Ablation, several: Sequence[SetEffects]) -> list[RenderableType]:
     """By how much the loss rises at which places of a text: the whole model first, then heads, and all together."""
     name = next((one for one in ("zero_loss", "mean_loss") if one in found.names), "")
     ranked = sorted(found.heads, key=lambda head: -_sort_key(_largest_size(found.by_position(head.effects, name))))
@@ -120,22 +118,23 @@ def _by_position(found: Ablation, several: Sequence[SetEffects], width: int) -> 
     rows += [(f"{len(one.heads)} together", found.by_position(one.effects, name)) for one in several]
     rows = [(named, effects) for named, effects in rows if effects]
     if not rows:
-        return None
-    shown = list(rows[0][1])
-    intervals = width >= 34 + 34 * len(shown) and any(math.isfinite(e.low) for _, one in rows for e in one.values())
-    table = _table(f"{short_label(name)} by position")
-    table.columns[0].no_wrap = False
-    for place in shown:
-        _add_columns(table, PLACE_LABELS[place], intervals, wraps=True)
-    for named, effects in rows:
-        cells = [cell for e in effects.values() for cell in [number(e.value), interval(e)][: 1 + intervals]]
-        table.add_row(Text(printable(named), style="bold"), *cells)
+        return []
+    intervals = any(math.isfinite(effect.low) for _, effects in rows for effect in effects.values())
+    title = f"{short_label(name)} by position"
+    columns = [Column(title, lambda row: printable(row[0]), wraps=True, least=14, style="bold")]
+    for place in rows[0][1]:
+        columns += _effect_columns(
+            PLACE_LABELS[place],
+            partial(lambda place, row: row[1].get(place), place),
+            intervals=intervals,
+            drop=0,
+            wraps=True,
+        )
     said = [f"the {_MOST_PLACES} of {len(ranked)} heads without which most changes"] * (len(ranked) > _MOST_PLACES)
-    if whole := {place: found.whole[f"loss_{place}"] for place in shown if f"loss_{place}" in found.whole}:
-        losses = ", ".join(f"{PLACE_LABELS[place]} {number(e.value)}" for place, e in whole.items())
+    if whole := {place: found.whole[f"loss_{place}"] for place in rows[0][1] if f"loss_{place}" in found.whole}:
+        losses = ", ".join(f"{PLACE_LABELS[place]} {small_number(e.value)}" for place, e in whole.items())
         said.append(f"loss of the whole model, nats: {losses}")
-    table.caption, table.caption_justify = "; ".join(said), "left"
-    return table
+    return [Table(columns, rows, gap=1), *dim_lines(["; ".join(said)])]
 
 
 def _largest_size(effects: Effects) -> float:
@@ -146,55 +145,55 @@ def _together(one: SetEffects) -> Table:
     """What changes without several heads at once, a quantity a row."""
     heads = [printable(head) for head in one.heads]
     named = ", ".join(heads[:_MOST]) + (f" and {len(heads) - _MOST} more" if len(heads) > _MOST else "")
-    table = _table(f"without {named}")
-    _add_columns(table, "together", intervals=any(math.isfinite(effect.low) for effect in one.effects.values()))
-    for name, effect in one.effects.items():
-        if name.endswith(tuple(PLACE_LABELS)):  # they have a table of their own
-            continue
-        table.add_row(Text(label(name)), *[number(effect.value), interval(effect)][: len(table.columns) - 1])
-    return table
+    intervals = any(math.isfinite(effect.low) for effect in one.effects.values())
+    columns = [
+        Column(f"without {named}", lambda row: label(row[0]), wraps=True, least=24),
+        *_effect_columns("together", lambda row: row[1], intervals=intervals, drop=0),
+    ]
+    # Places have a table of their own.
+    return Table(columns, [row for row in one.effects.items() if not row[0].endswith(tuple(PLACE_LABELS))], gap=1)
 
 
 def _pairs(name: str, rows: Sequence[tuple[str, Effects, Effect]], n_pairs: int) -> Table:
-    table = _table(f"pair, of {n_pairs}" if n_pairs > len(rows) else "pair")
-    table.add_column(short_label(name), justify="right", no_wrap=True)
-    table.add_column("beyond the sum of both", justify="right", no_wrap=True)
-    table.add_column("95% interval", justify="right", no_wrap=True, style="dim")
-    for heads, effects, interaction in rows:
-        cells = [number(effects[name].value), number(interaction.value), interval(interaction)]
-        table.add_row(Text(printable(heads), style="bold"), *cells)
-    return table
+    columns = [
+        Column(f"pair, of {n_pairs}" if n_pairs > len(rows) else "pair", lambda row: printable(row[0]), style="bold"),
+        Column(short_label(name), lambda row: small_number(row[1][name].value), right=True, drop=2),
+        *_effect_columns("beyond the sum of both", lambda row: row[2], intervals=True, drop=0),
+    ]
+    return Table(columns, rows, gap=1)
 
 
 def _curves(curves: Sequence[Curve]) -> Table:
     """What is left of the model with fewer and fewer heads; random orders as the range that they span."""
     name = "loss" if "loss" in curves[0].points[0] else "l2"
-    table = _table("heads left")
-    orders = list(dict.fromkeys(curve.order for curve in curves))
-    for order in orders:
-        table.add_column(f"{'loss' if name == 'loss' else 'Δ hidden'}, {order_label(order)}", justify="right")
+
+    def of(order: str) -> Callable[[int], str]:
+        def span(at: int) -> str:
+            values = [curve.points[at][name].value for curve in curves if curve.order == order]
+            low, high = small_number(min(values)), small_number(max(values))
+            return low if low == high else f"{low} to {high}"
+
+        return span
+
+    columns = [Column("heads left", lambda at: str(curves[0].n_left[at]))]
+    for number, order in enumerate(dict.fromkeys(curve.order for curve in curves)):
+        title = f"{'loss' if name == 'loss' else 'Δ hidden'}, {order_label(order)}"
+        columns.append(Column(title, of(order), right=True, wraps=True, least=14, drop=number))
     n = len(curves[0].n_left)
-    for place in sorted({round(row * (n - 1) / (_CURVE_ROWS - 1)) for row in range(_CURVE_ROWS)}):
-        cells = []
-        for order in orders:
-            values = [curve.points[place][name].value for curve in curves if curve.order == order]
-            low, high = number(min(values)), number(max(values))
-            cells.append(low if low == high else f"{low} to {high}")
-        table.add_row(str(curves[0].n_left[place]), *cells)
-    return table
+    return Table(columns, sorted({round(row * (n - 1) / (_CURVE_ROWS - 1)) for row in range(_CURVE_ROWS)}), gap=1)
 
 
-def _table(first: str) -> Table:
-    table = plain_table(space=1)
-    table.add_column(first, no_wrap=True)
-    return table
+def _effect_columns(
+    title: str, effect: Callable[[Any], Effect | None], *, intervals: bool, drop: int, wraps: bool = False
+) -> list[Column]:
+    """A column of values, and, if there are any, one of their intervals."""
 
+    def write(written: Callable[[Effect], str]) -> Callable[[Any], str]:
+        return lambda row: "" if (one := effect(row)) is None else written(one)
 
-def _add_columns(table: Table, title: str, intervals: bool, wraps: bool = False) -> None:
-    """A column of values, whose title may wrap, and one of their intervals where there are any."""
-    table.add_column(title, justify="right", no_wrap=not wraps)
-    if intervals:
-        table.add_column("95% interval", justify="right", no_wrap=True, style="dim")
+    values = Column(title, write(lambda one: small_number(one.value)), right=True, wraps=wraps, drop=drop)
+    between = Column("95% interval", write(interval), right=True, style="dim", drop=drop or 1)
+    return [values, between] if intervals else [values]
 
 
 def _unit(found: Ablation, name: str) -> str:

@@ -17,8 +17,8 @@ from attnscope.views.drawing.layout import Paper
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.plots import COLORS, Sheet, write_foot
 from attnscope.views.drawing.style import USUAL, Style
-from attnscope.views.heads.summary import corpus_line, full_name, model_of, printable
 from attnscope.views.tables.plain_text import cut
+from attnscope.views.tables.wording import corpus_line, full_name, model_of, printable
 
 _MOST = 12
 """Heads on one page; of more there is a page a layer."""

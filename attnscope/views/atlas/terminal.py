@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from rich.cells import cell_len
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.atlas.record import FURTHEST, Atlas, ExampleFacts, Side
+from attnscope.records.atlas.record import FURTHEST, OVER_ALL_KEYS, Atlas, ExampleFacts, Side
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.records.heads.query import choose
-from attnscope.views.heads.summary import corpus_line, corpus_notes, full_name, label, printable
+from attnscope.views.heads.summary import description_notes
 from attnscope.views.heads.terminal import measure_table
-from attnscope.views.tables.plain_text import cut, dim_lines, plain_table
+from attnscope.views.tables.plain_text import cut, dim_lines
+from attnscope.views.tables.table import Column, Table
+from attnscope.views.tables.wording import corpus_line, corpus_notes, full_name, label, printable
 
 _MOST_SHOWN = 160
 """Heads that are listed where none are chosen."""
 
-_WIDE = 110
-"""Columns from which there is room for the best example."""
-
 _STANDS_OUT = 0.05
 """Share of attention beyond uniform attention's at an offset, from which on the offset is named."""
-
-_PARTS = {"what it does": 5, "pairs": 3, "keys": 2, "best example": 5}
-"""How a line's room is shared."""
-
-_OFFSET = 8
-"""Cells of an offset and its share, such as "-128 94%"."""
 
 _TOKENS = 3
 _AROUND = 4
@@ -64,7 +56,7 @@ def show(
     if where is not None and not heads:
         console.print(Text("no head fulfils the condition"))
         return
-    shown = table(atlas, heads if where is not None else heads[:_MOST_SHOWN], console, whole=where is not None)
+    shown = table(atlas, heads if where is not None else heads[:_MOST_SHOWN], whole=where is not None)
     console.print(shown)
     left = 0 if where is not None else len(heads) - _MOST_SHOWN
     if left > 0:
@@ -73,7 +65,7 @@ def show(
         Group(
             *dim_lines(
                 [
-                    *_notes(atlas, console, whole=where is not None, has_page=has_page),
+                    *_notes(atlas, whole=where is not None, has_page=has_page),
                     corpus_line(findings),
                     *corpus_notes(findings),
                 ]
@@ -85,43 +77,33 @@ def show(
         console.print(measure_table(replace(findings, heads=tuple(heads)), named))
 
 
-def table(atlas: Atlas, heads: list[Head], console: Console, *, whole: bool) -> Table:
+def table(atlas: Atlas, heads: list[Head], *, whole: bool) -> Table:
     """A row a head.
 
     Args:
         atlas: What it is of.
         heads: Which of its heads.
-        console: Tells the width.
         whole: Whether all is said that is known, over several lines; else a line a head.
     """
-    findings, wide = atlas.findings, console.width >= _WIDE
+    findings = atlas.findings
     best = {facts.head: facts for facts in reversed(atlas.facts) if facts.why == "top"}
     number = {(head.kind, head.layer, head.head): at for at, head in enumerate(atlas.heads)}
-    shown = plain_table(space=2)
-    shown.add_column("head", no_wrap=True)
-    shown.add_column("offset", justify="right", no_wrap=True)
-    names = [full_name(head, findings) for head in heads]
-    titles = _titles(wide, whole)
-    room = console.width - max(map(cell_len, ("head", *names)), default=0) - _OFFSET - 2 * (len(titles) + 2)
-    for title in titles:
-        shown.add_column(title, overflow="fold", no_wrap=not whole)
-    for head, name in zip(heads, names, strict=True):
-        at = number[head.kind, head.layer, head.head]
-        known = {
-            "what it does": _words(head, findings),
-            "pairs": _tokens(atlas, at, "pairs", ", "),
-            "keys": _tokens(atlas, at, "gets"),
-            "best example": _excerpt(best[at]) if at in best else "",
-        }
-        parts = sum(_PARTS[title] for title in titles)
-        cells = [known[title] if whole else cut(known[title], room * _PARTS[title] // parts) for title in titles]
-        shown.add_row(Text(name, style="bold"), _offset(atlas, at), *map(Text, cells))
-    return shown
 
+    def of(write: Callable[[int], str | Text]) -> Callable[[Head], str | Text]:
+        return lambda head: write(number[head.kind, head.layer, head.head])
 
-def _titles(wide: bool, whole: bool) -> list[str]:
-    """The columns that there is room for: a line of 80 columns has two of them."""
-    return [title for title in _PARTS if wide or title in ("what it does", "pairs") or (whole and title == "keys")]
+    columns = [
+        Column("head", lambda head: full_name(head, findings), style="bold"),
+        Column("offset", of(lambda at: _offset(atlas, at)), right=True),
+        Column("what it does", lambda head: _words(head, findings), wraps=whole, part=0 if whole else 5, least=28),
+        Column("pairs", of(lambda at: _tokens(atlas, at, "pairs", ", ")), wraps=whole, part=0 if whole else 3,
+               least=18, drop=1),
+        Column("keys", of(lambda at: _tokens(atlas, at, "gets")), wraps=whole, part=0 if whole else 2, least=12,
+               drop=2 if whole else 3),
+        Column("best example", of(lambda at: _excerpt(best[at]) if at in best else ""), wraps=whole,
+               part=0 if whole else 5, least=28, drop=3),
+    ]  # fmt: skip
+    return Table(columns[: None if best else -1], heads)
 
 
 def _words(head: Head, findings: Findings) -> str:
@@ -130,7 +112,7 @@ def _words(head: Head, findings: Findings) -> str:
     place = (head.kind, head.layer, head.head)
     for one in known:
         if (one.kind, one.layer, one.head) == place:
-            return printable(one.words)
+            return printable(one.words + (f" ! {one.warning}" if one.warning else ""))
     return ", ".join(label(role.name) for role in head.roles) or "unclassified"
 
 
@@ -163,17 +145,15 @@ def _excerpt(facts: ExampleFacts) -> str:
     return printable("".join(pieces), 80)
 
 
-def _notes(atlas: Atlas, console: Console, *, whole: bool, has_page: bool) -> list[str]:
+def _notes(atlas: Atlas, *, whole: bool, has_page: bool) -> list[str]:
     notes = [
         "offset: of the key from the query, where attention is furthest above uniform attention (by 5 points or more), "
         "and its share there; "
-        "pairs (query→key) and keys: those that receive most above it.",
+        "pairs (query→key) and keys: those with the largest lift.",
+        f"lift: attention over {printable(atlas.options.get('lift', OVER_ALL_KEYS))}.",
+        *description_notes(atlas.findings),
         f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",
     ]
-    wide = console.width >= _WIDE
-    left = [title for title in _PARTS if title not in _titles(wide, whole) and (atlas.facts or title == "keys")]
-    if left:
-        notes.append(f"not shown in {console.width} columns: {', '.join(left)}")
     if not whole:
         notes.append("… : more is known of the head: --where 'layer == 3 and head == 1' shows all")
     if atlas.facts and not has_page:

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from attnscope.errors import amount
 from attnscope.records.circuits import COMPOSITIONS, CircuitHead, Circuits, Link
-from attnscope.views.circuits.summary import READS, notes_of, number, title_of
+from attnscope.views.circuits.summary import READS, notes_of, title_of
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Number, Page, colormap, hex_of, wrap_lines
-from attnscope.views.drawing.inks import ink_on
+from attnscope.views.drawing.canvas import FAINT, INK, Number, Page, colormap, wrap_lines
+from attnscope.views.drawing.inks import hex_of, ink_on
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.style import USUAL, Style
+from attnscope.views.tables.numbers import digits, fixed
 
 _SIGNED, _SHARE = "RdBu_r", "Blues"
 _UNKNOWN = "#dcdcdc"
@@ -89,7 +90,7 @@ def _of_places(found: Circuits) -> str:
         f"a dot: not beyond all of {found.n_draws} random heads with the same singular values · "
         "matching: the same of W_E' W_Q' W_K W_E, 1 = a query looks for its own "
         f"token · by position: the share of attention that the previous token gets where all tokens are alike, "
-        f"{amount(found.n_places, 'position')}; uniform {number(min(found.uniform.get('previous', (math.nan,))))}"
+        f"{amount(found.n_places, 'position')}; uniform {fixed(min(found.uniform.get('previous', (math.nan,))), 2)}"
     )
 
 
@@ -109,7 +110,7 @@ def _map(
     if cell[0] >= max(40, 3 * page.paper.least_px) and cell[1] >= size * 1.2 and low == 0:
         page.numbers(
             [
-                Number(x + w / 2, y + h / 2, number(values[p]), size, ink_on(fills[p]))
+                Number(x + w / 2, y + h / 2, fixed(values[p], 2), size, ink_on(fills[p]))
                 for p, (x, y, w, h) in boxes.items()
             ]
         )
@@ -123,7 +124,7 @@ def _bar(
     page.colour_bar(box, colormap(cmap))
     ticks = (low, 0.0, high) if low < 0 else (low, high)
     for tick in ticks:
-        at, text = x + width * (tick - low) / (high - low), f"{tick:.2g}".replace("-", "−")
+        at, text = x + width * (tick - low) / (high - low), digits(tick, 2)
         text = least if least and tick == low else text
         page.write(at, y + height + 12, text, 11.5, ha="center", color=FAINT)
 
@@ -179,8 +180,8 @@ def _layer_names(
     if cell * len(found.heads) / len(starts) > 5:
         page.lines(lines, color=_UNKNOWN, width_px=0.6, zorder=2)
     step = max(1, math.ceil(28 / (size / len(starts))))
-    for number_, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        if number_ % step:
+    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        if number % step:
             continue
         middle, name = (start + end) / 2 * cell, f"L{found.heads[start].layer}"
         page.write(left - 7, top + middle, name, 11.5, ha="right", va="center_baseline", color=FAINT)

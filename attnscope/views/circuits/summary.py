@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from attnscope.records.circuits import CircuitHead, Circuits, Link, Score
-from attnscope.views.heads.summary import model_of
+from attnscope.views.tables.numbers import fixed
+from attnscope.views.tables.wording import model_of
 
 READS = {"Q": "queries", "K": "keys", "V": "values"}
 
@@ -16,14 +17,9 @@ def title_of(found: Circuits) -> str:
     return f"{model_of(found.run)} · circuits: what the weights of its heads say"
 
 
-def number(value: float, digits: int = 2) -> str:
-    """A number, or a dash where it is not defined."""
-    return f"{value:.{digits}f}".replace("-", "−") if math.isfinite(value) else "–"
-
-
 def score(one: Score) -> str:
     """A score, with a star where it is beyond all random heads."""
-    return number(one.value) + ("*" if one.is_outside else "")
+    return fixed(one.value, 2) + ("*" if one.is_outside else "")
 
 
 def spell(token: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+from operator import itemgetter
+
 import numpy as np
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.records.circuits import COMPOSITIONS, CircuitHead, Circuits, Direction, Link
@@ -15,13 +17,14 @@ from attnscope.views.circuits.summary import (
     most_previous,
     named,
     notes_of,
-    number,
     score,
     spell,
     title_of,
     tokens,
 )
-from attnscope.views.tables.plain_text import dim_lines, heading, plain_table, spell_out_text
+from attnscope.views.tables.numbers import fixed, percent
+from attnscope.views.tables.plain_text import dim_lines, heading, spell_out_text
+from attnscope.views.tables.table import Column, Table
 
 _MOST = 8
 
@@ -39,18 +42,15 @@ def show(found: Circuits, console: Console) -> None:
 
 
 def _compositions(found: Circuits) -> list[RenderableType]:
-    table = plain_table()
-    for by in COMPOSITIONS:
-        table.add_column(f"by {READS[by]}", no_wrap=True)
-    columns = [[link for link in found.strongest(by, _MOST) if link.share > 0] for by in COMPOSITIONS]
-    for row in range(max(map(len, columns), default=0)):
-        table.add_row(*(_link(found, links[row]) if row < len(links) else Text() for links in columns))
-    return [heading("which heads feed which, most above chance (in brackets: chance)"), table]
+    links = [[_link(found, link) for link in found.strongest(by, _MOST) if link.share > 0] for by in COMPOSITIONS]
+    columns = [Column(f"by {READS[by]}", itemgetter(at), drop=at) for at, by in enumerate(COMPOSITIONS)]
+    title = "which heads feed which, most above chance (in brackets: chance)"
+    return [heading(title), Table(columns, zip_longest(*links, fillvalue=""))]
 
 
 def _link(found: Circuits, link: Link) -> Text:
     return Text.assemble(
-        f"{link_line(found, link)} ", (number(link.share), "cyan"), (f" ({number(link.expected, 3)})", "dim")
+        f"{link_line(found, link)} ", (fixed(link.share, 2), "cyan"), (f" ({fixed(link.expected, 3)})", "dim")
     )
 
 
@@ -76,28 +76,27 @@ def _copying(found: Circuits) -> list[RenderableType]:
 
 
 def _heads_table(heads: list[CircuitHead]) -> Table:
-    table = plain_table()
-    for column in ("head", "copying", "reads", "writes"):
-        table.add_column(column, style="bold" if column == "head" else "", overflow="fold")
-    for head in heads:
-        source, target = (
-            (tokens(head.writes[0].source[0]), tokens(head.writes[0].target[0])) if head.writes else ("",) * 2
-        )
-        table.add_row(head.name, Text(score(head.copying), style="cyan"), Text(source), Text(target))
-    return table
+    columns = [
+        Column("head", lambda head: head.name, style="bold"),
+        Column("copying", lambda head: score(head.copying), style="cyan"),
+        Column("reads", lambda head: tokens(head.writes[0].source[0]) if head.writes else "", wraps=True, least=12),
+        Column("writes", lambda head: tokens(head.writes[0].target[0]) if head.writes else "", wraps=True, least=12),
+    ]
+    return Table(columns, heads)
 
 
 def _places(found: Circuits) -> list[RenderableType]:
     heads = most_previous(found, _MOST)
     if not heads:
         return []
-    table = plain_table()
-    for column in ("head", "previous", "same", "first"):
-        table.add_column(column, style="bold" if column == "head" else "cyan")
-    for head in heads:
-        table.add_row(head.name, number(head.previous), number(head.same), number(head.first))
+    columns = [
+        Column("head", lambda head: head.name, style="bold"),
+        Column("previous", lambda head: fixed(head.previous, 2), style="cyan"),
+        Column("same", lambda head: fixed(head.same, 2), style="cyan", drop=2),
+        Column("first", lambda head: fixed(head.first, 2), style="cyan", drop=1),
+    ]
     title = f"heads that would look at the previous token by position alone (positions are {found.places})"
-    return [heading(title), table]
+    return [heading(title), Table(columns, heads)]
 
 
 def _head(found: Circuits, place: int) -> list[RenderableType]:
@@ -105,13 +104,13 @@ def _head(found: Circuits, place: int) -> list[RenderableType]:
     head = found.heads[place]
     said: list[RenderableType] = [heading(head.name)]
     for name, one in (("copying", head.copying), ("matching", head.matching)):
-        chance = f"random {number(one.mean)} [{number(one.low)}, {number(one.high)}]"
+        chance = f"random {fixed(one.mean, 2)} [{fixed(one.low, 2)}, {fixed(one.high, 2)}]"
         said.append(Text.assemble(f"{name} ", (score(one), "cyan"), (f"  {chance}", "dim")))
     said.append(
         Text.assemble(
-            "by position alone: previous ", (number(head.previous), "cyan"), "  same ", (number(head.same), "cyan"),
-            "  next ", (number(head.next), "cyan"), "  first ", (number(head.first), "cyan"),
-            "  · the same token scores ", (f"{number(head.same_nats)} nats", "cyan"), " above others",
+            "by position alone: previous ", (fixed(head.previous, 2), "cyan"), "  same ", (fixed(head.same, 2), "cyan"),
+            "  next ", (fixed(head.next, 2), "cyan"), "  first ", (fixed(head.first, 2), "cyan"),
+            "  · the same token scores ", (f"{fixed(head.same_nats, 2)} nats", "cyan"), " above others",
         )
     )  # fmt: skip
     for title, ends, directions in (
@@ -121,45 +120,46 @@ def _head(found: Circuits, place: int) -> list[RenderableType]:
         if directions:
             said += [heading(f"singular directions, {title}"), _directions(ends, directions)]
     if head.answers:
-        table = plain_table()
-        table.add_column("attended to", style="bold")
-        table.add_column("rise most", overflow="fold")
-        for answer in head.answers:
-            table.add_row(Text(spell(answer.token)), Text(tokens(answer.written)))
-        said += [heading("what it writes for common tokens"), table]
+        columns = [
+            Column("attended to", lambda answer: spell(answer.token), wraps=True, least=11, style="bold"),
+            Column("rise most", lambda answer: tokens(answer.written), wraps=True, least=12),
+        ]
+        said += [heading("what it writes for common tokens"), Table(columns, head.answers)]
     said += _links_of(found, place)
     return said
 
 
 def _directions(ends: tuple[str, str], directions: tuple[Direction, ...]) -> Table:
-    table = plain_table()
-    for column in ("share", *ends):
-        table.add_column(column, overflow="fold", style="cyan" if column == "share" else "")
-    for one in directions:
-        for end in range(len(one.source)):
-            share = f"{one.share:.1%}" if end == 0 else ""
-            table.add_row(share, Text(tokens(one.source[end])), Text(tokens(one.target[end])))
-    return table
+    rows = [(one, end) for one in directions for end in range(len(one.source))]
+    columns = [
+        Column("share", lambda row: "" if row[1] else percent(row[0].share, 1), style="cyan"),
+        Column(ends[0], lambda row: tokens(row[0].source[row[1]]), wraps=True, least=12),
+        Column(ends[1], lambda row: tokens(row[0].target[row[1]]), wraps=True, least=12),
+    ]
+    return Table(columns, rows)
 
 
 def _links_of(found: Circuits, place: int) -> list[RenderableType]:
     """By what and how much a head is fed, and whom it feeds."""
-    table = plain_table()
-    for column in ("", *(f"by {READS[by]}" for by in COMPOSITIONS)):
-        table.add_column(column, style="bold" if not column else "")
-    excess, n = found.excess, len(found.heads)
+    excess, rows = found.excess, []
     for title, values in (("reads from", excess[:, :, place]), ("is read by", excess[:, place])):
         if not np.isfinite(values).any():
             continue
-        row = []
+        cells = []
         for by in range(len(COMPOSITIONS)):
-            order = np.argsort(-np.nan_to_num(values[by], nan=-np.inf), kind="stable")[: min(3, n)]
-            known = [one for one in order.tolist() if np.isfinite(values[by, one])]
-            pairs = [(one, place) if title == "reads from" else (place, one) for one in known]
-            cells = [
-                f"{named(found, one)} {number(found.composition[by][pair])}"
-                for one, pair in zip(known, pairs, strict=True)
-            ]
-            row.append("  ".join(cells))
-        table.add_row(title, *row)
-    return [heading("composition, most above chance"), table] if table.row_count else []
+            order = np.argsort(-np.nan_to_num(values[by], nan=-np.inf), kind="stable")[:3]
+            known = [other for other in order.tolist() if np.isfinite(values[by, other])]
+            pairs = [(other, place) if title == "reads from" else (place, other) for other in known]
+            cells.append(
+                "  ".join(
+                    f"{named(found, other)} {fixed(found.composition[by][pair], 2)}"
+                    for other, pair in zip(known, pairs, strict=True)
+                )
+            )
+        rows.append((title, *cells))
+
+    columns = [Column("", itemgetter(0), style="bold")]
+    columns += [
+        Column(f"by {READS[by]}", itemgetter(at), wraps=True, least=12) for at, by in enumerate(COMPOSITIONS, 1)
+    ]
+    return [heading("composition, most above chance"), Table(columns, rows)] if rows else []

@@ -41,15 +41,16 @@ from attnscope.views.drawing.canvas import (
     Number,
     Page,
     colormap,
-    hex_of,
     wrap_lines,
 )
-from attnscope.views.drawing.inks import ink_on
+from attnscope.views.drawing.inks import hex_of, ink_on
 from attnscope.views.drawing.layout import SCREEN, Paper
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.plots import spread
 from attnscope.views.drawing.style import USUAL, Style
-from attnscope.views.heads.summary import UNCLASSIFIED, Mark, label, marks_for, model_of
+from attnscope.views.heads.summary import UNCLASSIFIED, Mark, marks_for
+from attnscope.views.tables.numbers import digits
+from attnscope.views.tables.wording import label, model_of
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -555,7 +556,7 @@ def _bar(page: Page, bar: Box, cmap: str, high: float, heading: str, meaning_of_
     step = layout.nice_ticks(high - low)[-1] / max(1, len(layout.nice_ticks(high - low)) - 1) or high
     for tick in np.arange(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1) * step:
         page.write(
-            x + width * (tick - low) / (high - low), y + height + 11, f"{tick:.3g}", 11.5, ha="center", color=FAINT
+            x + width * (tick - low) / (high - low), y + height + 11, digits(tick), 11.5, ha="center", color=FAINT
         )
     page.write(x, y + height + 30, meaning_of_dark, layout.CAPTION_PX, ha="left", color=FAINT)
     return y + height + 38

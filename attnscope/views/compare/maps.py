@@ -18,8 +18,8 @@ from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK, Page, colormap
 from attnscope.views.drawing.layout import SCREEN, Paper
 from attnscope.views.drawing.lettering import Lettering, lettering_for
-from attnscope.views.heads.summary import printable
 from attnscope.views.maps.figures import LABEL_ROOM_EM, widest_label, write_token_labels
+from attnscope.views.tables.wording import printable
 
 _WEIGHTS, _SIGNED = "Blues", "RdBu_r"
 _FIRST, _SECOND = "#2f6fb0", "#d9822b"

@@ -13,8 +13,8 @@ from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, Page, colormap
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.style import Style
-from attnscope.views.heads.summary import printable
 from attnscope.views.maps.picture_figures import overlay
+from attnscope.views.tables.wording import printable
 
 HEADS = 4
 """How many heads the page shows."""

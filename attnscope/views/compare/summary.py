@@ -17,8 +17,8 @@ from attnscope.records.comparison import (
 )
 from attnscope.records.frame.pair_tables import PairTable, head_name
 from attnscope.records.frame.shards import is_interrupted, shards_note
-from attnscope.views.heads.summary import GIVEN, UNDEFINED, model_of, printable
-from attnscope.views.maps.changes import hidden_tokens
+from attnscope.views.tables.numbers import fixed
+from attnscope.views.tables.wording import GIVEN, hidden_tokens, model_of, printable
 
 _MEASURES = {"hellinger": "Hellinger distance", "jensen_shannon": "Jensen-Shannon distance"}
 _MEANINGS = {
@@ -62,7 +62,7 @@ def table_notes(table: PairTable, kind: str) -> list[str]:
 
 def distance(value: float) -> str:
     """A distance with three decimals; `–` where it is undefined."""
-    return f"{value:.3f}" if math.isfinite(value) else UNDEFINED
+    return fixed(value, 3)
 
 
 def distance_with_interval(table: PairTable, a: int, b: int) -> str:

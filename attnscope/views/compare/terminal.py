@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.errors import amount
@@ -35,10 +36,12 @@ from attnscope.views.compare.summary import (
     title_of,
     tokens_changed,
 )
-from attnscope.views.heads.summary import label, model_of, printable
-from attnscope.views.tables.plain_text import dim_lines, heading, plain_table
+from attnscope.views.tables.numbers import percent
+from attnscope.views.tables.plain_text import dim_lines, heading
+from attnscope.views.tables.table import Column, Table
+from attnscope.views.tables.wording import label, model_of, printable
 
-_MOST_PICKED = 12
+_NAMES: dict[str, Any] = {"wraps": True, "least": 6, "style": "bold"}
 
 
 def show(found: Comparison, console: Console) -> None:
@@ -58,7 +61,7 @@ def tables(found: Comparison, console: Console, most: int = 10) -> RenderableTyp
     if isinstance(found, HeadComparison):
         parts += _heads(found, most)
     elif isinstance(found, PickedHeads):
-        parts += _picked(found, console)
+        parts += _picked(found)
     elif isinstance(found, MinimalPair):
         parts += _pair(found, most)
     elif isinstance(found, PicturePair):
@@ -72,19 +75,23 @@ def _heads(found: HeadComparison, most: int) -> list[RenderableType]:
     table, arrangement = found.tables[0], found.arrangements[0]
     others = found.tables[1:]
     parts: list[RenderableType] = [Text(texts_line(found.corpus), style="dim")]
-    alike = _table(["heads", "distance", *map(_short, others)])
-    for a, b in found.most_alike(table, most):
-        pair = f"{_head(found, a)} {_head(found, b)}"
-        alike.add_row(pair, distance_with_interval(table, a, b), *(distance(t.distances[a, b]) for t in others))
-    alone = _table(["head", "nearest", "distance"])
-    for a, b in found.most_alone(table, most):
-        alone.add_row(_head(found, a), _head(found, b), distance_with_interval(table, a, b))
+    apart = Column("distance", lambda pair: distance_with_interval(table, *pair))
+    pair_of_heads = Column("heads", lambda pair: " ".join(_head(found, head) for head in pair), **_NAMES)
+    others_of_pair = [
+        Column(_short(other), partial(lambda of, pair: distance(of.distances[pair]), other), drop=at)
+        for at, other in enumerate(others, 1)
+    ]
+    alike = Table([pair_of_heads, apart, *others_of_pair], found.most_alike(table, most))
+    head = Column("head", lambda pair: _head(found, pair[0]), **_NAMES)
+    nearest = Column("nearest", lambda pair: _head(found, pair[1]), wraps=True, least=6)
+    alone = Table([head, nearest, apart], found.most_alone(table, most))
     layers = list(dict.fromkeys(layer for layer, _ in found.heads))
-    follow = _table(["layer", "within", "to the next"])
-    for number, layer in enumerate(layers):
-        within = distance(arrangement.layers[number, number])
-        following = "" if number + 1 == len(layers) else _layers(arrangement, number)
-        follow.add_row(f"L{layer}", within, following)
+    columns = [
+        Column("layer", lambda at: f"L{layers[at]}", style="bold"),
+        Column("within", lambda at: distance(arrangement.layers[at, at])),
+        Column("to the next", lambda at: "" if at + 1 == len(layers) else _layers(arrangement, at)),
+    ]
+    follow = Table(columns, range(len(layers)))
     parts += [heading(f"most alike, by {table_line(table)}"), alike]
     parts += [heading("most alone: the head nearest to them is far"), alone]
     parts += [heading("layers: the distance between all their heads"), follow, Text()]
@@ -105,19 +112,16 @@ def _head(found: HeadComparison, number: int) -> str:
     return head_name(found.heads[number]) + (f" ({label(role)})" if role else "")
 
 
-def _picked(found: PickedHeads, console: Console) -> list[RenderableType]:
+def _picked(found: PickedHeads) -> list[RenderableType]:
     table, other = found.tables[0], found.tables[1:]
     said: list[RenderableType] = [Text(f"“{printable(found.tokens.text, 160)}”", style="dim")]
-    shown = min(len(found.heads), _MOST_PICKED, max(2, (console.width - 8) // 8))
     names = [head_name(place) for place in found.heads]
-    matrix = _table(["", *names[:shown]])
-    for row, name in enumerate(names):
-        matrix.add_row(name, *(distance(table.distances[row, column]) for column in range(shown)))
-    said += [heading(table_line(table)), matrix]
-    if shown < len(names):
-        said.append(
-            Text(f"{amount(len(names) - shown, 'more column is', 'more columns are')} in the record", style="dim")
-        )
+    columns = [Column("", lambda row: names[row], style="bold")]
+    columns += [
+        Column(name, partial(lambda at, row: distance(float(table.distances[row, at])), at))
+        for at, name in enumerate(names)
+    ]
+    said += [heading(table_line(table)), Table(columns, range(len(names)), goes_on=True)]
     if len(names) == 2:
         said += [Text(f"{table_line(t)}: {distance(t.distances[0, 1])}", style="dim") for t in other]
     if found.single is not None:
@@ -134,18 +138,26 @@ def _pair(found: MinimalPair, most: int) -> list[RenderableType]:
         said.append(Text.assemble(("−" + ours if ours else "", "red"), "  ", ("+" + theirs if theirs else "", "green")))
     overall, at = found.overall(), found.at_query()
     where = f"at “{printable(found.query, 40)}”" if found.queries else "overall"
-    columns = ["head", *([where] if found.queries else []), "overall", "query", "the key that changes most"]
     said.append(heading(f"the heads whose rows change most {where}, by {distance_name(found.measure)}"))
-    ranked = _table(columns)
-    for head in found.ranked()[:most]:
+
+    def pair_of(head: int) -> int:
         pairs = found.queries or tuple(range(len(found.aligned)))
         values = found.divergences[found.measure][head, list(pairs)]
-        pair = pairs[int(np.nan_to_num(values, nan=-1.0).argmax())]
-        query = printable(found.tokens[0].labels[found.aligned[pair, 0]])
-        key, before, after = largest_change(found, head, pair)
-        row = [distance(at[head])] if found.queries else []
-        change = Text.assemble(f"{key} ", (f"{before:.2f} → {after:.2f}", "cyan"))
-        ranked.add_row(head_name(found.heads[head]), *row, distance(overall[head]), query, change)
+        return pairs[int(np.nan_to_num(values, nan=-1.0).argmax())]
+
+    def change(head: int) -> Text:
+        key, before, after = largest_change(found, head, pair_of(head))
+        return Text.assemble(f"{key} ", (f"{before:.2f} → {after:.2f}", "cyan"))
+
+    def query(head: int) -> str:
+        return printable(found.tokens[0].labels[found.aligned[pair_of(head), 0]])
+
+    columns = [
+        *_columns_of_heads(found, where),
+        Column("query", query, wraps=True, least=8),
+        Column("the key that changes most", change, wraps=True, least=16),
+    ]
+    ranked = Table(columns, found.ranked()[:most])
     every = at if found.queries else overall
     if len(every := every[np.isfinite(every)]) > 1:
         middle, nearly_all = (distance(float(value)) for value in np.quantile(every, (0.5, 0.9)))
@@ -160,18 +172,28 @@ def _pair(found: MinimalPair, most: int) -> list[RenderableType]:
 def _pictures(found: PicturePair, most: int) -> list[RenderableType]:
     said: list[RenderableType] = [Text(both_texts(found), style="dim")]
     said += [Text(facts, style="dim") for facts in dict.fromkeys(picture.facts for picture in found.pictures)]
-    overall, at = found.overall(), found.at_query()
     where = f"at “{printable(found.query, 40)}”" if found.queries else "overall"
-    columns = ["head", *([where] if found.queries else []), "overall", "on the picture", "most at the word"]
     said.append(heading(f"the heads whose attention changes most {where}, by {distance_name(found.measure)}"))
-    ranked = _table(columns)
-    for head in found.ranked()[:most]:
-        before, after = (float(cells.sum()) for cells in found.maps(head))
-        word = int(np.nan_to_num(found.divergences[found.measure][head], nan=-1.0).argmax())
-        row = [distance(at[head])] if found.queries else []
-        moved = Text(f"{before:.0%} → {after:.0%}", style="cyan")
-        ranked.add_row(head_name(found.heads[head]), *row, distance(overall[head]), moved, key_name(*found.words[word]))
-    return [*said, ranked, Text(), *dim_lines(list(PICTURE_NOTES))]
+
+    def word(head: int) -> str:
+        return key_name(*found.words[int(np.nan_to_num(found.divergences[found.measure][head], nan=-1.0).argmax())])
+
+    columns = [
+        *_columns_of_heads(found, where),
+        Column("on the picture", lambda head: " → ".join(percent(float(cells.sum())) for cells in found.maps(head)),
+               style="cyan"),
+        Column("most at the word", word, wraps=True, least=12),
+    ]  # fmt: skip
+    return [*said, Table(columns, found.ranked()[:most]), Text(), *dim_lines(list(PICTURE_NOTES))]
+
+
+def _columns_of_heads(found: MinimalPair | PicturePair, where: str) -> list[Column]:
+    """A head, and how much it changes: at the query, if one is named, and overall."""
+    overall, at = found.overall(), found.at_query()
+    columns = [Column("head", lambda head: head_name(found.heads[head]), style="bold")]
+    if found.queries:
+        columns.append(Column(where, lambda head: distance(at[head]), wraps=True, least=9))
+    return [*columns, Column("overall", lambda head: distance(overall[head]), drop=1 if found.queries else 0)]
 
 
 def _models(found: ModelComparison, most: int) -> list[RenderableType]:
@@ -180,13 +202,17 @@ def _models(found: ModelComparison, most: int) -> list[RenderableType]:
     same = sorted(found.same(), key=lambda pair: -np.nan_to_num(table.mean[pair], nan=-1.0))
     names = model_of(found.run), model_of(found.other_run)
     said.append(heading(f"the heads that differ most from those of the same number, by {table_line(table)}"))
-    moved = _table(["head", "distance", "best match", "its distance"])
-    for a, b in same[:most]:
-        match = matching.get(a)
-        name = "" if match is None else head_name(found.other_heads[match])
-        to = "" if match is None else distance(table.distances[a, match])
-        moved.add_row(head_name(found.heads[a]), distance_with_interval(table, a, b), name, to)
-    said.append(moved)
+
+    def of_match(write: Callable[[int, int], str]) -> Callable[[tuple[int, int]], str]:
+        return lambda pair: "" if (match := matching.get(pair[0])) is None else write(pair[0], match)
+
+    columns = [
+        Column("head", lambda pair: head_name(found.heads[pair[0]]), style="bold"),
+        Column("distance", lambda pair: distance_with_interval(table, *pair)),
+        Column("best match", of_match(lambda head, match: head_name(found.other_heads[match]))),
+        Column("its distance", of_match(lambda head, match: distance(table.distances[head, match])), drop=1),
+    ]
+    said.append(Table(columns, same[:most]))
     matched = (
         f"{found.moved()} of {len(found.matchings[0])} heads of {names[0]} match one of another number in {names[1]}"
     )
@@ -202,10 +228,3 @@ def _notes(table: PairTable, kind: str) -> list[str]:
 
 def _short(table: PairTable) -> str:
     return table.name.replace("_", " ").replace("without", "w/o")
-
-
-def _table(columns: Sequence[str]) -> Table:
-    table = plain_table()
-    for number, column in enumerate(columns):
-        table.add_column(column, style="bold" if number == 0 else "", overflow="fold")
-    return table

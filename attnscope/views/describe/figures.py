@@ -14,8 +14,9 @@ from attnscope.views.drawing.canvas import FAINT, INK, LINE, Box, Page, wrap_lin
 from attnscope.views.drawing.head_maps import HEAD_NAMES_PX, LEFT_PX, findings_shape, name_kinds, place_kinds
 from attnscope.views.drawing.inks import blend, ink_on
 from attnscope.views.drawing.lettering import Lettering
-from attnscope.views.heads import summary as heads_summary
-from attnscope.views.heads.summary import model_of, printable
+from attnscope.views.heads.summary import description_notes
+from attnscope.views.tables.numbers import percent
+from attnscope.views.tables.wording import corpus_line, model_of, printable
 
 _CARD_PX, _PAPER_CARD_PX, _WIDEST_CARD_PX = 128, 110, 220
 """Width of a card, on paper at least, and how wide it is where there are few heads."""
@@ -138,7 +139,7 @@ def cards_page(findings: Findings, lettering: Lettering) -> Page:
     """The page, drawn."""
     placed = cards_layout(findings, lettering)
     page = Page(*placed.size, lettering)
-    subtitle = heads_summary.corpus_line(findings)
+    subtitle = corpus_line(findings)
     page.head(
         f"{model_of(findings.run)} · what its {amount(len(findings.heads), 'head does', 'heads do')}, in a few words",
         subtitle,
@@ -195,7 +196,7 @@ def _card(one: HeadDescription | None, box: Box, name: str, lettering: Lettering
     if one.spreads_evenly or not math.isfinite(one.explained):
         return Card(box, _NOTHING, name, "", "", tuple(lines))
     fill = blend(min(1.0, max(0.0, one.explained)), _PALE, _DARK)
-    share = f"{100 * one.explained:.0f}%"
+    share = percent(one.explained) + " !" * bool(one.warning)
     taken = _share_at(name, lettering) + _bold_px(share, lettering)
     rest = next((rest for rest in (f"of {one.nats:.1f} nats", f"{one.nats:.1f} nats")
                  if taken + 4 + lettering.width_px(rest, lettering.paper.letters(_REST_PX)) <= box[2] - _PAD_PX),
@@ -251,7 +252,7 @@ def _draw_strips(page: Page, placed: Cards) -> None:
     page.lines([[(x + width / 2, top), (x + width / 2, lowest)]], color=LINE, width_px=0.8)
     sides = {0.0: "left", 0.5: "center", 1.0: "right"}
     for share, side in sides.items() if width > _NARROW_STRIP_PX else ((0.0, "left"), (1.0, "right")):
-        page.write(x + width * share, lowest + 12, f"{100 * share:.0f}%", layout.CAPTION_PX, ha=side, color=FAINT)
+        page.write(x + width * share, lowest + 12, percent(share), layout.CAPTION_PX, ha=side, color=FAINT)
     page.write(x + width / 2, top - HEAD_NAMES_PX / 2 - 2, "explained", layout.CAPTION_PX, ha="center", color=FAINT)
 
 
@@ -272,7 +273,6 @@ def _notes(findings: Findings, has_nats: bool, has_strips: bool) -> list[str]:
             if has_strips
             else []
         ),
-        f"fitted on {amount(described.n_texts - described.n_scored, 'text')}, scored on "
-        f"{amount(described.n_scored, 'other')} ({amount(described.n_queries, 'query', 'queries')})",
+        *description_notes(findings),
         "a description is of attention, not of purpose",
     ]

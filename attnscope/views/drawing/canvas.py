@@ -191,6 +191,9 @@ class Canvas(Drawing):
         from matplotlib.figure import Figure
 
         self.lettering, self.paper = lettering, (paper := lettering.paper)
+        room = width_px - 2 * layout.MARGIN_PX
+        failed = wrap_lines(" · ".join(paper.failed), room, lettering) if paper.failed else ()
+        last_px, height_px = height_px - layout.MARGIN_PX, height_px + len(failed) * layout.LINE_PX
         self.width_px, self.height_px = width_px, height_px
         edge, top = paper.crop_px, paper.crop_ends_px
         size = (width_px - 2 * edge) / paper.inch_px, (height_px - 2 * top) / paper.inch_px
@@ -209,6 +212,8 @@ class Canvas(Drawing):
         self._outlined: list[tuple[Artist, Sequence[Number]]] = []
         self._background: Any = None
         self._trimmed = False
+        for place, line in enumerate(failed, 1):
+            self.write(layout.MARGIN_PX, last_px + place * layout.LINE_PX, line, layout.CAPTION_PX, ha="left")
 
     def write(
         self, x: float, y: float, text: str, size_px: float, *, animated: bool = False, color: str = INK, **how: Any
@@ -576,11 +581,6 @@ def colormap(name: str) -> Colormap:
     import matplotlib as mpl
 
     return mpl.colormaps[name]
-
-
-def hex_of(cmap: Colormap, share: float) -> str:
-    """The colour "#rrggbb" at a share of a colormap, 0 to 1."""
-    return "#" + "".join(f"{round(part * 255):02x}" for part in cmap(share)[:3])
 
 
 @lru_cache(maxsize=4096)

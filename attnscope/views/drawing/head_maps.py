@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from attnscope.errors import amount
 from attnscope.records.heads.findings import Findings, Head
-from attnscope.views.ablation.summary import number as small_number
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Box, Number, Page, colormap, hex_of, wrap_lines
-from attnscope.views.drawing.inks import ink_on
+from attnscope.views.drawing.canvas import FAINT, INK, Box, Number, Page, colormap, wrap_lines
+from attnscope.views.drawing.inks import hex_of, ink_on
 from attnscope.views.drawing.lettering import Lettering
-from attnscope.views.heads import summary as heads_summary
-from attnscope.views.heads.summary import model_of, number, printable
+from attnscope.views.tables.numbers import UNDEFINED, digits, number, short_interval, small_number
+from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable, title_of, unit_of
 
 _UNKNOWN = "#dcdcdc"
 _ONE_WAY, _TWO_WAYS = "Blues", "RdBu_r"
@@ -25,7 +24,6 @@ HEAD_NAMES_PX = 26
 _COMPACT_PX = 135  # width of a small map where the page is of paper
 _INTERVAL_SHARE = 0.7  # of the size of a number that its interval is at most
 _LEAST_INTERVAL_PX = 9.0  # smaller ones are left out
-_MOST_DECIMALS = 4
 _MOST_LINES = 4  # of what a measure is, above its map
 _MANY_LAYERS = 16  # more of them make a page that no screen shows whole
 _UNIFORM = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
@@ -175,7 +173,7 @@ def measures_pages(
         "rows: layers, columns: heads",
         "each map has its own colours: the bar below it tells which",
         *([uniform] if any(math.isfinite(scale.uniform[0]) for scale in scales.values()) else []),
-        *heads_summary.corpus_notes(findings),
+        *corpus_notes(findings),
     ]
     if undefined and len(undefined) < len(scales):
         said.append(f"left out, as undefined for all heads: {', '.join(printable(name) for name in undefined)}")
@@ -206,7 +204,7 @@ def _panels_page(
     paper, columns, n_rows = lettering.paper, panels.columns, -(-len(scales) // panels.columns)
     height = math.ceil(panels.height_px(n_rows)) + (len(footer) - 1) * layout.LINE_PX
     page = MeasurePage(panels.width, height, lettering)
-    page.head(title, heads_summary.corpus_line(findings))
+    page.head(title, corpus_line(findings))
     top = float(TOP_PX)
     for kind in findings.kinds:
         shape = findings_shape(findings, kind)
@@ -271,8 +269,8 @@ def measure_page(
     if intervals:
         said.append("small numbers: the 95% interval")
     if _any_undefined(findings, measure):
-        said.append("grey: undefined" + (f" ({heads_summary.UNDEFINED})" if numbers else ""))
-    said += heads_summary.corpus_notes(findings)
+        said.append("grey: undefined" + (f" ({UNDEFINED})" if numbers else ""))
+    said += corpus_notes(findings)
     page = None if shared is None else shared.get(tuple(said))
     if page is None:
         page = MeasurePage.above(said, width, bar_y + 72, lettering)
@@ -281,9 +279,9 @@ def measure_page(
             shared[tuple(said)] = page
     page.begin()
     meaning = printable(findings.measure_facts(measure).what, 400)
-    corpus = heads_summary.corpus_line(findings)
+    corpus = corpus_line(findings)
     subtitle = " · ".join(part for part in (meaning, corpus) if part)
-    page.head(f"{model_of(findings.run)} · {heads_summary.title_of(findings, measure)}", subtitle)
+    page.head(f"{model_of(findings.run)} · {title_of(findings, measure)}", subtitle)
     for kind, top in zip(findings.kinds, tops, strict=True):
         page.map((layout.MARGIN_PX + LEFT_PX, top), findings, kind, measure, (cell_w, cell_h), scale)
     if numbers:
@@ -292,7 +290,7 @@ def measure_page(
         page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), size, small * intervals))
     bar = (layout.MARGIN_PX + LEFT_PX, bar_y, min(420, room - 20), 14)
     page.scale(bar, scale, size_px=layout.CAPTION_PX, most=6 if paper.is_narrow else 11)
-    unit = heads_summary.unit_of(findings, measure)
+    unit = unit_of(findings, measure)
     page.uniform(
         bar,
         scale,
@@ -329,20 +327,8 @@ def numbers_of(
 
 
 def _interval(head: Head, measure: str) -> str:
-    """The ends of an interval, such as 0.00–0.03, with as many decimals as tell them apart; empty where there is none.
-
-    They are no ± of one number: intervals of shares are not symmetric, and end at 0 and 1.
-    """
     one = head.measures.get(measure)
-    if one is None or not math.isfinite(one.high - one.low):
-        return ""
-    largest, width = max(abs(one.low), abs(one.high)), one.high - one.low
-    decimals = 0 if largest >= 99.95 else 1 if largest >= 9.995 else 2
-    while decimals < _MOST_DECIMALS and 0 < width < 1.5 * 10**-decimals:
-        decimals += 1
-    low, high = (f"{end:.{decimals}f}" for end in (one.low, one.high))
-    low, high = (end.lstrip("-") if not float(end) else end.replace("-", "−") for end in (low, high))
-    return f"{low} to {high}" if "−" in low + high else f"{low}–{high}"
+    return "" if one is None else short_interval(one.low, one.high)
 
 
 def findings_shape(findings: Findings, kind: str) -> tuple[int, int]:
@@ -416,7 +402,7 @@ class MeasurePage(Page):
             at, side = x + width * scale.share(tick), "center"
             if self.paper.fixed and most <= 3:  # the ends of a short bar have no room beyond it
                 side = {ticks[0]: "left", ticks[-1]: "right"}.get(tick, side)
-            self.write(at, y + height + size_px * 0.95, _tick(tick), size_px, ha=side, color=FAINT)
+            self.write(at, y + height + size_px * 0.95, digits(tick), size_px, ha=side, color=FAINT)
 
     def uniform(self, bar: Box, scale: Scale, *, size_px: float, room: tuple[float, float], unit: str = "") -> None:
         """Lines over the bar where uniform attention is, a triangle below them, and its value beside that."""
@@ -447,7 +433,7 @@ class MeasurePage(Page):
 
 def _meaning(findings: Findings, measure: str) -> str:
     """What a measure says, and in which unit if its name does not tell."""
-    what, unit = printable(findings.measure_facts(measure).what, 400), heads_summary.unit_of(findings, measure)
+    what, unit = printable(findings.measure_facts(measure).what, 400), unit_of(findings, measure)
     return f"{what} [{unit}]" if what and unit and unit not in measure else what
 
 
@@ -465,7 +451,3 @@ def _any_undefined(findings: Findings, measure: str | None = None) -> bool:
         for head in findings.heads
         for name in names
     )
-
-
-def _tick(value: float) -> str:
-    return f"{value:.3g}".replace("-", "−")

@@ -1,4 +1,11 @@
-"""Colours: between two others, and which letters can be read on them."""
+"""Colours: between two others, of a colormap, and which letters can be read on them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Colormap
 
 
 def ink_on(color: str) -> str:
@@ -18,3 +25,8 @@ def blend(share: float, pale: str, dark: str) -> str:
     """The colour "#rrggbb" at a share of the way from one to another."""
     ends = ((int(pale[start : start + 2], 16), int(dark[start : start + 2], 16)) for start in (1, 3, 5))
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in ends)
+
+
+def hex_of(cmap: Colormap, share: float) -> str:
+    """The colour "#rrggbb" at a share of a colormap, 0 to 1."""
+    return "#" + "".join(f"{round(part * 255):02x}" for part in cmap(share)[:3])

@@ -53,6 +53,7 @@ class Paper:
         title: Whether a figure says above itself what it shows.
         crop_px: Margin that is laid out but not shown, at the left and the right; above and below it is less.
         font: A font that is taken first: the name of an installed family, or a file.
+        failed: Parts of the study that failed: every figure says so at its foot.
     """
 
     width_px: int = MIN_WIDTH_PX
@@ -63,6 +64,7 @@ class Paper:
     title: bool = True
     crop_px: float = 0.0
     font: str | None = None
+    failed: tuple[str, ...] = ()
 
     @classmethod
     def of_width(cls, inches: float, points: float, dpi: int, title: bool, font: str | None) -> Paper:

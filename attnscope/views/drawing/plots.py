@@ -122,7 +122,8 @@ class Foot:
 
 
 def write_foot(said: Sequence[str], sheet: Sheet) -> Foot:
-    """Notes as they will stand below a figure."""
+    """Notes as they will stand below a figure, those on parts of the study that failed last."""
+    said = [*said, *sheet.lettering.paper.failed]
     lines = wrap_lines(" · ".join(said), sheet.width * 96 / sheet.size * 0.92, sheet.lettering)
     return Foot(lines, (0.35 + 0.2 * len(lines)) * sheet.size, sheet)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from attnscope.errors import UsageError
@@ -32,6 +32,7 @@ class Style:
         font_size: Size of the smallest letters in points; None = 6.5 with a width, else as it comes.
         title: Whether a figure says above itself what it shows.
         font: A font that is taken first: the name of an installed family, or a file.
+        failed: What every figure says at its foot of parts of the study that failed, one sentence each.
     """
 
     scale: Scale = "fixed"
@@ -41,6 +42,7 @@ class Style:
     font_size: float | None = None
     title: bool = True
     font: str | None = None
+    failed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
@@ -63,9 +65,11 @@ class Style:
         if self.width is None:
             inch_px = 100.0 if self.font_size is None else 72 * CAPTION_PX / self.font_size
             least = 0.0 if self.font_size is None else CAPTION_PX
-            return Paper(MIN_WIDTH_PX, False, least, inch_px, self.dpi or 100, self.title, font=self.font)
-        points = PRINT_PT if self.font_size is None else self.font_size
-        return Paper.of_width(_inches(self.width), points, self.dpi or PRINT_DPI, self.title, self.font)
+            paper = Paper(MIN_WIDTH_PX, False, least, inch_px, self.dpi or 100, self.title, font=self.font)
+        else:
+            points = PRINT_PT if self.font_size is None else self.font_size
+            paper = Paper.of_width(_inches(self.width), points, self.dpi or PRINT_DPI, self.title, self.font)
+        return replace(paper, failed=self.failed)
 
 
 def _inches(width: float | str) -> float:

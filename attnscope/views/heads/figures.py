@@ -41,7 +41,9 @@ from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads.needles_figure import needles_drawing
-from attnscope.views.heads.summary import Mark, label, model_of, number, printable
+from attnscope.views.heads.summary import Mark
+from attnscope.views.tables.numbers import number
+from attnscope.views.tables.wording import corpus_line, corpus_notes, label, model_of, printable
 
 _EMPTY, _TRACK, _RESTING = "#f3f3f3", "#ffffff", "#7d7d7d"
 _FOOTER_GAP_PX = 26
@@ -218,7 +220,7 @@ def atlas_page(findings: Findings, lettering: Lettering) -> Page:
     page = Page(*atlas.size, lettering)
     page.head(
         f"{model_of(findings.run)} · what its {amount(n_heads, 'head')} {'does' if n_heads == 1 else 'do'}",
-        heads_summary.corpus_line(findings),
+        corpus_line(findings),
     )
     name_kinds(page, findings, atlas.tops, atlas.cell)
     _draw_cells(page, atlas.cells)
@@ -373,7 +375,7 @@ def _atlas_notes(findings: Findings, *, numbers: bool = True) -> list[str]:
             f"a role is given where its value is above threshold and baseline at a false discovery rate of "
             f"{findings.options['level']:g}"
         )
-    return [*said, *heads_summary.role_notes(findings), *heads_summary.corpus_notes(findings)]
+    return [*said, *heads_summary.role_notes(findings), *corpus_notes(findings)]
 
 
 def _texts(findings: Findings) -> list[str]:
@@ -385,7 +387,7 @@ def _texts(findings: Findings) -> list[str]:
     glyphs = [mark.glyph + mark.glyph.lower() for mark in marks.values()]
     said = [
         model_of(findings.run),
-        heads_summary.corpus_line(findings),
+        corpus_line(findings),
         *findings.kinds,
         *heads_summary.role_notes(findings),
     ]

@@ -14,7 +14,8 @@ from attnscope.views.drawing.layout import Paper
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.plots import COLORS, OTHER, Sheet, draw_line, finish_axes, letter_axes, write_foot
 from attnscope.views.heads.needles_terminal import notes, what_is_out
-from attnscope.views.heads.summary import corpus_line, model_of, number, printable
+from attnscope.views.tables.numbers import number
+from attnscope.views.tables.wording import corpus_line, model_of, printable
 
 _MOST = 5
 _NOTHING = Estimate(np.nan, np.nan, np.nan, np.nan, 0)

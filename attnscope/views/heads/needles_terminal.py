@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import Findings
 from attnscope.records.heads.needles import CopiedWithout, Needles
-from attnscope.views.heads.summary import interval, number
-from attnscope.views.tables.plain_text import dim_lines, plain_table
+from attnscope.views.tables.numbers import interval, number
+from attnscope.views.tables.plain_text import dim_lines
+from attnscope.views.tables.table import Column, Table
 
 
 def needles_table(findings: Findings) -> list[RenderableType]:
@@ -50,28 +52,24 @@ def what_is_out(one: CopiedWithout) -> str:
 
 
 def _by_depth(found: Needles) -> Table:
-    depths = sorted({one.depth for one in found.at})
-    lengths = sorted({one.length for one in found.at})
-    table = plain_table(space=2)
-    table.add_column("tokens", justify="right", no_wrap=True)
-    for depth in depths:
-        table.add_column(f"{100 * depth:g}%", justify="right", no_wrap=True)
     at_depth = {(one.length, one.depth): one.copied.value for one in found.at}
-    for length in lengths:
-        cells = [number(at_depth.get((length, depth), float("nan"))) for depth in depths]
-        table.add_row(f"{length:,}", *(Text(cell, style="cyan") for cell in cells))
-    return table
+
+    def at(depth: float) -> Callable[[int], str]:
+        return lambda length: number(at_depth.get((length, depth), math.nan))
+
+    depths = sorted({one.depth for one in found.at})
+    columns = [Column(f"{100 * depth:g}%", at(depth), right=True, style="cyan") for depth in depths]
+    lengths = Column("tokens", lambda length: f"{length:,}", right=True)
+    return Table([lengths, *columns], sorted({one.length for one in found.at}), goes_on=True)
 
 
 def _without(found: Needles) -> Table:
-    table = plain_table(space=2)
-    for title in ("taken out", "written", "95% interval", "less than whole", "95% interval"):
-        table.add_column(title, justify="left" if title == "taken out" else "right", no_wrap=True)
-    table.add_row("nothing", *_cells(found.copied), "", "")
-    for one in found.without:
-        table.add_row(what_is_out(one), *_cells(one.copied), *_cells(one.change))
-    return table
-
-
-def _cells(one: Effect) -> tuple[Text, Text]:
-    return Text(number(one.value), style="cyan"), Text(interval(one.low, one.high))
+    rows = [("nothing", found.copied, None), *((what_is_out(one), one.copied, one.change) for one in found.without)]
+    columns = [
+        Column("taken out", lambda row: row[0]),
+        Column("written", lambda row: number(row[1].value), right=True, style="cyan"),
+        Column("95% interval", lambda row: interval(row[1].low, row[1].high), right=True, drop=2),
+        Column("less than whole", lambda row: number(row[2].value) if row[2] else "", right=True, style="cyan", drop=1),
+        Column("95% interval", lambda row: interval(row[2].low, row[2].high) if row[2] else "", right=True, drop=2),
+    ]
+    return Table(columns, rows)

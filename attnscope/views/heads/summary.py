@@ -6,31 +6,16 @@ import colorsys
 import difflib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
 
 from attnscope.errors import AttnscopeError, amount
-from attnscope.records.ablation import Ablation
-from attnscope.records.frame.shards import is_interrupted, shards_note
-from attnscope.records.heads.findings import LOOKS, NEEDLES, PICTURES, RECORDINGS, Findings, Head, Role
-from attnscope.records.relations.record import Relations
-from attnscope.records.timeline import Timeline
+from attnscope.records.heads.findings import Findings, Head, Role
+from attnscope.views.tables.numbers import number
+from attnscope.views.tables.wording import full_name, label, printable, unit_of
 
 UNCLASSIFIED = "·"
-UNDEFINED = "–"
-
-GIVEN = "texts"
-"""What the source of texts is called that were given as they are, from no file."""
-
-_TEXTS = (("text",), ("token",))
-_COUNTED = {
-    PICTURES: (("picture",), ("patch", "patches")),
-    LOOKS: (("picture",), ("word",)),
-    RECORDINGS: (("recording",), ("token",)),
-    NEEDLES: (("needle",), ("token",)),
-}
 
 
 @dataclass(frozen=True)
@@ -92,11 +77,11 @@ def marks_for(names: AbstractSet[str]) -> dict[str, Mark]:
     """A mark for each of these roles, as `marks_of`."""
     marks = {name: mark for name, mark in MARKS.items() if name in names}
     taken = {mark.glyph for mark in MARKS.values()}
-    for number, name in enumerate(sorted(names - MARKS.keys())):
+    for at, name in enumerate(sorted(names - MARKS.keys())):
         wanted = [letter for letter in name.upper() if letter in _LATIN]
         glyph = next((letter for letter in (*wanted, *_LATIN, *_BEYOND) if letter not in taken), _NO_GLYPH_LEFT)
         taken.add(glyph)
-        marks[name] = Mark(glyph, _further_color(number))
+        marks[name] = Mark(glyph, _further_color(at))
     return marks
 
 
@@ -262,73 +247,6 @@ def head_label(findings: Findings, head: Head) -> str:
     return ", ".join(part for part in (looks, does(findings, head)) if part)
 
 
-def number(value: float) -> str:
-    """A number with three digits or so; `–` where it is undefined."""
-    if not math.isfinite(value):
-        return UNDEFINED
-    size = abs(value)
-    text = f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
-    # -0.001 is 0.00, not -0.00.
-    return text.lstrip("-") if not any(digit in text for digit in "123456789") else text.replace("-", "−")
-
-
-def percent(share: float | None) -> str:
-    """A share as percent; `–` where it is undefined."""
-    return f"{share:.0%}" if share is not None and math.isfinite(share) else UNDEFINED
-
-
-def interval(low: float, high: float, written: Callable[[float], str] = number) -> str:
-    """Such as [0.91, 0.95]; `–` where it is undefined."""
-    return f"[{written(low)}, {written(high)}]" if math.isfinite(low) and math.isfinite(high) else UNDEFINED
-
-
-def full_name(head: Head, findings: Findings) -> str:
-    """Such as L3H1, and "cross L3H1" where there are several kinds of attention."""
-    return f"{printable(head.kind)} {head.name}" if len(findings.kinds) > 1 else head.name
-
-
-def label(name: str) -> str:
-    """A role's name as people read it."""
-    return printable(name.replace("_", " "))
-
-
-def printable(text: object, most: int = 200) -> str:
-    """A text from a record on one line, without control characters, of at most `most` characters."""
-    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(str(text).split()))
-    return line if len(line) <= most else line[: most - 1] + "…"
-
-
-def unit_of(findings: Findings, measure: str) -> str:
-    """What a measure's values are in; nothing for shares, which need no unit."""
-    unit = printable(findings.measure_facts(measure).unit, 40)
-    return "" if unit == "share" else unit
-
-
-def title_of(findings: Findings, measure: str) -> str:
-    """A measure's name, and its unit where the name does not say it."""
-    unit = unit_of(findings, measure)
-    return printable(measure) + (f" ({unit})" if unit and unit not in measure else "")
-
-
-def corpus_line(record: Ablation | Findings | Relations | Timeline, *, predictions: bool = False) -> str:
-    """Such as "812 texts, 41,234 tokens: alice.txt"; if `predictions`, with their number where there are any."""
-    corpus = record.corpus
-    counted = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))
-    if predictions and corpus.get("n_predictions"):
-        counted["n_predictions"] = ("prediction",)
-    counts = [amount(corpus[name], *words) for name, words in counted.items() if isinstance(corpus.get(name), int)]
-    given = corpus.get("sources")
-    sources = [one for one in given if one != GIVEN] if isinstance(given, list | tuple) else []
-    named = [printable(source, 60) for source in sources[:3]]
-    named += [f"and {len(sources) - 3} more"] if len(sources) > 3 else []
-    return ": ".join(part for part in (", ".join(counts), ", ".join(named)) if part)
-
-
-def model_of(run: Mapping[str, Any]) -> str:
-    """The model's name."""
-    return printable(run.get("model", "model"))
-
-
 def role_notes(findings: Findings) -> list[str]:
     """What a reader of roles must know beside them: one sentence each."""
     said = []
@@ -387,52 +305,11 @@ def idle_line(findings: Findings) -> str:
     return f"look like something and do nothing ({what}): {named}{more}"
 
 
-def corpus_notes(findings: Ablation | Findings | Relations) -> list[str]:
-    """What is amiss with the texts: one sentence each."""
-    said = []
-    of = findings.corpus.get("of") if findings.corpus.get("of") in _COUNTED else None
-    if missing := shards_note(findings.corpus):
-        said.append(missing)
-    if is_interrupted(findings.corpus):
-        said.append(f"it was stopped early: these are the {of or 'texts'} up to there")
-    if n := findings.corpus.get("n_copies"):
-        said.append(
-            f"{amount(n, 'text is a copy or near-copy', 'texts are copies or near-copies')} of others, and left out: "
-            "copies count once"
-        )
-    if line := _weight_line(findings):
-        said.append(line)
-    problems = findings.corpus.get("problems")
-    if isinstance(problems, list | tuple) and problems:
-        said.append(_left_out(problems, of or "parts of the texts"))
-    return said
-
-
-MUCH_WEIGHT = 1 / 3
-"""From which share of the weight on a single text is named."""
-
-
-def _weight_line(findings: Ablation | Findings | Relations) -> str:
-    """Which of several texts carries more than MUCH_WEIGHT in measures and roles; empty where none does."""
-    longest, n_texts, n_tokens = (findings.corpus.get(name) for name in ("longest", "n_texts", "n_tokens"))
-    if not isinstance(longest, Mapping) or not isinstance(n_texts, int) or n_texts < 2 or not n_tokens:
-        return ""
-    alike = findings.options.get("weigh") == "texts"
-    share = 1 / n_texts if alike else float(longest.get("n_queries", 0)) / n_tokens
-    if share <= MUCH_WEIGHT:
-        return ""
-    if alike:
-        return f"each of the {n_texts} texts carries {share:.0%} of the weight of measures and roles"
-    named = f"{printable(longest.get('source', ''))}, line {longest.get('line')}"
-    return (
-        f"one text ({named}) carries {share:.0%} of the weight: measures and roles say mostly what heads do there; "
-        "--weigh texts weighs all texts alike"
-    )
-
-
-def _left_out(problems: Sequence[Any], what: str) -> str:
-    """What could not be read or studied: a source, a line of it, or all from there on."""
-    first = problems[0] if isinstance(problems[0], Mapping) else {}
-    where = printable(first.get("source", "")) + ("" if first.get("line") is None else f", line {first['line']}")
-    reason = f"{where}: {printable(first.get('reason', ''))}"
-    return f"left out: {reason}" if len(problems) == 1 else f"left out: {len(problems)} {what}; first {reason}"
+def description_notes(findings: Findings) -> list[str]:
+    """From which texts heads are described, and in how many the halves of the texts agree: one sentence each."""
+    described = findings.descriptions
+    if described is None or not described.heads:
+        return []
+    n_texts = findings.corpus.get("n_texts")
+    said = [described.sample_line(n_texts if isinstance(n_texts, int) else None), described.stability_line]
+    return [line for line in said if line]

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Literal
+from dataclasses import replace
+from operator import itemgetter
+from textwrap import wrap
+from typing import Any
 
 from rich.cells import cell_len
 from rich.columns import Columns
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, Group, RenderableType
 from rich.style import Style
 from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.heads.findings import Estimate, Findings, Head, Role
 from attnscope.records.heads.query import choose
-from attnscope.views.ablation.summary import number as small_number
 from attnscope.views.describe.terminal import description_table
 from attnscope.views.drawing.inks import ink_on
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads.needles_terminal import needles_table
 from attnscope.views.heads.senses_terminal import picture_measures
-from attnscope.views.heads.summary import UNCLASSIFIED, Mark, full_name, interval, label, number, percent
+from attnscope.views.heads.summary import UNCLASSIFIED, Mark, does
 from attnscope.views.heads.writes_terminal import writes_table
 from attnscope.views.tables.head_grid import head_grid, room_for
-from attnscope.views.tables.plain_text import dim_lines, heading, plain_table
+from attnscope.views.tables.numbers import UNDEFINED, interval, number, percent, q_value, small_number
+from attnscope.views.tables.plain_text import dim_lines, heading
+from attnscope.views.tables.table import Column, Table
+from attnscope.views.tables.wording import corpus_line, corpus_notes, full_name, label, printable, title_of
 
 _MORE = "+"
 _MOST_NAMED = 24
@@ -69,7 +72,7 @@ def show(
     is_chosen, is_one = len(heads) < len(among.heads), len({(head.layer, head.head) for head in heads}) == 1
     is_picked = is_one and is_chosen and where is None
     if where is not None:
-        said = f"match: {heads_summary.printable(where)}"
+        said = f"match: {printable(where)}"
         console.print(Text(f"{len(heads)} of {amount(len(among.heads), 'head')} {said}"))
     if findings.of_senses:
         console.print(picture_measures(findings, console))
@@ -99,7 +102,7 @@ def grid(findings: Findings, console: Console) -> RenderableType:
     parts: list[RenderableType] = []
     for kind in findings.kinds:
         if len(findings.kinds) > 1:
-            parts.append(heading(f"{heads_summary.printable(kind)} attention"))
+            parts.append(heading(f"{printable(kind)} attention"))
         parts.append(_kind_grid([head for head in findings.heads if head.kind == kind], marks, console.width))
     parts += [Text(), _legend(findings, marks)]
     return Group(*parts)
@@ -117,32 +120,16 @@ def table(findings: Findings, console: Console, most: int = 20) -> RenderableTyp
     """
     marks = heads_summary.marks_of(findings)
     found = heads_summary.counts(findings, marks)
-    columns, left_out = _fit_columns(_columns(findings, marks), console.width)
-    shown = plain_table(space=1)
-    for column in columns:
-        wraps = column.name in ("role", "also", "does")
-        shown.add_column(
-            column.title, justify=column.justify, no_wrap=not wraps, overflow="fold", min_width=column.width
-        )
-    for count in found:
-        rows = _heads_with(findings, count.role)
-        for place, (head, role) in enumerate(rows[:most]):
-            cells = [column.cell(head, role) for column in columns]
-            if place == 0:
-                cells[0] = _role_name(count.role, marks)
-            shown.add_row(*cells)
-        if len(rows) > most:
-            shown.add_row(Text(f"and {len(rows) - most} more", style="dim"))
+    rows = [row for count in found for row in _rows_of_role(findings, count.role, marks, most)]
+    shown = Table(_columns(findings, marks), rows, gap=1)
     parts: list[RenderableType] = [shown, Text()] if found else []
     if len(findings.heads) > 1 or not found:
         parts.append(_unclassified(findings))
     if found:
-        names = {column.name for column in columns}
+        names, _ = shown.fit(console.width)
         parts.append(Text(_explanation(findings, [count.role for count in found], names), style="dim"))
-    if left_out:
-        parts.append(Text(f"not shown in {console.width} columns: {', '.join(left_out)}", style="dim"))
-    said = [heads_summary.corpus_line(findings), *heads_summary.role_notes(findings)]
-    said += heads_summary.corpus_notes(findings)
+    said = [corpus_line(findings), *heads_summary.role_notes(findings)]
+    said += corpus_notes(findings)
     return Group(*parts, *dim_lines(said))
 
 
@@ -157,7 +144,23 @@ def measure_table(findings: Findings, names: Sequence[str]) -> RenderableType:
         AttnscopeError: There is no such measure.
     """
     heads_summary.require_measures(findings, names)
-    return _Measures(findings, tuple(names))
+    written = small_number if findings.of_senses else number
+
+    def of(name: str, write: Callable[[Estimate], str]) -> Callable[[Head], str]:
+        return lambda head: write(head.measures.get(name, _NOTHING))
+
+    columns = [Column("head", lambda head: full_name(head, findings), style="bold")]
+    for name in names:
+        title = "\n".join(wrap(title_of(findings, name), _TITLE_CELLS))
+        value = of(name, lambda one: written(one.value))
+        columns.append(Column(title, value, right=True, least=min(len(title), _TITLE_CELLS), style="cyan"))
+        if len(names) <= _MOST_WITH_INTERVALS:
+            columns += [
+                Column("95% interval", of(name, lambda one: interval(one.low, one.high, written)), right=True),
+                Column("uniform", of(name, lambda one: written(one.uniform)), right=True),
+            ]
+    meanings = [printable(f"{name}: {what}") for name in names if (what := findings.measure_facts(name).what)]
+    return Group(Table(columns, findings.heads, goes_on=True), Text(), *dim_lines(meanings))
 
 
 def head_measures(findings: Findings, names: Sequence[str], among: Findings) -> RenderableType:
@@ -172,67 +175,22 @@ def head_measures(findings: Findings, names: Sequence[str], among: Findings) -> 
     written = small_number if findings.of_senses else number
     for head in findings.heads:
         others = [other for other in among.heads if other.kind == head.kind]
-        shown = plain_table(space=2)
-        shown.add_column(full_name(head, findings), overflow="fold")
-        for title in ("value", "95% interval", "uniform", f"rank of {len(others)}"):
-            shown.add_column(title, justify="right", no_wrap=True)
-        for name in names:
-            one = head.measures.get(name, _NOTHING)
-            values = [other.measures[name].value for other in others if name in other.measures]
-            rank = 1 + sum(value > one.value for value in values)
-            shown.add_row(
-                Text(heads_summary.title_of(findings, name)),
-                Text(written(one.value), style="cyan"),
-                interval(one.low, one.high, written),
-                written(one.uniform),
-                f"{rank}" if math.isfinite(one.value) else heads_summary.UNDEFINED,
-            )
-        parts += [Text(), shown]
+        estimates = [head.measures.get(name, _NOTHING) for name in names]
+        values = [[other.measures[name].value for other in others if name in other.measures] for name in names]
+        columns = [
+            Column(full_name(head, findings), lambda row: title_of(findings, row[0]), wraps=True, least=12),
+            Column("value", lambda row: written(row[1].value), right=True, style="cyan"),
+            Column("95% interval", lambda row: interval(row[1].low, row[1].high, written), right=True, drop=2),
+            Column("uniform", lambda row: written(row[1].uniform), right=True, drop=1),
+            Column(f"rank of {len(others)}", lambda row: _rank(row[1].value, row[2]), right=True, drop=3),
+        ]
+        parts += [Text(), Table(columns, zip(names, estimates, values, strict=True))]
     said = ["rank: 1 = the largest value; uniform: the value under uniform attention over the same keys"]
     return Group(*parts, *dim_lines(said))
 
 
-@dataclass(frozen=True, eq=False)
-class _Measures:
-    """Measures of every head, as many side by side as the terminal has room for, the others below."""
-
-    findings: Findings
-    names: tuple[str, ...]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = self._columns()
-        heads = [Text(full_name(head, self.findings), style="bold") for head in self.findings.heads]
-        room = options.max_width - max((head.cell_len for head in heads), default=4)
-        while columns:
-            n_shown = max(1, sum(total <= room for total in accumulate(width + 2 for _, width, _ in columns)))
-            shown = plain_table()
-            shown.add_column("head", no_wrap=True)
-            for title, width, _ in columns[:n_shown]:
-                shown.add_column(title, justify="right", width=width, overflow="fold")
-            for head, *cells in zip(heads, *(cells for _, _, cells in columns[:n_shown]), strict=True):
-                shown.add_row(head, *cells)
-            yield shown
-            yield Text()
-            columns = columns[n_shown:]
-        for name in self.names:
-            if what := self.findings.measure_facts(name).what:
-                yield Text(heads_summary.printable(f"{name}: {what}"), style="dim")
-
-    def _columns(self) -> list[tuple[Text, int, list[Text]]]:
-        """Title, width and cells of each column."""
-        columns = []
-        written = small_number if self.findings.of_senses else number
-        for name in self.names:
-            title = heads_summary.title_of(self.findings, name)
-            estimates = [head.measures.get(name, _NOTHING) for head in self.findings.heads]
-            cells = {title: [Text(written(one.value), style="cyan") for one in estimates]}
-            if len(self.names) <= _MOST_WITH_INTERVALS:
-                cells["95% interval"] = [Text(interval(one.low, one.high, written)) for one in estimates]
-                cells["uniform"] = [Text(written(one.uniform)) for one in estimates]
-            for over, column in cells.items():
-                widest = max((cell.cell_len for cell in column), default=1)
-                columns.append((Text(over), max(widest, min(cell_len(over), _TITLE_CELLS)), column))
-        return columns
+def _rank(value: float, values: Sequence[float]) -> str:
+    return f"{1 + sum(other > value for other in values)}" if math.isfinite(value) else UNDEFINED
 
 
 def _kind_grid(heads: Sequence[Head], marks: Mapping[str, Mark], width: int) -> Text:
@@ -294,51 +252,50 @@ def _role_name(role: str, marks: Mapping[str, Mark]) -> Text:
     return text.append(f" {label(role)}")
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A column of the table: its narrowest width, and how soon it goes where there is no room (0 = never)."""
+def _rows_of_role(findings: Findings, name: str, marks: Mapping[str, Mark], most: int) -> list[tuple[Text, Any]]:
+    """The heads that have a role, the largest value first, each with what stands in the column of roles.
 
-    name: str
-    title: str
-    justify: Literal["left", "right"]
-    width: int
-    goes: int
-    cell: Callable[[Head, Role], Text]
+    The name of the role stands on its first row; below the last one, how many more heads have it.
+    """
+    heads = [(head, role) for head in findings.heads for role in head.roles if role.name == name]
+    heads.sort(key=lambda pair: -pair[1].value if math.isfinite(pair[1].value) else math.inf)
+    rows = [(Text() if at else _role_name(name, marks), pair) for at, pair in enumerate(heads[:most])]
+    n_more = len(heads) - len(rows)
+    return [*rows, (Text(f"and {n_more} more", style="dim"), None)] if n_more else rows
 
 
-def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[_Column]:
-    """All columns, and what stands in them; `role` is empty but for the first row of a role."""
+def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[Column]:
+    """The columns that these findings have."""
     heads = [head for head in findings.heads if head.roles]
-    roles = [role for head in heads for role in head.roles]
     n_more = max((len(head.roles) for head in heads), default=1) - 1
-    names = max((len(full_name(head, findings)) for head in heads), default=4)
-    widest = max((cell_len(label(role.name)) for role in roles), default=4)
-    intervals = max((len(interval(role.low, role.high)) for role in roles), default=1)
+    widest = max((cell_len(label(role.name)) for head in heads for role in head.roles), default=4)
+
+    def of(write: Callable[[Head, Role], str | Text]) -> Callable[[Any], str | Text]:
+        return lambda row: write(*row[1]) if row[1] else ""
+
     columns = [
-        _Column("role", "role", "left", min(4 + widest, 18), 0, lambda head, role: Text()),
-        _Column("head", "head", "left", names, 0, lambda head, role: Text(full_name(head, findings), style="bold")),
-        _Column("value", "value", "right", 5, 0, lambda head, role: Text(number(role.value), style="cyan")),
-        _Column("interval", "95% interval", "right", max(12, intervals), 7,
-                lambda head, role: Text(interval(role.low, role.high))),
-        _Column("baseline", "baseline", "right", 8, 5, lambda head, role: Text(number(role.baseline))),
-        _Column("q", "q", "right", 6, 4, lambda head, role: Text(_q(role.q))),
-        _Column("share", "share", "right", 5, 3, lambda head, role: Text(_share(role))),
+        Column("role", itemgetter(0), wraps=True, least=min(4 + widest, 18)),
+        Column("head", of(lambda head, role: full_name(head, findings)), style="bold"),
+        Column("sinks", of(lambda head, role: percent(head.resting_share)), right=True, drop=2),
+        Column("value", of(lambda head, role: number(role.value)), right=True, style="cyan"),
+        Column("95% interval", of(lambda head, role: interval(role.low, role.high)), right=True, drop=1),
+        Column("baseline", of(lambda head, role: number(role.baseline)), right=True, drop=3),
+        Column("q", of(lambda head, role: q_value(role.q)), right=True, least=6, drop=4),
+        Column("share", of(lambda head, role: _share(role)), right=True, drop=5),
+        Column("effect", of(lambda head, role: _effect(findings, head)), right=True, least=7),
+        Column(_OTHERWISE, of(lambda head, role: _nearest(findings, head)), least=22, drop=8),
+        Column("does", of(lambda head, role: does(findings, head)), wraps=True, least=18, drop=7),
+        Column("also", of(lambda head, role: _other_roles(head, role, marks)), wraps=True, drop=6,
+               least=min(5, max(4, 2 * n_more - 1))),
     ]  # fmt: skip
-    if any(math.isfinite(head.resting_share) for head in heads):
-        sinks = _Column("sinks", "sinks", "right", 5, 6, lambda head, role: Text(percent(head.resting_share)))
-        columns.insert(2, sinks)
-    if any(head.effects for head in heads):
-        columns.append(_Column("effect", "effect", "right", 7, 0, lambda head, role: _effect(findings, head)))
-    if any(heads_summary.nearest_role(findings, head) for head in heads):
-        columns.append(_Column(_OTHERWISE, _OTHERWISE, "left", 22, 1, lambda head, role: _nearest(findings, head)))
-    if any(heads_summary.does(findings, head) for head in heads):
-        columns.append(
-            _Column("does", "does", "left", 18, 1, lambda head, role: Text(heads_summary.does(findings, head)))
-        )
-    if n_more:
-        width = min(5, max(4, 2 * n_more - 1))
-        columns.append(_Column("also", "also", "left", width, 2, lambda head, role: _other_roles(head, role, marks)))
-    return columns
+    has = {
+        "sinks": any(math.isfinite(head.resting_share) for head in heads),
+        "effect": any(head.effects for head in heads),
+        _OTHERWISE: any(heads_summary.nearest_role(findings, head) for head in heads),
+        "does": any(does(findings, head) for head in heads),
+        "also": n_more > 0,
+    }
+    return [column for column in columns if has.get(column.name, True)]
 
 
 def _effect(findings: Findings, head: Head) -> Text:
@@ -346,7 +303,7 @@ def _effect(findings: Findings, head: Head) -> Text:
     name = f"zero_{findings.options.get('causal', {}).get('quantity')}"
     effect = head.effects.get(name)
     if effect is None:
-        return Text(heads_summary.UNDEFINED)
+        return Text(UNDEFINED)
     return Text(small_number(effect.value), style="dim" if findings.does_nothing(head) else "")
 
 
@@ -356,29 +313,6 @@ def _nearest(findings: Findings, head: Head) -> Text:
     if found is None:
         return Text()
     return Text(f"{label(found.role)} {number(found.value)} of {percent(found.share)}", style="dim")
-
-
-def _fit_columns(columns: list[_Column], width: int) -> tuple[list[_Column], list[str]]:
-    """The columns that the terminal has room for, and the names of those that it has not."""
-    left_out = []
-    while sum(column.width + 1 for column in columns) > width + 1:
-        first = min((column for column in columns if column.goes), key=lambda column: column.goes, default=None)
-        if first is None:
-            break
-        if first.name != _OTHERWISE:  # the notes sum it up
-            left_out.append(first.name)
-        columns = [column for column in columns if column is not first]
-    return columns, left_out
-
-
-def _heads_with(findings: Findings, name: str) -> list[tuple[Head, Role]]:
-    """The heads that have a role, the largest value first."""
-    found = [(head, role) for head in findings.heads for role in head.roles if role.name == name]
-    return sorted(found, key=lambda pair: -pair[1].value if math.isfinite(pair[1].value) else math.inf)
-
-
-def _q(q: float) -> str:
-    return "<0.001" if q < 0.001 else f"{q:.3f}" if q == q else heads_summary.UNDEFINED
 
 
 def _share(role: Role) -> str:
@@ -414,7 +348,7 @@ def _explanation(findings: Findings, roles: Sequence[str], shown: Collection[str
     }
     causal = findings.options.get("causal")
     if isinstance(causal, dict):
-        said["effect"] = f"{heads_summary.printable(causal.get('what'))} without the head, by zero ablation"
+        said["effect"] = f"{printable(causal.get('what'))} without the head, by zero ablation"
     said[_OTHERWISE] = (
         "of a head that is only a sink, the strongest measure excluding sinks, and of how much attention; it is no role"
     )

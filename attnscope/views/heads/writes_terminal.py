@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.heads.findings import Estimate, Findings, Head
-from attnscope.views.tables.plain_text import dim_lines, heading, plain_table
+from attnscope.views.tables.numbers import fixed, interval, percent
+from attnscope.views.tables.plain_text import dim_lines, heading
+from attnscope.views.tables.table import Column, Table
 
 _MOST = 6
 _NONE = Estimate(math.nan, math.nan, math.nan, math.nan, 0)
@@ -40,7 +43,7 @@ def writes_table(findings: Findings) -> list[RenderableType]:
                 f"mean of {amount(recorded.get('n_predictions', 0), 'answer')} ({chosen.get('predicted', '')}): logit "
                 f"above the vocabulary's mean {_number(parts.get('logit', math.nan))} = {line}",
                 f"attended to: the answer's own occurrences get {chosen.get('attended', 0):.0%} of the head's weight "
-                "or more; in brackets 95% intervals over texts",
+                "or more; intervals are over texts",
                 "of all measures writes alone is drawn large: --measures all draws every one",
             ]
         ),
@@ -48,25 +51,22 @@ def writes_table(findings: Findings) -> list[RenderableType]:
 
 
 def _table(heads: list[Head]) -> Table:
-    table = plain_table()
-    for column in ("head", "adds", "", "attended to", "answers", "elsewhere"):
-        table.add_column(column, style="bold" if column == "head" else "", justify="left")
-    for head in heads:
-        on_all, looked, other = (
-            head.measures.get(name, _NONE) for name in ("writes", "writes_attended", "writes_elsewhere")
-        )
-        share = looked.count / on_all.count if on_all.count else math.nan
-        table.add_row(
-            head.name, Text(_number(on_all.value), style="cyan"), Text(_interval(on_all), style="dim"),
-            Text(_number(looked.value), style="cyan"), f"{share:.1%}" if math.isfinite(share) else "–",
-            _number(other.value),
-        )  # fmt: skip
-    return table
+    def of(name: str, write: Callable[[Estimate], str]) -> Callable[[Head], str]:
+        return lambda head: write(head.measures.get(name, _NONE))
+
+    def attended(head: Head) -> str:
+        n_all, n_attended = (head.measures.get(name, _NONE).count for name in ("writes", "writes_attended"))
+        return percent(n_attended / n_all if n_all else None, 1)
+
+    columns = [
+        Column("head", lambda head: head.name, style="bold"),
+        Column("adds", of("writes", lambda one: _number(one.value)), style="cyan"),
+        Column("95% interval", of("writes", lambda one: interval(one.low, one.high, _number)), style="dim", drop=1),
+        Column("attended to", of("writes_attended", lambda one: _number(one.value)), style="cyan", drop=3),
+        Column("answers", attended, drop=4),
+        Column("elsewhere", of("writes_elsewhere", lambda one: _number(one.value)), drop=2),
+    ]
+    return Table(columns, heads)
 
 
-def _number(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−") if math.isfinite(value) else "–"
-
-
-def _interval(one: Estimate) -> str:
-    return f"[{_number(one.low)}, {_number(one.high)}]" if math.isfinite(one.low) else ""
+_number = partial(fixed, decimals=3, signed=True)

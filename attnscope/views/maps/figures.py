@@ -19,8 +19,8 @@ from attnscope.views.drawing.inks import is_dark
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.views.drawing.style import Scale, Style
-from attnscope.views.maps.changes import change_notes
 from attnscope.views.maps.pooling import max_pool
+from attnscope.views.tables.wording import change_notes
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

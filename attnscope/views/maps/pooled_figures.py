@@ -19,6 +19,7 @@ from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.views.drawing.style import Style
 from attnscope.views.maps.pooling import DECADES, log_share, max_pool
+from attnscope.views.tables.numbers import weight
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -375,9 +376,8 @@ class _Page(Page):
                 ground = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
                 self.write(beside[0], at[1], str(number), size, ha=beside[1], color=_MARK, weight="bold", bbox=ground)
             line = top + 34 + (number - 1) * _LINK_PX
-            weight = f"{link.weight:.2f}" if link.weight >= 0.005 else f"{link.weight:.0e}"
             self.write(left, line, f"{number}", size, ha="left", color=_MARK, weight="bold")
-            self.write(left + 26, line, weight, size, ha="left", weight="bold")
+            self.write(left + 26, line, weight(link.weight), size, ha="left", weight="bold")
             for row, (place, end) in enumerate(((link.query, ends[0]), (link.key, ends[1]))):
                 words = f"{'→ ' if row else ''}{place:,}  {end}"
                 fitted = self.lettering.fit(words, size, room - 76)

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
 from attnscope.views.maps.pooling import DECADES, log_share
 from attnscope.views.maps.terminal import side_by_side
-from attnscope.views.tables.plain_text import heading, plain_table, safe
+from attnscope.views.tables.numbers import percent, weight
+from attnscope.views.tables.plain_text import heading, safe
+from attnscope.views.tables.table import Column, Table
 
 _MOST_LARGE = 4
 _LARGE_WIDTH = 64
@@ -62,23 +63,26 @@ def _legend(record: PooledHeatmap, attention: PooledMap) -> Text:
 
 
 def _table(attention: PooledMap, heads: Sequence[tuple[int, int]]) -> Table:
-    table = plain_table()
-    table.add_column("head", style="bold", no_wrap=True)
-    table.add_column("e^entropy", justify="right", no_wrap=True)
-    table.add_column("most received", no_wrap=True)
     far = "strongest links" if attention.far_tokens is None else f"strongest links over {attention.far_tokens} tokens"
-    table.add_column(f"{far} (query → key weight)", overflow="fold")
-    for layer, head in heads:
-        at = attention.place(layer, head)
-        most = int(attention.received[at].argmax())
-        share = attention.received[at][most] / len(attention.queries)
-        table.add_row(
-            f"L{layer}H{head}",
-            f"{np.exp(attention.entropy_nats[at].mean(dtype=np.float64)):,.0f} keys",
-            f"{share:.0%} {safe(attention.keys.labels[most])} @{most}",
-            _links(attention, (layer, head), with_text=len(heads) <= _MOST_LARGE),
-        )
-    return table
+
+    def entropy(pair: tuple[int, int]) -> str:
+        return f"{np.exp(attention.entropy_nats[attention.place(*pair)].mean(dtype=np.float64)):,.0f} keys"
+
+    def received(pair: tuple[int, int]) -> str:
+        shares = attention.received[attention.place(*pair)] / len(attention.queries)
+        most = int(shares.argmax())
+        return f"{percent(shares[most])} {safe(attention.keys.labels[most])} @{most}"
+
+    def links(pair: tuple[int, int]) -> Text:
+        return _links(attention, pair, with_text=len(heads) <= _MOST_LARGE)
+
+    columns = [
+        Column("head", lambda pair: f"L{pair[0]}H{pair[1]}", style="bold"),
+        Column("e^entropy", entropy, right=True, drop=2),
+        Column("most received", received, wraps=True, least=20, drop=1),
+        Column(f"{far} (query → key weight)", links, wraps=True, least=16),
+    ]
+    return Table(columns, heads)
 
 
 def _links(attention: PooledMap, pair: tuple[int, int], *, with_text: bool) -> Text:
@@ -89,5 +93,5 @@ def _links(attention: PooledMap, pair: tuple[int, int], *, with_text: bool) -> T
         ends = ((attention.queries, link.query), (attention.keys, link.key))
         names = [safe(around(*end, 20) if with_text else end[0].labels[end[1]]) for end in ends]
         lines.append(f"{names[0]} @{link.query} → {names[1]} @{link.key} ")
-        lines.append(f"{link.weight:.2f}" if link.weight >= 0.005 else f"{link.weight:.0e}", style="cyan")
+        lines.append(weight(link.weight), style="cyan")
     return lines

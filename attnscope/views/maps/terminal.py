@@ -9,20 +9,69 @@ from numpy.typing import NDArray
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.records import AttentionMap, Heatmap
+from attnscope.records.maps.pooled import PooledHeatmap
+from attnscope.records.maps.sounds import Sound
 from attnscope.views.drawing.inks import blend
-from attnscope.views.maps.changes import change_notes
 from attnscope.views.maps.pooling import max_pool
-from attnscope.views.tables.plain_text import cut, has_unicode, heading, plain_table, safe, weighted
+from attnscope.views.tables.numbers import percent
+from attnscope.views.tables.plain_text import cut, has_unicode, heading, safe, weighted
+from attnscope.views.tables.table import Column, Table
+from attnscope.views.tables.wording import change_notes
 
 _SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
 _WHITE, _BLUE = "#ffffff", "#08306b"
 _MOST_LARGE = 4
 _LABEL_CELLS = 14
 _LEAST_SHOWN = 0.05
+_HEAD = Column("head", lambda pair: f"L{pair[0]}H{pair[1]}", style="bold")
+
+
+def show(record: Heatmap | PooledHeatmap, console: Console, *, drawn: bool = True, query: str | None = None) -> None:
+    """Prints a record's maps, and what one query attends to.
+
+    Args:
+        record: What to print.
+        console: Where to.
+        drawn: Whether maps are printed. Without them and without a query nothing is; a query alone has its table, but
+            of a picture and of pooled maps it has the maps too.
+        query: Whose attention is printed.
+
+    Raises:
+        AttnscopeError: No token of a picture is what `query` names.
+    """
+    if not drawn and query is None:
+        return
+    if not isinstance(record, Heatmap):
+        from attnscope.views.maps.pooled_terminal import pooled_drawing
+
+        console.print(pooled_drawing(record, console))
+    elif record.picture is not None:
+        from attnscope.views.maps.picture_terminal import picture_drawing
+
+        console.print(picture_drawing(record, console, query))
+    elif record.pictures:
+        from attnscope.views.maps.picture_terminal import words_drawing
+
+        console.print(words_drawing(record, console, query))
+    elif drawn:
+        console.print(drawing(record, console, query))
+        if record.sound is not None and record.sound.words:
+            console.print(word_table(record.sound))
+    elif query is not None:
+        console.print(query_tables(record, query))
+
+
+def word_table(sound: Sound) -> Table:
+    """When each word of a recording is spoken, a row a word."""
+    columns = [
+        Column("start (s)", lambda word: f"{word.start:.2f}", right=True),
+        Column("end (s)", lambda word: f"{word.end:.2f}", right=True),
+        Column("word", lambda word: word.text, wraps=True, least=8),
+    ]
+    return Table(columns, sound.words)
 
 
 def drawing(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
@@ -98,33 +147,34 @@ def sink_share(record: Heatmap, attention: AttentionMap, pair: tuple[int, int]) 
 
 def links_table(record: Heatmap, attention: AttentionMap) -> Table:
     """A row a head: how much of its attention sinks get, and its strongest links between the others."""
-    sinks = record.sinks(attention)[1]
-    table = plain_table()
-    table.add_column("head", style="bold", no_wrap=True)
-    table.add_column("on first" if sinks.any() and not attention.keys.special.any() else "on special", justify="right")
-    table.add_column("strongest links between other tokens (query → key weight)", overflow="fold")
-    for pair in record.chosen(attention):
-        links = weighted(
+    has_sinks = bool(record.sinks(attention)[1].any())
+
+    def links(pair: tuple[int, int]) -> Text:
+        return weighted(
             (f"{safe(attention.queries.labels[query])} → {safe(attention.keys.labels[key])}", f"{weight:.2f}")
             for query, key, weight in strongest_links(record, attention, pair)
         )
-        share = sink_share(record, attention, pair)
-        table.add_row(f"L{pair[0]}H{pair[1]}", f"{share:.0%}" if sinks.any() else "-", links)
-    return table
+
+    on = "on first" if has_sinks and not attention.keys.special.any() else "on special"
+    columns = [
+        _HEAD,
+        Column(on, lambda pair: percent(sink_share(record, attention, pair)) if has_sinks else "-", right=True, drop=1),
+        Column("strongest links between other tokens (query → key weight)", links, wraps=True, least=16),
+    ]
+    return Table(columns, record.chosen(attention))
 
 
-def query_table(attention: AttentionMap, heads: Sequence[tuple[int, int]], place: int, kind: str = "") -> Table:
+def query_table(attention: AttentionMap, heads: Sequence[tuple[int, int]], place: int, kind: str = "") -> Group:
     """A row a head: the five keys that one query attends to most; `kind` goes into the title."""
     label = safe(attention.queries.labels[place])
-    table = plain_table(f"{kind}{': ' if kind else ''}what “{label}” (token {place}) attends to")
-    table.add_column("head", style="bold", no_wrap=True)
-    table.add_column("keys, largest weight first", overflow="fold")
-    for pair in heads:
+
+    def keys(pair: tuple[int, int]) -> Text:
         row = attention.of(*pair)[place]
         strongest = [key for key in np.argsort(-row, kind="stable")[:5] if row[key] >= 0.005]
-        keys = weighted((safe(attention.keys.labels[key]), f"{row[key]:.2f}") for key in strongest)
-        table.add_row(f"L{pair[0]}H{pair[1]}", keys)
-    return table
+        return weighted((safe(attention.keys.labels[key]), f"{row[key]:.2f}") for key in strongest)
+
+    title = f"{kind}{': ' if kind else ''}what “{label}” (token {place}) attends to"
+    return Group(heading(title), Table([_HEAD, Column("keys, largest weight first", keys, wraps=True)], heads))
 
 
 def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> RenderableType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
@@ -18,15 +19,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, parse_json
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
+from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.record import Record
-from attnscope.records.frame.storage import PAGE_MARK, finite, plain, write_folder
+from attnscope.records.frame.storage import PAGE_MARK, finite, plain, require_replaceable
 from attnscope.records.heads.findings import Findings
 from attnscope.version import VERSION
-from attnscope.views.heads.summary import MARKS, MORE_COLORS, label, marks_of, printable
+from attnscope.views.heads.summary import MARKS, MORE_COLORS, marks_of
 from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, most_pieces, pack
 from attnscope.views.page.photos import pack_photos, with_ordinary_patches
+from attnscope.views.tables.wording import label, printable
 
 PAGE_SCHEMA = "attnscope.page/1"
 
@@ -49,6 +52,7 @@ PARTS = {
 _IMPORT = re.compile(r"^import\s+(?:[\w*{][^;]*?\s+from\s+)?\"\./(\w+)\.js\";\n", re.MULTILINE)
 _INDENT = re.compile(r"^[ ]+", re.MULTILINE)
 _EXPORT = re.compile(r"^export\s+(?=(?:async\s+)?(?:function|class|const|let)\b)", re.MULTILINE)
+_MANIFEST = re.compile(r'^<script type="application/json" id="manifest">(.*)</script>$', re.MULTILINE)
 _DECLARED = re.compile(r"^(?:async\s+)?(?:function\*?|class|const|let)\s+(\w+)", re.MULTILINE)
 
 
@@ -62,6 +66,32 @@ INDEX = "index.html"
 def folder_of(path: Path) -> Path:
     """The folder that is written in place of a page."""
     return path.with_suffix("")
+
+
+def require_replaceable_folder(folder: Path) -> list[str]:
+    """Refuses a folder in which a page would replace what attnscope did not write.
+
+    Returns:
+        The files of the page that is there, by their paths in the folder, as its manifest lists them.
+
+    Raises:
+        AttnscopeError: It is no folder, or a file in it has the name of one of a page's and is none.
+    """
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise AttnscopeError(f"cannot replace {folder}: it is no folder", "choose another name with --out")
+    require_replaceable(folder / INDEX, holds=PAGE_MARK)
+    earlier: list[str] = []
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+        manifest = parse_json(_MANIFEST.findall((folder / INDEX).read_text("utf-8"))[0])
+        earlier = [INDEX, *(f"{manifest['atlas']['folder']}/{int(n)}.js" for n in manifest["atlas"]["heads"])]
+    there = (f"{HEADS}/{path.name}" for path in sorted((folder / HEADS).glob("*.js")) if path.stem.isdecimal())
+    for name in there:
+        if name not in earlier:
+            raise AttnscopeError(
+                f"cannot replace {folder / name}: {folder / INDEX} does not list it",
+                "choose another name with --out, or move that file away",
+            )
+    return earlier
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +121,20 @@ class Page:
         self.html, self.beside = html, dict(beside or {})
 
     def save(self, path: str | Path) -> Path:
-        """Writes the file, whole or not at all; of a folder, which is called as the file would be, all its files."""
+        """Writes the file, whole or not at all; of a folder, which is called as the file would be, all its files.
+
+        In a folder, files of an earlier page go, and any other file stays.
+
+        Raises:
+            AttnscopeError: It cannot be written, or something else has the name of one of its files.
+        """
         if not self.beside:
             return write_whole(Path(path), self.html.encode())
-        files = {INDEX: self.html, **self.beside}
-        return write_folder(folder_of(Path(path)), {name: text.encode() for name, text in files.items()}, INDEX)
+        folder = folder_of(Path(path))
+        with replace_together(folder, require_replaceable_folder(folder)) as staged:
+            for name, text in {INDEX: self.html, **self.beside}.items():
+                write_whole(staged / name, text.encode())
+        return folder / INDEX
 
     def _repr_html_(self) -> str:
         whole = self.html.replace("&", "&amp;").replace('"', "&quot;")

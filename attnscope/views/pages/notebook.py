@@ -12,7 +12,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.frame.record import Record
 from attnscope.records.maps.heatmap import Heatmap
 from attnscope.views.page.document import Page
-from attnscope.views.tables.plain_text import open_console
+from attnscope.views.tables.plain_text import open_console, print_record
 
 if TYPE_CHECKING:
     from attnscope.views.pages.widget import Widget
@@ -32,7 +32,7 @@ _PAGE = '<pre style="font-family: monospace; line-height: 1.2; overflow-x: auto"
 def to_html(record: Record) -> str:
     """The tables of a record, with their colours; letters that HTML would obey are escaped."""
     console = open_console(record=True, file=io.StringIO(), width=WIDTH, force_jupyter=False)
-    record.record_kind().view("show")(record, console)
+    print_record(record, console)
     return console.export_html(inline_styles=True, code_format=_PAGE)
 
 

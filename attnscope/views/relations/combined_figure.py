@@ -10,8 +10,8 @@ from attnscope.records.relations.record import Relations
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK, LINE, Page
 from attnscope.views.drawing.lettering import Lettering
-from attnscope.views.heads.summary import corpus_line, model_of
-from attnscope.views.relations.combined import together_explanation, together_rows
+from attnscope.views.relations.combined import TogetherRow, together_explanation, together_rows
+from attnscope.views.tables.wording import corpus_line, model_of
 
 MOST_ROWS = 36
 """Relations, or ranges and cuts of one, that the figure has; those with the largest gain come first."""
@@ -38,7 +38,7 @@ def together_page(found: Relations, lettering: Lettering) -> Page:
     ]
     page = Page.above(said, width, bottom + 62, lettering)
     page.head(f"{model_of(found.run)} · what heads together say of relations", corpus_line(found))
-    drawn = [name for name, *scores in zip(NAMES, *(row.scores for row in rows), strict=True) if any(scores)]
+    drawn = [name for name, *scores in zip(NAMES, *map(_scores, rows), strict=True) if any(scores)]
     _name_colors(page, left, drawn)
     ends = (_TOP_PX - 6, bottom)
     page.lines([[(left + room * tick, y) for y in ends] for tick in (0, 0.25, 0.5, 0.75, 1)], color=LINE)
@@ -48,12 +48,16 @@ def together_page(found: Relations, lettering: Lettering) -> Page:
         y = _TOP_PX + (place + 0.5) * _ROW_PX
         name = lettering.fit(row.name, _TEXT_PX, left - layout.MARGIN_PX - 8)
         page.write(left - 8, y, name, _TEXT_PX, ha="right", color=INK)
-        at = left + room * min(1.0, max(0.0, row.chance_value))
+        at = left + room * min(1.0, max(0.0, row.at.chance))
         page.lines([[(at, y - 11), (at, y + 11)]], color=INK, width_px=1.4)
-        for lane, (which, score) in enumerate(zip(NAMES, row.scores, strict=True)):
+        for lane, (which, score) in enumerate(zip(NAMES, _scores(row), strict=True)):
             if score is not None:
                 _draw_score(page, score, (left, room), y + (lane - 1) * _LANE_PX, _COLORS[which])
     return page
+
+
+def _scores(row: TogetherRow) -> tuple[Score | None, ...]:
+    return row.at.best_head, row.at.mean, row.at.regression
 
 
 def _draw_score(page: Page, score: Score, across: tuple[float, float], y: float, color: str) -> None:

@@ -15,12 +15,13 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.records.relations.record import Example, ExampleLink, Relation, Relations
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Box, Page, colormap, distinct, hex_of, wrap_lines
+from attnscope.views.drawing.canvas import FAINT, INK, Box, Page, colormap, distinct, wrap_lines
+from attnscope.views.drawing.inks import hex_of
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.style import USUAL, Style
-from attnscope.views.heads.summary import corpus_line, corpus_notes, model_of, printable
 from attnscope.views.relations import summary
 from attnscope.views.relations.combined_figure import together_page
+from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable
 
 MOST_RELATIONS = 48
 """Relations on the map; those that no head expresses, and of them the rarest, are left out first."""

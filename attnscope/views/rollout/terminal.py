@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.records import Tokens
 from attnscope.records.maps.pictures import MEAN
 from attnscope.records.maps.rollouts import METHODS, Rollout
-from attnscope.views.tables.plain_text import plain_table, weighted
+from attnscope.views.tables.plain_text import heading, weighted
+from attnscope.views.tables.table import Column, Table
 
 _NAMES = {"mean": "mean attention", "rollout": "rollout", "flow": "flow"}
 _MOST = 3
@@ -60,18 +60,17 @@ def tables(rollout: Rollout, query: str | None = None) -> RenderableType:
     )
 
 
-def _table(rollout: Rollout, title: str, first: str, rows: Iterable[tuple[str, int, int]]) -> Table:
-    table = plain_table(title)
+def _table(rollout: Rollout, title: str, first: str, rows: Iterable[tuple[str, int, int]]) -> Group:
     methods = [method for method in METHODS if method != "flow" or rollout.flowing]
-    table.add_column(first, style="bold", no_wrap=True)
-    for method in methods:
-        table.add_column(_NAMES[method], overflow="fold")
-    shares = {method: rollout.of(method) for method in methods}
-    for name, layer, place in rows:
-        least = 0.005 if rollout.picture is None else 0.0
-        rows_of = (shares[method][layer, place] for method in methods)
-        table.add_row(Text(name), *(_largest(row, rollout.tokens, least) for row in rows_of))
-    return table
+    least = 0.005 if rollout.picture is None else 0.0
+
+    def of(method: str) -> Callable[[tuple[str, int, int]], Text]:
+        shares = rollout.of(method)
+        return lambda row: _largest(shares[row[1], row[2]], rollout.tokens, least)
+
+    columns = [Column(first, lambda row: row[0], wraps=True, least=16, style="bold")]
+    columns += [Column(_NAMES[method], of(method), wraps=True, least=14) for method in methods]
+    return Group(heading(title), Table(columns, rows))
 
 
 def _largest(row: NDArray[np.float64], tokens: Tokens, least: float) -> Text:

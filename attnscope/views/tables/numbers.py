@@ -1,87 +1,60 @@
-"""Tables of numbers in the terminal."""
+"""How numbers are written, for every view: in tables, in figures and in sentences."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
-
-from attnscope.views.tables.plain_text import cut, safe
-
-_MOST_ROWS = 24
-_LABEL_CELLS = 12
-_COLUMN_CELLS = 10
+UNDEFINED = "–"
+_MOST_DECIMALS = 4
 
 
-def matrix(
-    lines: Text,
-    rows: NDArray[np.float64],
-    names: Sequence[str] | None,
-    columns: Sequence[str] | None,
-    console: Console,
-    *,
-    bold: bool = False,
-) -> None:
-    """Appends a table of numbers with four decimals, under their column labels and behind their row labels.
-
-    Args:
-        lines: What it is appended to.
-        rows: The numbers, (row, column).
-        names: Labels of the rows; None = none.
-        columns: Labels of the columns; labelled ones go on below where they are too many, others lose their middle.
-        console: Tells the width.
-        bold: Whether the largest of each row stands out.
-    """
-    kept = _rows_shown(len(rows))
-    named = [] if names is None else [cut(safe(name), _LABEL_CELLS) for name in names]
-    margin = 4 + max((cell_len(name) for name in named), default=0) + (2 if named else 0)
-    texts = [[four_decimals(value) for value in rows[at]] if at is not None else None for at in kept]
-    widest = max((len(text) for row in texts if row is not None for text in row), default=6)
-    heads = None if columns is None else [cut(safe(label), _COLUMN_CELLS) for label in columns]
-    width = max(widest, *(cell_len(head) for head in heads)) if heads else widest
-    room = max(1, (console.width - margin + 2) // (width + 2))
-    parts = chunks(rows.shape[1], room, goes_on=heads is not None)
-    for number, chunk in enumerate(parts):
-        if heads is not None:
-            labels = ["…" if at is None else heads[at] for at in chunk]
-            lines.append(" " * margin + "  ".join(" " * (width - cell_len(h)) + h for h in labels) + "\n", style="dim")
-        for at, row in zip(kept, texts, strict=True):
-            if at is None or row is None:
-                lines.append(" " * margin + "…\n", style="dim")
-                continue
-            label = named[at] if named else ""
-            lines.append(" " * 4 + label + " " * (margin - 4 - cell_len(label)), style="dim")
-            largest = int(np.nanargmax(rows[at])) if bold and rows.shape[1] else -1
-            for place, column in enumerate(chunk):
-                lines.append("  " if place else "")
-                text = "…" if column is None else row[column]
-                lines.append(" " * (width - cell_len(text)) + text, style="bold" if column == largest else "")
-            lines.append("\n")
-        if number < len(parts) - 1 and len(rows) > 1:
-            lines.append("\n")
+def number(value: float) -> str:
+    """A number with three digits or so; `–` where it is undefined."""
+    if not math.isfinite(value):
+        return UNDEFINED
+    size = abs(value)
+    text = f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+    # -0.001 is 0.00, not -0.00.
+    return text.lstrip("-") if not any(digit in text for digit in "123456789") else text.replace("-", "−")
 
 
-def _rows_shown(n: int) -> list[int | None]:
-    """Which of n rows are shown, None where some are left out."""
-    if n <= _MOST_ROWS:
-        return list(range(n))
-    return [*range(_MOST_ROWS // 2), None, *range(n - _MOST_ROWS // 2, n)]
+def signed(value: float) -> str:
+    """As `number`, with a + before what is above 0."""
+    text = number(value)
+    return text if text.startswith("−") or not any(digit in text for digit in "123456789") else f"+{text}"
 
 
-def chunks(n: int, room: int, *, goes_on: bool) -> list[list[int | None]]:
-    """Columns in lines of `room`: all of them where they may go on below, else one line with its middle left out."""
-    if goes_on:
-        return [list(range(first, min(n, first + room))) for first in range(0, n, room)]
-    if n <= room:
-        return [list(range(n))]
-    if room < 3:
-        return [[*range(room - 1), None]]
-    return [[*range(room - 2), None, n - 1]]
+def small_number(value: float) -> str:
+    """A number with two or three digits that tell: effects of single heads are small; `–` where it is undefined."""
+    if not math.isfinite(value):
+        return UNDEFINED
+    size = abs(value)
+    if size >= 0.9995:
+        text = f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+    elif size >= 0.0095:
+        text = f"{value:.3f}"
+    elif size >= 0.00095:
+        text = f"{value:.4f}"
+    else:
+        mantissa, _, exponent = f"{value:.0e}".partition("e")
+        text = f"{mantissa}e{int(exponent)}" if size else "0"
+    return text.replace("-", "−")
+
+
+def fixed(value: float, decimals: int, *, signed: bool = False) -> str:
+    """A number with so many decimals, `signed` with a + before positive ones; `–` where it is undefined."""
+    return f"{value:{'+' * signed}.{decimals}f}".replace("-", "−") if math.isfinite(value) else UNDEFINED
+
+
+def digits(value: float, most: int = 3) -> str:
+    """A number with at most so many digits that tell, such as a tick of an axis."""
+    return f"{value:.{most}g}".replace("-", "−")
+
+
+def weight(value: float) -> str:
+    """An attention weight with two decimals, or, below 0.005, by its power of ten."""
+    return f"{value:.2f}" if value >= 0.005 else f"{value:.0e}"
 
 
 def four_decimals(value: float) -> str:
@@ -90,3 +63,66 @@ def four_decimals(value: float) -> str:
         return "-inf" if value < 0 else "inf"
     text = f"{value:.4f}"
     return "0.0000" if text == "-0.0000" else text
+
+
+def percent(share: float | None, decimals: int = 0) -> str:
+    """A share as percent; `–` where it is undefined."""
+    return f"{share:.{decimals}%}" if share is not None and math.isfinite(share) else UNDEFINED
+
+
+def q_value(q: float) -> str:
+    """A q value with three decimals; `–` where it is undefined."""
+    return "<0.001" if q < 0.001 else fixed(q, 3)
+
+
+def interval(low: float, high: float, written: Callable[[float], str] = number) -> str:
+    """Such as [0.91, 0.95]; `–` where it is undefined."""
+    return f"[{written(low)}, {written(high)}]" if math.isfinite(low) and math.isfinite(high) else UNDEFINED
+
+
+def short_interval(low: float, high: float) -> str:
+    """An interval for a small cell, such as 0.00–0.03, with as many decimals as tell its ends apart; empty without one.
+
+    It is no ± of one number: intervals of shares are not symmetric, and end at 0 and 1.
+    """
+    if not math.isfinite(high - low):
+        return ""
+    largest, width = max(abs(low), abs(high)), high - low
+    decimals = 0 if largest >= 99.95 else 1 if largest >= 9.995 else 2
+    while decimals < _MOST_DECIMALS and 0 < width < 1.5 * 10**-decimals:
+        decimals += 1
+    ends = [f"{end:.{decimals}f}" for end in (low, high)]
+    first, last = (end.lstrip("-") if not float(end) else end.replace("-", "−") for end in ends)
+    return f"{first} to {last}" if "−" in first + last else f"{first}–{last}"
+
+
+def step_text(step: int) -> str:
+    """A step of training as it is written: 500, 2k, 143k."""
+    return f"{step // 1000}k" if step >= 1000 and step % 1000 == 0 else str(step)
+
+
+def abbreviate(value: float, unit: str) -> str:
+    """A number in short, such as 9.66 GB (9.00 GiB), 109.5 M or 25.9%; B is a thousand millions, T a million millions.
+
+    Bytes have both their decimal and their binary name, as both are called GB elsewhere.
+    """
+    if unit == "share":
+        return f"{value:.1%}"
+    if unit == "times":
+        return f"{value:,.0f}x"
+    if unit == "bytes":
+        decimal = _scale(value, 1000, ("B", "kB", "MB", "GB", "TB", "PB"))
+        binary = _scale(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+        return decimal if value < 1000 else f"{decimal} ({binary})"
+    return _scale(value, 1000, ("", "k", "M", "B", "T"), digits=4)
+
+
+def _scale(value: float, base: int, names: tuple[str, ...], digits: int = 3) -> str:
+    step = 0
+    while value >= base and step < len(names) - 1:
+        value /= base
+        step += 1
+    if step == 0:
+        return f"{value:,.0f} {names[0]}".strip()
+    decimals = max(0, digits - len(str(int(value))))
+    return f"{value:,.{decimals}f} {names[step]}"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.style import Style
-from rich.table import Table
 from rich.text import Span, Text
 
+from attnscope.errors import one_line
 from attnscope.errors import safe as safe
 from attnscope.views.drawing.inks import blend, ink_on
+
+if TYPE_CHECKING:
+    from attnscope.records.frame.record import Record
 
 _ASCII = {
     "√": "sqrt ", "·": "*", "×": "x", "Σ": "sum", "…": "..", "−": "-", "–": "-", "²": "^2", "³": "^3", "≈": "~",
@@ -49,6 +52,19 @@ def open_console(**how: Any) -> Console:
     return console
 
 
+def print_record(record: Record, console: Console, **shown: Any) -> None:
+    """Prints a record as its kind does, and below it the parts of the study that failed.
+
+    Args:
+        record: The record.
+        console: Where to.
+        shown: Options of `Kind.shown_with`.
+    """
+    record.record_kind().view("show")(record, console, **shown)
+    for line in record.failed:
+        console.print(Text(one_line(line), style="bold"))
+
+
 def cut(label: str, cells: int) -> str:
     """A label in at most so many cells, with a mark where something is missing."""
     if cell_len(label) <= cells:
@@ -75,20 +91,6 @@ def spell_out_text(text: Text, console: Console) -> Text:
         ends.append(ends[-1] + len(_ASCII.get(letter, letter)))
     spans = [Span(ends[span.start], ends[min(span.end, len(ends) - 1)], span.style) for span in text.spans]
     return Text(spell_out(text.plain, console), spans=spans, style=text.style)
-
-
-def plain_table(title: str = "", space: int | None = None) -> Table:
-    """A table without lines, as all tables here are.
-
-    Args:
-        title: What stands above it.
-        space: How many blanks a column has at its right; None = one at both sides.
-    """
-    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left", title_style="bold")
-    table.title = Text(f"\n{title}") if title else None
-    if space is not None:
-        table.padding = (0, space, 0, 0)
-    return table
 
 
 def heading(title: str) -> Text:

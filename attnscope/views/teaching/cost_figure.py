@@ -14,7 +14,7 @@ from attnscope.views.drawing.layout import Paper
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.plots import COLORS, Sheet, finish_axes, letter_axes
 from attnscope.views.drawing.style import USUAL, Style
-from attnscope.views.heads.summary import printable
+from attnscope.views.tables.wording import printable
 
 _DASHES = ("solid", (0, (6, 2)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 _TITLES = {"multiply-adds": "Multiply-adds for a text of N tokens", "bytes": "Memory for a text of N tokens"}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from textwrap import wrap
 
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.teaching.cost import Cost, Quantity
-from attnscope.views.tables.plain_text import heading, plain_table, safe, spell_out, spell_out_text
-from attnscope.views.tables.units import abbreviate
+from attnscope.views.tables.numbers import abbreviate, fixed
+from attnscope.views.tables.plain_text import dim_lines, heading, safe, spell_out, spell_out_text
+from attnscope.views.tables.table import Column, Table
 
 _INDENT = 6
 _TITLES = {
@@ -67,24 +67,24 @@ def _heading(cost: Cost) -> Text:
 
 def _group(quantities: tuple[Quantity, ...], console: Console) -> RenderableType:
     """A line a quantity, with its formula behind it, or below it where the terminal is narrow."""
-    wide = console.width >= 140
-    lines = Table.grid(padding=(0, 2))
-    lines.add_column(no_wrap=True)
-    lines.add_column(justify="right", no_wrap=True, style="bold")
-    lines.add_column(no_wrap=True)
-    if wide:
-        lines.add_column(style="dim")
-    parts: list[RenderableType] = []
+    wide, parts = console.width >= 140, list[RenderableType]()
     widths = [max(len(q.what) for q in quantities), max(len(_exact(q)) for q in quantities)]
+
+    def formula(q: Quantity) -> str:
+        return spell_out(q.formula + (f" = {q.numbers}" if q.numbers else ""), console)
+
+    columns = [
+        Column("", lambda q: f"  {spell_out(q.what, console)}", wraps=True, least=min(widths[0] + 2, 24)),
+        Column("", _exact, right=True, least=widths[1], style="bold" if wide else ""),
+        Column("", lambda q: abbreviate(q.value, q.unit) if _says_more(q) else "", wraps=True),
+        Column("", formula, wraps=True, style="dim"),
+    ]
+    if wide:
+        return Table(columns, quantities, header=False)
+    columns[0] = replace(columns[0], least=min(widths[0] + 2, max(12, console.width - widths[1] - 24)), wraps=False)
     for q in quantities:
-        formula = spell_out(q.formula + (f" = {q.numbers}" if q.numbers else ""), console)
-        cells = [spell_out(q.what, console), _exact(q), abbreviate(q.value, q.unit) if _says_more(q) else ""]
-        if wide:
-            lines.add_row(*cells, formula)
-        else:
-            parts.append(Text(f"  {cells[0]:<{widths[0]}}  {cells[1]:>{widths[1]}}  {cells[2]}".rstrip()))
-            parts += [Text(line, style="dim") for line in _broken(formula, console.width)]
-    return Padding(lines, (0, 0, 0, 2), expand=False) if wide else Group(*parts)
+        parts += [Table(columns[:3], [q], header=False), *dim_lines(_broken(formula(q), console.width))]
+    return Group(*parts)
 
 
 def _broken(text: str, width: int) -> list[str]:
@@ -104,14 +104,15 @@ def _says_more(q: Quantity) -> bool:
 
 
 def _heads(cost: Cost, console: Console) -> Table:
-    table = plain_table()
-    columns = ("", "heads", "d_head", "scale", "weights a layer", "with 1 kv head", f"scores, {cost.dtype}")
-    for name in columns:
-        table.add_column(spell_out(name, console), justify="right", overflow="fold")
-    for row in cost.heads:
-        table.add_row(
-            ">" if row.chosen else "", str(row.n_heads), str(row.d_head), f"{row.scale:.4f}", f"{row.weights_mha:,}",
-            f"{row.weights_mqa:,}", abbreviate(row.scores_bytes, "bytes").split(" (")[0],
-            style="bold" if row.chosen else "",
-        )  # fmt: skip
-    return table
+    scores = spell_out(f"scores, {cost.dtype}", console)
+    columns = [
+        Column("", lambda row: ">" if row.chosen else ""),
+        Column("heads", lambda row: str(row.n_heads), right=True),
+        Column("d_head", lambda row: str(row.d_head), right=True),
+        Column("scale", lambda row: fixed(row.scale, 4), right=True, drop=3),
+        Column("weights a layer", lambda row: f"{row.weights_mha:,}", right=True, wraps=True, drop=2),
+        Column("with 1 kv head", lambda row: f"{row.weights_mqa:,}", right=True, wraps=True, drop=1),
+        Column(scores, lambda row: abbreviate(row.scores_bytes, "bytes").split(" (")[0], right=True, wraps=True,
+               least=8),
+    ]  # fmt: skip
+    return Table(columns, cost.heads, style=lambda row: "bold" if row.chosen else "")

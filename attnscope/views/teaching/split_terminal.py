@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.teaching.split import Seen, Split
-from attnscope.views.tables.numbers import matrix
-from attnscope.views.tables.plain_text import plain_table, safe, spell_out, spell_out_text
+from attnscope.views.tables.matrix import matrix
+from attnscope.views.tables.numbers import fixed, percent
+from attnscope.views.tables.plain_text import dim_lines, heading, safe, spell_out, spell_out_text
+from attnscope.views.tables.table import Column, Table
 
 _MOST_TOKENS_IN_FULL = 12
 _MOST_HEADS_IN_FULL = 8
@@ -30,12 +31,11 @@ def summary(split: Split, console: Console) -> RenderableType:
 
     Weights are written out for short texts; of longer ones, what each head attends to most.
     """
-    parts: list[RenderableType] = [spell_out_text(_heading(split), console)]
+    parts: list[RenderableType] = [_heading(split)]
     for seen in split.seen:
-        parts.append(spell_out_text(_section(split, seen, console), console))
-    parts += [Text(), spell_out_text(Text(_TITLE, style="bold"), console), _table(split, console)]
-    parts += [spell_out_text(Text(line, style="dim"), console) for line in _explanations(split)]
-    return Group(*parts)
+        parts += _section(split, seen, console)
+    parts += [heading(_TITLE), _table(split, console), *dim_lines(_explanations(split))]
+    return Group(*(spell_out_text(part, console) if isinstance(part, Text) else part for part in parts))
 
 
 _TITLE = "What the number of heads changes"
@@ -48,38 +48,33 @@ def _heading(split: Split) -> Text:
     return Text(f"{model}: {amount(len(split.queries), 'token')}, d_model {split.d_model}{w_o}{twins}", style="bold")
 
 
-def _section(split: Split, seen: Seen, console: Console) -> Text:
-    lines = Text()
+def _section(split: Split, seen: Seen, console: Console) -> Iterator[RenderableType]:
     heads = amount(seen.n_heads, "head")
-    lines.append(f"\n{heads} of {seen.d_head}", style="bold underline")
-    lines.append(f"  scale 1/√{seen.d_head} = {seen.scale:.4f}\n", style="dim")
+    scale = f"  scale 1/√{seen.d_head} = {seen.scale:.4f}"
+    yield Text.assemble((f"\n{heads} of {seen.d_head}", "bold underline"), (scale, "dim"))
     if len(split.keys) <= _MOST_TOKENS_IN_FULL and seen.n_heads <= _MOST_HEADS_IN_FULL:
         for head in range(seen.n_heads):
-            lines.append(f"  head {head}: weights", style="bold")
-            lines.append(f"  {_span(seen, head)}\n", style="dim")
-            matrix(lines, seen.weights[head], split.queries, split.keys, console, bold=True)
+            yield _title(f"head {head}: weights", _span(seen, head))
+            yield matrix(seen.weights[head], split.queries, split.keys, console, bold=True)
         if seen.n_heads > 1:
-            lines.append("  mean of the heads", style="bold")
-            lines.append("  no head attends like this\n", style="dim")
-            matrix(lines, seen.mean_weights, split.queries, split.keys, console)
-        what = "after W_O" if split.w_o is not None else "the heads side by side"
-        lines.append("  output", style="bold")
-        lines.append(f"  {what}\n", style="dim")
-        matrix(lines, seen.output, split.queries, None, console)
+            yield _title("mean of the heads", "no head attends like this")
+            yield matrix(seen.mean_weights, split.queries, split.keys, console)
+        yield _title("output", "after W_O" if split.w_o is not None else "the heads side by side")
+        yield matrix(seen.output, split.queries, None, console)
         if seen.mixing is not None:
-            lines.append("  from which head each output column comes", style="bold")
-            lines.append("  share of W_O's squares\n", style="dim")
-            names = [f"head {head}" for head in range(seen.n_heads)]
-            matrix(lines, seen.mixing, names, None, console)
+            yield _title("from which head each output column comes", "share of W_O's squares")
+            yield matrix(seen.mixing, [f"head {head}" for head in range(seen.n_heads)], None, console)
     else:
-        _strongest(lines, split, seen)
+        yield from _strongest(split, seen)
     if seen.n_heads > 1:
-        _compromise(lines, split, seen)
-    lines.right_crop(1)
-    return lines
+        yield _compromise(split, seen)
 
 
-def _strongest(lines: Text, split: Split, seen: Seen) -> None:
+def _title(title: str, more: str) -> Text:
+    return Text.assemble((f"  {title}", "bold"), (f"  {more}", "dim"))
+
+
+def _strongest(split: Split, seen: Seen) -> Iterator[Text]:
     """A line a head: its largest weights."""
     for head in range(min(seen.n_heads, _MOST_HEADS_NAMED)):
         order = np.argsort(-seen.weights[head], axis=None, kind="stable")[:3]
@@ -87,18 +82,16 @@ def _strongest(lines: Text, split: Split, seen: Seen) -> None:
         pairs = ", ".join(
             f"{safe(split.queries[q])} → {safe(split.keys[k])} {seen.weights[head, q, k]:.4f}" for q, k in links
         )
-        lines.append(f"  head {head}: ", style="bold")
-        lines.append(f"{pairs}\n")
+        yield Text.assemble((f"  head {head}: ", "bold"), pairs)
     if seen.n_heads > _MOST_HEADS_NAMED:
-        lines.append(f"  and {amount(seen.n_heads - _MOST_HEADS_NAMED, 'more head')} (--json has all)\n", style="dim")
+        yield Text(f"  and {amount(seen.n_heads - _MOST_HEADS_NAMED, 'more head')} (--json has all)", style="dim")
 
 
-def _compromise(lines: Text, split: Split, seen: Seen) -> None:
+def _compromise(split: Split, seen: Seen) -> Text:
     """The query about which the heads disagree most, and what one head makes of it."""
     query = int(seen.disagreement_nats.argmax())
     if not seen.disagreement_nats[query] > 1e-12:
-        lines.append("  the heads agree about every query\n", style="dim")
-        return
+        return Text("  the heads agree about every query", style="dim")
     wanted = [_favourites(seen, head, query) for head in range(seen.n_heads)]
     wishes = "; ".join(
         f"head {head} wants {_names(split, keys)} ({seen.weights[head, query, keys[0]]:.4f})"
@@ -114,7 +107,7 @@ def _compromise(lines: Text, split: Split, seen: Seen) -> None:
         both = dict.fromkeys(key for keys in wanted[:_MOST_AT_ODDS] if len(keys) < len(split.keys) for key in keys)
         shares = ", ".join(f"{safe(split.keys[key])} {one.weights[0, query, key]:.4f}" for key in both)
         wishes += f". A single head compromises: {shares}"
-    lines.append(wishes + "\n")
+    return Text(wishes)
 
 
 def _favourites(seen: Seen, head: int, query: int) -> list[int]:
@@ -128,19 +121,22 @@ def _names(split: Split, keys: Sequence[int]) -> str:
 
 
 def _table(split: Split, console: Console) -> Table:
-    table = plain_table()
-    names = ["heads", "d_head", "rank", "entropy", "uniform rows", "disagreement"]
-    for name in (*names, *(["without"] if any(seen.drops for seen in split.seen) else [])):
-        table.add_column(name, justify="left" if name == "without" else "right", overflow="fold")
-    for seen in split.seen:
-        n_rows = seen.n_heads * len(split.queries)
-        cells = [
-            str(seen.n_heads), str(seen.d_head), _ranks(seen.rank.tolist(), console), f"{seen.entropy_nats.mean():.4f}",
-            f"{int(seen.uniform.sum())} of {n_rows}", f"{seen.disagreement_nats.mean():.4f}",
-        ]  # fmt: skip
-        drops = ", ".join(f"H{drop.head}: L2 change {drop.l2:.4f} ({drop.share:.0%})" for drop in seen.drops)
-        table.add_row(*cells, *([drops or "-"] if len(table.columns) > len(names) else []))
-    return table
+    columns = [
+        Column("heads", lambda seen: str(seen.n_heads), right=True),
+        Column("d_head", lambda seen: str(seen.d_head), right=True, drop=1),
+        Column("rank", lambda seen: _ranks(seen.rank.tolist(), console), right=True),
+        Column("entropy", lambda seen: fixed(seen.entropy_nats.mean(), 4), right=True),
+        Column("uniform rows", lambda seen: f"{int(seen.uniform.sum())} of {seen.n_heads * len(split.queries)}",
+               right=True, wraps=True, least=8, drop=2),
+        Column("disagreement", lambda seen: fixed(seen.disagreement_nats.mean(), 4), right=True),
+    ]  # fmt: skip
+    if any(seen.drops for seen in split.seen):
+        columns.append(Column("without", _without, wraps=True, least=12))
+    return Table(columns, split.seen)
+
+
+def _without(seen: Seen) -> str:
+    return ", ".join(f"H{drop.head}: L2 change {drop.l2:.4f} ({percent(drop.share)})" for drop in seen.drops) or "-"
 
 
 def _ranks(ranks: Sequence[int], console: Console) -> str:

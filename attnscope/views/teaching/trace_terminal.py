@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from rich.cells import cell_len
+import numpy as np
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.teaching.trace import Step, Trace
-from attnscope.views.tables.numbers import chunks, four_decimals, matrix
-from attnscope.views.tables.plain_text import cut, safe, spell_out_text
+from attnscope.views.tables.matrix import matrix
+from attnscope.views.tables.plain_text import safe, spell_out_text
+from attnscope.views.tables.table import Column, Table
 
 _PLURAL = {
     "query": ("query", "queries"),
@@ -42,7 +43,7 @@ def walk(trace: Trace, console: Console) -> RenderableType:
         if step.head != head:
             head = step.head
             parts.append(Text(f"\n{_section(trace, head)}", style="bold underline"))
-        parts.append(_step(trace, step, number, console))
+        parts += _step(trace, step, number, console)
     parts.append(_check_line(trace))
     return Group(*(spell_out_text(part, console) if isinstance(part, Text) else part for part in parts))
 
@@ -60,55 +61,39 @@ def _section(trace: Trace, head: int | None) -> str:
     return "All heads together" if head is None else f"Head {head} of 0 to {trace.n_heads - 1}"
 
 
-def _step(trace: Trace, step: Step, number: int, console: Console) -> Text:
+def _step(trace: Trace, step: Step, number: int, console: Console) -> list[RenderableType]:
     shape = ", ".join(
         f"{size} {_PLURAL[axis][size != 1]}" for axis, size in zip(step.axes, step.value.shape, strict=True)
     )
-    lines = Text()
-    lines.append(f"\n{number:>2}  {safe(step.title)}", style="bold")
-    lines.append(f"  ({shape})\n", style="dim")
-    lines.append(f"    {safe(step.formula)}\n")
-    lines.append(f"    {safe(step.code)}\n", style="cyan")
+    said: list[RenderableType] = [
+        Text.assemble((f"\n{number:>2}  {safe(step.title)}", "bold"), (f"  ({shape})", "dim")),
+        Text(f"    {safe(step.formula)}"),
+        Text(f"    {safe(step.code)}", style="cyan"),
+    ]
     if step.name == "scores_by_pair":
-        _bands(lines, trace, step, console)
-    else:
-        _numbers(lines, trace, step, console)
-    lines.right_crop(1)
-    return lines
+        return [*said, *_bands(trace, step, console)]
+    labels = {"query": trace.queries, "key": trace.keys}
+    names = labels.get(step.axes[0]) if step.value.ndim == 2 else None
+    bold = step.name == "weights"
+    return [*said, matrix(np.atleast_2d(step.value), names, labels.get(step.axes[-1]), console, bold=bold)]
 
 
-def _numbers(lines: Text, trace: Trace, step: Step, console: Console) -> None:
-    rows = step.value if step.value.ndim == 2 else step.value[None]
-    names = _labels(trace, step.axes[0]) if step.value.ndim == 2 else None
-    columns = _labels(trace, step.axes[-1])
-    matrix(lines, rows, names, columns, console, bold=step.name == "weights")
-
-
-def _labels(trace: Trace, axis: str) -> Sequence[str] | None:
-    return {"query": trace.queries, "key": trace.keys}.get(axis)
-
-
-def _bands(lines: Text, trace: Trace, step: Step, console: Console) -> None:
+def _bands(trace: Trace, step: Step, console: Console) -> list[RenderableType]:
     """Rotary positions by wavelength: what each band adds to the score of each key, and near against far."""
     bands = [band for band in trace.bands if band.head == step.head]
     names = [f"{_range(band.low, band.high)} ({band.n_pairs})" for band in bands]
-    lines.append("    by wavelength in tokens (how many pairs):\n", style="dim")
-    width = max((len(name) for name in names), default=0)
-    heads = [cut(safe(label), 10) for label in trace.keys]
-    cell = max(7, *(cell_len(head) for head in heads))
-    room = max(1, (console.width - width - 4) // (cell + 2))
-    for chunk in chunks(len(heads), room, goes_on=True):
-        labels = ["…" if at is None else heads[at] for at in chunk]
-        lines.append(" " * (4 + width))
-        lines.append("".join("  " + " " * (cell - cell_len(h)) + h for h in labels) + "\n", style="dim")
-        for name, band in zip(names, bands, strict=True):
-            lines.append(f"    {name:<{width}}", style="dim")
-            cells = ("…" if at is None else four_decimals(band.scores[at]) for at in chunk)
-            lines.append("".join(f"  {text:>{cell}}" for text in cells) + "\n")
-    lines.append("    near (at most 3 tokens away) and far, against the mean over all keys:\n", style="dim")
-    for name, band in zip(names, bands, strict=True):
-        lines.append(f"    {name:<{width}}", style="dim")
-        lines.append(f"  near {_with_sign(band.near):>8}  far {_with_sign(band.far):>8}\n")
+    scores = np.array([band.scores for band in bands]).reshape(len(bands), -1)
+    columns = [
+        Column("", lambda row: row[0], style="dim"),
+        Column("", lambda row: f"near {_with_sign(row[1].near):>8}"),
+        Column("", lambda row: f"far {_with_sign(row[1].far):>8}"),
+    ]
+    return [
+        Text("    by wavelength in tokens (how many pairs):", style="dim"),
+        matrix(scores, names, trace.keys, console, label_cells=max(map(len, names), default=0)),
+        Text("    near (at most 3 tokens away) and far, against the mean over all keys:", style="dim"),
+        Padding(Table(columns, zip(names, bands, strict=True), header=False), (0, 0, 0, 4)),
+    ]
 
 
 def _range(low: float, high: float) -> str:

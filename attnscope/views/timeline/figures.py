@@ -14,7 +14,8 @@ from attnscope.views.drawing.layout import Paper
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.plots import COLORS, OTHER, Sheet, draw_line, finish_axes, letter_axes, write_foot
 from attnscope.views.drawing.style import USUAL, Style
-from attnscope.views.heads.summary import model_of, printable
+from attnscope.views.tables.numbers import step_text
+from attnscope.views.tables.wording import model_of, printable
 from attnscope.views.timeline.summary import (
     Series,
     are_logarithmic,
@@ -23,7 +24,6 @@ from attnscope.views.timeline.summary import (
     notes,
     series_of,
     since_lines,
-    step_text,
     title_line,
 )
 

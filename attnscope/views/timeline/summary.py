@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import amount
 from attnscope.records.timeline import Timeline
-from attnscope.views.heads.summary import corpus_line, label, printable
+from attnscope.views.tables.wording import corpus_line, label, printable
 
 PREDICTED = {"causal": "each next token", "masked": "masked tokens", "target": "the decoder's target"}
 EVENLY = 5.0
@@ -76,11 +76,6 @@ def moving(values: NDArray[np.float64], most: int) -> list[int]:
     spread = np.where(np.isfinite(spread), spread, -np.inf)
     ranked = sorted(range(values.shape[1]), key=lambda place: (-spread[place], place))
     return sorted(place for place in ranked[:most] if np.isfinite(values[:, place]).any())
-
-
-def step_text(step: int) -> str:
-    """A step as it is written: 500, 2k, 143k."""
-    return f"{step // 1000}k" if step >= 1000 and step % 1000 == 0 else str(step)
 
 
 def are_logarithmic(steps: Sequence[int]) -> bool:

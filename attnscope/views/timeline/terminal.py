@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from attnscope.records.timeline import Timeline
-from attnscope.views.heads.summary import model_of, number, printable
-from attnscope.views.tables.plain_text import dim_lines, plain_table, shade
+from attnscope.views.tables.numbers import number, step_text
+from attnscope.views.tables.plain_text import dim_lines, shade
+from attnscope.views.tables.table import Column, Table
+from attnscope.views.tables.wording import model_of, printable
 from attnscope.views.timeline.summary import (
     Series,
     finite_range,
@@ -19,7 +21,6 @@ from attnscope.views.timeline.summary import (
     notes,
     series_of,
     since_lines,
-    step_text,
     thinned,
     title_line,
 )
@@ -38,51 +39,52 @@ def drawing(timeline: Timeline, width: int) -> RenderableType:
     parts: list[RenderableType] = [Text(f"{model_of(timeline.run)}: {title_line(timeline)}", style="bold")]
     texts = [step_text(step) for step in timeline.steps]
     cell = max(6, *(len(text) + 2 for text in texts)) if texts else 6
-    shown = thinned(len(texts), max(2, (width - _NAME_CELLS) // cell))
+    steps = [(at, texts[at]) for at in thinned(len(texts), max(2, (width - _NAME_CELLS) // cell))]
     if timeline.has_loss:
-        table = _table("loss, nats", [texts[place] for place in shown])
-        table.add_row("all texts", *(number(timeline.checkpoints[place].loss) for place in shown))
-        parts += [Text(), table]
+        columns = _columns("loss, nats", steps, lambda at: lambda row: number(timeline.checkpoints[at].loss))
+        parts += [Text(), Table(columns, ["all texts"], gap=1)]
     for series in series_of(timeline):
-        parts += [Text(), _series(series, shown, [texts[place] for place in shown])]
+        parts += [Text(), _series(series, steps)]
     if lines := since_lines(timeline):
-        table = plain_table(space=2)
-        table.add_column("role", no_wrap=True)
-        table.add_column("heads that have it at the last step")
-        for role, heads in lines:
-            table.add_row(Text(role, style="bold"), heads)
-        parts += [Text(), table]
+        columns = [
+            Column("role", lambda line: line[0], style="bold"),
+            Column("heads that have it at the last step", lambda line: line[1], wraps=True, least=12),
+        ]
+        parts += [Text(), Table(columns, lines)]
     said = notes(timeline)
-    if len(shown) < len(texts):
-        said.append(f"{len(shown)} of {len(texts)} checkpoints are shown in {width} columns; files have all")
+    if len(steps) < len(texts):
+        said.append(f"{len(steps)} of {len(texts)} checkpoints are shown in {width} columns; files have all")
     return Group(*parts, Text(), *dim_lines(said))
 
 
-def _table(first: str, steps: Sequence[str]) -> Table:
-    table = plain_table(space=1)
-    table.add_column(first, no_wrap=True, min_width=_NAME_CELLS - 2)
-    for step in steps:
-        table.add_column(step, justify="right", no_wrap=True)
-    return table
+def _columns(
+    title: str, steps: Sequence[tuple[int, str]], of: Callable[[int], Callable[[Any], str | Text]]
+) -> list[Column]:
+    """What each row is of, and its value at each checkpoint."""
+    values = [Column(text, of(at), right=True) for at, text in steps]
+    # As wide in all tables, so that steps stand below each other.
+    return [Column(title.ljust(_NAME_CELLS - 2), printable, wraps=True, least=_NAME_CELLS - 2), *values]
 
 
-def _series(series: Series, shown: Sequence[int], texts: Sequence[str]) -> RenderableType:
+def _series(series: Series, steps: Sequence[tuple[int, str]]) -> RenderableType:
     """A quantity of the heads, or pairs, in which it changes most, shaded from its least to its largest value."""
-    table = _table(series.title, texts)
     values, names = series.values, series.names
     heads = moving(values, _MOST_HEADS)
     if not heads:
         return Text(f"{series.title}: undefined for all {series.what} on these texts", style="dim")
     low, high = finite_range(values[:, heads].ravel().tolist())
     low = min(low, 0.0)
-    for head in heads:
-        cells = []
-        for place in shown:
-            value = float(values[place, head])
+
+    def of(at: int) -> Callable[[str], Text]:
+        def cell(name: str) -> Text:
+            value = float(values[at, names.index(name)])
             share = (value - low) / ((high - low) or 1.0) if math.isfinite(value) else 0.0
-            cells.append(Text(number(value), style=shade(share, "#ffffff", "#08519c")))
-        table.add_row(Text(printable(names[head]), style="bold"), *cells)
+            return Text(number(value), style=shade(share, "#ffffff", "#08519c"))
+
+        return cell
+
+    table = Table(_columns(series.title, steps, of), [names[head] for head in heads], gap=1)
     if len(heads) == len(names):
         return table
-    most = "changes most" if len(texts) > 1 else "is largest"
+    most = "changes most" if len(steps) > 1 else "is largest"
     return Group(table, Text(f"the {len(heads)} of {len(names)} {series.what} in which it {most}", style="dim"))

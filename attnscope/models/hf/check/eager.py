@@ -5,14 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check.compare import check_rows, run_eager, tolerance
-from attnscope.models.hf.check.reach import full_up_to
 from attnscope.models.model import Batch
 
 
@@ -41,35 +39,33 @@ def run_for_weights(
     return output
 
 
-def mixes_lengths(config: Any, mask: Tensor | None) -> bool:
-    """Whether padding would have a short text of a batch attended to as long ones are (BigBird)."""
-    limit = full_up_to(config)
-    return limit is not None and mask is not None and int(mask.sum(1).min()) <= limit < mask.shape[1]
-
-
 def run_one_by_one(run: Callable[[Batch, Probe], Tensor], batch: Batch, probe: Probe) -> Tensor:
     """Runs each text of a batch without its padding, and puts together what comes of them.
 
     Args:
         run: What runs one.
-        batch: Texts that are padded at their end.
+        batch: Texts, padded at either end.
         probe: A `Weights`.
 
     Returns:
         Hidden states, (batch, token, d_model); 0 at padding, as the weights are that the probe keeps.
     """
     hidden, maps = [], dict[tuple[Kind, int], list[Tensor]]()
-    n_keys = batch.ids.shape[1]
-    n_written = 0 if batch.target_ids is None else batch.target_ids.shape[1]
-    sizes = {"encoder": (n_keys, n_keys), "decoder": (n_written or n_keys,) * 2, "cross": (n_written, n_keys)}
+    real = torch.ones_like(batch.ids, dtype=torch.bool) if batch.mask is None else batch.mask
+    written = real if batch.target_ids is None else torch.ones_like(batch.target_ids, dtype=torch.bool)
+    written = written if batch.target_mask is None else batch.target_mask
+    sizes = {"encoder": (real, real), "decoder": (written, written), "cross": (written, real)}
     for i in range(len(batch.ids)):
         kept = Weights()
         output = run(_take_text(batch, i), kept)
-        hidden.append(pad(output, (0, 0, 0, (n_written or n_keys) - output.shape[1])))
+        padded = output.new_zeros(1, written.shape[1], output.shape[2])
+        padded[:, written[i]] = output
+        hidden.append(padded)
         for kind, by_layer in kept.maps.items():
+            queries, keys = (mask[i].to(output.device).nonzero()[:, 0] for mask in sizes[kind])
             for layer, weights in by_layer.items():
-                queries, keys = sizes[kind]
-                whole = pad(weights, (0, keys - weights.shape[3], 0, queries - weights.shape[2]))
+                whole = weights.new_zeros(1, weights.shape[1], *(mask.shape[1] for mask in sizes[kind]))
+                whole[:, :, queries[:, None], keys] = weights
                 maps.setdefault((kind, layer), []).append(whole)
     if isinstance(probe, Weights):
         for (kind, layer), of_texts in maps.items():
@@ -81,7 +77,7 @@ def _take_text(batch: Batch, i: int) -> Batch:
     """One text of a batch without padding."""
 
     def cut(values: Tensor | None, mask: Tensor | None) -> Tensor | None:
-        return None if values is None else values[i : i + 1, : None if mask is None else int(mask[i].sum())]
+        return values if values is None else values[i : i + 1] if mask is None else values[i : i + 1, mask[i]]
 
     ids = cut(batch.ids, batch.mask)
     assert ids is not None

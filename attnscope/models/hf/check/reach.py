@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnscope.models.hf.check.examples import max_tokens
@@ -44,6 +45,44 @@ def full_up_to(config: Any) -> int | None:
     """Tokens up to which BigBird attends in full, and sparsely beyond; None for other models."""
     blocks, chance = getattr(config, "block_size", None), getattr(config, "num_random_blocks", None)
     return (5 + 2 * chance) * blocks if isinstance(blocks, int) and isinstance(chance, int) else None
+
+
+def mixes_lengths(config: Any, mask: Tensor | None) -> bool:
+    """Whether padding would have a model compute a text of a batch otherwise than alone.
+
+    BigBird attends in full up to a length and sparsely beyond. Rotary positions by longrope have long and short
+    factors, chosen by the longest text of a batch; dynamic ones are scaled by its length beyond a limit.
+
+    Args:
+        config: The model's configuration.
+        mask: (text, token), 1 or True = a real token; None = nothing is padded.
+    """
+    if mask is None or _kind_of(config, mask.shape[1]) == _kind_of(config, 0):
+        return False
+    return len({_kind_of(config, n_tokens) for n_tokens in (mask.shape[1], *mask.sum(1).tolist())}) > 1
+
+
+def _kind_of(config: Any, n_tokens: int) -> tuple[int, ...]:
+    """Texts whose lengths are of different kinds are not computed alike."""
+    limit, text = full_up_to(config), config.get_text_config()
+    kinds: list[int] = [] if limit is None else [n_tokens > limit]
+    for rope in _rotary(getattr(text, "rope_parameters", None) or {}):
+        longest = getattr(text, "max_position_embeddings", 0)
+        if rope["rope_type"] == "longrope":
+            kinds.append(n_tokens > rope.get("original_max_position_embeddings", longest))
+        elif "dynamic" in rope["rope_type"]:
+            kinds.append(max(n_tokens, longest))
+    return tuple(kinds)
+
+
+def _rotary(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The settings of rotary positions; some models have several, by kind of layer."""
+    if "rope_type" in settings:
+        yield settings
+    else:
+        for value in settings.values():
+            if isinstance(value, dict):
+                yield from _rotary(value)
 
 
 def _numbers(settings: Mapping[str, Any]) -> Iterator[int]:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import Kind, attend
-from attnscope.errors import AttnscopeError, first_line
+from attnscope.errors import AttnscopeError, first_line, is_out_of_memory
 from attnscope.models.hf.check.compare import (
     Maps,
     Outcome,
@@ -68,6 +68,7 @@ class Survey:
         checked: Whether it was compared with eager.
         notes: What a user must know to read the pictures truly.
         reaches: Windows and the like that the texts of the comparison did not reach past yet, in tokens, sorted.
+        refusals: Of these, those beyond which what would be shown differs from eager, and what was said of it.
         beside: Whether modules that the plan does not name attend too, as those of a tower for pictures do.
         through: What is called instead of the model, to run it; see `seam.perform`.
     """
@@ -83,6 +84,7 @@ class Survey:
     checked: bool
     notes: tuple[str, ...]
     reaches: list[int] = field(default_factory=list)
+    refusals: dict[int, AttnscopeError] = field(default_factory=dict)
     beside: bool = False
     through: Callable[..., Any] | None = None
 
@@ -281,7 +283,9 @@ def _check_long(model: PreTrainedModel, found: Survey) -> str:
 def check_beyond(model: PreTrainedModel, found: Survey, inputs: Mapping[str, Any]) -> None:
     """Compares with eager once more where a text comes that reaches past a window that no comparison reached yet.
 
-    What was found out forgets the windows that are compared now.
+    What was found out remembers how each comparison ended: windows that were shown truly are compared once, and texts
+    beyond one that was not are always refused. A comparison that was cut short, by an interruption or for want of
+    memory, is made anew.
 
     Raises:
         AttnscopeError: What would be shown differs from eager.
@@ -290,13 +294,19 @@ def check_beyond(model: PreTrainedModel, found: Survey, inputs: Mapping[str, Any
     now = [reach for reach in found.reaches if reach < n_tokens]
     if not now or not found.checked:
         return
-    found.reaches[:] = [reach for reach in found.reaches if reach >= n_tokens]
+    for refused in (found.refusals[reach] for reach in now if reach in found.refusals):
+        raise AttnscopeError(refused.message, refused.hint)
     most = longest_compared(max(found.n_heads.values()))
     lengths = [length_beyond(reach) for reach in now if length_beyond(reach) <= most]
     if lengths:
         limit = max_tokens(model)
-        with torch.no_grad():
-            _check_at(model, found, lengths[-1] if limit is None else min(lengths[-1], limit), with_maps=False)
+        try:
+            with torch.no_grad():
+                _check_at(model, found, lengths[-1] if limit is None else min(lengths[-1], limit), with_maps=False)
+        except AttnscopeError as error:
+            found.refusals[now[len(lengths) - 1]] = error
+            raise
+    found.reaches[:] = [reach for reach in found.reaches if reach >= n_tokens]
 
 
 def _check_at(model: PreTrainedModel, found: Survey, n_tokens: int, *, with_maps: bool) -> str:
@@ -350,7 +360,9 @@ def _own_outcome(model: PreTrainedModel, example: Example) -> Outcome | None:
     try:
         with use_attention(model, None):
             return Outcome.of(model(**example.inputs), {})
-    except Exception:
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
         return None
 
 

@@ -296,10 +296,12 @@ class App {
         .join(", "),
     ];
     const notes = Array.isArray(run.notes) ? run.notes : [];
+    const failures = Array.isArray(run.failures) ? run.failures : [];
     fill(
       this.foot,
       el("span", {}, told.filter(Boolean).join(" · ")),
       notes.map((note) => el("span", {}, note)),
+      failures.map(({ step, error }) => el("strong", { class: "failed" }, `${step} failed: ${error}`)),
       el(
         "span",
         { class: "right" },

@@ -1,7 +1,7 @@
 // A head's card: what is known of it in numbers, how far it looks, which tokens, and what is like it.
 import { markOf } from "./atlas.js";
 import { figureOfCard } from "./cardfigure.js";
-import { catalogs, commandOfExample, evenNumber, headOf, percent, shortNumber } from "./catalog.js";
+import { catalogs, commandOfExample, evenNumber, headOf, percent, sampleOf, shortNumber, warningOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import { canvas, el, fill, say, segmented } from "./dom.js";
 import { CanvasPen } from "./pen.js";
@@ -13,6 +13,7 @@ const FURTHEST = 64; // as records have it
 const LOWEST = 1e-4; // the least share that the profile shows
 const SIDES = { pairs: "pairs, query \u2192 key", gets: "keys that receive most", asks: "queries that give most" };
 const MOST_TOKENS = 8;
+const OVER_ALL_KEYS = "what uniform attention over all keys would give"; // what lifts are over where a record does not say
 const MOST_PARTNERS = 9;
 const LOOKING = "--image photo.jpg 'A question of your own.'"; // of heads that were measured on photos and words
 
@@ -122,6 +123,8 @@ export class Card {
   showTitle(host) {
     const head = headOf();
     const { description } = head;
+    const { record } = catalogs.shown;
+    const warning = description ? warningOf(description) : "";
     fill(
       host,
       el(
@@ -155,6 +158,8 @@ export class Card {
                 ? `${shortNumber(description.nats)} nats from uniform`
                 : `explains ${percent(description.explained ?? NaN)}${interval(description.low ?? NaN, description.high ?? NaN, percent)} of ${shortNumber(description.nats)} nats from uniform`,
             ),
+            warning ? el("strong", { class: "unstable" }, ` ! ${warning}`) : null,
+            el("span", { class: "faint sampled" }, ` ${sampleOf(record.descriptions, record.corpus)}`),
           )
         : null,
     );
@@ -340,7 +345,7 @@ export class Card {
           "table",
           { class: "tokens" },
           el("caption", {}, title),
-          el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), el("th", { scope: "col", class: "number" }, "mass"), el("th", { scope: "col", class: "number", title: "mass over what uniform attention would give, with its 95% interval over texts" }, "lift"), el("th", { scope: "col", class: "number" }, "texts"))),
+          el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), el("th", { scope: "col", class: "number" }, "mass"), el("th", { scope: "col", class: "number", title: `mass over ${side === "asks" ? OVER_ALL_KEYS : catalogs.shown.options.lift || OVER_ALL_KEYS}, with its 95% interval over texts` }, "lift"), el("th", { scope: "col", class: "number" }, "texts"))),
           el(
             "tbody",
             {},

@@ -1,6 +1,6 @@
 // A head's card as a figure: all that stands on it, drawn by the pens that save PNG and SVG.
 import { markOf } from "./atlas.js";
-import { catalogs, evenNumber, percent, shortNumber } from "./catalog.js";
+import { catalogs, evenNumber, percent, sampleOf, shortNumber, warningOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import { fitted, widthOf } from "./pen.js";
 
@@ -53,6 +53,8 @@ function titleParts(head, colours) {
     })),
     ...wrapped(head.words, 13, WIDE).map((said) => textLine(said, { size: 13, colour: colours.ink })),
     ...(explained ? [textLine(explained, { size: 12, colour: colours.faint })] : []),
+    ...(description && warningOf(description) ? [textLine(`! ${warningOf(description)}`, { size: 12, weight: 600, colour: colours.ink })] : []),
+    ...(description ? [textLine(sampleOf(catalogs.shown.record.descriptions, catalogs.shown.record.corpus), { size: 12, colour: colours.faint })] : []),
   ];
 }
 

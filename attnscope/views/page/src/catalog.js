@@ -48,6 +48,18 @@ function wordsOfDescription({ terms, nats, explained }) {
   return said.join(", ") + (explained >= LITTLE ? "" : "; mostly undescribed");
 }
 
+/** What the other half of the texts has in place of the first term outside sinks; empty = the same. */
+export function warningOf({ agrees, content, other_half: other }) {
+  if (other) return `other half of the texts: ${other}`;
+  return content || agrees !== false ? "" : "other half of the texts: another first term";
+}
+
+/** From how many texts and queries heads are described. */
+export function sampleOf({ n_texts: drawn, n_queries: queries, n_scored: scored }, corpus) {
+  const of = corpus?.n_texts > drawn ? ` of ${corpus.n_texts.toLocaleString("en")}` : "";
+  return `described from ${drawn.toLocaleString("en")}${of} texts (${queries.toLocaleString("en")} queries), scored on ${scored.toLocaleString("en")} of them`;
+}
+
 /** A description in fewer words: the terms with their shares. */
 function briefOf({ terms, nats, explained }) {
   if (nats < EVEN) return "spreads evenly";

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus.frequencies import read_frequencies
-from attnscope.errors import UsageError
 from attnscope.models.model import Batch, Model
 from attnscope.records.circuits import COMPOSITIONS, Answer, CircuitHead, Circuits, Composition, Direction, Score
+from attnscope.studies.circuits.options import CircuitsOptions
 from attnscope.studies.inputs.provenance import run_of
 
 if TYPE_CHECKING:
@@ -30,32 +30,7 @@ _TEXTS, _PLACES = 64, 16
 _UNKNOWN = Score(np.nan, np.nan, np.nan, np.nan)
 
 
-@dataclass(frozen=True)
-class CircuitsOptions:
-    """What is asked of the weights.
-
-    Attributes:
-        directions: How many singular directions of each head are kept.
-        tokens: Tokens at each end of a direction.
-        draws: Random heads that scores are compared with; of 39, one more is outside of all in 5% of cases.
-        frequencies: Counts of words, as of `attnscope heads`: what heads write for the commonest tokens.
-        answers: How many of those.
-        seed: Of random heads.
-    """
-
-    directions: int = 2
-    tokens: int = 5
-    draws: int = 39
-    frequencies: Path | None = None
-    answers: int = 10
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("directions", 0), ("tokens", 1), ("draws", 19), ("answers", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} is {getattr(self, name)}, but must be at least {least}")
-
-
+@with_plain_torch
 def circuits(model: Model, options: CircuitsOptions | None = None, *, report: Report | None = None) -> Circuits:
     """What each head copies, matches, reads and writes, and which heads feed which, by their weights alone.
 
@@ -162,7 +137,7 @@ class _Weights:
             )
             return None
         read = torch.cat([self.model.static_embeddings(part[None])[0] for part in torch.split(ids, 8192)])
-        read = read.detach().to(torch.promote_types(read.dtype, torch.float32))
+        read = read.to(torch.promote_types(read.dtype, torch.float32))
         read = read if stream.embedding_norm is None else stream.embedding_norm.apply(read)
         if stream.unembedding is None:
             written, name = read, "static embeddings"
@@ -385,6 +360,8 @@ class _Places:
     """
 
     def __init__(self, model: Model, stream: Stream, ids: Tensor) -> None:
+        from attnscope.models.inside.projections import hooks
+
         self.shares: dict[int, dict[str, list[float]]] = {}
         self.uniform: dict[str, tuple[float, ...]] = {}
         self.kind = ""
@@ -402,13 +379,9 @@ class _Places:
                 self.kind = "in the scores" if bool(alike) else "in the stream"
             return ((first[0], *given[1:]), named) if given else ((), {**named, name: first[0]})
 
-        handles = [block.register_forward_pre_hook(enter, with_kwargs=True) for block in blocks.values()]
-        try:
-            n = _PLACES if model.info.max_tokens is None else min(_PLACES, model.info.max_tokens)
+        n = _PLACES if model.info.max_tokens is None else min(_PLACES, model.info.max_tokens)
+        with hooks(blocks.values(), enter, before=True):
             model.run(Batch(ids[:, None].expand(-1, n).contiguous()), self._observe)
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _observe(self, call: AttentionCall) -> Tensor:
         from attnscope.core.attention.seam import attend, attention_weights

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from attnscope.errors import AttnscopeError
+from attnscope.host import delay_interrupts
 from attnscope.records import Heatmap
 from attnscope.records.frame.kinds import FIGURE_FORMATS
 from attnscope.views.drawing.sheets import Sheet
@@ -40,7 +41,7 @@ def start_python(module: str, **how: Any) -> subprocess.Popen[bytes]:
     Ctrl-C does not reach it: the first process decides what becomes of it.
 
     Args:
-        module: Such as "attnscope.views.drawing.process".
+        module: Such as "attnscope.views.maps.process".
         how: Further arguments of `subprocess.Popen`; `env` is added to the environment.
     """
     # This very package is imported, wherever it lies; last, as its folder may hold much else.
@@ -83,7 +84,7 @@ class DrawingProcess:
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError, ValueError):
-            self._child = start_python("attnscope.views.drawing.process")
+            self._child = start_python("attnscope.views.maps.process")
 
     def __enter__(self) -> DrawingProcess:
         return self
@@ -91,13 +92,20 @@ class DrawingProcess:
     def __exit__(self, *raised: object) -> None:
         if self._child is not None:
             if raised[0] is not None:
-                self._child.terminate()  # it ends what it is writing, so that no part of a file stays
-            with contextlib.suppress(OSError):
-                try:
-                    self._child.communicate(timeout=None if raised[0] is None else _PATIENCE_S)
-                except subprocess.TimeoutExpired:
-                    self._child.kill()
-                    self._child.communicate()
+                self._end()
+            with contextlib.suppress(OSError, ValueError):  # its pipes are closed where it was ended before
+                self._child.communicate()
+
+    def _end(self) -> None:
+        """Ends the process, and waits: it ends what it is writing, so that no part of a file stays."""
+        assert self._child is not None
+        self._child.terminate()
+        with delay_interrupts(), contextlib.suppress(OSError, ValueError):
+            try:
+                self._child.communicate(timeout=_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+                self._child.communicate()
 
     def expect(self, record: Heatmap, style: Style, query: str | None, formats: Sequence[str]) -> None:
         """Lets the process draw all that does not depend on the weights, which `record` need not have yet."""
@@ -112,8 +120,12 @@ class DrawingProcess:
         if self._send(wanted):
             assert self._child is not None and self._child.stdout is not None
             answer: list[Path] | AttnscopeError | None = None
-            with contextlib.suppress(Exception):  # what is no whole pickle can raise anything
-                answer = pickle.load(self._child.stdout)
+            try:
+                with contextlib.suppress(Exception):  # what is no whole pickle can raise anything
+                    answer = pickle.load(self._child.stdout)
+            except BaseException:
+                self._end()  # else it would go on to write into a folder that is removed
+                raise
             if isinstance(answer, AttnscopeError):
                 raise answer
             if isinstance(answer, list):

@@ -1,0 +1,153 @@
+"""Files that belong together: all of them are new, or all of them are the earlier ones.
+
+A set is written into the folder `unfinished-…` inside of its target. Once it is whole, that folder is renamed to
+`replacing-…`, and its files move to their names, which takes milliseconds. Whatever else is in the target stays.
+
+A run that is killed before the renaming has changed nothing. One that is killed after it leaves a whole new set, of
+which a part has moved: `attnscope show` reads the rest where it is, and the next run that writes there moves it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.host import delay_interrupts
+from attnscope.records.frame.storage import kind_of, making_folders_for, require_replaceable
+
+_OBSOLETE = ".obsolete"
+"""The file of a set that lists what goes when the set comes."""
+
+
+@contextlib.contextmanager
+def replace_together(target: Path, earlier: Iterable[str] = ()) -> Iterator[Path]:
+    """Within it, files are written into the folder that it yields; at its end all of them are in the target.
+
+    Nothing changes in the target where the block, or a check at its end, fails.
+
+    Args:
+        target: The folder for the files; made if it is not there.
+        earlier: The files of an earlier set, by their paths in the target: those that are not in this one go.
+
+    Yields:
+        A folder inside of the target.
+
+    Raises:
+        AttnscopeError: The files cannot be written, or something else than a file has the name of one.
+    """
+    staged = target / f"unfinished-{secrets.token_hex(4)}"
+    with making_folders_for(staged, "write into", target):
+        try:
+            finish_replacing(target)
+            staged.mkdir(parents=True)
+            try:
+                yield staged
+            except AttnscopeError as error:  # a user knows the file by the name that it was to have
+                raise type(error)(error.message.replace(str(staged), str(target)), error.hint) from error
+            with delay_interrupts():
+                names = _names_in(staged)
+                for name in names:
+                    _require_own(target, name)
+                obsolete = sorted({*earlier} - {*names})
+                if obsolete:
+                    (staged / _OBSOLETE).write_text(json.dumps(obsolete), "utf-8")
+                whole = staged.rename(target / staged.name.replace("unfinished", "replacing"))
+                _move(whole, target)
+        finally:
+            with delay_interrupts():
+                shutil.rmtree(staged, ignore_errors=True)
+
+
+def finish_replacing(target: Path) -> None:
+    """Moves what runs that were killed had written whole, but not moved to its names yet.
+
+    Raises:
+        OSError: It cannot be moved.
+        AttnscopeError: Something else than a file has the name of one.
+    """
+    for whole in unmoved(target):
+        with delay_interrupts():
+            _move(whole, target)
+
+
+def require_writable(folder: Path) -> None:
+    """Finds out before the model runs for minutes that nothing can be written; leaves no trace.
+
+    Raises:
+        UsageError: The folder is `-`, which is stdout.
+        AttnscopeError: It cannot be written.
+    """
+    if str(folder) == "-":
+        raise UsageError("- is stdout, which takes no files", "name a folder with --out; --json prints to stdout")
+    hint = "choose another folder with --out, or make room there"
+    made: list[Path] = []
+    try:
+        made = [part for part in (folder, *folder.parents) if not part.exists()]
+        if not made and not folder.is_dir():
+            raise AttnscopeError(
+                f"cannot write into {folder}: it is {kind_of(folder.stat().st_mode)}, not a folder", hint
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        finish_replacing(folder)
+    except OSError as error:
+        raise AttnscopeError(f"cannot write into {folder}: {error.strerror or error}", hint) from None
+    finally:
+        for part in made:
+            with contextlib.suppress(OSError):
+                part.rmdir()
+
+
+def unmoved(target: Path) -> list[Path]:
+    """The folders in a target that hold a whole set, of which not all files have moved to their names."""
+    return [path for path in sorted(target.glob("replacing-????????")) if path.is_dir() and not path.is_symlink()]
+
+
+def remove_unfinished(target: Path) -> None:
+    """Removes what runs that were killed had written in part; only where no other run can be writing."""
+    for path in target.glob("unfinished-????????"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _names_in(folder: Path) -> list[str]:
+    """The files of a set, by their paths in it."""
+    paths = [path for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink()]
+    return [path.relative_to(folder).as_posix() for path in paths if path.name != _OBSOLETE]
+
+
+def _move(whole: Path, target: Path) -> None:
+    """Moves the files of a set to their names, after removing what goes; the same where a part is done already."""
+    obsolete: list[str] = []
+    with contextlib.suppress(OSError, ValueError):
+        obsolete = [str(name) for name in json.loads((whole / _OBSOLETE).read_text("utf-8"))]
+    for name in obsolete:
+        with contextlib.suppress(AttnscopeError, OSError):  # it is no loss where it stays
+            _require_own(target, name)
+            (target / name).unlink()
+    for name in _names_in(whole):
+        _require_own(target, name)
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another run, which found this set, has moved it
+            (whole / name).replace(target / name)
+    shutil.rmtree(whole, ignore_errors=True)
+
+
+def _require_own(target: Path, name: str) -> None:
+    """Refuses a path that leads out of its folder, or to something other than a file.
+
+    Raises:
+        AttnscopeError: It does.
+    """
+    path = target / name
+    inside = [parent for parent in path.parents if target in parent.parents]
+    if ".." in Path(name).parts or Path(name).is_absolute() or any(parent.is_symlink() for parent in inside):
+        raise AttnscopeError(f"cannot write {path}: it leads out of {target}", "choose another folder with --out")
+    require_replaceable(path)

@@ -1,0 +1,141 @@
+"""One table of heads: every number that a record has per head, with its name, unit, range and interval. NumPy only.
+
+Conditions, orders, files of tables, and what an atlas takes from other records read this table and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Head = tuple[str, int, int]
+"""Kind of attention, layer, head."""
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """What a record says of every head under one name.
+
+    Attributes:
+        name: Its name in files and conditions.
+        values: Per head: float64, NaN where unknown; or words, flags or lists of words.
+        parts: What stands beside each value, by the ending of its name in files: "low" and "high" are the ends of a 95%
+            interval, "uniform" is the baseline, "count" is over how many queries, texts or predictions.
+        what: Its definition in a few words; may be empty.
+        unit: Such as "nats" or "share"; empty for plain numbers.
+        range: Its least and largest possible value; None where there is no bound.
+        source: The kind of record that it comes from, such as "ablation"; empty for the record's own.
+        more: What else views need, as plain JSON values.
+        names: Names in conditions, where these are not the one in files.
+        in_files: Whether files have it.
+    """
+
+    name: str
+    values: Floats | Sequence[Any]
+    parts: Mapping[str, Floats] = field(default_factory=dict)
+    what: str = ""
+    unit: str = ""
+    range: tuple[float | None, float | None] = (None, None)
+    source: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    in_files: bool = True
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it has a number per head, so that conditions and orders can use it."""
+        return isinstance(self.values, np.ndarray)
+
+    def facts(self) -> dict[str, Any]:
+        """What it means, as `options["measures"]` of a record has it."""
+        source = {"of": self.source} if self.source else {}
+        return {"what": self.what, "unit": self.unit, "range": list(self.range), **source, **self.more}
+
+
+def number_column(
+    name: str, estimates: Iterable[Any], parts: Sequence[str] = ("low", "high", "uniform", "count"), **facts: Any
+) -> Column:
+    """A column of estimates with their intervals.
+
+    Args:
+        name: Its name.
+        estimates: Per head an object with `value` and each of the parts; None where nothing is known.
+        parts: What stands beside the value.
+        facts: Further fields of `Column`.
+    """
+    known = list(estimates)
+
+    def numbers(part: str) -> Floats:
+        return np.array([math.nan if each is None else float(getattr(each, part)) for each in known], np.float64)
+
+    return Column(name, numbers("value"), {part: numbers(part) for part in parts}, **facts)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadTable:
+    """What a record says of its heads.
+
+    Attributes:
+        heads: Kind, layer and number of each head.
+        columns: In the order of files.
+    """
+
+    heads: tuple[Head, ...]
+    columns: tuple[Column, ...]
+
+    def numbers(self) -> dict[str, Floats]:
+        """The values of every column of numbers, by each name that conditions use, layer and head among them."""
+        named: dict[str, Floats] = {
+            "layer": np.array([layer for _, layer, _ in self.heads], np.float64),
+            "head": np.array([head for _, _, head in self.heads], np.float64),
+        }
+        for column in self.columns:
+            if isinstance(column.values, np.ndarray):
+                named |= dict.fromkeys(column.names or (column.name,), column.values)
+        return named
+
+    def grid(self, kind: str, name: str) -> Floats:
+        """The values of a column for one kind of attention, (layer, head); NaN where there is no such head."""
+        mine = [(place, layer, head) for place, (of, layer, head) in enumerate(self.heads) if of == kind]
+        shape = (max((m[1] for m in mine), default=-1) + 1, max((m[2] for m in mine), default=-1) + 1)
+        grid = np.full(shape, np.nan)
+        if (values := self.numbers().get(name)) is not None:
+            for place, layer, head in mine:
+                grid[layer, head] = values[place]
+        return grid
+
+    def flat(self) -> dict[str, list[Any]]:
+        """The columns of a file, by name: kind, layer and head, then each value and what stands beside it."""
+        kinds, layers, heads = zip(*self.heads, strict=True) if self.heads else ((), (), ())
+        flat: dict[str, list[Any]] = {"kind": [*kinds], "layer": [*layers], "head": [*heads]}
+        for column in self.columns:
+            if column.in_files:
+                flat[column.name] = _listed(column.values)
+                flat |= {f"{column.name}_{part}": _listed(values) for part, values in column.parts.items()}
+        return flat
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """The rows of a file, its header first."""
+        flat = self.flat()
+        yield tuple(flat)
+        yield from zip(*flat.values(), strict=True)
+
+    def aligned(self, column: Column, heads: Sequence[Head], make: Callable[..., Any]) -> list[Any]:
+        """A column for the heads of another record: `make(value, **parts)` per head; None where it is unknown here."""
+        place = {head: at for at, head in enumerate(self.heads)}
+        return [
+            make(column.values[place[head]], **{part: values[place[head]] for part, values in column.parts.items()})
+            if head in place
+            else None
+            for head in heads
+        ]
+
+
+def _listed(values: Floats | Sequence[Any]) -> list[Any]:
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)

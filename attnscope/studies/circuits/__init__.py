@@ -1,0 +1,1 @@
+"""What the weights of heads say without any text."""

@@ -1,0 +1,26 @@
+"""What `attnscope circuits` and `attnscope.circuits` are asked with. Loads nothing heavy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attnscope.options import option, options
+
+
+@options
+class CircuitsOptions:
+    """What is asked of the weights."""
+
+    frequencies: Path | None = option(
+        "Counts of words (word, tab, count): also says what heads write for the commonest tokens.", default=None
+    )
+    directions: int = option("How many singular directions of each head are shown.", default=2, least=0)
+    seed: int = option("Seed of the random heads that scores are compared with.", default=0, least=0)
+    tokens: int = option("Tokens at each end of a direction.", default=5, least=1, python_only=True)
+    draws: int = option(
+        "Random heads that scores are compared with; one more than 39 lies outside all of them in 5% of cases.",
+        default=39,
+        least=19,
+        python_only=True,
+    )
+    answers: int = option("How many of the commonest tokens.", default=10, least=1, python_only=True)

@@ -1,0 +1,43 @@
+"""What `attnscope relations` and `attnscope.relations` are asked with. Loads nothing heavy."""
+
+from __future__ import annotations
+
+from attnscope.errors import UsageError
+from attnscope.options import option, options
+
+
+def _labels(listed: str) -> tuple[str, ...]:
+    labels = tuple(part.strip() for part in listed.split(",") if part.strip())
+    if not labels:
+        raise UsageError("no relation is named", "such as --only nsubj,obj")
+    return labels
+
+
+@options
+class AnnotationOptions:
+    """How annotated files are read."""
+
+    kind: str = option("How the files are annotated: conllu, jsonl, python; auto: by their names.", default="auto")
+    unit: str = option(
+        "How CoNLL-U is split into texts: sentence, or document (coreference across sentences).", default="sentence"
+    )
+
+
+@options
+class RelationsOptions:
+    """How relations are studied."""
+
+    only: tuple[str, ...] | None = option(
+        "Only these relations, by label or whole name, such as nsubj,obj.  [default: all]", default=None, read=_labels
+    )
+    chunk: int | None = option("Cut long texts into chunks of so many tokens.", default=None)
+    stride: int | None = option("How many tokens further the next chunk begins; overlaps count once.", default=None)
+    n_examples: int = option(
+        "Show so many texts of each relation that a head expresses.", "--examples", default=0, least=0, most=100
+    )
+    combine: bool = option("Also try combined heads: the mean of several, a regression over all.", default=False)
+
+    def wants(self, relation: str) -> bool:
+        """Whether a relation is among those that are wanted."""
+        labels = set(relation.split("→")) - {"head"}
+        return self.only is None or any(name == relation or name in labels for name in self.only)

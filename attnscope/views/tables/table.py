@@ -1,0 +1,170 @@
+"""The one table of the terminal: which columns fit, which wrap, which are dropped, and the line that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.style import StyleType
+from rich.table import Table as Grid
+from rich.text import Text
+
+from attnscope.errors import safe
+from attnscope.views.tables.plain_text import cut
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: what its cells say, how wide it is, and how soon it is dropped where a terminal is narrow.
+
+    Attributes:
+        name: Its header, and what the line below the table calls it where it was dropped.
+        cell: What a row has in it.
+        right: Whether it is flush right, as numbers are.
+        wraps: Whether it may be narrower than its widest cell, which then takes several lines.
+        part: Its part of the room that the other columns leave. Its cells are then one line long, and `…` stands where
+            a cell is cut. 0 = its width is that of its cells.
+        least: How many cells of the terminal it has at least.
+        drop: How soon it is dropped: the largest number first, columns of the same number together. 0 = never.
+        style: How its cells look.
+    """
+
+    name: str
+    cell: Callable[[Any], str | Text]
+    right: bool = False
+    wraps: bool = False
+    part: int = 0
+    least: int = 1
+    drop: int = 0
+    style: StyleType = ""
+
+
+class Table:
+    """Rows under named columns, which loses no letter of a cell.
+
+    Columns that wrap give way first. Then columns are dropped by their priority, and a line below the table says
+    which, and how to see them. If the table goes on, they stand in another block below instead. Where even the columns
+    that are never dropped have no room, their cells break.
+
+    Args:
+        columns: The columns. The first one names the row; every block of a table that goes on begins with it.
+        rows: What the cells are made of.
+        gap: Blanks between two columns.
+        goes_on: Whether columns without room go on below.
+        header: Whether the names of columns are written.
+        style: How a row looks.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        rows: Iterable[Any],
+        *,
+        gap: int = 2,
+        goes_on: bool = False,
+        header: bool = True,
+        style: Callable[[Any], str] = lambda row: "",
+    ) -> None:
+        rows = list(rows)
+        self._columns, self._gap, self._goes_on, self._header = columns, gap, goes_on, header
+        self._styles = [style(row) for row in rows]
+        self._cells = [[_text(column.cell(row)) for row in rows] for column in columns]
+        widths = [self._measure(column, cells) for column, cells in zip(columns, self._cells, strict=True)]
+        self._least, self._whole = [least for least, _ in widths], [whole for _, whole in widths]
+
+    def fit(self, width: int) -> tuple[list[str], list[str]]:
+        """The names of the columns that a terminal of so many cells shows, and of those that it has no room for."""
+        shown, dropped = self._choose(width)
+        return [self._columns[at].name for at in shown], [self._columns[at].name for at in dropped]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        shown, dropped = self._choose(width)
+        for number, block in enumerate(self._blocks(width) if self._goes_on else [shown]):
+            if number and len(self._styles) > 1:
+                yield Text()
+            yield self._grid(block, width)
+        if dropped:
+            names = ", ".join(dict.fromkeys(self._columns[at].name for at in dropped))
+            yield Text(f"not shown in {width} columns: {names}; a wider terminal or --json shows all", style="dim")
+
+    def _measure(self, column: Column, cells: Sequence[Text]) -> tuple[int, int]:
+        """How wide a column is at least, and where nothing has to wrap."""
+        names = column.name.split("\n") if self._header else []
+        lines = chain(names, *(cell.plain.split("\n") for cell in cells))
+        whole = max(map(cell_len, lines), default=1)
+        if column.part:
+            return min(whole, column.least), whole
+        if not column.wraps:
+            return (max(whole, column.least),) * 2
+        words = " ".join([*names, *(cell.plain for cell in cells if column.right)]).split()
+        return min(whole, max(column.least, *map(cell_len, words), 1)), whole
+
+    def _choose(self, width: int) -> tuple[list[int], list[int]]:
+        """The columns that are shown, and those that are dropped, in their order."""
+        shown, dropped = [*range(len(self._columns))], list[int]()
+        while not self._goes_on and not self._has_room(shown, width):
+            soonest = max(self._columns[at].drop for at in shown)
+            if not soonest:
+                break
+            dropped += [at for at in shown if self._columns[at].drop == soonest]
+            shown = [at for at in shown if self._columns[at].drop < soonest]
+        return shown, sorted(dropped)
+
+    def _blocks(self, width: int) -> list[list[int]]:
+        """The columns that stand side by side, block by block."""
+        blocks = [[0]]
+        for at in range(1, len(self._columns)):
+            if len(blocks[-1]) > 1 and not self._has_room([*blocks[-1], at], width):
+                blocks.append([0])
+            blocks[-1].append(at)
+        return blocks
+
+    def _has_room(self, shown: Sequence[int], width: int) -> bool:
+        return sum(self._least[at] + self._gap for at in shown) <= width + self._gap
+
+    def _fit_widths(self, shown: Sequence[int], width: int) -> list[int]:
+        """How wide each column is: the widest of those that wrap gives way first; if need be, all columns break."""
+        room = max(len(shown), width - self._gap * (len(shown) - 1))
+        widths, least = [self._whole[at] for at in shown], [self._least[at] for at in shown]
+        if sum(least) > room:
+            widths, least = least, [1] * len(shown)
+        else:
+            self._share_room(shown, widths, room)
+        while sum(widths) > room:
+            widths[max(range(len(shown)), key=lambda at: (widths[at] > least[at], widths[at], -at))] -= 1
+        return widths
+
+    def _share_room(self, shown: Sequence[int], widths: list[int], room: int) -> None:
+        """Shares the room that other columns leave among those that have a part of it; none gets more than it fills."""
+        parts = {place: part for place, at in enumerate(shown) if (part := self._columns[at].part)}
+        room -= sum(width for place, width in enumerate(widths) if place not in parts)
+        n_parts = sum(parts.values())
+        for place in sorted(parts, key=lambda place: widths[place] / parts[place]):
+            widths[place] = min(widths[place], max(1, room * parts[place] // n_parts))
+            room, n_parts = room - widths[place], n_parts - parts[place]
+
+    def _grid(self, shown: Sequence[int], width: int) -> Grid:
+        grid = Grid(
+            box=None, pad_edge=False, header_style="dim", show_header=self._header, padding=(0, self._gap, 0, 0)
+        )
+        widths = self._fit_widths(shown, width)
+        for at, cells in zip(shown, widths, strict=True):
+            column = self._columns[at]
+            justify: Literal["left", "right"] = "right" if column.right else "left"
+            grid.add_column(column.name, justify=justify, style=column.style, width=cells, overflow="fold")
+        for number, style in enumerate(self._styles):
+            grid.add_row(*(self._cell(at, number, cells) for at, cells in zip(shown, widths, strict=True)), style=style)
+        return grid
+
+    def _cell(self, at: int, number: int, cells: int) -> Text:
+        text = self._cells[at][number]
+        return Text(cut(text.plain, cells)) if self._columns[at].part else text
+
+
+def _text(cell: str | Text) -> Text:
+    return Text(safe(cell)) if isinstance(cell, str) else cell

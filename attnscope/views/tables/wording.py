@@ -1,0 +1,139 @@
+"""What every view says of a record: models, texts, measures and heads by name, and what is amiss. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import amount
+from attnscope.records.frame.shards import is_interrupted, shards_note
+from attnscope.records.heads.findings import LOOKS, NEEDLES, PICTURES, RECORDINGS, Findings, Head
+
+if TYPE_CHECKING:
+    from attnscope.records.ablation import Ablation
+    from attnscope.records.maps.heatmap import Heatmap
+    from attnscope.records.relations.record import Relations
+    from attnscope.records.timeline import Timeline
+
+GIVEN = "texts"
+"""What the source of texts is called that were given as they are, from no file."""
+
+_TEXTS = (("text",), ("token",))
+_COUNTED = {
+    PICTURES: (("picture",), ("patch", "patches")),
+    LOOKS: (("picture",), ("word",)),
+    RECORDINGS: (("recording",), ("token",)),
+    NEEDLES: (("needle",), ("token",)),
+}
+
+
+def printable(text: object, most: int = 200) -> str:
+    """A text from a record on one line, without control characters, of at most `most` characters."""
+    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(str(text).split()))
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def label(name: str) -> str:
+    """A role's name as people read it."""
+    return printable(name.replace("_", " "))
+
+
+def model_of(run: Mapping[str, Any]) -> str:
+    """The model's name."""
+    return printable(run.get("model", "model"))
+
+
+def full_name(head: Head, findings: Findings) -> str:
+    """Such as L3H1, and "cross L3H1" where there are several kinds of attention."""
+    return f"{printable(head.kind)} {head.name}" if len(findings.kinds) > 1 else head.name
+
+
+def unit_of(findings: Findings, measure: str) -> str:
+    """What a measure's values are in; nothing for shares, which need no unit."""
+    unit = printable(findings.measure_facts(measure).unit, 40)
+    return "" if unit == "share" else unit
+
+
+def title_of(findings: Findings, measure: str) -> str:
+    """A measure's name, and its unit where the name does not say it."""
+    unit = unit_of(findings, measure)
+    return printable(measure) + (f" ({unit})" if unit and unit not in measure else "")
+
+
+def corpus_line(record: Ablation | Findings | Relations | Timeline, *, predictions: bool = False) -> str:
+    """Such as "812 texts, 41,234 tokens: alice.txt"; if `predictions`, with their number where there are any."""
+    corpus = record.corpus
+    counted = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))
+    if predictions and corpus.get("n_predictions"):
+        counted["n_predictions"] = ("prediction",)
+    counts = [amount(corpus[name], *words) for name, words in counted.items() if isinstance(corpus.get(name), int)]
+    given = corpus.get("sources")
+    sources = [one for one in given if one != GIVEN] if isinstance(given, list | tuple) else []
+    named = [printable(source, 60) for source in sources[:3]]
+    named += [f"and {len(sources) - 3} more"] if len(sources) > 3 else []
+    return ": ".join(part for part in (", ".join(counts), ", ".join(named)) if part)
+
+
+def corpus_notes(findings: Ablation | Findings | Relations) -> list[str]:
+    """What is amiss with the texts: one sentence each."""
+    said = []
+    of = findings.corpus.get("of") if findings.corpus.get("of") in _COUNTED else None
+    if missing := shards_note(findings.corpus):
+        said.append(missing)
+    if is_interrupted(findings.corpus):
+        said.append(f"it was stopped early: these are the {of or 'texts'} up to there")
+    if n := findings.corpus.get("n_copies"):
+        said.append(
+            f"{amount(n, 'text is', 'texts are')} left out: copies of a text count once, and texts of one template twice"
+        )
+    if line := _weight_line(findings):
+        said.append(line)
+    problems = findings.corpus.get("problems")
+    if isinstance(problems, list | tuple) and problems:
+        said.append(_left_out(problems, of or "parts of the texts"))
+    return said
+
+
+MUCH_WEIGHT = 1 / 3
+"""A note names a text that carries more than this share of the weight."""
+
+
+def _weight_line(findings: Ablation | Findings | Relations) -> str:
+    """Which of several texts carries more than MUCH_WEIGHT in measures and roles; empty where none does."""
+    longest, n_texts, n_tokens = (findings.corpus.get(name) for name in ("longest", "n_texts", "n_tokens"))
+    if not isinstance(longest, Mapping) or not isinstance(n_texts, int) or n_texts < 2 or not n_tokens:
+        return ""
+    alike = findings.options.get("weigh") == "texts"
+    share = 1 / n_texts if alike else float(longest.get("n_queries", 0)) / n_tokens
+    if share <= MUCH_WEIGHT:
+        return ""
+    if alike:
+        return f"each of the {n_texts} texts carries {share:.0%} of the weight of measures and roles"
+    named = f"{printable(longest.get('source', ''))}, line {longest.get('line')}"
+    return (
+        f"one text ({named}) carries {share:.0%} of the weight: measures and roles say mostly what heads do there; "
+        "--weigh texts weighs all texts alike"
+    )
+
+
+def _left_out(problems: Sequence[Any], what: str) -> str:
+    """What could not be read or studied: a source, a line of it, or all from there on."""
+    first = problems[0] if isinstance(problems[0], Mapping) else {}
+    where = printable(first.get("source", "")) + ("" if first.get("line") is None else f", line {first['line']}")
+    reason = f"{where}: {printable(first.get('reason', ''))}"
+    return f"left out: {reason}" if len(problems) == 1 else f"left out: {len(problems)} {what}; first {reason}"
+
+
+def hidden_tokens(kind: str) -> str:
+    """What `--hide-special` leaves out of a kind of attention; see `Tokens.sinks`."""
+    return "special tokens and the first token" if kind == "decoder" else "special tokens"
+
+
+def change_notes(record: Heatmap, kind: str) -> list[str]:
+    """A note for each change of a record, as the maps of one kind of attention show it."""
+    notes = {
+        "hide_special": f"{hidden_tokens(kind)} are hidden; each row is divided by what is left of it "
+        "(a row with less than 1% left is empty)",
+        "words": "word pieces are merged: weights summed over keys, averaged over queries",
+    }
+    return [notes[change] for change in record.changes]

@@ -1,0 +1,73 @@
+"""Every view of a record shows the parts of its study that failed: terminal, notebook, figures and page."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnscope.errors import AttnscopeError
+from attnscope.records import load
+from attnscope.records.atlas.record import Atlas
+from attnscope.records.frame.record import Record
+from attnscope.views.page import empty_page
+from attnscope.views.pages.notebook import to_html
+from attnscope.views.tables.plain_text import open_console, print_record
+from tests.atlas_helpers import small_atlas
+from tests.conftest import Run
+from tests.test_old_records import RECORDS, TOLD
+from tests.test_viewer import OpenedViewer
+
+FAILURE = {"step": "--frobnicate", "error": "a bug", "hint": "mend it"}
+SENTENCE = "--frobnicate failed: a bug"
+
+
+def failed_record(name: str) -> Any:
+    """A record of an earlier version, whose study failed in part."""
+    record: Any = load(RECORDS / name)
+    return replace(record, run={**record.run, "failures": [FAILURE]})
+
+
+WITH_RUN = [name for name in TOLD if hasattr(load(RECORDS / name), "run")]
+
+
+@pytest.mark.parametrize("name", WITH_RUN)
+def test_tables_name_the_part_that_failed(name: str, run: Run, tmp_path: Path) -> None:
+    record: Record = failed_record(name)
+    console = open_console(record=True, file=io.StringIO(), width=100)
+    print_record(record, console)
+    assert SENTENCE in console.export_text()
+    assert SENTENCE in to_html(record)
+    path = record.save(tmp_path / f"failed.{Path(name).suffix.removeprefix('.')}")
+    status, out, err = run("show", path, "--quiet")
+    assert (status, SENTENCE in out) == (0, True), err
+
+
+@pytest.mark.parametrize("name", [*(name for name in WITH_RUN if load(RECORDS / name).record_kind().figures)])
+def test_figures_name_the_part_that_failed(name: str, tmp_path: Path) -> None:
+    record = failed_record(name)
+    if isinstance(record, Atlas):  # the saved one has no queries and keys to draw
+        record = replace(small_atlas(), run=record.run)
+    drawn = record.draw(tmp_path, "svg")
+    assert drawn
+    for path in drawn:
+        assert "--frobnicate" in path.read_text("utf-8"), path.name
+
+
+def test_a_record_whose_failures_say_nothing_is_refused(tmp_path: Path) -> None:
+    record = failed_record("heads.npz")
+    for wrong in ("--frobnicate", [{"step": "--frobnicate"}], [1]):
+        path = replace(record, run={**record.run, "failures": wrong}).save(tmp_path / "heads.npz")
+        with pytest.raises(AttnscopeError, match="failure"):
+            load(path)
+
+
+def test_a_page_names_the_part_that_failed(browser: Any, tmp_path: Path) -> None:
+    for name in ("heads.npz", "atlas.npz"):
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        opened = OpenedViewer(page, empty_page().save(tmp_path / "viewer.html"))
+        opened.open(failed_record(name).save(tmp_path / name))
+        opened.until("document.querySelector('footer .failed')")
+        assert opened.text("footer .failed") == SENTENCE
+        page.close()

@@ -1,0 +1,126 @@
+"""Models that compute a text otherwise when it is padded to a longer one: their short and long texts stay apart."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import attnscope
+from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.seam import attend
+from attnscope.models.hf.check.reach import mixes_lengths
+from attnscope.models.model import Batch, MixedLengthsError
+from attnscope.studies.ablation import reading
+from attnscope.studies.atlas import rows as atlas_rows
+from attnscope.studies.describe import rows
+from attnscope.studies.measuring import head_blocks, pair_blocks
+from tests.ablation_helpers import tiny
+from tests.record_helpers import require_close
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LIMIT = 16
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 2, "long_factor": [1.5, 9.0]}
+
+
+def phi3() -> Any:
+    """Reads texts of more than 16 tokens by long factors."""
+    rope = {**LONGROPE, "rope_theta": 100.0, "original_max_position_embeddings": LIMIT}
+    sizes = {"max_position_embeddings": 64, "original_max_position_embeddings": LIMIT}
+    return attnscope.load(tiny("phi3", rope_parameters=rope, **sizes).requires_grad_(False))
+
+
+def llama_dynamic() -> Any:
+    """Scales its rotary positions by a text's length, beyond 16 tokens."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
+    return attnscope.load(tiny("llama", rope_parameters=rope, max_position_embeddings=LIMIT))
+
+
+def text(n: int, seed: int = 0) -> Tensor:
+    return torch.randint(3, 41, (1, n), generator=torch.Generator().manual_seed(seed + n))
+
+
+def padded(lengths: list[int], *, left: bool = False) -> Batch:
+    width = max(lengths)
+    ids, mask = torch.full((len(lengths), width), 7), torch.zeros(len(lengths), width, dtype=torch.bool)
+    for row, n in enumerate(lengths):
+        part = slice(width - n, None) if left else slice(n)
+        ids[row, part], mask[row, part] = text(n)[0], True
+    return Batch(ids, mask)
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("make", [phi3, llama_dynamic])
+def test_weights_of_mixed_texts_are_those_of_each_alone(make: Callable[[], Any], left: bool) -> None:
+    model, lengths = make(), [9, 40, 33]
+    batch, kept = padded(lengths, left=left), Weights()
+    hidden = model.run(batch, kept)
+    assert batch.mask is not None
+    for row, n in enumerate(lengths):
+        alone, real = Weights(), batch.mask[row]
+        torch.testing.assert_close(hidden[row, real], model.run(Batch(text(n)), alone)[0], rtol=1e-4, atol=1e-5)
+        for layer, weights in alone.maps["decoder"].items():
+            ours = kept.maps["decoder"][layer][row]
+            torch.testing.assert_close(ours[:, real][:, :, real], weights[0], rtol=1e-4, atol=1e-6)
+            assert not bool(ours[:, ~real].any())
+
+
+@pytest.mark.parametrize("make", [phi3, llama_dynamic])
+def test_other_probes_are_refused_what_padding_would_change(make: Callable[[], Any]) -> None:
+    model, mixed = make(), padded([9, 40])
+    for run in (model.run, model.outputs):
+        with pytest.raises(MixedLengthsError, match="text of 9 tokens .* padded to 40"):
+            run(mixed, attend)
+    with pytest.raises(MixedLengthsError):
+        model.rerun(mixed)
+    with pytest.raises(MixedLengthsError):
+        model.run_inputs({"input_ids": mixed.ids, "attention_mask": mixed.mask.long()}, attend)  # type: ignore[union-attr]
+    model.run(padded([9, 16, 3]), attend)
+
+
+def test_texts_of_one_kind_are_padded_together() -> None:
+    longrope, dynamic = phi3().network.base.config, llama_dynamic().network.base.config
+    plain = attnscope.load(tiny("llama")).network.base.config  # type: ignore[attr-defined]
+    for lengths, in_longrope, in_dynamic in (
+        ([3, 16], False, False), ([16, 17], True, True), ([17, 40], False, True), ([40, 40], False, False)
+    ):  # fmt: skip
+        mask = padded(lengths).mask
+        assert [mixes_lengths(config, mask) for config in (longrope, dynamic, plain)] == [
+            in_longrope,
+            in_dynamic,
+            False,
+        ]
+    assert mixes_lengths(longrope, padded([9, 20]).mask[:1])  # type: ignore[index]  # one text, padded beyond
+    assert not mixes_lengths(longrope, None)
+
+
+STUDIES: dict[str, Callable[[Any, list[str]], Any]] = {
+    "heads": lambda model, texts: attnscope.heads(model, texts),
+    "heads --writes": lambda model, texts: attnscope.heads(model, texts, attnscope.HeadsOptions(writes=True)),
+    "heads described": lambda model, texts: attnscope.heads(
+        model, texts, attnscope.HeadsOptions(describe=attnscope.DescribeOptions())
+    ),
+    "ablate": lambda model, texts: attnscope.ablate(model, texts, attnscope.AblateOptions(importance=True)),
+    "compare": lambda model, texts: attnscope.compare(model, texts),
+    "atlas": lambda model, texts: attnscope.atlas(model, texts),
+}
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_of_short_and_long_texts_gives_what_each_text_gives_alone(
+    study: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = phi3()
+    texts = [" ".join(map(str, text(n, seed)[0].tolist())) for seed, n in enumerate((9, 40, 12, 33, 15, 20, 30, 6))]
+    together = STUDIES[study](model, texts)
+    for module, name in (
+        (head_blocks, "TOKEN_BUDGET"), (pair_blocks, "TOKEN_BUDGET"), (atlas_rows, "TOKEN_BUDGET"),
+        (rows, "TOKEN_BUDGET"), (reading, "ROW_TOKENS"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, 1)
+    alone = STUDIES[study](model, texts)
+    require_close(together, alone, study, rtol=1e-3, atol=1e-4)
+    assert not together.run.get("failures")
+    assert not any("Memory did not suffice" in note for note in together.run["notes"])

@@ -1,0 +1,90 @@
+"""What a caller has set in torch does not reach a study: its numbers are those that the record names."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope
+from attnscope.errors import AttnscopeError
+from tests.ablation_helpers import tiny
+from tests.conftest import write_tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXTS = ["5 9 7 11 5 9 13", "8 6 7 20 21", "30 31 9 9 5 6"]
+
+STUDIES: dict[str, Callable[[Any], Any]] = {
+    "heatmap": lambda model: attnscope.heatmap(model, TEXTS[0]),
+    "trace": lambda model: attnscope.trace(model, TEXTS[0], 1),
+    "circuits": lambda model: attnscope.circuits(model),
+    "heads": lambda model: attnscope.heads(model, TEXTS, attnscope.HeadsOptions(writes=True)),
+    "ablate": lambda model: attnscope.ablate(model, TEXTS, attnscope.AblateOptions(importance=True)),
+    "compare": lambda model: attnscope.compare(model, TEXTS),
+    "atlas": lambda model: attnscope.atlas(model, TEXTS),
+}
+
+
+@contextlib.contextmanager
+def default_device(name: str) -> Iterator[None]:
+    torch.set_default_device(name)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "inference_mode": torch.inference_mode,
+    "meta": lambda: default_device("meta"),
+}
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_gives_the_same_whatever_its_caller_has_set(study: str) -> None:
+    model = attnscope.load(tiny("llama").requires_grad_(False))
+    plain = STUDIES[study](model)
+    for name, setting in SETTINGS.items():
+        with setting():
+            found = STUDIES[study](model)
+        assert not found.run.get("failures"), name
+        assert [*found.arrays()] == [*plain.arrays()]
+        for of, array in plain.arrays().items():
+            np.testing.assert_array_equal(found.arrays()[of], array, err_msg=f"{of} under {name}")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("engine", ["native", "hf"])
+def test_so_does_a_model_that_is_loaded_there(engine: str, setting: str, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path)
+    plain = attnscope.heatmap(attnscope.load(folder, engine=engine), "the cat").weights
+    with SETTINGS[setting]():
+        model = attnscope.load(folder, engine=engine)
+        np.testing.assert_array_equal(attnscope.heatmap(model, "the cat").weights, plain)
+        ablated = attnscope.ablate(model, ["the cat", "a cat"], attnscope.AblateOptions(importance=True))
+    assert not ablated.run.get("failures")
+
+
+def test_weights_made_in_inference_mode_are_shown_and_refused_where_gradients_are_needed() -> None:
+    with torch.inference_mode():
+        network = tiny("llama")
+    for setting in (contextlib.nullcontext, torch.inference_mode):
+        with setting():
+            model = attnscope.load(network)
+            assert np.isfinite(attnscope.heatmap(model, TEXTS[0]).weights).all()
+            for study in ("ablate", "heads"):
+                with pytest.raises(AttnscopeError, match=r"torch\.inference_mode\(\), and keep no gradients"):
+                    STUDIES[study](model)
+
+
+def test_every_study_of_the_public_interface_leaves_its_callers_settings_aside() -> None:
+    for name, (module, _) in attnscope._PUBLIC.items():
+        value = getattr(attnscope, name)
+        if inspect.isfunction(value) and module.startswith("studies."):
+            assert value.__globals__["__name__"] == "attnscope.core.plain_torch", name

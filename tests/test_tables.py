@@ -1,0 +1,195 @@
+"""Tables in the terminal: no cell loses a letter without a sign, no line is too long, what is dropped is named."""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.text import Text
+
+from attnscope.records import load
+from attnscope.records.frame.record import Record
+from attnscope.views.tables import numbers
+from attnscope.views.tables.plain_text import open_console
+from attnscope.views.tables.table import Column, Table
+
+RECORDS = sorted(path for path in (Path(__file__).parent / "records").iterdir() if path.name != "told.json")
+WIDTHS = (0, 20, 40, 60, 79, 80, 99, 100, 120, 200)
+
+
+def printed(shown: Any, width: int) -> list[str]:
+    console = open_console(file=io.StringIO(), width=width)
+    console.print(shown)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def letters(text: str) -> str:
+    return re.sub(r"\s", "", text)
+
+
+def column_of(lines: list[str], start: int, width: int) -> str:
+    """What stands in a column of the terminal, in cells."""
+    found = ""
+    for line in lines:
+        at = 0
+        for letter in line:
+            if start <= at < start + width:
+                found += letter
+            at += cell_len(letter)
+    return letters(found)
+
+
+def require_whole(table: Table, width: int) -> None:
+    """Every cell of every column that is shown can be read, and every other column is named."""
+    shown, dropped = table.fit(width)
+    lines = printed(table, width)
+    assert all(cell_len(line) <= width for line in lines)
+    if dropped:
+        named = ", ".join(dict.fromkeys(dropped))
+        below = letters(f"not shown in {width} columns: {named}; a wider terminal or --json shows all")
+        assert letters("".join(lines)).endswith(below)
+    for block in table._blocks(width) if table._goes_on else [table._choose(width)[0]]:
+        start = 0
+        for at, cells in zip(block, table._fit_widths(block, width), strict=True):
+            seen = column_of(lines, start, cells)
+            column = table._columns[at]
+            for text in table._cells[at]:
+                mark = "…" in seen if column.part else ""
+                assert letters(text.plain) in seen or mark, (column.name, text.plain, seen[:200])
+            start += cells + table._gap
+    assert len(shown) + len(dropped) == len(table._columns)
+
+
+def letters_apart(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("path", RECORDS, ids=[path.name for path in RECORDS])
+def test_no_record_loses_data_at_any_width(path: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: list[Table] = []
+    init = Table.__init__
+
+    def keep(self: Table, *given: Any, **more: Any) -> None:
+        init(self, *given, **more)
+        tables.append(self)
+
+    monkeypatch.setattr(Table, "__init__", keep)
+    record: Record = load(path)
+    kind = record.record_kind()
+    options: dict[str, Any] = {"drawn": True, "has_page": False}
+    if "measures" in kind.shown_with:
+        options["measures"] = ",".join(getattr(record, "findings", record).measure_names)  # type: ignore[attr-defined]
+    console = open_console(file=io.StringIO(), width=width)
+    kind.view("show")(record, console, **{name: options.get(name) for name in kind.shown_with})
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines and all(cell_len(line) <= (width or 80) for line in lines)
+    for table in tables:
+        require_whole(table, width or 80)
+
+
+WORDS = st.text("ab字 cd", max_size=30).map(str.strip)
+
+
+@given(
+    st.lists(st.tuples(WORDS, st.booleans(), st.integers(1, 20), st.integers(0, 3)), min_size=1, max_size=6),
+    st.lists(st.lists(WORDS, min_size=6, max_size=6), max_size=4),
+    st.integers(20, 200),
+    st.booleans(),
+)
+def test_no_table_loses_data(
+    columns: list[tuple[str, bool, int, int]], rows: list[list[str]], width: int, goes_on: bool
+) -> None:
+    def of(at: int) -> Any:
+        return lambda row: row[at]
+
+    named = [
+        Column(f"{name}#{at}", of(at), wraps=wraps, least=least, drop=drop * (at > 0))
+        for at, (name, wraps, least, drop) in enumerate(columns)
+    ]
+    table = Table(named, rows, goes_on=goes_on)
+    lines = printed(table, width)
+    assert all(cell_len(line) <= width for line in lines)
+    shown, dropped = table.fit(width)
+    assert not (goes_on and dropped)
+    for at, column in enumerate(named):
+        if column.name in shown and not goes_on:
+            assert all(set(letters(row[at])) <= set(letters("".join(lines))) for row in rows)
+    # What is dropped first has the largest number.
+    least_dropped = min((column.drop for column in named if column.name in dropped), default=99)
+    assert all(column.drop < least_dropped for column in named if column.name in shown)
+
+
+ROWS = [("P previous token", "L0H2", "0.91", "L F"), ("L local", "L1H11", "0.80", "P")]
+
+
+def roles(**more: Any) -> Table:
+    columns = [
+        Column("role", lambda row: row[0], wraps=True, least=10),
+        Column("head", lambda row: row[1]),
+        Column("value", lambda row: row[2], right=True, drop=1),
+        Column("also", lambda row: row[3], wraps=True, least=4, drop=2),
+    ]
+    return Table(columns, ROWS, **more)
+
+
+def test_columns_wrap_then_go_by_their_priority_then_break() -> None:
+    assert [line.rstrip() for line in printed(roles(), 40)] == [
+        "role              head   value  also",
+        "P previous token  L0H2    0.91  L F",
+        "L local           L1H11   0.80  P",
+    ]
+    lines = [line.rstrip() for line in printed(roles(), 30)]
+    assert lines[1:3] == ["P previous  L0H2    0.91  L F", "token"]
+    lines = printed(roles(), 25)
+    assert roles().fit(25) == (["role", "head", "value"], ["also"])
+    assert letters_apart(" ".join(lines)).endswith(
+        "not shown in 25 columns: also; a wider terminal or --json shows all"
+    )
+    assert roles().fit(18) == (["role", "head"], ["value", "also"])
+    assert letters("".join(line[:6] for line in printed(roles(), 9)[:-4])).startswith("role")
+
+
+def test_a_table_that_goes_on_repeats_its_first_column() -> None:
+    lines = [line.rstrip() for line in printed(roles(goes_on=True), 24)]
+    assert [line.split() for line in lines if line.startswith("role")] == [["role", "head", "value"], ["role", "also"]]
+    assert roles(goes_on=True).fit(24)[1] == []
+
+
+def test_columns_of_one_number_go_together() -> None:
+    columns = [Column("a", str), *(Column("b" * 9, str, drop=1) for _ in range(2))]
+    assert Table(columns, ["x"]).fit(15) == (["a"], ["b" * 9, "b" * 9])
+    assert printed(Table(columns, ["x"]), 15)[2:][0].startswith("not shown in 15")
+
+
+def test_a_part_of_a_row_is_cut_with_a_mark_and_what_it_does_not_fill_is_for_others() -> None:
+    columns = [Column("a", lambda row: row[0], part=1, least=4), Column("b", lambda row: row[1], part=1, least=4)]
+    lines = [line.rstrip() for line in printed(Table(columns, [("ab", "x" * 30)]), 20)]
+    assert lines == ["a   b", "ab  " + "x" * 15 + "…"]
+
+
+def test_control_characters_take_the_room_that_they_are_shown_in() -> None:
+    table = Table([Column("a", str), Column("b", lambda row: "end")], ["\x1b[31m"])
+    assert [line.rstrip() for line in printed(table, 40)] == ["a             b", "<U+001B>[31m  end"]
+    assert printed(Table([Column("a", Text)], ["x\ny"]), 40) == ["a", "x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("said", "written"),
+    [
+        (numbers.fixed(-0.5, 2), "−0.50"), (numbers.fixed(0.5, 3, signed=True), "+0.500"),
+        (numbers.fixed(float("nan"), 2), "–"), (numbers.digits(-0.12345), "−0.123"), (numbers.weight(0.5), "0.50"),
+        (numbers.weight(0.0004), "4e-04"), (numbers.percent(0.456), "46%"), (numbers.percent(0.456, 1), "45.6%"),
+        (numbers.percent(None), "–"), (numbers.q_value(1e-9), "<0.001"), (numbers.q_value(0.0123), "0.012"),
+        (numbers.q_value(float("nan")), "–"), (numbers.signed(0.5), "+0.50"), (numbers.signed(-0.5), "−0.50"),
+        (numbers.signed(0.001), "0.00"), (numbers.short_interval(0.0, 0.03), "0.00–0.03"),
+        (numbers.short_interval(-0.2, 0.1), "−0.20 to 0.10"), (numbers.step_text(143000), "143k"),
+        (numbers.step_text(1500), "1500"), (numbers.small_number(0.00042), "4e−4"),
+    ],
+)  # fmt: skip
+def test_every_number_is_written_in_one_way(said: str, written: str) -> None:
+    assert said == written

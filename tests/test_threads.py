@@ -1,0 +1,186 @@
+"""Threads that use one model: each gets what it would get alone, whatever the others study meanwhile."""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import attnscope
+from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.seam import attend
+from attnscope.models import turns
+from attnscope.models.inside.projections import hooks
+from attnscope.models.model import Batch, Model
+from tests.ablation_helpers import tiny
+from tests.conftest import VOCABULARY, write_tiny, write_tokenizer
+from tests.record_helpers import require_close
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXTS = ["the cat sat on the mat", "a dog saw the cat", "the mat was red", "on a mat sat a dog and the cat"]
+
+SENTENCES = """\
+1\tthe\t_\tDET\t_\t_\t2\tdet\t_\t_
+2\tcat\t_\tNOUN\t_\t_\t3\tnsubj\t_\t_
+3\tsat\t_\tVERB\t_\t_\t0\troot\t_\t_
+
+1\ta\t_\tDET\t_\t_\t2\tdet\t_\t_
+2\tdog\t_\tNOUN\t_\t_\t3\tnsubj\t_\t_
+3\tran\t_\tVERB\t_\t_\t0\troot\t_\t_
+
+"""
+
+STUDIES: Mapping[str, Callable[[Any, Path], Any]] = {
+    "heatmap": lambda model, _: attnscope.heatmap(model, TEXTS[0]),
+    "pooled": lambda model, _: attnscope.pooled_heatmap(model, TEXTS[3], cells=8),
+    "rollout": lambda model, _: attnscope.rollout(model, TEXTS[1]),
+    "page": lambda model, _: attnscope.page(model, TEXTS[0]),
+    "trace": lambda model, _: attnscope.trace(model, TEXTS[2], 1),
+    "circuits": lambda model, _: attnscope.circuits(model),
+    "heads": lambda model, _: attnscope.heads(model, TEXTS),
+    "heads --writes": lambda model, _: attnscope.heads(model, TEXTS, attnscope.HeadsOptions(writes=True)),
+    "ablate": lambda model, _: attnscope.ablate(model, TEXTS),
+    "importance": lambda model, _: attnscope.ablate(model, TEXTS, attnscope.AblateOptions(importance=True)),
+    "compare": lambda model, _: attnscope.compare(model, TEXTS),
+    "compare texts": lambda model, _: attnscope.compare_texts(model, TEXTS[0], TEXTS[0].replace("mat", "dog")),
+    "relations": lambda model, folder: attnscope.relations(model, str(folder / "links.conllu")),
+    "atlas": lambda model, _: attnscope.atlas(model, TEXTS),
+}
+"""Every study that reaches a model in memory by more than one way."""
+
+
+def _model(name: str, folder: Path) -> Model:
+    (folder / "links.conllu").write_text(SENTENCES * 8, "utf-8")
+    if name == "native":
+        return attnscope.load(write_tiny(folder / "bert"), engine="native")
+    write_tokenizer(folder)
+    return attnscope.load(tiny(name, vocab_size=len(VOCABULARY)), AutoTokenizer.from_pretrained(folder))
+
+
+def _require_same(found: Any, expected: Any, of: str) -> None:
+    """The same numbers, but for rounding: threads share what sums are cut into."""
+    if isinstance(found, attnscope.Page):
+        assert found.html == expected.html, of
+        return
+    assert not found.run.get("failures"), of
+    require_close(found, expected, of)
+
+
+def _studies(model: Model) -> list[str]:
+    """Those that a model has: without a head for words nothing is written."""
+    return [name for name in STUDIES if name != "heads --writes" or model.loss is not None]
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "native", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_studies_in_four_threads_give_what_each_gives_alone(name: str, tmp_path: Path) -> None:
+    model = _model(name, tmp_path)
+    alone = {study: STUDIES[study](model, tmp_path) for study in _studies(model)}
+    todo = list(alone) * 2
+    random.Random(0).shuffle(todo)
+    with ThreadPoolExecutor(4) as pool:
+        for study, found in zip(todo, pool.map(lambda study: STUDIES[study](model, tmp_path), todo), strict=True):
+            _require_same(found, alone[study], study)
+    _require_same(STUDIES["heatmap"](model, tmp_path), alone["heatmap"], "afterwards")
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()[0].modules())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_every_pair_of_studies_for_three_seconds_gives_what_each_gives_alone(name: str, tmp_path: Path) -> None:
+    model, n_calls = _model(name, tmp_path), 0
+    alone = {study: STUDIES[study](model, tmp_path) for study in _studies(model)}
+
+    def repeat(study: str, other: str, until: float) -> int:
+        n = 0
+        while not n or time.monotonic() < until:
+            _require_same(STUDIES[study](model, tmp_path), alone[study], f"{study} beside {other}")
+            n += 1
+        return n
+
+    for one, other in itertools.combinations_with_replacement(alone, 2):
+        until = time.monotonic() + 3
+        with ThreadPoolExecutor(2) as pool:
+            calls = [pool.submit(repeat, *pair, until) for pair in ((one, other), (other, one))]
+            n_calls += sum(call.result() for call in calls)
+    print(f"{name}: {n_calls} calls of {len(alone)} studies")
+
+
+def _is_free(model: Model) -> bool:
+    """Whether another thread could take its turn with a model now."""
+
+    def take() -> bool:
+        locks = turns._locks[model.modules()[0]]
+        free = [lock.acquire(blocking=False) for lock in locks]
+        for lock in itertools.compress(locks, free):
+            lock.release()
+        return all(free)
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(take).result()
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "native"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError])
+def test_a_turn_lasts_for_a_pass_and_ends_with_any_error(name: str, error: type[BaseException], tmp_path: Path) -> None:
+    model, batch, taken = _model(name, tmp_path), Batch(torch.arange(5, 12)[None]), []
+
+    def look(call: Any) -> Any:
+        taken.append(not _is_free(model))
+        return attend(call)
+
+    def fail(call: Any) -> Any:
+        raise error("in the middle")
+
+    for run in (model.run, model.outputs):
+        run(batch, look)
+        assert all(taken)
+        assert _is_free(model)
+        with pytest.raises(error, match="in the middle"):
+            run(batch, fail)
+        assert _is_free(model)
+    with pytest.raises(error), hooks(list(model.modules()[0].children()), lambda *_: None):
+        assert not _is_free(model)
+        raise error
+    assert _is_free(model)
+
+
+def test_models_of_one_torch_module_and_of_its_parts_take_turns_together() -> None:
+    network: Any = tiny("bert")
+    whole, again, part = attnscope.load(network), attnscope.load(network), attnscope.load(network.bert)
+    others = [again, part, attnscope.load(tiny("bert"))]
+
+    def look(call: Any) -> Any:
+        assert [_is_free(other) for other in others] == [False, False, True]
+        return attend(call)
+
+    whole.run(Batch(torch.arange(5, 12)[None]), look)
+    # Two parts that were there before the whole.
+    parts = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
+    for module in parts:
+        turns.share_lock([module])
+    assert not set(turns._locks[parts[0]]) & set(turns._locks[parts[1]])
+    turns.share_lock([torch.nn.Sequential(*parts)])
+    assert len(turns._locks[parts[0]]) == 2
+    assert turns._locks[parts[0]] == turns._locks[parts[1]]
+
+
+def test_a_probe_may_run_the_model_that_it_watches(tmp_path: Path) -> None:
+    model, batch, inner = _model("bert", tmp_path), Batch(torch.arange(5, 12)[None]), Weights()
+
+    def run_again(call: Any) -> Any:
+        if not inner.maps:
+            model.run(batch, inner)
+        return attend(call)
+
+    outer = Weights()
+    model.run(batch, run_again)
+    model.run(batch, outer)
+    torch.testing.assert_close(inner.maps, outer.maps)
