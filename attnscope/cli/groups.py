@@ -440,8 +440,7 @@ class Measuring:
     frequencies: Annotated[Path | None, "Counts of words (word, tab, count), instead of the corpus's own."] = None
     weigh: Annotated[
         Literal["texts", "queries"],
-        "What weighs the same in measures and roles: all texts, as in descriptions, or all queries, so that long "
-        "texts weigh more.",
+        "What weighs the same in measures and roles: all texts, or all queries, so that long texts weigh more.",
     ] = "texts"
 
     def order(self) -> dict[str, Any]:

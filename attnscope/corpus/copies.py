@@ -43,6 +43,9 @@ _VARIED = np.uint32(2**31)
 
 _END, _WITHIN = "end", "within"
 
+_HASH_BITS, _GOLDEN = np.uint64(32), np.uint64(0x9E3779B97F4A7C15)
+"""Bits of a word's hash, and the factor of Fibonacci hashing (Knuth, volume 3, section 6.4)."""
+
 _NUMBER = re.compile(r"(?<!\w)\d+(?:[.,:]\d+)*(?!\w)")
 
 # A bullet, a quotation mark or a label before a text: "- ", "12. ", "User: ", "[3] ", "Example 7: ".
@@ -80,14 +83,15 @@ class Copies:
 
     def holds(self, text: CorpusText) -> bool:
         """Whether a text is a copy of one that was asked for before; from now on it is known itself."""
+        near: Sequence[bytes] = ()
         if text.ids is not None:
-            whole, words = text.digested(), []
+            whole = text.digested()
         else:
             folded = _folded(text.text or "")
-            words = folded.split()
-            whole = _without_numbers(folded, words).encode("utf-8", "surrogatepass")
+            near = folded.encode("utf-8", "surrogatepass").split()
+            whole = _without_numbers(folded).encode("utf-8", "surrogatepass")
         digest = _digest(whole)
-        is_copy = self._whole.holds(digest) or (len(words) >= FEWEST_WORDS and self._near.holds_or_add(words))
+        is_copy = self._whole.holds(digest) or (len(near) >= FEWEST_WORDS and self._near.holds_or_add(near))
         self.n += is_copy
         if not is_copy:
             self._whole.add(digest)
@@ -118,10 +122,10 @@ def _folded(text: str) -> str:
     return folded[label.end() :] if label and folded.count(" ", label.end()) >= 2 else folded
 
 
-def _without_numbers(folded: str, words: Sequence[str]) -> str:
+def _without_numbers(folded: str) -> str:
     """The text with 0 for each number, where enough other words are left."""
     bare, n = _NUMBER.subn("0", folded)
-    if not n or sum(any(map(str.isalpha, word)) for word in words) < FEWEST_BESIDE_NUMBERS:
+    if not n or sum(any(map(str.isalpha, word)) for word in folded.split()) < FEWEST_BESIDE_NUMBERS:
         return folded
     return bare
 
@@ -159,36 +163,44 @@ class _NearCopies:
     def __init__(self) -> None:
         self._words = np.zeros(WORDS, np.uint32)  # each text: how many words it has, and their hashes
         self._pairs = np.zeros(SLOTS, np.int64)  # where a text with such a pair begins, counted from 1 without end
+        self._n_slots = np.uint64(SLOTS)
         self._end = 0
 
-    def holds_or_add(self, words: Sequence[str]) -> bool:
+    def holds_or_add(self, words: Sequence[bytes]) -> bool:
         """Whether a text is an earlier one with other words at an end, or of a template with two texts or more.
 
         If not, it is known from now on.
         """
-        if len(words) >= WORDS // 2:
+        n = len(words)
+        if n >= WORDS // 2:
             return False
-        given = np.array([zlib.crc32(word.encode("utf-8", "surrogatepass")) for word in words], np.uint32)
-        pairs = (given[:-1].astype(np.uint64) << np.uint64(32) | given[1:]) * np.uint64(0x9E3779B97F4A7C15)
-        pairs >>= np.uint64(64 - 32)
-        seen = Counter(self._pairs[pairs % np.uint64(SLOTS)].tolist())
+        hashes = np.fromiter(map(zlib.crc32, words), np.uint32, n)
+        pairs = hashes[:-1].astype(np.uint64) << _HASH_BITS | hashes[1:]
+        pairs *= _GOLDEN
+        pairs >>= _HASH_BITS
+        slots = pairs % self._n_slots
+        seen = [start for start in self._pairs[slots].tolist() if start]
         variants: list[int] = []
-        for start, n_pairs in seen.items():
-            if n_pairs < 2 or not start:
+        for start, n_pairs in Counter(seen).items() if len(set(seen)) < len(seen) else ():
+            if n_pairs < 2:
                 continue
             at = (start - 1) % WORDS
-            near = self._compare(start - 1, given)
+            near = self._compare(start - 1, hashes)
             if near == _END or (near and self._words[at] & _VARIED):
                 return True
             variants += [at] if near else []
-        self._words[variants] |= _VARIED
-        if self._end % WORDS + len(given) + 1 > WORDS:  # no text lies across the end
-            self._end += WORDS - self._end % WORDS
+        for at in variants:
+            self._words[at] |= _VARIED
         start = self._end % WORDS
-        self._words[start] = np.uint32(len(given)) | (_VARIED if variants else np.uint32(0))
-        self._words[start + 1 : start + 1 + len(given)] = given
-        self._pairs[np.sort(pairs)[:_KEPT_PAIRS] % np.uint64(SLOTS)] = self._end + 1
-        self._end += len(given) + 1
+        if start + n + 1 > WORDS:  # no text lies across the end
+            self._end += WORDS - start
+            start = 0
+        self._words[start] = n | (int(_VARIED) if variants else 0)
+        self._words[start + 1 : start + 1 + n] = hashes
+        if n - 1 > _KEPT_PAIRS:
+            slots = slots[pairs.argpartition(_KEPT_PAIRS)[:_KEPT_PAIRS]]
+        self._pairs[slots] = self._end + 1
+        self._end += n + 1
         return False
 
     def _compare(self, start: int, words: NDArray[np.uint32]) -> str:

@@ -366,7 +366,8 @@ class RunningSums:
         return result
 
     def _share(self, hits: ArrayLike, unseen: ArrayLike, dependence: float, units: ArrayLike = 1.0) -> "_Share":
-        r, total, m = np.clip(self.ratio(), 0, 1), self.total("c") * units, self.effective_texts()
+        r, m = np.clip(self.ratio(), 0, 1), self.effective_texts()
+        total = self.total("c") * np.asarray(units, np.float64)
         total, m = np.where(total > 0, total, np.nan), np.where(total > 0, m, np.nan)
         binomial = r * (1 - r)
         variance = self.standard_error() ** 2

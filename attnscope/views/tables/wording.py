@@ -84,7 +84,8 @@ def corpus_notes(findings: Ablation | Findings | Relations) -> list[str]:
         said.append(f"it was stopped early: these are the {of or 'texts'} up to there")
     if n := findings.corpus.get("n_copies"):
         said.append(
-            f"{amount(n, 'text is', 'texts are')} left out: copies of a text count once, and texts of one template twice"
+            f"{amount(n, 'text is', 'texts are')} left out: copies of a text count once, "
+            "and texts of one template twice"
         )
     if line := _weight_line(findings):
         said.append(line)
