@@ -30,6 +30,8 @@ def own_causal() -> Any:
 # measure counts is the evidence of so many texts.
 TENTATIVE = {
     ("own-causal", "sentences", "queries"): {"L0H5 delimiter": 9.9},
+    ("own", "multilingual", "texts"): {"L0H4 same_token": 9.4, "L1H1 induction": 9.0, "L1H4 same_token": 9.4},
+    ("own-causal", "multilingual", "texts"): {"L0H4 same_token": 9.4, "L1H1 induction": 9.0, "L1H4 same_token": 9.4},
     ("own", "multilingual", "queries"): {"L0H4 same_token": 7.5, "L1H1 induction": 6.9, "L1H4 same_token": 7.2},
     ("own-causal", "multilingual", "queries"): {"L0H4 same_token": 7.2, "L1H1 induction": 6.9, "L1H4 same_token": 7.2},
 }

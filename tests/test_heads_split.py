@@ -272,7 +272,7 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path
             expected[kind].append(measures_of_weights(probe.maps[kind][1], *given))  # type: ignore[index]
     if road == "eager":
         object.__setattr__(model.info, "path", "eager")
-    found = heads(model, texts)
+    found = heads(model, texts, HeadsOptions(weigh="queries"))
     assert found.kinds == ("encoder", "decoder", "cross")
     assert any("write it again" in note for note in found.run["notes"])
     for kind, sums in expected.items():
