@@ -29,6 +29,26 @@ class UsageError(AttnscopeError):
     """What was asked for means nothing, whatever the text and the model: the command line exits with 2 then."""
 
 
+class RoundingError(AttnscopeError):
+    """Two ways to compute the same differ by more than rounding."""
+
+
+def require_rounding(what: str, difference: float, rounding: float, hint: str = "") -> None:
+    """Refuses numbers that are further from what the model computed than rounding takes them.
+
+    Args:
+        what: What differs from what, such as "weights differ from the model's own".
+        difference: The largest difference; NaN fails.
+        rounding: The largest that rounding explains.
+        hint: What to do about it.
+
+    Raises:
+        RoundingError: It is larger.
+    """
+    if not difference <= rounding:
+        raise RoundingError(f"{what} by {difference:.3g}, rounding is {rounding:.3g}", hint)
+
+
 _WANT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 

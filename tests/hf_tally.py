@@ -78,14 +78,15 @@ class Verdict:
 # What to make of a setting, by its name. Sizes are multiples of 8: grouped matrix products want 16 bytes.
 _SIZES = {
     32: "hidden_size d_model n_embd dim emb_dim embed_dim embedding_size d_embed hidden_dim n_embed model_dim "
-    "encoder_hidden_size decoder_hidden_size rnn_hidden_size attention_hidden_size",
+    "encoder_hidden_size decoder_hidden_size rnn_hidden_size attention_hidden_size out_hidden_size pred_hidden_size",
     48: "intermediate_size d_ff ffn_dim n_inner encoder_ffn_dim decoder_ffn_dim moe_intermediate_size d_inner "
     "shared_expert_intermediate_size ffn_hidden_size intermediate_dim encoder_intermediate_size "
     "decoder_intermediate_size expert_ffn_hidden_size block_ff_dim feed_forward_size "
     "moe_shared_expert_intermediate_size intermediate_size_mlp dense_intermediate_size",
     4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads attention_heads "
     "num_encoder_attention_heads num_decoder_attention_heads encoder_num_attention_heads decoder_num_attention_heads "
-    "num_experts num_local_experts n_routed_experts moe_num_experts num_swa_attention_heads n_experts num_moe_experts",
+    "num_experts num_local_experts n_routed_experts moe_num_experts num_swa_attention_heads n_experts num_moe_experts "
+    "pred_num_attention_heads",
     2: "num_key_value_heads num_kv_heads encoder_num_key_value_heads decoder_num_key_value_heads "
     "num_experts_per_tok num_experts_per_token moe_topk moe_k top_k_experts num_selected_experts",
     1: "n_shared_experts num_shared_experts n_group topk_group moe_num_shared_experts first_k_dense_replace "
@@ -95,9 +96,9 @@ _SIZES = {
     "linear_key_head_dim linear_value_head_dim",
     16: "kv_lora_rank q_lora_rank mamba_chunk_size chunk_size qk_head_dim",
     3: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers "
-    "num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers",
+    "num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers depth pred_num_hidden_layers",
     64: "max_position_embeddings n_positions max_seq_len n_ctx max_target_positions seq_length",
-    VOCABULARY: "vocab_size encoder_vocab_size decoder_vocab_size text_vocab_size n_tokens",
+    VOCABULARY: "vocab_size encoder_vocab_size decoder_vocab_size text_vocab_size n_tokens entity_vocab_size",
 }
 _BY_NAME = {name: size for size, names in _SIZES.items() for name in names.split()}
 _BY_NAME |= {"sliding_window": 4, "initializer_range": 0.2, "vocab_size_per_layer_input": VOCABULARY}
@@ -120,7 +121,10 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "longformer": {"attention_window": 4},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "attn_layer_indices": [1]},
-    "lilt": {"channel_shrink_ratio": 4},
+    "lilt": {"channel_shrink_ratio": 4, "hidden_size": 48},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 5},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 5},
+    "swin": {"window_size": 4},
     "hunyuan_v1_dense": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": 8},
     "hunyuan_v1_moe": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": 8},
     "ministral": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": 8},
@@ -134,8 +138,20 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "mistral4": {"num_key_value_heads": 4},
     "dots1": {"n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     **dict.fromkeys(
-        ("glm4v_text", "glm_ocr_text", "glm_image_text", "qwen2_vl_text", "qwen2_5_vl_text"),
+        (
+            "glm4v_text",
+            "glm_ocr_text",
+            "glm_image_text",
+            "qwen2_vl_text",
+            "qwen2_5_vl_text",
+            "qwen2_5_omni_text",
+            "paddleocr_vl_text",
+        ),
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
+    ),  # fmt: skip
+    **dict.fromkeys(
+        ("hunyuan_vl_text",),
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1, 1]}, "head_dim": 8},
     ),
     "glm4v_moe_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 0]}},
     "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
@@ -166,11 +182,13 @@ def tiny_settings(config: Any, positions: int = 64) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, value in vars(config).items():
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            settings[name] = tiny_settings(value, positions)
+            # Any model type may be a backbone, so that its settings name it.
+            named = {"model_type": value.model_type} if name == "backbone_config" else {}
+            settings[name] = named | tiny_settings(value, positions)
         elif (
             name in _BY_NAME
             and (value is not None or name == "num_key_value_heads")
-            and not isinstance(value, list | dict)
+            and not isinstance(value, list | tuple | dict)
         ):
             settings[name] = positions if _BY_NAME[name] == 64 else _BY_NAME[name]
         elif name in _PICTURE and isinstance(value, int):
@@ -180,7 +198,7 @@ def tiny_settings(config: Any, positions: int = 64) -> dict[str, Any]:
         elif name.endswith("_token_id") and isinstance(value, list):
             settings[name] = [5]
     for name in config.attribute_map.values():
-        if name in _BY_NAME:
+        if name in _BY_NAME and not isinstance(vars(config).get(name), list | tuple):  # one for each stage
             settings[name] = positions if _BY_NAME[name] == 64 else _BY_NAME[name]
     given = vars(config)
     if "kv_lora_rank" in given or "q_lora_rank" in given:
@@ -215,7 +233,7 @@ def build(model_type: str, positions: int = 64) -> PreTrainedModel | str:
         config = type(config)(**tiny_settings(config, positions))
         with torch.device("meta"):
             shape = AutoModel.from_config(config)
-        if sum(parameter.numel() for parameter in shape.parameters()) > 20_000_000:
+        if sum(parameter.numel() for parameter in shape.parameters()) > 70_000_000:
             return "is not tiny"
         torch.manual_seed(0)
         model = AutoModel.from_config(config)

@@ -13,6 +13,7 @@ import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.model import wrap
 from attnscope.models.hf.parts import in_one_line
+from attnscope.models.hf.tokenizer import NumbersTokenizer
 from tests.conftest import edited, write_tiny, write_tokenizer
 from tests.hf_tally import boost, build, difference_from_eager, tiny_settings
 from tests.senses_helpers import speech
@@ -60,7 +61,7 @@ def test_quantised_checkpoints_are_said_to_be(tmp_path: Path) -> None:
     error = refusal(edited(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}))
     assert "quantised (bitsandbytes, 8 bits)" in error.message
     model = attnscope.load(edited(folder, quantization_config={"quant_method": "fp8"}))
-    assert any("By config.json its weights are quantised (fp8)" in note for note in model.info.notes)
+    assert any("By its configuration its weights are quantised (fp8)" in note for note in model.info.notes)
 
 
 def test_models_that_read_no_text_need_no_tokenizer(tmp_path: Path) -> None:
@@ -218,3 +219,76 @@ def test_the_studies_take_embeddings_that_come_with_a_scale() -> None:
     model = tiny("ibert")
     found = attnscope.heads(attnscope.load(model), ["17 5 9 17", "8 8 5 30 22"])
     assert np.isfinite(found.grid("encoder", "similar_token")).all()
+
+
+# Reasons that are true --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "why"),
+    [
+        ("swin", {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "patch_size": 4},
+         "through 4 windows of 16 queries and 16 keys"),
+        ("segformer", {"hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]},
+         "merges patches: its layers have attention of 64 queries on 1 keys"),
+        ("pvt", {"hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]},
+         "merges patches: its layers have attention of 64 queries on 1 keys"),
+        ("hiera", {"embed_dim": 8, "image_size": [64, 64], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8]},
+         r"has the shape \(1, 1, 4, 64, 64\), not"),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_show_a_picture_is_refused_when_it_is_loaded(
+    model_type: str, sizes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(AttnscopeError, match=why):
+        wrap(AutoModel.from_config(AutoConfig.for_model(model_type, **({"image_size": 32} | sizes))).eval())
+
+
+def test_the_setting_that_a_hint_names_works() -> None:
+    model = tiny("vit_mae")
+    assert "model.config.mask_ratio = 0.0" in refusal(model).hint
+    model.config.mask_ratio = 0.0
+    assert wrap(model).info.path == "seam"
+
+
+def test_tokens_that_a_model_adds_are_not_called_windows() -> None:
+    model = tiny("yolos", num_detection_tokens=5)
+    seen = transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
+    with pytest.raises(AttnscopeError, match="22 queries on 22 keys where the picture has 17 tokens") as caught:
+        attnscope.picture_heatmap(attnscope.load(model, seen), np.zeros((32, 32, 3), np.uint8))
+    assert "it adds tokens" in caught.value.message
+
+
+@pytest.mark.parametrize("model_type", ["videomae", "vivit", "patchtst", "decision_transformer", "parakeet_encoder"])
+def test_what_reads_neither_text_nor_one_picture_passes_the_seam(model_type: str) -> None:
+    assert wrap(tiny(model_type)).info.path == "seam"
+
+
+def test_a_decoder_alone_of_an_encoder_decoder_writes() -> None:
+    sizes = dict.fromkeys(("encoder_layers", "decoder_layers"), 2) | {"d_model": 24, "vocab_size": 60}
+    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4)
+    model = transformers.BartForCausalLM(transformers.BartConfig(**sizes, **heads)).eval()
+    written = wrap(model).writer.generate(NumbersTokenizer().encode("5 7 9"), 3)
+    assert len(written) > written.n_given == 3
+
+
+def test_a_quantised_model_in_memory_is_said_to_be() -> None:
+    model = tiny("llama")
+    model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    assert any("its weights are quantised (bitsandbytes, 8 bits)" in note for note in wrap(model).info.notes)
+
+
+def test_what_holds_a_model_is_told_which_attribute_to_pass() -> None:
+    model = tiny("llama")
+
+    class Pipeline:
+        def __init__(self) -> None:
+            self.model = model
+
+    for wrapper, name in (
+        (torch.compile(model), "_orig_mod"),
+        (torch.nn.DataParallel(model), "module"),
+        (Pipeline(), "model"),
+    ):
+        assert refusal(wrapper).hint == f"pass the model that it holds: its attribute {name}"
+    assert refusal(3).hint == "give a PreTrainedModel"

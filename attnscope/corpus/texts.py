@@ -12,16 +12,7 @@ from typing import BinaryIO, get_args
 
 import numpy as np
 
-from attnscope.corpus.formats import (
-    SPLITTERS,
-    BadLines,
-    Format,
-    Problem,
-    Split,
-    format_of,
-    read_csv,
-    read_jsonl,
-)
+from attnscope.corpus.formats import SPLITTERS, BadLines, Format, Problem, Split, format_of, read_csv, read_jsonl
 from attnscope.corpus.lines import Replay, UnreadableError, decompressed, lines_of, read_pieces, zstd
 from attnscope.corpus.parquet import read_parquet
 from attnscope.corpus.remote import files_at, is_address, open_address, size_of

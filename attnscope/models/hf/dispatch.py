@@ -84,20 +84,6 @@ def input_device(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-def find_weight(module: nn.Module) -> torch.Tensor | None:
-    """The weight of a module, also where accelerate keeps it elsewhere between forward passes; else None."""
-    held = getattr(module, "weight", None)
-    if not isinstance(held, torch.Tensor) or not held.is_meta:
-        return held if isinstance(held, torch.Tensor) else None
-    hook = getattr(module, "_hf_hook", None)
-    for one in (hook, *getattr(hook, "hooks", ())):
-        kept = getattr(one, "weights_map", None)
-        if kept is not None and "weight" in kept:
-            found: torch.Tensor = kept["weight"]
-            return found
-    return None
-
-
 def describe_spread(device_map: Mapping[str, Any]) -> str:
     """Which parts of a model lie where, as a sentence."""
     counts = Counter(f"cuda:{device}" if isinstance(device, int) else str(device) for device in device_map.values())

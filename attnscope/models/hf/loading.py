@@ -32,7 +32,9 @@ from attnscope.models.hf.parts import (
     hears,
     listens,
     load_errors,
+    notes_on_quantisation,
     picture_tower,
+    quantisation,
     reads_pictures,
     reads_text,
     sees_pictures,
@@ -177,8 +179,8 @@ def _read_model(
             "the files are incomplete, or of another model than config.json describes",
         )
     heads = sorted(set(parts.values()))
-    quantised = _quantisation(config)
-    notes = [f"By config.json its weights are {quantised}: the maps are those of what was loaded."] if quantised else []
+    quantised = quantisation(config)
+    notes = [*notes_on_quantisation(config)]
     notes += [f"The files hold no {' and no '.join(heads)}; attention does not depend on it."] if heads else []
     if not quantised:
         held = {} if "gguf_file" in options or pickled else shapes_of(weight_files(folder))
@@ -223,18 +225,6 @@ def _forget_kernels(config: Any) -> None:
             waiting += [getattr(one, name, None) for name in one.sub_configs]
 
 
-def _quantisation(config: Any) -> str:
-    """How weights are quantised, such as "quantised (gptq, 4 bits)"; "" if they are not."""
-    given = getattr(config, "quantization_config", None)
-    if not given:
-        return ""
-    settings = given if isinstance(given, dict) else given.to_dict()
-    bits = settings.get("bits") or settings.get("w_bit") or (4 * bool(settings.get("load_in_4bit"))) or None
-    bits = bits or (8 if settings.get("load_in_8bit") else None)
-    method = getattr(settings.get("quant_method"), "value", settings.get("quant_method")) or "by a method not named"
-    return f"quantised ({method}{f', {bits} bits' if bits else ''})"
-
-
 def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
     line = first_line(error)
     if isinstance(error, AttnscopeError):
@@ -244,7 +234,7 @@ def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
             f"{source.name} brings its own Python code, which could do anything",
             "--trust-remote-code if you have read it and trust it",
         )
-    quantised = _quantisation(config)
+    quantised = quantisation(config)
     if quantised:
         return AttnscopeError(
             f"{source.name} is {quantised}, and cannot be loaded here: {line}",

@@ -27,6 +27,7 @@ from attnscope.models.hf.outputs import blocks_by_layer, can_resume, skipped_cal
 from attnscope.models.hf.parts import (
     base_of,
     in_one_line,
+    notes_on_quantisation,
     picture_tower,
     reads_pictures,
     reads_text,
@@ -38,7 +39,7 @@ from attnscope.models.hf.parts import (
 )
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.hearing import HuggingFaceEars
-from attnscope.models.hf.senses.seeing import HuggingFaceEyes
+from attnscope.models.hf.senses.seeing import HuggingFaceEyes, hides_patches
 from attnscope.models.hf.senses.vision_language import InterleavedReader, VisionLanguageReader
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
@@ -246,13 +247,13 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     """
     hf_model, adapter = unwrap(hf_model)
     if not isinstance(hf_model, PreTrainedModel):
-        raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", "give a PreTrainedModel")
+        raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", _inner_model(hf_model))
     name = name or str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2] or hf_model.config.model_type
     base = base_of(hf_model)
-    if getattr(base.config, "mask_ratio", 0) and accepts(base, "noise"):
+    if hides_patches(base):
         raise AttnscopeError(
             f"{name} hides {base.config.mask_ratio:.0%} of the patches, others each time",
-            "with model.config.mask_ratio = 0 it sees them all",
+            "with model.config.mask_ratio = 0.0 it sees them all",
         )
     # A processor for two senses holds a tokenizer and an image processor or a feature extractor.
     words = getattr(tokenizer, "tokenizer", tokenizer if hasattr(tokenizer, "get_vocab") else None)
@@ -264,7 +265,17 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     reader = NumbersTokenizer() if words is None else HuggingFaceTokenizer(words)
     if not reads_text(base) and not accepts(base, "decoder_input_ids"):
         reader = wordless(name, base)
-    return assemble(RawModel(hf_model, reader, name, processor=senses, adapter=adapter), check=check)
+    notes = notes_on_quantisation(hf_model.config)
+    return assemble(RawModel(hf_model, reader, name, notes=notes, processor=senses, adapter=adapter), check=check)
+
+
+def _inner_model(wrapper: Any) -> str:
+    """Where an object that is no transformers model holds one, as a hint: torch.compile, DataParallel, a pipeline."""
+    parts = wrapper.named_modules() if isinstance(wrapper, nn.Module) else getattr(wrapper, "__dict__", {}).items()
+    for name, part in parts:
+        if isinstance(part, PreTrainedModel):
+            return f"pass the model that it holds: its attribute {name}"
+    return "give a PreTrainedModel"
 
 
 def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:

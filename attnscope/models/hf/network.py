@@ -25,15 +25,7 @@ from attnscope.models.hf.outputs import loss_of, run_with_logits
 from attnscope.models.hf.parts import in_one_line, reads_pictures, reads_text, wordless
 from attnscope.models.hf.seam import LIGHT_FROM, perform
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
-from attnscope.models.model import (
-    Batch,
-    Loss,
-    MixedLengthsError,
-    ModelInfo,
-    Outputs,
-    require_length,
-    require_numbers,
-)
+from attnscope.models.model import Batch, Loss, MixedLengthsError, ModelInfo, Outputs, require_length, require_numbers
 
 
 class Network:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from attnscope.errors import AttnscopeError, catch_panics, first_line, is_out_of_memory
-from attnscope.models.hf.check.examples import accepts
+from attnscope.models.hf.check.examples import accepts, input_name
 from attnscope.models.hf.tokenizer import WordlessTokenizer
 
 
@@ -42,7 +42,7 @@ def reads_text(base: PreTrainedModel) -> bool:
 
 def sees_pictures(base: PreTrainedModel) -> bool:
     """Whether a model reads pictures and no text."""
-    return base.main_input_name == "pixel_values" and not reads_text(base) and not base.config.is_encoder_decoder
+    return input_name(base) == "pixel_values" and not reads_text(base) and not base.config.is_encoder_decoder
 
 
 def reads_pictures(base: PreTrainedModel) -> bool:
@@ -104,6 +104,24 @@ def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
     if tower is None and base.config.is_encoder_decoder and base.main_input_name == "pixel_values":
         tower = getattr(base, "encoder", None)
     return base_of(tower) if isinstance(tower, PreTrainedModel) and sees_pictures(base_of(tower)) else None
+
+
+def quantisation(config: Any) -> str:
+    """How weights are quantised, such as "quantised (gptq, 4 bits)"; "" if they are not."""
+    given = getattr(config, "quantization_config", None)
+    if not given:
+        return ""
+    settings = given if isinstance(given, dict) else given.to_dict()
+    bits = settings.get("bits") or settings.get("w_bit") or (4 * bool(settings.get("load_in_4bit"))) or None
+    bits = bits or (8 if settings.get("load_in_8bit") else None)
+    method = getattr(settings.get("quant_method"), "value", settings.get("quant_method")) or "by a method not named"
+    return f"quantised ({method}{f', {bits} bits' if bits else ''})"
+
+
+def notes_on_quantisation(config: Any) -> tuple[str, ...]:
+    """The note on a model whose configuration says that its weights are quantised."""
+    found = quantisation(config)
+    return (f"By its configuration its weights are {found}: the maps are those of what was loaded.",) if found else ()
 
 
 @contextlib.contextmanager

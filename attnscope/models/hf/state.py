@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 _Holder = dict[Any, Any] | list[Any] | set[Any]
@@ -20,14 +22,21 @@ _HOLDERS = frozenset({dict, OrderedDict, list, set})
 def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
     """Puts back all that is no parameter: attributes of modules, submodules, buffers, hooks, and settings of configs.
 
+    The global random states of torch (on the CPU and the model's device) and NumPy are put back too: BigBird draws the
+    blocks that it attends to, and a caller's own draws must not depend on what is looked at.
+
     Buffers are put back as the tensors that they were; what is written into one stays. Those of a model that
     accelerate spreads over devices are left to it, which moves them.
     """
     held = [vars(module) for module in model.modules()] + [vars(config) for config in configs]
     before = [(attributes, dict(attributes), _inner(attributes)) for attributes in held]
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    of_numpy = np.random.get_state()  # noqa: NPY002 - the one that models draw from
     try:
-        yield
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
     finally:
+        np.random.set_state(of_numpy)  # noqa: NPY002
         for attributes, values, holders in before:
             if not _same(attributes, values):
                 _set(attributes, values)

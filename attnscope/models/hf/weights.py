@@ -19,9 +19,17 @@ from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check.examples import examples
 from attnscope.models.hf.check.survey import Survey
-from attnscope.models.hf.dispatch import find_weight
 from attnscope.models.hf.seam import perform
-from attnscope.models.inside.projections import ROLES, OutputWatch, Role, hooks, is_transposed, linear_maps
+from attnscope.models.inside.projections import (
+    ROLES,
+    OutputWatch,
+    Role,
+    adapted_maps,
+    hooks,
+    is_transposed,
+    linear_maps,
+    weight_of,
+)
 from attnscope.models.model import Slice
 
 
@@ -86,13 +94,9 @@ def output_projections(base: PreTrainedModel, found: Survey) -> dict[Place, Tens
 
     with torch.no_grad(), hooks(linear_maps([base]), outputs.look):
         perform(base, {**examples(base)[1].inputs, **found.extras}, found.plan, observe)
-    adapted = {getattr(module, "base_layer", None) for module in base.modules()}
-    weights: dict[Place, Tensor] = {}
-    for place, module in outputs.found.items():
-        weight = None if module in adapted else find_weight(module)
-        if weight is not None and weight.is_floating_point():
-            weights[place] = weight.T if is_transposed(module) else weight
-    return weights
+    adapted = adapted_maps([base])
+    weights = {place: weight_of(module) for place, module in outputs.found.items() if module not in adapted}
+    return {place: weight for place, weight in weights.items() if weight is not None}
 
 
 def _trace(base: PreTrainedModel, found: Survey, heads: Mapping[Place, Sequence[int]]) -> dict[Place, _Attention]:

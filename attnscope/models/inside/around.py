@@ -21,7 +21,7 @@ from attnscope.core.attention.projections import Turned
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.core.teaching.stepwise import Rotation
 from attnscope.errors import AttnscopeError
-from attnscope.models.inside.projections import OutputWatch, hooks, is_transposed, linear_maps
+from attnscope.models.inside.projections import OutputWatch, adapted_maps, hooks, linear_maps, weight_of
 from attnscope.models.model import Batch, Model
 from attnscope.models.turns import take_turn
 
@@ -86,12 +86,17 @@ def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundi
     rotation, unrotated, note = _rotation(watch.call, watch.turns)
     notes = [note] if note else []
     weight = bias = attended = None
+    adapted = adapted_maps(roots)
     for place, projection in watch.projections.found.items():
-        weight, bias = projection.get_parameter("weight").detach(), getattr(projection, "bias", None)
-        weight, bias = weight.T if is_transposed(projection) else weight, None if bias is None else bias.detach()
+        weight = None if projection in adapted else weight_of(projection)
+        if weight is None:
+            notes.append("W_O is quantised, or an adapter adds to it, so that it cannot be shown")
+            break
+        weight, bias = weight.detach(), getattr(projection, "bias", None)
+        bias = None if bias is None else bias.detach()
         attended = watch.projections.results[place]
         attended = attended[0] if attended.ndim == 3 else attended
-    if weight is None:
+    if not watch.projections.found:
         notes.append("no linear map is fed just what the heads put out, so that W_O cannot be shown")
     return Surroundings(watch.call, watch.output, unrotated, rotation, weight, bias, attended, tuple(notes))
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Probe, attend
-from attnscope.errors import AttnscopeError
-from attnscope.models.inside.projections import OutputWatch, hooks, is_transposed, linear_maps
+from attnscope.errors import AttnscopeError, require_rounding
+from attnscope.models.inside.projections import OutputWatch, hooks, linear_maps, weight_of
 from attnscope.models.inside.stream import Norm, measure_norm
 from attnscope.models.model import Batch, Model, ModelInfo, example_tokens
 
@@ -70,8 +70,13 @@ class DirectPaths:
             )
         require_gradients(model)
         self._model, self._head = model, head
-        weight = head.get_parameter("weight").detach()
-        self._rows = weight.T if is_transposed(head) else weight
+        rows = weight_of(head)
+        if rows is None:
+            raise AttnscopeError(
+                f"the unembedding of {info.name} is quantised: nothing can be said of what its heads write",
+                "name the checkpoint with unquantised weights",
+            )
+        self._rows = rows.detach()
         self._mean = self._rows.float().mean(0)
         self._outputs = self._find_outputs()
         roots = [*model.modules(), head]
@@ -294,12 +299,13 @@ class Traced:
         ]
         size = float(torch.stack([one.to("cpu") for one in parts]).max()) if len(found.logits) else 1.0
         allowed = max(_TOLERANCE, 64 * torch.finfo(getattr(torch, self.info.dtype)).eps) * max(size, 1.0)
-        if not off <= allowed:
-            raise AttnscopeError(
-                f"the logits of {self.info.name} are not the sum of what its heads, its feed-forward networks, "
-                f"its embeddings and biases add (off by {off:.2g}): something else adds to its stream",
-                "what its heads do can still be seen: attnscope ablate",
-            )
+        require_rounding(
+            f"something else adds to the stream of {self.info.name}: its logits differ from the sum of what its heads, "
+            "its feed-forward networks, its embeddings and biases add",
+            off,
+            allowed,
+            "what its heads do can still be seen: attnscope ablate",
+        )
 
 
 def _detach(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:

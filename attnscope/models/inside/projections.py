@@ -57,6 +57,31 @@ def is_transposed(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nx")
 
 
+def adapted_maps(roots: Iterable[nn.Module]) -> set[nn.Module]:
+    """The linear maps of models that an adapter adds to: their weights are not all of what they do."""
+    held = (getattr(module, "base_layer", None) for root in roots for module in root.modules())
+    return {module for module in held if isinstance(module, nn.Module)}
+
+
+def weight_of(module: nn.Module) -> Tensor | None:
+    """A linear map's weight, (out, in), also where accelerate keeps it elsewhere between forward passes.
+
+    Returns:
+        None where the numbers of the weight alone are not the map: it is quantised, or not there.
+    """
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, Tensor) and weight.is_meta:
+        hook = getattr(module, "_hf_hook", None)
+        elsewhere = (getattr(one, "weights_map", None) or {} for one in (hook, *getattr(hook, "hooks", ())))
+        weight = next((kept["weight"] for kept in elsewhere if "weight" in kept), None)
+    # Quantised weights are integers, 8-bit floats that a scale belongs to, or a class of their own (torchao).
+    if type(weight) not in (Tensor, nn.Parameter) or not weight.is_floating_point() or weight.element_size() < 2:
+        return None
+    if weight.ndim != 2:
+        return None
+    return weight.T if is_transposed(module) else weight
+
+
 @contextlib.contextmanager
 def hooks(modules: Iterable[nn.Module], look: Callable[..., Any], *, before: bool = False) -> Iterator[None]:
     """Within it, a function is called after each of the modules that this thread runs, or before it.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.inside.projections import ROLES, OutputWatch, Role, hooks, is_transposed, linear_maps
+from attnscope.models.inside.projections import ROLES, OutputWatch, Role, adapted_maps, hooks, linear_maps, weight_of
 from attnscope.models.model import Batch, Model, example_tokens
 
 _BASE = 16  # digits that half precision still tells apart after it was scaled
@@ -165,6 +165,7 @@ class _Look:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.linear = linear_maps(model.modules())
+        self.adapted = adapted_maps(model.modules())
         self.blocks = dict(model.blocks())
         self.outputs = OutputWatch()
         self.entered: dict[nn.Module, Tensor] = {}  # block -> hidden states that it was given
@@ -302,7 +303,7 @@ def _attention(
         )
     output = behind = None
     module = look.outputs.found.get(place)
-    weight = None if module is None else _weight(module)
+    weight = None if module is None or module in look.adapted else _weight(module)
     if module is None or weight is None:
         notes.append("no linear map of known weights is fed just what the heads put out: W_O is not known")
     else:
@@ -339,11 +340,8 @@ def _projection(maps: list[nn.Module], found: tuple[Tensor, Tensor] | None) -> P
 
 def _weight(module: nn.Module) -> Tensor | None:
     """A linear map's weight, (out, in), float32 or better; None where it is quantised or elsewhere."""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.is_meta or weight.ndim != 2:
-        return None
-    wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
-    return wide.T if is_transposed(module) else wide
+    weight = weight_of(module)
+    return None if weight is None else weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
 
 
 # Which row is whose ------------------------------------------------------------------------------------------------

@@ -13,15 +13,7 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
-from attnscope.records.atlas.record import (
-    FURTHEST,
-    KEPT_MASS,
-    MOST_KEYS,
-    OUTSIDE_SINKS,
-    Atlas,
-    KeptText,
-    join_examples,
-)
+from attnscope.records.atlas.record import FURTHEST, KEPT_MASS, MOST_KEYS, OUTSIDE_SINKS, Atlas, KeptText, join_examples
 from attnscope.records.frame.shards import is_interrupted, settle_corpus
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.atlas.rows import Rows, Wanted, failing_texts, read_rows, units_of

@@ -18,15 +18,7 @@ from numpy.typing import NDArray
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.texts import merged
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.corpus import (
-    Copies,
-    Corpus,
-    CorpusText,
-    chunks,
-    count_tokens,
-    distinct,
-    essence,
-)
+from attnscope.corpus import Copies, Corpus, CorpusText, chunks, count_tokens, distinct, essence
 from attnscope.corpus.batching import tokens_of
 from attnscope.errors import UsageError
 from attnscope.models.model import Model

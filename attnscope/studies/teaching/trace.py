@@ -16,7 +16,7 @@ from attnscope.core.exact import reference
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.teaching import example, stepwise
 from attnscope.core.teaching.stepwise import Inputs, Line
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError, UsageError, require_rounding
 from attnscope.models.model import Model
 from attnscope.records.teaching.trace import Band, Check, Step, Trace
 from attnscope.studies.inputs.choice import Choice
@@ -248,20 +248,14 @@ def _build(
     if empty:
         raise AttnscopeError("a query of this text may attend to nothing", "trace another one with --token")
     rotation = inputs.rotation
-    record = Trace(
+    check = _check(steps, kernel, inputs, heads, query)
+    return Trace(
         run=run, text=text, kind=kind, layer=layer, heads=heads, n_heads=inputs.n_heads, n_kv_heads=inputs.n_kv_heads,
         queries=tuple(queries), keys=tuple(keys), query=query, inputs=given, steps=steps,
         bands=_bands(steps, inputs, heads, query),
         radians_per_token=np.zeros(0) if rotation is None else rotation.radians_per_token,
-        check=_check(steps, kernel, inputs, heads, query),
+        check=check,
     )  # fmt: skip
-    if not record.check.outputs <= record.check.rounding:
-        raise AttnscopeError(
-            f"the steps differ from {kernel.name} by {record.check.outputs:.2g}, rounding is "
-            f"{record.check.rounding:.2g}: what would be shown is not what the model computed",
-            "try --dtype float64; the maps, which were checked at load, can be seen with: attnscope heatmap",
-        )
-    return record
 
 
 def _by_loops(lines: list[Line], inputs: Inputs, query: int | None) -> list[Array]:
@@ -307,6 +301,11 @@ def _by_loops(lines: list[Line], inputs: Inputs, query: int | None) -> list[Arra
 def _check(
     steps: tuple[Step, ...], kernel: _Kernel, inputs: Inputs, heads: tuple[int, ...], query: int | None
 ) -> Check:
+    """Compares the steps with what the kernel computed.
+
+    Raises:
+        AttnscopeError: Weights, outputs or what W_O makes of them differ beyond rounding.
+    """
     rows = slice(None) if query is None else query
     outputs = weights = projected = 0.0
     largest_score = 1.0
@@ -323,8 +322,32 @@ def _check(
     projected = math.nan if kernel.projected is None else _apart(last.value, kernel.projected[rows])
     # A score rounded to eps·|s| moves a weight by as much, relatively; a sum over d_head columns rounds √d_head times.
     largest_value = max(1e-30, float(np.abs(inputs.V).max(initial=0.0)))
-    rounding = 8 * kernel.eps * largest_value * largest_score * math.sqrt(inputs.d_head)
+    of_weights = 8 * kernel.eps * largest_score * math.sqrt(inputs.d_head)
+    rounding = of_weights * largest_value
+    differences = [("outputs", outputs, rounding)]
+    if kernel.weights is not None:
+        differences.append(("weights", weights, of_weights))
+    if kernel.projected is not None:
+        differences.append((last.name, projected, _rounding_projected(steps, inputs, kernel.eps, rounding)))
+    for name, difference, allowed in differences:
+        require_rounding(
+            f"what would be shown is not what the model computed: {name} differ from {kernel.name}",
+            difference,
+            allowed,
+            "try --dtype float64; the maps, which were checked at load, can be seen with: attnscope heatmap",
+        )
     return Check(kernel.name, weights, outputs, projected, rounding)
+
+
+def _rounding_projected(steps: tuple[Step, ...], inputs: Inputs, eps: float, rounding: float) -> float:
+    """By how much rounding may change what W_O gives: what it makes of that of the outputs, and its own sums."""
+    if inputs.W_O is None:
+        return rounding
+    joined = next(step.value for step in steps if step.name == "joined")
+    size = np.abs(joined) @ np.abs(inputs.W_O).T + (0.0 if inputs.b_O is None else np.abs(inputs.b_O))
+    # Sums are made in 32 bits at the least, and then rounded to the kernel's precision.
+    sums = 8 * min(eps, float(np.finfo(np.float32).eps)) * math.sqrt(inputs.W_O.shape[1])
+    return float(rounding * np.abs(inputs.W_O).sum(1).max() + (eps + sums) * size.max(initial=0.0))
 
 
 def _apart(ours: Array, theirs: Array) -> float:

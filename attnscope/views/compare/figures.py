@@ -34,15 +34,7 @@ from attnscope.views.compare.summary import (
     title_of,
 )
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import (
-    FAINT,
-    INK,
-    Box,
-    Number,
-    Page,
-    colormap,
-    wrap_lines,
-)
+from attnscope.views.drawing.canvas import FAINT, INK, Box, Number, Page, colormap, wrap_lines
 from attnscope.views.drawing.inks import hex_of, ink_on
 from attnscope.views.drawing.layout import SCREEN, Paper
 from attnscope.views.drawing.lettering import Lettering, lettering_for

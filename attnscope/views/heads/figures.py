@@ -12,16 +12,7 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.views.describe.figures import cards_page, texts_of
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import (
-    FAINT,
-    Box,
-    Drawing,
-    FontStyle,
-    Number,
-    Page,
-    distinct,
-    wrap_lines,
-)
+from attnscope.views.drawing.canvas import FAINT, Box, Drawing, FontStyle, Number, Page, distinct, wrap_lines
 from attnscope.views.drawing.head_maps import (
     HEAD_NAMES_PX,
     KIND_PX,

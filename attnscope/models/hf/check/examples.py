@@ -38,14 +38,12 @@ class Example:
 def examples(model: PreTrainedModel) -> tuple[Example, Example]:
     """Two random inputs of different length padded together, and the second of them alone."""
     config = model.config
-    name = model.main_input_name
+    name = input_name(model)
     generator = torch.Generator().manual_seed(0)
     if name not in {"input_ids", "decoder_input_ids"} and not accepts(model, "input_ids"):
         shape = _sample_shape(config, name)
         both = torch.randn(2, *shape, generator=generator).to(input_device(model), model.dtype)
-        padded, alone = (
-            Example({name: x, **patch_order(model, x), **_patch_shapes(model, x)}) for x in (both, both[1:])
-        )
+        padded, alone = (Example({name: x, **_beside(model, x)}) for x in (both, both[1:]))
         if max(getattr(config, "max_source_positions", 0), _n_patches(config, shape)) > _MANY_POSITIONS:
             # Whisper reads half a minute whatever is said in it: maps of 1500 x 1500, once is enough.
             padded = Example({name: both[1:]})
@@ -124,24 +122,52 @@ def patch_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
     return {"noise": torch.arange(n, device=pixels.device).expand(len(pixels), -1)}
 
 
-def _patch_shapes(model: PreTrainedModel, patches: Tensor) -> dict[str, Tensor]:
-    """What goes with patches that come cut already (SigLIP 2): which are real, and rows and columns."""
-    if not accepts(model, "spatial_shapes"):
-        return {}
-    shape = torch.tensor([_GRID], device=patches.device).expand(len(patches), -1)
-    return {"pixel_attention_mask": torch.ones_like(patches[..., 0], dtype=torch.int64), "spatial_shapes": shape}
+def input_name(model: PreTrainedModel) -> str:
+    """What a model reads; of towers for pictures that name their language model's input, pixel_values."""
+    name = model.main_input_name
+    return "pixel_values" if not accepts(model, name) and accepts(model, "pixel_values") else name
+
+
+def _beside(model: PreTrainedModel, given: Tensor) -> dict[str, Tensor]:
+    """What a model must be given beside its main input, (batch, ...); nothing is padded in it."""
+    if accepts(model, "noise"):
+        return patch_order(model, given)
+    whole = torch.ones(given.shape[:2], dtype=torch.int64, device=given.device)
+    if accepts(model, "spatial_shapes"):  # SigLIP 2, whose patches come cut already
+        shape = torch.tensor([_GRID], device=given.device).expand(len(given), -1)
+        return {"pixel_attention_mask": whole, "spatial_shapes": shape}
+    if accepts(model, "past_values_padding"):  # TimesFM; 0 = no padding, and a frequency of 0 = days or finer
+        padding = torch.zeros_like(whole)
+        return {"past_values_padding": padding} | ({"freq": padding[:, :1]} if accepts(model, "freq") else {})
+    if accepts(model, "returns_to_go"):  # Decision Transformer: what it did, what that brought, and when
+        times = torch.arange(given.shape[1], device=given.device).expand(len(given), -1)
+        actions = given[..., :1].expand(-1, -1, model.config.act_dim)
+        return {"actions": actions, "rewards": given[..., :1], "returns_to_go": given[..., 1:2], "timesteps": times,
+                "attention_mask": whole}  # fmt: skip
+    if accepts(model, "input_features_mask"):
+        return {"input_features_mask": torch.ones_like(given[:, 0] if given.shape[1] != whole.shape[1] else whole)}
+    return {}
 
 
 _GRID = (2, 3)
+
+_STEPS = 24
+"""Steps of time series, and of what a decision transformer did."""
+
+_FRAMES = 96
+"""Hundredths of a second in a spectrogram: more than eight, which encoders of speech make one token of."""
 
 
 def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
     if name == "pixel_values" and hasattr(config, "num_patches"):
         return _GRID[0] * _GRID[1], getattr(config, "num_channels", 3) * config.patch_size**2
-    if name == "pixel_values":
-        size = getattr(config, "image_size", 32)
-        height, width = size if isinstance(size, (tuple, list)) else (size, size)
-        return getattr(config, "num_channels", 3), height, width
+    if name in ("pixel_values", "pixel_values_videos"):
+        return _picture_shape(config)
+    if name == "past_values":
+        channels = (config.num_input_channels,) if hasattr(config, "num_input_channels") else ()
+        return min(config.context_length, _MANY_POSITIONS), *channels
+    if name == "states":
+        return _STEPS, config.state_dim
     if name == "input_features" and hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
         return config.num_mel_bins, 2 * config.max_source_positions
     if name == "input_features" and hasattr(config, "feature_projection_input_dim"):
@@ -150,7 +176,26 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
         return config.max_length, config.num_mel_bins  # AST: a whole spectrogram
     if name == "input_values":
         return (4000,)
+    inner = getattr(config, "encoder_config", None) or getattr(config, "audio_config", None) or config
+    bands = getattr(inner, "num_mel_bins", None) or getattr(inner, "input_feat_per_channel", None)
+    if name == "input_features" and bands and inner.model_type in _BANDS_FIRST:
+        return bands, 2 * inner.max_position_embeddings
+    if name == "input_features" and bands:
+        return _FRAMES, bands * getattr(inner, "input_channels", 1)
     raise AttnscopeError(f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check")
+
+
+_BANDS_FIRST = ("glmasr_encoder", "voxtral_realtime_encoder")
+
+
+def _picture_shape(config: Any) -> tuple[int, ...]:
+    """(colour, height, width) of a picture, of a video (frame, colour, height, width)."""
+    inner = config if hasattr(config, "image_size") else getattr(config, "vision_config", config)
+    size = getattr(inner, "image_size", None) or getattr(inner, "crop_size", 32)
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    frames = getattr(inner, "num_frames", None) or getattr(inner, "frames_per_clip", None)
+    colours = getattr(inner, "num_channels", None) or getattr(inner, "in_chans", 3)
+    return (colours, height, width) if frames is None else (frames, colours, height, width)
 
 
 def _n_patches(config: Any, shape: tuple[int, ...]) -> int:

@@ -35,6 +35,9 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
             raise Unclear(
                 f"it has attention of {shape[0]} queries on {shape[1]} keys where the text has {tokens} tokens"
             )
+    pixels = example.inputs.get("pixel_values")
+    if tokens is None and pixels is not None and pixels.ndim == 4:
+        _require_whole_pictures(weights, len(pixels))
     if not config.is_encoder_decoder:
         return ["decoder" if hides_later(weights) else "encoder"] * len(weights)
     target = example.target_real.shape[1] if example.target_real is not None else 0
@@ -52,6 +55,17 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
             f"and the decoder {target}"
         )
     return [kinds[shape] for shape in shapes]
+
+
+def _require_whole_pictures(weights: Sequence[Tensor], n_pictures: int) -> None:
+    """Raises Unclear where layers do not each see all patches of a picture, as those of Swin and SegFormer."""
+    sizes = dict.fromkeys((w.shape[0] // n_pictures, w.shape[2], w.shape[3]) for w in weights)
+    for n_windows, queries, keys in sizes:
+        if n_windows != 1:
+            raise Unclear(f"it looks at a picture through {n_windows} windows of {queries} queries and {keys} keys")
+        if queries != keys or len(sizes) > 1:
+            layers = " and ".join(f"{n} queries on {m} keys" for _, n, m in sizes)
+            raise Unclear(f"it merges patches: its layers have attention of {layers}")
 
 
 def hides_later(weights: Sequence[Tensor]) -> bool:

@@ -28,14 +28,7 @@ from attnscope.models.hf.check.compare import (
     run_eager_or_own,
     tolerance,
 )
-from attnscope.models.hf.check.examples import (
-    LENGTHS,
-    Example,
-    examples,
-    long_example,
-    max_tokens,
-    standing_arguments,
-)
+from attnscope.models.hf.check.examples import LENGTHS, Example, examples, long_example, max_tokens, standing_arguments
 from attnscope.models.hf.check.layers import (
     Unclear,
     configured_counts,
@@ -446,16 +439,17 @@ def _own_output(model: PreTrainedModel, padded: Example, alone: Example, extras:
                 own = model(**alone.inputs)
     except Exception as error:
         raise AttnscopeError(
-            f"{model.config.model_type} does not run on {' and '.join(_input_names(alone))} alone: its own code says "
-            f"{type(error).__name__}: {_one_line(error)}",
-            "models that need more than one input cannot be shown",
+            f"{model.config.model_type} does not run on the {_input_names(alone)} that attnscope makes up for its "
+            f"self-check: its own code says {type(error).__name__}: {_one_line(error)}",
+            "it may need other inputs, or more of them; attnscope does not know these",
         ) from error
     return own
 
 
-def _input_names(example: Example) -> list[str]:
-    """What an example is made of, by name, without what every forward gets."""
-    return [name for name, given in example.inputs.items() if isinstance(given, Tensor) and "mask" not in name]
+def _input_names(example: Example) -> str:
+    """What an example is made of, by name and shape, without what every forward gets."""
+    given = {name: x for name, x in example.inputs.items() if isinstance(x, Tensor) and "mask" not in name}
+    return " and ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
 
 
 def _why_no_weights(model: PreTrainedModel, output: Any, runs: Sequence[tuple[Example, Maps]]) -> str:
@@ -507,7 +501,8 @@ def _refusal(model: PreTrainedModel, reason: str, more: str) -> AttnscopeError:
         return AttnscopeError(
             f"{kind} has no attention: its layers mix tokens by other means", "there is nothing to show of it"
         )
-    return AttnscopeError(f"{kind} cannot be shown truly: {reason}; and {more}")
+    why = reason if more == reason else f"{reason}; and {more}"
+    return AttnscopeError(f"{kind} cannot be shown truly: {why}")
 
 
 def _width(output: Any) -> int:

@@ -135,6 +135,11 @@ class HuggingFaceEyes:
 
     def _see_whole(self, pixels: Any, photo: Photo) -> SensoryInput:
         """What a processor gives that leaves the cutting to the model."""
+        if isinstance(pixels, Tensor) and pixels.ndim == 5:
+            raise AttnscopeError(
+                f"{self._name} sees videos: of its frames, {tuple(pixels.shape)}, no picture is drawn",
+                "model.run_inputs({...}, Weights()) gives its weights in Python",
+            )
         if not isinstance(pixels, Tensor) or pixels.ndim != 4 or pixels.shape[:2] != (1, 3):
             shape = tuple(pixels.shape) if isinstance(pixels, Tensor) else "none"
             raise AttnscopeError(
@@ -192,16 +197,23 @@ class HuggingFaceEyes:
 
 
 def whole_grid(n_tokens: int) -> tuple[str, str]:
-    """What is said of models whose layers do not each see all tokens of a picture, and a hint."""
+    """What is said of models whose layers do not each see the tokens of a picture and no others, and a hint."""
     return (
-        f"the picture has {n_tokens} tokens: it looks through windows, or merges patches, which is not supported",
-        "models whose layers all see all patches are, such as ViT, DeiT and DINOv2",
+        f"the picture has {n_tokens} tokens (patches and those before them): it adds tokens, merges patches, or looks "
+        "through windows, which is not supported",
+        "models whose layers all see the same patches are, such as ViT, DeiT and DINOv2",
     )
+
+
+def hides_patches(base: PreTrainedModel) -> bool:
+    """Whether an autoencoder hides patches by chance. Hiera has the setting too, and its plain model hides none."""
+    own = any(hasattr(module, "is_mae") for module in base.modules())
+    return bool(getattr(base.config, "mask_ratio", 0)) and accepts(base, "noise") and not own
 
 
 def show_all_patches(base: PreTrainedModel) -> list[str]:
     """Switches off the masking of an autoencoder (ViT-MAE), which hides most patches by chance; says so in a note."""
-    if not getattr(base.config, "mask_ratio", 0) or not accepts(base, "noise"):
+    if not hides_patches(base):
         return []
     hidden, base.config.mask_ratio = base.config.mask_ratio, 0.0
     return [f"In training it sees {1 - hidden:.0%} of the patches, drawn at random; here it sees all, in order."]

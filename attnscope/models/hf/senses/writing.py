@@ -170,7 +170,8 @@ class HuggingFaceWriter:
             if is_encoder_decoder:
                 raise AttnscopeError(f"{name} has no encoder", "leave out the target")
             raise AttnscopeError(f"{name} has a decoder that answers", "use a target")
-        if not model.can_generate() or model is base and not is_encoder_decoder:
+        headless = model is base and not is_encoder_decoder and model.get_output_embeddings() is None
+        if not model.can_generate() or headless:
             raise AttnscopeError(
                 f"{name} was loaded without a language-model head and cannot write",
                 "its files or the wrapped object hold only the base model",

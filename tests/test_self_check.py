@@ -1,0 +1,150 @@
+"""The self-check knows rounding from a mistake, and quantised weights from weights."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
+
+import attnscope
+from attnscope.core.attention.probes import Weights
+from attnscope.errors import AttnscopeError
+from attnscope.models.hf import seam
+from attnscope.models.hf.model import wrap
+from attnscope.models.model import Batch
+from tests.hf_tally import build
+
+
+def sharp_bert(seed: int) -> BertModel:
+    """Random heads with scores of a hundred, which turn rounding into other weights."""
+    config = BertConfig(
+        hidden_size=128, num_hidden_layers=9, num_attention_heads=4, intermediate_size=128, vocab_size=99
+    )
+    torch.manual_seed(seed)
+    model = BertModel(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=128**-0.5)
+            if "query.weight" in name or "key.weight" in name:
+                parameter.mul_(8)
+    return model
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sharp_random_heads_are_no_mistake(seed: int) -> None:
+    model = sharp_bert(seed)
+    probe = Weights()
+    ids = torch.arange(3, 14)[None]
+    with torch.no_grad():
+        wrap(model).run(Batch(ids), probe)
+        eager = model.double()
+        eager.set_attn_implementation("eager")
+        first = eager(ids, output_attentions=True).attentions[0]
+    torch.testing.assert_close(probe.maps["encoder"][0].double(), first, rtol=0, atol=1e-3)
+
+
+def test_a_small_mistake_in_sharp_heads_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = seam.attend_with_weights
+
+    def off(call: Any) -> tuple[Tensor, Tensor]:
+        output, weights = kept(call)
+        return output * 1.003, weights
+
+    wrap(model := sharp_bert(0))
+    monkeypatch.setattr(seam, "attend_with_weights", off)
+    with pytest.raises(AttnscopeError, match="self-check: "):
+        wrap(model)
+
+
+# Quantised weights ------------------------------------------------------------------------------------------------
+
+
+class Linear8bit(nn.Linear):
+    """As bitsandbytes' layer: its weight holds integers, a scale for each row is kept beside it."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=False)
+        self.scale = linear.weight.detach().abs().amax(1, keepdim=True) / 127
+        numbers = (linear.weight.detach() / self.scale).round().to(torch.int8)
+        self.weight = nn.Parameter(numbers, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.weight * self.scale).T
+
+
+class Linear4bit(Linear8bit):
+    """As bitsandbytes' layer of 4 bits: two weights in a byte, in one long column."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear)
+        self.kept = self.weight
+        self.weight = nn.Parameter(torch.zeros(linear.weight.numel() // 2, 1, dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.kept * self.scale).T
+
+
+class Linear8bitFloat(Linear8bit):
+    """As transformers' layer of 8-bit floats."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear)
+        self.weight = nn.Parameter(self.weight.to(torch.float8_e4m3fn), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.weight.float() * self.scale).T
+
+
+def llama() -> LlamaModel:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, intermediate_size=16,
+        vocab_size=99,
+    )  # fmt: skip
+    return LlamaModel(config).eval()
+
+
+@pytest.mark.parametrize("layer", [Linear8bit, Linear4bit, Linear8bitFloat])
+def test_a_trace_does_not_multiply_by_quantised_numbers(layer: type[Linear8bit]) -> None:
+    model = llama()
+    attention = model.layers[0].self_attn
+    attention.o_proj = layer(attention.o_proj)
+    record = attnscope.trace(attnscope.load(model), "5 17 9 23 4", 0)
+    assert [step.name for step in record.steps][-1] == "joined"
+    assert any("W_O is quantised" in note for note in record.run["notes"])
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_a_trace_and_circuits_do_not_take_a_part_of_an_adapted_map_for_the_whole() -> None:
+    peft = pytest.importorskip("peft")  # the extra
+    settings = peft.LoraConfig(target_modules=["o_proj"], r=2, init_lora_weights=False)
+    model = attnscope.load(peft.get_peft_model(llama(), settings))
+    record = attnscope.trace(model, "5 17 9 23 4", 0)
+    assert [step.name for step in record.steps][-1] == "joined"
+    with pytest.raises(AttnscopeError, match="W_O of its heads is not known"):
+        attnscope.circuits(model)
+
+
+class Doubled(nn.Linear):
+    """A linear map that gives twice what its weight says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_a_trace_whose_last_step_is_not_the_models_is_never_returned() -> None:
+    model = llama()
+    attention = model.layers[0].self_attn
+    attention.o_proj = Doubled(32, 32, bias=False)
+    with pytest.raises(AttnscopeError, match="not what the model computed: output differ"):
+        attnscope.trace(attnscope.load(model), "5 17 9 23 4", 0)
+
+
+def test_a_model_that_draws_at_random_leaves_the_callers_draws_as_they_are() -> None:
+    model = build("big_bird")
+    assert not isinstance(model, str)
+    before = torch.get_rng_state()
+    wrap(model).run(Batch(torch.arange(10, 20)[None]), Weights())
+    assert torch.equal(torch.get_rng_state(), before)
