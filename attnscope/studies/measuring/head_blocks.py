@@ -156,11 +156,12 @@ class HeadMeasurer:
         """What the sums amount to."""
         left_out = LeftOut.of(block.texts, sums.broken)
         n_tokens = sums.n_tokens if sums.n_texts else 0
-        longest = next((text for text in block.texts if text.index == sums.longest[1]), None)
+        n_queries, index = sums.longest
+        longest = (LongestText(n_queries, index, text.source, text.line) for text in block.texts if text.index == index)
         cut_off = not whole and sums.n_texts + len(sums.broken) < len(block.texts)
         return Found(
             tallies=sums.finish(), n_texts=sums.n_texts, n_tokens=n_tokens, n_chunked=sums.n_chunked,
-            longest=longest and LongestText(sums.longest[0], longest.index, longest.source, longest.line),
+            longest=next(longest, None),
             longest_of=len(block.texts) if cut_off else None, halved_to=self._room.tokens, left_out=left_out,
         )  # fmt: skip
 
