@@ -235,7 +235,12 @@ def measures_page() -> str:
         if rule.weight:
             besides.append(f"`{rule.weight}` is {roles.BEHAVIOUR_WEIGHT:g} above uniform attention")
         if rule.needs_preference:
-            besides.append("`relative_entropy` is at most the threshold of `diffuse`")
+            besides.append("`relative_entropy` is at most the limit of `diffuse`")
+        if rule.any_length:
+            besides.append(
+                f"the threshold is that of a text of {roles.FULL_KEYS:,} keys; with n keys it is "
+                f"1 - {(1 - rule.threshold) * math.log(roles.FULL_KEYS):.2f} / ln n, from {roles.LEAST_KEYS} keys on"
+            )
         measures = " or ".join(f"`{measure}`" for measure in rule.measures)
         rows.append(f"| `{name}` | {rule.what} | {measures} | {rule.threshold:g} | {'; '.join(besides)} |")
     behaviour = _ABOUT_BEHAVIOUR.strip().format(weight=roles.BEHAVIOUR_WEIGHT, least_active=roles.LEAST_ACTIVE)

@@ -204,7 +204,7 @@ def test_copies_of_a_text_count_once(gpt2: HuggingFaceModel) -> None:
     assert repr(often.heads) == repr(once.heads)  # NaN is not equal to itself
     assert repr(often.sets) == repr(once.sets)
     assert (often.corpus["n_texts"], often.corpus["n_copies"], once.corpus["n_copies"]) == (4, 7, 0)
-    assert any("7 texts are copies of others" in note for note in notes(often))
+    assert any("7 texts are left out: copies" in note for note in notes(often))
 
 
 def test_importance_alone_takes_no_head_out(gpt2: HuggingFaceModel) -> None:

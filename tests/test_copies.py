@@ -68,6 +68,32 @@ def test_texts_that_say_something_else_are_not(one: str, other: str) -> None:
     assert kept(other, one) == [0, 1]
 
 
+@pytest.mark.parametrize(("template", "least"), [
+    ("The old man bought {n} apples at the market and carried them home.", 59),
+    ("I am {n} years old", 59),  # numbers count nothing in short texts too
+    ("The old man bought {word} at the market and carried it home.", 58),
+    ("When {word} and {other} went to the store, {word} gave a drink to", 55),
+    ("{word} saw the man on the hill with a long telescope.", 58),
+    ("I saw the man on the hill with a {word}", 58),
+])  # fmt: skip
+def test_texts_of_one_template_are_copies_from_the_third_on(template: str, least: int) -> None:
+    """A pair may be made to differ; 60 texts of one template are the evidence of one."""
+    fill = [{"n": n, "word": f"w{n}", "other": f"v{7 * n % 60}"} for n in range(60)]
+    assert 60 - len(kept(*(template.format(**words) for words in fill))) >= least
+
+
+def test_templates_are_told_among_other_texts() -> None:
+    others = [" ".join(f"w{i}x{j}" for j in range(12)) for i in range(2000)]
+    texts = [f"The old man bought {word} at the market and carried it home." for word in ("figs", "tea", "rye", "oil")]
+    assert kept(texts[0], *others[:999], texts[1], *others[999:], texts[2], texts[3]) == list(range(2002))
+
+
+def test_one_sentence_with_sixty_numbers_gives_no_role(own: Any) -> None:
+    found = heads(own, [f"The cat saw {n} birds and the dog saw the cat near the old street." for n in range(60)])
+    assert found.corpus["n_copies"] == 59
+    assert not any(head.roles for head in found.heads)
+
+
 def test_token_numbers_are_copies_where_all_are_the_same() -> None:
     assert kept((1, 2, 3), (1, 2, 3), (1, 2, 3, 4), "1 2 3") == [0, 2, 3]
 
@@ -81,7 +107,7 @@ def test_as_many_are_remembered_as_there_is_room_for(monkeypatch: pytest.MonkeyP
 
 
 def test_copies_change_nothing_but_their_count(own: Any) -> None:
-    texts = [f"{CAT} {' '.join(chr(97 + (7 * i + j) % 26) for j in range(9))}" for i in range(12)]
+    texts = [f"{CAT} {' '.join(chr(97 + (i + j * (2 * i + 1)) % 26) for j in range(9))}" for i in range(12)]
     once = heads(own, texts)
     many = heads(own, [f"{n}. {text}" if n else text for n in range(5) for text in texts])
     assert (once.corpus["n_copies"], many.corpus["n_copies"]) == (0, 48)
@@ -89,7 +115,7 @@ def test_copies_change_nothing_but_their_count(own: Any) -> None:
     for name, array in once.sums.items():
         np.testing.assert_array_equal(array, many.sums[name])
     assert many.as_json()["heads"] == once.as_json()["heads"]
-    assert "48 texts are copies of others, and left out: copies count once" in corpus_notes(many)
+    assert "48 texts are left out: copies of a text count once, and texts of one template twice" in corpus_notes(many)
     assert not corpus_notes(once)
 
 

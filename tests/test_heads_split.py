@@ -57,7 +57,7 @@ def test_a_text_has_the_same_sums_whatever_it_is_batched_with(
     model = request.getfixturevalue(spec.replace("-", "_"))
     counts = tmp_path / "counts.tsv"  # the corpus's own would differ
     counts.write_text("the\t9\na\t4\n", "utf-8")
-    options = HeadsOptions(frequencies=counts)
+    options = HeadsOptions(frequencies=counts, weigh="queries")
     texts = SENTENCES[:6]
     together = sums_of_texts(heads(model, texts, options))
     alone = [sums_of_texts(heads(model, [text], options)) for text in texts]
@@ -85,7 +85,11 @@ def test_a_text_has_the_same_sums_whatever_it_is_batched_with(
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("options", [{}, {"chunk": 12}, {"chunk": 12, "stride": 5}, {"control": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"chunk": 12}, {"chunk": 12, "stride": 5}, {"chunk": 12, "weigh": "queries"}, {"control": True}],
+    ids=str,
+)
 def test_shards_merge_into_one_run_bit_for_bit(own: Any, options: dict[str, Any], tmp_path: Path) -> None:
     chosen = HeadsOptions(**options)
     texts = attnscope.Corpus(SAMPLES / "sentences.txt")
@@ -160,7 +164,7 @@ def test_a_shard_without_texts_is_no_error_and_merges(own: Any) -> None:
 
 def test_each_chunk_of_a_text_is_evidence(own: Any) -> None:
     text = " ".join(SENTENCES[:4])
-    found = heads(own, [text, "a cat"], HeadsOptions(chunk=16))
+    found = heads(own, [text, "a cat"], HeadsOptions(chunk=16, weigh="queries"))
     assert (found.corpus["n_texts"], found.corpus["n_chunked"]) == (2, 1)
     tokens = own.tokenizer.encode(text)
     assert found.corpus["n_tokens"] > len(tokens)  # special tokens come with each chunk
@@ -178,7 +182,7 @@ def test_where_chunks_overlap_each_query_counts_once(own: Any, stride: int | Non
     tokens = own.tokenizer.encode(text)
     parts = chunks(tokens, chunk=16, stride=stride)
     assert len(parts) > 3
-    found = heads(own, [text], HeadsOptions(chunk=16, stride=stride))
+    found = heads(own, [text], HeadsOptions(chunk=16, stride=stride, weigh="queries"))
     (tally,) = tallies_of(found.sums).values()
     n_special = int(tokens.special.sum())
     expected = len(tokens) + n_special * (len(parts) - 1)  # special tokens come with each chunk
@@ -268,7 +272,7 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path
             expected[kind].append(measures_of_weights(probe.maps[kind][1], *given))  # type: ignore[index]
     if road == "eager":
         object.__setattr__(model.info, "path", "eager")
-    found = heads(model, texts)
+    found = heads(model, texts, HeadsOptions(weigh="queries"))
     assert found.kinds == ("encoder", "decoder", "cross")
     assert any("write it again" in note for note in found.run["notes"])
     for kind, sums in expected.items():

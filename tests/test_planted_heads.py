@@ -204,11 +204,11 @@ def repeating_texts(n: int, seed: int = 0) -> list[CorpusText]:
     """Texts of 36 different tokens but for three, that come again with what followed them."""
     chance = np.random.default_rng(seed)
     texts = []
-    for _ in range(n):
+    for index in range(n):
         ids = [0, *(1 + chance.permutation(VOCABULARY - 1))[:35].tolist()]
         for at in (4, 9, 15):
             ids[at + 18] = ids[at]
-        texts.append(CorpusText(number, "ids", number + 1, ids=tuple(ids)))
+        texts.append(CorpusText(index, "ids", index + 1, ids=tuple(ids)))
     return texts
 
 

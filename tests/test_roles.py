@@ -28,6 +28,7 @@ def tally_of(
     counts: dict[str, float] | None = None,
     n_texts: int = 40,
     noise: float = 0.05,
+    names: tuple[str, ...] = NAMES,
 ) -> Tally:
     """A layer of heads whose measures have these values over texts of 20 queries, give or take some noise.
 
@@ -38,12 +39,13 @@ def tally_of(
         counts: For how many queries a measure is defined, or the mass that is off resting keys; else all.
         n_texts: How many texts.
         noise: Standard deviation over texts.
+        names: The measures.
     """
-    tally = Tally.empty("encoder", (0,), len(heads), NAMES)
+    tally = Tally.empty("encoder", (0,), len(heads), names)
     chance = np.random.default_rng(0)
-    values, even, count = (np.zeros((1, len(heads), len(NAMES))) for _ in range(3))
+    values, even, count = (np.zeros((1, len(heads), len(names))) for _ in range(3))
     count += N_QUERIES
-    for column, name in enumerate(NAMES):
+    for column, name in enumerate(names):
         default = 0.5 if name == "relative_entropy" else 0.0
         values[0, :, column] = [head.get(name, default) for head in heads]
         even[0, :, column] = (uniform or {}).get(name, 0.0)
@@ -141,6 +143,21 @@ def test_a_separator_that_hardly_any_query_sees_says_nothing() -> None:
 def test_where_all_weights_are_alike_the_largest_is_no_choice() -> None:
     assert names_of(only_head(tally_of({"rarest_token": 0.8, "relative_entropy": 0.97}))) == {"diffuse"}
     assert names_of(only_head(tally_of({"rarest_token": 0.8, "relative_entropy": 0.7}))) == {"rare"}
+
+
+@pytest.mark.parametrize("n_keys", [9, 20, 100, 1000, 30_000])
+@pytest.mark.parametrize(("share", "roles"), [(0.7, {"diffuse"}), (0.4, set())])
+def test_diffuse_asks_the_same_of_texts_of_any_length(n_keys: int, share: float, roles: set[str]) -> None:
+    """Heads that spread evenly over 0.7 and 0.4 of their keys: relative entropies of 0.84 and 0.58 with 9 keys.
+
+    With 30,000 keys they are 0.97 and 0.91: a fixed threshold takes both or neither.
+    """
+    entropies = {"entropy_nats": math.log(share * n_keys), "relative_entropy": math.log(share * n_keys, n_keys)}
+    uniform = {"entropy_nats": math.log(n_keys), "relative_entropy": 1.0}
+    tally = tally_of(entropies, uniform=uniform, noise=0.01, names=(*NAMES, "entropy_nats"))
+    assert names_of(only_head(tally)) == roles
+    largest = tally_of({**entropies, "rarest_token": 0.8}, uniform=uniform, noise=0.01, names=(*NAMES, "entropy_nats"))
+    assert names_of(only_head(largest)) == (roles or {"rare"})
 
 
 @pytest.mark.parametrize("n_texts", [LEAST_TEXTS, FEWEST_TEXTS - 1])

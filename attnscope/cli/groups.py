@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -438,6 +438,10 @@ class Measuring:
     chunk: Annotated[int | None, "Cut long texts into chunks of so many tokens."] = None
     stride: Annotated[int | None, "How many tokens further the next chunk begins; overlaps count once."] = None
     frequencies: Annotated[Path | None, "Counts of words (word, tab, count), instead of the corpus's own."] = None
+    weigh: Annotated[
+        Literal["texts", "queries"],
+        "What weighs the same in measures and roles: all texts, or all queries, so that long texts weigh more.",
+    ] = "texts"
 
     def order(self) -> dict[str, Any]:
         """What a `studies.heads_order.StudyOrder` is given of it."""

@@ -101,6 +101,7 @@ class Chunk:
         tokens: Its tokens, with the special ones of the text at both ends.
         n_opening: How many special tokens stand at its start, as at that of each chunk.
         n_repeated: How many of its tokens, after those, were in the chunk before it as well.
+        n_queries: How many tokens all chunks of the text have, the repeated ones apart.
     """
 
     text: int
@@ -109,6 +110,7 @@ class Chunk:
     tokens: Tokens
     n_opening: int = 0
     n_repeated: int = 0
+    n_queries: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -159,10 +161,11 @@ def chunks(
     if not len(tokens):
         return []
     if room is None or last - first <= room:
-        return [Chunk(text, 0, 1, tokens)]
+        return [Chunk(text, 0, 1, tokens, n_queries=len(tokens))]
     step = stride or room
     starts = range(first, last - room + step, step)
     ends = np.arange(first), np.arange(last, len(tokens))
+    n_queries = last - first + len(starts) * n_ends
     return [
         Chunk(
             text,
@@ -171,6 +174,7 @@ def chunks(
             tokens.take(np.concatenate([ends[0], np.arange(start, min(start + room, last)), ends[1]])),
             first,
             room - step if number else 0,
+            n_queries,
         )
         for number, start in enumerate(starts)
     ]

@@ -1,28 +1,52 @@
 """Which texts of a corpus are copies of earlier ones, decided while it is read, in a fixed amount of memory.
 
-A copy is no evidence: twelve copies of a sentence say of a head what one says, and would make chance a certainty. Every
-shard and worker reads the corpus from its start, so that all leave out the same copies.
+A copy is no evidence: twelve copies of a sentence say of a head what one says, and would make chance a certainty. Nor
+are sixty sentences of one template: a few words differ, and a head's attention hardly. Every shard and worker reads the
+corpus from its start, so that all leave out the same copies.
 """
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.corpus.texts import CorpusText
 
-MORE_WORDS = 4
-"""How many words a text may have more than its copy, at its start or at its end, and at most a fifth of the copy's."""
+MOST_EDITS = 4
+"""How many words may be put in, left out or changed to make one text of a near-copy; and a quarter of them at most."""
 
 FEWEST_WORDS = 8
-"""Shorter texts are copies only where all their words are the same: "I like it" is the end of many sentences."""
+"""Shorter texts are copies only where all their words are the same, but for numbers: "I like it" is the end of many
+sentences."""
+
+FEWEST_BESIDE_NUMBERS = 4
+"""Texts with fewer words beside their numbers are copies only where the numbers are the same too."""
 
 SLOTS = 2**19
-"""Places for digests of 8 bytes, in each of two tables of 4 MiB: of about 500,000 texts, and of what is left of the
-last 50,000 or so without their first or last words. Beyond that older digests give way."""
+"""Places for 8 bytes, in each of two tables of 4 MiB: for digests of about 500,000 texts, and for where pairs of words
+of the last 60,000 or so stand. Beyond that older ones give way."""
+
+WORDS = 2**21
+"""Words that are remembered for near-copies, 8 MiB: of the last 100,000 sentences of 20."""
+
+_KEPT_PAIRS = 8
+"""Pairs of neighbouring words by which a text is looked up, of all that it has."""
 
 _PROBES = 8
+
+_VARIED = np.uint32(2**31)
+"""Beside the number of words of a text that is remembered: another text of its template was kept."""
+
+_END, _WITHIN = "end", "within"
+
+_HASH_BITS, _GOLDEN = np.uint64(32), np.uint64(0x9E3779B97F4A7C15)
+"""Bits of a word's hash, and the factor of Fibonacci hashing (Knuth, volume 3, section 6.4)."""
+
+_NUMBER = re.compile(r"(?<!\w)\d+(?:[.,:]\d+)*(?!\w)")
 
 # A bullet, a quotation mark or a label before a text: "- ", "12. ", "User: ", "[3] ", "Example 7: ".
 _LABEL = re.compile(r"(?:[^\w\s]+|\(?(?:\d{1,4}|\w)[.)]|\[?\w+(?: \w+)?[]:>|])\s+")
@@ -37,13 +61,17 @@ class Copies:
     """Tells copies from texts that were not seen before.
 
     A text is a copy of an earlier one where both are the same
-    - apart from case, white space and a label before them ("12. ", "User: "), or
-    - beside that but for at most MORE_WORDS more words at the start or at the end of one of them (a fifth of the
-      other's words at most, and the other has at least FEWEST_WORDS).
-    Texts of token numbers are copies where all numbers are the same. Texts that differ anywhere else are not: pairs
-    that were made to differ in a word (WinoBias, BLiMP) and prompts of one template count apart.
+    - apart from case, white space and a label before them ("12. ", "User: "),
+    - but for their numbers, with FEWEST_BESIDE_NUMBERS other words or more, or
+    - but for MOST_EDITS more words at one end, at most a quarter of the shorter text's, which has FEWEST_WORDS or more.
+    From its third text on, a template is a copy too: texts of FEWEST_WORDS or more that differ by MOST_EDITS words put
+    in, left out or changed (Levenshtein's distance over words), and by a quarter of the words at most. Two such texts
+    count apart: pairs are made to differ in a word (WinoBias, BLiMP).
+    Texts of token numbers are copies where all numbers are the same.
 
-    Digests have 64 bits: that any text of a million is taken for a copy by chance has a probability below 1e-5.
+    Near-copies are looked for among texts that have two pairs of neighbouring words in common with what is kept of an
+    earlier one: _KEPT_PAIRS of its pairs, drawn by hash. Digests have 64 bits: that any text of a million is taken for
+    a copy by chance has a probability below 1e-5.
 
     Attributes:
         n: How many texts were copies.
@@ -51,22 +79,22 @@ class Copies:
 
     def __init__(self) -> None:
         self.n = 0
-        self._whole, self._cut = _Digests(), _Digests()
+        self._whole, self._near = _Digests(), _NearCopies()
 
     def holds(self, text: CorpusText) -> bool:
         """Whether a text is a copy of one that was asked for before; from now on it is known itself."""
-        cut: list[int] = []
+        near: Sequence[bytes] = ()
         if text.ids is not None:
-            whole = _digest(text.digested())
+            whole = text.digested()
         else:
-            words = _folded(text.text or "").split()
-            whole, *cut = (_digest(" ".join(part).encode("utf-8", "surrogatepass")) for part in (words, *_cuts(words)))
-        is_copy = self._whole.holds(whole) or self._cut.holds(whole) or any(map(self._whole.holds, cut))
+            folded = _folded(text.text or "")
+            near = folded.encode("utf-8", "surrogatepass").split()
+            whole = _without_numbers(folded).encode("utf-8", "surrogatepass")
+        digest = _digest(whole)
+        is_copy = self._whole.holds(digest) or (len(near) >= FEWEST_WORDS and self._near.holds_or_add(near))
         self.n += is_copy
         if not is_copy:
-            self._whole.add(whole)
-            for digest in cut:
-                self._cut.add(digest)
+            self._whole.add(digest)
         return is_copy
 
 
@@ -94,11 +122,12 @@ def _folded(text: str) -> str:
     return folded[label.end() :] if label and folded.count(" ", label.end()) >= 2 else folded
 
 
-def _cuts(words: list[str]) -> list[list[str]]:
-    """What is left of a text without its first, or its last words."""
-    n = len(words)
-    most = [k for k in range(1, MORE_WORDS + 1) if n - k >= max(FEWEST_WORDS, 5 * k)]
-    return [words[k:] for k in most] + [words[: n - k] for k in most]
+def _without_numbers(folded: str) -> str:
+    """The text with 0 for each number, where enough other words are left."""
+    bare, n = _NUMBER.subn("0", folded)
+    if not n or sum(any(map(str.isalpha, word)) for word in folded.split()) < FEWEST_BESIDE_NUMBERS:
+        return folded
+    return bare
 
 
 def _digest(raw: bytes) -> int:
@@ -126,3 +155,87 @@ class _Digests:
             if held in (0, digest):
                 return place, held == digest
         return first, False
+
+
+class _NearCopies:
+    """Texts by pairs of neighbouring words, in a fixed amount of memory: new ones take the place of old ones."""
+
+    def __init__(self) -> None:
+        self._words = np.zeros(WORDS, np.uint32)  # each text: how many words it has, and their hashes
+        self._pairs = np.zeros(SLOTS, np.int64)  # where a text with such a pair begins, counted from 1 without end
+        self._n_slots = np.uint64(SLOTS)
+        self._end = 0
+
+    def holds_or_add(self, words: Sequence[bytes]) -> bool:
+        """Whether a text is an earlier one with other words at an end, or of a template with two texts or more.
+
+        If not, it is known from now on.
+        """
+        n = len(words)
+        if n >= WORDS // 2:
+            return False
+        hashes = np.fromiter(map(zlib.crc32, words), np.uint32, n)
+        pairs = hashes[:-1].astype(np.uint64) << _HASH_BITS | hashes[1:]
+        pairs *= _GOLDEN
+        pairs >>= _HASH_BITS
+        slots = pairs % self._n_slots
+        seen = [start for start in self._pairs[slots].tolist() if start]
+        variants: list[int] = []
+        for start, n_pairs in Counter(seen).items() if len(set(seen)) < len(seen) else ():
+            if n_pairs < 2:
+                continue
+            at = (start - 1) % WORDS
+            near = self._compare(start - 1, hashes)
+            if near == _END or (near and self._words[at] & _VARIED):
+                return True
+            variants += [at] if near else []
+        for at in variants:
+            self._words[at] |= _VARIED
+        start = self._end % WORDS
+        if start + n + 1 > WORDS:  # no text lies across the end
+            self._end += WORDS - start
+            start = 0
+        self._words[start] = n | (int(_VARIED) if variants else 0)
+        self._words[start + 1 : start + 1 + n] = hashes
+        if n - 1 > _KEPT_PAIRS:
+            slots = slots[pairs.argpartition(_KEPT_PAIRS)[:_KEPT_PAIRS]]
+        self._pairs[slots] = self._end + 1
+        self._end += n + 1
+        return False
+
+    def _compare(self, start: int, words: NDArray[np.uint32]) -> str:
+        """How the text that begins at a place differs from these words: by a few at an end, elsewhere, or by more.
+
+        Returns:
+            _END, _WITHIN, or nothing, as where the text is no longer there.
+        """
+        n = int(self._words[start % WORDS] & ~_VARIED)
+        shorter = min(n, len(words))
+        most = min(MOST_EDITS, shorter // 4)
+        if self._end - start > WORDS or abs(n - len(words)) > most:
+            return ""
+        other = self._words[start % WORDS + 1 : start % WORDS + 1 + n]
+        same = other[:shorter] == words[:shorter]
+        first = shorter if same.all() else int(same.argmin())
+        same = other[n - shorter + first :][::-1] == words[len(words) - shorter + first :][::-1]
+        last = shorter - first if same.all() else int(same.argmin())
+        if first + last == shorter and not (first and last):
+            return _END
+        near = _differ_by(other[first : n - last].tolist(), words[first : len(words) - last].tolist(), most)
+        return _WITHIN if near else ""
+
+
+def _differ_by(one: Sequence[int], other: Sequence[int], most: int) -> bool:
+    """Whether Levenshtein's distance of two lists is at most so much; only what is near the diagonal is looked at."""
+    if max(len(one), len(other)) <= most:
+        return True
+    row = {column: column for column in range(most + 1)}
+    for i, item in enumerate(one, 1):
+        above, row = row, {}
+        for j in range(max(0, i - most), min(len(other), i + most) + 1):
+            left, up = row.get(j - 1, most), above.get(j, most)
+            corner = above.get(j - 1, most) if j else most + 1
+            row[j] = min(left + 1, up + 1, corner + (j > 0 and other[j - 1] != item))
+        if min(row.values()) > most:
+            return False
+    return row.get(len(other), most + 1) <= most

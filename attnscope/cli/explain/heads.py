@@ -72,7 +72,7 @@ def heads(
             "--image" if image else "--audio", replace(texts, text=None), running, audio=image and audio, probe=probe,
             threshold=measuring.thresholds, chunk=measuring.chunk, stride=measuring.stride, control=control,
             frequencies=measuring.frequencies, relations=relations, causal=causal, writes=writes, shard=shard != "1/1",
-            feature=describing.feature, describe=describing.describe,
+            feature=describing.feature, describe=describing.describe, weigh=measuring.weigh != "texts",
         )  # fmt: skip
     output = where.plan("heads", printing, measures=measuring.measures, **listing.shown(), **drawing.options())
     if image or audio:

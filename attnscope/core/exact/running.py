@@ -257,6 +257,7 @@ class RunningSums:
         hits: ArrayLike = False,
         unseen: ArrayLike = True,
         dependence: ArrayLike = DEPENDENCE,
+        units: ArrayLike = 1.0,
     ) -> tuple[Floats, Floats]:
         """The confidence interval of a share, 0 <= s <= c: it stays within 0 to 1, and holds near them.
 
@@ -287,6 +288,9 @@ class RunningSums:
             unseen: Whether the second bound holds; not for means such as a relative entropy, which are no share of
                 anything. Broadcast likewise.
             dependence: The ρ of the second bound, 0 to 1; at 1 texts are the units. Broadcast likewise.
+            units: How many units a count of 1 stands for, where s and c of a text were divided by its length: the
+                harmonic mean of the lengths. Σc times it is then Kish's effective number of units, (Σc)² / Σ(c/length),
+                of a quantity that is defined for the same share of each text. Broadcast to the shape of the quantities.
 
         Returns:
             The low and the high ends; NaN where `interval` is.
@@ -296,7 +300,7 @@ class RunningSums:
         """
         if not 0 < level < 1:
             raise ValueError(f"a level is between 0 and 1; got {level}")
-        part = self._share(hits, unseen, dependence)
+        part = self._share(hits, unseen, dependence, units)
         a = self._student(level) ** 2 / part.n
 
         def ends(x: Floats) -> tuple[Floats, Floats]:  # (x - θ)² = a θ(1 - θ)
@@ -328,6 +332,7 @@ class RunningSums:
         hits: ArrayLike = False,
         unseen: ArrayLike = True,
         dependence: ArrayLike = DEPENDENCE,
+        units: ArrayLike = 1.0,
     ) -> Floats:
         """One-sided p-value against H0: the share is at most the threshold.
 
@@ -340,11 +345,12 @@ class RunningSums:
             hits: As in `share_interval`.
             unseen: As in `share_interval`.
             dependence: As in `share_interval`.
+            units: As in `share_interval`.
 
         Returns:
             The p-values; NaN where there is no standard error, or the threshold is NaN.
         """
-        part = self._share(hits, unseen, dependence)
+        part = self._share(hits, unseen, dependence, units)
         limit = np.broadcast_to(np.asarray(threshold, np.float64), self.shape)
         inside = np.clip(limit, 0, 1)
         distance = np.abs(part.r - inside)
@@ -359,8 +365,9 @@ class RunningSums:
         result: Floats = np.where(known, p, np.nan)
         return result
 
-    def _share(self, hits: ArrayLike, unseen: ArrayLike, dependence: ArrayLike) -> "_Share":
-        r, total, m = np.clip(self.ratio(), 0, 1), self.total("c"), self.effective_texts()
+    def _share(self, hits: ArrayLike, unseen: ArrayLike, dependence: ArrayLike, units: ArrayLike = 1.0) -> "_Share":
+        r, m = np.clip(self.ratio(), 0, 1), self.effective_texts()
+        total = self.total("c") * np.asarray(units, np.float64)
         total, m = np.where(total > 0, total, np.nan), np.where(total > 0, m, np.nan)
         binomial = r * (1 - r)
         variance = self.standard_error() ** 2

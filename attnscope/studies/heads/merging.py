@@ -197,8 +197,10 @@ _COMPARED: tuple[tuple[str, Callable[[Findings], Any]], ...] = (
     ("engines", lambda part: part.run.get("engine")),
     ("versions of attnscope", lambda part: part.run.get("versions", {}).get("attnscope")),
     ("texts", lambda part: part.corpus.get("sha256")),
+    # Records of before the choice weigh queries.
+    ("weighings, --weigh", lambda part: part.options.get("weigh", "queries")),
     # Heads may have been taken out after some parts alone.
-    ("options", lambda part: {name: one for name, one in part.options.items() if name != "causal"}),
+    ("options", lambda part: {name: one for name, one in part.options.items() if name not in ("causal", "weigh")}),
 )
 
 
@@ -238,6 +240,8 @@ def _join(corpora: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "problems": [problem for number, problem in enumerate(problems) if problem not in problems[:number]],
         "interrupted": any(map(is_interrupted, corpora)),
     }
+    if longest := [corpus["longest"] for corpus in corpora if corpus.get("longest")]:
+        joined["longest"] = max(longest, key=lambda text: (text["n_queries"], -text["index"]))
     return settle_corpus(joined)
 
 

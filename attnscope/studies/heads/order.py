@@ -18,7 +18,7 @@ from attnscope.studies.describe.own_features import own_features
 from attnscope.studies.describe.study import DescribeOptions
 from attnscope.studies.heads.needles import ROLE, NeedleOptions, retrieval_heads
 from attnscope.studies.heads.roles import RULES, thresholds_from
-from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.heads.study import HeadsOptions, Weigh, heads
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 from attnscope.studies.inputs.texts import Report, scale_report
 from attnscope.studies.relations.order import relations_of, require_relations
@@ -40,6 +40,7 @@ class StudyOrder:
     chunk: int | None
     stride: int | None
     frequencies: Path | None
+    weigh: Weigh
     control: str | None
     shard: str
     relations: Path | None = None
@@ -104,6 +105,7 @@ def heads_options(order: StudyOrder) -> HeadsOptions:
         control=_is_untrained(order.control),
         describe=order.describe,
         writes=order.writes,
+        weigh=order.weigh,
     )
 
 
@@ -154,7 +156,7 @@ def _study_needles(
         "--chunk": order.chunk, "--stride": order.stride, "--frequencies": order.frequencies,
         "--control": order.control, "--relations": order.relations, "--writes": order.writes, "--workers": workers,
         "--shard": order.shard != "1/1", "--feature": order.describe is not None and order.describe.features,
-        "--describe": order.describe is not None and order.describe.heads,
+        "--describe": order.describe is not None and order.describe.heads, "--weigh": order.weigh != "texts",
     }  # fmt: skip
     for option, given in beside.items():
         if given:

@@ -65,6 +65,13 @@ _OF_WHOLE_TEXTS = ("resting",)
 """Shares that differ more between texts than within them: how much a head leaves on sinks depends on what a whole text
 offers. Their intervals count texts as the units. With `DEPENDENCE` those of ten texts hold in 85% of draws at worst."""
 
+FULL_KEYS = 1000
+"""The number of keys at which the threshold of `diffuse` is the relative entropy; see `_Judged._even_enough`."""
+
+LEAST_KEYS = 8
+"""With fewer keys to a query (the geometric mean) the threshold of `diffuse` is the relative entropy: there any head is
+close to uniform attention, in nats."""
+
 LEAST_MARGIN = 0.01
 """How far above its baseline a measure must be at least: no head can be far above a baseline of nearly 1."""
 
@@ -86,6 +93,8 @@ class Rule:
         least_defined: For what share of the queries the measure must be defined at least. A separator at the end of a
             text is hidden from all but itself in a causal layer, and the first token from most queries in a layer
             whose window is a few tokens: that says nothing about a head.
+        any_length: Whether the threshold is a distance from uniform attention, so that it asks the same of short
+            texts and of long ones; see `_Judged._even_enough`.
         needs_preference: Whether heads that spread over all tokens alike are left out: where all weights are nearly the
             same, which of them is the largest says nothing.
         is_sink: Whether it names a sink, and says nothing of what a head does elsewhere: it is named after all others.
@@ -100,6 +109,7 @@ class Rule:
     threshold: float
     beats_uniform: bool = True
     least_defined: float = 0.0
+    any_length: bool = False
     needs_preference: bool = False
     is_sink: bool = False
     does: str = ""
@@ -126,7 +136,7 @@ RULES: dict[str, Rule] = {
     ),
     "delimiter": Rule("attends to punctuation or separators", ("punctuation", "sep"), 0.5, least_defined=0.5),
     "rare": Rule("has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True),
-    "diffuse": Rule("spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False),
+    "diffuse": Rule("spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False, any_length=True),
     "similar_token": Rule("attends to tokens like it, beyond the same token", ("similar_token",), 0.2),
     "copying": Rule(
         "attends to the token that comes, and raises its logit (Wang 2023)",
@@ -200,21 +210,24 @@ def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: in
 
 def effective_texts(tally: Tally) -> float:
     """How many texts of one length all that was measured amounts to: of the measure that counts most queries."""
-    counts = tally.measures.total("c")
+    counts = tally.measures.total("c") * tally.units(tally.names)
     return float(tally.measures.effective_texts().ravel()[counts.argmax()]) if counts.size else 0.0
 
 
-def interval_of(sums: RunningSums, names: Sequence[str]) -> tuple[Floats, Floats]:
+def interval_of(
+    sums: RunningSums, names: Sequence[str], units: NDArray[np.float64] | float = 1.0
+) -> tuple[Floats, Floats]:
     """The 95% intervals of measures: of shares those of shares, of other numbers Student's t.
 
     Args:
         sums: (…, measure).
         names: The measures.
+        units: As of `RunningSums.share_interval`.
     """
     low, high = sums.interval()
     shares, hits, unseen = _shares(names)
     dependence = np.where(np.isin(names, _OF_WHOLE_TEXTS), 1.0, DEPENDENCE)
-    low_of_shares, high_of_shares = sums.share_interval(hits=hits, unseen=unseen, dependence=dependence)
+    low_of_shares, high_of_shares = sums.share_interval(hits=hits, unseen=unseen, dependence=dependence, units=units)
     return np.where(shares, low_of_shares, low), np.where(shares, high_of_shares, high)
 
 
@@ -246,6 +259,7 @@ class _Judged:
         tests: The last axis of the other arrays below.
         effective: How many texts of one length the evidence of a test amounts to.
         baselines: What a measure would have without any preference of the head; NaN = none.
+        queries: How many queries a measure counts, or as many of texts of one length as its count amounts to.
         limits: What the value must be above; NaN = not tested.
         p: One-sided p-values; NaN = not tested, or too few texts.
         role_p: Those of a role's tests together.
@@ -255,7 +269,9 @@ class _Judged:
         self.tally, self.thresholds, self.n_texts = tally, thresholds, n_texts
         self.values, self.counts = tally.measures.ratio(), tally.measures.total("c")
         self.uniform = tally.uniform.ratio()
-        self.low, self.high = interval_of(tally.measures, tally.names)
+        units = tally.units(tally.names)
+        self.queries = self.counts * units
+        self.low, self.high = interval_of(tally.measures, tally.names, units)
         self.shape = self.values.shape[:2]
         self._sums = tally.measures.total("s")
         self.tests = [
@@ -273,7 +289,7 @@ class _Judged:
         tested = _part(tally.measures, columns)
         self.effective = tested.effective_texts()
         shares, hits, unseen = _shares([test.measure for test in self.tests])
-        of_shares = tested.share_p_above(self.limits, hits=hits, unseen=unseen)
+        of_shares = tested.share_p_above(self.limits, hits=hits, unseen=unseen, units=units[columns])
         p = np.where(shares, of_shares, tested.p_above(self.limits))
         for i, test in enumerate(self.tests):
             if test.rule.weight:
@@ -330,6 +346,8 @@ class _Judged:
         above = baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN)
         if test.rule.does:
             above = baseline + self.thresholds[test.role]
+        if test.rule.any_length:
+            return self._even_enough()
         limit: Floats = np.fmax(np.full(self.shape, self.thresholds[test.role]), above)
         limit[np.isnan(self.values[..., test.column])] = np.nan
         if test.rule.least_defined:
@@ -338,8 +356,22 @@ class _Judged:
             limit[~(self._active_share(test) >= LEAST_ACTIVE)] = np.nan
         entropy = self._column("relative_entropy")
         if test.rule.needs_preference and entropy is not None:
-            limit[self.values[..., entropy] > self.thresholds["diffuse"]] = np.nan
+            limit[self.values[..., entropy] > self._even_enough()] = np.nan
         return limit
+
+    def _even_enough(self) -> Floats:
+        """The relative entropy above which a head is diffuse.
+
+        Relative entropy is 1 - d / ln n for a head d nats from uniform attention over n keys. At the same d it is 0.78
+        in a sentence of 25 tokens and 0.89 in a text of 500. So the threshold t stands for a distance, that of a text
+        of FULL_KEYS keys: d = (1 - t) ln FULL_KEYS. That is ln 2 for t = 0.9: the head spreads as if evenly over half
+        of its keys. The mean of ln n is the entropy of uniform attention.
+        """
+        threshold = self.thresholds["diffuse"]
+        column = self._column("entropy_nats")
+        log_keys = np.full(self.shape, np.nan) if column is None else self.uniform[..., column]
+        far = np.where(log_keys >= math.log(LEAST_KEYS), log_keys, math.log(FULL_KEYS))
+        return 1 - (1 - threshold) * math.log(FULL_KEYS) / far
 
     def _share_defined(self, test: _Test) -> Floats:
         """For what share of the queries a measure is defined; of a sink's `_active` the measure without that.
@@ -382,7 +414,7 @@ class _Judged:
                 continue
             columns = zip(
                 self.tally.names,
-                *(array[at].tolist() for array in (self.values, self.low, self.high, self.uniform, self.counts)),
+                *(array[at].tolist() for array in (self.values, self.low, self.high, self.uniform, self.queries)),
                 strict=True,
             )
             measures = {name: Estimate(*numbers) for name, *numbers in columns}
@@ -423,7 +455,7 @@ class _Judged:
             low=float(self.low[cell]),
             high=float(self.high[cell]),
             baseline=float(self.baselines[(*at, number)]),
-            threshold=self.thresholds[test.role],
+            threshold=float(self.limits[(*at, number)]) if test.rule.any_length else self.thresholds[test.role],
             p=p,
             q=q,
             tentative=min(effective, self.n_texts) < FEWEST_TEXTS,
@@ -441,9 +473,10 @@ class _Judged:
         nearest = np.argsort(np.abs(OFFSETS), kind="stable")
         best = nearest[offsets.total("s")[..., nearest].argmax(-1)][..., None]
         mine = _part(offsets, best)
-        low, high = mine.share_interval(hits=True)
+        units = self.tally.queries_per_count
+        low, high = mine.share_interval(hits=True, units=units)
         uniform = _part(self.tally.offsets_uniform, best).ratio()
-        return tuple(array[..., 0] for array in (mine.ratio(), low, high, uniform, mine.total("c")))  # type: ignore[return-value]
+        return tuple(array[..., 0] for array in (mine.ratio(), low, high, uniform, mine.total("c") * units))  # type: ignore[return-value]
 
 
 def _part(sums: RunningSums, columns: Sequence[int] | NDArray[np.int64]) -> RunningSums:

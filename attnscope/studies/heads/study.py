@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import (
@@ -22,7 +22,7 @@ from attnscope.corpus import (
     distinct,
     read_frequencies,
 )
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
 from attnscope.records.frame.shards import settle_corpus
 from attnscope.records.heads.findings import Findings
@@ -49,6 +49,9 @@ from attnscope.studies.running.passes import Driver, Pass
 from attnscope.studies.running.workers import Workers
 from attnscope.studies.writes.study import require_writes, with_writes
 
+Weigh = Literal["texts", "queries"]
+"""What weighs the same in measures and roles."""
+
 _NOTHING = Found()
 
 
@@ -69,6 +72,8 @@ class HeadsOptions:
             corpus, whatever the shard.
         writes: Whether it is measured what heads add to the logits of right answers, for roles of behaviour. The
             texts are read once more.
+        weigh: What weighs the same in measures, intervals and roles: "texts", as in descriptions, so that the sums and
+            counts of a text of n queries are divided by n; or "queries", so that a long text weighs more.
     """
 
     thresholds: Mapping[str, float] = field(default_factory=dict)
@@ -80,6 +85,7 @@ class HeadsOptions:
     seed: int = 0
     describe: DescribeOptions | None = None
     writes: bool = False
+    weigh: Weigh = "texts"
 
 
 @with_plain_torch
@@ -163,7 +169,7 @@ def study_heads(
     sha256, problems = ("", []) if options.frequencies is not None else (sha256_of(texts), problems_of(texts))
     make = partial(
         _measurer_of, measurer, frequencies=frequencies, special=special, chunk=options.chunk, stride=options.stride,
-        backend=backend,
+        backend=backend, alike=options.weigh == "texts",
     )  # fmt: skip
     driver = Driver(make, (model,), (workers,) if workers else None, keeps="first", step="the study of a later text")
     drivers = [driver]
@@ -196,6 +202,7 @@ def study_heads(
         "sha256": sha256 or sha256_of(texts),
         "shards": ["{}/{}".format(*options.shard)],
         "problems": [*(problems or problems_of(texts)), *missing],
+        **({"longest": vars(done.longest)} if done.longest else {}),
     }
     described = settle_corpus(described, interrupted=not complete)
     run = run_of(model.info, [*_notes(model, done, options), *_note_unprojected(model, done), *passes[0].notes])
@@ -227,6 +234,8 @@ def _measurer_of(
 
 def _require_measurable(model: Model, options: HeadsOptions) -> None:
     """Raises an AttnscopeError before anything is read where nothing could come of it."""
+    if options.weigh not in get_args(Weigh):
+        raise UsageError(f"{options.weigh!r} cannot be weighed alike", f"choose {' or '.join(get_args(Weigh))}")
     # Chunks that do not fit the model are refused here.
     chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
     if options.writes:
@@ -281,6 +290,7 @@ def _describe(options: HeadsOptions, frequencies: Frequencies) -> dict[str, Any]
         "least_texts": LEAST_TEXTS,
         "least_active": LEAST_ACTIVE,
         "margin": MARGIN,
+        "weigh": options.weigh,
         "chunk": options.chunk,
         "stride": options.stride,
         "block": BLOCK,

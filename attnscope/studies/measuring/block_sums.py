@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.corpus import Chunk
-from attnscope.studies.measuring.tally import Tally
+from attnscope.studies.measuring.tally import Tally, weigh_units
 from attnscope.studies.running.overflow import Place, broken_rows
 
 if TYPE_CHECKING:
@@ -31,15 +31,21 @@ class BlockSums:
     beyond what all texts like these have in common (the reasoning of the block bootstrap: Künsch 1989, Annals of
     Statistics 17; Politis & Romano 1994, JASA 89).
 
+    Args:
+        alike: Whether all texts weigh the same: the sums and counts of a text of n queries are divided by n.
+
     Attributes:
         n_texts: Texts that are whole in it.
         n_chunked: How many of them came in several chunks.
         n_tokens: The tokens of all chunks; one that two chunks share counts once.
         broken: Texts that are left out, as the model computes NaN or infinity on them, and where; of a text in chunks,
             from the first such chunk on.
+        longest: Of the whole text with most queries, the first of several, how many it has and its index.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, alike: bool = False) -> None:
+        self._alike = alike
+        self.longest = (0, -1)
         self.broken: dict[int, Place] = {}
         self.n_texts = self.n_chunked = self.n_tokens = 0
         self._tallies: dict[str, Tally] = {}
@@ -86,15 +92,18 @@ class BlockSums:
             if chunk.n_chunks > 1:
                 mine = [at for at, unit in enumerate(units) if unit // step == row]
                 self._open.setdefault(chunk.text, _OpenText()).take(mine, found, self._tallies)
+        weights = np.array([1 / batch[unit // step].n_queries if self._alike else 1.0 for unit in units])
         for kind, of in found.items():
             tally = self._tallies[kind]
+            of = weigh_units(tally.names, weights, of)
             tally.measures.add(of["sum"], of["count"])
             tally.uniform.add(of["uniform_sum"], of["count"])
             tally.offsets.add(of["offset_sum"], of["offset_count"])
             tally.offsets_uniform.add(of["offset_uniform"], of["offset_count"])
         for chunk, of_chunk in zip(kept, (hits[row] for row in well), strict=True):
-            for kind, of_kind in of_chunk.items():
-                self._pairs.setdefault(kind, []).append(of_kind)
+            weight = 1 / chunk.n_queries if self._alike else 1.0
+            for kind, (of_hits, of_counts) in of_chunk.items():
+                self._pairs.setdefault(kind, []).append((of_hits * weight, of_counts * weight))
             self.n_tokens += len(chunk) - chunk.n_repeated
             if chunk.n_chunks > 1:
                 text = self._open[chunk.text]
@@ -105,6 +114,10 @@ class BlockSums:
                 del self._open[chunk.text]
                 self.n_chunked += 1
             self.n_texts += 1
+            self.longest = max(self.longest, (chunk.n_queries, chunk.text), key=lambda one: (one[0], -one[1]))
+            if self._alike:
+                for tally in self._tallies.values():
+                    tally.lengths.add(1 / chunk.n_queries, 1.0)
 
     def finish(self) -> Mapping[str, Tally]:
         """The sums by kind; of nothing where no text is whole."""

@@ -54,15 +54,38 @@ class Frequencies:
         return np.where(known, self.table[np.where(known, ids, 0)], self.unseen)
 
 
+@dataclass(frozen=True)
+class LongestText:
+    """The text of a corpus with most queries, the first of several.
+
+    Attributes:
+        n_queries: How many it has.
+        index: Its number in the corpus.
+        source: As of `CorpusText`; likewise line.
+        line: See there.
+    """
+
+    n_queries: int
+    index: int
+    source: str
+    line: int
+
+    def merge(self, other: LongestText) -> LongestText:
+        """The longer one of two."""
+        return max(self, other, key=lambda text: (text.n_queries, -text.index))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found(passes.Found):
     """What is added up over blocks.
 
     Attributes:
+        longest: The longest text; None without a whole one.
         tallies: By kind of attention.
         longest_of: Of a first block that was interrupted, how many texts it has; these are its longest.
     """
 
+    longest: LongestText | None = None
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     longest_of: int | None = None
 
@@ -77,6 +100,7 @@ class HeadMeasurer:
         chunk: See `HeadsOptions`.
         stride: See there.
         backend: What measures; see `core.measures.backends`.
+        alike: As of `BlockSums`.
 
     Raises:
         AttnscopeError: It has a decoder beside its encoder, and nothing that it could read.
@@ -90,13 +114,14 @@ class HeadMeasurer:
         chunk: int | None = None,
         stride: int | None = None,
         backend: Backend = "torch",
+        alike: bool = False,
     ) -> None:
         from attnscope.core.attention.tiles import Buffers
         from attnscope.models.inside.residual import HiddenNorms
 
         require_backend(backend)
         self._model, self._frequencies, self._special = model, frequencies, special
-        self._backend = backend
+        self._backend, self._alike = backend, alike
         self._cut = {"chunk": chunk, "stride": stride}
         self._room = Room()
         self._dense = model.info.path == "eager"
@@ -107,7 +132,7 @@ class HeadMeasurer:
 
     def begin(self, block: Block) -> BlockSums:
         """Sums of nothing yet."""
-        return BlockSums()
+        return BlockSums(alike=self._alike)
 
     def steps(self, block: Block, sums: BlockSums) -> Iterator[None]:
         """Adds a block to its sums, batch by batch."""
@@ -131,9 +156,12 @@ class HeadMeasurer:
         """What the sums amount to."""
         left_out = LeftOut.of(block.texts, sums.broken)
         n_tokens = sums.n_tokens if sums.n_texts else 0
+        n_queries, index = sums.longest
+        longest = (LongestText(n_queries, index, text.source, text.line) for text in block.texts if text.index == index)
         cut_off = not whole and sums.n_texts + len(sums.broken) < len(block.texts)
         return Found(
             tallies=sums.finish(), n_texts=sums.n_texts, n_tokens=n_tokens, n_chunked=sums.n_chunked,
+            longest=next(longest, None),
             longest_of=len(block.texts) if cut_off else None, halved_to=self._room.tokens, left_out=left_out,
         )  # fmt: skip
 

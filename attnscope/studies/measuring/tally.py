@@ -18,7 +18,10 @@ PAIR_MEASURES = ("same_token", "induction")
 MOVED_PAIRS = ("copying_weight", "suppression_weight")
 """The same of what heads write: the rows of `Tally.pairs` of such measures."""
 
-_PARTS = ("measures", "uniform", "offsets", "offsets_uniform", "pairs")
+OF_TEXTS = ("sink",)
+"""Measures of which each text counts 1, however texts weigh."""
+
+_PARTS = ("measures", "uniform", "offsets", "offsets_uniform", "pairs", "lengths")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +38,7 @@ class Tally:
         offsets_uniform: The same under uniform attention.
         pairs: What a head would reach that always looked at one offset, (pair measure, offset); of what heads write,
             MOVED_PAIRS. Of two tallies beside each other, the offsets of both, one after the other.
+        lengths: Where texts weigh alike (`weigh_units`), 1 / n of each text of n queries; else of no text.
     """
 
     kind: str
@@ -45,6 +49,7 @@ class Tally:
     offsets: RunningSums
     offsets_uniform: RunningSums
     pairs: RunningSums
+    lengths: RunningSums
 
     @classmethod
     def empty(cls, kind: str, layers: Sequence[int], n_heads: int, names: Sequence[str]) -> "Tally":
@@ -59,12 +64,22 @@ class Tally:
             RunningSums((*shape, len(OFFSETS))),
             RunningSums((*shape, len(OFFSETS))),
             RunningSums((len(PAIR_MEASURES), len(OFFSETS))),
+            RunningSums(),
         )
 
     @property
     def n_texts(self) -> int:
         """How many texts are in it."""
         return self.measures.n_texts
+
+    @property
+    def queries_per_count(self) -> float:
+        """How many queries a count of 1 stands for: 1, or where texts weigh alike their harmonic mean length."""
+        return 1 / float(self.lengths.ratio()) if self.lengths.n_texts else 1.0
+
+    def units(self, names: Sequence[str]) -> NDArray[np.float64]:
+        """Of each measure, what `RunningSums.share_interval` asks for as `units`."""
+        return np.where(np.isin(names, OF_TEXTS), 1.0, self.queries_per_count)
 
     def merge(self, other: "Tally") -> "Tally":
         """The sums over the texts of both."""
@@ -108,6 +123,8 @@ def tallies_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tally]:
 def _tally_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Tally:
     layers = tuple(int(layer) for layer in arrays[f"{kind}.layers"])
     names = tuple(str(name) for name in arrays[f"{kind}.names"])
+    nothing = {f"{kind}.lengths.{name}": array for name, array in RunningSums().to_arrays().items()}
+    arrays = {**nothing, **arrays}  # records of before texts could weigh alike have no lengths
     parts = {
         part: RunningSums.from_arrays({name: arrays[f"{kind}.{part}.{name}"] for name in ("limbs", "n_texts")})
         for part in _PARTS
@@ -118,6 +135,25 @@ def _tally_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Tally:
         if sums.shape != getattr(empty, part).shape:
             raise ValueError(f"{part} are {sums.shape}, not {getattr(empty, part).shape}")
     return Tally(kind, layers, names, **parts)
+
+
+def weigh_units(
+    names: Sequence[str], weights: NDArray[np.float64], sums: Mapping[str, NDArray[np.float64]]
+) -> dict[str, NDArray[np.float64]]:
+    """Sums and counts of units of evidence, each times the weight of its text; of OF_TEXTS as they are.
+
+    Args:
+        names: The measures, in the order of the last axis of "sum", "count" and "uniform_sum".
+        weights: Of each unit, (unit,): 1 / n for a text of n queries, so that all texts weigh the same.
+        sums: Arrays by name, (unit, ...).
+    """
+    weighed = {}
+    for name, array in sums.items():
+        weighed[name] = array * weights.reshape(-1, *[1] * (array.ndim - 1))
+        if name in ("sum", "count", "uniform_sum"):
+            kept = np.isin(names, OF_TEXTS)
+            weighed[name][..., kept] = array[..., kept]
+    return weighed
 
 
 def pair_hits(

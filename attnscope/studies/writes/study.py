@@ -21,7 +21,7 @@ from attnscope.studies.ablation.sweep import longest_first
 from attnscope.studies.heads.merging import add_writes
 from attnscope.studies.heads.roles import RULES
 from attnscope.studies.inputs.texts import Report, special_ids, texts_of
-from attnscope.studies.measuring.tally import OFFSETS, Tally
+from attnscope.studies.measuring.tally import OFFSETS, Tally, weigh_units
 from attnscope.studies.running import passes
 from attnscope.studies.running.passes import Driver
 from attnscope.studies.running.workers import Workers
@@ -94,7 +94,7 @@ def with_writes(
         AttnscopeError: The model predicts no words, or its logits are no such sum.
     """
     reading = {"loss": model.loss, "chunk": found.options["chunk"], "stride": found.options["stride"]}
-    make = partial(_measurer_of, reading=reading)
+    make = partial(_measurer_of, reading=reading, alike=found.options.get("weigh") == "texts")
     driver = Driver(make, (model,), (workers,) if workers else None, keeps="texts", step="--writes on a later text")
     k, _, of = found.corpus["shards"][0].partition("/")
     done = driver.run_texts(texts_of(texts), BLOCK, Written(), report, (int(k), int(of)))
@@ -130,8 +130,8 @@ def with_writes(
     return add_writes(found, run, corpus, options, done.done.tallies, done.done.parts)
 
 
-def _measurer_of(model: Model, *, reading: Mapping[str, Any]) -> WritesMeasurer:
-    return WritesMeasurer(model, Reader(model, **reading))
+def _measurer_of(model: Model, *, reading: Mapping[str, Any], alike: bool) -> WritesMeasurer:
+    return WritesMeasurer(model, Reader(model, **reading), alike=alike)
 
 
 class BlockWrites:
@@ -141,6 +141,7 @@ class BlockWrites:
         units: By place the sums, counts and sums under even attention, each (unit, head, measure); batch by batch.
         pairs: Of the same units what heads of one offset would reach, and counts, each (unit, MOVED_PAIRS, offset).
         parts: Of the same units (unit, part), and their counts (unit,).
+        texts: Of the same units the text, and how many tokens of it are read there, each (unit,).
     """
 
     def __init__(self) -> None:
@@ -148,6 +149,7 @@ class BlockWrites:
         self.units: dict[Place, list[tuple[Floats, Floats, Floats]]] = {}
         self.pairs: list[tuple[Floats, Floats]] = []
         self.parts: list[tuple[Floats, Floats]] = []
+        self.texts: list[tuple[Numbers, Numbers]] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,15 +159,16 @@ class _Batch:
     units: dict[Place, tuple[Floats, Floats, Floats]]
     pairs: tuple[Floats, Floats]
     parts: tuple[Floats, Floats]
+    texts: tuple[Numbers, Numbers]
 
 
 class WritesMeasurer:
-    """Takes logits apart on the texts of blocks; see `with_writes`."""
+    """Takes logits apart on the texts of blocks; see `with_writes`. All texts may weigh the same (`alike`)."""
 
-    def __init__(self, model: Model, reader: Reader) -> None:
+    def __init__(self, model: Model, reader: Reader, *, alike: bool = False) -> None:
         from attnscope.models.inside.attribution import DirectPaths
 
-        self._paths, self._reader = DirectPaths(model), reader
+        self._paths, self._reader, self._alike = DirectPaths(model), reader, alike
         mask = model.tokenizer.mask_id
         self._looks_back = model.loss == "causal"
         self._special = special_ids(model) | ({mask} if mask is not None else set())
@@ -186,6 +189,7 @@ class WritesMeasurer:
                         sums.units.setdefault(place, []).append(units)
                     sums.pairs.append(found.pairs)
                     sums.parts.append(found.parts)
+                    sums.texts.append(found.texts)
                 sums.n_texts, sums.n_tokens = (
                     sums.n_texts + len(set(part.texts.tolist())),
                     sums.n_tokens + part.n_tokens,
@@ -205,8 +209,15 @@ class WritesMeasurer:
         there = (counts > 0) & np.isfinite(values).all(1)
         for value, count, even in by_layer.values():
             there &= np.isfinite(value + even + count).all((1, 2))
+        weights = np.ones(len(counts))
+        if self._alike:
+            texts, n_tokens = (np.concatenate(arrays) for arrays in zip(*sums.texts, strict=True))
+            _, text = np.unique(texts, return_inverse=True)
+            weights = 1 / np.bincount(text, n_tokens)[text]
+        weights = weights[there]
         parts = RunningSums((len(PARTS),))
-        parts.add(values[there], np.repeat(counts[there, None], len(PARTS), 1))
+        counted = np.repeat(counts[there, None], len(PARTS), 1)
+        parts.add(values[there] * weights[:, None], counted * weights[:, None])
         tallies = {}
         for kind in dict.fromkeys(kind for kind, _ in by_layer):
             layers = sorted(layer for of, layer in by_layer if of == kind)
@@ -216,9 +227,11 @@ class WritesMeasurer:
                 np.stack([_pad_heads(by_layer[kind, layer][which][there], n_heads) for layer in layers], 1)
                 for which in range(3)
             )
-            tally.measures.add(value, count)
-            tally.uniform.add(even, count)
-            tally.pairs.add(hits[there], of_hits[there])
+            given = {"sum": value, "count": count, "uniform_sum": even, "hits": hits[there], "of_hits": of_hits[there]}
+            weighed = weigh_units(_NAMES, weights, given)
+            tally.measures.add(weighed["sum"], weighed["count"])
+            tally.uniform.add(weighed["uniform_sum"], weighed["count"])
+            tally.pairs.add(weighed["hits"], weighed["of_hits"])
         return Written(
             tallies=tallies, parts=parts, n_texts=sums.n_texts, n_tokens=sums.n_tokens,
             halved_to=self._reader.room.tokens,
@@ -261,6 +274,7 @@ class WritesMeasurer:
             units,
             (_by_unit(answered.hits, unit, n_units), _by_unit(answered.of_hits, unit, n_units)),
             (_by_unit(sizes, unit, n_units), _by_unit(ones, unit, n_units)),
+            _texts_of(read),
         )
 
     def _move(self, mover: _Mover, standing: Sequence[Standing]) -> _Answered:
@@ -491,6 +505,19 @@ def _units_of(read: ReadBatch) -> tuple[NDArray[np.int64], int]:
     first = np.cumsum([0, *n_units])
     units = [first[i] + row.places // sizes[i] for i, row in enumerate(read.made_of)]
     return np.concatenate(units), int(first[-1])
+
+
+def _texts_of(read: ReadBatch) -> tuple[Numbers, Numbers]:
+    """The text of each unit of a batch, and how many of its tokens the unit has."""
+    from attnscope.core.measures.catalogue import unit_queries
+
+    texts, n_tokens = [], []
+    for row in read.made_of:
+        size = unit_queries(len(row.ids))
+        starts = range(0, len(row.ids), size)
+        texts += [row.text] * len(starts)
+        n_tokens += [min(size, len(row.ids) - start) for start in starts]
+    return np.array(texts, np.int64), np.array(n_tokens, np.int64)
 
 
 def _by_unit(values: Tensor, unit: NDArray[np.int64], n_units: int) -> Floats:

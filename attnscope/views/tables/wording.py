@@ -83,11 +83,38 @@ def corpus_notes(findings: Ablation | Findings | Relations) -> list[str]:
     if is_interrupted(findings.corpus):
         said.append(f"it was stopped early: these are the {of or 'texts'} up to there")
     if n := findings.corpus.get("n_copies"):
-        said.append(f"{amount(n, 'text is a copy', 'texts are copies')} of others, and left out: copies count once")
+        said.append(
+            f"{amount(n, 'text is', 'texts are')} left out: copies of a text count once, "
+            "and texts of one template twice"
+        )
+    if line := _weight_line(findings):
+        said.append(line)
     problems = findings.corpus.get("problems")
     if isinstance(problems, list | tuple) and problems:
         said.append(_left_out(problems, of or "parts of the texts"))
     return said
+
+
+MUCH_WEIGHT = 1 / 3
+"""A note names a text that carries more than this share of the weight."""
+
+
+def _weight_line(findings: Ablation | Findings | Relations) -> str:
+    """Which of several texts carries more than MUCH_WEIGHT in measures and roles; empty where none does."""
+    longest, n_texts, n_tokens = (findings.corpus.get(name) for name in ("longest", "n_texts", "n_tokens"))
+    if not isinstance(longest, Mapping) or not isinstance(n_texts, int) or n_texts < 2 or not n_tokens:
+        return ""
+    alike = findings.options.get("weigh") == "texts"
+    share = 1 / n_texts if alike else float(longest.get("n_queries", 0)) / n_tokens
+    if share <= MUCH_WEIGHT:
+        return ""
+    if alike:
+        return f"each of the {n_texts} texts carries {share:.0%} of the weight of measures and roles"
+    named = f"{printable(longest.get('source', ''))}, line {longest.get('line')}"
+    return (
+        f"one text ({named}) carries {share:.0%} of the weight: measures and roles say mostly what heads do there; "
+        "--weigh texts weighs all texts alike"
+    )
 
 
 def _left_out(problems: Sequence[Any], what: str) -> str:
