@@ -1,7 +1,8 @@
 """The pages that the program itself is the source of: `python -m docs.generate` writes them anew.
 
 `measures.md` is the catalogue of measures and the rules of roles, `commands.md` is what `--help` says, and
-`architectures.md` is what `python -m tests.hf_tally --json docs/architectures.json` found. A test fails where a page is
+`architectures.md` is what `python -m tests.hf_tally --json docs/architectures.json` found; `known-answers.md` is what
+`python -m benchmarks.known` found. A test fails where a page is
 not what this would write.
 """
 
@@ -390,10 +391,18 @@ def _with_pictures() -> str:
     return told + "\n\n" + "\n".join(rows)
 
 
+def known_answers_page() -> str:
+    """What tools say of heads that are known."""
+    from benchmarks.known.page import render
+
+    return render(json.loads((FOLDER / "known-answers.json").read_text("utf-8")))
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "measures.md": measures_page,
     "commands.md": commands_page,
     "architectures.md": architectures_page,
+    "known-answers.md": known_answers_page,
 }
 """The pages, and what makes each."""
 

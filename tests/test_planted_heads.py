@@ -23,6 +23,7 @@ from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads import terminal as heads_terminal
 from attnscope.views.tables.numbers import number
 from attnscope.views.tables.wording import label
+from benchmarks.known.families import Scores, build, writer_of_the_token_before
 from tests.findings_helpers import fake_findings
 
 
@@ -183,59 +184,20 @@ def test_the_first_token_is_never_the_rarest(monkeypatch: pytest.MonkeyPatch) ->
     assert facts.rarest.tolist() == [[False, False, True, True, False, True]]
 
 
-VOCABULARY, WIDE = 40, 160
+VOCABULARY, LONGEST = 40, 48
 SINK, MATCH = 7.0, 6.2
 """Scores of the first token, and of what followed the query's token before; all other keys have 0."""
 
 
 def planted_llama() -> Any:
-    """A Llama of two layers: its first looks at the token before, the heads of its second rest or repeat.
-
-    The hidden state is the token, the token before (written by the first layer), a constant, and a flag of token 0,
-    with which all texts begin. Rotary positions turn the first dimensions alone: those find the token before, the last
-    ones compare tokens.
-    """
-    from transformers import LlamaConfig, LlamaModel
-
-    n_content = VOCABULARY
-    width = 2 * VOCABULARY + 2
-    const, flag = width - 2, width - 1
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=width, num_attention_heads=2, num_key_value_heads=2, head_dim=WIDE,
-        num_hidden_layers=2, intermediate_size=4, max_position_embeddings=256, rms_norm_eps=1e-12,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e12},
-    )  # fmt: skip
-    model = LlamaModel(config)
-    half = WIDE // 2
-    frequencies = 1e12 ** (-2 * torch.arange(half) / WIDE)
-    turning, still = slice(0, 14), slice(half - n_content, half)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.fill_(1.0 if weight.ndim == 1 else 0.0)
-        table = torch.zeros(VOCABULARY, width)
-        table[:, :VOCABULARY] = torch.eye(VOCABULARY)
-        table[:, const] = 1.0
-        table[0, flag] = 1.0
-        model.embed_tokens.weight.copy_(table)
-        first, second = (layer.self_attn for layer in model.layers)
-        # RMSNorm makes every state as long as sqrt(width); before it, a token's is sqrt(2), or that with its past.
-        long, longer = (width / 2) ** 0.5, (width / 3) ** 0.5
-        sharp = 30.0 * WIDE**0.5 / long**2
-        q, k = (linear.weight.view(2, WIDE, width) for linear in (first.q_proj, first.k_proj))
-        q[0, turning, const] = sharp
-        k[0, turning, const] = torch.cos(frequencies[turning])
-        k[0, half:][turning, const] = torch.sin(frequencies[turning])
-        first.v_proj.weight.view(2, WIDE, width)[0, :VOCABULARY, :VOCABULARY] = torch.eye(VOCABULARY) / long
-        first.o_proj.weight.view(width, 2, WIDE)[VOCABULARY : 2 * VOCABULARY, 0, :VOCABULARY] = torch.eye(VOCABULARY)
-        q, k = (linear.weight.view(2, WIDE, width) for linear in (second.q_proj, second.k_proj))
-        unit = WIDE**0.5 / longer**2
-        for head in range(2):
-            q[head, still, :VOCABULARY] = torch.eye(VOCABULARY) * MATCH * unit
-            k[head, still, VOCABULARY : 2 * VOCABULARY] = torch.eye(VOCABULARY)
-            q[head, half + half - n_content - 1, const] = SINK * unit
-            # Token 0 comes first, where its past is itself and its flag makes it longer.
-            k[head, half + half - n_content - 1, flag] = (4 / 3) ** 0.5
-    return attnscope.load(model)
+    """A Llama of two layers: its first looks at the token before, the heads of its second rest or repeat."""
+    nothing, nowhere = np.zeros((VOCABULARY, VOCABULARY)), np.zeros(2 * LONGEST - 1)
+    rests = nothing.copy()
+    rests[:, 0] = SINK
+    repeats = Scores(rests, MATCH * np.eye(VOCABULARY), nowhere)
+    previous = writer_of_the_token_before(VOCABULARY, LONGEST)
+    layers = [[previous, Scores(nothing, nothing, nowhere)], [repeats, repeats]]
+    return attnscope.load(build("llama", [str(n) for n in range(VOCABULARY)], layers, LONGEST))
 
 
 def repeating_texts(n: int, seed: int = 0) -> list[CorpusText]:

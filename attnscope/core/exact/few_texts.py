@@ -19,7 +19,8 @@ def unseen_share(n_texts: ArrayLike, level: float = 0.95) -> Floats:
     Returns:
         0 to 1.
     """
-    share: Floats = 1 - ((1 - level) / 2) ** (1 / np.asarray(n_texts, np.float64))
+    with np.errstate(divide="ignore"):  # of no texts at all every kind is unseen
+        share: Floats = 1 - ((1 - level) / 2) ** (1 / np.asarray(n_texts, np.float64))
     return share
 
 

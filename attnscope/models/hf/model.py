@@ -220,7 +220,7 @@ class HuggingFaceModel(ShownModel):
             found = self.network.base.get_input_embeddings()(ids.to(self.network.device))
         # I-BERT gives the scale of its quantisation besides.
         rows: Tensor = found[0] if isinstance(found, tuple) else found
-        return rows
+        return rows.detach()  # a model in memory may be one that is trained
 
     def untrained(self, seed: int) -> "HuggingFaceModel":
         """The same architecture with random weights, as transformers draws them before training."""

@@ -1,0 +1,226 @@
+"""The benchmark of known heads: its truth is the source's, it notices a false one, and it gives the same twice."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.known import compiled, grown, page, rasp, scores
+from benchmarks.known.families import Scores
+from benchmarks.known.planted import NUMBERS, draw_text, plant
+from benchmarks.known.programs import Program, named, programs
+from benchmarks.known.rivals import TOOLS, MostAttendedOffset, offset_keys
+from benchmarks.known.running import PARTS, Job, jobs, run_job
+from benchmarks.known.tools import Answer
+from benchmarks.known.truth import KnownModel, Rule, Text, Truth, WrongTruth, attention_of, offset, same_token, verify
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> KnownModel:
+    return plant("gpt2", 0)
+
+
+@pytest.fixture(scope="module")
+def held_out(gpt2: KnownModel) -> list[Any]:
+    return attention_of(gpt2, gpt2.held_out)
+
+
+def program(name: str) -> compiled.Compiled:
+    (found,) = [one for one in compiled.load() if one.program.name == name]
+    return found
+
+
+# Programs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "says"),
+    [
+        ("hist", "abacbb", [2, 3, 2, 1, 3, 3]),
+        ("shift_by -1", "abcd", [None, "a", "b", "c"]),
+        ("sort_unique", "dbac", ["a", "b", "c", "d"]),
+        ("reverse", "abcde", ["e", "d", "c", "b", "a"]),
+        ("frac_prevs a", "aba", [1, 1 / 2, 2 / 3]),
+        ("detect_pattern", "abcab", [None, None, True, False, False]),
+        ("swap_pairs", "abcd", ["b", "a", "d", "c"]),
+    ],
+)
+def test_programs_say_what_their_names_do(name: str, words: str, says: list[Any]) -> None:
+    (found,) = [one for one in named() if one.name == name]
+    assert rasp.run(found.output, tuple(words)) == says
+
+
+def test_there_are_enough_compiled_heads_and_each_has_a_place_of_its_own() -> None:
+    models = compiled.load()
+    assert [one.program.name for one in models] == [one.name for one in programs()]
+    assert sum(len(one.heads) for one in models) >= 300 and len(models) >= 12
+    for one in models:
+        assert len(set(one.heads)) == len(one.heads) == len(rasp.heads_of(one.program.output))
+    assert compiled.FILE.stat().st_size + grown.FILE.stat().st_size < 1_500_000
+
+
+def test_a_compiled_model_puts_out_what_its_program_says_and_no_other() -> None:
+    one = program("hist")
+    network = one.build()
+    compiled.require_output(one, network)
+    wrong = Program("hist", rasp.apply(lambda n: n + 1, one.program.output, "more"), one.program.words, 10)
+    with pytest.raises(WrongTruth, match="puts out"):
+        compiled.require_output(replace(one, program=wrong), network)
+
+
+def test_a_compiled_head_that_selects_something_else_is_noticed() -> None:
+    one = program("shift_by -1")
+    (other,) = [of for of in programs() if of.name == "shift_by -3"]
+    with pytest.raises(WrongTruth):
+        compiled.known_model(replace(one, program=replace(other, name="shift_by -1")))
+
+
+# Planted ----------------------------------------------------------------------------------------------------------
+
+
+def test_planted_heads_do_what_was_planted(gpt2: KnownModel, held_out: list[Any]) -> None:
+    masses = verify(gpt2, held_out)
+    assert set(masses) == set(gpt2.heads) and min(masses.values()) >= 0.5
+    assert len(gpt2.heads) == 16
+
+
+def test_a_mutated_truth_is_caught(gpt2: KnownModel, held_out: list[Any]) -> None:
+    """Every head with the rule of another kind of head, one at a time."""
+    for place, truth in gpt2.heads.items():
+        false = offset(-11) if truth.rules[0].name != "offset" else Rule("", "another token", offset(-12).keys)
+        with pytest.raises(WrongTruth):
+            verify(replace(gpt2, heads={**gpt2.heads, place: replace(truth, rules=(false,), rests=False)}), held_out)
+
+
+def test_equal_seeds_plant_equal_models_and_others_do_not(gpt2: KnownModel) -> None:
+    again, other = plant("gpt2", 0), plant("gpt2", 1)
+    assert again.texts == gpt2.texts != other.texts
+    assert [truth.rules for truth in again.heads.values()] != [truth.rules for truth in other.heads.values()]
+    words = [[rule.words for rule in truth.rules] for truth in gpt2.heads.values()]
+    assert [[rule.words for rule in truth.rules] for truth in again.heads.values()] == words
+    ((one,), (two,)) = (attention_of(known, known.held_out[:1]) for known in (gpt2, again))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_texts_have_what_rules_speak_of() -> None:
+    texts = [draw_text(np.random.default_rng(seed), both_ends=False) for seed in range(20)]
+    for text in texts:
+        assert set(text.tokens) <= set(NUMBERS) and text.n <= 48
+    joined = [token for text in texts for token in text.tokens]
+    assert {".", ",", "(", ")", "\n"} <= set(joined)
+
+
+def test_planted_scores_are_softmax_of_their_tables() -> None:
+    tokens, places = np.zeros((3, 3)), np.zeros(7)
+    tokens[1, 2], places[2] = 1.0, 2.0  # the token before
+    weights = Scores(tokens, np.zeros((3, 3)), places).of([1, 2, 1], causal=True)
+    np.testing.assert_allclose(weights[2], np.exp([0, 3, 0]) / (np.exp([0, 3, 0]).sum()))
+    assert weights[0].tolist() == [1, 0, 0]
+
+
+# Grown ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_false_circuit_is_noticed() -> None:
+    task, weights, told = next(one for one in grown.load() if one[0].name == "copier")
+    assert grown.known_model(task, weights, told).circuit == told.circuit != ()
+    with pytest.raises(WrongTruth, match="was saved"):
+        grown.known_model(
+            task, weights, replace(told, circuit=((0, 3), (0, 2), (0, 1), (0, 0))[: len(told.circuit) + 1])
+        )
+
+
+# Scores -----------------------------------------------------------------------------------------------------------
+
+
+TEXT = Text(("<s>", "a", "b", "a", "c"))
+
+
+def test_a_pattern_is_the_rule_by_its_keys_not_its_name(gpt2: KnownModel) -> None:
+    assert scores.agreement(offset(-1), offset_keys(-1), gpt2, gpt2.held_out) == 1
+    assert scores.agreement(offset(-1), offset_keys(-2), gpt2, gpt2.held_out) == 0
+    half = scores.agreement(same_token(), lambda text: same_token().keys(text) * 0.5, gpt2, gpt2.held_out)
+    assert half == pytest.approx(0.5)
+
+
+def test_keys_that_hold_most_of_a_row_have_ties() -> None:
+    rows = np.array([[0.95, 0.05, 0, 0], [0.25, 0.25, 0.25, 0.25], [0.6, 0.2, 0.2, 0.0]])
+    expected = [[True, False, False, False], [True] * 4, [True, True, True, False]]
+    assert scores.most(rows).tolist() == expected
+
+
+def test_the_area_counts_ties_half() -> None:
+    assert scores.roc_auc(np.array([2.0, 3]), np.array([0.0, 1])) == 1
+    assert scores.roc_auc(np.array([1.0]), np.array([1.0])) == 0.5
+    assert np.isnan(scores.roc_auc(np.array([1.0]), np.array([])))
+
+
+class _Fixed:
+    """A tool that always says the same."""
+
+    name, source, roles = "fixed", "here", frozenset({"previous_token"})
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def answer(self, known: KnownModel, attention: Any) -> Any:
+        return dict.fromkeys(known.heads, self._answer)
+
+    def vocabulary(self, known: KnownModel) -> Any:
+        return [offset_keys(-1)]
+
+
+def test_right_and_wrong_answers_get_full_and_no_marks(gpt2: KnownModel, held_out: list[Any]) -> None:
+    known = replace(gpt2, heads={(0, 0): Truth((offset(-1),), True, "planted", "")})
+    right = Answer("previous", (offset_keys(-1),), roles=frozenset({"previous_token"}))
+    wrong = Answer("two before", (offset_keys(-2),), roles=frozenset({"rare", "previous_token"}))
+    (good,) = scores.score_tool(_Fixed(right), known, [], held_out, 0)
+    assert [good.values[name] for name in ("first", "named", "precise", "role_recall", "role_precision")] == [1] * 5
+    assert good.values["explained"] == pytest.approx(0, abs=1e-6) and np.isnan(good.values["silent"])
+    (bad,) = scores.score_tool(_Fixed(wrong), known, [], held_out, 0)
+    assert [bad.values[name] for name in ("first", "named", "precise")] == [0] * 3
+    far = replace(gpt2, heads={(0, 0): Truth((offset(-9),), True, "planted", "")})
+    (said,) = scores.score_tool(_Fixed(wrong), far, [], held_out, 0)
+    assert said.values["silent"] == 0 and np.isnan(said.values["first"])
+    (silent,) = scores.score_tool(_Fixed(Answer("", undescribed=True)), far, [], held_out, 0)
+    assert silent.values["silent"] == 1
+
+
+def test_a_perfect_prediction_explains_all(gpt2: KnownModel, held_out: list[Any]) -> None:
+    maps = {text: weights[0, 0] for text, weights in zip(gpt2.held_out, held_out, strict=True)}
+    known = replace(gpt2, heads={(0, 0): gpt2.heads[0, 0]})
+    (one,) = scores.score_tool(_Fixed(Answer("", predict=lambda text: maps[text])), known, [], held_out, 0)
+    assert one.values["explained"] == pytest.approx(1, abs=1e-6)
+    assert one.values["iou"] == 1 and one.values["auc"] == 1
+
+
+def test_the_most_attended_offset_is_found_on_other_texts(gpt2: KnownModel) -> None:
+    known = replace(gpt2, heads={(0, 0): gpt2.heads[0, 0]}, texts=gpt2.texts[:4])
+    (answer,) = MostAttendedOffset().answer(known, attention_of(known, known.texts)).values()
+    assert answer.line == "-1" and answer.predict is not None
+    np.testing.assert_allclose(answer.predict(known.held_out[0]).sum(1), 1)
+
+
+# The run ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job", jobs(PARTS, small=True, seed=0, smollm2=None), ids=str)
+def test_each_part_runs_and_attnscope_finds_most(job: Job) -> None:
+    result = run_job(job)
+    summary = page.summarize_run([result], 0)
+    ours = summary["tools"][TOOLS[0].name]["all"]
+    assert sum(summary["n_heads"].values()) == len(result["heads"]) // len(TOOLS)
+    if job[0] != "grown":
+        assert ours.get("named", {"value": 1})["value"] >= 0.5
+
+
+def test_the_page_is_of_a_run_with_enough_heads() -> None:
+    summary = json.loads((DOCS / "known-answers.json").read_text("utf-8"))
+    assert summary["n_heads"]["compiled"] >= 300 and summary["n_heads"]["planted"] >= 500
+    assert summary["n_models"]["compiled"] >= 12
+    assert page.render(summary) == (DOCS / "known-answers.md").read_text("utf-8")
