@@ -64,8 +64,8 @@ def pack_atlas(atlas: Atlas) -> list[str]:
     options = {name: value for name, value in atlas.options.items() if name != "measures"}
     table = atlas.head_table()
     texts = {column.name: column.values for column in table.columns if column.name in ("tokens", "pairs")}
-    landing = {**shown, "heads": heads, "options": options, "table": table_of(table), **texts}
-    blocks = [_packed(landing)]
+    landing = {**shown, "heads": heads, "options": options, "deciles": atlas.deciles, "table": table_of(table)}
+    blocks = [_packed({**landing, **texts})]
     mine: list[list[Example]] = [[] for _ in atlas.heads]
     for example in atlas.examples():
         mine[example.facts.head].append(example)
