@@ -1,7 +1,9 @@
 """The page of an atlas as tests open it: the atlas that they look at, and how they go through its heads."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ from tests.page_helpers import Opened, page_opener
 ATLAS = replace(small_atlas(3, 4, n_tokens=24), descriptions=described_findings(3, 4).descriptions)
 NAMES = [head.name for head in ATLAS.heads]
 EXAMPLES = ATLAS.examples()
+
+CONDITIONS = json.loads(Path(__file__).with_name("conditions.json").read_text(encoding="utf-8"))
+"""Conditions, and the heads of ATLAS for which each holds: in `--where` and in the filter box alike."""
 
 
 def mine(head: str, why: str) -> list[Any]:

@@ -20,7 +20,7 @@ from attnscope.records.atlas.record import Atlas
 from attnscope.views.page import PageText, page_of
 from attnscope.views.page.atlas import pack_atlas, page_of_atlas
 from tests.atlas_helpers import small_atlas
-from tests.atlas_page_helpers import ATLAS, NAMES, OpenedAtlas, _opened, mine, open_atlas
+from tests.atlas_page_helpers import ATLAS, CONDITIONS, NAMES, OpenedAtlas, _opened, mine, open_atlas
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
@@ -92,6 +92,15 @@ def test_the_filter(opened: OpenedAtlas, typed: str, wanted: list[str]) -> None:
     opened.until(f"document.querySelector('.view.atlas').dataset.shown === '{len(wanted)}'")
     assert opened.listed() == wanted
     assert opened.text(".wrong") == ""
+    opened.page.fill("input.filter", "")
+
+
+def test_the_filter_box_has_the_grammar_of_where(opened: OpenedAtlas) -> None:
+    opened.go()
+    for condition, heads in CONDITIONS:
+        opened.page.fill("input.filter", condition)
+        opened.until(f"document.querySelector('.view.atlas').dataset.shown === '{len(heads)}'")
+        assert (opened.listed(), opened.text(".wrong")) == (heads, ""), condition
     opened.page.fill("input.filter", "")
 
 

@@ -9,6 +9,7 @@ from attnscope.errors import UsageError
 from attnscope.records.heads.descriptions import Descriptions, HeadDescription, Term
 from attnscope.records.heads.findings import Findings
 from attnscope.records.heads.query import HeadQuery, choose
+from tests.atlas_page_helpers import ATLAS, CONDITIONS
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings as make_findings
 
@@ -71,16 +72,33 @@ def test_what_is_not_known_fulfils_nothing(found: Findings) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "condition",
     [
-        "", "layer >", "__import__('os')", "layer.real", "layer[0]", "lambda: 1", "'a' < layer", "layer ** 9",
-        "layer in (1,)", "[layer]", "layer if layer else 1", "f(layer)", "layer := 3", "layer is head", "1j < layer",
-        "(" * 500 + "1" + ")" * 500,
+        "", "layer >", "__import__('os') > 1", "layer.real > 1", "layer[0] > 1", "lambda: 1", "'a' < layer",
+        '"a" < layer', "layer ** 9", "[layer] > 1", "layer := 3", "1j < layer", "(layer > 1", "layer > 1)", '"open',
+        "& layer > 1", "it ->", "zebra:local", "(" * 500 + "1" + ")" * 500,
     ],
 )  # fmt: skip
-def test_all_else_is_refused_before_anything_runs(given: str) -> None:
+def test_all_else_is_refused_before_anything_runs(condition: str) -> None:
     with pytest.raises(UsageError, match="condition"):
-        HeadQuery(given)
+        HeadQuery(condition)
+
+
+@pytest.mark.parametrize("condition", ["__import__('os')", "layer.real", "layer[0]", "[layer]", "f(layer)"])
+def test_what_looks_like_python_is_words_that_no_head_has(found: Findings, condition: str) -> None:
+    assert names(found, condition) == []
+
+
+@pytest.mark.parametrize(("condition", "heads"), CONDITIONS)
+def test_the_grammar_of_the_filter_box(condition: str, heads: list[str]) -> None:
+    assert [head.name for head in choose(ATLAS, condition)] == heads
+
+
+def test_a_misspelt_role_is_refused_and_quotes_search_for_it(found: Findings) -> None:
+    with pytest.raises(UsageError, match="there is no 'unclassifed'") as error:
+        names(found, "unclassifed")
+    assert "did you mean unclassified?" in error.value.hint and "double quotes" in error.value.hint
+    assert names(found, '"unclassifed"') == []
 
 
 def test_one_sign_of_equality_is_enough(found: Findings) -> None:

@@ -165,8 +165,11 @@ class Ablation(Record):
             source = "" if name.endswith(_BY_PLACE) else "ablation"
             what = facts.what or "what changes without the head"
             columns.append(
-                number_column(name, effects, ("low", "high", "count"), what=what, unit=facts.unit, source=source)
-            )
+                number_column(
+                    name, effects, ("low", "high", "count"), what=what, unit=facts.unit, source=source,
+                    label=label_of_quantity(name),
+                )
+            )  # fmt: skip
         return HeadTable(tuple((head.kind, head.layer, head.head) for head in self.heads), tuple(columns))
 
     def rows(self) -> Iterator[Sequence[Any]]:
@@ -192,3 +195,18 @@ class Ablation(Record):
         for curve in self.curves:
             if not len(curve.n_left) == len(curve.points) <= len(curve.removed) + 1:
                 raise ValueError("the points of a curve do not fit the heads that it takes out")
+
+
+_LABELS = {
+    "l2": "change of hidden states",
+    "loss": "rise of the loss",
+    "kl": "KL of the predictions",
+    "importance": "importance E |dL/dξ|",
+    "sensitivity": "sensitivity",
+}
+
+
+def label_of_quantity(name: str) -> str:
+    """A quantity's name as people read it, such as "zero ablation: rise of the loss"."""
+    mode, _, rest = name.rpartition("_")
+    return f"{mode} ablation: {_LABELS.get(rest, rest)}" if mode else _LABELS.get(rest, rest)

@@ -266,14 +266,16 @@ class Circuits(Record):
             for name, what in scores.items()
         ]  # fmt: skip
         excess = np.where(np.isfinite(self.excess), self.excess, -np.inf)
-        for axis, side, other in ((2, "sent", "what a later head reads by is"), (1, "received", "what it reads by is")):
+        for axis, side, other, does in (
+            (2, "sent", "what a later head reads by is", "is read"), (1, "received", "what it reads by is", "reads"),
+        ):  # fmt: skip
             for number, by in enumerate(COMPOSITIONS):
                 most = excess[number].max(axis - 1).astype(np.float64)
                 what = f"how much of {by}, {other} written by one head, at most: share above random directions"
                 columns.append(
                     Column(
                         f"{by.lower()}_composition_{side}", np.where(np.isfinite(most), most, np.nan), what=what,
-                        range=(None, 1), source="circuits",
+                        range=(None, 1), source="circuits", label=f"{by} composition, {does}",
                     )
                 )  # fmt: skip
         return HeadTable(tuple((self.kind, head.layer, head.head) for head in self.heads), tuple(columns))

@@ -14,7 +14,7 @@ from attnscope.records.atlas.planes import N_DIRECTIONS, SIDES, STEPS, Plane, Pl
 from attnscope.records.circuits import Link
 from attnscope.records.frame import codec
 from attnscope.records.frame.codec import ARRAY, OMITTED, shaped
-from attnscope.records.frame.head_table import HeadTable
+from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.frame.pair_tables import require_known
 from attnscope.records.frame.record import Record
 from attnscope.records.heads.descriptions import Descriptions
@@ -319,8 +319,21 @@ class Atlas(Record):
         )
 
     def head_table(self) -> HeadTable:
-        """Everything that is known per head, as `Findings.head_table`."""
-        return self.findings.head_table()
+        """Everything that is known per head: as `Findings.head_table`, scores, places on the map, tokens, pairs."""
+        table = self.findings.head_table()
+        deciles, places = self.deciles.astype(np.float64), self.positions.astype(np.float64)
+        what = str(self.options.get("rank", ""))
+        columns = [
+            Column(name, deciles[:, at], what=what, in_files=False, label=f"{self.rank} ({text})")
+            for name, at, text in (("score", 5, "median text"), ("score_p90", 9, "90th percentile"))
+        ]
+        if np.isfinite(places).any():
+            what = "heads that attend alike stand near each other"
+            columns += [Column(f"map_{axis}", places[:, at], what=what, in_files=False) for at, axis in enumerate("xy")]
+        tokens = [sorted({token for row in rows for token in row.tokens}) for rows in self.tables]
+        pairs = [[row.tokens for row in rows if row.side == "pairs"] for rows in self.tables]
+        texts = (Column("tokens", tokens, in_files=False), Column("pairs", pairs, in_files=False))
+        return HeadTable(table.heads, (*table.columns, *columns, *texts))
 
     def rows(self) -> Iterable[Sequence[Any]]:
         """One row per head, as `Findings.rows`."""

@@ -34,6 +34,8 @@ class Column:
         more: What else views need, as plain JSON values.
         names: Names in conditions, where these are not the one in files.
         in_files: Whether files have it.
+        kind: What it is: "measure", "effect", "role" (1 or 0, so that conditions may name it alone), or empty.
+        label: What views call it; empty = its name with blanks.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Column:
     more: Mapping[str, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     in_files: bool = True
+    kind: str = ""
+    label: str = ""
 
     @property
     def is_number(self) -> bool:
@@ -55,7 +59,8 @@ class Column:
     def facts(self) -> dict[str, Any]:
         """What it means, as `options["measures"]` of a record has it."""
         source = {"of": self.source} if self.source else {}
-        return {"what": self.what, "unit": self.unit, "range": list(self.range), **source, **self.more}
+        label = {"label": self.label} if self.label else {}
+        return {"what": self.what, "unit": self.unit, "range": list(self.range), **source, **label, **self.more}
 
 
 def number_column(

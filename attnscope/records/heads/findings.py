@@ -190,9 +190,13 @@ class Findings(Record):
             for name in self.measure_names
         ]
         effects = [
-            number_column(name, [head.effects.get(name) for head in self.heads], ("low", "high", "count"))
+            number_column(
+                name, [head.effects.get(name) for head in self.heads], ("low", "high", "count"), kind="effect",
+                what=_words(_recorded(self.options, "quantities", name).get("what")) or "what changes without the head",
+                unit=_words(_recorded(self.options, "quantities", name).get("unit")),
+            )
             for name in dict.fromkeys(name for head in self.heads for name in head.effects)
-        ]
+        ]  # fmt: skip
         heads = tuple((head.kind, head.layer, head.head) for head in self.heads)
         columns = (*self._role_columns(), *measures, *effects, *self._description_columns())
         return HeadTable(heads, columns)
@@ -200,19 +204,28 @@ class Findings(Record):
     def _column_facts(self, measure: str) -> dict[str, Any]:
         facts = self.measure_facts(measure)
         bounds = tuple(None if math.isnan(bound) else bound for bound in (facts.low, facts.high))
+        recorded = _recorded(self.options, "measures", measure)
         source = NEEDLES if self.needles is not None and measure in ("retrieval", "decoy") else ""
-        return {"what": facts.what, "unit": facts.unit, "range": bounds, "source": source}
+        return {
+            "kind": "measure", "what": facts.what, "unit": facts.unit, "range": bounds,
+            "source": source or _words(recorded.get("of")), "label": _words(recorded.get("label")),
+            "more": {"relation": _words(recorded["relation"])} if "relation" in recorded else {},
+        }  # fmt: skip
 
     def _role_columns(self) -> Iterator[Column]:
         yield Column("roles", [self._in_order(role.name for role in head.roles) for head in self.heads])
         yield Column("tentative", [any(role.tentative for role in head.roles) for head in self.heads])
-        yield Column("resting_share", np.array([head.resting_share for head in self.heads], np.float64))
+        resting = np.array([head.resting_share for head in self.heads], np.float64)
+        what = "share of its attention on sinks: special tokens and the first"
+        yield Column("resting_share", resting, what=what, unit="share", range=(0, 1), label="sink share")
         for name, holds in {
             "unclassified": [not head.roles for head in self.heads],
             **{name: [any(r.name == name for r in head.roles) for head in self.heads] for name in self.role_names},
         }.items():
             named = condition_name(name, self.measure_names)
-            yield Column(name, np.array(holds, np.float64), names=(named,) if named else (), in_files=False)
+            yield Column(
+                name, np.array(holds, np.float64), names=(named,) if named else (), in_files=False, kind="role"
+            )
 
     @property
     def role_names(self) -> tuple[str, ...]:
@@ -234,8 +247,11 @@ class Findings(Record):
         interval = {"low": numbers("low"), "high": numbers("high")}
         terms = np.array([math.nan if each is None else float(len(each.terms)) for each in mine], np.float64)
         yield Column("description", ["" if each is None else each.words for each in mine], in_files=listed)
-        yield Column("nats_from_uniform", numbers("nats"), unit="nats", names=("nats",), in_files=listed)
-        yield Column("explained", numbers("explained"), interval, unit="share", range=(None, 1), in_files=listed)
+        what = "how far its attention is from uniform: mean KL divergence"
+        yield Column("nats_from_uniform", numbers("nats"), what=what, unit="nats", names=("nats",), in_files=listed)
+        what = "share of its attention, in nats from uniform, that the description explains on held-out texts"
+        explained = numbers("explained")
+        yield Column("explained", explained, interval, what, unit="share", range=(None, 1), in_files=listed)
         yield Column("explained_beside", numbers("explained_beside"), unit="share", in_files=listed)
         yield Column("terms", terms, in_files=False)
 

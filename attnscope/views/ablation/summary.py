@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from attnscope.records.ablation import Ablation, Effect
+from attnscope.records.ablation import Ablation, Effect, label_of_quantity
 from attnscope.views.tables import numbers
 from attnscope.views.tables.numbers import UNDEFINED, small_number
 from attnscope.views.tables.wording import corpus_notes, printable
 
-_LABELS = {
-    "l2": "change of hidden states",
-    "loss": "rise of the loss",
-    "kl": "KL of the predictions",
-    "importance": "importance E |dL/dξ|",
-    "sensitivity": "sensitivity",
-}
 _SHORT = {"l2": "Δ hidden", "loss": "Δ loss", "kl": "KL", "importance": "|dL/dξ|", "sensitivity": "sensitivity"}
 
 
 def label(name: str) -> str:
     """A quantity's name as people read it, such as "zero ablation: rise of the loss"."""
-    mode, _, rest = name.rpartition("_")
-    said = _LABELS.get(rest, printable(rest))
-    return f"{printable(mode)} ablation: {said}" if mode else said
+    return printable(label_of_quantity(name))
 
 
 def short_label(name: str) -> str:

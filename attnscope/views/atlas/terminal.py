@@ -52,7 +52,7 @@ def show(
         AttnscopeError: There is no such measure, condition or order.
     """
     findings = atlas.findings
-    heads = choose(findings, where, sort)
+    heads = choose(atlas, where, sort)
     if where is not None and not heads:
         console.print(Text("no head fulfils the condition"))
         return

@@ -17,14 +17,22 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.atlas.planes import SIDES
 from attnscope.records.atlas.record import Atlas, Example
 from attnscope.records.frame import codec
+from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.frame.storage import plain
 from attnscope.records.heads.findings import Findings
 from attnscope.views.page.document import Page, page_of
+from attnscope.views.tables.wording import label
 
 N_NEAR = 12
 """So many heads like it are named on a head's card."""
 
 _DIGITS = 6
+
+_FIRST = ("explained", "nats", "score", "score_p90")
+"""The columns that stand first where an axis is chosen."""
+
+_HIDDEN = ("explained_beside", "terms")
+"""Columns that are no axes."""
 
 
 def page_of_atlas(atlas: Atlas, *, findings: Findings | None = None, folder: bool = False) -> Page:
@@ -52,10 +60,12 @@ def pack_atlas(atlas: Atlas) -> list[str]:
     """The blocks of an atlas in a page: the landing's, then one a head."""
     described = atlas.describe()
     shown = {name: value for name, value in described.items() if name not in ("facts", "tables")}
-    tokens = [sorted({token for row in rows for token in row.tokens}) for rows in atlas.tables]
-    pairs = [[row.tokens for row in rows if row.side == "pairs"] for rows in atlas.tables]
-    landing = {**shown, "positions": atlas.positions, "deciles": atlas.deciles, "tokens": tokens, "pairs": pairs}
-    blocks = [_packed(landing)]
+    heads = [{name: head[name] for name in ("kind", "layer", "head", "roles")} for head in described["heads"]]
+    options = {name: value for name, value in atlas.options.items() if name != "measures"}
+    table = atlas.head_table()
+    texts = {column.name: column.values for column in table.columns if column.name in ("tokens", "pairs")}
+    landing = {**shown, "heads": heads, "options": options, "deciles": atlas.deciles, "table": table_of(table)}
+    blocks = [_packed({**landing, **texts})]
     mine: list[list[Example]] = [[] for _ in atlas.heads]
     for example in atlas.examples():
         mine[example.facts.head].append(example)
@@ -76,6 +86,33 @@ def pack_atlas(atlas: Atlas) -> list[str]:
         kept = [*(one.keys for one in examples), *(one.codes for one in examples)]
         blocks.append(_packed(card, [*counts, *kept, *points]))
     return blocks
+
+
+def table_of(table: HeadTable) -> list[dict[str, Any]]:
+    """The columns of numbers of a table of heads, as `catalog.js` reads them.
+
+    Columns that are `hidden` are names for conditions only.
+    """
+    columns = {(column.names or (column.name,))[0]: column for column in table.columns if column.is_number}
+    order = [*(name for name in _FIRST if name in columns), *(name for name in columns if name not in _FIRST)]
+    return [_column(name, columns[name]) for name in order if columns[name].kind != "role" or columns[name].names]
+
+
+def _column(name: str, column: Column) -> dict[str, Any]:
+    parts = {part: column.parts[part] for part in ("low", "high", "uniform") if part in column.parts}
+    return {
+        "name": name,
+        "label": column.label or label(name),
+        "kind": column.kind,
+        "source": column.source,
+        "what": column.what,
+        "unit": column.unit,
+        "range": column.range,
+        "hidden": column.kind == "role" or name in _HIDDEN,
+        "values": column.values,
+        **{part: values for part, values in parts.items() if np.isfinite(values).any()},
+        **column.more,
+    }
 
 
 def _example(example: Example) -> dict[str, Any]:

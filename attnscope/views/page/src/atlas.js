@@ -108,7 +108,7 @@ export class AtlasView {
       el(
         "p",
         {},
-        "Comparisons of the names below with numbers or each other, and words, which are looked for in names, roles, descriptions and tokens; joined by & | ! and brackets. With an arrow between two tokens, a pair of query and key that stands out.",
+        "Comparisons of the names below with numbers or each other, with + - * / between them, and words, which are looked for in names, roles, descriptions and tokens; joined by & | ! and brackets. With an arrow between two tokens, a pair of query and key that stands out.",
       ),
       el("p", {}, el("code", {}, 'layer > 3 & !role:first_token & (near | token:"[CLS]" | it -> animal)')),
       el("dl", {}, rows),
@@ -133,11 +133,10 @@ export class AtlasView {
 
   /** The heads that pass the filter and the brush. */
   select() {
-    const { heads, columns, texts } = catalogs.shown;
+    const { heads, columns, facts } = catalogs.shown;
     if (this.filtered !== state.f) {
       this.filtered = state.f;
-      this.fields ||= new Map([...columns].map(([name, { values }]) => [name, values]));
-      const { test, wrong } = filterOf(state.f, this.fields, texts, catalogs.shown.pairs);
+      const { test, wrong } = filterOf(state.f, facts);
       if (!wrong || !this.passes) this.passes = heads.map(({ at }) => test(at));
       fill(this.wrong, wrong);
       this.input.setAttribute("aria-invalid", String(!!wrong));

@@ -167,10 +167,11 @@ export class Card {
 
   showMeasures() {
     const { columns } = catalogs.shown;
-    const { at, measures, effects, roles } = this.head;
+    const { at, roles } = this.head;
+    const [measures, effects] = ["measure", "effect"].map((kind) => catalogs.shown.namesOf(kind));
     const resting = roles.map((role) => role.measure);
     const ranked = measures
-      .filter((name) => Number.isFinite(columns.get(name).values[at]) && !catalogs.shown.sourceOf(name))
+      .filter((name) => Number.isFinite(columns.get(name).values[at]) && !columns.get(name).source)
       .sort((a, b) => resting.includes(b) - resting.includes(a) || columns.get(a).rank(at) - columns.get(b).rank(at));
     const names = [...effects, ...(this.all ? ranked : ranked.slice(0, Math.max(FEW, resting.length)))];
     this.measuresSeen = names;
@@ -201,13 +202,13 @@ export class Card {
 
   /** What records of relations, ablations, circuits and needles say of the head, where the atlas was given any. */
   showEvidence() {
-    const { columns, options, record } = catalogs.shown;
-    const { at, measures, roles } = this.head;
-    const of = (source) => measures.filter((name) => catalogs.shown.sourceOf(name) === source);
-    const known = (names) => names.filter((name) => Number.isFinite(columns.get(name).values[at]));
-    const relations = of("relations").filter((name) => roles.some((role) => role.name === options.measures[name].relation));
-    const [without, weights, needles] = [known(of("ablation")), known(of("circuits")), known(of("needles"))];
-    const hasRelations = [...columns.keys()].some((name) => catalogs.shown.sourceOf(name) === "relations");
+    const { columns, record } = catalogs.shown;
+    const { at, roles } = this.head;
+    const of = (source) => [...columns.values()].filter((column) => column.source === source);
+    const known = (source) => of(source).filter(({ values }) => Number.isFinite(values[at])).map(({ name }) => name);
+    const relations = of("relations").filter(({ relation }) => roles.some(({ name }) => name === relation)).map(({ name }) => name);
+    const [without, weights, needles] = [known("ablation"), known("circuits"), known("needles")];
+    const hasRelations = of("relations").length > 0;
     fill(
       this.evidence,
       hasRelations ? el("h2", {}, "Relations that it expresses") : null,
@@ -437,10 +438,10 @@ export class Card {
 
   rows() {
     const { columns } = catalogs.shown;
-    const { at, measures, effects } = this.head;
+    const { at } = this.head;
     return [
       ["head", "measure", "value", "low", "high", "uniform", "rank"],
-      ...[...measures, ...effects].map((name) => {
+      ...[...catalogs.shown.namesOf("measure"), ...catalogs.shown.namesOf("effect")].map((name) => {
         const column = columns.get(name);
         const known = (value) => (Number.isFinite(value) ? value : "");
         return [this.head.name, name, known(column.values[at]), known(column.lows[at]), known(column.highs[at]), known(column.uniforms[at]), column.rank(at)];

@@ -72,34 +72,12 @@ function briefOf({ terms, nats, explained }) {
   return said.length ? said.join(", ") + (explained >= LITTLE ? "" : "; mostly undescribed") : "undescribed";
 }
 
-/** What a number is called: of other records beside an atlas as these call it. */
-function labelOfMeasure(name, { of, relation }) {
-  if (of === "relations" && relation) return `accuracy on ${relation}`;
-  const [, by, side] = (of === "circuits" && /^([qkv])_composition_(sent|received)$/.exec(name)) || [];
-  if (by) return `${by.toUpperCase()} composition, ${side === "sent" ? "is read" : "reads"}`;
-  const [, mode, rest] = (of === "ablation" && /^(?:(\w+)_)?([^_]+)$/.exec(name)) || [];
-  const quantity = { l2: "change of hidden states", loss: "rise of the loss", kl: "KL of the predictions" }[rest];
-  if (quantity) return mode ? `${mode.replaceAll("_", " ")} ablation: ${quantity}` : quantity; // as `attnscope ablate` has it
-  return name.replaceAll("_", " ");
-}
-
-/** What a column of numbers is: its name in expressions, how it is called, and its values by head. */
+/** A column of the table of heads: its name in expressions, how it is called, and its values by head. */
 class Column {
-  constructor(name, label, what, unit, n, range = [NaN, NaN]) {
-    Object.assign(this, { name, label, what, unit, range });
-    this.values = new Float64Array(n).fill(NaN);
-    this.lows = this.highs = this.uniforms = null;
-  }
-
-  /** With what an interval needs, too. */
-  set(at, { value, low, high, uniform }) {
-    this.lows ||= new Float64Array(this.values.length).fill(NaN);
-    this.highs ||= new Float64Array(this.values.length).fill(NaN);
-    this.uniforms ||= new Float64Array(this.values.length).fill(NaN);
-    this.values[at] = numberOr(value);
-    this.lows[at] = numberOr(low);
-    this.highs[at] = numberOr(high);
-    this.uniforms[at] = numberOr(uniform);
+  constructor({ values, low, high, uniform, ...facts }) {
+    Object.assign(this, facts);
+    const numbers = (some) => Float64Array.from(some || values.map(() => NaN), numberOr);
+    [this.values, this.lows, this.highs, this.uniforms] = [values, low, high, uniform].map(numbers);
   }
 
   /** Its title, with the unit where the name does not say it. */
@@ -125,7 +103,8 @@ class Column {
 /** The heads of a record and what is known of each. */
 class Catalog {
   /**
-   * @param record the record, as `describe` of it says, with `positions`, `deciles` and `tokens` by head where it has them
+   * @param record the record, as `describe` of it says, with the columns of its `table` of heads, and `tokens` by head where
+   *     it has them
    * @param detail (number of a head) => promise of its card; null where the record has none
    */
   constructor(record, detail = null) {
@@ -134,7 +113,6 @@ class Catalog {
     this.run = record.run || {};
     this.corpus = record.corpus || {};
     this.options = record.options || {};
-    this.columns = new Map();
     const kinds = new Set(record.heads.map(({ kind }) => kind));
     const described = new Map((record.descriptions?.heads || []).map((one) => [`${one.kind}.${one.layer}.${one.head}`, one]));
     this.heads = record.heads.map((head, at) => {
@@ -146,8 +124,6 @@ class Catalog {
         head: head.head,
         name: `${kinds.size > 1 ? `${head.kind} ` : ""}L${head.layer}H${head.head}`,
         roles: head.roles || [],
-        measures: Object.keys(head.measures || {}),
-        effects: Object.keys(head.effects || {}),
         description,
         words: description ? wordsOfDescription(description) : head.words || "",
         brief: description ? briefOf(description) : head.words || "",
@@ -158,76 +134,44 @@ class Catalog {
     });
     this.hasRoles = this.heads.some(({ roles }) => roles.length);
     this.byName = new Map(this.heads.map((head) => [head.name, head.at]));
-    this.fill(record);
+    const places = ["layer", "head"].map((name) => ({ name, label: name, values: record.heads.map((head) => head[name]) }));
+    this.table = [...places, ...record.table].map((column) => new Column(column));
+    this.columns = new Map(this.table.filter(({ hidden }) => !hidden).map((column) => [column.name, column]));
+    const other = this.columns.has("relative_entropy") ? "relative_entropy" : [...this.columns.keys()][2] || "head";
+    this.sides = this.columns.has("explained") ? ["nats", "explained"] : ["layer", other];
   }
 
-  column(name, label, what = "", unit = "", range) {
-    if (!this.columns.has(name)) this.columns.set(name, new Column(name, label, what, unit, this.heads.length, range));
-    return this.columns.get(name);
+  /** The columns of a kind: "measure" or "effect". */
+  namesOf(kind) {
+    return [...this.columns.values()].filter((column) => column.kind === kind).map(({ name }) => name);
   }
 
-  fill({ heads, positions, deciles, rank }) {
-    const facts = this.options.measures || {};
-    heads.forEach((head, at) => {
-      this.column("layer", "layer").values[at] = head.layer;
-      this.column("head", "head").values[at] = head.head;
-    });
-    if (this.heads.some(({ description }) => description))
-      this.heads.forEach(({ description }, at) => {
-        if (!description) return;
-        this.column("explained", "explained", "share of its attention, in nats from uniform, that the description explains on held-out texts", "share", [0, 1])
-          .set(at, { value: description.explained, low: description.low, high: description.high });
-        this.column("nats", "nats", "how far its attention is from uniform: mean KL divergence", "nats", [0, NaN]).values[at] = numberOr(description.nats);
-      });
-    if (deciles)
-      deciles.forEach((ends, at) => {
-        this.column("score", `${rank} (median text)`, this.options.rank, "").values[at] = numberOr(ends[5]);
-        this.column("score_p90", `${rank} (90th percentile)`, this.options.rank, "").values[at] = numberOr(ends[9]);
-      });
-    heads.forEach((head, at) => {
-      if (head.resting_share !== undefined)
-        this.column("resting_share", "sink share", "share of its attention on sinks: special tokens and the first", "share", [0, 1]).values[at] = numberOr(head.resting_share);
-      for (const [name, estimate] of Object.entries(head.measures || {})) {
-        const about = facts[name] || facts[name.replace(/_active$/, "")] || {};
-        const beside = !facts[name] && about.what ? " (excluding sinks)" : "";
-        this.column(name, about.label || labelOfMeasure(name, about), (about.what || "") + beside, about.unit || "", about.range).set(at, estimate);
-      }
-      for (const [name, effect] of Object.entries(head.effects || {}))
-        {
-        const about = this.options.quantities?.[name] || {};
-        this.column(name, name.replaceAll("_", " "), about.what || "what changes without the head", about.unit || "").set(at, effect);
-      }
-    });
-    if (positions?.some((place) => place.some(Number.isFinite)))
-      positions.forEach(([x, y], at) => {
-        this.column("map_x", "map x", "heads that attend alike stand near each other").values[at] = numberOr(x);
-        this.column("map_y", "map y", "heads that attend alike stand near each other").values[at] = numberOr(y);
-      });
-    this.sides = this.columns.has("explained") ? ["nats", "explained"] : ["layer", heads[0]?.measures?.relative_entropy ? "relative_entropy" : [...this.columns.keys()][2] || "head"];
-  }
-
-  /** Which record beside told a measure: relations, ablation or circuits; nothing of the atlas's own. */
-  sourceOf(name) {
-    return this.options.measures?.[name]?.of;
+  /** What the filter asks; see `filterOf`. */
+  get facts() {
+    this.asked ||= {
+      fields: new Map(this.table.map(({ name, values }) => [name, values])),
+      flags: new Set(this.table.filter(({ kind }) => kind === "role").map(({ name }) => name)),
+      texts: this.texts,
+      pairs: this.pairs,
+    };
+    return this.asked;
   }
 
   /** What the filter may search in. */
   get texts() {
-    this.searched ||= {
+    return {
       name: this.heads.map(({ name }) => name.toLowerCase()),
       kind: this.heads.map(({ kind }) => kind),
       role: this.heads.map(({ roles }) => roles.map(({ name }) => `${name} ${name.replaceAll("_", " ")}`).join("\n") || "unclassified"),
       description: this.heads.map(({ words }) => words.toLowerCase()),
       token: this.heads.map(({ tokens }) => tokens.join("\n").toLowerCase()),
     };
-    return this.searched;
   }
 
   /** The pairs that the filter may search in, by head: [query, key], without the marks of word pieces. */
   get pairs() {
     const bare = (token) => token.toLowerCase().replace(/^(##|\u00b7)(?=.)/, "");
-    this.searchedPairs ||= this.heads.map(({ pairs }) => pairs.map((pair) => pair.map(bare)));
-    return this.searchedPairs;
+    return this.heads.map(({ pairs }) => pairs.map((pair) => pair.map(bare)));
   }
 
   /** The head's card; the same promise each time. */

@@ -65,10 +65,9 @@ class NumbersView {
       if (by) order.sort((a, b) => (state.o.startsWith("-") ? value(b) - value(a) : value(a) - value(b)));
       this.measureAt = (row) => measures[row];
       this.headAt = (_, column) => order[column];
-      const facts = measures.map(({ name }) => catalogs.shown.options.measures?.[name] || {});
       const names = measures.map(({ label }) => label);
-      const told = names.map((label, row) => label + (facts[row].beside || ""));
-      return [sideOf(told, { names, whole: true, pale: facts.map(({ unsettled }) => !!unsettled) }), sideOf(order.map((at) => heads[at].name))];
+      const told = measures.map(({ label, beside = "" }) => label + beside);
+      return [sideOf(told, { names, whole: true, pale: measures.map(({ unsettled }) => !!unsettled) }), sideOf(order.map((at) => heads[at].name))];
     }
     const rows = [...new Set(heads.map(({ name, layer }) => `${name.replace(/L\d+H\d+$/, "")}L${layer}`))];
     const columns = [...new Set(heads.map(({ head }) => head))].sort((a, b) => a - b);

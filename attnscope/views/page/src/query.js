@@ -1,6 +1,6 @@
-// The filter of heads: comparisons of measures, words, and, or, not, brackets. Parsed into closures, never run as code.
+// The filter of heads, in the grammar of `--where` (records/heads/condition.py). Parsed into closures, never run as code.
 
-const TOKEN = /\s*(?:(->|\u2192)|(-?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?%?)(?=[\s<>=!&|():\u2192]|->|$)|"([^"]*)"|(>=|<=|!=|==|&&|\|\||[<>=!&|():])|((?:(?!->)[^\s<>=!&|():"\u2192])+))/iy;
+const TOKEN = /\s*(?:(->|\u2192)|((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?%?)(?=[\s<>=!&|():\u2192+*/]|->|$)|"([^"]*)"|(>=|<=|!=|==|&&|\|\||[-<>=!&|():+*/])|((?:(?!->)[^\s<>=!&|():"\u2192+*/])+))/iy;
 const COMPARES = {
   ">": (a, b) => a > b,
   "<": (a, b) => a < b,
@@ -9,6 +9,7 @@ const COMPARES = {
   "=": (a, b) => a === b,
   "!=": (a, b) => a !== b,
 };
+const OPERATIONS = [{ "+": (a, b) => a + b, "-": (a, b) => a - b }, { "*": (a, b) => a * b, "/": (a, b) => (b ? a / b : NaN) }];
 const SAME = { "==": "=", "&&": "&", "||": "|" };
 
 /** Something is wrong with a filter: what, in words. */
@@ -23,7 +24,7 @@ function tokensOf(text) {
     if (!match) throw new FilterError(`a quote is not closed`);
     const [, arrow, number, quoted, sign, word] = match;
     if (arrow !== undefined) found.push({ is: "sign", shown: arrow, value: "->" });
-    else if (number !== undefined) found.push({ is: "number", shown: number, value: number.endsWith("%") ? Number(number.slice(0, -1)) / 100 : Number(number) });
+    else if (number !== undefined) found.push({ is: "number", shown: number, value: number });
     else if (quoted !== undefined) found.push({ is: "quoted", shown: `"${quoted}"`, value: quoted });
     else if (sign !== undefined) found.push({ is: "sign", shown: sign, value: SAME[sign] || sign });
     else if (/^(and|or|not)$/i.test(word)) found.push({ is: "sign", shown: word, value: { and: "&", or: "|", not: "!" }[word.toLowerCase()] });
@@ -49,8 +50,8 @@ function nearest(word, names) {
 }
 
 class Parser {
-  constructor(text, fields, texts, pairs) {
-    Object.assign(this, { tokens: tokensOf(text), at: 0, fields, texts, pairs });
+  constructor(text, facts) {
+    Object.assign(this, { tokens: tokensOf(text), at: 0, ...facts });
   }
 
   get next() {
@@ -66,95 +67,132 @@ class Parser {
   }
 
   whole() {
-    const test = this.either();
+    const test = this.test(this.either());
     if (this.next) throw new FilterError(`${this.next.shown} is one too many`);
     return test;
   }
 
+  // A part is {value: (head) => number or truth}, or {token} as long as it is one word or number, searched or compared.
+
   either() {
     const parts = [this.all()];
     while (this.takes("|")) parts.push(this.all());
-    return parts.length === 1 ? parts[0] : (head) => parts.some((test) => test(head));
+    if (parts.length === 1) return parts[0];
+    const tests = parts.map((part) => this.test(part));
+    return { value: (head) => tests.some((test) => test(head)) };
   }
 
   all() {
-    const parts = [this.one()];
+    const parts = [this.not()];
     for (;;) {
       const joined = this.takes("&");
       const { next } = this;
       if (!joined && (!next || (next.is === "sign" && !["(", "!"].includes(next.value)))) break;
-      parts.push(this.one());
+      parts.push(this.not());
     }
-    return parts.length === 1 ? parts[0] : (head) => parts.every((test) => test(head));
+    if (parts.length === 1) return parts[0];
+    const tests = parts.map((part) => this.test(part));
+    return { value: (head) => tests.every((test) => test(head)) };
   }
 
-  one() {
-    if (this.takes("!")) {
-      const test = this.one();
-      return (head) => !test(head);
-    }
-    if (this.takes("(")) {
-      const test = this.either();
-      if (!this.takes(")")) throw new FilterError("a bracket is not closed: ) is missing");
-      return test;
-    }
-    const { next } = this;
-    if (!next) throw new FilterError(this.at ? `something is missing after ${this.tokens[this.at - 1].shown}` : "there is nothing");
-    if (next.is === "sign") throw new FilterError(`something is missing before ${next.shown}`);
-    this.at++;
-    if (this.takes("->")) return this.paired(next);
-    const sign = this.takes(":", ...Object.keys(COMPARES));
-    if (!sign) return this.search(next.value, Object.keys(this.texts));
-    if (next.is === "word" && this.texts[next.value.toLowerCase()] && [":", "=", "!="].includes(sign)) return this.within(next, sign);
-    if (sign === ":") throw new FilterError(`before : stands one of ${Object.keys(this.texts).join(", ")}, not ${next.shown}`);
-    return this.compared(next, sign);
-  }
-
-  /** Such as it -> animal: a query and a key that stand out, both as whole tokens. */
-  paired(query) {
-    const key = this.next;
-    if (!key || key.is === "sign") throw new FilterError("a token is missing after ->");
-    this.at++;
-    const [from, to] = [query, key].map(({ is, shown, value }) => (is === "number" ? shown : String(value)).toLowerCase());
-    return (head) => this.pairs[head].some(([asks, gets]) => asks === from && gets === to);
-  }
-
-  /** Such as role:induction. */
-  within(place, sign) {
-    const wanted = this.next;
-    if (!wanted || wanted.is === "sign") throw new FilterError(`a word is missing after ${place.shown}${sign}`);
-    this.at++;
-    const test = this.search(String(wanted.is === "number" ? wanted.shown : wanted.value), [place.value.toLowerCase()]);
-    return sign === "!=" ? (head) => !test(head) : test;
-  }
-
-  search(word, places) {
-    const wanted = String(word).toLowerCase();
-    return (head) => places.some((place) => this.texts[place][head].includes(wanted));
+  not() {
+    if (!this.takes("!")) return this.compared();
+    const test = this.test(this.not());
+    return { value: (head) => !test(head) };
   }
 
   /** Such as layer > 3, or 0.2 < induction < 0.4. */
-  compared(first, sign) {
+  compared() {
+    const first = this.arithmetic();
+    let sign = this.takes(...Object.keys(COMPARES));
+    if (!sign) return first;
     const tests = [];
-    let left = this.operand(first);
-    for (; sign; sign = this.takes(...Object.keys(COMPARES))) {
-      const token = this.next;
-      if (!token || token.is === "sign") throw new FilterError(`a number is missing after ${sign}`);
-      this.at++;
-      const [before, right, holds] = [left, this.operand(token), COMPARES[sign]];
+    for (let left = this.number(first); sign; sign = this.takes(...Object.keys(COMPARES))) {
+      const { next } = this;
+      if (!next || (next.is === "sign" && !["(", "-"].includes(next.value))) throw new FilterError(`a number is missing after ${sign}`);
+      const [before, right, holds] = [left, this.number(this.arithmetic()), COMPARES[sign]];
       tests.push((head) => {
         const [a, b] = [before(head), right(head)];
         return a === a && b === b && holds(a, b);
       });
       left = right;
     }
-    return (head) => tests.every((test) => test(head));
+    return { value: (head) => tests.every((test) => test(head)) };
   }
 
-  operand({ is, value, shown }) {
-    if (is === "number") return () => value;
-    const values = is === "word" && (this.fields.get(value) || this.fields.get(value.toLowerCase()));
-    if (!values) throw new FilterError(`no measure is called ${shown}${nearest(value.toLowerCase(), [...this.fields.keys()])}`);
+  arithmetic(level = 0) {
+    if (level === OPERATIONS.length) return this.negated();
+    let left = this.arithmetic(level + 1);
+    for (let sign; (sign = this.takes(...Object.keys(OPERATIONS[level]))); ) {
+      const [a, b, apply] = [this.number(left), this.number(this.arithmetic(level + 1)), OPERATIONS[level][sign]];
+      left = { value: (head) => apply(a(head), b(head)) };
+    }
+    return left;
+  }
+
+  negated() {
+    if (!this.takes("-")) return this.primary();
+    const number = this.number(this.negated());
+    return { value: (head) => -number(head) };
+  }
+
+  primary() {
+    if (this.takes("(")) {
+      const inner = this.either();
+      if (!this.takes(")")) throw new FilterError("a bracket is not closed: ) is missing");
+      return inner;
+    }
+    const { next } = this;
+    if (!next) throw new FilterError(this.at ? `something is missing after ${this.tokens[this.at - 1].shown}` : "there is nothing");
+    if (next.is === "sign") throw new FilterError(`something is missing before ${next.shown}`);
+    this.at++;
+    if (this.takes("->")) return this.paired(next);
+    const place = next.is === "word" && Object.hasOwn(this.texts, next.value.toLowerCase());
+    const sign = this.takes(":", ...(place ? ["=", "!="] : []));
+    if (sign && place) return this.within(next, sign);
+    if (sign) throw new FilterError(`before : stands one of ${Object.keys(this.texts).join(", ")}, not ${next.shown}`);
+    return { token: next };
+  }
+
+  /** The word that must come next. */
+  word(message) {
+    const { next } = this;
+    if (!next || next.is === "sign") throw new FilterError(message);
+    this.at++;
+    return next.value.toLowerCase();
+  }
+
+  /** Such as it -> animal: a query and a key that stand out, both as whole tokens. */
+  paired(query) {
+    const [from, to] = [query.value.toLowerCase(), this.word("a token is missing after ->")];
+    return { value: (head) => this.pairs[head].some(([asks, gets]) => asks === from && gets === to) };
+  }
+
+  /** Such as role:induction. */
+  within(place, sign) {
+    const test = this.search(this.word(`a word is missing after ${place.shown}${sign}`), [place.value.toLowerCase()]);
+    return { value: sign === "!=" ? (head) => !test(head) : test };
+  }
+
+  search(word, places) {
+    return (head) => places.some((place) => this.texts[place][head].includes(word));
+  }
+
+  /** A part as a test: a bare word is a role's flag, or is searched. */
+  test({ value, token }) {
+    if (value) return (head) => !!value(head); // NaN is false
+    if (token.is === "word" && this.flags.has(token.value)) return (head) => !!this.fields.get(token.value)[head];
+    return this.search(token.value.toLowerCase(), Object.keys(this.texts));
+  }
+
+  /** A part as a number. */
+  number({ value, token }) {
+    if (value) return (head) => Number(value(head));
+    const { is, shown, value: word } = token;
+    const number = parseFloat(word) / (word.endsWith("%") ? 100 : 1);
+    if (is === "number") return () => number;
+    const values = is === "word" && (this.fields.get(word) || this.fields.get(word.toLowerCase()));
+    if (!values) throw new FilterError(`no measure is called ${shown}${nearest(word.toLowerCase(), [...this.fields.keys()])}`);
     return (head) => values[head];
   }
 }
@@ -163,15 +201,14 @@ class Parser {
  * Reads a filter.
  *
  * @param text such as: induction > 0.4 & layer > 3
- * @param fields numbers by head of each name
- * @param texts lower-case texts by head of each place to search in
- * @param pairs by head the pairs of query and key that stand out, in lower case
+ * @param facts by head: `fields`, numbers of each name; `flags`, the names that say yes or no; `texts`, in lower case, of
+ *     each place to search in; `pairs` of query and key that stand out, in lower case
  * @returns {{test: (head: number) => boolean, wrong: string}} `wrong` says what is amiss; then all heads pass
  */
-export function filterOf(text, fields, texts, pairs) {
+export function filterOf(text, facts) {
   if (!text.trim()) return { test: () => true, wrong: "" };
   try {
-    return { test: new Parser(text, fields, texts, pairs).whole(), wrong: "" };
+    return { test: new Parser(text, facts).whole(), wrong: "" };
   } catch (error) {
     if (!(error instanceof FilterError)) throw error;
     return { test: () => true, wrong: error.message };

@@ -428,6 +428,42 @@ async function atlasOf({ record, array }) {
   return [shown, detail];
 }
 
+/** The columns of the table of heads, in the form and order in which Python writes them into a page; see `table_of`. */
+function tableOf({ heads, positions, deciles, rank, descriptions, options = {} }) {
+  const table = [];
+  const add = (name, estimates, facts) => {
+    if (!estimates.some(Boolean)) return;
+    const [values, low, high, uniform] = ["value", "low", "high", "uniform"].map((part) => estimates.map((estimate) => estimate?.[part] ?? NaN));
+    table.push({ name, label: facts.label || name.replaceAll("_", " "), what: "", unit: "", ...facts, values, low, high, uniform });
+  };
+  const numbers = (name, values, facts) => add(name, values.map((value) => value !== undefined && { value }), facts);
+  const names = (what) => [...new Set(heads.flatMap((head) => Object.keys(head[what] || {})))];
+  const described = new Map((descriptions?.heads || []).map((one) => [`${one.kind}.${one.layer}.${one.head}`, one]));
+  const mine = heads.map(({ kind, layer, head }) => described.get(`${kind}.${layer}.${head}`));
+  const share = "share of its attention";
+  add("explained", mine.map((one) => one && { ...one, value: one.explained }), { what: `${share}, in nats from uniform, that the description explains on held-out texts`, unit: "share" });
+  numbers("nats", mine.map((one) => one?.nats), { what: "how far its attention is from uniform: mean KL divergence", unit: "nats" });
+  for (const [name, end, text] of deciles ? [["score", 5, "median text"], ["score_p90", 9, "90th percentile"]] : [])
+    numbers(name, deciles.map((ends) => ends[end]), { label: `${rank} (${text})`, what: options.rank });
+  numbers("resting_share", heads.map((head) => head.resting_share), { label: "sink share", what: `${share} on sinks: special tokens and the first`, unit: "share" });
+  const measures = names("measures");
+  const roles = new Set([...Object.keys(options.roles || {}), ...heads.flatMap((head) => head.roles.map(({ name }) => name))]);
+  for (const role of ["unclassified", ...roles]) {
+    const holds = heads.map((head) => Number(role === "unclassified" ? !head.roles.length : head.roles.some(({ name }) => name === role)));
+    if (/^[\p{L}_][\p{L}\p{N}_]*$/u.test(role)) numbers(measures.includes(role) ? `is_${role}` : role, holds, { kind: "role", hidden: true });
+  }
+  for (const name of measures) {
+    const { of: source, ...about } = options.measures?.[name] || {};
+    const whole = options.measures?.[name] ? null : options.measures?.[name.replace(/_active$/, "")];
+    add(name, heads.map((head) => head.measures?.[name]), { kind: "measure", source, ...about, ...(whole && { unit: whole.unit, what: `${whole.what} (excluding sinks)` }) });
+  }
+  for (const name of names("effects"))
+    add(name, heads.map((head) => head.effects?.[name]), { kind: "effect", what: "what changes without the head", ...options.quantities?.[name] });
+  for (const [at, axis] of positions?.some((place) => place.some(Number.isFinite)) ? ["x", "y"].entries() : [])
+    numbers(`map_${axis}`, positions.map((place) => place[at]), { what: "heads that attend alike stand near each other" });
+  return table;
+}
+
 /** The marks of the roles that heads have: the known ones, then colours that are left. */
 function rolesOfHeads({ heads, options }) {
   const { marks, colors } = manifest.viewer;
@@ -473,5 +509,5 @@ export async function readRecord(name, bytes) {
   if (!record.heads?.length) throw new Unreadable("it holds no heads");
   if (!record.heads.every(({ layer, head }) => Number.isInteger(layer) && Number.isInteger(head)))
     throw new Unreadable("one of its heads has no layer and number");
-  return { ...nothing, record, detail, roles: rolesOfHeads(record) };
+  return { ...nothing, record: { ...record, table: tableOf(record) }, detail, roles: rolesOfHeads(record) };
 }
