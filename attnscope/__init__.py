@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from attnscope.records.maps.rollouts import Rollout
     from attnscope.records.relations.record import Relations
     from attnscope.records.timeline import Timeline
+    from attnscope.studies.ablation.options import AblateOptions
     from attnscope.studies.ablation.pruning import PruneOrder, prune
-    from attnscope.studies.ablation.study import AblateOptions, ablate
+    from attnscope.studies.ablation.study import ablate
     from attnscope.studies.atlas.study import AtlasOptions, atlas
     from attnscope.studies.batch.study import batch
     from attnscope.studies.batch.worker import BatchOptions
@@ -106,7 +107,8 @@ _PUBLIC = {name: (module, name) for module, names in {
     "records.relations.record": ("Relations",),
     "records.maps.rollouts": ("Rollout",),
     "records.timeline": ("Timeline",),
-    "studies.ablation.study": ("AblateOptions", "ablate"),
+    "studies.ablation.options": ("AblateOptions",),
+    "studies.ablation.study": ("ablate",),
     "studies.atlas.study": ("AtlasOptions", "atlas"),
     "studies.batch.study": ("batch",),
     "studies.batch.worker": ("BatchOptions",),

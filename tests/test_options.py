@@ -17,6 +17,7 @@ from attnscope import cli
 from attnscope.cli import options
 from attnscope.cli.groups import Changed, Loading, OneText, Running, Texts, command
 from attnscope.errors import UsageError
+from attnscope.options import heads_from, numbers_from
 from tests.conftest import Run
 
 # Groups ---------------------------------------------------------------------------------------------------------
@@ -156,14 +157,14 @@ def test_the_model_of_info_and_cost_is_named_as_in_other_commands_too(run: Run, 
 
 @pytest.mark.parametrize("given", ["L0H0,", ",L0H0", "L0H0,,L1H1", " , L0H0"])
 def test_a_comma_too_many_is_refused_among_heads_and_numbers(given: str) -> None:
-    for read, value in ((options.heads_from, given), (options.numbers_from, re.sub("L[01]H", "", given))):
+    for read, value in ((heads_from, given), (numbers_from, re.sub("L[01]H", "", given))):
         with pytest.raises(UsageError, match=f"^{value!r} has a comma with nothing on one side of it"):
             read(value)
 
 
 @pytest.mark.parametrize("given", ["", " ", ",", " , "])
 def test_no_heads_are_no_heads(given: str) -> None:
-    for read in (options.heads_from, options.numbers_from):
+    for read in (heads_from, numbers_from):
         with pytest.raises(UsageError, match=r"^no (layer or )?head is given"):
             read(given)
 
@@ -345,6 +346,6 @@ def test_commands_are_short_and_start_without_studies() -> None:
     assert all(
         name.startswith(("attnscope.cli", "attnscope.errors", "attnscope.host", "attnscope.version"))
         or name == "attnscope"
-        or name.endswith(".options")
+        or name.endswith((".options", "studies.inputs.choice"))
         for name in ours
     ), ours

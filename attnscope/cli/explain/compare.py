@@ -9,6 +9,7 @@ import typer
 
 from attnscope.cli import groups, options
 from attnscope.errors import UsageError
+from attnscope.studies.inputs.choice import Choice
 
 
 @groups.command(omit=("scale", "cmap"), pick="Put single heads side by side instead, such as L3H1,L5H11.")
@@ -51,7 +52,7 @@ def compare(
         Path | None, "A heads.npz of the same model, or its folder: colours the map by role too."
     ] = None,
     model: groups.Model = "minilm",
-    which: groups.Heads,
+    which: Choice,
     where: groups.Where,
     drawing: groups.Drawing,
     running: groups.Running,
@@ -76,7 +77,7 @@ def compare(
 
     output = where.plan("compare", printing, **drawing.options())
     order = CompareOrder(
-        texts=texts.wanted(), choice=which.choice(), other_text=other_text, other_model=other_model, query=query,
+        texts=texts.wanted(), choice=which, other_text=other_text, other_model=other_model, query=query,
         measures=measures, hide_special=hide_special, heads_record=heads_record,
         photos=tuple(map(read_photo, image or ())),
     )  # fmt: skip

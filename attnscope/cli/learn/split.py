@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from attnscope.cli import groups, options
+from attnscope.cli import groups
 from attnscope.errors import UsageError
+from attnscope.options import numbers_from
 
 
 @groups.command(
@@ -45,8 +46,8 @@ def split(
     from attnscope.studies.teaching.split import SplitOptions, split_example
     from attnscope.studies.teaching.split import split as study
 
-    output, numbers = where.plan("split", printing, **drawing.options()), options.numbers_from
-    how = SplitOptions(numbers(counts) or (), same_columns, project, seed, numbers(drop) or ())
+    output, numbers = where.plan("split", printing, **drawing.options()), numbers_from
+    how = SplitOptions(numbers(counts), same_columns, project, seed, () if drop is None else numbers(drop))
     if not one.given:
         if layer:
             raise UsageError("without a text the worked example is cut, which has one layer", "give a TEXT")

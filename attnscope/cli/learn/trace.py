@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from attnscope.cli import groups, options
+from attnscope.cli import groups
+from attnscope.options import numbers_from
 
 
 @groups.command(
@@ -47,5 +48,7 @@ def trace(
     from attnscope.studies.teaching.trace_order import TraceOrder, study
 
     output, plain = where.plan("trace", printing), loading.engine == "reference"
-    order = TraceOrder(one.text, one.file, target, layer, options.numbers_from(heads), token, kind, plain)
+    order = TraceOrder(
+        one.text, one.file, target, layer, None if heads is None else numbers_from(heads), token, kind, plain
+    )
     output.deliver(study(model, order, loading.options(engine="auto") if plain else loading.options()))

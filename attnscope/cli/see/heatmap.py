@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from attnscope.cli import groups, options
+from attnscope.options import read_span
+from attnscope.studies.inputs.choice import Choice
 
 if TYPE_CHECKING:
     from attnscope.studies.inputs.reading import Given
@@ -39,7 +41,7 @@ def heatmap(
     ] = False,
     reading: groups.Reading,
     model: groups.Model = "minilm",
-    which: groups.Heads,
+    which: Choice,
     tokens: groups.Tokens,
     pooled: Annotated[
         int | None,
@@ -76,8 +78,8 @@ def heatmap(
 
     shown = {"query": tokens.query, **drawing.options()}
     output = where.plan("heatmap", printing, has_folder=True, replace=replace, **shown)
-    cut = Cut(options.span_from("--rows", rows), options.span_from("--cols", cols))
-    order = MapOrder(which.choice(), **vars(tokens), cut=cut, pooled=pooled, pool=pool, times=times)
+    cut = Cut(None if rows is None else read_span(rows, "--rows"), None if cols is None else read_span(cols, "--cols"))
+    order = MapOrder(which, **vars(tokens), cut=cut, pooled=pooled, pool=pool, times=times)
     given, load = _given(one, reading, image, audio), loading.options()
     with output.draw_ahead() as drawn_ahead:
         expect = None if image or audio else drawn_ahead.expect

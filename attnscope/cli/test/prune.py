@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Annotated
 
 from attnscope.cli import groups, options
+from attnscope.studies.inputs.choice import Choice
 
 if TYPE_CHECKING:
     from attnscope.studies.ablation.pruning import Pruned
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 )
 def prune(
     *,
-    which: groups.Heads,
+    which: Choice,
     kind: groups.Kind = None,
     model: groups.Model = "minilm",
     texts: groups.Texts,
@@ -44,7 +45,7 @@ def prune(
     if where.out is None:
         raise UsageError("there is no folder to write", "name a new one with --out")
     wanted = texts.wanted()
-    order = PruneOrder(which.choice().pick, where.out, kind, wanted if wanted.given else None, target)
+    order = PruneOrder(which.pick, where.out, kind, wanted if wanted.given else None, target)
     with options.progress(printing.quiet) as report:
         pruned = prune(model, order, loading.options(engine="hf"), report)
     run = pruned.effect.run

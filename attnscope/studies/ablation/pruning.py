@@ -26,7 +26,8 @@ from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.records.ablation import Ablation
 from attnscope.records.frame.file_sets import require_writable
 from attnscope.records.frame.storage import finite, plain
-from attnscope.studies.ablation.study import AblateOptions, ablate
+from attnscope.studies.ablation.options import AblateOptions
+from attnscope.studies.ablation.study import ablate
 from attnscope.studies.ablation.sweep import require_rerunnable
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.model import ModelInfo
+from attnscope.options import heads_from, numbers_from, option, options
+
+if TYPE_CHECKING:
+    from attnscope.models.model import ModelInfo
 
 
-@dataclass(frozen=True)
+@options
 class Choice:
-    """Which heads are asked for.
+    """Which heads are asked for."""
 
-    Attributes:
-        layers: Numbers of layers; None = all.
-        heads: Numbers of heads, in each of those layers; None = all.
-        pick: Single heads as (layer, head), instead of the other two.
-    """
+    PANEL: ClassVar[str] = "Heads"
 
-    layers: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None
-    pick: tuple[tuple[int, int], ...] | None = None
+    layers: tuple[int, ...] | None = option(
+        "Layers, such as 0,3-5.  [default: all]", "-L", "--layers", default=None, read=numbers_from
+    )
+    heads: tuple[int, ...] | None = option(
+        "Heads of those layers, such as 1,8-10.  [default: all]", "-H", "--heads", default=None, read=numbers_from
+    )
+    pick: tuple[tuple[int, int], ...] | None = option(
+        "Single heads, such as L3H1,L5H11, in one figure.", default=None, read=heads_from
+    )
 
-    def __post_init__(self) -> None:
+    def require(self) -> None:
+        """Refuses single heads beside layers and heads.
+
+        Raises:
+            UsageError: Both are there.
+        """
         if self.pick is not None and (self.layers is not None or self.heads is not None):
             raise UsageError("heads are chosen either singly or by layers and heads", "give --pick, or -L and -H")
 
