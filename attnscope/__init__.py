@@ -73,7 +73,8 @@ if TYPE_CHECKING:
     from attnscope.studies.running.workers import Workers
     from attnscope.studies.senses.study import picture_heads, sound_heads
     from attnscope.studies.teaching.cost import cost
-    from attnscope.studies.teaching.split import SplitOptions, split, split_example
+    from attnscope.studies.teaching.options import SplitOptions
+    from attnscope.studies.teaching.split import split, split_example
     from attnscope.studies.teaching.trace import trace, trace_example
     from attnscope.studies.timeline.study import TimelineOptions, timeline
     from attnscope.studies.timeline.watch import HeadWatch
@@ -130,7 +131,8 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.relations.study": ("relations",),
     "studies.maps.rollout": ("picture_rollout", "rollout"),
     "studies.senses.study": ("picture_heads", "sound_heads"),
-    "studies.teaching.split": ("SplitOptions", "split", "split_example"),
+    "studies.teaching.options": ("SplitOptions",),
+    "studies.teaching.split": ("split", "split_example"),
     "studies.timeline.study": ("TimelineOptions", "timeline"),
     "studies.teaching.trace": ("trace", "trace_example"),
     "studies.running.workers": ("Workers",),
