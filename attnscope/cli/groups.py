@@ -332,21 +332,6 @@ Layer = Annotated[int | None, typer.Option("-L", "--layer", min=0, help="The lay
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """How tokens are shown."""
-
-    PANEL: ClassVar[str] = "Drawing"
-
-    query: Annotated[
-        str | None, "Also show what these tokens attend to: tokens, words, or places, such as it,cat or @3,@7."
-    ] = None
-    words: Annotated[bool, "Merge word pieces: sum over keys, mean over queries."] = False
-    hide_special: Annotated[
-        bool, "Leave out what heads rest on, special tokens and in decoders the first one, and renormalise each row."
-    ] = False
-
-
-@dataclass(frozen=True)
 class Drawing:
     """How figures are drawn."""
 

@@ -9,7 +9,7 @@ import typer
 from attnscope.cli import groups, options
 from attnscope.errors import AttnscopeError, amount, one_line
 from attnscope.options import read_names
-from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.choice import Choice, Tokens
 
 if TYPE_CHECKING:
     from attnscope.records.batches import Batch
@@ -33,7 +33,7 @@ def batch(
     reading: groups.Reading,
     model: groups.Model = "minilm",
     which: Choice,
-    tokens: groups.Tokens,
+    tokens: Tokens,
     where: groups.Where,
     drawing: groups.Drawing,
     running: groups.Running,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
-from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.choice import Choice, Tokens
 
 
 @groups.command(
@@ -43,7 +43,7 @@ def page(
     reading: groups.Reading,
     model: groups.Model = "minilm",
     which: Choice,
-    tokens: groups.Tokens,
+    tokens: Tokens,
     drawing: groups.Drawing,
     where: groups.Where,
     loading: groups.Loading,

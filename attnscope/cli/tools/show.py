@@ -8,7 +8,7 @@ import typer
 
 from attnscope.cli import groups, options
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.choice import Choice, Tokens
 
 
 @groups.command(
@@ -25,7 +25,7 @@ def show(
         Path, typer.Argument(help="A record that attnscope saved, such as weights.npz or heads.npz, or its folder.")
     ],
     where: groups.Where,
-    tokens: groups.Tokens,
+    tokens: Tokens,
     which: Choice,
     drawing: groups.Drawing,
     listing: groups.Listing,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.options import heads_from, numbers_from, option, options
+from attnscope.options import heads_from, numbers_from, option, options, read_span
 
 if TYPE_CHECKING:
     from attnscope.models.model import ModelInfo
@@ -75,19 +76,41 @@ Span = tuple[int, int | None]
 """Numbers from a first one up to, but without, another (None = the end): as a Python slice."""
 
 
-@dataclass(frozen=True)
+@options
+class Tokens:
+    """How tokens are shown."""
+
+    PANEL: ClassVar[str] = "Drawing"
+
+    query: str | None = option(
+        "Also show what these tokens attend to: tokens, words, or places, such as it,cat or @3,@7.", default=None
+    )
+    words: bool = option("Merge word pieces: sum over keys, mean over queries.", default=False)
+    hide_special: bool = option(
+        "Leave out what heads rest on, special tokens and in decoders the first one, and renormalise each row.",
+        default=False,
+    )
+
+
+@options
 class Cut:
-    """Which part of a map is asked for.
+    """Which part of a map is asked for."""
 
-    Attributes:
-        rows: Which queries; None = all.
-        cols: Which keys; None = all.
-    """
+    PANEL: ClassVar[str] = "Drawing"
 
-    rows: Span | None = None
-    cols: Span | None = None
+    rows: Span | None = option(
+        "Only these queries, exactly, such as 1000:1064.", default=None, read=partial(read_span, option="--rows")
+    )
+    cols: Span | None = option(
+        "Only these keys, exactly, such as 0:64.", default=None, read=partial(read_span, option="--cols")
+    )
 
-    def __post_init__(self) -> None:
+    def require(self) -> None:
+        """Refuses a part with no token.
+
+        Raises:
+            UsageError: It has none.
+        """
         for name, span in (("rows", self.rows), ("cols", self.cols)):
             if span is not None and (span[0] < 0 or (span[1] is not None and span[1] <= span[0])):
                 stop = "" if span[1] is None else span[1]
