@@ -58,8 +58,9 @@ if TYPE_CHECKING:
     from attnscope.studies.batch.worker import BatchOptions
     from attnscope.studies.circuits.options import CircuitsOptions
     from attnscope.studies.circuits.study import circuits
+    from attnscope.studies.compare.options import CompareOptions
     from attnscope.studies.compare.pictures import compare_pictures
-    from attnscope.studies.compare.study import CompareOptions, compare, compare_models
+    from attnscope.studies.compare.study import compare, compare_models
     from attnscope.studies.compare.texts import compare_heads, compare_texts
     from attnscope.studies.describe.study import DescribeOptions, describe
     from attnscope.studies.heads.needles import NeedleOptions, retrieval_heads
@@ -115,7 +116,8 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.batch.worker": ("BatchOptions",),
     "studies.circuits.options": ("CircuitsOptions",),
     "studies.circuits.study": ("circuits",),
-    "studies.compare.study": ("CompareOptions", "compare", "compare_models"),
+    "studies.compare.options": ("CompareOptions",),
+    "studies.compare.study": ("compare", "compare_models"),
     "studies.compare.pictures": ("compare_pictures",),
     "studies.compare.texts": ("compare_heads", "compare_texts"),
     "studies.teaching.cost": ("cost",),

@@ -31,6 +31,7 @@ class Option:
         read: What makes a value of the words on the command line; None = it is taken as its type says.
         written: The default as the command line has it, where `read` reads it.
         python_only: Whether the command line does not have it.
+        complete: What a shell completes it with: "models", "roles" or "measures".
         panel: Under which heading of the help it stands; None = under that of its group.
     """
 
@@ -42,6 +43,7 @@ class Option:
     read: Callable[[Any], Any] | None = None
     written: Any = None
     python_only: bool = False
+    complete: str | None = None
     panel: str | None = None
 
     def require(self, name: str, value: Any) -> None:

@@ -109,10 +109,11 @@ def _build(group: Any, values: dict[str, Any]) -> Any:
             fields[field.name] = _build(inner, values)
         elif field.name in values:
             value = values[field.name]
-            if known is None or known.read is None:
+            if known is None:
                 fields[field.name] = value
             elif value is not None:
-                fields[field.name] = known.read(value)
+                read = known.read or (tuple if isinstance(value, list) else None)
+                fields[field.name] = value if read is None else read(value)
     return group(**fields)
 
 
@@ -126,11 +127,15 @@ def _as_typer(group: type, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
     hint, known = _hints(group)[field.name], field.metadata.get("option")
     if known is None:
         return hint, field.default
-    kind = (str if known.written is not None else str | None) if known.read is not None else hint
+    kind, default = hint, field.default
+    if known.read is not None:
+        kind, default = str if known.written is not None else str | None, known.written
+    elif get_origin(hint) is tuple:
+        kind, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]  # of the members' type
     flags = known.flags or [f"--{field.name.replace('_', '-')}"] * (kind is bool)
-    about = typer.Option(*flags, help=known.help, min=known.least, max=known.most)
-    asked = Annotated[kind, about] if known.panel is None else Annotated[kind, about, known.panel]
-    return asked, known.written if known.read is not None else field.default
+    complete = None if known.complete is None else getattr(options, f"complete_{known.complete}")
+    about = typer.Option(*flags, help=known.help, min=known.least, max=known.most, autocompletion=complete)
+    return Annotated[kind, about] if known.panel is None else Annotated[kind, about, known.panel], default
 
 
 def _parameter(
