@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from attnscope.records.maps.rollouts import Rollout
     from attnscope.records.relations.record import Relations
     from attnscope.records.timeline import Timeline
-    from attnscope.studies.ablation.options import AblateOptions
-    from attnscope.studies.ablation.pruning import PruneOrder, prune
+    from attnscope.studies.ablation.options import AblateOptions, PruneOrder
+    from attnscope.studies.ablation.pruning import prune
     from attnscope.studies.ablation.study import ablate
     from attnscope.studies.atlas.study import AtlasOptions, atlas
     from attnscope.studies.batch.study import batch
@@ -109,7 +109,7 @@ _PUBLIC = {name: (module, name) for module, names in {
     "records.relations.record": ("Relations",),
     "records.maps.rollouts": ("Rollout",),
     "records.timeline": ("Timeline",),
-    "studies.ablation.options": ("AblateOptions",),
+    "studies.ablation.options": ("AblateOptions", "PruneOrder"),
     "studies.ablation.study": ("ablate",),
     "studies.atlas.study": ("AtlasOptions", "atlas"),
     "studies.batch.study": ("batch",),
@@ -128,7 +128,7 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.heads.needles": ("NeedleOptions", "retrieval_heads"),
     "studies.maps.page": ("page",),
     "studies.maps.pooled": ("pooled_heatmap",),
-    "studies.ablation.pruning": ("PruneOrder", "prune"),
+    "studies.ablation.pruning": ("prune",),
     "studies.relations.options": ("RelationsOptions",),
     "studies.relations.study": ("relations",),
     "studies.maps.rollout": ("picture_rollout", "rollout"),

@@ -329,10 +329,6 @@ Image = Annotated[
 
 # Which heads and tokens, how drawn, and where to ----------------------------------------------------------------
 
-Kind = Annotated[
-    str | None, "Of an encoder-decoder: encoder, decoder or cross attention alone.  [default: all]", "Heads"
-]
-
 Layer = Annotated[int | None, typer.Option("-L", "--layer", min=0, help="The layer, counted from 0."), "Heads"]
 
 

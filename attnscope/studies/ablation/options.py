@@ -1,12 +1,14 @@
-"""What `attnscope ablate` and `attnscope.ablate` are asked with. Loads nothing heavy."""
+"""What `attnscope ablate`, `attnscope prune` and their Python functions are asked with. Loads nothing heavy."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from attnscope.errors import UsageError
-from attnscope.options import group, kind_option, option, options, read_names, seed_option, target_option
+from attnscope.options import group, heads_from, kind_option, option, options, read_names, seed_option, target_option
 from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.options import TextsWanted
 
 Mode = Literal["zero", "mean"]
 MODES: tuple[Mode, ...] = ("zero", "mean")
@@ -77,3 +79,18 @@ class AblateOptions:
             raise UsageError("nothing is to be done", "add --importance, or name an ablation")
         if self.joint and not self.modes:
             raise UsageError("pairs are taken out, so an ablation is needed", "leave out --ablation none")
+
+
+@options
+class PruneOrder:
+    """Which heads a model is written without, and where to."""
+
+    pick: tuple[tuple[int, int], ...] | None = option(
+        "The heads to prune, such as L3H1,L5H11.", default=None, read=heads_from, panel="Heads"
+    )
+    out: Path | None = option("The folder to write; a new one.", "-o", "--out", default=None, panel="Output")
+    kind: str | None = kind_option()
+    texts: TextsWanted | None = option(
+        "Texts to measure the change on; None = one sentence.", default=None, python_only=True
+    )
+    target: str | None = target_option()
