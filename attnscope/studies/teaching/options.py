@@ -1,4 +1,4 @@
-"""What `attnscope split` and `attnscope.split_example` are asked with. Loads nothing heavy."""
+"""What `attnscope split` and `attnscope trace` are asked with. Loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -39,3 +39,21 @@ class SplitOptions:
                 f"there is no head {beyond[0]} to drop",
                 f"of {max(self.counts)} heads the last is {max(self.counts) - 1}",
             )
+
+
+@options
+class TraceOptions:
+    """What is traced of a layer."""
+
+    target: str | None = option(
+        "What an encoder-decoder is to write.  [default: its own greedy output]", default=None, panel="Text"
+    )
+    heads: tuple[int, ...] | None = option(
+        "Heads of that layer, such as 1,8-10.", "-H", "--heads", default=None, read=numbers_from, panel="Heads"
+    )
+    token: str | None = option(
+        "Follow this query: a token, a word, or a place such as @3.  [default: all]", default=None, panel="Drawing"
+    )
+    kind: str | None = option(
+        "Of an encoder-decoder: encoder, decoder or cross.  [default: the first]", default=None, panel="Heads"
+    )
