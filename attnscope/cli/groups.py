@@ -131,7 +131,8 @@ def _as_typer(group: type, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
     if known.read is not None:
         kind, default = str if known.written is not None else str | None, known.written
     elif get_origin(hint) is tuple:
-        kind, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]  # of the members' type
+        several: Any = list
+        kind, default = several[get_args(hint)[0]] | None, None
     flags = known.flags or [f"--{field.name.replace('_', '-')}"] * (kind is bool)
     complete = None if known.complete is None else getattr(options, f"complete_{known.complete}")
     about = typer.Option(*flags, help=known.help, min=known.least, max=known.most, autocompletion=complete)

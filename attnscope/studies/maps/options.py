@@ -63,14 +63,14 @@ class MapOptions(Tokens):
         if isinstance(given, Prompt):
             return
         lacking = {"--words": self.words, "--rows or --cols": self.cut, "--pooled": self.pooled}
-        what, option = ("recording", "--audio") if isinstance(given, Speech) else ("picture", "--image")
+        what, flag = ("recording", "--audio") if isinstance(given, Speech) else ("picture", "--image")
         if isinstance(given, View):
             lacking = {"--cols": self.cut.cols, "--pooled": self.pooled, "--hide-special": self.hide_special}
         if isinstance(given, Speech):
             lacking |= {"--query": self.query, "--hide-special": self.hide_special}
-        for name, asked in lacking.items():
-            if asked:
-                raise UsageError(f"a {what} has no {name}", f"leave it out, or leave out {option}")
+        for name, value in lacking.items():
+            if value:
+                raise UsageError(f"a {what} has no {name}", f"leave it out, or leave out {flag}")
 
     def cells(self, n_tokens: int, path: str = "seam") -> int:
         """To how many rows and columns the maps of a text of so many tokens are pooled; 0 = they are not."""
