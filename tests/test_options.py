@@ -7,13 +7,14 @@ import shlex
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, ClassVar, get_args, get_origin
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from attnscope import cli
+from attnscope import options as asked
 from attnscope.cli import options
 from attnscope.cli.groups import Changed, Loading, OneText, Running, Texts, command
 from attnscope.errors import UsageError
@@ -75,6 +76,35 @@ def test_a_command_changes_and_leaves_out_options_of_its_groups_alone() -> None:
     told = answer(eat, "--help")
     assert "Quite bare." in told and "How many of them." in told and "--kind" not in told
     assert "Quite bare." not in answer(other, "--help")
+
+
+@asked.options
+class Peel:
+    """A group in another."""
+
+    PANEL: ClassVar[str] = "Heads"
+
+    thin: int = asked.option("How thin.", default=1, least=1)
+
+
+@asked.options
+class Basket:
+    """A group with another in it."""
+
+    kinds: tuple[str, ...] = asked.option("Which.", "--kind", default=())
+    peel: Peel = asked.group(Peel)
+    layers: tuple[int, ...] = asked.option("Layers.", default=(0,), read=asked.numbers_from)
+
+
+def test_a_group_in_a_group_stands_in_its_place_and_is_built_with_it() -> None:
+    @command()
+    def eat(*, basket: Basket) -> None:
+        print(basket)
+
+    assert [*inspect.signature(eat).parameters] == ["kinds", "thin", "layers"]
+    assert answer(eat) == f"{Basket()}\n"
+    given = ["--kind", "a", "--kind", "b", "--thin", "2", "--layers", "0,3-4"]
+    assert answer(eat, *given) == f"{Basket(('a', 'b'), Peel(2), (0, 3, 4))}\n"
 
 
 @pytest.mark.parametrize("wrong", [{"omit": ("colour",)}, {"colour": "Of its skin."}])
