@@ -93,5 +93,5 @@ def test_spans() -> None:
     assert read_span("3:9", "--rows") == (3, 9)
     assert read_span(":9", "--rows") == (0, 9)
     assert read_span("3:", "--rows") == (3, None)
-    with pytest.raises(UsageError, match="--cols is '１:２'"):
+    with pytest.raises(UsageError, match="--cols '１:２' is not a range"):
         read_span("１:２", "--cols")
