@@ -50,15 +50,17 @@ if TYPE_CHECKING:
     from attnscope.records.maps.rollouts import Rollout
     from attnscope.records.relations.record import Relations
     from attnscope.records.timeline import Timeline
-    from attnscope.studies.ablation.pruning import PruneOrder, prune
-    from attnscope.studies.ablation.study import AblateOptions, ablate
+    from attnscope.studies.ablation.options import AblateOptions, PruneOrder
+    from attnscope.studies.ablation.pruning import prune
+    from attnscope.studies.ablation.study import ablate
     from attnscope.studies.atlas.study import AtlasOptions, atlas
     from attnscope.studies.batch.study import batch
     from attnscope.studies.batch.worker import BatchOptions
     from attnscope.studies.circuits.options import CircuitsOptions
     from attnscope.studies.circuits.study import circuits
+    from attnscope.studies.compare.options import CompareOptions
     from attnscope.studies.compare.pictures import compare_pictures
-    from attnscope.studies.compare.study import CompareOptions, compare, compare_models
+    from attnscope.studies.compare.study import compare, compare_models
     from attnscope.studies.compare.texts import compare_heads, compare_texts
     from attnscope.studies.describe.study import DescribeOptions, describe
     from attnscope.studies.heads.needles import NeedleOptions, retrieval_heads
@@ -72,7 +74,8 @@ if TYPE_CHECKING:
     from attnscope.studies.running.workers import Workers
     from attnscope.studies.senses.study import picture_heads, sound_heads
     from attnscope.studies.teaching.cost import cost
-    from attnscope.studies.teaching.split import SplitOptions, split, split_example
+    from attnscope.studies.teaching.options import SplitOptions
+    from attnscope.studies.teaching.split import split, split_example
     from attnscope.studies.teaching.trace import trace, trace_example
     from attnscope.studies.timeline.study import TimelineOptions, timeline
     from attnscope.studies.timeline.watch import HeadWatch
@@ -106,13 +109,15 @@ _PUBLIC = {name: (module, name) for module, names in {
     "records.relations.record": ("Relations",),
     "records.maps.rollouts": ("Rollout",),
     "records.timeline": ("Timeline",),
-    "studies.ablation.study": ("AblateOptions", "ablate"),
+    "studies.ablation.options": ("AblateOptions", "PruneOrder"),
+    "studies.ablation.study": ("ablate",),
     "studies.atlas.study": ("AtlasOptions", "atlas"),
     "studies.batch.study": ("batch",),
     "studies.batch.worker": ("BatchOptions",),
     "studies.circuits.options": ("CircuitsOptions",),
     "studies.circuits.study": ("circuits",),
-    "studies.compare.study": ("CompareOptions", "compare", "compare_models"),
+    "studies.compare.options": ("CompareOptions",),
+    "studies.compare.study": ("compare", "compare_models"),
     "studies.compare.pictures": ("compare_pictures",),
     "studies.compare.texts": ("compare_heads", "compare_texts"),
     "studies.teaching.cost": ("cost",),
@@ -123,12 +128,13 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.heads.needles": ("NeedleOptions", "retrieval_heads"),
     "studies.maps.page": ("page",),
     "studies.maps.pooled": ("pooled_heatmap",),
-    "studies.ablation.pruning": ("PruneOrder", "prune"),
+    "studies.ablation.pruning": ("prune",),
     "studies.relations.options": ("RelationsOptions",),
     "studies.relations.study": ("relations",),
     "studies.maps.rollout": ("picture_rollout", "rollout"),
     "studies.senses.study": ("picture_heads", "sound_heads"),
-    "studies.teaching.split": ("SplitOptions", "split", "split_example"),
+    "studies.teaching.options": ("SplitOptions",),
+    "studies.teaching.split": ("split", "split_example"),
     "studies.timeline.study": ("TimelineOptions", "timeline"),
     "studies.teaching.trace": ("trace", "trace_example"),
     "studies.running.workers": ("Workers",),

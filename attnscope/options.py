@@ -7,8 +7,9 @@ nor typer.
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
 
@@ -30,6 +31,8 @@ class Option:
         read: Parses the value from the command line; None = its type decides.
         written: The default as written on the command line, for `read` to parse.
         python_only: Whether only Python has it.
+        complete: What a shell completes it with: "models", "roles" or "measures".
+        panel: Under which heading of the help it stands; None = under that of its group.
     """
 
     help: str
@@ -40,6 +43,8 @@ class Option:
     read: Callable[[Any], Any] | None = None
     written: Any = None
     python_only: bool = False
+    complete: str | None = None
+    panel: str | None = None
 
     def require(self, name: str, value: Any) -> None:
         """Refuses a value outside its range or choices.
@@ -75,6 +80,11 @@ def option(
     return dataclasses.field(**how, metadata={"option": Option(help, flags, **more)})
 
 
+def group(kind: type) -> Any:
+    """A field of a dataclass of options that is such a dataclass itself: the command line has its options too."""
+    return dataclasses.field(default_factory=kind, metadata={"group": kind})
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(option, dataclasses.field))
 def options(cls: C) -> C:
     """Makes a class a frozen dataclass of options: ranges are checked, and its docstring lists them.
@@ -98,3 +108,112 @@ def options(cls: C) -> C:
     ]
     made.__doc__ = "\n".join([textwrap.dedent(cls.__doc__ or "").strip(), "", "    Attributes:", *listed])
     return made  # type: ignore[no-any-return]  # the class, as a dataclass
+
+
+# Options that mean the same in every question --------------------------------------------------------------------
+
+
+def seed_option(of: str) -> Any:
+    """The field `seed` of a dataclass of options, and what is drawn by it."""
+    return option(f"Seed of {of}.", default=0, least=0)
+
+
+def kind_option() -> Any:
+    """The field `kind` of a dataclass of options."""
+    return option(
+        "Of an encoder-decoder: encoder, decoder or cross attention alone.  [default: all]",
+        "--kind", default=None, choices=("encoder", "decoder", "cross"), panel="Heads",
+    )  # fmt: skip
+
+
+def target_option() -> Any:
+    """The field `target` of a dataclass of options about many texts."""
+    return option(
+        "What an encoder-decoder is to write.  [default: its own answer to each text]", default=None, panel="Text"
+    )
+
+
+def chunk_option() -> Any:
+    """The field `chunk` of a dataclass of options."""
+    return option("Cut long texts into chunks of so many tokens.", default=None)
+
+
+def stride_option() -> Any:
+    """The field `stride` of a dataclass of options."""
+    return option("How many tokens further the next chunk begins; overlaps count once.", default=None)
+
+
+# How values are read -------------------------------------------------------------------------------------------------
+
+_NUMBERS = re.compile(r"\d+(-\d+)?", re.ASCII)
+_SPAN = re.compile(r"(\d*):(\d*)", re.ASCII)
+_HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE | re.ASCII)
+
+
+def numbers_from(listed: str) -> tuple[int, ...]:
+    """Numbers in a list such as `0,3-5`."""
+    numbers: list[int] = []
+    for part in _parts(listed, "layer or head", "layers and heads are chosen like this: 0,3-5"):
+        if not _NUMBERS.fullmatch(part):
+            raise UsageError(f"{part!r} is not a number or a range", "layers and heads are chosen like this: 0,3-5")
+        first, _, last = part.partition("-")
+        stop = int(last or first)
+        if stop < int(first) or stop > 9999:
+            raise UsageError(f"{part!r} is not a range of layers or heads", "a range goes up, such as 3-5")
+        numbers += range(int(first), stop + 1)
+    return tuple(dict.fromkeys(numbers))
+
+
+def whole_numbers(listed: str, option: str) -> tuple[int, ...]:
+    """Numbers in a list such as `1024,4096`, of an option of a command."""
+    parts = _parts(listed, option, "numbers with commas between, such as 1024,4096")
+    for part in parts:
+        if not (part.isascii() and part.isdecimal()):
+            raise UsageError(f"{part!r} in {option} is no whole number", "numbers with commas between")
+    return tuple(map(int, parts))
+
+
+def heads_from(listed: str) -> tuple[tuple[int, int], ...]:
+    """Single heads in a list such as `L3H1,L5H11`, as (layer, head)."""
+    heads: list[tuple[int, int]] = []
+    for part in _parts(listed, "head", "single heads are chosen like this: L3H1,L5H11"):
+        match = _HEAD.fullmatch(part)
+        if not match:
+            raise UsageError(f"{part!r} is not a head", "single heads are chosen like this: L3H1,L5H11")
+        heads.append((int(match[1]), int(match[2])))
+    return tuple(dict.fromkeys(heads))
+
+
+def _parts(listed: str, what: str, hint: str) -> list[str]:
+    """The parts of a list, of which none may be empty: a comma too many may be a head too few."""
+    parts = [part.strip() for part in listed.split(",")]
+    if not any(parts):
+        raise UsageError(f"no {what} is given", hint)
+    if not all(parts):
+        raise UsageError(f"{listed!r} has a comma with nothing on one side of it", hint)
+    return parts
+
+
+def read_span(written: str, option: str) -> tuple[int, int | None]:
+    """Numbers from a first one up to, but without, a last one: `1000:1064`, `:64`, `1000:`."""
+    match = _SPAN.fullmatch(written.strip())
+    if not match or (not match[1] and not match[2]) or len(written) > 20:
+        raise UsageError(
+            f"{option} {written!r} is not a range", "tokens are numbered from 0, from:to, such as 1000:1064"
+        )
+    return int(match[1] or 0), int(match[2]) if match[2] else None
+
+
+def read_names(listed: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """The names in a list such as `zero,mean`, each once.
+
+    Raises:
+        UsageError: There is no such name, or none is given.
+    """
+    names = tuple(dict.fromkeys(part.strip().lower() for part in listed.split(",") if part.strip()))
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no {what} {name!r}", f"choose from {', '.join(known)}")
+    if not names:
+        raise UsageError(f"no {what} is given", f"choose from {', '.join(known)}")
+    return names

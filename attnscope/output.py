@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError, one_line, safe
+from attnscope.options import read_names
 from attnscope.records.frame.file_sets import replace_together, require_writable
 from attnscope.records.frame.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
 from attnscope.records.frame.shards import shards_note
@@ -380,21 +381,6 @@ def _of_style(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Before a model runs
-
-
-def read_names(given: str, known: Sequence[str], what: str) -> tuple[str, ...]:
-    """The names in a list such as `zero,mean`, each once.
-
-    Raises:
-        UsageError: There is no such name, or none is given.
-    """
-    names = tuple(dict.fromkeys(part.strip().lower() for part in given.split(",") if part.strip()))
-    for name in names:
-        if name not in known:
-            raise UsageError(f"there is no {what} {name!r}", f"choose from {', '.join(known)}")
-    if not names:
-        raise UsageError(f"no {what} is given", f"choose from {', '.join(known)}")
-    return names
 
 
 def require_formats(formats: Sequence[str]) -> None:

@@ -19,8 +19,9 @@ from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.models.model import Batch
 from attnscope.studies.ablation import reading as ablation_reading
 from attnscope.studies.ablation import sweep as ablation_sweep
+from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.reading import Reader
-from attnscope.studies.ablation.study import AblateOptions, ablate
+from attnscope.studies.ablation.study import ablate
 from attnscope.studies.inputs.choice import Choice
 from attnscope.views.ablation.summary import notes
 from tests.ablation_helpers import VOCABULARY, save_tiny, tiny

@@ -30,7 +30,7 @@ from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.maps import order as heatmap_order
-from attnscope.studies.maps.order import MapOrder
+from attnscope.studies.maps.options import MapOptions
 from attnscope.studies.running import process as worker_process
 from attnscope.studies.running.process import ProcessWorker
 from attnscope.studies.running.workers import TRIES
@@ -97,7 +97,9 @@ def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_pat
     for line in lines:
         for name, size in line["files"].items():
             assert (undisturbed / name).stat().st_size == size
-    record = heatmap_order.study("own", Prompt(TEXTS[0]), MapOrder(Choice(layers=(0,)), query="cat"), LoadOptions())
+    record = heatmap_order.study(
+        "own", Prompt(TEXTS[0]), MapOptions(choice=Choice(layers=(0,)), query="cat"), LoadOptions()
+    )
     paths = write(record, tmp_path / "alone", HOW.formats, {"query": "cat"})
     assert {path.name for path in paths} == {Path(name).name for name in lines[0]["files"]}
     for path in paths:

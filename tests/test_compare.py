@@ -13,7 +13,8 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records.comparison import Comparison
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.studies.compare import study
-from attnscope.studies.compare.study import CompareOptions, compare, compare_models
+from attnscope.studies.compare.options import CompareOptions
+from attnscope.studies.compare.study import compare, compare_models
 from attnscope.studies.compare.texts import align, compare_heads, compare_texts
 from attnscope.studies.inputs.choice import Choice
 from attnscope.views.compare.summary import texts_line

@@ -14,7 +14,8 @@ from attnscope.records.teaching.cost import Cost
 from attnscope.records.teaching.split import Split
 from attnscope.records.teaching.trace import Trace
 from attnscope.studies.teaching.cost import cost
-from attnscope.studies.teaching.split import SplitOptions, split_example
+from attnscope.studies.teaching.options import SplitOptions
+from attnscope.studies.teaching.split import split_example
 from attnscope.studies.teaching.trace import trace_example
 from attnscope.views.tables.plain_text import spell_out
 from attnscope.views.teaching.cost_terminal import table

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.cli import options
 from attnscope.errors import AttnscopeError, UsageError, safe
+from attnscope.options import heads_from, numbers_from
 from attnscope.output import print_document
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.tables.plain_text import open_console
@@ -155,9 +155,9 @@ def test_safe_keeps_every_letter() -> None:
 @pytest.mark.parametrize("given", ["L\u0660H\u0660"])
 def test_heads_are_numbered_in_ascii(given: str) -> None:
     with pytest.raises(UsageError, match="is not a head"):
-        options.heads_from(given)
+        heads_from(given)
     with pytest.raises(UsageError, match="is not a number"):
-        options.numbers_from(given[1])
+        numbers_from(given[1])
 
 
 CONTROLS = "</svg>\x1b[31m\x00\u202e"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from attnscope import load_pooled, load_record
-from attnscope.cli.options import span_from
 from attnscope.errors import UsageError
+from attnscope.options import read_span
 from tests.conftest import Run
 
 LONG = "one two three, four five six. " * 60  # 482 tokens of minilm's 512
@@ -90,9 +90,8 @@ def test_texts_over_the_limit_say_the_limit(run: Run) -> None:
 
 
 def test_spans() -> None:
-    assert span_from("--rows", "3:9") == (3, 9)
-    assert span_from("--rows", ":9") == (0, 9)
-    assert span_from("--rows", "3:") == (3, None)
-    assert span_from("--rows", None) is None
-    with pytest.raises(UsageError, match="--cols '１:２' is no range"):
-        span_from("--cols", "１:２")
+    assert read_span("3:9", "--rows") == (3, 9)
+    assert read_span(":9", "--rows") == (0, 9)
+    assert read_span("3:", "--rows") == (3, None)
+    with pytest.raises(UsageError, match="--cols '１:２' is not a range"):
+        read_span("１:２", "--cols")

@@ -8,7 +8,7 @@ import pytest
 
 from attnscope.cli import app
 from attnscope.errors import MOST_QUOTED, MOST_SAID, one_line
-from attnscope.studies.compare.study import require_measures
+from attnscope.studies.compare.options import require_measures
 from tests.conftest import Run
 
 

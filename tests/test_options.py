@@ -7,16 +7,18 @@ import shlex
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, ClassVar, get_args, get_origin
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from attnscope import cli
+from attnscope import options as asked
 from attnscope.cli import options
 from attnscope.cli.groups import Changed, Loading, OneText, Running, Texts, command
 from attnscope.errors import UsageError
+from attnscope.options import heads_from, numbers_from
 from tests.conftest import Run
 
 # Groups ---------------------------------------------------------------------------------------------------------
@@ -74,6 +76,35 @@ def test_a_command_changes_and_leaves_out_options_of_its_groups_alone() -> None:
     told = answer(eat, "--help")
     assert "Quite bare." in told and "How many of them." in told and "--kind" not in told
     assert "Quite bare." not in answer(other, "--help")
+
+
+@asked.options
+class Peel:
+    """A group in another."""
+
+    PANEL: ClassVar[str] = "Heads"
+
+    thin: int = asked.option("How thin.", default=1, least=1)
+
+
+@asked.options
+class Basket:
+    """A group with another in it."""
+
+    kinds: tuple[str, ...] = asked.option("Which.", "--kind", default=())
+    peel: Peel = asked.group(Peel)
+    layers: tuple[int, ...] = asked.option("Layers.", default=(0,), read=asked.numbers_from)
+
+
+def test_a_group_in_a_group_stands_in_its_place_and_is_built_with_it() -> None:
+    @command()
+    def eat(*, basket: Basket) -> None:
+        print(basket)
+
+    assert [*inspect.signature(eat).parameters] == ["kinds", "thin", "layers"]
+    assert answer(eat) == f"{Basket()}\n"
+    given = ["--kind", "a", "--kind", "b", "--thin", "2", "--layers", "0,3-4"]
+    assert answer(eat, *given) == f"{Basket(('a', 'b'), Peel(2), (0, 3, 4))}\n"
 
 
 @pytest.mark.parametrize("wrong", [{"omit": ("colour",)}, {"colour": "Of its skin."}])
@@ -156,14 +187,14 @@ def test_the_model_of_info_and_cost_is_named_as_in_other_commands_too(run: Run, 
 
 @pytest.mark.parametrize("given", ["L0H0,", ",L0H0", "L0H0,,L1H1", " , L0H0"])
 def test_a_comma_too_many_is_refused_among_heads_and_numbers(given: str) -> None:
-    for read, value in ((options.heads_from, given), (options.numbers_from, re.sub("L[01]H", "", given))):
+    for read, value in ((heads_from, given), (numbers_from, re.sub("L[01]H", "", given))):
         with pytest.raises(UsageError, match=f"^{value!r} has a comma with nothing on one side of it"):
             read(value)
 
 
 @pytest.mark.parametrize("given", ["", " ", ",", " , "])
 def test_no_heads_are_no_heads(given: str) -> None:
-    for read in (options.heads_from, options.numbers_from):
+    for read in (heads_from, numbers_from):
         with pytest.raises(UsageError, match=r"^no (layer or )?head is given"):
             read(given)
 
@@ -345,6 +376,6 @@ def test_commands_are_short_and_start_without_studies() -> None:
     assert all(
         name.startswith(("attnscope.cli", "attnscope.errors", "attnscope.host", "attnscope.version"))
         or name == "attnscope"
-        or name.endswith(".options")
+        or name.endswith((".options", "studies.inputs.choice"))
         for name in ours
     ), ours

@@ -20,7 +20,8 @@ from attnscope.models.hf.model import wrap
 from attnscope.models.model import Batch
 from attnscope.models.own.decoder import own_decoder
 from attnscope.studies.ablation import pruning
-from attnscope.studies.ablation.pruning import EXAMPLE, PruneOrder, prune
+from attnscope.studies.ablation.options import PruneOrder
+from attnscope.studies.ablation.pruning import EXAMPLE, prune
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 from tests.ablation_helpers import SIZES, batch_of, save_tiny, tiny, wrapped
 

@@ -12,7 +12,8 @@ import attnscope
 from attnscope.core.teaching import example, splitting
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records.teaching.split import Split
-from attnscope.studies.teaching.split import SplitOptions, split, split_example
+from attnscope.studies.teaching.options import SplitOptions
+from attnscope.studies.teaching.split import split, split_example
 from attnscope.views.teaching import split_figure
 from tests import oracle
 from tests.core_helpers import EXACT, WORKED, few_examples

@@ -7,7 +7,7 @@ with when it is called, so that the command line starts without studies, numpy o
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +18,12 @@ from typer.models import OptionInfo
 
 from attnscope.cli import options
 from attnscope.errors import UsageError
+from attnscope.options import heads_from, whole_numbers
 
 if TYPE_CHECKING:
     from attnscope.output import Output
     from attnscope.studies.describe.study import DescribeOptions
     from attnscope.studies.heads.needles import NeedleOptions
-    from attnscope.studies.inputs.choice import Choice
     from attnscope.studies.inputs.options import LoadOptions, TextsWanted
     from attnscope.studies.inputs.reading import Prompt
     from attnscope.studies.running.workers import Workers
@@ -59,30 +59,28 @@ def command(*, omit: Sequence[str] = (), **changed: str | Changed) -> Callable[[
 
     def expand(function: Callable[..., None]) -> Callable[..., None]:
         parameters: list[inspect.Parameter] = []
-        groups: dict[str, tuple[type, list[str]]] = {}
+        groups: dict[str, type] = {}
         known: set[str] = set()
         for own in inspect.signature(function).parameters.values():
             if not dataclasses.is_dataclass(own.annotation):
                 parameters.append(_parameter(own.name, own.annotation, own.default))
                 continue
             group: Any = own.annotation
-            known |= {field.name for field in dataclasses.fields(group)}
-            kept = [field for field in dataclasses.fields(group) if field.name not in omit and not _is_hidden(field)]
-            groups[own.name] = group, [field.name for field in kept]
-            hints = get_type_hints(group, include_extras=True)
-            for field in kept:
-                asked, default = _as_typer(field, hints[field.name])
-                parameters.append(
-                    _parameter(field.name, asked, default, changed.get(field.name), getattr(group, "PANEL", None))
-                )
+            groups[own.name] = group
+            known |= {field.name for _, field in _fields(group)}
+            parameters += [
+                _parameter(field.name, *_as_typer(of, field), changed.get(field.name), getattr(of, "PANEL", None))
+                for of, field in _fields(group, omit)
+            ]
         unknown = {*omit, *changed} - known
         if unknown:
             raise TypeError(f"{function.__name__} has no group with {', '.join(sorted(unknown))}")
 
         @functools.wraps(function)
         def run(**given: Any) -> None:
-            for name, (group, names) in groups.items():
-                given[name] = group(**{field: _read(group, field, given.pop(field)) for field in names})
+            for name, group in groups.items():
+                values = {field.name: given.pop(field.name) for _, field in _fields(group, omit)}
+                given[name] = _build(group, values)
             function(**given)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
@@ -92,27 +90,53 @@ def command(*, omit: Sequence[str] = (), **changed: str | Changed) -> Callable[[
     return expand
 
 
-def _is_hidden(field: "dataclasses.Field[Any]") -> bool:
-    """Whether the command line does not have a field of a study's options."""
-    known = field.metadata.get("option")
-    return known.python_only if known is not None else False
+def _fields(group: Any, omit: Sequence[str] = ()) -> "Iterator[tuple[type, dataclasses.Field[Any]]]":
+    """The fields of a group that the command line has, those of groups in it in their place; each with its group."""
+    for field in dataclasses.fields(group):
+        inner, known = field.metadata.get("group"), field.metadata.get("option")
+        if inner is not None:
+            yield from _fields(inner, omit)
+        elif field.name not in omit and (known is None or not known.python_only):
+            yield group, field
 
 
-def _as_typer(field: "dataclasses.Field[Any]", hint: Any) -> tuple[Any, Any]:
+def _build(group: Any, values: dict[str, Any]) -> Any:
+    """A group, and the groups in it, of values from the command line, by the names of fields."""
+    fields = {}
+    for field in dataclasses.fields(group):
+        inner, known = field.metadata.get("group"), field.metadata.get("option")
+        if inner is not None:
+            fields[field.name] = _build(inner, values)
+        elif field.name in values:
+            value = values[field.name]
+            if known is None:
+                fields[field.name] = value
+            elif value is not None:
+                read = known.read or (tuple if isinstance(value, list) else None)
+                fields[field.name] = value if read is None else read(value)
+    return group(**fields)
+
+
+@functools.cache
+def _hints(group: type) -> dict[str, Any]:
+    return get_type_hints(group, include_extras=True)
+
+
+def _as_typer(group: type, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
     """How typer takes a field, and its default: of a study's options by their metadata, else by its annotation."""
-    known = field.metadata.get("option")
+    hint, known = _hints(group)[field.name], field.metadata.get("option")
     if known is None:
         return hint, field.default
-    kind = (str if known.written is not None else str | None) if known.read is not None else hint
+    kind, default = hint, field.default
+    if known.read is not None:
+        kind, default = str if known.written is not None else str | None, known.written
+    elif get_origin(hint) is tuple:
+        several: Any = list
+        kind, default = several[get_args(hint)[0]] | None, None
     flags = known.flags or [f"--{field.name.replace('_', '-')}"] * (kind is bool)
-    about = typer.Option(*flags, help=known.help, min=known.least, max=known.most)
-    return Annotated[kind, about], known.written if known.read is not None else field.default
-
-
-def _read(group: type, name: str, value: Any) -> Any:
-    """A value from the command line as the group has it."""
-    known = next(field for field in dataclasses.fields(group) if field.name == name).metadata.get("option")
-    return value if known is None or known.read is None or value is None else known.read(value)
+    complete = None if known.complete is None else getattr(options, f"complete_{known.complete}")
+    about = typer.Option(*flags, help=known.help, min=known.least, max=known.most, autocompletion=complete)
+    return Annotated[kind, about] if known.panel is None else Annotated[kind, about, known.panel], default
 
 
 def _parameter(
@@ -306,46 +330,7 @@ Image = Annotated[
 
 # Which heads and tokens, how drawn, and where to ----------------------------------------------------------------
 
-Kind = Annotated[
-    str | None, "Of an encoder-decoder: encoder, decoder or cross attention alone.  [default: all]", "Heads"
-]
-
 Layer = Annotated[int | None, typer.Option("-L", "--layer", min=0, help="The layer, counted from 0."), "Heads"]
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Which heads."""
-
-    PANEL: ClassVar[str] = "Heads"
-
-    layers: Annotated[str | None, typer.Option("-L", "--layers", help="Layers, such as 0,3-5.  [default: all]")] = None
-    heads: Annotated[
-        str | None, typer.Option("-H", "--heads", help="Heads of those layers, such as 1,8-10.  [default: all]")
-    ] = None
-    pick: Annotated[str | None, "Single heads, such as L3H1,L5H11, in one figure."] = None
-
-    def choice(self) -> "Choice":
-        """The heads that are asked for."""
-        from attnscope.studies.inputs.choice import Choice
-
-        numbers = options.numbers_from
-        return Choice(numbers(self.layers), numbers(self.heads), options.heads_from(self.pick))
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """How tokens are shown."""
-
-    PANEL: ClassVar[str] = "Drawing"
-
-    query: Annotated[
-        str | None, "Also show what these tokens attend to: tokens, words, or places, such as it,cat or @3,@7."
-    ] = None
-    words: Annotated[bool, "Merge word pieces: sum over keys, mean over queries."] = False
-    hide_special: Annotated[
-        bool, "Leave out what heads rest on, special tokens and in decoders the first one, and renormalise each row."
-    ] = False
 
 
 @dataclass(frozen=True)
@@ -472,8 +457,8 @@ class Needles:
         from attnscope.studies.heads.roles import thresholds_from
 
         return NeedleOptions(
-            lengths=options.whole_numbers(self.lengths, "--lengths"),
-            depths=tuple(percent / 100 for percent in options.whole_numbers(self.depths, "--depths")),
+            lengths=whole_numbers(self.lengths, "--lengths"),
+            depths=tuple(percent / 100 for percent in whole_numbers(self.depths, "--depths")),
             n=self.needles, threshold=thresholds_from(thresholds, {ROLE: THRESHOLD})[ROLE], ablate=ablate,
         )  # fmt: skip
 
@@ -498,7 +483,7 @@ class Describing:
 
         if self.no_describe and self.describe is not None:
             raise UsageError("--describe names heads, and --no-describe leaves all out", "leave out one of them")
-        heads = options.heads_from(self.describe)
+        heads = None if self.describe is None else heads_from(self.describe)
         return None if self.no_describe else DescribeOptions(tuple(self.feature or ()), heads=heads)
 
 

@@ -1,7 +1,6 @@
 """Options that mean the same in every command, and how their values are read."""
 
 import contextlib
-import re
 import shlex
 import sys
 import time
@@ -14,58 +13,6 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     from attnscope.studies.inputs.texts import Progress as Done
     from attnscope.studies.inputs.texts import Report
-
-_NUMBERS = re.compile(r"\d+(-\d+)?", re.ASCII)
-_SPAN = re.compile(r"(\d*):(\d*)", re.ASCII)
-_HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE | re.ASCII)
-
-
-def numbers_from(given: str | None) -> tuple[int, ...] | None:
-    """Numbers in a list such as `0,3-5`."""
-    if given is None:
-        return None
-    found: list[int] = []
-    for part in _parts(given, "layer or head", "layers and heads are chosen like this: 0,3-5"):
-        if not _NUMBERS.fullmatch(part):
-            raise UsageError(f"{part!r} is not a number or a range", "layers and heads are chosen like this: 0,3-5")
-        first, _, last = part.partition("-")
-        stop = int(last or first)
-        if stop < int(first) or stop > 9999:
-            raise UsageError(f"{part!r} is not a range of layers or heads", "a range goes up, such as 3-5")
-        found += range(int(first), stop + 1)
-    return tuple(dict.fromkeys(found))
-
-
-def whole_numbers(given: str, option: str) -> tuple[int, ...]:
-    """Numbers in a list such as `1024,4096`, of an option of a command."""
-    parts = _parts(given, option, "numbers with commas between, such as 1024,4096")
-    for part in parts:
-        if not (part.isascii() and part.isdecimal()):
-            raise UsageError(f"{part!r} in {option} is no whole number", "numbers with commas between")
-    return tuple(map(int, parts))
-
-
-def heads_from(given: str | None) -> tuple[tuple[int, int], ...] | None:
-    """Single heads in a list such as `L3H1,L5H11`, as (layer, head)."""
-    if given is None:
-        return None
-    found: list[tuple[int, int]] = []
-    for part in _parts(given, "head", "single heads are chosen like this: L3H1,L5H11"):
-        match = _HEAD.fullmatch(part)
-        if not match:
-            raise UsageError(f"{part!r} is not a head", "single heads are chosen like this: L3H1,L5H11")
-        found.append((int(match[1]), int(match[2])))
-    return tuple(dict.fromkeys(found))
-
-
-def _parts(given: str, what: str, hint: str) -> list[str]:
-    """The parts of a list, of which none may be empty: a comma too many may be a head too few."""
-    parts = [part.strip() for part in given.split(",")]
-    if not any(parts):
-        raise UsageError(f"no {what} is given", hint)
-    if not all(parts):
-        raise UsageError(f"{given!r} has a comma with nothing on one side of it", hint)
-    return parts
 
 
 def refuse_file_names(*texts: str | None) -> None:
@@ -102,16 +49,6 @@ def complete_measures(incomplete: str) -> list[str]:
 
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in MEASURES if name.startswith(last)]
-
-
-def span_from(option: str, given: str | None) -> tuple[int, int | None] | None:
-    """Numbers from a first one up to, but without, a last one: `1000:1064`, `:64`, `1000:`."""
-    if given is None:
-        return None
-    match = _SPAN.fullmatch(given.strip())
-    if not match or (not match[1] and not match[2]) or len(given) > 20:
-        raise UsageError(f"{option} {given!r} is no range", "tokens are numbered from 0, from:to, such as 1000:1064")
-    return int(match[1] or 0), int(match[2]) if match[2] else None
 
 
 def one_model(named: str | None, too: str | None) -> str | None:

@@ -2,13 +2,13 @@
 
 import shlex
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from attnscope.cli import groups, options
 from attnscope.errors import UsageError
+from attnscope.studies.compare.options import CompareOrder
 
 
 @groups.command(omit=("scale", "cmap"), pick="Put single heads side by side instead, such as L3H1,L5H11.")
@@ -16,42 +16,8 @@ def compare(
     *,
     texts: groups.Texts,
     more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
-    other_text: Annotated[
-        str | None, typer.Option("--with", help="A second text that differs in little: which heads change most?")
-    ] = None,
-    image: Annotated[
-        list[Path] | None,
-        "Two photos that TEXT is asked about, or one and two questions (--with): which heads look elsewhere?",
-        "Text",
-    ] = None,
-    other_model: Annotated[
-        str | None,
-        typer.Option(
-            "--with-model",
-            help="A second model or checkpoint with the same tokens.",
-            autocompletion=options.complete_models,
-        ),
-        "Model",
-    ] = None,
-    query: Annotated[
-        str | None,
-        "With --with, or photos: rank heads at this token, a word, or a place such as @3.",
-        "Drawing",
-    ] = None,
-    measures: Annotated[
-        str,
-        typer.Option(
-            "--measure", help="hellinger (fast), jensen-shannon (Clark et al. 2019), or hellinger,jensen-shannon."
-        ),
-    ] = "hellinger",
-    hide_special: Annotated[
-        bool, "Show what is left without special tokens (in decoders also the first), rows renormalised.", "Drawing"
-    ] = False,
-    heads_record: Annotated[
-        Path | None, "A heads.npz of the same model, or its folder: colours the map by role too."
-    ] = None,
     model: groups.Model = "minilm",
-    which: groups.Heads,
+    asked: CompareOrder,
     where: groups.Where,
     drawing: groups.Drawing,
     running: groups.Running,
@@ -71,18 +37,12 @@ def compare(
             "one TEXT is compared, with a second one by --with" if len(more) == 1 else "several texts come from a file",
             _minimal_pair(texts.text or "", more[0]) if len(more) == 1 else "attnscope compare --file texts.txt",
         )
-    from attnscope.senses.photos import read_photo
-    from attnscope.studies.compare.order import CompareOrder, study
+    from attnscope.studies.compare.order import study
 
     output = where.plan("compare", printing, **drawing.options())
-    order = CompareOrder(
-        texts=texts.wanted(), choice=which.choice(), other_text=other_text, other_model=other_model, query=query,
-        measures=measures, hide_special=hide_special, heads_record=heads_record,
-        photos=tuple(map(read_photo, image or ())),
-    )  # fmt: skip
     load = loading.options()
     with options.progress(printing.quiet) as report:
-        found = study(model, order, load, report, running.share(model, load))
+        found = study(model, texts.wanted(), asked, load, report, running.share(model, load))
     output.deliver(found)
 
 

@@ -1,11 +1,8 @@
 """`attnscope split`."""
 
-from typing import Annotated
-
-import typer
-
-from attnscope.cli import groups, options
+from attnscope.cli import groups
 from attnscope.errors import UsageError
+from attnscope.studies.teaching.options import SplitOptions
 
 
 @groups.command(
@@ -17,16 +14,7 @@ from attnscope.errors import UsageError
 def split(
     *,
     one: groups.OneText,
-    counts: Annotated[str, "Numbers of heads to cut into."] = "1,2,4",
-    same_columns: Annotated[bool, "Give head 1 the columns of head 0: the two then compute the same."] = False,
-    project: Annotated[
-        str,
-        "Mix the heads by a W_O: orthogonal or permute (random, see --seed), or a file with a matrix.",
-    ] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of a random W_O.")] = 0,
-    drop: Annotated[
-        str | None, "Set the output of these heads to zero, one by one, and measure the change, such as 0,1."
-    ] = None,
+    asked: SplitOptions,
     model: groups.Model = "minilm",
     layer: groups.Layer = None,
     where: groups.Where,
@@ -42,16 +30,15 @@ def split(
     - `attnscope split "The cat sat on the mat." -L 3 --counts 1,12,384 -o out`
     """
     from attnscope.studies.inputs.reading import Prompt
-    from attnscope.studies.teaching.split import SplitOptions, split_example
     from attnscope.studies.teaching.split import split as study
+    from attnscope.studies.teaching.split import split_example
 
-    output, numbers = where.plan("split", printing, **drawing.options()), options.numbers_from
-    how = SplitOptions(numbers(counts) or (), same_columns, project, seed, numbers(drop) or ())
+    output = where.plan("split", printing, **drawing.options())
     if not one.given:
         if layer:
             raise UsageError("without a text the worked example is cut, which has one layer", "give a TEXT")
-        return output.deliver(split_example(how))
+        return output.deliver(split_example(asked))
     if layer is None:
         raise UsageError("of a model, the heads of one layer are cut", "give a layer, such as -L 3")
     prompt = Prompt(one.read())
-    return output.deliver(study(loading.options().load(model), prompt, layer, how))
+    return output.deliver(study(loading.options().load(model), prompt, layer, asked))

@@ -1,10 +1,7 @@
 """`attnscope trace`."""
 
-from typing import Annotated
-
-import typer
-
-from attnscope.cli import groups, options
+from attnscope.cli import groups
+from attnscope.studies.teaching.options import TraceOptions
 
 
 @groups.command(
@@ -17,22 +14,9 @@ from attnscope.cli import groups, options
 def trace(
     *,
     one: groups.OneText,
-    target: Annotated[
-        str | None,
-        "What an encoder-decoder is to write.  [default: its own greedy output]",
-        "Text",
-    ] = None,
     model: groups.Model = "minilm",
     layer: groups.Layer = None,
-    heads: Annotated[
-        str | None, typer.Option("-H", "--heads", help="Heads of that layer, such as 1,8-10."), "Heads"
-    ] = None,
-    token: Annotated[
-        str | None, "Follow this query: a token, a word, or a place such as @3.  [default: all]", "Drawing"
-    ] = None,
-    kind: Annotated[
-        str | None, "Of an encoder-decoder: encoder, decoder or cross.  [default: the first]", "Heads"
-    ] = None,
+    asked: TraceOptions,
     where: groups.Where,
     loading: groups.Loading,
     printing: groups.Printing,
@@ -44,8 +28,9 @@ def trace(
     - `attnscope trace --token cat`
     - `attnscope trace "The cat sat on the mat." -L 3 -H 1 --token cat`
     """
-    from attnscope.studies.teaching.trace_order import TraceOrder, study
+    from attnscope.studies.teaching.trace_order import study
 
-    output, plain = where.plan("trace", printing), loading.engine == "reference"
-    order = TraceOrder(one.text, one.file, target, layer, options.numbers_from(heads), token, kind, plain)
-    output.deliver(study(model, order, loading.options(engine="auto") if plain else loading.options()))
+    output, loops = where.plan("trace", printing), loading.engine == "reference"
+    text = one.read() if one.given else None
+    load = loading.options(engine="auto") if loops else loading.options()
+    output.deliver(study(model, text, layer, asked, load, loops=loops))

@@ -8,6 +8,8 @@ import typer
 
 from attnscope.cli import groups, options
 from attnscope.errors import AttnscopeError, amount, one_line
+from attnscope.options import read_names
+from attnscope.studies.inputs.choice import Choice, Tokens
 
 if TYPE_CHECKING:
     from attnscope.records.batches import Batch
@@ -30,8 +32,8 @@ def batch(
     texts: groups.Texts,
     reading: groups.Reading,
     model: groups.Model = "minilm",
-    which: groups.Heads,
-    tokens: groups.Tokens,
+    which: Choice,
+    tokens: Tokens,
     where: groups.Where,
     drawing: groups.Drawing,
     running: groups.Running,
@@ -47,15 +49,13 @@ def batch(
     - `attnscope batch sample_texts/sentences.txt -o figures`
     - `attnscope batch 'corpus/*.jsonl.gz' -o figures -L 3-5 --format svg --workers 2`
     """
-    from attnscope.output import read_names
     from attnscope.records.frame.kinds import KINDS
     from attnscope.studies.batch.study import batch as draw
     from attnscope.studies.batch.worker import BatchOptions
 
-    choice = which.choice()
     formats = read_names(where.formats or "", KINDS["attnscope.heatmap"].formats, "format")
     how = BatchOptions(
-        choice.layers, choice.heads, choice.pick, formats, drawing.style(),
+        which.layers, which.heads, which.pick, formats, drawing.style(),
         tokens.query, tokens.words, tokens.hide_special, reading.chat, reading.generate, running.workers,
         1 if running.threads is None else running.threads, force, loading.options(),
         running.executor, running.ray_address, replace,  # type: ignore[arg-type]  # Workers refuse others

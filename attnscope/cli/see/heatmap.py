@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from attnscope.cli import groups, options
+from attnscope.studies.maps.options import MapOptions
 
 if TYPE_CHECKING:
     from attnscope.studies.inputs.reading import Given
@@ -32,26 +33,9 @@ def heatmap(
         "itself writes); or wav2vec 2.0 and other encoders over time.",
         "Text",
     ] = None,
-    times: Annotated[
-        bool,
-        "Say when each word of a recording is spoken, by the heads that the model's files name, or --pick.",
-        "Text",
-    ] = False,
     reading: groups.Reading,
     model: groups.Model = "minilm",
-    which: groups.Heads,
-    tokens: groups.Tokens,
-    pooled: Annotated[
-        int | None,
-        "Pool long texts to at most so many rows and columns of cells, 8 to 1024; 0: never.  "
-        "[default: 256 for more than 400 tokens]",
-        "Drawing",
-    ] = None,
-    pool: Annotated[
-        str, "What a pooled cell shows: mean (mass per query) or max (largest weight).", "Drawing"
-    ] = "mean",
-    rows: Annotated[str | None, "Only these queries, exactly, such as 1000:1064.", "Drawing"] = None,
-    cols: Annotated[str | None, "Only these keys, exactly, such as 0:64.", "Drawing"] = None,
+    asked: MapOptions,
     where: groups.Where,
     replace: groups.Replace = False,
     drawing: groups.Drawing,
@@ -71,18 +55,15 @@ def heatmap(
     - `attnscope heatmap --audio speech.wav -m ./whisper-tiny "What is said in it." --times`
     """
     from attnscope.output import HOME
-    from attnscope.studies.inputs.choice import Cut
-    from attnscope.studies.maps.order import MapOrder, home_of, study
+    from attnscope.studies.maps.order import home_of, study
 
-    shown = {"query": tokens.query, **drawing.options()}
+    shown = {"query": asked.query, **drawing.options()}
     output = where.plan("heatmap", printing, has_folder=True, replace=replace, **shown)
-    cut = Cut(options.span_from("--rows", rows), options.span_from("--cols", cols))
-    order = MapOrder(which.choice(), **vars(tokens), cut=cut, pooled=pooled, pool=pool, times=times)
     given, load = _given(one, reading, image, audio), loading.options()
     with output.draw_ahead() as drawn_ahead:
         expect = None if image or audio else drawn_ahead.expect
-        record = study(model, given, order, load, expect)
-        output.deliver(record, HOME / home_of(record, order, output.style(record)), drawn_ahead.draw)
+        record = study(model, given, asked, load, expect)
+        output.deliver(record, HOME / home_of(record, asked, output.style(record)), drawn_ahead.draw)
 
 
 def _given(one: groups.OneText, reading: groups.Reading, image: list[Path] | None, audio: Path | None) -> "Given":

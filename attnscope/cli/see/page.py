@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
+from attnscope.studies.inputs.choice import Choice, Tokens
 
 
 @groups.command(
@@ -41,8 +42,8 @@ def page(
     ] = None,
     reading: groups.Reading,
     model: groups.Model = "minilm",
-    which: groups.Heads,
-    tokens: groups.Tokens,
+    which: Choice,
+    tokens: Tokens,
     drawing: groups.Drawing,
     where: groups.Where,
     loading: groups.Loading,
@@ -67,7 +68,7 @@ def page(
         options.refuse_beside("--image", unused)
     wanted = PageWanted(
         texts=tuple(texts or ()), files=tuple(several.file or ()), split=several.split, field=several.field,
-        images=tuple(image or ()), records=tuple(record or ()), heads_record=heads_record, choice=which.choice(),
+        images=tuple(image or ()), records=tuple(record or ()), heads_record=heads_record, choice=which,
         out=where.out, words=tokens.words, hide_special=tokens.hide_special, scale=drawing.scale, **vars(reading),
     )  # fmt: skip
     with options.progress(printing.quiet) as report:

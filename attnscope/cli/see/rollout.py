@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
+from attnscope.studies.inputs.choice import Tokens
 
 
 @groups.command(
@@ -18,7 +19,7 @@ def rollout(
     one: groups.OneText,
     image: groups.Image = None,
     model: groups.Model = "minilm",
-    tokens: groups.Tokens,
+    tokens: Tokens,
     residual: Annotated[
         float, typer.Option(min=0, max=1, help="The share of the identity in each layer, for the residual connection.")
     ] = 0.5,

@@ -2,6 +2,7 @@
 
 from attnscope.cli import groups, options
 from attnscope.studies.circuits.options import CircuitsOptions
+from attnscope.studies.inputs.choice import Choice
 
 
 @groups.command(omit=("scale", "cmap", "layers", "heads"), pick="Tell all of single heads, such as L3H1,L5H11.")
@@ -9,7 +10,7 @@ def circuits(
     *,
     model: groups.Model = "minilm",
     asked: CircuitsOptions,
-    which: groups.Heads,
+    which: Choice,
     where: groups.Where,
     drawing: groups.Drawing,
     loading: groups.Loading,
@@ -26,9 +27,8 @@ def circuits(
     from attnscope.studies.circuits.study import circuits as study
 
     output = where.plan("circuits", printing, **drawing.options())
-    picked = which.choice().pick
     load = loading.options()
     loaded = (load if load.engine != "auto" else load.with_head(model)).load(model)
     with options.progress_of_steps(printing.quiet, "layers") as report:
         found = study(loaded, asked, report=report)
-    output.deliver(found if picked is None else found.only(picked))
+    output.deliver(found if which.pick is None else found.only(which.pick))

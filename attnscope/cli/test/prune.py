@@ -1,30 +1,25 @@
 """`attnscope prune`."""
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from attnscope.cli import groups, options
+from attnscope.studies.ablation.options import PruneOrder
 
 if TYPE_CHECKING:
     from attnscope.studies.ablation.pruning import Pruned
 
 
 @groups.command(
-    omit=("layers", "heads", "formats", "adapter", "engine"),
+    omit=("adapter", "engine"),
     text="A text to measure the change on; `-` reads stdin.  "
     "[default: The animal didn't cross the street because it was too tired.]",
-    pick="The heads to prune, such as L3H1,L5H11.",
-    out="The folder to write; a new one.",
 )
 def prune(
     *,
-    which: groups.Heads,
-    kind: groups.Kind = None,
+    asked: PruneOrder,
     model: groups.Model = "minilm",
     texts: groups.Texts,
-    target: Annotated[
-        str | None, "What an encoder-decoder is to write.  [default: its own answer to each text]", "Text"
-    ] = None,
-    where: groups.Where,
     loading: groups.Loading,
     printing: groups.Printing,
 ) -> None:
@@ -36,15 +31,12 @@ def prune(
 
     - `attnscope prune --pick L3H1,L5H11 -o minilm-pruned`
     """
-    from attnscope.errors import UsageError
     from attnscope.output import print_document, say
-    from attnscope.studies.ablation.pruning import PruneOrder, prune
+    from attnscope.studies.ablation.pruning import prune
     from attnscope.unfinished import fail_if_not_whole
 
-    if where.out is None:
-        raise UsageError("there is no folder to write", "name a new one with --out")
     wanted = texts.wanted()
-    order = PruneOrder(which.choice().pick, where.out, kind, wanted if wanted.given else None, target)
+    order = replace(asked, texts=wanted if wanted.given else None)
     with options.progress(printing.quiet) as report:
         pruned = prune(model, order, loading.options(engine="hf"), report)
     run = pruned.effect.run

@@ -6,6 +6,7 @@ import typer
 
 from attnscope.cli import groups, options
 from attnscope.errors import UsageError
+from attnscope.options import read_names
 
 
 @groups.command(omit=("text", "scale", "cmap"))
@@ -44,7 +45,6 @@ def timeline(
     - `attnscope timeline 'run/checkpoint-*' --file texts.txt --measures induction,explained -o out`
     - `attnscope timeline EleutherAI/pythia-14m@step{0,512,1000,3000} --probe repeat -o out`
     """
-    from attnscope.output import read_names
     from attnscope.records.circuits import COMPOSITIONS
     from attnscope.studies.heads.roles import thresholds_from
     from attnscope.studies.heads.study import HeadsOptions

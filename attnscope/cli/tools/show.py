@@ -8,6 +8,7 @@ import typer
 
 from attnscope.cli import groups, options
 from attnscope.errors import AttnscopeError, first_line
+from attnscope.studies.inputs.choice import Choice, Tokens
 
 
 @groups.command(
@@ -24,8 +25,8 @@ def show(
         Path, typer.Argument(help="A record that attnscope saved, such as weights.npz or heads.npz, or its folder.")
     ],
     where: groups.Where,
-    tokens: groups.Tokens,
-    which: groups.Heads,
+    tokens: Tokens,
+    which: Choice,
     drawing: groups.Drawing,
     listing: groups.Listing,
     measures: Annotated[
@@ -55,7 +56,7 @@ def show(
     from attnscope.records.heads.query import choose
 
     loaded = load_with(record, beside or ())
-    shown = {**drawing.options(), **vars(which.choice()), **listing.shown(), "measures": measures}
+    shown = {**drawing.options(), **vars(which), **listing.shown(), "measures": measures}
     shown |= {"query": tokens.query, "words": tokens.words or None, "hide_special": tokens.hide_special or None}
     shown |= {"folder": folder or None}
     if listing.only is not None and isinstance(loaded, Findings | Atlas):

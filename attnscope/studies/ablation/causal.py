@@ -12,7 +12,8 @@ from attnscope.models.model import Model
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.shards import settle_corpus
 from attnscope.records.heads.findings import Findings
-from attnscope.studies.ablation.study import AblateOptions, ablate
+from attnscope.studies.ablation.options import AblateOptions
+from attnscope.studies.ablation.study import ablate
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.texts import Report, scale_report, texts_of
 

@@ -26,10 +26,11 @@ from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.records.ablation import Ablation
 from attnscope.records.frame.file_sets import require_writable
 from attnscope.records.frame.storage import finite, plain
-from attnscope.studies.ablation.study import AblateOptions, ablate
+from attnscope.studies.ablation.options import AblateOptions, PruneOrder
+from attnscope.studies.ablation.study import ablate
 from attnscope.studies.ablation.sweep import require_rerunnable
 from attnscope.studies.inputs.choice import Choice
-from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.texts import Report
 
 if TYPE_CHECKING:
@@ -93,17 +94,6 @@ class Pruned:
         return document
 
 
-@dataclass(frozen=True)
-class PruneOrder:
-    """What the command line asks for; see `attnscope prune --help`."""
-
-    pick: tuple[tuple[int, int], ...] | None
-    out: Path
-    kind: str | None = None
-    texts: TextsWanted | None = None
-    target: str | None = None
-
-
 @with_plain_torch
 def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, report: Report | None = None) -> Pruned:
     """Writes a model without some heads into a folder, whole or not at all.
@@ -124,6 +114,8 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, repo
     loading = loading or LoadOptions()
     if loading.engine == "native":
         raise UsageError("pruned models are those of transformers", "leave out --engine")
+    if order.out is None:
+        raise UsageError("there is no folder to write", "name a new one with --out")
     if order.pick is None:
         raise UsageError("no head is named", "name them: --pick L3H1,L5H11")
     _require_free(order.out)

@@ -18,6 +18,7 @@ from attnscope.corpus import Block, Chunk, block_batches
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Loss, Model
 from attnscope.records import Tokens
+from attnscope.studies.ablation.options import EACH
 from attnscope.studies.inputs.texts import pad_rows, special_ids
 from attnscope.studies.running.memory import Room, halves
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 ROW_TOKENS = 512
 """Tokens in a batch of rows, padding included; with a language-model head, whose logits are broad, half as many."""
 
-EACH: Literal["each"] = "each"
 
 PLACES = {
     "first": "of tokens that come for the first time in what is read",

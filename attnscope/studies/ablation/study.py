@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,11 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 from attnscope.core.exact.running import RunningSums
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from attnscope.models.model import Loss, Model, ModelInfo
 from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
 from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer
-from attnscope.studies.ablation.reading import EACH, PLACES, Reader
+from attnscope.studies.ablation.options import EACH, AblateOptions
+from attnscope.studies.ablation.reading import PLACES, Reader
 from attnscope.studies.ablation.sweep import (
     ALL_QUANTITIES,
     QUANTITIES,
@@ -26,13 +27,11 @@ from attnscope.studies.ablation.sweep import (
     Going,
     HeadMeans,
     HeadPlace,
-    Mode,
     heads_of,
     means_of,
     measure,
     require_rerunnable,
 )
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, Texts, problems_of, scale_report, sha256_of, texts_of
 from attnscope.studies.running.late import failure
@@ -45,61 +44,10 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-LOSSES: tuple[str, ...] = ("auto", "causal", "masked", "target", "none")
-MODES: tuple[Mode, ...] = ("zero", "mean")
 CURVE_POINTS = 24
 RANDOM_ORDERS = 5
 MOST_IMPORTANT = 8
 """Heads of which all pairs are taken out where none are picked."""
-
-
-@dataclass(frozen=True)
-class AblateOptions:
-    """What is taken out, and what is looked at.
-
-    Attributes:
-        modes: What is put in a head's place: "zero", nothing; "mean", the mean of its outputs over all real tokens of
-            all the texts, special ones included, whatever their position. Empty: no head is taken out.
-        importance: Whether E |dL/dxi| is worked out too.
-        by_layer: Whether importances are divided by the Euclidean norm of those of their layer.
-        curve: Whether heads are taken out one after another.
-        joint: Whether pairs are taken out: of the picked heads, else of those without which most changes.
-        choice: Which heads; single ones are also taken out together.
-        kind: Of an encoder-decoder: only "encoder", "decoder" or "cross" attention.
-        loss: "auto": what the model was trained on, where it has that head; "causal", "masked", "target"; "none".
-        masked: The share of tokens that is hidden from a masked model, or "each": each in turn.
-        target: What an encoder-decoder is to write; None = its own greedy answer to each text.
-        seed: Of the hidden tokens, of random orders and directions.
-    """
-
-    modes: tuple[Mode, ...] = MODES
-    importance: bool = False
-    by_layer: bool = False
-    curve: bool = False
-    joint: bool = False
-    choice: Choice = field(default_factory=Choice)
-    kind: str | None = None
-    loss: str = "auto"
-    masked: float | Literal["each"] = 0.15
-    target: str | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise UsageError(f"there is no loss {self.loss!r}", f"choose from {', '.join(LOSSES)}")
-        for mode in self.modes:
-            if mode not in MODES:
-                raise UsageError(f"there is no ablation {mode!r}", f"choose from {', '.join(MODES)}, none")
-        if self.kind not in (None, "encoder", "decoder", "cross"):
-            raise UsageError(f"there is no kind of attention {self.kind!r}", "choose from encoder, decoder, cross")
-        if self.masked != EACH and not 0 < float(self.masked) < 1:
-            raise UsageError(f"a share of {self.masked} of the tokens", "it is above 0 and below 1, or: each")
-        if self.seed < 0:
-            raise UsageError(f"a seed of {self.seed}", "it is at least 0")
-        if not (self.modes or self.importance or self.curve):
-            raise UsageError("nothing is to be done", "add --importance, or name an ablation")
-        if self.joint and not self.modes:
-            raise UsageError("pairs are taken out, so an ablation is needed", "leave out --ablation none")
 
 
 @with_plain_torch

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from attnscope.core.exact.running import RunningSums
 from attnscope.corpus import Block, Copies
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, Outputs, Rerun
+from attnscope.studies.ablation.options import Mode
 from attnscope.studies.ablation.reading import PLACES, ReadBatch, Reader
 from attnscope.studies.inputs.texts import Report, Texts
 from attnscope.studies.running import passes
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from attnscope.core.attention.probes import Gate, Place
 
-Mode = Literal["zero", "mean"]
 HeadPlace = tuple[str, int, int]
 """Kind, layer, head."""
 

@@ -63,7 +63,7 @@ def batch(
             that another run is writing into, or that holds figures of another model or other options.
     """
     options, out = options or BatchOptions(), Path(out)
-    options.order()  # what makes no sense is refused at once
+    options.map_options()  # what makes no sense is refused at once
     if not isinstance(spec, str):
         raise AttnscopeError("a batch takes a model by its name", "each of its processes loads it")
     if isinstance(texts, str):
@@ -217,7 +217,7 @@ def _common(source: models.Source, options: BatchOptions) -> bytes:
 
 def _asked(source: models.Source, options: BatchOptions) -> dict[str, str]:
     """The model and the options that figures depend on, as a user gives them."""
-    choice, loading = options.order().choice, options.loading
+    choice, loading = options.map_options().choice, options.loading
     given = {
         "--model": source.name,
         "weights": verify(source)[:12] if source.folder is not None else None,

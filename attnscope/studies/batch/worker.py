@@ -23,7 +23,7 @@ from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt, Reading, read, truncate
 from attnscope.studies.inputs.texts import special_ids
-from attnscope.studies.maps.order import MapOrder
+from attnscope.studies.maps.options import MapOptions
 from attnscope.studies.maps.study import apply_changes, outline, run_model
 from attnscope.studies.running.workers import Where, Workers
 from attnscope.views.drawing.style import Style
@@ -77,10 +77,10 @@ class BatchOptions:
         # What makes no sense is refused at once.
         Workers("", 1 if self.workers is None else self.workers, self.threads, self.executor, self.ray_address)
 
-    def order(self) -> MapOrder:
+    def map_options(self) -> MapOptions:
         """What is asked of the maps of each text."""
         choice = Choice(self.layers, self.heads, self.pick)
-        return MapOrder(choice, query=self.query, words=self.words, hide_special=self.hide_special)
+        return MapOptions(choice=choice, query=self.query, words=self.words, hide_special=self.hide_special)
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,11 @@ class _Drawer:
     def __init__(self, setup: Setup) -> None:
         import torch
 
-        self._setup, self._options, self._order = setup, setup.options, setup.options.order()
+        self._setup, self._options, self._asked = setup, setup.options, setup.options.map_options()
         torch.set_num_threads(self._options.threads)
         remember_hashes(setup.hashes)
         self._model: Model = self._options.loading.load(setup.source)
-        self._chosen = self._order.choice.within(self._model.info)
+        self._chosen = self._asked.choice.within(self._model.info)
         # Compressing beside drawing would take the cores of other workers.
         self._painter = Painter(self._options.style, threads=0)
         self._special_ids: frozenset[int] | None = None
@@ -162,7 +162,7 @@ class _Drawer:
         return Done(task, n_tokens, time.perf_counter() - started)
 
     def _draw(self, task: Task, folder: Path) -> int:
-        order, formats, info = self._order, self._options.formats, self._model.info
+        order, formats, info = self._asked, self._options.formats, self._model.info
         reading = self._read(task)
         record = run_model(self._model, outline(info, reading, self._chosen), reading)
         record = apply_changes(record, hide_special=order.hide_special, words=order.words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnscope.options import option, options
+from attnscope.options import option, options, seed_option
 
 
 @options
@@ -15,7 +15,7 @@ class CircuitsOptions:
         "Counts of words (word, tab, count): also says what heads write for the commonest tokens.", default=None
     )
     directions: int = option("How many singular directions of each head are shown.", default=2, least=0)
-    seed: int = option("Seed of the random heads that scores are compared with.", default=0, least=0)
+    seed: int = seed_option("the random heads that scores are compared with")
     tokens: int = option("Tokens at each end of a direction.", default=5, least=1, python_only=True)
     draws: int = option(
         "Random heads that scores are compared with; one more than 39 lies outside all of them in 5% of cases.",

@@ -17,7 +17,8 @@ from attnscope.records.comparison import PicturePair
 from attnscope.records.maps.pictures import Picture
 from attnscope.records.maps.tokens import Tokens
 from attnscope.senses.photos import read_photo
-from attnscope.studies.compare.study import MEASURES, require_measures, require_one_kind
+from attnscope.studies.compare.options import MEASURES, require_measures
+from attnscope.studies.compare.study import require_one_kind
 from attnscope.studies.compare.texts import align, pairs_named
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.provenance import run_of

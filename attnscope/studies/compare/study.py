@@ -3,63 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import BLOCK, Corpus, CorpusText
-from attnscope.errors import AttnscopeError, UsageError, amount
+from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model
 from attnscope.records.comparison import HeadComparison, ModelComparison
 from attnscope.records.heads.findings import Findings
-from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, problems_of, sha256_of, texts_of
-from attnscope.studies.measuring.pair_blocks import Found, PairMeasurer, PairSums, TableName
+from attnscope.studies.measuring.pair_blocks import Found, PairMeasurer, PairSums
 from attnscope.studies.running.memory import halving_note
 from attnscope.studies.running.passes import Driver, Pass
 from attnscope.studies.running.workers import Workers
-
-MEASURES = ("hellinger", "jensen_shannon")
-
-
-@dataclass(frozen=True)
-class CompareOptions:
-    """How heads are compared.
-
-    Attributes:
-        measures: Some of "hellinger" and "jensen_shannon", that to look at first at the front.
-        hide_special: Whether to look first at what is left without special tokens; both are computed.
-        choice: Which heads; of two models those of both.
-    """
-
-    measures: tuple[str, ...] = MEASURES[:1]
-    hide_special: bool = False
-    choice: Choice = field(default_factory=Choice)
-
-    def __post_init__(self) -> None:
-        require_measures(self.measures)
-
-    @property
-    def tables(self) -> tuple[TableName, ...]:
-        """Measure and whether special tokens take part, of each table in its order."""
-        return tuple(
-            (measure, special) for special in (not self.hide_special, self.hide_special) for measure in self.measures
-        )
-
-
-def require_measures(measures: Sequence[str]) -> None:
-    """Refuses measures that there are not.
-
-    Raises:
-        UsageError: There is none of a name, or none is given.
-    """
-    for measure in measures:
-        if measure not in MEASURES:
-            raise UsageError(f"there is no measure {measure!r}", f"choose from {', '.join(MEASURES)}")
-    if not measures:
-        raise UsageError("no measure is given", f"choose from {', '.join(MEASURES)}")
 
 
 @with_plain_torch

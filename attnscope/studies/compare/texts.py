@@ -16,7 +16,8 @@ from attnscope.records import Heatmap, Tokens
 from attnscope.records.comparison import MinimalPair, PickedHeads
 from attnscope.records.frame.pair_tables import HeadPlace, PairTable, head_name
 from attnscope.records.maps.heatmap import divided_by_rest
-from attnscope.studies.compare.study import MEASURES, require_measures, require_one_kind
+from attnscope.studies.compare.options import MEASURES, require_measures
+from attnscope.studies.compare.study import require_one_kind
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read

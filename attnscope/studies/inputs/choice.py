@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.model import ModelInfo
+from attnscope.options import heads_from, numbers_from, option, options, read_span
+
+if TYPE_CHECKING:
+    from attnscope.models.model import ModelInfo
 
 
-@dataclass(frozen=True)
+@options
 class Choice:
-    """Which heads are asked for.
+    """Which heads are asked for."""
 
-    Attributes:
-        layers: Numbers of layers; None = all.
-        heads: Numbers of heads, in each of those layers; None = all.
-        pick: Single heads as (layer, head), instead of the other two.
-    """
+    PANEL: ClassVar[str] = "Heads"
 
-    layers: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None
-    pick: tuple[tuple[int, int], ...] | None = None
+    layers: tuple[int, ...] | None = option(
+        "Layers, such as 0,3-5.  [default: all]", "-L", "--layers", default=None, read=numbers_from
+    )
+    heads: tuple[int, ...] | None = option(
+        "Heads of those layers, such as 1,8-10.  [default: all]", "-H", "--heads", default=None, read=numbers_from
+    )
+    pick: tuple[tuple[int, int], ...] | None = option(
+        "Single heads, such as L3H1,L5H11, in one figure.", default=None, read=heads_from
+    )
 
-    def __post_init__(self) -> None:
+    def require(self) -> None:
+        """Refuses single heads beside layers and heads.
+
+        Raises:
+            UsageError: Both are there.
+        """
         if self.pick is not None and (self.layers is not None or self.heads is not None):
             raise UsageError("heads are chosen either singly or by layers and heads", "give --pick, or -L and -H")
 
@@ -64,19 +76,41 @@ Span = tuple[int, int | None]
 """Numbers from a first one up to, but without, another (None = the end): as a Python slice."""
 
 
-@dataclass(frozen=True)
+@options
+class Tokens:
+    """How tokens are shown."""
+
+    PANEL: ClassVar[str] = "Drawing"
+
+    query: str | None = option(
+        "Also show what these tokens attend to: tokens, words, or places, such as it,cat or @3,@7.", default=None
+    )
+    words: bool = option("Merge word pieces: sum over keys, mean over queries.", default=False)
+    hide_special: bool = option(
+        "Leave out what heads rest on, special tokens and in decoders the first one, and renormalise each row.",
+        default=False,
+    )
+
+
+@options
 class Cut:
-    """Which part of a map is asked for.
+    """Which part of a map is asked for."""
 
-    Attributes:
-        rows: Which queries; None = all.
-        cols: Which keys; None = all.
-    """
+    PANEL: ClassVar[str] = "Drawing"
 
-    rows: Span | None = None
-    cols: Span | None = None
+    rows: Span | None = option(
+        "Only these queries, exactly, such as 1000:1064.", default=None, read=partial(read_span, option="--rows")
+    )
+    cols: Span | None = option(
+        "Only these keys, exactly, such as 0:64.", default=None, read=partial(read_span, option="--cols")
+    )
 
-    def __post_init__(self) -> None:
+    def require(self) -> None:
+        """Refuses a part with no token.
+
+        Raises:
+            UsageError: It has none.
+        """
         for name, span in (("rows", self.rows), ("cols", self.cols)):
             if span is not None and (span[0] < 0 or (span[1] is not None and span[1] <= span[0])):
                 stop = "" if span[1] is None else span[1]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from attnscope import models
-from attnscope.corpus import Corpus, Split
 from attnscope.errors import UsageError
-from attnscope.models.catalog import read_config, with_adapter
-from attnscope.studies.inputs.reading import Prompt
+
+if TYPE_CHECKING:
+    from attnscope import models
+    from attnscope.corpus import Corpus
+    from attnscope.studies.inputs.reading import Prompt
 
 NUMPY_TOKENS = 256
 """Up to so many tokens NumPy is done before torch would be loaded."""
@@ -31,15 +32,22 @@ class LoadOptions:
     adapter: Path | None = None
 
     def __post_init__(self) -> None:
+        from attnscope import models
+
         models.require_known(self.engine, self.dtype)
 
     def resolve(self, spec: str) -> models.Source:
         """Finds the model that a name means, with the adapter that is asked for."""
+        from attnscope import models
+        from attnscope.models.catalog import with_adapter
+
         source = models.resolve(spec, allow_pickle=self.allow_pickle, trust_remote_code=self.trust_remote_code)
         return source if self.adapter is None else with_adapter(source, self.adapter)
 
     def with_head(self, spec: str) -> LoadOptions:
         """These options for a model with its head for masked words, which the native engine leaves out."""
+        from attnscope.models.catalog import read_config
+
         source = self.resolve(spec)
         if self.engine == "auto" and source.folder is not None:
             named = read_config(source).get("architectures") or ()
@@ -49,6 +57,8 @@ class LoadOptions:
 
     def load(self, spec: str | models.Source) -> models.Model:
         """Loads a model with these options."""
+        from attnscope import models
+
         return models.load(spec, **vars(self))
 
     def load_to_look(self, spec: str | models.Source, prompts: Sequence[Prompt]) -> models.Model:
@@ -60,6 +70,9 @@ class LoadOptions:
         return (replace(self, engine="numpy") if self._suits_numpy(source, prompts) else self).load(source)
 
     def _suits_numpy(self, source: models.Source, prompts: Sequence[Prompt]) -> bool:
+        from attnscope import models
+        from attnscope.studies.inputs.reading import Prompt
+
         if self != LoadOptions(check=self.check, allow_pickle=self.allow_pickle):
             return False
         if any(prompt != Prompt(prompt.text, prompt.pair) for prompt in prompts):
@@ -97,6 +110,8 @@ class TextsWanted:
         Raises:
             UsageError: Not exactly one of text and files is given, or there is no such split.
         """
+        from attnscope.corpus import Corpus, Split
+
         if (self.text is not None) + bool(self.files) != 1:
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')
         if self.split not in get_args(Split):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnscope.errors import UsageError
-from attnscope.options import option, options
+from attnscope.options import chunk_option, option, options, stride_option
 
 
 def _labels(listed: str) -> tuple[str, ...]:
@@ -30,8 +30,8 @@ class RelationsOptions:
     only: tuple[str, ...] | None = option(
         "Only these relations, by label or whole name, such as nsubj,obj.  [default: all]", default=None, read=_labels
     )
-    chunk: int | None = option("Cut long texts into chunks of so many tokens.", default=None)
-    stride: int | None = option("How many tokens further the next chunk begins; overlaps count once.", default=None)
+    chunk: int | None = chunk_option()
+    stride: int | None = stride_option()
     n_examples: int = option(
         "Show so many texts of each relation that a head expresses.", "--examples", default=0, least=0, most=100
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,42 +18,12 @@ from attnscope.models.model import Model
 from attnscope.records.teaching.split import Drop, Seen, Split
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, read
+from attnscope.studies.teaching.options import SplitOptions
 from attnscope.version import VERSION
 
 Array = NDArray[np.float64]
 
 _MOST_NUMBERS = 20_000_000
-
-
-@dataclass(frozen=True)
-class SplitOptions:
-    """How queries, keys and values are cut, and what becomes of the heads.
-
-    Attributes:
-        counts: Numbers of heads; each divides d_model.
-        same_columns: Whether head 1 gets the columns of head 0, so that the two compute the same.
-        project: What W_O is: "" (none), "orthogonal", "permute", or the path of a matrix (.npy, or numbers in lines).
-        seed: Of a random W_O.
-        drop: Heads that are dropped, one by one, wherever there are so many.
-    """
-
-    counts: tuple[int, ...] = (1, 2, 4)
-    same_columns: bool = False
-    project: str = ""
-    seed: int = 0
-    drop: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.counts or min(self.counts) < 1:
-            raise UsageError("a number of heads is at least 1", "such as --counts 1,2,4")
-        if self.same_columns and max(self.counts) < 2:
-            raise UsageError("two heads are needed to share columns", "such as --counts 2")
-        beyond = [head for head in self.drop if not 0 <= head < max(self.counts)]
-        if beyond:
-            raise UsageError(
-                f"there is no head {beyond[0]} to drop",
-                f"of {max(self.counts)} heads the last is {max(self.counts) - 1}",
-            )
 
 
 @with_plain_torch

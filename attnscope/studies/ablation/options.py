@@ -1,0 +1,96 @@
+"""What `attnscope ablate`, `attnscope prune` and their Python functions are asked with. Loads nothing heavy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from attnscope.errors import UsageError
+from attnscope.options import group, heads_from, kind_option, option, options, read_names, seed_option, target_option
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.options import TextsWanted
+
+Mode = Literal["zero", "mean"]
+MODES: tuple[Mode, ...] = ("zero", "mean")
+EACH: Literal["each"] = "each"
+
+
+def _modes(listed: str) -> tuple[Mode, ...]:
+    names = read_names(listed, (*MODES, "none"), "ablation")
+    if "none" in names and len(names) > 1:
+        raise UsageError("an ablation is named beside none", "leave out one of them")
+    return tuple(mode for mode in MODES if mode in names)
+
+
+def _share(written: str) -> float | Literal["each"]:
+    share = written.strip().lower()
+    if share == EACH:
+        return EACH
+    try:
+        return float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
+    except ValueError:
+        raise UsageError(
+            f"--masked is {written!r}", "give a share of the tokens, such as 0.15 or 15%, or: each"
+        ) from None
+
+
+def _by_layer(scale: str) -> bool:
+    if scale != "layer":
+        raise UsageError(f"--normalize has no {scale!r}", "choose layer")
+    return True
+
+
+@options
+class AblateOptions:
+    """What is taken out, and what is looked at."""
+
+    modes: tuple[Mode, ...] = option(
+        "What is put in a head's place: zero, mean (of its outputs), or both; none: no sweep.",
+        "--ablation", default=MODES, choices=MODES, read=_modes, written="zero,mean",
+    )  # fmt: skip
+    importance: bool = option("Also E |dL/dξ| of each head, by one backward pass (Michel et al.).", default=False)
+    by_layer: bool = option(
+        "layer: divide importances by the norm of those of their layer.", "--normalize", default=False, read=_by_layer
+    )
+    curve: bool = option("Take heads out one after another: by importance, by effect, at random.", default=False)
+    joint: bool = option("Pairs of the picked heads, else of the 8 without which most changes.", default=False)
+    choice: Choice = group(Choice)
+    kind: str | None = kind_option()
+    loss: str = option(
+        "What is predicted: causal, masked, target, none; auto: what the model's head predicts.",
+        default="auto", choices=("auto", "causal", "masked", "target", "none"),
+    )  # fmt: skip
+    masked: float | Literal["each"] = option(
+        "The share of tokens that a masked model has to fill in; each: every one in turn.",
+        default=0.15, read=_share, written="15%",
+    )  # fmt: skip
+    target: str | None = target_option()
+    seed: int = seed_option("masked tokens, random orders and directions")
+
+    def require(self) -> None:
+        """Refuses a share that is not one, and orders of nothing.
+
+        Raises:
+            UsageError: That is asked for.
+        """
+        if self.masked != EACH and not 0 < float(self.masked) < 1:
+            raise UsageError(f"--masked is {self.masked}", "it is a share of the tokens between 0 and 1, or: each")
+        if not (self.modes or self.importance or self.curve):
+            raise UsageError("nothing is to be done", "add --importance, or name an ablation")
+        if self.joint and not self.modes:
+            raise UsageError("pairs are taken out, so an ablation is needed", "leave out --ablation none")
+
+
+@options
+class PruneOrder:
+    """Which heads a model is written without, and where to."""
+
+    pick: tuple[tuple[int, int], ...] | None = option(
+        "The heads to prune, such as L3H1,L5H11.", default=None, read=heads_from, panel="Heads"
+    )
+    out: Path | None = option("The folder to write; a new one.", "-o", "--out", default=None, panel="Output")
+    kind: str | None = kind_option()
+    texts: TextsWanted | None = option(
+        "Texts to measure the change on; None = one sentence.", default=None, python_only=True
+    )
+    target: str | None = target_option()

@@ -1,0 +1,125 @@
+"""What `attnscope compare`, `attnscope.compare` and `compare_models` are asked with. Loads nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnscope.errors import UsageError
+from attnscope.options import group, option, options, read_names
+from attnscope.studies.inputs.choice import Choice
+
+if TYPE_CHECKING:
+    from attnscope.studies.inputs.options import TextsWanted
+
+MEASURES = ("hellinger", "jensen_shannon")
+
+
+def require_measures(measures: Sequence[str]) -> None:
+    """Refuses measures that there are not.
+
+    Raises:
+        UsageError: There is none of a name, or none is given.
+    """
+    for measure in measures:
+        if measure not in MEASURES:
+            raise UsageError(f"there is no measure {measure!r}", f"choose from {', '.join(MEASURES)}")
+    if not measures:
+        raise UsageError("no measure is given", f"choose from {', '.join(MEASURES)}")
+
+
+def _measures(listed: str) -> tuple[str, ...]:
+    return read_names(listed.replace("-", "_"), MEASURES, "measure")
+
+
+@options
+class CompareOptions:
+    """How heads are compared."""
+
+    measures: tuple[str, ...] = option(
+        "hellinger (fast), jensen-shannon (Clark et al. 2019), or hellinger,jensen-shannon.",
+        "--measure", default=MEASURES[:1], read=_measures, written="hellinger",
+    )  # fmt: skip
+    hide_special: bool = option(
+        "Show what is left without special tokens (in decoders also the first), rows renormalised.",
+        default=False, panel="Drawing",
+    )  # fmt: skip
+    choice: Choice = group(Choice)
+
+    def require(self) -> None:
+        """Refuses measures that there are not.
+
+        Raises:
+            UsageError: There is none of a name, or none is given.
+        """
+        require_measures(self.measures)
+
+    @property
+    def tables(self) -> tuple[tuple[str, bool], ...]:
+        """Measure and whether special tokens take part, of each table in its order."""
+        return tuple(
+            (measure, special) for special in (not self.hide_special, self.hide_special) for measure in self.measures
+        )
+
+
+@options
+class CompareOrder(CompareOptions):
+    """How heads are compared, and with what."""
+
+    other_text: str | None = option(
+        "A second text that differs in little: which heads change most?", "--with", default=None
+    )
+    image: tuple[Path, ...] = option(
+        "Two photos that TEXT is asked about, or one and two questions (--with): which heads look elsewhere?",
+        default=(), panel="Text",
+    )  # fmt: skip
+    other_model: str | None = option(
+        "A second model or checkpoint with the same tokens.",
+        "--with-model", default=None, complete="models", panel="Model",
+    )  # fmt: skip
+    query: str | None = option(
+        "With --with, or photos: rank heads at this token, a word, or a place such as @3.",
+        default=None, panel="Drawing",
+    )  # fmt: skip
+    heads_record: Path | None = option(
+        "A heads.npz of the same model, or its folder: colours the map by role too.", default=None
+    )
+
+    def require_for(self, texts: TextsWanted) -> None:
+        """Refuses comparisons that do not go together, or not with the texts.
+
+        Raises:
+            UsageError: They do not.
+        """
+        choice, picked = self.choice, self.choice.pick is not None
+        shapes = {"--pick": picked, "--with": self.other_text is not None, "--with-model": self.other_model is not None}
+        if self.image:
+            self._require_pair_of_pictures(texts)
+        asked = [name for name, is_asked in shapes.items() if is_asked]
+        if len(asked) > 1:
+            raise UsageError(f"{' and '.join(asked)} are different comparisons", "give one of them")
+        if self.query is not None and self.other_text is None and not self.image:
+            raise UsageError("--query ranks the heads of a minimal pair", 'give a second text: --with "…"')
+        if self.heads_record is not None and asked:
+            raise UsageError("--heads-record tells the roles where all heads are compared", f"leave out {asked[0]}")
+        if (picked or self.other_text is not None) and (texts.files or texts.text is None):
+            raise UsageError(f"{asked[0]} takes one TEXT", f'such as: attnscope compare "…" {asked[0]} …')
+        if self.other_text is not None and (choice.layers is not None or choice.heads is not None):
+            raise UsageError("--with ranks all heads", "leave out -L and -H")
+
+    def _require_pair_of_pictures(self, texts: TextsWanted) -> None:
+        refused = {
+            "--pick": self.choice.pick, "-L": self.choice.layers, "-H": self.choice.heads, "--file": texts.files,
+            "--with-model": self.other_model, "--heads-record": self.heads_record, "--hide-special": self.hide_special,
+        }  # fmt: skip
+        for name, value in refused.items():
+            if value:
+                raise UsageError(f"{name} cannot be given beside --image", "leave out one of them")
+        if texts.text is None:
+            raise UsageError("what is compared is where words look", "give a TEXT, such as a question about the photos")
+        if len(self.image) + (self.other_text is not None) != 2:
+            raise UsageError(
+                "two photos are compared, or two questions about one",
+                'such as: attnscope compare --image a.jpg --image b.jpg "…", or --image a.jpg "…" --with "…"',
+            )

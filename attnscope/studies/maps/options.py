@@ -1,0 +1,82 @@
+"""What the maps of a text, a photo or a recording are asked with. Loads nothing heavy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnscope.errors import UsageError
+from attnscope.options import group, option, options
+from attnscope.studies.inputs.choice import Choice, Cut, Tokens
+
+if TYPE_CHECKING:
+    from attnscope.studies.inputs.reading import Given
+
+
+@options
+class MapOptions(Tokens):
+    """What is asked of the maps of a text, a photo or a recording."""
+
+    choice: Choice = group(Choice)
+    cut: Cut = group(Cut)
+    pooled: int | None = option(
+        "Pool long texts to at most so many rows and columns of cells, 8 to 1024; 0: never.  "
+        "[default: 256 for more than 400 tokens]",
+        default=None,
+    )
+    pool: str = option("What a pooled cell shows: mean (mass per query) or max (largest weight).", default="mean")
+    times: bool = option(
+        "Say when each word of a recording is spoken, by the heads that the model's files name, or --pick.",
+        default=False, panel="Text",
+    )  # fmt: skip
+
+    def require(self) -> None:
+        """Refuses what pooled maps do not have.
+
+        Raises:
+            UsageError: It is asked for beside them, or they cannot be pooled so.
+        """
+        from attnscope.studies.maps.pooled import CELLS, require_cells
+
+        require_cells(self.pooled or CELLS, self.pool)
+        for name, value in self._exact_only() if self.pooled else ():
+            if value:
+                raise UsageError(f"pooled maps have no {name}", "leave out one of them")
+
+    def _exact_only(self) -> tuple[tuple[str, object], ...]:
+        return (
+            ("--words", self.words),
+            ("--hide-special", self.hide_special),
+            ("--query", self.query),
+            ("part (--rows, --cols)", self.cut),
+        )
+
+    def require_for(self, given: Given) -> None:
+        """Refuses what a photo or a recording does not have.
+
+        Raises:
+            UsageError: It is asked for.
+        """
+        from attnscope.studies.inputs.reading import Prompt, Speech, View
+
+        if self.times and not isinstance(given, Speech):
+            raise UsageError("only the words of a recording are timed", "leave out --times, or give --audio")
+        if isinstance(given, Prompt):
+            return
+        lacking = {"--words": self.words, "--rows or --cols": self.cut, "--pooled": self.pooled}
+        what, flag = ("recording", "--audio") if isinstance(given, Speech) else ("picture", "--image")
+        if isinstance(given, View):
+            lacking = {"--cols": self.cut.cols, "--pooled": self.pooled, "--hide-special": self.hide_special}
+        if isinstance(given, Speech):
+            lacking |= {"--query": self.query, "--hide-special": self.hide_special}
+        for name, value in lacking.items():
+            if value:
+                raise UsageError(f"a {what} has no {name}", f"leave it out, or leave out {flag}")
+
+    def cells(self, n_tokens: int, path: str = "seam") -> int:
+        """To how many rows and columns the maps of a text of so many tokens are pooled; 0 = they are not."""
+        from attnscope.studies.maps.pooled import CELLS, POOLED_OVER
+
+        if self.pooled is not None:
+            return self.pooled
+        wants_exact = any(given for _, given in self._exact_only()) or path != "seam"
+        return CELLS if n_tokens > POOLED_OVER and not wants_exact else 0
