@@ -75,11 +75,14 @@ def weight_of(module: nn.Module) -> Tensor | None:
         elsewhere = (getattr(one, "weights_map", None) or {} for one in (hook, *getattr(hook, "hooks", ())))
         weight = next((kept["weight"] for kept in elsewhere if "weight" in kept), None)
     # Quantised weights are integers, 8-bit floats that a scale belongs to, or a class of their own (torchao).
-    if type(weight) not in (Tensor, nn.Parameter) or not weight.is_floating_point() or weight.element_size() < 2:
+    if weight is None or type(weight) not in (Tensor, nn.Parameter):
+        return None
+    if not weight.is_floating_point() or weight.element_size() < 2:
         return None
     if weight.ndim != 2:
         return None
-    return weight.T if is_transposed(module) else weight
+    turned: Tensor = weight.T if is_transposed(module) else weight
+    return turned
 
 
 @contextlib.contextmanager

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import Probe
+from attnscope.models.bounds import require_length, require_numbers
 from attnscope.models.catalog import Source, read_config, verify, weight_files
 from attnscope.models.devices import place
-from attnscope.models.model import Batch, LayeredModel, ModelInfo, Outputs, Slice, require_length, require_numbers
+from attnscope.models.model import Batch, LayeredModel, ModelInfo, Outputs, Slice
 from attnscope.models.own.checkpoint import Checkpoint
 from attnscope.models.own.decoder_config import ROTARY_BASE, DecoderConfig, Positions, WordTokenizer, word_tokenizer
 from attnscope.models.own.native import read_weights

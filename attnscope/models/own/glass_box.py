@@ -60,8 +60,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
+from attnscope.models.bounds import require_length, require_numbers
 from attnscope.models.catalog import Source, resolve
-from attnscope.models.model import Batch, LayeredModel, ModelInfo, require_length, require_numbers
+from attnscope.models.model import Batch, LayeredModel, ModelInfo
 from attnscope.records import Tokens
 from attnscope.text import build_tokens, word_spans
 

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.seam import Probe
 from attnscope.errors import AttnscopeError
+from attnscope.models.bounds import require_length, require_numbers
 from attnscope.models.catalog import Source, read_config, verify, weight_files
 from attnscope.models.devices import place
-from attnscope.models.model import Batch, LayeredModel, ModelInfo, Tokenizer, require_length, require_numbers
+from attnscope.models.model import Batch, LayeredModel, ModelInfo, Tokenizer
 from attnscope.models.own.checkpoint import Checkpoint, Shaped
 from attnscope.models.own.layouts import ACTIVATIONS, Encoder, native_info, supports
 from attnscope.models.tokenizer import FastTokenizer

@@ -18,7 +18,8 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import DEPTH_TOKENS, Corpus, CorpusText, Hay, Needle, depth_range, needle_probe, word_ids
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.host import delay_interrupts
-from attnscope.models.model import Batch, Model, example_tokens, require_length
+from attnscope.models.bounds import require_length
+from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import NEEDLES, Estimate, Findings, Head, Role
 from attnscope.records.heads.needles import CopiedAt, CopiedWithout, Needles

@@ -109,7 +109,7 @@ def _weight_line(findings: Ablation | Findings | Relations) -> str:
     if share <= MUCH_WEIGHT:
         return ""
     if alike:
-        return f"each of the {n_texts} texts carries {share:.0%} of the weight of measures and roles"
+        return f"each of the {amount(n_texts, 'text')} carries {share:.0%} of the weight of measures and roles"
     named = f"{printable(longest.get('source', ''))}, line {longest.get('line')}"
     return (
         f"one text ({named}) carries {share:.0%} of the weight: measures and roles say mostly what heads do there; "

@@ -194,7 +194,7 @@ def _picture_shape(config: Any) -> tuple[int, ...]:
     size = getattr(inner, "image_size", None) or getattr(inner, "crop_size", 32)
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     frames = getattr(inner, "num_frames", None) or getattr(inner, "frames_per_clip", None)
-    colours = getattr(inner, "num_channels", None) or getattr(inner, "in_chans", 3)
+    colours: Any = getattr(inner, "num_channels", None) or getattr(inner, "in_chans", 3)
     return (colours, height, width) if frames is None else (frames, colours, height, width)
 
 

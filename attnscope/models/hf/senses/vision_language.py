@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from transformers.processing_utils import ProcessorMixin
 
 from attnscope.errors import AttnscopeError, first_line
+from attnscope.models.bounds import require_length
 from attnscope.models.hf.check.examples import Example, accepts, is_paligemma
 from attnscope.models.hf.check.survey import compare_on
 from attnscope.models.hf.network import Network
@@ -20,7 +21,7 @@ from attnscope.models.hf.senses.patch_places import FAMILIES, Made, Pane, Unplac
 from attnscope.models.hf.senses.seeing import undo_normalisation
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import limit_template
-from attnscope.models.model import AttentionAxes, Model, SensoryInput, require_length
+from attnscope.models.model import AttentionAxes, Model, SensoryInput
 from attnscope.records import Tokens
 from attnscope.records.maps.pictures import SMALL, Picture
 from attnscope.senses.photos import Photo
