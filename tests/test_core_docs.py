@@ -111,7 +111,11 @@ def raised(thing: Any) -> set[str]:
 
 def test_there_is_something_to_walk() -> None:
     assert len(FUNCTIONS) > 100
-    assert {"attention.attend", "running.RunningSums.interval", "measures.facts.outlying"} <= FUNCTIONS.keys()
+    assert {
+        "attention.seam.attend",
+        "exact.running.RunningSums.interval",
+        "measures.facts.outlying",
+    } <= FUNCTIONS.keys()
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -51,16 +51,11 @@ def show(
 
     from attnscope import output
     from attnscope.records.atlas.evidence import load_with
-    from attnscope.records.atlas.record import Atlas
-    from attnscope.records.heads.findings import Findings
-    from attnscope.records.heads.query import choose
 
-    loaded = load_with(record, beside or ())
+    loaded = load_with(record, beside or (), listing.only)
     shown = {**drawing.options(), **vars(which), **listing.shown(), "measures": measures}
     shown |= {"query": tokens.query, "words": tokens.words or None, "hide_special": tokens.hide_special or None}
     shown |= {"folder": folder or None}
-    if listing.only is not None and isinstance(loaded, Findings | Atlas):
-        choose(loaded, listing.only)  # before figures are drawn
     try:
         # Values that no model computed may overflow as they are drawn: NumPy's warnings tell a user nothing.
         with np.errstate(all="ignore"):

@@ -17,6 +17,7 @@ from attnscope.records.circuits import COMPOSITIONS, Circuits, Link
 from attnscope.records.frame.head_table import HeadTable
 from attnscope.records.frame.record import Record
 from attnscope.records.heads.findings import Estimate, Findings
+from attnscope.records.heads.query import choose
 from attnscope.records.relations.record import Relations, with_relations
 
 STRONGEST = 3
@@ -50,18 +51,25 @@ def with_records(atlas: Atlas, paths: Iterable[Path]) -> Atlas:
     return atlas
 
 
-def load_with(path: Path, beside: Iterable[Path]) -> Record:
+def load_with(path: Path, beside: Iterable[Path], where: str | None = None) -> Record:
     """Reads a record of any kind, and of an atlas adds what other records say of its heads.
 
+    Args:
+        path: The record, or its folder.
+        beside: Other records of the same model.
+        where: A condition that will choose heads: it is checked before anything is drawn.
+
     Raises:
-        UsageError: Others are given, and it is no atlas.
+        UsageError: Others are given, and it is no atlas; or the condition means nothing here.
         AttnscopeError: As of `load` and `with_records`.
     """
     record, paths = load(path), [*beside]
     if paths:
         record.record_kind().require_options(["with"])
         assert isinstance(record, Atlas)
-        return with_records(record, paths)
+        record = with_records(record, paths)
+    if where is not None and isinstance(record, Findings | Atlas):
+        choose(record, where)
     return record
 
 
