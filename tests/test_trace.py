@@ -214,7 +214,7 @@ def test_a_wrong_number_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         return attend(call) * 1.01
 
     monkeypatch.setattr(around, "attend", off)
-    with pytest.raises(AttnscopeError, match="is not what the model computed"):
+    with pytest.raises(AttnscopeError, match="do not reproduce what the model computed"):
         trace(tiny("llama"), prompt("llama"), 1, 0)
 
 

@@ -74,8 +74,8 @@ def weight_of(module: nn.Module) -> Tensor | None:
         hook = getattr(module, "_hf_hook", None)
         elsewhere = (getattr(one, "weights_map", None) or {} for one in (hook, *getattr(hook, "hooks", ())))
         weight = next((kept["weight"] for kept in elsewhere if "weight" in kept), None)
-    # Quantised weights are integers, 8-bit floats that a scale belongs to, or a class of their own (torchao).
-    if weight is None or type(weight) not in (Tensor, nn.Parameter):
+    # Quantised weights are integers, 8-bit floats that a scale belongs to, or tensors made of others (torchao).
+    if weight is None or hasattr(type(weight), "__tensor_flatten__"):
         return None
     if not weight.is_floating_point() or weight.element_size() < 2:
         return None
