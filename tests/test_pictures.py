@@ -191,9 +191,9 @@ def test_what_is_no_photo_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:600])
     for given, said in (
         (tmp_path / "empty.png", "is empty"),
-        (tmp_path / "text.png", "no photo of a format that is read"),
+        (tmp_path / "text.png", "is not a photo that attnscope can read"),
         (tmp_path / "program.png", "give a photo: PNG, JPEG, WebP, GIF, TIFF or BMP"),
-        (tmp_path / "icon.png", "no photo of a format that is read"),
+        (tmp_path / "icon.png", "is not a photo that attnscope can read"),
         (tmp_path / "half.png", "damaged or cut short"),
         (tmp_path / "none.png", "there is no file"),
         (tmp_path, "is a folder"),
