@@ -100,7 +100,9 @@ def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
 
     Models whose language model reads pictures among its tokens (LLaVA) are no such.
     """
-    tower: Any = getattr(base, "vision_model", None) if hasattr(base, "text_model") else None
+    # SmolVLM's parts have the names of CLIP's, but its text has tokens that stand for a picture.
+    is_beside = hasattr(base, "text_model") and getattr(base.config, "image_token_id", None) is None
+    tower: Any = getattr(base, "vision_model", None) if is_beside else None
     if tower is None and base.config.is_encoder_decoder and base.main_input_name == "pixel_values":
         tower = getattr(base, "encoder", None)
     return base_of(tower) if isinstance(tower, PreTrainedModel) and sees_pictures(base_of(tower)) else None
