@@ -69,7 +69,8 @@ def matrix(
     rows = _leave_out_middle(n_rows, _MOST_ROWS, _MOST_ROWS // 2)
     # A column of no labels is one cell wide, and the gap two.
     indent = _INDENT if names else _INDENT - 3
-    return Padding(Table(shown, rows, goes_on=columns is not None, header=columns is not None), (0, 0, 0, indent))
+    table = Table(shown, rows, goes_on=columns is not None, header=columns is not None)
+    return Padding(table, (0, 0, 0, indent), expand=False)
 
 
 def _leave_out_middle(n: int, most: int, n_last: int) -> list[int | None]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.style import StyleType
 from rich.table import Table as Grid
 from rich.text import Text
@@ -91,6 +92,16 @@ class Table:
         if dropped:
             names = ", ".join(dict.fromkeys(self._columns[at].name for at in dropped))
             yield Text(f"not shown in {width} columns: {names}; a wider terminal or --json shows all", style="dim")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """As wide as its widest block, so that what indents a table adds no blanks behind its rows."""
+        width = options.max_width
+        shown, dropped = self._choose(width)
+        if dropped:
+            return Measurement(width, width)
+        blocks = self._blocks(width) if self._goes_on else [shown]
+        widest = max(sum(self._fit_widths(block, width)) + self._gap * (len(block) - 1) for block in blocks)
+        return Measurement(min(widest, width), min(widest, width))
 
     def _measure(self, column: Column, cells: Sequence[Text]) -> tuple[int, int]:
         """How wide a column is at least, and where nothing has to wrap."""

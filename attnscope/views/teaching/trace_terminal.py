@@ -92,7 +92,7 @@ def _bands(trace: Trace, step: Step, console: Console) -> list[RenderableType]:
         Text("    by wavelength in tokens (how many pairs):", style="dim"),
         matrix(scores, names, trace.keys, console, label_cells=max(map(len, names), default=0)),
         Text("    near (at most 3 tokens away) and far, against the mean over all keys:", style="dim"),
-        Padding(Table(columns, zip(names, bands, strict=True), header=False), (0, 0, 0, 4)),
+        Padding(Table(columns, zip(names, bands, strict=True), header=False), (0, 0, 0, 4), expand=False),
     ]
 
 
