@@ -278,6 +278,7 @@ def test_a_quantised_model_in_memory_is_said_to_be() -> None:
     assert any("its weights are quantised (bitsandbytes, 8 bits)" in note for note in wrap(model).info.notes)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
 def test_what_holds_a_model_is_told_which_attribute_to_pass() -> None:
     model = tiny("llama")
 

@@ -145,12 +145,12 @@ def test_the_verdicts() -> None:
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_table_fits_the_terminal(width: int) -> None:
     found = made_up(8)
-    out = printed(table(found, Console(width=width)), width)
+    out = printed(table(found), width)
     assert all(len(line) <= width for line in out.splitlines())
     assert "x0→head" in out
     assert ("rule" in out.splitlines()[0]) == (width >= 80)
     assert "4 of 6 relations" in " ".join(out.split())
-    assert "and 2 more" in " ".join(printed(table(made_up(8), Console(width=width), most=6), width).split())
+    assert "and 2 more" in " ".join(printed(table(made_up(8), most=6), width).split())
 
 
 def test_no_verdict_is_cropped_at_the_terminal_s_edge() -> None:
@@ -158,7 +158,7 @@ def test_no_verdict_is_cropped_at_the_terminal_s_edge() -> None:
     second = np.zeros((2, 3), bool)
     second[1, :2] = True
     named = [replace(found.relations[0], name="coref→antecedent"), replace(found.relations[1], found=second)]
-    out = printed(table(replace(found, relations=tuple(named)), Console(width=80)), 80)
+    out = printed(table(replace(found, relations=tuple(named))), 80)
     assert row(named[1]).verdict == "only L1H0, L1H1"
     assert "L1H0" in out
     assert "L1H1" in out
@@ -167,7 +167,7 @@ def test_no_verdict_is_cropped_at_the_terminal_s_edge() -> None:
 def test_that_no_relation_has_enough_examples_is_said_as_such() -> None:
     none = made_up(4).relations[3]
     few = replace(made_up(4), relations=(none, replace(none, name="other")))
-    assert "none of 2 relations has enough examples for a verdict" in printed(table(few, Console(width=200)), 200)
+    assert "none of 2 relations has enough examples for a verdict" in printed(table(few), 200)
 
 
 def test_examples_tell_right_from_wrong() -> None:
@@ -227,7 +227,7 @@ def test_one_example_is_no_row_of_the_table_and_none_of_the_figure() -> None:
     assert rows and alone and all(one.n_scored <= 1 for one in found.relations if one.name in alone)
     assert [one.name for one in map_of(found).relations] == rows
     console = Console(record=True, width=140, file=io.StringIO())
-    console.print(table(found, console))
+    console.print(table(found))
     printed = console.export_text()
     assert not any(line.startswith(f"{name} ") for line in printed.splitlines() for name in alone)
     assert f"one example at most: {len(alone)} relations (" in " ".join(printed.split())

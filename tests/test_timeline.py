@@ -14,6 +14,7 @@ import torch
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
+from attnscope.records.frame.reading import require_fields
 from attnscope.studies.timeline import study
 from attnscope.studies.timeline.study import EXPLAINED, TimelineOptions, stages_of, step_of
 from attnscope.views.drawing.layout import Paper
@@ -385,7 +386,9 @@ def test_the_table_has_a_row_for_each_checkpoint_and_head() -> None:
 )
 def test_parts_that_do_not_fit_are_refused(damage: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        replace(small_timeline(), **damage).require_whole()
+        record = replace(small_timeline(), **damage)
+        require_fields(record)
+        record.require_whole()
 
 
 def test_steps_ascend_and_are_steps() -> None:

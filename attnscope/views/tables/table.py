@@ -167,7 +167,7 @@ class Table:
         for at, cells in zip(shown, widths, strict=True):
             column = self._columns[at]
             justify: Literal["left", "right"] = "right" if column.right else "left"
-            grid.add_column(column.name, justify=justify, style=column.style, width=cells, overflow="fold")
+            grid.add_column(Text(column.name), justify=justify, style=column.style, width=cells, overflow="fold")
         for number, style in enumerate(self._styles):
             grid.add_row(*(self._cell(at, number, cells) for at, cells in zip(shown, widths, strict=True)), style=style)
         return grid
