@@ -197,9 +197,8 @@ class Findings(Record):
             )
             for name in dict.fromkeys(name for head in self.heads for name in head.effects)
         ]  # fmt: skip
-        heads = tuple((head.kind, head.layer, head.head) for head in self.heads)
         columns = (*self._role_columns(), *measures, *effects, *self._description_columns())
-        return HeadTable(heads, columns)
+        return HeadTable(self._places, columns)
 
     def _column_facts(self, measure: str) -> dict[str, Any]:
         facts = self.measure_facts(measure)
@@ -257,7 +256,12 @@ class Findings(Record):
 
     def grid(self, kind: str, measure: str) -> NDArray[np.float64]:
         """The values of a measure, (layer, head); NaN where there is no such head."""
-        return self.head_table().grid(kind, measure)
+        column = number_column(measure, [head.measures.get(measure) for head in self.heads], ())
+        return HeadTable(self._places, (column,)).grid(kind, measure)
+
+    @property
+    def _places(self) -> tuple[tuple[str, int, int], ...]:
+        return tuple((head.kind, head.layer, head.head) for head in self.heads)
 
     def description(self, layer: int, head: int, kind: str | None = None) -> HeadDescription:
         """What a head does in a line, and how much of its attention that explains.
