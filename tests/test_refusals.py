@@ -1,5 +1,6 @@
 """What cannot be shown is refused in one line that is true and helps; what only seemed so is shown."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -279,8 +280,10 @@ def test_a_quantised_model_in_memory_is_said_to_be() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
-def test_what_holds_a_model_is_told_which_attribute_to_pass() -> None:
+def test_what_holds_a_model_is_told_which_attribute_to_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("llama")
+    # Other tests may have registered a pretended device, to which DataParallel would move the model.
+    monkeypatch.setattr(sys.modules[torch.nn.DataParallel.__module__], "_get_available_device_type", lambda: None)
 
     class Pipeline:
         def __init__(self) -> None:

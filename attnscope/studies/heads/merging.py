@@ -47,8 +47,10 @@ def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping
     written, parts = _written(sums)
     facts: dict[str, Any] = {"effective_texts": max(map(effective_texts, trained.values()), default=0.0)}
     if parts is not None:
-        means = dict(zip(PARTS, parts.ratio().tolist(), strict=True))
-        facts["writes"] = {"n_predictions": int(parts.total("c").max(initial=0)), "parts": means}
+        means = dict(zip(PARTS, parts.ratio().tolist()[: len(PARTS)], strict=True))
+        # Records of before texts could weigh alike hold no number of answers: their counts are it.
+        n_answers = parts.total("s" if parts.shape[0] > len(PARTS) else "c")[-1]
+        facts["writes"] = {"n_predictions": int(n_answers), "parts": means}
     whole = [tally.beside(written[kind]) if kind in written else tally for kind, tally in trained.items()]
     return Findings(
         run=run,
@@ -76,7 +78,8 @@ def add_writes(
         corpus: See there.
         options: See there.
         tallies: By kind, the measures of `core.written.WRITTEN`.
-        parts: What logits are sums of, by the order of `core.written.PARTS`; None = nothing was predicted.
+        parts: What logits are sums of, by the order of `core.written.PARTS`, and last how many answers; None = nothing
+            was predicted.
     """
     whole = conclude(run, corpus, options, {**found.sums, **_sums_of_writes(tallies, parts)})
     return _with_effects(replace(whole, descriptions=found.descriptions), [found])

@@ -49,7 +49,8 @@ class Written(passes.Found):
 
     Attributes:
         tallies: By kind of attention, the measures of WRITTEN.
-        parts: What the logits are sums of; None = nothing was predicted.
+        parts: What the logits are sums of, by the order of PARTS, and last how many answers; None = nothing was
+            predicted.
     """
 
     tallies: Mapping[str, Tally] = field(default_factory=dict)
@@ -215,9 +216,9 @@ class WritesMeasurer:
             _, text = np.unique(texts, return_inverse=True)
             weights = 1 / np.bincount(text, n_tokens)[text]
         weights = weights[there]
-        parts = RunningSums((len(PARTS),))
-        counted = np.repeat(counts[there, None], len(PARTS), 1)
-        parts.add(values[there] * weights[:, None], counted * weights[:, None])
+        parts = RunningSums((len(PARTS) + 1,))
+        counted, weighed_counts = counts[there], counts[there] * weights
+        parts.add(np.column_stack([values[there] * weights[:, None], counted]), weighed_counts[:, None])
         tallies = {}
         for kind in dict.fromkeys(kind for kind, _ in by_layer):
             layers = sorted(layer for of, layer in by_layer if of == kind)
