@@ -1,6 +1,7 @@
 """Whether ablate, circuits and relations rank the heads that matter above the rest: areas under the curve.
 
-- ablate: heads of a grown circuit, by the loss without each (`mean_loss`).
+- ablate: heads of a grown circuit, by the loss without each (`mean_loss`). The loss is of every next word, so that only
+  tasks count that ask for every word: elsewhere most predictions were never trained.
 - circuits: the pair of heads that an induction circuit is made of, among all pairs, by composition through keys.
 - relations: planted heads that look from a closing bracket at the one that it closes, by their accuracy on these links.
 """
@@ -13,7 +14,8 @@ from benchmarks.known.scores import roc_auc
 from benchmarks.known.truth import KnownModel, Text
 
 SOURCES = {
-    "ablate": "heads whose mean-ablation costs the task, by a forward pass in NumPy (Michel et al. 2019)",
+    "ablate": "heads whose mean-ablation costs the task, by a forward pass in NumPy (Michel et al. 2019); of tasks "
+    "that ask for every next word",
     "circuits": "the previous-token and the induction head (Elhage et al. 2021, K-composition)",
     "relations": "planted heads from a closing bracket to its partner (Clark et al. 2019, section 4)",
 }
@@ -23,7 +25,8 @@ def score(known: KnownModel) -> dict[str, Any]:
     """The areas that this model has a truth for: name -> area, and how many heads or pairs matter, of how many."""
     made: dict[str, Any] = {}
     if known.circuit:
-        made["ablate"] = _ablate(known)
+        if known.asks_all:
+            made["ablate"] = _ablate(known)
         pairs = _induction_pairs(known)
         if pairs:
             made["circuits"] = _circuits(known, pairs)

@@ -3,8 +3,9 @@
     python -m benchmarks.known.grown         # trains all, a few minutes on one core, and writes grown.npz
 
 The task says what must be attended to; which head does it, and which heads the task needs, is measured here by a
-forward pass written out in NumPy, without attnscope: a head follows a rule if half of its mass lies on the rule's keys,
-and is in the circuit if the loss grows by a tenth of what all heads gain when its output is replaced by its mean.
+forward pass written out in NumPy, without attnscope. A head follows a rule if 0.6 of its mass lies on the rule's keys,
+so that 0.5 does on other texts. It is in the circuit if the loss grows by a tenth of what all heads gain when its
+output is replaced by its mean.
 """
 
 import io
@@ -23,7 +24,7 @@ from benchmarks.known.tools import Floats
 from benchmarks.known.truth import KnownModel, Place, Rule, Text, Truth, WrongTruth, induction, offset
 
 FILE = Path(__file__).with_name("grown.npz")
-FOLLOWS, NEEDED = 0.5, 0.1
+FOLLOWS, NEEDED = 0.6, 0.1
 N_TEXTS, N_HELD_OUT = 120, 40
 
 NAMES = ("Ann", "Ben", "Cat", "Dan", "Eve", "Fin", "Gus", "Hal")
@@ -316,8 +317,10 @@ def known_model(task: Task, weights: dict[str, Floats], told: Measured) -> Known
     for number, layer, head, _ in told.heads:
         rules.setdefault((layer, head), []).append(task.rules[number][0])
     heads = {place: Truth(tuple(of), True, "grown", task.source) for place, of in rules.items()}
+    example = task.draw(chance)
+    asks_all = len(example.asked) >= len(example.words) - 2  # nothing foretells the first word
     return KnownModel(f"grown {task.name}", attnscope.load(network), True, texts[N_HELD_OUT : N_HELD_OUT + N_TEXTS],
-                      texts[:N_HELD_OUT], heads, told.circuit)  # fmt: skip
+                      texts[:N_HELD_OUT], heads, told.circuit, asks_all)  # fmt: skip
 
 
 def load(path: Path = FILE) -> list[tuple[Task, dict[str, Floats], Measured]]:

@@ -93,6 +93,7 @@ class KnownModel:
         held_out: What they are scored on.
         heads: What each known head does.
         circuit: Heads that the model's task needs; empty = nothing is known of that.
+        asks_all: Whether the task asks for every next word, so that a loss over all of them measures it.
     """
 
     name: str
@@ -102,6 +103,7 @@ class KnownModel:
     held_out: Sequence[Text]
     heads: Mapping[Place, Truth]
     circuit: tuple[Place, ...] = ()
+    asks_all: bool = False
 
 
 class WrongTruth(AssertionError):
