@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from attnscope.core.attention.seam import Kind, attend
@@ -164,11 +166,27 @@ def _agree_in_float64(model: PreTrainedModel, example: Example, allowed: float) 
     example = replace(example, inputs=given)
     try:
         twin = copy.deepcopy(model).double()
-        exact = Outcome.of(*run_eager(twin, example.inputs))
-        _compare_hidden(twin, example, Outcome.of(rehearse(twin, example.inputs)[0], {}), exact, allowed)
+        with _AllFloat64():
+            exact = Outcome.of(*run_eager(twin, example.inputs))
+            ours = Outcome.of(rehearse(twin, example.inputs)[0], {})
+        _compare_hidden(twin, example, ours, exact, allowed)
     except Exception:  # a model may fail in any way in another precision
         return None
     return exact
+
+
+class _AllFloat64(TorchDispatchMode):
+    """Computes in float64 what a model's code asks to have in float32: its norms, rotary angles and softmax."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {name: _widen(value) for name, value in (kwargs or {}).items()}
+        return tree_map(_widen, op(*args, **kwargs))
+
+
+def _widen(value: Any) -> Any:
+    if value is torch.float32:
+        return torch.float64
+    return value.double() if isinstance(value, Tensor) and value.dtype == torch.float32 else value
 
 
 def _is_float(value: Any) -> bool:
