@@ -166,7 +166,7 @@ def _agree_in_float64(model: PreTrainedModel, example: Example, allowed: float) 
     example = replace(example, inputs=given)
     try:
         twin = copy.deepcopy(model).double()
-        with _AllFloat64():
+        with _AllFloat64():  # type: ignore[no-untyped-call]
             exact = Outcome.of(*run_eager(twin, example.inputs))
             ours = Outcome.of(rehearse(twin, example.inputs)[0], {})
         _compare_hidden(twin, example, ours, exact, allowed)
@@ -175,7 +175,7 @@ def _agree_in_float64(model: PreTrainedModel, example: Example, allowed: float) 
     return exact
 
 
-class _AllFloat64(TorchDispatchMode):
+class _AllFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Computes in float64 what a model's code asks to have in float32: its norms, rotary angles and softmax."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
