@@ -33,6 +33,14 @@ def declared_requirements():
     return [requirement for requirement in parsed if requirement.name != PROJECT["name"]]
 
 
+def test_the_oldest_set_to_test_is_the_oldest_allowed():
+    page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    command = next(line for line in page.splitlines() if ".venv-oldest/bin/pip" in line)
+    wanted = dict(re.findall(r"(\w+)==([\d.]+)", command))
+    allowed = {r.name: str(r.specifier).removeprefix(">=") for r in declared_requirements() if r.name in wanted}
+    assert wanted == allowed and set(wanted) == {"transformers", "huggingface_hub", "tokenizers"}
+
+
 def test_hashes_are_of_the_tested_versions_all_but_torch_and_triton():
     text = (ROOT / "constraints-hashes.txt").read_text(encoding="utf-8")
     blocks = re.findall(r"^(\S+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.MULTILINE)

@@ -16,7 +16,7 @@ from attnscope.models.hf.model import wrap
 from attnscope.models.hf.parts import in_one_line
 from attnscope.models.hf.tokenizer import NumbersTokenizer
 from tests.conftest import edited, write_tiny, write_tokenizer
-from tests.hf_tally import boost, build, difference_from_eager, tiny_settings
+from tests.hf_tally import boost, build, difference_from_eager, eager_twin, tiny_settings
 from tests.senses_helpers import speech
 
 SMALL = {
@@ -243,6 +243,39 @@ def test_a_model_that_cannot_show_a_picture_is_refused_when_it_is_loaded(
 ) -> None:
     with pytest.raises(AttnscopeError, match=why):
         wrap(AutoModel.from_config(AutoConfig.for_model(model_type, **({"image_size": 32} | sizes))).eval())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "why"),
+    [
+        ("patchtsmixer", "^patchtsmixer has no attention: its layers mix tokens by other means"),
+        ("parakeet_tdt", "its output holds no hidden states of the encoder"),
+        ("pegasus_x", "its own encoder attention are no tensors, one for each layer"),
+        ("depth_pro", "attends within 35 windows .* gives out the weights of 3 of its 6 attentions"),
+        ("data2vec-vision", "was built for sdpa, which gives out no attention weights"),
+        ("oneformer", "its own code says TypeError: .*'task_inputs'"),
+        ("nemotron_asr_streaming_encoder", "with the model's own eager attention, hidden states are not finite"),
+    ],
+)
+def test_a_reason_is_what_the_models_code_does(model_type: str, why: str) -> None:
+    model = build(model_type)
+    assert not isinstance(model, str), model
+    with pytest.raises(AttnscopeError, match=why):
+        wrap(model)
+
+
+def test_a_model_is_shown_as_soon_as_it_is_built_as_its_refusal_says() -> None:
+    model = build("data2vec-vision")
+    assert 'attn_implementation="eager" builds it anew' in refusal(model).message
+    assert wrap(eager_twin(model)).info.path == "eager"
+
+
+def test_states_of_linear_layers_are_not_taken_for_weights() -> None:
+    """MiniMax gives them out beside the weights of its other layers."""
+    model = build("minimax")
+    shown = wrap(model)
+    assert any("Only layers 0,2 of 3 have attention" in note for note in shown.info.notes), shown.info.notes
+    assert difference_from_eager(shown, model) < 2e-5
 
 
 def test_the_setting_that_a_hint_names_works() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
+from transformers import AutoModel, BertConfig, LlamaConfig, LlamaModel, PreTrainedModel
 
 import attnscope
 from attnscope.core.attention.probes import Weights
@@ -16,43 +16,46 @@ from attnscope.models.model import Batch
 from tests.hf_tally import build
 
 
-def sharp_bert(seed: int) -> BertModel:
+def sharp_model(kind: str, seed: int) -> PreTrainedModel:
     """Random heads with scores of a hundred, which turn rounding into other weights."""
-    config = BertConfig(
-        hidden_size=128, num_hidden_layers=9, num_attention_heads=4, intermediate_size=128, vocab_size=99
-    )
+    sizes: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 99}
+    config: Any = BertConfig if kind == "bert" else LlamaConfig
     torch.manual_seed(seed)
-    model = BertModel(config).eval()
+    model = AutoModel.from_config(config(num_hidden_layers=9, **sizes)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=128**-0.5)
-            if "query.weight" in name or "key.weight" in name:
+            if name.endswith(("query.weight", "key.weight", "q_proj.weight", "k_proj.weight")):
                 parameter.mul_(8)
     return model
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_sharp_random_heads_are_no_mistake(seed: int) -> None:
-    model = sharp_bert(seed)
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_sharp_random_heads_are_no_mistake(kind: str, seed: int) -> None:
+    """Nor where a model has its norms, rotary angles and softmax in float32, whatever it computes in, as Llama has."""
+    model = sharp_model(kind, seed)
     probe = Weights()
     ids = torch.arange(3, 14)[None]
     with torch.no_grad():
-        wrap(model).run(Batch(ids), probe)
+        shown = wrap(model)
+        shown.run(Batch(ids), probe)
         eager = model.double()
         eager.set_attn_implementation("eager")
         first = eager(ids, output_attentions=True).attentions[0]
-    torch.testing.assert_close(probe.maps["encoder"][0].double(), first, rtol=0, atol=1e-3)
+    torch.testing.assert_close(probe.maps[shown.info.kinds[0]][0].double(), first.double(), rtol=0, atol=1e-3)
 
 
-def test_a_small_mistake_in_sharp_heads_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_a_small_mistake_in_sharp_heads_is_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = seam.attend_with_weights
 
     def off(call: Any) -> tuple[Tensor, Tensor]:
         output, weights = kept(call)
         return output * 1.003, weights
 
-    wrap(model := sharp_bert(0))
+    wrap(model := sharp_model(kind, 0))
     monkeypatch.setattr(seam, "attend_with_weights", off)
     with pytest.raises(AttnscopeError, match="self-check: "):
         wrap(model)

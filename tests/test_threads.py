@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from jinja2.sandbox import SandboxedEnvironment
 from transformers import AutoTokenizer
 
 import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import attend
 from attnscope.models import turns
+from attnscope.models.hf.tokenizer import limit_template
 from attnscope.models.inside.projections import hooks
 from attnscope.models.model import Batch, Model
 from tests.ablation_helpers import tiny
@@ -152,13 +155,14 @@ def test_a_turn_lasts_for_a_pass_and_ends_with_any_error(name: str, error: type[
     assert _is_free(model)
 
 
-def test_models_of_one_torch_module_and_of_its_parts_take_turns_together() -> None:
+def test_models_of_one_torch_module_of_its_parts_and_of_one_config_take_turns_together() -> None:
     network: Any = tiny("bert")
     whole, again, part = attnscope.load(network), attnscope.load(network), attnscope.load(network.bert)
-    others = [again, part, attnscope.load(tiny("bert"))]
+    of_one_config = attnscope.load(type(network)(network.config).eval())
+    others = [again, part, of_one_config, attnscope.load(tiny("bert"))]
 
     def look(call: Any) -> Any:
-        assert [_is_free(other) for other in others] == [False, False, True]
+        assert [_is_free(other) for other in others] == [False, False, False, True]
         return attend(call)
 
     whole.run(Batch(torch.arange(5, 12)[None]), look)
@@ -170,6 +174,24 @@ def test_models_of_one_torch_module_and_of_its_parts_take_turns_together() -> No
     turns.share_lock([torch.nn.Sequential(*parts)])
     assert len(turns._locks[parts[0]]) == 2
     assert turns._locks[parts[0]] == turns._locks[parts[1]]
+
+
+def test_the_limits_of_chat_templates_end_in_whatever_order_threads_render_them() -> None:
+    plain = SandboxedEnvironment.call_binop
+    entered, leave = threading.Event(), threading.Event()
+
+    def render() -> None:
+        with limit_template():
+            entered.set()
+            leave.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        with limit_template():
+            ends = pool.submit(render)
+            assert not entered.wait(0.2)
+        leave.set()
+        ends.result()
+    assert SandboxedEnvironment.call_binop is plain
 
 
 def test_a_probe_may_run_the_model_that_it_watches(tmp_path: Path) -> None:

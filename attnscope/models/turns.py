@@ -24,12 +24,15 @@ _registering = threading.Lock()
 def share_lock(roots: "Iterable[nn.Module]") -> None:
     """Gives all modules of a model one lock: the one that some of them already have, or a new one.
 
-    Models that have modules in common share it, such as two that were loaded from one torch module. Where parts had
-    locks of their own, the whole and its parts take all of these.
+    Models that have modules in common share it, such as two that were loaded from one torch module. So do models that
+    were built from one configuration object: a pass sets the attention function there. Where parts had locks of their
+    own, the whole and its parts take all of these.
     """
     modules = {module for root in roots for module in root.modules()}
+    configs = {id(vars(module)["config"]) for module in modules if vars(module).get("config") is not None}
     with _registering:
-        locks = {lock for module in modules for lock in _locks.get(module, ())} or {threading.RLock()}
+        kin = modules | {module for module in _locks if id(vars(module).get("config")) in configs}
+        locks = {lock for module in kin for lock in _locks.get(module, ())} or {threading.RLock()}
         shared = _in_order(locks)
         for module in modules:
             _locks[module] = shared

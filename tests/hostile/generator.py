@@ -174,7 +174,7 @@ class Generator:
 
         Image.new("RGB", (9, 7), (200, 30, 40)).save(self.inputs / "photo.png")
         write_tiny(self.inputs / "tiny", max_position_embeddings=64)
-        write_family(self.inputs / "sight", "smolvlm")
+        write_family(self.inputs / "sight", "llava")  # its processor needs no other package
         self._write_decoder()
 
     def _write_decoder(self) -> None:
@@ -203,7 +203,7 @@ class Generator:
         words = [word.replace("INPUTS", str(self.inputs)) for word in shlex.split(BASES[name][number])]
         known = {"OUT": str(out), "TEXT": "the cat and the dog"}
         if other:
-            known |= {"TEXT": "a dog sat", "bert-base": "gpt2"}
+            known |= {"TEXT": "a dog sat", "bert-base": "gpt2", "what": "a dog"}
             known |= {str(self.inputs / was): str(self.inputs / now) for was, now in OTHER.items()}
         words += ["--replace"] * (name in ("heatmap", "batch"))
         return Case((name, *(known.get(word, word) for word in words)), out)

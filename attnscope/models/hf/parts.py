@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from attnscope.errors import AttnscopeError, catch_panics, first_line, is_out_of_memory
-from attnscope.models.hf.check.examples import accepts, input_name
+from attnscope.models.hf.check.examples import accepts, input_name, main_input
 from attnscope.models.hf.tokenizer import WordlessTokenizer
 
 
@@ -26,7 +26,7 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
     if not isinstance(inner, PreTrainedModel):
         return model
     # DINOv3's layers have the name that a base model has elsewhere: they do not take what the model does.
-    is_part = accepts(model, model.main_input_name) and not accepts(inner, inner.main_input_name)
+    is_part = accepts(model, main_input(model)) and not accepts(inner, main_input(inner))
     shown = model if is_part else inner
     if shown.config.is_encoder_decoder and reads_text(shown) and not accepts(shown, "decoder_input_ids"):
         # UMT5EncoderModel keeps the configuration of the whole; its encoder has one of its own.
@@ -83,7 +83,7 @@ def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
     if takes_recordings(base):
         return WordlessTokenizer(name, "hears recordings, and reads no text", "attnscope heatmap --audio speech.wav")
     return WordlessTokenizer(
-        name, f"reads {base.main_input_name}, and no text", "models of text, pictures and sound can be shown"
+        name, f"reads {main_input(base)}, and no text", "models of text, pictures and sound can be shown"
     )
 
 

@@ -453,7 +453,7 @@ def use_attention(model: PreTrainedModel, implementation: str | None) -> Iterato
     Gradients still flow through whatever a probe brings along.
 
     Args:
-        model: The model. Others that share its configuration objects must not run at the same time.
+        model: The model. Others that share its configuration objects wait for their turn.
         implementation: A name, or None for the one it has.
     """
     with take_turn([model]), without_autocast(model.device), restore_state(model, configs := _configs(model)):

@@ -6,6 +6,7 @@ Imports no transformers: it is handed a tokenizer object, and knows what such ob
 import contextlib
 import itertools
 import sys
+import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -310,10 +311,14 @@ def _size_made(operator: str, left: Any, right: Any) -> int:
     return len(many) * max(0, times) if isinstance(times, int) and hasattr(many, "__len__") else 0
 
 
+_limiting = threading.RLock()
+"""Held while Jinja's own class is changed. Threads at once would leave it changed, or lift each other's limit."""
+
+
 @contextlib.contextmanager
 def limit_template() -> Iterator[None]:
-    """Within it, a chat template can neither run for ever nor fill the memory."""
-    with _limit_sizes(), _limit_steps():
+    """Within it, a chat template can neither run for ever nor fill the memory. Threads take turns."""
+    with _limiting, _limit_sizes(), _limit_steps():
         yield
 
 

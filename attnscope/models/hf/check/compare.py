@@ -8,11 +8,14 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from attnscope.core.attention.seam import Kind, attend
 from attnscope.errors import AttnscopeError, RoundingError, require_rounding
 from attnscope.models.hf.check.examples import Example, examples
+from attnscope.models.hf.check.layers import listed_layers
 from attnscope.models.hf.seam import Plan, perform, rehearse, use_attention
 
 _Found = TypeVar("_Found")
@@ -110,6 +113,8 @@ def _compare(
         other_maps = theirs.maps.get(kind) or theirs.maps.get("decoder" if kind == "encoder" else "encoder", [])
         if not other_maps and n_layers[kind] == len(own_maps):
             continue  # none are given out: equal hidden states and the number of layers have to do
+        if len(other_maps) == n_layers[kind] and layers[kind] == listed_layers(model.config, n_layers[kind]):
+            other_maps = [other_maps[layer] for layer in layers[kind]]  # MiniMax gives out linear layers' states too
         if len(other_maps) != len(own_maps):
             return f"only {len(own_maps)} of {len(other_maps)} {kind} layers pass transformers' attention interface"
         sinks = ours.sinks.get(kind, [False] * len(own_maps))
@@ -164,11 +169,27 @@ def _agree_in_float64(model: PreTrainedModel, example: Example, allowed: float) 
     example = replace(example, inputs=given)
     try:
         twin = copy.deepcopy(model).double()
-        exact = Outcome.of(*run_eager(twin, example.inputs))
-        _compare_hidden(twin, example, Outcome.of(rehearse(twin, example.inputs)[0], {}), exact, allowed)
+        with _AllFloat64():  # type: ignore[no-untyped-call]
+            exact = Outcome.of(*run_eager(twin, example.inputs))
+            ours = Outcome.of(rehearse(twin, example.inputs)[0], {})
+        _compare_hidden(twin, example, ours, exact, allowed)
     except Exception:  # a model may fail in any way in another precision
         return None
     return exact
+
+
+class _AllFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Computes in float64 what a model's code asks to have in float32: its norms, rotary angles and softmax."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {name: _widen(value) for name, value in (kwargs or {}).items()}
+        return tree_map(_widen, op(*args, **kwargs))
+
+
+def _widen(value: Any) -> Any:
+    if value is torch.float32:
+        return torch.float64
+    return value.double() if isinstance(value, Tensor) and value.dtype == torch.float32 else value
 
 
 def _is_float(value: Any) -> bool:
@@ -197,6 +218,11 @@ def _compare_hidden(model: PreTrainedModel, example: Example, ours: Outcome, the
         own, other = own.float(), other.float()
         if real is not None and own.shape[:2] == real.shape:
             own, other = own[real], other[real]
+        if not bool(torch.isfinite(other).all()) and bool(torch.isfinite(own).all()):
+            raise AttnscopeError(
+                "self-check: with the model's own eager attention, hidden states are not finite",
+                "maps cannot be compared with it, so none are shown",
+            )
         if not bool(torch.isfinite(own).all()):
             raise AttnscopeError("self-check: hidden states are not finite", "the weights are damaged, or try --dtype")
         difference = float((own - other).abs().max()) / max(float(other.abs().max()), 1e-30)
@@ -271,9 +297,14 @@ def _sizes(source: int, target: int) -> dict[Kind, tuple[int, int]]:
     return {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
 
 
-def _drop_filling(weights: Tensor, n_queries: int, n_keys: int) -> Tensor:
+def _drop_filling(weights: Any, n_queries: int, n_keys: int) -> Any:
     """Weights without what a model itself adds to a text, to fill its last block, where none of them lies there."""
-    if weights.ndim != 4 or weights.shape[2] < n_queries or weights.shape[3] <= n_keys:
+    if (
+        not isinstance(weights, Tensor)
+        or weights.ndim != 4
+        or weights.shape[2] < n_queries
+        or weights.shape[3] <= n_keys
+    ):
         return weights
     return weights if bool(weights[:, :, :n_queries, n_keys:].any()) else weights[:, :, :n_queries, :n_keys]
 

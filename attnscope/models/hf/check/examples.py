@@ -124,8 +124,14 @@ def patch_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
 
 def input_name(model: PreTrainedModel) -> str:
     """What a model reads; of towers for pictures that name their language model's input, pixel_values."""
-    name = model.main_input_name
+    name = main_input(model)
     return "pixel_values" if not accepts(model, name) and accepts(model, "pixel_values") else name
+
+
+def main_input(model: PreTrainedModel) -> str:
+    """What a model's own code calls its main input; the first of several (OneFormer)."""
+    name: Any = model.main_input_name
+    return str(name if isinstance(name, str) else name[0])
 
 
 def _beside(model: PreTrainedModel, given: Tensor) -> dict[str, Tensor]:
@@ -192,6 +198,8 @@ def _picture_shape(config: Any) -> tuple[int, ...]:
     """(colour, height, width) of a picture, of a video (frame, colour, height, width)."""
     inner = config if hasattr(config, "image_size") else getattr(config, "vision_config", config)
     size = getattr(inner, "image_size", None) or getattr(inner, "crop_size", 32)
+    if ratios := getattr(inner, "scaled_images_ratios", None):  # Depth Pro: its smallest copy of a picture is one patch
+        size = round(inner.patch_size / min(ratios))
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     frames = getattr(inner, "num_frames", None) or getattr(inner, "frames_per_clip", None)
     colours: Any = getattr(inner, "num_channels", None) or getattr(inner, "in_chans", 3)

@@ -41,7 +41,9 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
     if not config.is_encoder_decoder:
         return ["decoder" if hides_later(weights) else "encoder"] * len(weights)
     target = example.target_real.shape[1] if example.target_real is not None else 0
-    if source is None or source == target:
+    if source is None:
+        raise Unclear("its output holds no hidden states of the encoder, by whose length its attentions are told apart")
+    if source == target:
         raise Unclear(f"encoder and decoder are both {target} long, so that they cannot be told apart")
     kinds: dict[tuple[int, int], Kind] = {
         (source, source): "encoder",

@@ -94,6 +94,7 @@ def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:
     """
     padded, alone = examples(model)
     extras: dict[str, Any] = {}
+    seen: Sequence[Seen] = ()
     with torch.no_grad():
         try:
             output, seen = rehearse(model, alone.inputs)
@@ -123,7 +124,7 @@ def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:
                 reason = _one_line(error)
         if not reason:
             return found if check else replace(found, checked=False)
-        found = _read_eager(model, padded, alone, extras, reason)
+        found = _read_eager(model, padded, alone, extras, reason, len(seen))
         if not check:
             return found
         wrong = _check_long(model, found)
@@ -378,8 +379,19 @@ def _tolerance_of(model: PreTrainedModel, found: Survey) -> float:
 # The eager path ---------------------------------------------------------------------------------------------------
 
 
-def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, extras: dict[str, Any], reason: str) -> Survey:
-    """The survey of a model whose attention does not (all) pass the seam: what it gives out itself, checked."""
+def _read_eager(
+    model: PreTrainedModel, padded: Example, alone: Example, extras: dict[str, Any], reason: str, n_seen: int
+) -> Survey:
+    """The survey of a model whose attention does not (all) pass the seam: what it gives out itself, checked.
+
+    Args:
+        model: The model.
+        padded: Two inputs.
+        alone: The second of them.
+        extras: What the forward must be given besides.
+        reason: Why the seam does not show it.
+        n_seen: How many attentions passed the seam. A model that gives out fewer leaves out an encoder (Depth Pro).
+    """
     config = model.config
     own = _own_output(model, padded, alone, extras)
     try:
@@ -391,6 +403,8 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, extras:
     if wrong:
         raise _refusal(model, reason, wrong)
     flat = [weights for of_kind in maps.values() for weights in of_kind]
+    if len(flat) < n_seen:
+        raise _refusal(model, reason, f"it gives out the weights of {len(flat)} of its {n_seen} attentions")
     allowed = tolerance(model, len(flat))
     try:
         compare_hidden(model, alone, Outcome.of(output, maps), Outcome.of(own, {}), allowed)
@@ -458,9 +472,13 @@ def _why_no_weights(model: PreTrainedModel, output: Any, runs: Sequence[tuple[Ex
         return "it returns no hidden states"
     for example, maps in runs:
         for kind, of_kind in maps.items():
-            if not of_kind or not all(isinstance(weights, Tensor) for weights in of_kind):
-                what = f"{kind} attention" if model.config.is_encoder_decoder else "attention weights"
+            what = f"{kind} attention" if model.config.is_encoder_decoder else "attention weights"
+            if not of_kind and any("Sdpa" in type(module).__name__ for module in model.modules()):
+                return f'it was built for sdpa, which gives out no {what} (attn_implementation="eager" builds it anew)'
+            if not of_kind:
                 return f"it gives out no {what} of its own"
+            if not all(isinstance(weights, Tensor) for weights in of_kind):
+                return f"its own {what} are no tensors, one for each layer"
             if len(of_kind) != len(runs[0][1][kind]):
                 return "it gives out other layers when texts are padded"
             for layer, weights in enumerate(of_kind):
@@ -488,13 +506,13 @@ def _eager_layers(model: PreTrainedModel, kind: Kind, count: int, reason: str) -
     raise _refusal(model, reason, f"it gives out {count} {kind} layers of {total} and does not say which")
 
 
-_ATTENTION_IN_NAME_ONLY = {"rwkv"}
+_ATTENTION_IN_NAME_ONLY = {"RwkvSelfAttention", "PatchTSMixerGatedAttention"}
 
 
 def _refusal(model: PreTrainedModel, reason: str, more: str) -> AttnscopeError:
     kind = model.config.model_type
-    names = {type(module).__name__ for module in model.modules()}
-    if kind in _ATTENTION_IN_NAME_ONLY or not any(re.search("attention|attn", name, re.IGNORECASE) for name in names):
+    names = {type(module).__name__ for module in model.modules()} - _ATTENTION_IN_NAME_ONLY
+    if not any(re.search("attention|attn", name, re.IGNORECASE) for name in names):
         n_layers = configured_counts(model.config)
         if n_layers == {0}:
             return AttnscopeError(f"{kind} has no layers (its configuration says 0)", "there is nothing to show of it")
