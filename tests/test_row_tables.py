@@ -28,30 +28,29 @@ def test_uniform_attention_and_tokens() -> None:
     assert members(torch.tensor([1, -1, 0, 1]), 3).tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 0], [0, 1, 0]]
 
 
-def test_lifts_are_ratios_of_sums_over_texts_with_their_intervals() -> None:
+def test_lifts_are_means_over_texts_with_their_intervals() -> None:
     chance = np.random.default_rng(0)
     n_texts = 7
     masses, even = chance.random((n_texts, 2, 3)) * 4, chance.random((n_texts, 2))
+    counts, most = chance.integers(1, 9, (n_texts, 2)).astype(float), chance.random((n_texts, 2)) * 40
     sums = ItemSums(5, [1, 3])
-    for of_text, uniform in zip(masses, even, strict=True):
-        sums.add(1, np.array([4, 2]), of_text, uniform, np.array([3.0, 9.0]))
-    sums.add(1, np.array([0, 3]), np.ones((2, 3)), np.array([0.5, 0.0]), np.array([1.0, 1.0]))
+    for of_text in zip(masses, even, counts, most, strict=True):
+        sums.add(1, np.array([4, 2]), *of_text)
+    lone = np.array([1.0, 1.0])
+    sums.add(1, np.array([0, 3]), np.ones((2, 3)), np.array([0.5, 0.0]), lone, lone)
     found = sums.lifts()
     for item, number in ((4, 0), (2, 1)):
         for head in range(3):
-            s, u = masses[:, number, head], even[:, number]
-            ratio = s.sum() / u.sum()
-            variance = n_texts / (n_texts - 1) * ((s - ratio * u) ** 2).sum() / u.sum() ** 2
-            effective, n_queries = u.sum() ** 2 / (u**2).sum(), n_texts * (3, 9)[number]
-            half = student.ppf(0.975, effective - 1) * math.sqrt(variance)
-            mass = s.sum() / n_queries
-            low, high = interval_of_few_texts(ratio, half, effective, n_queries / u.sum())
+            lifts = masses[:, number, head] / even[:, number]
+            half = student.ppf(0.975, n_texts - 1) * lifts.std(ddof=1) / math.sqrt(n_texts)
+            low, high = interval_of_few_texts(lifts.mean(), half, n_texts, most[:, number].max())
             got = (found.lift[item, 1 + head], found.low[item, 1 + head], found.high[item, 1 + head])
-            assert got == pytest.approx((ratio, low, high))
-            assert found.mass[item, 1 + head] == pytest.approx(mass)
+            assert got == pytest.approx((lifts.mean(), low, high))
+            assert found.mass[item, 1 + head] == pytest.approx((masses[:, number, head] / counts[:, number]).mean())
+        assert found.counts[item, 1] == counts[:, number].sum()
     assert found.n_texts[:, 1].tolist() == [1, 0, n_texts, 0, n_texts] and not found.n_texts[:, 0].any()
     assert found.lift[0, 1] == 2 and np.isnan(found.low[0, 1])
-    assert np.isnan(found.lift[3]).all()  # uniform attention has nothing there
+    assert np.isnan(found.lift[3]).all()  # an even share of it is nothing
 
 
 @pytest.mark.parametrize(("p", "n_texts", "least"), [(0.9, 5, 0.9), (0.9, 20, 0.9), (0.5, 3, 0.85), (0.5, 20, 0.93)])
@@ -61,19 +60,18 @@ def test_intervals_of_lifts_hold_the_truth(p: float, n_texts: int, least: float)
     sums = ItemSums(n, [1])
     for _ in range(n_texts):
         hits = (chance.random((n, 1)) < p).astype(float)
-        sums.add(0, np.arange(n), hits, np.full(n, 0.1), np.ones(n))
+        sums.add(0, np.arange(n), hits, np.full(n, 0.1), np.ones(n), np.full(n, 10.0))
     found = sums.lifts()
     held = (found.low[:, 0] <= p / 0.1) & (p / 0.1 <= found.high[:, 0])
     assert held.mean() >= least
     assert (found.high > found.low).all()  # texts that were all alike make nobody sure
 
 
-def test_a_text_that_has_nearly_all_of_an_item_gives_no_interval() -> None:
+def test_a_text_that_repeats_an_item_weighs_as_much_as_the_others() -> None:
     sums = ItemSums(1, [1])
-    for even, mass in ((50.0, 400.0), (0.1, 1.0), (0.1, 1.0)):
-        sums.add(0, np.array([0]), np.array([[mass]]), np.array([even]), np.array([500.0]))
-    found = sums.lifts()
-    assert np.isnan(found.low[0, 0]) and np.isnan(found.high[0, 0]) and found.lift[0, 0] > 7
+    for even, mass in ((50.0, 400.0), (0.1, 0.2), (0.1, 0.2)):
+        sums.add(0, np.array([0]), np.array([[mass]]), np.array([even]), np.array([500.0]), np.array([9.0]))
+    assert sums.lifts().lift[0, 0] == pytest.approx((8 + 2 + 2) / 3)
 
 
 def test_rows_are_kept_up_to_a_share_and_a_number_of_keys() -> None:

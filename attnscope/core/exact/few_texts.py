@@ -24,6 +24,32 @@ def unseen_share(n_texts: ArrayLike, level: float = 0.95) -> Floats:
     return share
 
 
+def allow_for_unseen(
+    ratio: ArrayLike, low: ArrayLike, high: ArrayLike, unseen: ArrayLike, lowest: ArrayLike, highest: ArrayLike
+) -> tuple[Floats, Floats]:
+    """An interval that also allows for texts of an unseen kind.
+
+    If they hold a share u of the counts, the ratio is between (1 - u) r + u·lowest and (1 - u) r + u·highest. This
+    error and that of the given ends are independent, so their distances from r are added as squares on each side
+    (MOVER: Zou & Donner 2008, Statistics in Medicine 27).
+
+    Args:
+        ratio: r.
+        low: The low end of an interval that knows of no unseen kind.
+        high: Its high end.
+        unseen: u, 0 to 1, as of `unseen_share`.
+        lowest: The least ratio in texts of an unseen kind; ignored if it is above r.
+        highest: The largest; ignored if it is below r.
+
+    Returns:
+        The low and the high end.
+    """
+    r, u = np.asarray(ratio, np.float64), np.asarray(unseen, np.float64)
+    below = np.hypot(r - np.asarray(low), u * np.maximum(r - np.asarray(lowest), 0.0))
+    above = np.hypot(np.asarray(high) - r, u * np.maximum(np.asarray(highest) - r, 0.0))
+    return r - below, r + above
+
+
 def interval_of_few_texts(
     ratio: ArrayLike, half: ArrayLike, n_texts: ArrayLike, highest: ArrayLike, level: float = 0.95
 ) -> tuple[Floats, Floats]:
@@ -65,5 +91,5 @@ def interval_of_few_texts(
         fewer = np.where(k < 1, ((1 - level) / 2) ** (1 / k), byar)
         more = (1 + 1 / k) * (1 - 1 / (9 * (k + 1)) + z / (3 * np.sqrt(k + 1))) ** 3
         low = r * np.exp(-np.hypot(np.log(fewer), np.log1p(-unseen)))
-    high = r + np.hypot(r * (more - 1), np.maximum(np.asarray(highest) - r, 0.0) * unseen)
+        high = allow_for_unseen(r, low, r * more, unseen, r, highest)[1]
     return low, high

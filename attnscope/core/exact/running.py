@@ -314,15 +314,19 @@ class RunningSums:
         known = ~np.isnan(a)
         return np.where(known, np.clip(low, 0, 1), np.nan), np.where(known, np.clip(high, 0, 1), np.nan)
 
-    def most_unseen(self) -> Floats:
+    def most_unseen(self, units: ArrayLike = 1.0, dependence: ArrayLike = DEPENDENCE) -> Floats:
         """The largest share u of units of another kind of which these may show none; see `share_interval`, bound 2.
 
         u is such that none is seen with a probability of 2.5%, which an interval of 95% leaves at each end.
 
+        Args:
+            units: As in `share_interval`.
+            dependence: As in `share_interval`.
+
         Returns:
             0 to 1; NaN without a text.
         """
-        n_unseen: Floats = self._share(False, True, DEPENDENCE).n_unseen
+        n_unseen: Floats = self._share(False, True, dependence, units).n_unseen
         return 1 - 0.025 ** (1 / n_unseen)
 
     def share_p_above(

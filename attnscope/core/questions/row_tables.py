@@ -13,9 +13,6 @@ from attnscope.core.exact.few_texts import interval_of_few_texts
 
 Floats = NDArray[np.float64]
 
-LEAST_EFFECTIVE = 1.1
-"""Effective number of texts below which a lift has no interval."""
-
 
 def offset_masses(
     weights: Float[Tensor, "head query key"], furthest: int, first: int = 0
@@ -78,13 +75,12 @@ def members(tokens: Int[Tensor, " position"], n_tokens: int) -> Float[Tensor, "p
 
 
 class Lifts(NamedTuple):
-    """What attention lies on some items, beside what uniform attention would give them.
+    """What attention lies on some items, beside an even share of it.
 
     Attributes:
-        mass: (item, head): mean weight of a query that could see the item.
-        lift: (item, head): the same over that of uniform attention; NaN where that is 0.
-        low: Lower end of the 95% interval of the lift, over texts; NaN where fewer than two have the item, or one has
-            nearly all of it.
+        mass: (item, head): mean weight of a query that could see the item, as a mean over texts.
+        lift: (item, head): the same over an even share, as a mean over texts; NaN where no text has the item.
+        low: Lower end of the 95% interval of the lift, over texts; NaN where fewer than two have the item.
         high: Upper end.
         counts: (item, layer): queries that could see it.
         n_texts: (item, layer): texts that have it.
@@ -101,15 +97,13 @@ class Lifts(NamedTuple):
 class ItemSums:
     """Sums over texts of what heads give to some items (tokens, or pairs of them), and what follows from them.
 
-    A head's lift on an item is the ratio R = Σ_t s_t / Σ_t u_t of what it gave in the texts t and what uniform
-    attention over the same allowed keys would have given. Its variance is that of a ratio of sums over texts,
+    In a text t, a head's lift on an item is s_t / u_t: what it gave, over an even share. The lift is the mean of these
+    over the T texts that have the item, so all texts weigh the same. In Σ s_t / Σ u_t one text may outweigh all others:
+    one that repeats the item, or the only one in which the head does not rest on sinks. A sample that lacks such a text
+    cannot show that there is one, and intervals from it fail.
 
-        T / (T - 1) · Σ_t (s_t - R u_t)² / (Σ_t u_t)²,
-
-    (Cochran 1977, Sampling Techniques, section 6.4), with t of m - 1 degrees of freedom for the effective number of
-    texts m = (Σ_t u_t)² / Σ_t u_t²: a text that has most of an item is most of what is known of it. A few texts may
-    carry s, as weights are mostly small and now and then large. So the ends are those of `interval_of_few_texts`: texts
-    that were not seen give the item nothing, or all of their attention.
+    The standard error is that of a mean, with Student's t of T - 1 degrees of freedom. The ends are those of
+    `interval_of_few_texts`: texts of an unseen kind give the item nothing, or as much as is possible in any text.
 
     Args:
         n_items: How many items.
@@ -118,41 +112,44 @@ class ItemSums:
 
     def __init__(self, n_items: int, n_heads: list[int]) -> None:
         self._ends = np.concatenate([[0], np.cumsum(n_heads)])
-        self._head_sums = np.zeros((3, n_items, int(self._ends[-1])))  # s, s², s u
-        self._layer_sums = np.zeros((4, n_items, len(n_heads)))  # u, u², queries, texts
+        self._head_sums = np.zeros((3, n_items, int(self._ends[-1])))  # lift, its square, mass
+        self._layer_sums = np.zeros((2, n_items, len(n_heads)))  # queries, texts
+        self._most = np.zeros((n_items, len(n_heads)))
 
-    def add(self, layer: int, items: NDArray[np.int64], masses: Floats, even: Floats, counts: Floats) -> None:
+    def add(
+        self, layer: int, items: NDArray[np.int64], masses: Floats, even: Floats, counts: Floats, most: Floats
+    ) -> None:
         """Adds what the heads of a layer gave in a text.
 
         Args:
             layer: Which of the layers.
             items: (item,): the items of the text, each once.
             masses: (item, head): summed over queries.
-            even: (item,): the same of uniform attention; items of which it has none are passed over.
+            even: (item,): an even share of it; items whose share is 0 are passed over.
             counts: (item,): how many queries could see it.
+            most: (item,): the largest lift that is possible in such a text.
         """
         seen = even > 0
-        items, masses, even, counts = items[seen], masses[seen], even[seen], counts[seen]
+        items, masses, even, counts, most = items[seen], masses[seen], even[seen], counts[seen], most[seen]
         mine = slice(self._ends[layer], self._ends[layer + 1])
-        for sums, part in zip(self._head_sums, (masses, masses**2, masses * even[:, None]), strict=True):
+        lifts = masses / even[:, None]
+        for sums, part in zip(self._head_sums, (lifts, lifts**2, masses / counts[:, None]), strict=True):
             sums[items, mine] += part
-        for sums, of_text in zip(self._layer_sums, (even, even**2, counts, np.ones(len(even))), strict=True):
+        for sums, of_text in zip(self._layer_sums, (counts, np.ones(len(even))), strict=True):
             sums[items, layer] += of_text
+        self._most[items, layer] = np.maximum(self._most[items, layer], most)
 
     def lifts(self) -> Lifts:
         """What the sums come to."""
-        even, even_squares, count, texts = self._layer_sums
-        sums, squares, products = self._head_sums
-        wide = [np.repeat(one, np.diff(self._ends), 1) for one in (even, even_squares, count, texts)]
+        counts, n_texts = self._layer_sums
+        sums, squares, masses = self._head_sums
+        n, most = (np.repeat(of_layer, np.diff(self._ends), 1) for of_layer in (n_texts, self._most))
         with np.errstate(invalid="ignore", divide="ignore"):
-            ratio = sums / wide[0]
-            rest = np.maximum(squares - 2 * ratio * products + ratio**2 * wide[1], 0.0)
-            effective = wide[0] ** 2 / wide[1]
-            error = np.sqrt(rest * wide[3] / (wide[3] - 1)) / wide[0]
-            known = (wide[3] > 1) & (effective >= LEAST_EFFECTIVE)
-            error = np.where(known, stdtrit(np.maximum(effective - 1, LEAST_EFFECTIVE - 1), 0.975) * error, np.nan)
-            low, high = interval_of_few_texts(ratio, error, effective, wide[2] / wide[0])
-            return Lifts(sums / wide[2], ratio, low, high, count, texts)
+            lift = sums / n
+            variance = np.maximum(squares - n * lift**2, 0.0) / (n - 1) / n
+            half = np.where(n > 1, stdtrit(np.maximum(n - 1, 1), 0.975) * np.sqrt(variance), np.nan)
+            low, high = interval_of_few_texts(lift, half, n, most)
+            return Lifts(masses / n, lift, low, high, counts, n_texts)
 
 
 class KeptRows(NamedTuple):

@@ -35,8 +35,12 @@ LEFT_OUT = " … "
 Why = Literal["top", "decile", "failure"]
 Side = Literal["asks", "gets", "pairs"]
 
-OUTSIDE_SINKS = "what the key would get if each query's attention outside sinks were spread evenly outside sinks"
-"""What the attention on a key or pair is divided by in its lift."""
+OUTSIDE_SINKS = (
+    "what the key would get if each query's attention outside sinks were spread evenly outside sinks (the mean over "
+    "texts)"
+)
+"""What the attention on a key or pair is divided by in its lift. Records of earlier versions weigh queries alike, and
+do not speak of texts."""
 
 OVER_ALL_KEYS = "what uniform attention over all keys would give"
 """The same in records of earlier versions, which do not say."""
@@ -51,10 +55,13 @@ class TokenRow:
             "pairs": a query and a key.
         tokens: Its label; of a pair the query's and the key's.
         mass: Mean attention weight: of "asks" what a query gives away, of "gets" what a query gives to all such keys
-            of its text, of "pairs" what the query gives to all such keys. 0 to 1.
-        lift: `mass` divided by an even share. For "gets" and "pairs" this is what the key would get if each query's
-            attention outside sinks were spread evenly over its keys outside sinks (the record's `options["lift"]` says
-            so). For "asks", and in records without that option, it is what uniform attention over all keys would give.
+            of its text, of "pairs" what the query gives to all such keys. 0 to 1. It is the mean over texts of each
+            text's mean, so all texts weigh the same.
+        lift: The mean over texts of the attention in a text divided by an even share of it; at least 0. For "gets" and
+            "pairs" the even share is what the key would get if each query's attention outside sinks were spread evenly
+            over its keys outside sinks (the record's `options["lift"]` says so). For "asks", and in records without
+            that option, it is what uniform attention over all keys would give. Records whose option does not speak of
+            texts divide sums over all queries, so that a text with many of the item weighs more.
         low: Lower end of the 95% interval of the lift, over texts; NaN where there are fewer than two.
         high: Upper end.
         count: How many queries it was seen with.

@@ -28,7 +28,7 @@ DISTANCE_QUERIES = 16
 
 _MOST_TYPES = 1024
 _MOST_BYTES = 56 * 2**20
-_BYTES_A_SUM = 56
+_BYTES_A_SUM = 48
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,10 +160,12 @@ class KindTables:
         mine = slice(sum(self.n_heads[:layer]), sum(self.n_heads[: layer + 1]))
         outside = torch.from_numpy(text.outside_sinks)
         keys = members(items.key_of, len(items.gets))
-        # Of each head; of what it is compared with; and, last, how many queries could see an item.
-        asks = torch.zeros(2 * n_heads + 1, len(items.asks))
-        gets = torch.zeros(2 * n_heads + 1, len(items.gets))
-        pairs = torch.zeros(2 * n_heads + 1, len(items.asks), len(items.gets))
+        # Of each head; its even share; how many queries could see an item; and its even share of all attention.
+        asks = torch.zeros(2 * n_heads + 2, len(items.asks))
+        gets = torch.zeros(2 * n_heads + 2, len(items.gets))
+        pairs = torch.zeros(2 * n_heads + 2, len(items.asks), len(items.gets))
+        # Uniform attention gives least outside sinks if there is one such token.
+        least = 1 / (1 + (~outside).sum())
         for queries, weights, allowed in tiles:
             counted = torch.from_numpy(text.asks[queries]) & allowed.any(-1)
             rows = torch.cat([weights, even_weights(allowed)[None]]) * counted[:, None]
@@ -174,10 +176,11 @@ class KindTables:
             away = rows @ outside.float()
             heads, even = away[:-1], away[-1:]
             of_queries = members(items.query_of[queries], len(items.asks))
-            asks += torch.cat([heads, even.expand_as(heads), (even > 0).float()]) @ of_queries
+            sees = (even > 0).float()
+            asks += torch.cat([heads, even.expand_as(heads), sees, least * sees]) @ of_queries
             # What each key would get of a query's attention outside the sinks, were that spread evenly over these keys.
             shares = even_weights(allowed & outside) * counted[:, None] @ keys
-            given = torch.cat([rows[:-1] @ keys, heads[..., None] * shares, (shares > 0).float()[None]])
+            given = torch.cat([rows[:-1] @ keys, heads[..., None] * shares, (shares > 0).float()[None], shares[None]])
             gets += given.sum(1)
             pairs += of_queries.T @ given
         chosen = pairs[:, items.pair_rows, items.pair_columns]
@@ -187,9 +190,11 @@ class KindTables:
             ("pairs", items.pairs, chosen),
         )
         for side, where, sums in sides:
-            *parts, count = sums.double().numpy()
+            *parts, count, share = sums.double().numpy()
+            most = np.divide(count, share, out=np.zeros_like(count), where=share > 0)
             for head in range(n_heads):
-                self._sums[side].add(mine.start + head, where, parts[head][:, None], parts[n_heads + head], count)
+                even = parts[n_heads + head]
+                self._sums[side].add(mine.start + head, where, parts[head][:, None], even, count, most)
 
     def compare(self, rows: Tensor) -> None:
         """Adds the divergences of all pairs of heads on some rows, (head of all layers, query, key)."""
