@@ -216,12 +216,11 @@ QUICK = {
 """Of each part what is quickest, of both kinds of model; the real one is verified below, and scored with `-m slow`."""
 
 
+SMALL = jobs(PARTS, small=True, seed=0, smollm2=None)
+
+
 @pytest.mark.parametrize(
-    "job",
-    [
-        pytest.param(job, id=str(job), marks=() if job[:2] in QUICK else pytest.mark.slow)
-        for job in jobs(PARTS, small=True, seed=0, smollm2=None)
-    ],
+    "job", [pytest.param(job, id=str(job), marks=() if job[:2] in QUICK else pytest.mark.slow) for job in SMALL]
 )
 def test_each_part_runs_and_attnscope_finds_most(job: Job) -> None:
     result = run_job(job)
