@@ -189,6 +189,14 @@ def tiny_bert(_tiny_bert: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(_tiny_bert, tmp_path / "tiny-bert"))
 
 
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a record of each kind; see `write_records`. Nobody changes it."""
+    from tests.made_records import write_records
+
+    return write_records(tmp_path_factory.mktemp("records"))
+
+
 @pytest.fixture
 def edit_config(tiny_bert: Path) -> Callable[..., Path]:
     """Changes settings in the config.json of tiny_bert, and returns its folder."""

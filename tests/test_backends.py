@@ -19,7 +19,6 @@ import attnscope
 from attnscope.core.attention.seam import AttentionCall, allowed, attention_weights
 from attnscope.core.measures import SumsOf, TextFacts, measures_of_weights, output_factor, plan
 from attnscope.core.measures.backends import choose as backends
-from attnscope.core.measures.backends import numba_pass
 from attnscope.core.measures.facts import outlying
 from attnscope.core.measures.sums import Sums
 from attnscope.errors import AttnscopeError
@@ -33,6 +32,8 @@ from tests.core_helpers import few_examples, on
 from tests.processes import python
 from tests.test_sums import check, long_call, made_up_norms, projection_of, situations
 
+PASS = "attnscope.core.measures.backends.numba_pass"
+"""By name: importing it compiles it where that has not been done, which whoever only lists tests need not wait for."""
 PARTS = ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_uniform")
 
 
@@ -50,11 +51,11 @@ def test_every_measure_of_the_fused_pass_is_its_definition(situation, pairs: int
     call, keys, queries = situation
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(backends.PAIRS, "numba", pairs)
-        patch.setattr(numba_pass, "TILE", tile)
+        patch.setattr(f"{PASS}.TILE", tile)
         patch.setattr(plan, "LEAST_ROWS", 2)
         patch.setattr(plan, "SHORT_KEYS", 64 if tile == 1 else 0)
-        patch.setattr(numba_pass, "CHUNK", 4)
-        patch.setattr(numba_pass, "CHUNK_OF_LONG", 2)
+        patch.setattr(f"{PASS}.CHUNK", 4)
+        patch.setattr(f"{PASS}.CHUNK_OF_LONG", 2)
         check(in_float32(call), keys, queries, tolerance=1e-5, backend="numba")
 
 
@@ -117,16 +118,16 @@ def test_the_fused_pass_is_at_most_twice_as_far_off_as_torch(name: str, dtype: t
 @pytest.mark.parametrize("name", ["padded", "causal", "holes", "without BLAS", "without BLAS, causal"])
 def test_numbers_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, name: str, threads: str) -> None:
     if threads == "Python's":
-        monkeypatch.setattr(numba_pass, "parallel_address", lambda: 0)
-    monkeypatch.setattr(numba_pass, "LEAST_SHARED", 0)
-    monkeypatch.setattr(numba_pass, "CHUNK", 16)
-    monkeypatch.setattr(numba_pass, "TILE", 50_000)
+        monkeypatch.setattr(f"{PASS}.parallel_address", lambda: 0)
+    monkeypatch.setattr(f"{PASS}.LEAST_SHARED", 0)
+    monkeypatch.setattr(f"{PASS}.CHUNK", 16)
+    monkeypatch.setattr(f"{PASS}.TILE", 50_000)
     call, keys = long_call(**HARD[name])
     one = measured(call, keys, "numba")
     found = []
     for n in (2, 3):
         # torch's own products round otherwise with more threads: those stay alone.
-        monkeypatch.setattr(numba_pass, "count_threads", lambda n=n: n)
+        monkeypatch.setattr(f"{PASS}.count_threads", lambda n=n: n)
         found.append(measured(call, keys, "numba"))
     for other in found:
         for part in PARTS:

@@ -1,10 +1,8 @@
 """Records that are damaged, or made to do harm: `show` draws them or says in one line why not, whatever is in them."""
 
-import contextlib
 import io
 import json
 import random
-import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,61 +12,12 @@ import numpy as np
 import pytest
 
 from attnscope import load_record
-from attnscope.cli import main
 from attnscope.errors import AttnscopeError
 from attnscope.records.frame import reading
 from attnscope.records.frame.parquet import parquet
-from tests.conftest import SAMPLES, Run
+from tests.conftest import Run
+from tests.made_records import EVERY, RECORDS
 from tests.record_helpers import simple
-
-RECORDS = Path(__file__).parent / "records"
-TEXTS = "the cat and the dog\na dog\nthe cat sat\n"
-
-MADE: dict[str, list[str]] = {
-    "heads.npz": ["heads", "--file", "texts.txt", "-f", "npz,json"],
-    "compare.npz": ["compare", "--file", "texts.txt", "-f", "npz,json"],
-    "relations.npz": ["relations", "texts.conllu", "-f", "npz,json", "--examples", "1"],
-    "ablation.npz": ["ablate", "--file", "texts.txt", "--loss", "none", "-L", "0", "-f", "npz,json"],
-    "trace.npz": ["trace", "the cat", "-L", "0", "-H", "0"],
-    "split.json": ["split", "-f", "json"],
-    "cost.json": ["cost", "bert-base"],
-    "atlas.npz": ["atlas", "--file", "texts.txt", "-f", "npz,json", "--examples", "2"],
-    "rollout.npz": ["rollout", "the cat", "-f", "npz,json"],
-    "weights.npz": ["heatmap", "the cat", "-f", "npz,json"],
-    "circuits.npz": ["circuits", "-f", "npz,json"],
-    "pooled.npz": ["heatmap", "the cat and the dog", "--pooled", "8", "-f", "npz"],
-    "picked.npz": ["compare", "the cat", "--pick", "L0H0,L0H1", "-f", "npz"],
-    "pair.npz": ["compare", "the cat", "--with", "the dog", "-f", "npz"],
-}
-KEPT = ("timeline.npz", "combined.npz", "needles.npz", "pictures.npz", "looking.npz", "listening.npz", "pairs.npz")
-"""Records of models that take longer to make, as they lie in `records`."""
-EVERY = (*MADE, *KEPT)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A record of each kind, in one folder, and what the command printed that made it: heads.npz and heads.npz.txt."""
-    home = tmp_path_factory.mktemp("records")
-    (home / "texts.txt").write_text(TEXTS, "utf-8")
-    trees = (SAMPLES / "dependencies.conllu").read_text("utf-8").split("\n\n")
-    (home / "texts.conllu").write_text("\n\n".join(trees[:12]) + "\n\n", "utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        patch.setenv("COLUMNS", "120")
-        for name, command in MADE.items():
-            more = [] if name in ("cost.json", "split.json") else ["-m", "own"]
-            patch.setattr("sys.argv", ["attnscope", *command, *more, "-o", f"{name}.out"])
-            printed = io.TextIOWrapper(io.BytesIO(), "utf-8")
-            with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(printed):
-                main()
-            assert not ended.value.code, name
-            printed.flush()
-            (home / f"{name}.txt").write_bytes(printed.buffer.getvalue())  # type: ignore[attr-defined]
-            stem = "compare" if name in ("picked.npz", "pair.npz") else Path(name).stem
-            (home / f"{name}.out" / f"{stem}{Path(name).suffix}").rename(home / name)
-    for name in KEPT:
-        shutil.copy(RECORDS / name, home)
-    return home
 
 
 def require_one_line(status: int, err: str) -> None:
@@ -168,8 +117,7 @@ ARCHIVES = [name for name in EVERY if name.endswith("npz")]
 @pytest.mark.parametrize("damage", ARCHIVE_DAMAGE)
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_damaged_archive_is_one_line(name: str, damage: str, made: Path, run: Run) -> None:
-    Path("x.npz").unlink(missing_ok=True)
-    broken = made / "x.npz"
+    broken = Path("x.npz")
     broken.write_bytes(ARCHIVE_DAMAGE[damage](made / name))
     status, out, err = run("show", broken)
     assert (status, out) == (1, "")
@@ -181,7 +129,7 @@ def test_another_version_is_refused(name: str, made: Path, run: Run) -> None:
     def raise_version(document: Any) -> None:
         document["schema"] = document["schema"].rpartition("/")[0] + "/99"
 
-    broken = made / f"x{Path(name).suffix}"
+    broken = Path(f"x{Path(name).suffix}")
     broken.write_bytes(with_record(made / name, raise_version))
     status, out, err = run("show", broken)
     assert (status, out) == (1, "")
@@ -254,7 +202,7 @@ def damaged(path: Path, lot: random.Random) -> bytes:
 def show_damaged(made: Path, name: str, seeds: range, run: Run) -> None:
     for seed in seeds:
         lot = random.Random(f"{name} {seed}")
-        broken = made / f"x{Path(name).suffix}"
+        broken = Path(f"x{Path(name).suffix}")
         broken.write_bytes(damaged(made / name, lot))
         arguments = lot.choice([[], [], ["--json"], ["--query", "@1"], ["--pick", "L0H0"]])
         status, _, err = run("show", broken, *arguments)

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import attnscope
@@ -21,9 +22,14 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in FILES}
 
 
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def imports_of(path: Path) -> Iterator[str]:
     """The modules of attnscope that a file imports anywhere in it: on use and for types alone too."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -62,7 +68,7 @@ def test_no_function_has_more_parameters_than_a_reader_holds() -> None:
     found = []
     for path in FILES:
         where = path.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
                 if len([name for name in names if name not in ("self", "cls")]) > MOST_PARAMETERS:

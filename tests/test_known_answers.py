@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.known import compiled, grown, page, rasp, scores
+from benchmarks.known import compiled, grown, page, rasp, real, scores
 from benchmarks.known.families import Scores
 from benchmarks.known.planted import NUMBERS, draw_text, plant
 from benchmarks.known.programs import Program, named, programs
@@ -209,7 +209,19 @@ def test_the_most_attended_offset_is_found_on_other_texts(gpt2: KnownModel) -> N
 # The run ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("job", jobs(PARTS, small=True, seed=0, smollm2=None), ids=str)
+QUICK = {
+    ("planted", "bert"), ("compiled", "shift_by -1"), ("compiled", "pair_balance"), ("compiled", "drawn 0"),
+    ("grown", "induction"),
+}  # fmt: skip
+"""Of each part what is quickest, of both kinds of model; the real one is verified below, and scored with `-m slow`."""
+
+
+SMALL = jobs(PARTS, small=True, seed=0, smollm2=None)
+
+
+@pytest.mark.parametrize(
+    "job", [pytest.param(job, id=str(job), marks=() if job[:2] in QUICK else pytest.mark.slow) for job in SMALL]
+)
 def test_each_part_runs_and_attnscope_finds_most(job: Job) -> None:
     result = run_job(job)
     summary = page.summarize_run([result], 0)
@@ -217,6 +229,12 @@ def test_each_part_runs_and_attnscope_finds_most(job: Job) -> None:
     assert sum(summary["n_heads"].values()) == len(result["heads"]) // len(TOOLS)
     if job[0] != "grown":
         assert ours.get("named", {"value": 1})["value"] >= 0.5
+
+
+def test_heads_of_the_real_model_do_what_is_known_of_them() -> None:
+    known = real.known_model("minilm")
+    masses = verify(known, attention_of(known, known.held_out))
+    assert {*masses} == {*known.heads} != set()
 
 
 def test_the_page_is_of_a_run_with_enough_heads() -> None:

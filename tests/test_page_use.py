@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -63,17 +64,16 @@ def test_the_text_is_shaded_by_the_scale(pages: Pages, query: int) -> None:
         assert f"{top:.4f}".rstrip("0").rstrip(".") in opened.text(".view.text .scale")
 
 
-@pytest.mark.parametrize("view", ["grid", "matrix", "text", "compare"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_legend_shows_what_colours_mean(pages: Pages, view: str, scheme: str) -> None:
+def test_a_legend_shows_what_colours_mean(pages: Pages) -> None:
     opened = pages(FIRST)
-    opened.show(v=view, h="1.1", q=3, d=scheme)
-    assert opened.text(f".view.{view} .scale").removeprefix("weight ").startswith("0 1")
-    ends = opened.page.eval_on_selector(
-        f".view.{view} .scale i", "e => getComputedStyle(e).backgroundImage.match(/rgb\\([^)]*\\)/g)"
-    )
-    none, most = ([int(part) for part in end[4:-1].split(",")] for end in (ends[0], ends[-1]))
-    assert (sum(none) > sum(most)) == (scheme == "light"), "more is darker on light ground, lighter on dark"
+    for view, scheme in product(("grid", "matrix", "text", "compare"), ("light", "dark")):
+        opened.show(v=view, h="1.1", q=3, d=scheme)
+        assert opened.text(f".view.{view} .scale").removeprefix("weight ").startswith("0 1")
+        ends = opened.page.eval_on_selector(
+            f".view.{view} .scale i", "e => getComputedStyle(e).backgroundImage.match(/rgb\\([^)]*\\)/g)"
+        )
+        none, most = ([int(part) for part in end[4:-1].split(",")] for end in (ends[0], ends[-1]))
+        assert (sum(none) > sum(most)) == (scheme == "light"), "more is darker on light ground, lighter on dark"
 
 
 def test_a_map_without_a_cell_to_see_offers_its_own_scale(pages: Pages) -> None:
@@ -278,21 +278,16 @@ def test_it_is_told_in_a_long_text_too(pages: Pages) -> None:
     assert opened.saved("svg").decode().count(">tired / wide</text>") == 2, "where there is no room for every label"
 
 
-@pytest.mark.parametrize(
-    ("view", "name"),
-    [
-        ("grid", "attnscope-grid-of-text-2"),
-        ("matrix", "attnscope-matrix-L1H2-of-text-2"),
-        ("links", "attnscope-links-L1H2-of-text-2"),
-        ("text", "attnscope-text-L1H2-of-text-2"),
-        ("compare", "attnscope-compare-L1H2-mean-of-all-heads-of-text-2"),
-        ("headcount", "attnscope-head-count-2"),
-    ],
-)
-def test_files_are_named_by_what_they_hold(pages: Pages, view: str, name: str) -> None:
+def test_files_are_named_by_what_they_hold(pages: Pages) -> None:
+    names = {
+        "grid": "attnscope-grid-of-text-2", "matrix": "attnscope-matrix-L1H2-of-text-2",
+        "links": "attnscope-links-L1H2-of-text-2", "text": "attnscope-text-L1H2-of-text-2",
+        "compare": "attnscope-compare-L1H2-mean-of-all-heads-of-text-2", "headcount": "attnscope-head-count-2",
+    }  # fmt: skip
     opened = pages(FIRST, SECOND)
-    opened.show(v=view, h="1.2", t=1)
-    for kind in ("csv", "svg", "png"):
-        with opened.page.expect_download() as download:
-            opened.page.click(f"[data-save={kind}]")
-        assert download.value.suggested_filename == f"{name}.{kind}"
+    for view, name in names.items():
+        opened.show(v=view, h="1.2", t=1)
+        for kind in ("csv", "svg", "png"):
+            with opened.page.expect_download() as download:
+                opened.page.click(f"[data-save={kind}]")
+            assert download.value.suggested_filename == f"{name}.{kind}"

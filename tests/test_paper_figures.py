@@ -22,12 +22,10 @@ from attnscope.views.maps.figures import Painter, sheets_of
 from attnscope.views.relations import figures as relations_figures
 from tests.conftest import Run
 from tests.findings_helpers import described_findings, fake_findings
+from tests.made_records import MADE
 from tests.needle_helpers import planted_findings
 from tests.record_helpers import map_of, record_of, simple, tokens_of
-from tests.test_damaged import MADE, made
 from tests.test_views import RECORDS
-
-__all__ = ["made"]
 
 DRAWN = [name for name in MADE if name != "trace.npz"]
 WORDS = [

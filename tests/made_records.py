@@ -1,0 +1,58 @@
+"""A record of each kind as a command makes it, for tests of whatever is done with records."""
+
+import contextlib
+import io
+import shutil
+from pathlib import Path
+
+import pytest
+
+from attnscope.cli import main
+from tests.conftest import SAMPLES
+
+RECORDS = Path(__file__).parent / "records"
+TEXTS = "the cat and the dog\na dog\nthe cat sat\n"
+
+MADE: dict[str, list[str]] = {
+    "heads.npz": ["heads", "--file", "texts.txt", "-f", "npz,json"],
+    "compare.npz": ["compare", "--file", "texts.txt", "-f", "npz,json"],
+    "relations.npz": ["relations", "texts.conllu", "-f", "npz,json", "--examples", "1"],
+    "ablation.npz": ["ablate", "--file", "texts.txt", "--loss", "none", "-L", "0", "-f", "npz,json"],
+    "trace.npz": ["trace", "the cat", "-L", "0", "-H", "0"],
+    "split.json": ["split", "-f", "json"],
+    "cost.json": ["cost", "bert-base", "-f", "json"],
+    "atlas.npz": ["atlas", "--file", "texts.txt", "-f", "npz,json", "--examples", "2"],
+    "rollout.npz": ["rollout", "the cat", "-f", "npz,json"],
+    "weights.npz": ["heatmap", "the cat", "-f", "npz,json"],
+    "circuits.npz": ["circuits", "-f", "npz,json"],
+    "pooled.npz": ["heatmap", "the cat and the dog", "--pooled", "8", "-f", "npz"],
+    "picked.npz": ["compare", "the cat", "--pick", "L0H0,L0H1", "-f", "npz"],
+    "pair.npz": ["compare", "the cat", "--with", "the dog", "-f", "npz"],
+}
+KEPT = ("timeline.npz", "combined.npz", "needles.npz", "pictures.npz", "looking.npz", "listening.npz", "pairs.npz")
+"""Records of models that take longer to make, as they lie in `records`."""
+EVERY = (*MADE, *KEPT)
+
+
+def write_records(home: Path) -> Path:
+    """Makes a record of each kind, and keeps what the command printed that made it: heads.npz and heads.npz.txt."""
+    (home / "texts.txt").write_text(TEXTS, "utf-8")
+    trees = (SAMPLES / "dependencies.conllu").read_text("utf-8").split("\n\n")
+    (home / "texts.conllu").write_text("\n\n".join(trees[:12]) + "\n\n", "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setenv("COLUMNS", "120")
+        for name, command in MADE.items():
+            more = [] if name in ("cost.json", "split.json") else ["-m", "own"]
+            patch.setattr("sys.argv", ["attnscope", *command, *more, "-o", f"{name}.out"])
+            printed = io.TextIOWrapper(io.BytesIO(), "utf-8")
+            with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(printed):
+                main()
+            assert not ended.value.code, name
+            printed.flush()
+            (home / f"{name}.txt").write_bytes(printed.buffer.getvalue())  # type: ignore[attr-defined]
+            stem = "compare" if name in ("picked.npz", "pair.npz") else Path(name).stem
+            (home / f"{name}.out" / f"{stem}{Path(name).suffix}").rename(home / name)
+    for name in KEPT:
+        shutil.copy(RECORDS / name, home)
+    return home
