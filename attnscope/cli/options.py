@@ -1,7 +1,6 @@
 """Options that mean the same in every command, and how their values are read."""
 
 import contextlib
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -9,24 +8,11 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
+from attnscope.options import name_option
 
 if TYPE_CHECKING:
     from attnscope.studies.inputs.texts import Progress as Done
     from attnscope.studies.inputs.texts import Report
-
-
-def refuse_file_names(*texts: str | None) -> None:
-    """Refuses texts that are names of files.
-
-    Raises:
-        UsageError: There is such a file.
-    """
-    from attnscope.text import refuse_file_name
-
-    for text in texts:
-        if text is not None and text != "-":
-            name = shlex.quote(text)
-            refuse_file_name(text, f"did you mean --file {name}? a text like this one is piped: echo {name} | … -")
 
 
 def complete_models(incomplete: str) -> list[str]:
@@ -68,11 +54,12 @@ def refuse_beside(option: str, *groups: object, **others: object) -> None:
     Raises:
         UsageError: Something is given.
     """
-    changed = {f.name: getattr(g, f.name) != f.default for g in groups for f in fields(g)}  # type: ignore[arg-type]
-    for name, given in {**others, **changed}.items():
-        if given:
-            named = "TEXT" if name == "text" else f"--{name.replace('_', '-')}"
-            raise UsageError(f"{named} cannot be given beside {option}", "leave out one of them")
+    values = {f"--{name.replace('_', '-')}": value for name, value in others.items()}
+    for group in groups:
+        values |= {name_option(f): getattr(group, f.name) != f.default for f in fields(group)}  # type: ignore[arg-type]
+    for name, is_given in values.items():
+        if is_given:
+            raise UsageError(f"{name} cannot be given beside {option}", "leave out one of them")
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.running.options import SharedWork
 
 
 @groups.command(
@@ -14,7 +16,7 @@ from attnscope.cli import groups, options
 )
 def atlas(
     *,
-    texts: groups.Texts,
+    texts: TextsWanted,
     model: groups.Model = "minilm",
     rank: Annotated[
         str,
@@ -34,8 +36,8 @@ def atlas(
     describing: groups.Describing,
     listing: groups.Listing,
     where: groups.Where,
-    running: groups.Running,
-    loading: groups.Loading,
+    running: SharedWork,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Show every head of a model with the texts that say what it does: one page, offline.
@@ -52,15 +54,14 @@ def atlas(
     from attnscope.studies.atlas.order import AtlasOrder, study
     from attnscope.studies.heads.order import StudyOrder
 
-    load = loading.options()
     where = where if shard == "1/1" else replace(where, formats=where.formats or "npz")
     output = where.plan("atlas", printing, measures=measuring.measures, folder=folder or None, **listing.shown())
     study_of_heads = StudyOrder(
-        texts=texts.wanted(), probe=None, **measuring.order(), control=None, shard=shard, causal=causal,
+        texts=texts, probe=None, **measuring.order(), control=None, shard=shard, causal=causal,
         describe=describing.options(), where=listing.only,
     )  # fmt: skip
     order = AtlasOrder(study_of_heads, rank, examples, sample, tuple(beside or ()))
-    shared = running.share(model, load)
+    shared = running.share(model, loading)
     with options.progress(printing.quiet) as report:
-        found = study(model, order, load, report, shared)
+        found = study(model, order, loading, report, shared)
     output.deliver(found)

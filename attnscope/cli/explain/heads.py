@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.running.options import SharedWork
 
 
 @groups.command(omit=("scale", "cmap"))
 def heads(
     *,
-    texts: groups.Texts,
+    texts: TextsWanted,
     image: Annotated[
         list[str] | None,
         "Photos or patterns, for vision transformers: what heads do in pictures; with TEXT, a question, for models "
@@ -46,8 +48,8 @@ def heads(
     listing: groups.Listing,
     where: groups.Where,
     drawing: groups.Drawing,
-    running: groups.Running,
-    loading: groups.Loading,
+    running: SharedWork,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Say what each head is for: roles with their evidence, and a one-line description fitted to the data.
@@ -66,7 +68,6 @@ def heads(
     """
     from attnscope.studies.heads.order import Senses, StudyOrder, study, study_senses
 
-    load = loading.options()
     if image or audio:
         options.refuse_beside(
             "--image" if image else "--audio", replace(texts, text=None), running, audio=image and audio, probe=probe,
@@ -78,16 +79,16 @@ def heads(
     if image or audio:
         senses = Senses(image or (), audio or (), texts.text, listing.only)
         with options.progress(printing.quiet, *senses.counted) as report:
-            output.deliver(study_senses(model, senses, measuring.measures, load, report))
+            output.deliver(study_senses(model, senses, measuring.measures, loading, report))
         return
     order = StudyOrder(
-        texts=texts.wanted(), probe=probe, **measuring.order(), control=control, shard=shard, relations=relations,
+        texts=texts, probe=probe, **measuring.order(), control=control, shard=shard, relations=relations,
         causal=causal, writes=writes, describe=describing.options(), where=listing.only,
         needles=needles.options(probe, measuring.thresholds or (), ablate=causal),
     )  # fmt: skip
-    shared = running.share(model, load)
+    shared = running.share(model, loading)
     with options.progress(printing.quiet) as report:
-        found = study(model, order, load, report, shared)
+        found = study(model, order, loading, report, shared)
     output.deliver(found)
 
 
@@ -103,7 +104,7 @@ def merge(
     out: Annotated[Path, typer.Option("-o", "--out", help="A folder for the whole."), "Output"],
     where: groups.Where,
     drawing: groups.Drawing,
-    loading: groups.Loading,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Join the records of shards into the record that one run over the whole corpus gives, bit for bit."""
@@ -119,7 +120,7 @@ def merge(
 
         output = plan("atlas", out, where.formats, **vars(printing), **drawing.options())
         with options.progress(printing.quiet) as report:
-            found = merge_files([(path, Atlas.load(path)) for path in paths], model, loading.options(), report)
+            found = merge_files([(path, Atlas.load(path)) for path in paths], model, loading, report)
         return output.deliver(found)
     options.refuse_beside("parts of heads", model=model)
     output = plan("heads", out, where.formats, **vars(printing), **drawing.options())

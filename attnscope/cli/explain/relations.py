@@ -3,7 +3,9 @@
 from typing import Annotated
 
 from attnscope.cli import groups, options
+from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.relations.options import AnnotationOptions, RelationsOptions
+from attnscope.studies.running.options import SharedWork
 
 
 @groups.command(omit=("scale", "cmap"))
@@ -17,8 +19,8 @@ def relations(
     asked: RelationsOptions,
     where: groups.Where,
     drawing: groups.Drawing,
-    running: groups.Running,
-    loading: groups.Loading,
+    running: SharedWork,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Say which head links X to Y: verbs to objects, pronouns to what they mean, brackets to brackets.
@@ -31,8 +33,7 @@ def relations(
     from attnscope.studies.relations.order import study
 
     output = where.plan("relations", printing, **drawing.options())
-    load = loading.options()
-    shared = running.share(model, load)
+    shared = running.share(model, loading)
     with options.progress(printing.quiet) as report:
-        found = study(model, files, annotation, asked, load, report, shared)
+        found = study(model, files, annotation, asked, loading, report, shared)
     output.deliver(found)

@@ -7,6 +7,7 @@ import typer
 from attnscope.cli import groups, options
 from attnscope.errors import UsageError
 from attnscope.options import read_names
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 
 
 @groups.command(omit=("text", "scale", "cmap"))
@@ -16,7 +17,7 @@ def timeline(
         list[str],
         "Folders of one training, a quoted pattern such as 'run/checkpoint-*', or Hub revisions org/name@rev.",
     ],
-    texts: groups.Texts,
+    texts: TextsWanted,
     probe: Annotated[str | None, "repeat: random tokens that come twice, the standard test for induction."] = None,
     measures: Annotated[
         str | None,
@@ -33,7 +34,7 @@ def timeline(
     no_loss: Annotated[bool, "Leave out the loss of each checkpoint on the texts."] = False,
     where: groups.Where,
     drawing: groups.Drawing,
-    loading: groups.Loading,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Say how heads came to be: measures and roles of all heads over the checkpoints of a training.
@@ -51,7 +52,7 @@ def timeline(
     from attnscope.studies.timeline.study import MEASURES, TimelineOptions, known_measures
     from attnscope.studies.timeline.study import timeline as study
 
-    if (probe is None) != texts.wanted().given:
+    if (probe is None) != texts.given:
         raise UsageError("give one of --file and --probe", 'such as --file "corpus/*.txt", or --probe repeat')
     if probe not in (None, "repeat"):
         raise UsageError(f"there is no probe {probe!r}", "there is: repeat")
@@ -59,10 +60,10 @@ def timeline(
     wanted = TimelineOptions(
         composition=tuple(one.upper() for one in by),
         measures=MEASURES if measures is None else read_names(measures, known_measures(), "measure"),
-        loss=not no_loss, heads=HeadsOptions(thresholds=thresholds_from(thresholds or ())), loading=loading.options(),
+        loss=not no_loss, heads=HeadsOptions(thresholds=thresholds_from(thresholds or ())), loading=loading,
     )  # fmt: skip
     output = where.plan("timeline", printing, **drawing.options())
-    corpus = None if probe else texts.wanted().corpus()
+    corpus = None if probe else texts.corpus()
     with options.progress(printing.quiet) as report:
         found = study(checkpoints, corpus, wanted, report)
     output.deliver(found)
