@@ -124,6 +124,23 @@ def options(cls: C) -> C:
     return made  # type: ignore[no-any-return]  # the class, as a dataclass
 
 
+def refuse_beside(option: str, *groups: Any, **others: object) -> None:
+    """Refuses what cannot be given together with an option: anything true, and any field of a group that is changed.
+
+    Raises:
+        UsageError: Something is given.
+    """
+    values = {f"--{name.replace('_', '-')}": value for name, value in others.items()}
+    for group in groups:
+        unchanged = type(group)()
+        values |= {
+            name_option(f): getattr(group, f.name) != getattr(unchanged, f.name) for f in dataclasses.fields(group)
+        }
+    for name, is_given in values.items():
+        if is_given:
+            raise UsageError(f"{name} cannot be given beside {option}", "leave out one of them")
+
+
 # Options that mean the same in every question --------------------------------------------------------------------
 
 

@@ -16,7 +16,6 @@ from attnscope.records import load as load_findings
 from attnscope.studies.ablation import study as ablation
 from attnscope.studies.ablation import sweep as ablation_sweep
 from attnscope.studies.compare import study as comparing
-from attnscope.studies.heads import order as heads_order
 from attnscope.studies.heads import study as studying
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.measuring.head_blocks import HeadMeasurer
@@ -66,7 +65,7 @@ def test_heads_are_written_where_taking_them_out_fails(
     def fail(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(heads_order, "with_effects", fail)
+    monkeypatch.setattr(studying, "with_effects", fail)
     status, out, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out")
     assert status == 1
     assert json.loads(out)["heads"]
@@ -83,7 +82,7 @@ def test_an_interruption_of_a_later_step_keeps_the_heads(
     def stop(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(heads_order, "with_effects", stop)
+    monkeypatch.setattr(studying, "with_effects", stop)
     status, _, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out")
     assert status == 130
     assert load_findings(tmp_path / "out" / "heads.npz").heads
@@ -91,8 +90,8 @@ def test_an_interruption_of_a_later_step_keeps_the_heads(
 
 def test_heads_are_written_where_relations_fail(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "links.jsonl").write_text('{"text": "a cat", "links": [{"relation": "r", "source": 1, "target": 0}]}\n')
-    monkeypatch.setattr(heads_order, "relations_of", fails)
-    monkeypatch.setattr(heads_order, "require_relations", lambda path: None)
+    monkeypatch.setattr(studying, "relations_of", fails)
+    monkeypatch.setattr("attnscope.studies.heads.order.require_relations", lambda path: None)
     status, _, err = run("heads", "the cat. the cat", "-m", "own", "--relations", "links.jsonl", "--json", "-o", "out")
     assert status == 1
     assert "\nerror: --relations failed: RuntimeError: a bug" in err

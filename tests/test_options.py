@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 
 from attnscope import cli
 from attnscope import options as asked
-from attnscope.cli import options
 from attnscope.cli.groups import Changed, command
 from attnscope.errors import UsageError
-from attnscope.options import heads_from, numbers_from
+from attnscope.options import heads_from, numbers_from, refuse_beside
 from attnscope.studies.inputs.options import LoadOptions, OneText, TextsWanted
 from attnscope.studies.running.options import SharedWork
 from tests.conftest import Run
@@ -141,8 +140,8 @@ def test_a_flag_switches_off_what_is_on_and_a_text_needs_no_flag() -> None:
 )
 def test_what_cannot_be_given_beside_an_option_is_named(groups: list[Any], others: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=f"^{named} cannot be given beside --image"):
-        options.refuse_beside("--image", *groups, **others)
-    options.refuse_beside("--image", *[type(group)() for group in groups], **dict.fromkeys(others))
+        refuse_beside("--image", *groups, **others)
+    refuse_beside("--image", *[type(group)() for group in groups], **dict.fromkeys(others))
 
 
 # Values ---------------------------------------------------------------------------------------------------------

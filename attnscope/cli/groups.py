@@ -14,19 +14,18 @@ from dataclasses import dataclass
 from operator import not_
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import OptionInfo
 
 from attnscope.cli import options
 from attnscope.errors import UsageError
-from attnscope.options import heads_from, whole_numbers
+from attnscope.options import heads_from
 
 if TYPE_CHECKING:
     from attnscope.output import Output
     from attnscope.studies.describe.study import DescribeOptions
-    from attnscope.studies.heads.needles import NeedleOptions
     from attnscope.views.drawing.style import Style
 
 
@@ -235,101 +234,6 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Listing:
-    """Which heads are listed with what they do."""
-
-    PANEL: ClassVar[str] = "Heads"
-
-    only: Annotated[
-        str | None,
-        typer.Option(
-            "--where", help="List only the heads for which this holds, such as 'induction > 0.4 and layer > 3'."
-        ),
-    ] = None
-    sort: Annotated[
-        str | None,
-        "List heads by layer, by explained (the best described first) or by entropy (the sharpest first).  "
-        "[default: layer]",
-    ] = None
-
-    def shown(self) -> dict[str, str | None]:
-        """How they are shown, checked before a model runs."""
-        from attnscope.records.heads.query import HeadQuery, require_sort
-
-        require_sort(self.sort)
-        if self.only is not None:
-            HeadQuery(self.only)
-        return {"where": self.only, "sort": self.sort}
-
-
-Thresholds = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--threshold",
-        help="Threshold that a role must reach, such as induction=0.3.",
-        autocompletion=options.complete_roles,
-    ),
-]
-"""What roles must reach."""
-
-
-@dataclass(frozen=True)
-class Measuring:
-    """How heads are measured and judged."""
-
-    thresholds: Thresholds = None
-    measures: Annotated[
-        str | None,
-        typer.Option(
-            help="Also print these measures, such as entropy_nats,positional; all: every one. Figures of heads then "
-            "have a large map of each.",
-            autocompletion=options.complete_measures,
-        ),
-    ] = None
-    chunk: Annotated[int | None, "Cut long texts into chunks of so many tokens."] = None
-    stride: Annotated[int | None, "How many tokens further the next chunk begins; overlaps count once."] = None
-    frequencies: Annotated[Path | None, "Counts of words (word, tab, count), instead of the corpus's own."] = None
-    weigh: Annotated[
-        Literal["texts", "queries"],
-        "What weighs the same in measures and roles: all texts, or all queries, so that long texts weigh more.",
-    ] = "texts"
-
-    def order(self) -> dict[str, Any]:
-        """What a `studies.heads_order.StudyOrder` is given of it."""
-        return {**vars(self), "thresholds": tuple(self.thresholds or ())}
-
-
-@dataclass(frozen=True)
-class Needles:
-    """What `--probe needle` hides, and where."""
-
-    PANEL: ClassVar[str] = "Text"
-
-    lengths: Annotated[str, "Of --probe needle: lengths of the texts in tokens, such as 1024,4096."] = "1024"
-    depths: Annotated[str, "Of --probe needle: around which per cent of the text it stands."] = "0,25,50,75,100"
-    needles: Annotated[int, typer.Option(min=1, help="Of --probe needle: how many of each length.")] = 50
-
-    def options(self, probe: str | None, thresholds: Sequence[str], *, ablate: bool) -> "NeedleOptions | None":
-        """What is to be hidden, and whether heads are taken out; None for other probes.
-
-        Raises:
-            UsageError: Something is asked for that only this probe has, or it is no number.
-        """
-        if probe != "needle":
-            if self != Needles():
-                raise UsageError("--lengths, --depths and --needles are of --probe needle", "add --probe needle")
-            return None
-        from attnscope.studies.heads.needles import ROLE, THRESHOLD, NeedleOptions
-        from attnscope.studies.heads.roles import thresholds_from
-
-        return NeedleOptions(
-            lengths=whole_numbers(self.lengths, "--lengths"),
-            depths=tuple(percent / 100 for percent in whole_numbers(self.depths, "--depths")),
-            n=self.needles, threshold=thresholds_from(thresholds, {ROLE: THRESHOLD})[ROLE], ablate=ablate,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
 class Describing:
     """How heads are described."""
 
@@ -381,8 +285,6 @@ Folder = Annotated[
     "Write the page of an atlas as a folder of small files (index.html), which loads a head when it is asked for.",
     "Output",
 ]
-
-Shard = Annotated[str, "Study a part of the corpus only, such as 2/8; `merge` joins them.", "Running"]
 
 With = Annotated[
     list[Path] | None,

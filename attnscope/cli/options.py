@@ -4,11 +4,9 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
-from attnscope.options import name_option
 
 if TYPE_CHECKING:
     from attnscope.studies.inputs.texts import Progress as Done
@@ -46,20 +44,6 @@ def one_model(named: str | None, too: str | None) -> str | None:
     if named is not None and too is not None:
         raise UsageError("the model is named twice", f"leave out {named}, or --model {too}")
     return too if named is None else named
-
-
-def refuse_beside(option: str, *groups: object, **others: object) -> None:
-    """Refuses what cannot be given together with an option: anything true, and any field of a group that is changed.
-
-    Raises:
-        UsageError: Something is given.
-    """
-    values = {f"--{name.replace('_', '-')}": value for name, value in others.items()}
-    for group in groups:
-        values |= {name_option(f): getattr(group, f.name) != f.default for f in fields(group)}  # type: ignore[arg-type]
-    for name, is_given in values.items():
-        if is_given:
-            raise UsageError(f"{name} cannot be given beside {option}", "leave out one of them")
 
 
 @contextlib.contextmanager

@@ -30,10 +30,10 @@ def relations(
     - `attnscope relations sample_texts/library.py --chunk 40`
     - `attnscope relations contacts.jsonl -m ./esm2 --combine`
     """
-    from attnscope.studies.relations.order import study
+    from attnscope.studies.relations.study import study_files
 
     output = where.plan("relations", printing, **drawing.options())
     shared = running.share(model, loading)
     with options.progress(printing.quiet) as report:
-        found = study(model, files, annotation, asked, loading, report, shared)
+        found = study_files(model, files, annotation, asked, loading, report, shared)
     output.deliver(found)

@@ -4,7 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from attnscope.cli import groups, options
+from attnscope.cli import groups
+from attnscope.options import refuse_beside
 from attnscope.studies.inputs.options import LoadOptions, OneText, ReadingOptions
 from attnscope.studies.maps.options import MapOptions
 
@@ -80,15 +81,15 @@ def _given(one: OneText, reading: ReadingOptions, image: list[Path] | None, audi
     from attnscope.studies.inputs.reading import Speech, View
 
     if image and (one.given or reading.generate):
-        options.refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=audio)
+        refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=audio)
         text = one.read(may_be_blank=True) if one.given else ""
         return View(tuple(map(read_photo, image)), text, reading.generate)
     if image:
-        options.refuse_beside("--image", one, reading, audio=audio)
+        refuse_beside("--image", one, reading, audio=audio)
         if len(image) > 1:
             raise UsageError("several pictures are shown among words", "give one --image, or a TEXT too")
         return read_photo(image[0])
     if audio is not None:
-        options.refuse_beside("--audio", reading)
+        refuse_beside("--audio", reading)
         return Speech(read_recording(audio), one.read() if one.given else None)
     return reading.prompt(one.read())

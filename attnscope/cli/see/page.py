@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
+from attnscope.options import refuse_beside
 from attnscope.studies.inputs.choice import Choice, Tokens
 from attnscope.studies.inputs.options import LoadOptions, ReadingOptions, TextsWanted, refuse_file_names
 
@@ -62,11 +63,11 @@ def page(
 
     refuse_file_names(*(texts or ()))
     if str(where.out) == "-":
-        options.refuse_beside("-o -", json=printing.json)
+        refuse_beside("-o -", json=printing.json)
     if image:
         asked = bool(texts or several.files or reading.generate)
         unused = dataclasses.replace(reading, generate=0) if asked else reading
-        options.refuse_beside("--image", unused)
+        refuse_beside("--image", unused)
     wanted = PageWanted(
         texts=tuple(texts or ()), files=several.files, split=several.split, field=several.field,
         images=tuple(image or ()), records=tuple(record or ()), heads_record=heads_record, choice=which,

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
+from attnscope.options import refuse_beside
 from attnscope.studies.inputs.choice import Tokens
 from attnscope.studies.inputs.options import LoadOptions, OneText
 
@@ -48,7 +49,7 @@ def rollout(
 
     output = where.plan("rollout", printing, query=tokens.query, **drawing.options())
     if image is not None:
-        options.refuse_beside("--image", one, flow=flow)
+        refuse_beside("--image", one, flow=flow)
         photo = read_photo(image)  # before the model takes its time
         return output.deliver(picture_rollout(loading.load(model), photo, residual=residual))
     given = one.read()
