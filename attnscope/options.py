@@ -103,7 +103,7 @@ def name_option(field: dataclasses.Field[Any]) -> str:
 def options(cls: C) -> C:
     """Makes a class a frozen dataclass of options: ranges are checked, and its docstring lists them.
 
-    A method `require` of the class, where it has one, refuses options that do not go together.
+    A method `require` of the class, where it has one, refuses options that do not go together by a UsageError.
     """
 
     def check(self: Any) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope import AblateOptions, ablate, compare, heads
-from attnscope.errors import AttnscopeError
+from attnscope import AblateOptions, HeadsOptions, ablate, compare, heads
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Model
 from attnscope.records import load as load_ablation
 from attnscope.records import load as load_comparison
 from attnscope.records import load as load_findings
@@ -96,6 +97,23 @@ def test_heads_are_written_where_relations_fail(run: Run, tmp_path: Path, monkey
     assert status == 1
     assert "\nerror: --relations failed: RuntimeError: a bug" in err
     assert load_findings(tmp_path / "out" / "heads.npz").heads
+
+
+@pytest.mark.parametrize(
+    ("step", "patched", "asked"),
+    [
+        ("--causal", "with_effects", {"causal": True}),
+        ("--relations", "relations_of", {"relations": Path("links.jsonl")}),
+    ],
+)
+def test_python_asks_for_later_steps_too(
+    own: Model, monkeypatch: pytest.MonkeyPatch, step: str, patched: str, asked: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(studying, patched, fails)
+    found = heads(own, ["the cat. the cat", "a cat"], HeadsOptions(**asked))
+    assert found.heads and [failed["step"] for failed in found.run["failures"]] == [step]
+    with pytest.raises(UsageError, match="--shard"):
+        HeadsOptions(**asked, shard=(1, 2))
 
 
 @pytest.mark.parametrize("first", [1, 2])

@@ -36,7 +36,7 @@ def trace(
     - `attnscope trace --token cat`
     - `attnscope trace "The cat sat on the mat." -L 3 -H 1 --token cat`
     """
-    from attnscope.studies.teaching.trace_order import study
+    from attnscope.studies.teaching.trace import study
 
     output, loops = where.plan("trace", printing), engine == "reference"
     text = one.read() if one.given else None

@@ -69,9 +69,9 @@ def page(
         unused = dataclasses.replace(reading, generate=0) if asked else reading
         refuse_beside("--image", unused)
     wanted = PageWanted(
-        texts=tuple(texts or ()), files=several.files, split=several.split, field=several.field,
-        images=tuple(image or ()), records=tuple(record or ()), heads_record=heads_record, choice=which,
-        out=where.out, words=tokens.words, hide_special=tokens.hide_special, scale=drawing.scale, **vars(reading),
+        texts=tuple(texts or ()), several=several, reading=reading, images=tuple(image or ()),
+        records=tuple(record or ()), heads_record=heads_record, choice=which, tokens=tokens, scale=drawing.scale,
+        out=where.out,
     )  # fmt: skip
     with options.progress(printing.quiet) as report:
         written = write_page(model, wanted, loading, report)

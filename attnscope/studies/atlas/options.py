@@ -33,11 +33,7 @@ class AtlasOptions:
     seed: int = option("Seed of the hashes by which texts are drawn.", default=0, python_only=True)
 
     def require(self) -> None:
-        """Refuses a score that there is not, and the roles of relations.
-
-        Raises:
-            UsageError: That is asked for.
-        """
+        """Refuses a score that there is not, and the roles of relations."""
         from attnscope.core.measures import measure_names
 
         known = (CONTENT, *measure_names())
@@ -63,10 +59,6 @@ class AtlasOrder:
     )  # fmt: skip
 
     def require(self) -> None:
-        """Refuses other records beside a shard.
-
-        Raises:
-            UsageError: They are given.
-        """
+        """Refuses other records beside a shard."""
         if self.beside and self.atlas.heads.shard != (1, 1):
             raise UsageError("what other records say is of the whole", "give --with to merge's atlas: show --with")

@@ -91,11 +91,7 @@ class HeadsOptions:
     )
 
     def require(self) -> None:
-        """Refuses numbers that are none, and what a shard cannot have.
-
-        Raises:
-            UsageError: That is asked for.
-        """
+        """Refuses numbers that are none, and what a shard cannot have."""
         for name, number in (("--chunk", self.chunk), ("--stride", self.stride)):
             if number is not None and number < 1:
                 raise UsageError(f"{name} is {number}", "it counts tokens, and must be at least 1")
@@ -152,11 +148,7 @@ class NeedleOptions:
     seed: int = option("Seed of needles, haystacks and the heads that are drawn.", default=0, least=0, python_only=True)
 
     def require(self) -> None:
-        """Refuses lengths and depths that mean nothing.
-
-        Raises:
-            UsageError: There are such.
-        """
+        """Refuses lengths and depths that mean nothing."""
         if not self.lengths or min(self.lengths) < 1:
             raise UsageError(f"texts of {list(self.lengths)} tokens", "such as 1024,4096")
         if max(self.lengths) > MOST_TOKENS:
@@ -202,11 +194,7 @@ class Listing:
     )
 
     def require(self) -> None:
-        """Refuses a condition that cannot be read, and an order that there is not.
-
-        Raises:
-            UsageError: That is asked for.
-        """
+        """Refuses a condition that cannot be read, and an order that there is not."""
         from attnscope.records.heads.query import HeadQuery, require_sort
 
         require_sort(self.sort)
@@ -257,10 +245,6 @@ class HeadsOrder:
         return ("recordings",) if self.audio else ()
 
     def require(self) -> None:
-        """Refuses needles where none are hidden.
-
-        Raises:
-            UsageError: They are asked for.
-        """
+        """Refuses needles where none are hidden."""
         if self.probe != "needle" and self.needles != NeedleOptions():
             raise UsageError("--lengths, --depths and --needles are of --probe needle", "add --probe needle")

@@ -118,7 +118,7 @@ def heads(
     found = add_effects(found, options, model, corpus, report)
     if (annotated := options.relations) is not None:
         found = try_step(
-            found, "--relations", lambda known: with_relations(known, relations_of(model, annotated, report))
+            found, "--relations", lambda known: with_relations(known, relations_of(model, Path(annotated), report))
         )
     return found
 

@@ -50,11 +50,7 @@ class LoadOptions:
     trust_remote_code: bool = option("Run Python code that comes with the model.", default=False)
 
     def require(self) -> None:
-        """Refuses an engine or a precision that there is not.
-
-        Raises:
-            UsageError: There is none.
-        """
+        """Refuses an engine or a precision that there is not."""
         from attnscope import models
 
         models.require_known(self.engine, self.dtype)
@@ -187,18 +183,28 @@ class TextsWanted:
         """Whether there is any text or file."""
         return self.text is not None or bool(self.files)
 
+    def require_split(self) -> None:
+        """Refuses a split that there is not.
+
+        Raises:
+            UsageError: There is none.
+        """
+        from attnscope.corpus import Split
+
+        if self.split not in get_args(Split):
+            raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
+
     def corpus(self) -> Corpus | list[str]:
         """The texts, read as they are used.
 
         Raises:
             UsageError: Not exactly one of text and files is given, or there is no such split.
         """
-        from attnscope.corpus import Corpus, Split
+        from attnscope.corpus import Corpus
 
         if (self.text is not None) + bool(self.files) != 1:
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')
-        if self.split not in get_args(Split):
-            raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
+        self.require_split()
         if self.files or self.text == "-":
             return Corpus(self.files or ["-"], split=self.split, field=self.field)  # type: ignore[arg-type]  # as above
         return [self.text or ""]

@@ -58,11 +58,7 @@ class TimelineOptions:
     loading: LoadOptions = option("How models are loaded.", default=LoadOptions(), python_only=True)
 
     def require(self) -> None:
-        """Refuses measures, compositions and roles that there are not, and what a timeline does not have.
-
-        Raises:
-            UsageError: That is asked for.
-        """
+        """Refuses measures, compositions and roles that there are not, and what a timeline does not have."""
         from attnscope.records.circuits import COMPOSITIONS
         from attnscope.studies.heads.roles import complete_thresholds
 
