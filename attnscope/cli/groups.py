@@ -116,6 +116,7 @@ def _build(group: Any, values: dict[str, Any]) -> Any:
     return group(**fields)
 
 
+@functools.cache
 def _as_typer(group: type, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
     """How typer takes a field, and its default: of a study's options by their metadata, else by its annotation."""
     scope = vars(sys.modules[group.__module__])

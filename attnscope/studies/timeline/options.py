@@ -55,7 +55,7 @@ class TimelineOptions:
     describe: DescribeOptions | None = option(
         "How heads are described, for explained; None = as usual.", default=None, python_only=True
     )
-    loading: LoadOptions = option("How models are loaded.", default=LoadOptions(), python_only=True)
+    loading: LoadOptions = option("How models are loaded.", default_factory=LoadOptions, python_only=True)
 
     def require(self) -> None:
         """Refuses measures, compositions and roles that there are not, and what a timeline does not have."""
