@@ -230,6 +230,7 @@ def _measurer_of(
 
 def _require_measurable(model: Model, options: HeadsOptions) -> None:
     """Raises an AttnscopeError before anything is read where nothing could come of it."""
+    complete_thresholds(options.thresholds)
     # Chunks that do not fit the model are refused here.
     chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
     if options.writes:
