@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from attnscope.studies.ablation.options import AblateOptions, PruneOrder
     from attnscope.studies.ablation.pruning import prune
     from attnscope.studies.ablation.study import ablate
-    from attnscope.studies.atlas.study import AtlasOptions, atlas
+    from attnscope.studies.atlas.options import AtlasOptions
+    from attnscope.studies.atlas.study import atlas
     from attnscope.studies.batch.study import batch
     from attnscope.studies.batch.worker import BatchOptions
     from attnscope.studies.circuits.options import CircuitsOptions
@@ -63,8 +64,9 @@ if TYPE_CHECKING:
     from attnscope.studies.compare.study import compare, compare_models
     from attnscope.studies.compare.texts import compare_heads, compare_texts
     from attnscope.studies.describe.study import DescribeOptions, describe
-    from attnscope.studies.heads.needles import NeedleOptions, retrieval_heads
-    from attnscope.studies.heads.study import HeadsOptions, heads
+    from attnscope.studies.heads.needles import retrieval_heads
+    from attnscope.studies.heads.options import HeadsOptions, NeedleOptions
+    from attnscope.studies.heads.study import heads
     from attnscope.studies.maps.page import page
     from attnscope.studies.maps.pooled import pooled_heatmap
     from attnscope.studies.maps.rollout import picture_rollout, rollout
@@ -77,7 +79,8 @@ if TYPE_CHECKING:
     from attnscope.studies.teaching.options import SplitOptions
     from attnscope.studies.teaching.split import split, split_example
     from attnscope.studies.teaching.trace import trace, trace_example
-    from attnscope.studies.timeline.study import TimelineOptions, timeline
+    from attnscope.studies.timeline.options import TimelineOptions
+    from attnscope.studies.timeline.study import timeline
     from attnscope.studies.timeline.watch import HeadWatch
     from attnscope.views.page import Page
     from attnscope.views.pages.notebook import widget
@@ -111,7 +114,8 @@ _PUBLIC = {name: (module, name) for module, names in {
     "records.timeline": ("Timeline",),
     "studies.ablation.options": ("AblateOptions", "PruneOrder"),
     "studies.ablation.study": ("ablate",),
-    "studies.atlas.study": ("AtlasOptions", "atlas"),
+    "studies.atlas.options": ("AtlasOptions",),
+    "studies.atlas.study": ("atlas",),
     "studies.batch.study": ("batch",),
     "studies.batch.worker": ("BatchOptions",),
     "studies.circuits.options": ("CircuitsOptions",),
@@ -123,9 +127,10 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.teaching.cost": ("cost",),
     "studies.describe.study": ("DescribeOptions", "describe"),
     "studies.timeline.watch": ("HeadWatch",),
-    "studies.heads.study": ("HeadsOptions", "heads"),
+    "studies.heads.options": ("HeadsOptions", "NeedleOptions"),
+    "studies.heads.study": ("heads",),
     "studies.maps.study": ("heatmap", "picture_heatmap", "sound_heatmap"),
-    "studies.heads.needles": ("NeedleOptions", "retrieval_heads"),
+    "studies.heads.needles": ("retrieval_heads",),
     "studies.maps.page": ("page",),
     "studies.maps.pooled": ("pooled_heatmap",),
     "studies.ablation.pruning": ("prune",),
@@ -135,7 +140,8 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.senses.study": ("picture_heads", "sound_heads"),
     "studies.teaching.options": ("SplitOptions",),
     "studies.teaching.split": ("split", "split_example"),
-    "studies.timeline.study": ("TimelineOptions", "timeline"),
+    "studies.timeline.options": ("TimelineOptions",),
+    "studies.timeline.study": ("timeline",),
     "studies.teaching.trace": ("trace", "trace_example"),
     "studies.running.workers": ("Workers",),
     "views.pages.notebook": ("widget",),

@@ -33,6 +33,8 @@ class Option:
         python_only: Whether only Python has it.
         complete: What a shell completes it with: "models", "roles" or "measures".
         panel: Under which heading of the help it stands; None = under that of its group.
+        argument: Whether the command line takes it by its place, without a flag.
+        several: Whether `read` takes the list of all values, as the option may be given several times.
     """
 
     help: str
@@ -45,29 +47,34 @@ class Option:
     python_only: bool = False
     complete: str | None = None
     panel: str | None = None
+    argument: bool = False
+    several: bool = False
 
-    def require(self, name: str, value: Any) -> None:
+    def require(self, option: str, value: Any) -> None:
         """Refuses a value outside its range or choices.
+
+        Args:
+            option: What a message calls the option.
+            value: Its value.
 
         Raises:
             UsageError: It is.
         """
-        option = next((flag for flag in self.flags if flag.startswith("--")), f"--{name.replace('_', '-')}")
         if self.choices:
             for each in value if isinstance(value, tuple) else () if value is None else (value,):
                 if each not in self.choices:
                     raise UsageError(f"{option} has no {each!r}", f"choose from {', '.join(self.choices)}")
         if isinstance(value, int | float):
             if self.least is not None and value < self.least:
-                raise UsageError(f"{option} is {value}", f"it is at least {self.least}")
+                raise UsageError(f"{option} is {value}", f"it must be at least {self.least}")
             if self.most is not None and value > self.most:
-                raise UsageError(f"{option} is {value}", f"it is at most {self.most}")
+                raise UsageError(f"{option} is {value}", f"it must be at most {self.most}")
 
 
 def option(
     help: str, *flags: str, default: Any = dataclasses.MISSING, default_factory: Any = dataclasses.MISSING, **more: Any
 ) -> Any:
-    """A field of a dataclass of options.
+    """A field of a dataclass of options; a bool whose default is True is switched off by its flag.
 
     Args:
         help: As of `Option`.
@@ -85,17 +92,24 @@ def group(kind: type) -> Any:
     return dataclasses.field(default_factory=kind, metadata={"group": kind})
 
 
+def name_option(field: dataclasses.Field[Any]) -> str:
+    """What a message calls the option of a field: its long flag, or TEXT for the argument `text`."""
+    known = field.metadata.get("option", Option(""))
+    flags = [flag for flag in known.flags if flag.startswith("--")]
+    return field.name.upper() if known.argument else [*flags, f"--{field.name.replace('_', '-')}"][0]
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(option, dataclasses.field))
 def options(cls: C) -> C:
     """Makes a class a frozen dataclass of options: ranges are checked, and its docstring lists them.
 
-    A method `require` of the class, where it has one, refuses options that do not go together.
+    A method `require` of the class, where it has one, refuses options that do not go together by a UsageError.
     """
 
     def check(self: Any) -> None:
         for field in dataclasses.fields(self):
             if (known := field.metadata.get("option")) is not None:
-                known.require(field.name, getattr(self, field.name))
+                known.require(name_option(field), getattr(self, field.name))
         if hasattr(self, "require"):
             self.require()
 
@@ -108,6 +122,23 @@ def options(cls: C) -> C:
     ]
     made.__doc__ = "\n".join([textwrap.dedent(cls.__doc__ or "").strip(), "", "    Attributes:", *listed])
     return made  # type: ignore[no-any-return]  # the class, as a dataclass
+
+
+def refuse_beside(option: str, *groups: Any, **others: object) -> None:
+    """Refuses what cannot be given together with an option: anything true, and any field of a group that is changed.
+
+    Raises:
+        UsageError: Something is given.
+    """
+    values = {f"--{name.replace('_', '-')}": value for name, value in others.items()}
+    for group in groups:
+        unchanged = type(group)()
+        values |= {
+            name_option(f): getattr(group, f.name) != getattr(unchanged, f.name) for f in dataclasses.fields(group)
+        }
+    for name, is_given in values.items():
+        if is_given:
+            raise UsageError(f"{name} cannot be given beside {option}", "leave out one of them")
 
 
 # Options that mean the same in every question --------------------------------------------------------------------

@@ -22,9 +22,9 @@ import torch
 import attnscope
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
-from attnscope.studies.atlas.study import AtlasOptions
+from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.describe.study import DescribeOptions
-from attnscope.studies.heads.study import HeadsOptions
+from attnscope.studies.heads.options import HeadsOptions
 from attnscope.views.page.atlas import page_of_atlas
 from tests.atlas_helpers import small_atlas
 
@@ -57,7 +57,7 @@ def compare_times(model: Model, texts: list[CorpusText], rounds: int) -> dict[st
     found: dict[str, Any] = {"n_texts": len(texts)}
     for name, describe in (("without_descriptions", None), ("with_descriptions", DescribeOptions())):
         options = HeadsOptions(describe=describe)
-        atlas = AtlasOptions(options)
+        atlas = AtlasOptions(heads=options)
         both = [
             (
                 processor_time(lambda how=options: attnscope.heads(model, texts, how)),

@@ -22,13 +22,14 @@ from attnscope.models.model import Model
 from attnscope.records.atlas.record import KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts
 from attnscope.studies.atlas import study
 from attnscope.studies.atlas.excerpts import excerpt_of
+from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.atlas.parts import merge_atlases
 from attnscope.studies.atlas.rows import WINDOW, window
 from attnscope.studies.atlas.scores import ScoredText, Scores
-from attnscope.studies.atlas.study import AtlasOptions, atlas
+from attnscope.studies.atlas.study import atlas
 from attnscope.studies.atlas.tables import KindTables, ReadText
 from attnscope.studies.describe.study import DescribeOptions, _expected
-from attnscope.studies.heads.study import HeadsOptions
+from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.running.workers import Workers
 from attnscope.text import build_tokens
@@ -415,7 +416,7 @@ def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own: Model, m
 
 def test_long_texts_are_shown_by_their_chunks(own: Model) -> None:
     text = " ".join(SENTENCES)
-    found = atlas(own, [text, SENTENCES[0]], AtlasOptions(HeadsOptions(chunk=100, stride=80), examples=2))
+    found = atlas(own, [text, SENTENCES[0]], AtlasOptions(heads=HeadsOptions(chunk=100, stride=80), examples=2))
     cut = [one for one in found.examples() if one.facts.n_tokens == 100]
     assert cut and all(len(one.places) == WINDOW and one.places[0] == 0 for one in cut)
     assert found.corpus["n_chunked"] == 1
@@ -429,7 +430,7 @@ def test_a_text_that_is_too_long_to_be_read_is_passed_over(
     monkeypatch.setattr("attnscope.studies.atlas.rows.FEWEST_TOKENS", 40)
     monkeypatch.setattr("attnscope.studies.atlas.rows.SHARE", 1000)
     texts = [f"the cat sat {letter}" for letter in "abcdefgh"]
-    options = AtlasOptions(HeadsOptions(), seed=seed)
+    options = AtlasOptions(seed=seed)
     assert atlas(own, [*texts, "the dog and " * 16], options).corpus["n_sampled"] >= 4
     assert atlas(own, ["the dog and " * 16, "the cat and " * 16, "a dog and " * 16], options).corpus["n_sampled"] == 2
 

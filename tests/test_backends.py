@@ -23,7 +23,8 @@ from attnscope.core.measures.facts import outlying
 from attnscope.core.measures.sums import Sums
 from attnscope.errors import AttnscopeError
 from attnscope.studies.heads.merging import merge_findings
-from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.heads.study import heads
 from attnscope.studies.running import backend
 from attnscope.studies.running.backend import VARIABLE, choose_backend
 from tests import rounding
@@ -267,7 +268,8 @@ def test_records_of_two_back_ends_agree(tiny: Path, monkeypatch: pytest.MonkeyPa
 _CUTS = """
 import sys
 import attnscope
-from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.heads.study import heads
 from attnscope.studies.heads.merging import merge_findings
 from attnscope.studies.running.workers import Workers
 from tests.test_backends import sentences

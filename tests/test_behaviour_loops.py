@@ -8,7 +8,7 @@ import torch
 
 import attnscope
 from attnscope.models.own.decoder import OwnDecoder, own_decoder
-from attnscope.studies.heads.study import HeadsOptions
+from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.writes.copy_targets import AMONG, N_CANDIDATES, RAISED
 
 N_WORDS, N_HEADS = 14, 2

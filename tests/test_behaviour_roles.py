@@ -13,8 +13,8 @@ from attnscope.corpus import CorpusText
 from attnscope.models.own.decoder import OwnDecoder, own_decoder
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.merging import merge_findings
+from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.roles import RULES
-from attnscope.studies.heads.study import HeadsOptions
 from attnscope.studies.running.workers import Workers
 
 BEHAVIOURS = {name for name, rule in RULES.items() if rule.does}

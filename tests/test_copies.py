@@ -7,7 +7,8 @@ import pytest
 
 from attnscope.corpus import Copies, CorpusText, copies, copy_key, distinct
 from attnscope.studies.heads.merging import merge_findings
-from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.heads.study import heads
 from attnscope.views.tables.wording import corpus_notes
 
 CAT = "The old cat sat on the mat, and looked at all the birds outside."

@@ -23,7 +23,8 @@ from attnscope.studies.describe import study
 from attnscope.studies.describe.rows import measure
 from attnscope.studies.describe.study import DescribeOptions, describe
 from attnscope.studies.heads.merging import merge_findings
-from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.heads.study import heads
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of
 from tests.conftest import write_tiny

@@ -13,7 +13,7 @@ import pytest
 import attnscope
 from attnscope.models.own.glass_box import roles as own_roles
 from attnscope.records.heads.findings import Findings, Head
-from attnscope.studies.heads.roles import LEAST_TEXTS, LEVEL, RULES, judge, thresholds_from
+from attnscope.studies.heads.roles import LEAST_TEXTS, LEVEL, RULES, complete_thresholds, judge
 from attnscope.studies.heads.study import heads
 from attnscope.studies.measuring.tally import Tally, tallies_of
 from tests.conftest import SAMPLES, SENTENCES, SPECIAL, VOCABULARY, write_tokenizer
@@ -123,7 +123,7 @@ def found_on(
     shares = chance.beta(means.clip(1e-9) * size, (1 - means) * size, (n_texts, *means.shape))[:, None]
     tally.measures.add(N_QUERIES * shares, float(N_QUERIES))
     tally.uniform.add(np.zeros_like(shares), float(N_QUERIES))
-    given = [len(roles_of(head) & set(TESTED)) for head in judge([tally], thresholds_from([]), tally.n_texts)]
+    given = [len(roles_of(head) & set(TESTED)) for head in judge([tally], complete_thresholds({}), tally.n_texts)]
     return sum(given[:n_null]), sum(given[n_null:])
 
 

@@ -10,7 +10,8 @@ import torch
 
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.studies.timeline.study import Growing, TimelineOptions
+from attnscope.studies.timeline.options import TimelineOptions
+from attnscope.studies.timeline.study import Growing
 from attnscope.studies.timeline.watch import HeadWatch
 
 pytest.importorskip("accelerate")

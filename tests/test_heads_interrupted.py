@@ -15,7 +15,8 @@ import attnscope.studies.heads.study as study
 from attnscope.corpus import CorpusText, chunks
 from attnscope.host import delay_interrupts
 from attnscope.studies.heads.merging import merge_findings
-from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.heads.study import heads
 from tests.conftest import SAMPLES, SENTENCES, write_tiny
 from tests.heads_helpers import after, small_blocks
 from tests.processes import python

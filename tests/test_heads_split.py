@@ -14,7 +14,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.merging import merge_findings
-from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.heads.study import heads
 from attnscope.studies.measuring.tally import tallies_of
 from tests import rounding
 from tests.conftest import SAMPLES, SENTENCES, write_tiny

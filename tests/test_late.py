@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope import AblateOptions, ablate, compare, heads
-from attnscope.errors import AttnscopeError
+from attnscope import AblateOptions, HeadsOptions, ablate, compare, heads
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Model
 from attnscope.records import load as load_ablation
 from attnscope.records import load as load_comparison
 from attnscope.records import load as load_findings
 from attnscope.studies.ablation import study as ablation
 from attnscope.studies.ablation import sweep as ablation_sweep
 from attnscope.studies.compare import study as comparing
-from attnscope.studies.heads import order as heads_order
 from attnscope.studies.heads import study as studying
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.measuring.head_blocks import HeadMeasurer
@@ -66,7 +66,7 @@ def test_heads_are_written_where_taking_them_out_fails(
     def fail(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(heads_order, "with_effects", fail)
+    monkeypatch.setattr(studying, "with_effects", fail)
     status, out, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out")
     assert status == 1
     assert json.loads(out)["heads"]
@@ -83,7 +83,7 @@ def test_an_interruption_of_a_later_step_keeps_the_heads(
     def stop(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(heads_order, "with_effects", stop)
+    monkeypatch.setattr(studying, "with_effects", stop)
     status, _, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out")
     assert status == 130
     assert load_findings(tmp_path / "out" / "heads.npz").heads
@@ -91,12 +91,29 @@ def test_an_interruption_of_a_later_step_keeps_the_heads(
 
 def test_heads_are_written_where_relations_fail(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "links.jsonl").write_text('{"text": "a cat", "links": [{"relation": "r", "source": 1, "target": 0}]}\n')
-    monkeypatch.setattr(heads_order, "relations_of", fails)
-    monkeypatch.setattr(heads_order, "require_relations", lambda path: None)
+    monkeypatch.setattr(studying, "relations_of", fails)
+    monkeypatch.setattr("attnscope.studies.heads.order.require_relations", lambda path: None)
     status, _, err = run("heads", "the cat. the cat", "-m", "own", "--relations", "links.jsonl", "--json", "-o", "out")
     assert status == 1
     assert "\nerror: --relations failed: RuntimeError: a bug" in err
     assert load_findings(tmp_path / "out" / "heads.npz").heads
+
+
+@pytest.mark.parametrize(
+    ("step", "patched", "asked"),
+    [
+        ("--causal", "with_effects", {"causal": True}),
+        ("--relations", "relations_of", {"relations": Path("links.jsonl")}),
+    ],
+)
+def test_python_asks_for_later_steps_too(
+    own: Model, monkeypatch: pytest.MonkeyPatch, step: str, patched: str, asked: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(studying, patched, fails)
+    found = heads(own, ["the cat. the cat", "a cat"], HeadsOptions(**asked))
+    assert found.heads and [failed["step"] for failed in found.run["failures"]] == [step]
+    with pytest.raises(UsageError, match="--shard"):
+        HeadsOptions(**asked, shard=(1, 2))
 
 
 @pytest.mark.parametrize("first", [1, 2])

@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 from attnscope import cli
 from attnscope import options as asked
-from attnscope.cli import options
-from attnscope.cli.groups import Changed, Loading, OneText, Running, Texts, command
+from attnscope.cli.groups import Changed, command
 from attnscope.errors import UsageError
-from attnscope.options import heads_from, numbers_from
+from attnscope.options import heads_from, numbers_from, refuse_beside
+from attnscope.studies.inputs.options import LoadOptions, OneText, TextsWanted
+from attnscope.studies.running.options import SharedWork
 from tests.conftest import Run
 
 # Groups ---------------------------------------------------------------------------------------------------------
@@ -115,31 +116,32 @@ def test_what_is_in_no_group_can_be_neither_left_out_nor_changed(wrong: dict[str
         command(**wrong)(eat)
 
 
-def test_groups_build_what_studies_are_asked_with() -> None:
-    from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+def test_a_flag_switches_off_what_is_on_and_a_text_needs_no_flag() -> None:
+    @command()
+    def read(*, texts: TextsWanted, loading: LoadOptions, work: SharedWork) -> None:
+        print((texts, loading) == wanted, work.share("minilm", loading))
 
-    assert Loading().options() == LoadOptions()
-    given = Loading(Path("lora"), "hf", "cuda:1", "bfloat16", "auto", True, True, True)
-    assert given.options() == LoadOptions("hf", "cuda:1", "bfloat16", False, True, True, "auto", Path("lora"))
-    assert given.options(engine="auto").engine == "auto"
-    assert Texts("a", None, "file", "body").wanted() == TextsWanted("a", (), "file", "body")
-    assert Texts(file=["a", "b"]).wanted() == TextsWanted(None, ("a", "b"))
-    assert Running().share("minilm", LoadOptions()) is None
+    wanted = TextsWanted(), LoadOptions()
+    assert answer(read) == "True None\n"
+    wanted = TextsWanted("a", ("b", "c"), "file", "body"), LoadOptions(check=False, adapter=Path("lora"))
+    given = ["a", "--file", "b", "--file", "c", "--split", "file", "--field", "body", "--adapter", "lora", "--no-check"]
+    assert answer(read, *given) == "True None\n"
 
 
 @pytest.mark.parametrize(
     ("groups", "others", "named"),
     [
         ([OneText("a")], {}, "TEXT"),
-        ([Texts(split="file"), Running()], {}, "--split"),
-        ([Texts(), Running(ray_address="10.0.0.1:6379")], {}, "--ray-address"),
-        ([Texts(), Running()], {"chunk": 5, "probe": None}, "--chunk"),
+        ([TextsWanted(split="file"), SharedWork()], {}, "--split"),
+        ([TextsWanted(files=("a",))], {}, "--file"),
+        ([TextsWanted(), SharedWork(ray_address="10.0.0.1:6379")], {}, "--ray-address"),
+        ([TextsWanted(), SharedWork()], {"chunk": 5, "probe": None}, "--chunk"),
     ],
 )
 def test_what_cannot_be_given_beside_an_option_is_named(groups: list[Any], others: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=f"^{named} cannot be given beside --image"):
-        options.refuse_beside("--image", *groups, **others)
-    options.refuse_beside("--image", *[type(group)() for group in groups], **dict.fromkeys(others))
+        refuse_beside("--image", *groups, **others)
+    refuse_beside("--image", *[type(group)() for group in groups], **dict.fromkeys(others))
 
 
 # Values ---------------------------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ def test_what_names_no_file_is_a_text(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "folder").mkdir()
     (tmp_path / "-").write_text("not read", "utf-8")
     for text in ("notes.txt", "a text", "folder", "", "\0", "\udcff", "long " * 2000, "-"):
-        assert OneText(text).text == Texts(text).text == text
+        assert OneText(text).text == TextsWanted(text).text == text
 
 
 def test_python_refuses_the_name_of_a_file_too(tmp_path: Path) -> None:

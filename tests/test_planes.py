@@ -16,8 +16,9 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.inside.around import surroundings
 from attnscope.models.model import Batch
 from attnscope.records.atlas.planes import STEPS, Points, share_by_place
+from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.atlas.planes import N_TOKENS, draw_tokens, kind_of_token
-from attnscope.studies.atlas.study import AtlasOptions, atlas
+from attnscope.studies.atlas.study import atlas
 from attnscope.studies.atlas.tables import ReadText
 from tests.atlas_helpers import small_atlas
 from tests.conftest import write_tiny

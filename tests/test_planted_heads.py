@@ -15,9 +15,10 @@ import attnscope
 from attnscope.core.measures import SumsOf, TextFacts, measures_of_weights
 from attnscope.corpus import CorpusText
 from attnscope.records.heads.findings import Head
-from attnscope.studies.heads.roles import RULES, thresholds_from
+from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.heads.roles import RULES, complete_thresholds
 from attnscope.studies.heads.roles import judge as judge_tallies
-from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.heads.study import heads
 from attnscope.studies.measuring.tally import OFFSETS, PAIR_MEASURES, Tally, tallies_of
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads import terminal as heads_terminal
@@ -58,7 +59,7 @@ def tally_of_texts(sums: Sequence[SumsOf]) -> Tally:
 def judge(weights: Sequence[Tensor], facts: Sequence[TextFacts], **options: Any) -> Head:
     """The one head whose weights on some texts these are, (query, key) each."""
     sums = [measures_of_weights(a[None, None], text, **options) for a, text in zip(weights, facts, strict=True)]
-    (head,) = judge_tallies([tally_of_texts(sums)], thresholds_from([]), len(sums))
+    (head,) = judge_tallies([tally_of_texts(sums)], complete_thresholds({}), len(sums))
     return head
 
 
@@ -124,7 +125,7 @@ def test_a_window_of_a_few_tokens_makes_no_sink(window: int | None) -> None:
         hidden.append(may)
     sums = [measures_of_weights(rows[None, None], text_of(range(len(rows))), allowed=may)
             for rows, may in zip(weights, hidden, strict=True)]  # fmt: skip
-    (head,) = judge_tallies([tally_of_texts(sums)], thresholds_from([]), len(sums))
+    (head,) = judge_tallies([tally_of_texts(sums)], complete_thresholds({}), len(sums))
     # Of the queries that may see it all look at it; but those are four.
     assert head.measures["first_token"].value == 1
     assert head.measures["sink"].value == (window is None)

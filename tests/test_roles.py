@@ -9,7 +9,8 @@ from attnscope.core.exact.running import benjamini_hochberg
 from attnscope.core.measures import MEASURES
 from attnscope.errors import UsageError
 from attnscope.records.heads.findings import Head
-from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, NO_SHARES, RULES, judge, thresholds_from
+from attnscope.studies.heads.options import HeadsOptions, read_thresholds
+from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, NO_SHARES, RULES, complete_thresholds, judge
 from attnscope.studies.measuring.tally import OFFSETS, PAIR_MEASURES, Tally
 from tests.heads_helpers import names_of
 
@@ -65,7 +66,7 @@ def tally_of(
 
 def only_head(tally: Tally, **thresholds: float) -> Head:
     """The one head of a tally, judged."""
-    (head,) = judge([tally], thresholds_from([]) | thresholds, tally.n_texts)
+    (head,) = judge([tally], complete_thresholds({}) | thresholds, tally.n_texts)
     return head
 
 
@@ -228,14 +229,14 @@ def test_false_discoveries_are_held_over_all_heads_and_roles() -> None:
     column = NAMES.index("previous_token")
     p = tally.measures.p_above(0.4)[0, :, column]
     assert (p < LEVEL).sum() >= 2
-    assert not any(head.roles for head in judge([tally], thresholds_from([]), tally.n_texts))
+    assert not any(head.roles for head in judge([tally], complete_thresholds({}), tally.n_texts))
     assert (benjamini_hochberg(p) > LEVEL).all()
 
 
 def test_q_depends_on_the_other_heads() -> None:
     alone = only_head(tally_of({"previous_token": 0.5}, noise=0.1))
     several = tally_of({"previous_token": 0.5}, *({},) * 200, noise=0.1)
-    among = judge([several], thresholds_from([]), several.n_texts)
+    among = judge([several], complete_thresholds({}), several.n_texts)
     assert alone.roles[0].q < among[0].roles[0].q <= LEVEL
 
 
@@ -256,22 +257,22 @@ def test_a_measure_that_is_undefined_everywhere_gives_none() -> None:
 
 
 def test_nothing_is_judged_from_nothing() -> None:
-    assert judge([], thresholds_from([]), 0) == ()
+    assert judge([], complete_thresholds({}), 0) == ()
 
 
 @pytest.mark.parametrize("given", ["induction", "induction=", "induction=x", "induction=0", "induction=1.5", "rest=1",
                                    "induction=nan", "=0.3", ""])  # fmt: skip
 def test_malformed_thresholds_are_refused(given: str) -> None:
     with pytest.raises(UsageError):
-        thresholds_from([given])
+        complete_thresholds(HeadsOptions(read_thresholds([given])).thresholds)
 
 
 def test_thresholds_that_are_not_given_stay() -> None:
-    found = thresholds_from(["induction=0.3", "local=1"])
+    found = complete_thresholds(read_thresholds(["induction=0.3", "local=1"]))
     assert found == {name: rule.threshold for name, rule in RULES.items()} | {"induction": 0.3, "local": 1.0}
 
 
 def test_however_long_the_texts_are_few_of_them_are_tentative() -> None:
     tally = tally_of({"previous_token": 0.9}, n_texts=FEWEST_TEXTS)
-    given = [judge([tally], thresholds_from([]), n_texts)[0].roles[0].tentative for n_texts in (1, 9, 10)]
+    given = [judge([tally], complete_thresholds({}), n_texts)[0].roles[0].tentative for n_texts in (1, 9, 10)]
     assert given == [True, True, False]

@@ -15,8 +15,10 @@ import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
 from attnscope.records.frame.reading import require_fields
+from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.timeline import study
-from attnscope.studies.timeline.study import EXPLAINED, TimelineOptions, stages_of, step_of
+from attnscope.studies.timeline.options import EXPLAINED, TimelineOptions
+from attnscope.studies.timeline.study import stages_of, step_of
 from attnscope.views.drawing.layout import Paper
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.plots import Sheet
@@ -80,7 +82,7 @@ def test_the_probe_is_of_the_vocabulary(trained: Path) -> None:
 def test_models_are_loaded_one_at_a_time_and_let_go(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     networks: list[weakref.ref[torch.nn.Module]] = []
     alive: list[int] = []
-    load = study.LoadOptions.load
+    load = LoadOptions.load
 
     def count(self: Any, spec: Any) -> Any:
         gc.collect()
@@ -89,7 +91,7 @@ def test_models_are_loaded_one_at_a_time_and_let_go(trained: Path, monkeypatch: 
         networks.append(weakref.ref(model.network))
         return model
 
-    monkeypatch.setattr(study.LoadOptions, "load", count)
+    monkeypatch.setattr(LoadOptions, "load", count)
     attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, TimelineOptions(measures=MEASURES))
     assert alive == [0, 0, 0]
 
@@ -191,14 +193,14 @@ def test_where_none_can_be_measured_the_reason_is_told(own_run: Path, run: Run) 
 
 
 def test_whatever_one_checkpoint_raises_the_others_are_not_lost(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = study.LoadOptions.load
+    load = LoadOptions.load
 
     def stumble(self: Any, spec: Any) -> Any:
         if "checkpoint-5" in str(spec):
             raise RuntimeError("mat1 and mat2\nshapes")
         return load(self, spec)
 
-    monkeypatch.setattr(study.LoadOptions, "load", stumble)
+    monkeypatch.setattr(LoadOptions, "load", stumble)
     found = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, TimelineOptions(measures=("induction",)))
     assert found.steps == (0, 10)
     assert [one["reason"] for one in found.run["skipped"]] == ["RuntimeError: mat1 and mat2"]
@@ -206,7 +208,7 @@ def test_whatever_one_checkpoint_raises_the_others_are_not_lost(trained: Path, m
 
 @pytest.mark.parametrize("at", ["loading", "measuring"])
 def test_ctrl_c_keeps_what_was_done(own_run: Path, run: Run, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
-    load, heads = study.LoadOptions.load, study.heads
+    load, heads = LoadOptions.load, study.heads
 
     def stop_loading(self: Any, spec: Any) -> Any:
         if "checkpoint-10" in str(spec):
@@ -220,7 +222,7 @@ def test_ctrl_c_keeps_what_was_done(own_run: Path, run: Run, monkeypatch: pytest
         return found
 
     if at == "loading":
-        monkeypatch.setattr(study.LoadOptions, "load", stop_loading)
+        monkeypatch.setattr(LoadOptions, "load", stop_loading)
     else:
         monkeypatch.setattr(study, "heads", stop_measuring)
     status, _, err = run("timeline", own_run / "checkpoint-*", "--probe", "repeat", "-o", "out", "-f", "npz", "-q")
@@ -236,7 +238,7 @@ def test_an_interruption_before_any_is_done_is_one(monkeypatch: pytest.MonkeyPat
     def stop(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study.LoadOptions, "load", stop)
+    monkeypatch.setattr(LoadOptions, "load", stop)
     with pytest.raises(KeyboardInterrupt):
         attnscope.timeline(f"{trained}/checkpoint-*", TEXTS)
 

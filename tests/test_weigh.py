@@ -9,7 +9,8 @@ import pytest
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.merging import conclude, merge_findings
-from attnscope.studies.heads.study import HeadsOptions, heads
+from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.heads.study import heads
 from attnscope.studies.measuring.tally import tallies_of
 from attnscope.views.tables.wording import corpus_notes
 from tests.conftest import SAMPLES, SENTENCES

@@ -37,10 +37,11 @@ from attnscope.studies.ablation import sweep as ablation_sweep
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.texts import Progress
 from attnscope.studies.running import process as worker_process
+from attnscope.studies.running.options import SharedWork
 from attnscope.studies.running.passes import Task
 from attnscope.studies.running.process import LocalExecutor, ProcessWorker
 from attnscope.studies.running.worker import Doer, WorkerLostError
-from attnscope.studies.running.workers import TRIES, Done, Lost, start_workers, workers_from
+from attnscope.studies.running.workers import TRIES, Done, Lost, start_workers
 from tests.conftest import Run
 from tests.heads_helpers import after
 from tests.processes import started
@@ -161,14 +162,18 @@ def test_what_tasks_and_their_makers_raise_comes_out() -> None:
 
 
 def test_what_is_asked_for_must_mean_something() -> None:
-    how: dict[str, Any] = {"executor": "local", "n": None, "threads": None, "address": None}
-    loading = TWO.loading
-    assert workers_from("own", loading, **how) is None
-    assert workers_from("own", loading, **how | {"n": 3}) == Workers("own", 3)
-    assert workers_from("own", loading, **how | {"executor": "ray", "address": "a:1"}).address == "a:1"  # type: ignore[union-attr]
-    for wrong in ({"threads": 2}, {"address": "a:1"}, {"n": 0}, {"executor": "slurm"}, {"n": 1, "threads": 0}):
+    assert SharedWork().share("own", TWO.loading) is None
+    assert SharedWork(workers=3).share("own", TWO.loading) == Workers("own", 3)
+    assert SharedWork(executor="ray", ray_address="a:1").share("own", TWO.loading).address == "a:1"  # type: ignore[union-attr]
+    for wrong in (
+        {"threads": 2},
+        {"ray_address": "a:1"},
+        {"workers": 0},
+        {"executor": "slurm"},
+        {"workers": 1, "threads": 0},
+    ):
         with pytest.raises(UsageError):
-            workers_from("own", loading, **how | wrong)
+            SharedWork(**wrong).share("own", TWO.loading)  # type: ignore[arg-type]
 
 
 # Processes ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.inside.attribution import DirectPaths, Parts
 from attnscope.models.model import Batch
 from attnscope.records.heads.findings import Findings
-from attnscope.studies.heads.study import HeadsOptions
+from attnscope.studies.heads.options import HeadsOptions
 from tests.conftest import VOCABULARY, Run, write_tokenizer
 from tests.test_stream import random_model
 

@@ -7,26 +7,25 @@ with when it is called, so that the command line starts without studies, numpy o
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from operator import not_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import OptionInfo
 
 from attnscope.cli import options
 from attnscope.errors import UsageError
-from attnscope.options import heads_from, whole_numbers
+from attnscope.options import heads_from
 
 if TYPE_CHECKING:
     from attnscope.output import Output
     from attnscope.studies.describe.study import DescribeOptions
-    from attnscope.studies.heads.needles import NeedleOptions
-    from attnscope.studies.inputs.options import LoadOptions, TextsWanted
-    from attnscope.studies.inputs.reading import Prompt
-    from attnscope.studies.running.workers import Workers
     from attnscope.views.drawing.style import Style
 
 
@@ -91,13 +90,13 @@ def command(*, omit: Sequence[str] = (), **changed: str | Changed) -> Callable[[
 
 
 def _fields(group: Any, omit: Sequence[str] = ()) -> "Iterator[tuple[type, dataclasses.Field[Any]]]":
-    """The fields of a group that the command line has, those of groups in it in their place; each with its group."""
+    """The fields of a group that the command line has, those of groups in it in their place; each with its class."""
     for field in dataclasses.fields(group):
         inner, known = field.metadata.get("group"), field.metadata.get("option")
         if inner is not None:
             yield from _fields(inner, omit)
         elif field.name not in omit and (known is None or not known.python_only):
-            yield group, field
+            yield next(owner for owner in group.__mro__ if field.name in vars(owner).get("__annotations__", ())), field
 
 
 def _build(group: Any, values: dict[str, Any]) -> Any:
@@ -112,27 +111,31 @@ def _build(group: Any, values: dict[str, Any]) -> Any:
             if known is None:
                 fields[field.name] = value
             elif value is not None:
-                read = known.read or (tuple if isinstance(value, list) else None)
+                read = known.read or (tuple if isinstance(value, list) else not_ if field.default is True else None)
                 fields[field.name] = value if read is None else read(value)
     return group(**fields)
 
 
 @functools.cache
-def _hints(group: type) -> dict[str, Any]:
-    return get_type_hints(group, include_extras=True)
-
-
 def _as_typer(group: type, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
     """How typer takes a field, and its default: of a study's options by their metadata, else by its annotation."""
-    hint, known = _hints(group)[field.name], field.metadata.get("option")
+    scope = vars(sys.modules[group.__module__])
+    named = SimpleNamespace(__annotations__={field.name: group.__annotations__[field.name]})
+    hint, known = get_type_hints(named, scope, include_extras=True)[field.name], field.metadata.get("option")
     if known is None:
         return hint, field.default
     kind, default = hint, field.default
-    if known.read is not None:
+    several: Any = list
+    if known.several:
+        kind, default = several[str] | None, None
+    elif known.read is not None:
         kind, default = str if known.written is not None else str | None, known.written
     elif get_origin(hint) is tuple:
-        several: Any = list
         kind, default = several[get_args(hint)[0]] | None, None
+    elif default is True:
+        default = False
+    if known.argument:
+        return Annotated[kind, typer.Argument(help=known.help, show_default=False)], default
     flags = known.flags or [f"--{field.name.replace('_', '-')}"] * (kind is bool)
     complete = None if known.complete is None else getattr(options, f"complete_{known.complete}")
     about = typer.Option(*flags, help=known.help, min=known.least, max=known.most, autocompletion=complete)
@@ -183,143 +186,6 @@ ModelToo = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Loading:
-    """How a model is loaded."""
-
-    PANEL: ClassVar[str] = "Model"
-
-    adapter: Annotated[
-        Path | None, "The folder of an adapter of peft, such as LoRA, to merge into the model (needs the extra peft)."
-    ] = None
-    engine: Annotated[
-        str,
-        "native: attnscope's own attention, for BERT-family weights; hf: transformers; numpy: BERT-family weights "
-        "without torch, to look at texts; auto: native where it can, numpy where a short text is only looked at.",
-    ] = "auto"
-    device: Annotated[
-        str, "Where the model runs: cpu, cuda, cuda:1, mps; auto: the first there is of cuda, mps, cpu."
-    ] = "cpu"
-    dtype: Annotated[
-        str, "Precision of the model: float32, bfloat16, float16, float64. Sums are float32 or better."
-    ] = "float32"
-    device_map: Annotated[
-        str | None, "auto: spread a model that is too large over all devices (needs the extra accelerate)."
-    ] = None
-    no_check: Annotated[bool, "Skip comparing a Hugging Face model with its own eager attention."] = False
-    allow_pickle: Annotated[bool, "Load weights that are pickles; those can run any code on your machine."] = False
-    trust_remote_code: Annotated[bool, "Run Python code that comes with the model."] = False
-
-    def options(self, **other: str) -> "LoadOptions":
-        """The options of loading, with what a command knows better."""
-        from attnscope.studies.inputs.options import LoadOptions
-
-        given = {**vars(self), **other}
-        return LoadOptions(check=not given.pop("no_check"), **given)
-
-
-@dataclass(frozen=True)
-class Running:
-    """Which workers share the texts."""
-
-    PANEL: ClassVar[str] = "Running"
-
-    executor: Annotated[
-        str, "Where workers live: local, on this machine; ray, on those of a Ray cluster (extra [ray])."
-    ] = "local"
-    workers: Annotated[
-        int | None,
-        "Workers that share the texts, each with its own model.  [default: this process; of Ray as many as fit]",
-    ] = None
-    threads: Annotated[
-        int | None, "Threads that each worker computes with; more than 1 for large models.  [default: 1]"
-    ] = None
-    ray_address: Annotated[
-        str | None,
-        "Address of the cluster, such as 10.0.0.1:6379.  [default: as Ray finds it, else one is started here]",
-    ] = None
-
-    def share(self, model: str, loading: "LoadOptions") -> "Workers | None":
-        """The workers of a study; None = it runs in this process."""
-        from attnscope.studies.running.workers import workers_from
-
-        return workers_from(
-            model, loading, executor=self.executor, n=self.workers, threads=self.threads, address=self.ray_address
-        )
-
-
-# Which texts ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class OneText:
-    """A text as it is given, or in a file."""
-
-    PANEL: ClassVar[str] = "Text"
-
-    text: Annotated[str | None, typer.Argument(help="A text; `-` reads stdin.", show_default=False)] = None
-    file: Annotated[Path | None, "Read the text from a file (UTF-8)."] = None
-
-    def __post_init__(self) -> None:
-        options.refuse_file_names(self.text)
-
-    @property
-    def given(self) -> bool:
-        """Whether there is one."""
-        return self.text is not None or self.file is not None
-
-    def read(self, *, may_be_blank: bool = False) -> str:
-        """The text."""
-        from attnscope.text import read_text
-
-        return read_text(self.text, self.file, may_be_blank=may_be_blank)
-
-
-@dataclass(frozen=True)
-class Texts:
-    """A text, or the files that hold texts."""
-
-    PANEL: ClassVar[str] = "Text"
-
-    text: Annotated[str | None, typer.Argument(help="A text; `-` reads stdin.", show_default=False)] = None
-    file: Annotated[
-        list[str] | None,
-        "Files, patterns, or addresses such as hf://datasets/org/name/*.parquet: txt, jsonl, csv, also .gz and .zst, "
-        "parquet; may be given several times.",
-    ] = None
-    split: Annotated[str, "How a text file is split into texts: line, paragraph or file."] = "line"
-    field: Annotated[str, "The field of jsonl, csv or parquet that holds the text."] = "text"
-
-    def __post_init__(self) -> None:
-        options.refuse_file_names(self.text)
-
-    def wanted(self, files: Sequence[str] = ()) -> "TextsWanted":
-        """The texts that are asked for; a command that takes files as arguments hands them over."""
-        from attnscope.studies.inputs.options import TextsWanted
-
-        return TextsWanted(self.text, tuple(files or self.file or ()), self.split, self.field)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How a model is to read a text."""
-
-    PANEL: ClassVar[str] = "Text"
-
-    pair: Annotated[str | None, "A second text, for models that read pairs."] = None
-    target: Annotated[str | None, "What an encoder-decoder is to write.  [default: its own greedy output]"] = None
-    generate: Annotated[
-        int, typer.Option(min=0, max=10000, help="Let a decoder write that many tokens, and show them too.")
-    ] = 0
-    chat: Annotated[bool, "Put each text into the model's chat template."] = False
-
-    def prompt(self, text: str) -> "Prompt":
-        """A text, to be read so."""
-        from attnscope.studies.inputs.reading import Prompt
-
-        return Prompt(text, **vars(self))
-
-
 Image = Annotated[
     Path | None,
     "A photo, for vision transformers: attention is laid over it. --query is then CLS, REG0, a patch as ROW,COLUMN, "
@@ -366,101 +232,6 @@ class Drawing:
         from attnscope.views.drawing.style import Style
 
         return Style(**self.options())
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Which heads are listed with what they do."""
-
-    PANEL: ClassVar[str] = "Heads"
-
-    only: Annotated[
-        str | None,
-        typer.Option(
-            "--where", help="List only the heads for which this holds, such as 'induction > 0.4 and layer > 3'."
-        ),
-    ] = None
-    sort: Annotated[
-        str | None,
-        "List heads by layer, by explained (the best described first) or by entropy (the sharpest first).  "
-        "[default: layer]",
-    ] = None
-
-    def shown(self) -> dict[str, str | None]:
-        """How they are shown, checked before a model runs."""
-        from attnscope.records.heads.query import HeadQuery, require_sort
-
-        require_sort(self.sort)
-        if self.only is not None:
-            HeadQuery(self.only)
-        return {"where": self.only, "sort": self.sort}
-
-
-Thresholds = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--threshold",
-        help="Threshold that a role must reach, such as induction=0.3.",
-        autocompletion=options.complete_roles,
-    ),
-]
-"""What roles must reach."""
-
-
-@dataclass(frozen=True)
-class Measuring:
-    """How heads are measured and judged."""
-
-    thresholds: Thresholds = None
-    measures: Annotated[
-        str | None,
-        typer.Option(
-            help="Also print these measures, such as entropy_nats,positional; all: every one. Figures of heads then "
-            "have a large map of each.",
-            autocompletion=options.complete_measures,
-        ),
-    ] = None
-    chunk: Annotated[int | None, "Cut long texts into chunks of so many tokens."] = None
-    stride: Annotated[int | None, "How many tokens further the next chunk begins; overlaps count once."] = None
-    frequencies: Annotated[Path | None, "Counts of words (word, tab, count), instead of the corpus's own."] = None
-    weigh: Annotated[
-        Literal["texts", "queries"],
-        "What weighs the same in measures and roles: all texts, or all queries, so that long texts weigh more.",
-    ] = "texts"
-
-    def order(self) -> dict[str, Any]:
-        """What a `studies.heads_order.StudyOrder` is given of it."""
-        return {**vars(self), "thresholds": tuple(self.thresholds or ())}
-
-
-@dataclass(frozen=True)
-class Needles:
-    """What `--probe needle` hides, and where."""
-
-    PANEL: ClassVar[str] = "Text"
-
-    lengths: Annotated[str, "Of --probe needle: lengths of the texts in tokens, such as 1024,4096."] = "1024"
-    depths: Annotated[str, "Of --probe needle: around which per cent of the text it stands."] = "0,25,50,75,100"
-    needles: Annotated[int, typer.Option(min=1, help="Of --probe needle: how many of each length.")] = 50
-
-    def options(self, probe: str | None, thresholds: Sequence[str], *, ablate: bool) -> "NeedleOptions | None":
-        """What is to be hidden, and whether heads are taken out; None for other probes.
-
-        Raises:
-            UsageError: Something is asked for that only this probe has, or it is no number.
-        """
-        if probe != "needle":
-            if self != Needles():
-                raise UsageError("--lengths, --depths and --needles are of --probe needle", "add --probe needle")
-            return None
-        from attnscope.studies.heads.needles import ROLE, THRESHOLD, NeedleOptions
-        from attnscope.studies.heads.roles import thresholds_from
-
-        return NeedleOptions(
-            lengths=whole_numbers(self.lengths, "--lengths"),
-            depths=tuple(percent / 100 for percent in whole_numbers(self.depths, "--depths")),
-            n=self.needles, threshold=thresholds_from(thresholds, {ROLE: THRESHOLD})[ROLE], ablate=ablate,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -515,8 +286,6 @@ Folder = Annotated[
     "Write the page of an atlas as a folder of small files (index.html), which loads a head when it is asked for.",
     "Output",
 ]
-
-Shard = Annotated[str, "Study a part of the corpus only, such as 2/8; `merge` joins them.", "Running"]
 
 With = Annotated[
     list[Path] | None,

@@ -1,11 +1,9 @@
 """Options that mean the same in every command, and how their values are read."""
 
 import contextlib
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
@@ -13,20 +11,6 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     from attnscope.studies.inputs.texts import Progress as Done
     from attnscope.studies.inputs.texts import Report
-
-
-def refuse_file_names(*texts: str | None) -> None:
-    """Refuses texts that are names of files.
-
-    Raises:
-        UsageError: There is such a file.
-    """
-    from attnscope.text import refuse_file_name
-
-    for text in texts:
-        if text is not None and text != "-":
-            name = shlex.quote(text)
-            refuse_file_name(text, f"did you mean --file {name}? a text like this one is piped: echo {name} | … -")
 
 
 def complete_models(incomplete: str) -> list[str]:
@@ -60,19 +44,6 @@ def one_model(named: str | None, too: str | None) -> str | None:
     if named is not None and too is not None:
         raise UsageError("the model is named twice", f"leave out {named}, or --model {too}")
     return too if named is None else named
-
-
-def refuse_beside(option: str, *groups: object, **others: object) -> None:
-    """Refuses what cannot be given together with an option: anything true, and any field of a group that is changed.
-
-    Raises:
-        UsageError: Something is given.
-    """
-    changed = {f.name: getattr(g, f.name) != f.default for g in groups for f in fields(g)}  # type: ignore[arg-type]
-    for name, given in {**others, **changed}.items():
-        if given:
-            named = "TEXT" if name == "text" else f"--{name.replace('_', '-')}"
-            raise UsageError(f"{named} cannot be given beside {option}", "leave out one of them")
 
 
 @contextlib.contextmanager

@@ -9,19 +9,21 @@ import typer
 from attnscope.cli import groups, options
 from attnscope.errors import UsageError
 from attnscope.studies.compare.options import CompareOrder
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.running.options import SharedWork
 
 
 @groups.command(omit=("scale", "cmap"), pick="Put single heads side by side instead, such as L3H1,L5H11.")
 def compare(
     *,
-    texts: groups.Texts,
+    texts: TextsWanted,
     more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     model: groups.Model = "minilm",
     asked: CompareOrder,
     where: groups.Where,
     drawing: groups.Drawing,
-    running: groups.Running,
-    loading: groups.Loading,
+    running: SharedWork,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Compare heads: with each other, side by side, on a minimal pair of texts or photos, or between two models.
@@ -40,9 +42,8 @@ def compare(
     from attnscope.studies.compare.order import study
 
     output = where.plan("compare", printing, **drawing.options())
-    load = loading.options()
     with options.progress(printing.quiet) as report:
-        found = study(model, texts.wanted(), asked, load, report, running.share(model, load))
+        found = study(model, texts, asked, loading, report, running.share(model, loading))
     output.deliver(found)
 
 

@@ -7,47 +7,23 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
+from attnscope.options import refuse_beside
+from attnscope.studies.heads.options import HeadsOrder
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.running.options import SharedWork
 
 
 @groups.command(omit=("scale", "cmap"))
 def heads(
     *,
-    texts: groups.Texts,
-    image: Annotated[
-        list[str] | None,
-        "Photos or patterns, for vision transformers: what heads do in pictures; with TEXT, a question, for models "
-        "that read both: which heads look; may be given several times.",
-        "Text",
-    ] = None,
-    audio: Annotated[
-        list[str] | None,
-        "WAV files or patterns, for models such as Whisper: when heads listen; TEXT is the transcript of one.",
-        "Text",
-    ] = None,
-    probe: Annotated[
-        str | None,
-        "repeat: random tokens that come twice, the standard test for induction; needle: words hidden in a long text, "
-        "that of --file or random tokens, for retrieval heads.",
-    ] = None,
-    needles: groups.Needles,
+    texts: TextsWanted,
     model: groups.Model = "minilm",
-    measuring: groups.Measuring,
-    relations: Annotated[
-        Path | None,
-        "Annotated texts, or relations.npz: what heads link there joins the roles.",
-    ] = None,
-    control: Annotated[str | None, "untrained: study the same architecture with random weights beside."] = None,
-    causal: Annotated[bool, "Take each head that has a role out, and say what changes."] = False,
-    writes: Annotated[
-        bool, "Say what each head adds to the logits of right answers, next tokens or masked ones."
-    ] = False,
-    shard: groups.Shard = "1/1",
+    asked: HeadsOrder,
     describing: groups.Describing,
-    listing: groups.Listing,
     where: groups.Where,
     drawing: groups.Drawing,
-    running: groups.Running,
-    loading: groups.Loading,
+    running: SharedWork,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Say what each head is for: roles with their evidence, and a one-line description fitted to the data.
@@ -64,30 +40,18 @@ def heads(
     - `attnscope heads --image 'photos/*.jpg' "What is in the picture?" -m ./smolvlm`
     - `attnscope heads --audio 'talks/*.wav' -m ./whisper-tiny -o out`
     """
-    from attnscope.studies.heads.order import Senses, StudyOrder, study, study_senses
+    from attnscope.studies.heads.order import study
 
-    load = loading.options()
-    if image or audio:
-        options.refuse_beside(
-            "--image" if image else "--audio", replace(texts, text=None), running, audio=image and audio, probe=probe,
-            threshold=measuring.thresholds, chunk=measuring.chunk, stride=measuring.stride, control=control,
-            frequencies=measuring.frequencies, relations=relations, causal=causal, writes=writes, shard=shard != "1/1",
-            feature=describing.feature, describe=describing.describe, weigh=measuring.weigh != "texts",
+    if asked.image or asked.audio:
+        refuse_beside(
+            "--image" if asked.image else "--audio", replace(texts, text=None), running, asked.heads,
+            replace(describing, no_describe=False), audio=asked.image and asked.audio, probe=asked.probe,
         )  # fmt: skip
-    output = where.plan("heads", printing, measures=measuring.measures, **listing.shown(), **drawing.options())
-    if image or audio:
-        senses = Senses(image or (), audio or (), texts.text, listing.only)
-        with options.progress(printing.quiet, *senses.counted) as report:
-            output.deliver(study_senses(model, senses, measuring.measures, load, report))
-        return
-    order = StudyOrder(
-        texts=texts.wanted(), probe=probe, **measuring.order(), control=control, shard=shard, relations=relations,
-        causal=causal, writes=writes, describe=describing.options(), where=listing.only,
-        needles=needles.options(probe, measuring.thresholds or (), ablate=causal),
-    )  # fmt: skip
-    shared = running.share(model, load)
-    with options.progress(printing.quiet) as report:
-        found = study(model, order, load, report, shared)
+    output = where.plan("heads", printing, measures=asked.measures, **asked.listing.shown(), **drawing.options())
+    asked = replace(asked, heads=replace(asked.heads, describe=describing.options()))
+    shared = running.share(model, loading)
+    with options.progress(printing.quiet, *asked.counted(texts.text)) as report:
+        found = study(model, texts, asked, loading, report, shared)
     output.deliver(found)
 
 
@@ -103,7 +67,7 @@ def merge(
     out: Annotated[Path, typer.Option("-o", "--out", help="A folder for the whole."), "Output"],
     where: groups.Where,
     drawing: groups.Drawing,
-    loading: groups.Loading,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Join the records of shards into the record that one run over the whole corpus gives, bit for bit."""
@@ -119,8 +83,8 @@ def merge(
 
         output = plan("atlas", out, where.formats, **vars(printing), **drawing.options())
         with options.progress(printing.quiet) as report:
-            found = merge_files([(path, Atlas.load(path)) for path in paths], model, loading.options(), report)
+            found = merge_files([(path, Atlas.load(path)) for path in paths], model, loading, report)
         return output.deliver(found)
-    options.refuse_beside("parts of heads", model=model)
+    refuse_beside("parts of heads", model=model)
     output = plan("heads", out, where.formats, **vars(printing), **drawing.options())
     return output.deliver(merge_findings([Findings.load(path) for path in paths], [str(path) for path in paths]))

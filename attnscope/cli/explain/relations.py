@@ -3,7 +3,9 @@
 from typing import Annotated
 
 from attnscope.cli import groups, options
+from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.relations.options import AnnotationOptions, RelationsOptions
+from attnscope.studies.running.options import SharedWork
 
 
 @groups.command(omit=("scale", "cmap"))
@@ -17,8 +19,8 @@ def relations(
     asked: RelationsOptions,
     where: groups.Where,
     drawing: groups.Drawing,
-    running: groups.Running,
-    loading: groups.Loading,
+    running: SharedWork,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Say which head links X to Y: verbs to objects, pronouns to what they mean, brackets to brackets.
@@ -28,11 +30,10 @@ def relations(
     - `attnscope relations sample_texts/library.py --chunk 40`
     - `attnscope relations contacts.jsonl -m ./esm2 --combine`
     """
-    from attnscope.studies.relations.order import study
+    from attnscope.studies.relations.study import study_files
 
     output = where.plan("relations", printing, **drawing.options())
-    load = loading.options()
-    shared = running.share(model, load)
+    shared = running.share(model, loading)
     with options.progress(printing.quiet) as report:
-        found = study(model, files, annotation, asked, load, report, shared)
+        found = study_files(model, files, annotation, asked, loading, report, shared)
     output.deliver(found)

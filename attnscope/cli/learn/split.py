@@ -2,6 +2,7 @@
 
 from attnscope.cli import groups
 from attnscope.errors import UsageError
+from attnscope.studies.inputs.options import LoadOptions, OneText
 from attnscope.studies.teaching.options import SplitOptions
 
 
@@ -13,13 +14,13 @@ from attnscope.studies.teaching.options import SplitOptions
 )
 def split(
     *,
-    one: groups.OneText,
+    one: OneText,
     asked: SplitOptions,
     model: groups.Model = "minilm",
     layer: groups.Layer = None,
     where: groups.Where,
     drawing: groups.Drawing,
-    loading: groups.Loading,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """See the same queries, keys and values with more and fewer heads.
@@ -41,4 +42,4 @@ def split(
     if layer is None:
         raise UsageError("of a model, the heads of one layer are cut", "give a layer, such as -L 3")
     prompt = Prompt(one.read())
-    return output.deliver(study(loading.options().load(model), prompt, layer, asked))
+    return output.deliver(study(loading.load(model), prompt, layer, asked))

@@ -1,24 +1,32 @@
 """`attnscope trace`."""
 
+from dataclasses import replace
+from typing import Annotated
+
 from attnscope.cli import groups
+from attnscope.studies.inputs.options import LoadOptions, OneText
 from attnscope.studies.teaching.options import TraceOptions
 
 
 @groups.command(
-    omit=("formats",),
+    omit=("formats", "engine"),
     text="A text; `-` reads stdin.  [default: the worked example]",
-    engine="auto, native, hf: what runs the model; reference: plain Python loops, which need no torch for the worked "
-    "example.",
     out="A folder for trace.npz, trace.json, and trace.py to run again.",
 )
 def trace(
     *,
-    one: groups.OneText,
+    one: OneText,
     model: groups.Model = "minilm",
     layer: groups.Layer = None,
     asked: TraceOptions,
     where: groups.Where,
-    loading: groups.Loading,
+    engine: Annotated[
+        str,
+        "auto, native, hf: what runs the model; reference: plain Python loops, which need no torch for the worked "
+        "example.",
+        "Model",
+    ] = "auto",
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Compute one attention step by step, with every number, its formula and its line of NumPy.
@@ -28,9 +36,9 @@ def trace(
     - `attnscope trace --token cat`
     - `attnscope trace "The cat sat on the mat." -L 3 -H 1 --token cat`
     """
-    from attnscope.studies.teaching.trace_order import study
+    from attnscope.studies.teaching.trace import study
 
-    output, loops = where.plan("trace", printing), loading.engine == "reference"
+    output, loops = where.plan("trace", printing), engine == "reference"
     text = one.read() if one.given else None
-    load = loading.options(engine="auto") if loops else loading.options()
+    load = loading if loops else replace(loading, engine=engine)
     output.deliver(study(model, text, layer, asked, load, loops=loops))

@@ -1,5 +1,6 @@
 """`attnscope batch`."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,13 +11,15 @@ from attnscope.cli import groups, options
 from attnscope.errors import AttnscopeError, amount, one_line
 from attnscope.options import read_names
 from attnscope.studies.inputs.choice import Choice, Tokens
+from attnscope.studies.inputs.options import LoadOptions, ReadingOptions, TextsWanted
+from attnscope.studies.running.options import SharedWork
 
 if TYPE_CHECKING:
     from attnscope.records.batches import Batch
 
 
 @groups.command(
-    omit=("text", "file", "pair", "target", "out"),
+    omit=("text", "files", "pair", "target", "out"),
     query="Also show what these tokens attend to, in the texts that have them.",
     formats=groups.Changed("Several of png, svg, pdf, npz, json.", default="png"),
     scale=groups.Changed(default="fixed"),
@@ -29,17 +32,17 @@ def batch(
         "Files, patterns or addresses: txt, jsonl, csv, also .gz and .zst; `-` draws lines of stdin as they come.",
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write to, or to go on in."), "Output"],
-    texts: groups.Texts,
-    reading: groups.Reading,
+    texts: TextsWanted,
+    reading: ReadingOptions,
     model: groups.Model = "minilm",
     which: Choice,
     tokens: Tokens,
     where: groups.Where,
     drawing: groups.Drawing,
-    running: groups.Running,
+    running: SharedWork,
     force: Annotated[bool, "Draw again what is done already."] = False,
     replace: groups.Replace = False,
-    loading: groups.Loading,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Draw every text of a file as `heatmap` draws one, with a manifest and an index.html of all.
@@ -57,11 +60,11 @@ def batch(
     how = BatchOptions(
         which.layers, which.heads, which.pick, formats, drawing.style(),
         tokens.query, tokens.words, tokens.hide_special, reading.chat, reading.generate, running.workers,
-        1 if running.threads is None else running.threads, force, loading.options(),
+        1 if running.threads is None else running.threads, force, loading,
         running.executor, running.ray_address, replace,  # type: ignore[arg-type]  # Workers refuse others
     )  # fmt: skip
     with options.progress(printing.quiet) as report:
-        result = draw(model, texts.wanted(files).corpus(), out, how, report)
+        result = draw(model, dataclasses.replace(texts, files=tuple(files)).corpus(), out, how, report)
     print_batch(result, out, printing.json, printing.quiet, drawing.font)
     fail_if_not_whole(result)
 

@@ -4,7 +4,9 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from attnscope.cli import groups, options
+from attnscope.cli import groups
+from attnscope.options import refuse_beside
+from attnscope.studies.inputs.options import LoadOptions, OneText, ReadingOptions
 from attnscope.studies.maps.options import MapOptions
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 )
 def heatmap(
     *,
-    one: groups.OneText,
+    one: OneText,
     image: Annotated[
         list[Path] | None,
         "A photo: attention is laid over it. Alone, of vision transformers: --query is then CLS, REG0, a patch as "
@@ -33,13 +35,13 @@ def heatmap(
         "itself writes); or wav2vec 2.0 and other encoders over time.",
         "Text",
     ] = None,
-    reading: groups.Reading,
+    reading: ReadingOptions,
     model: groups.Model = "minilm",
     asked: MapOptions,
     where: groups.Where,
     replace: groups.Replace = False,
     drawing: groups.Drawing,
-    loading: groups.Loading,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Draw what every head attends to on a text.
@@ -59,14 +61,14 @@ def heatmap(
 
     shown = {"query": asked.query, **drawing.options()}
     output = where.plan("heatmap", printing, has_folder=True, replace=replace, **shown)
-    given, load = _given(one, reading, image, audio), loading.options()
+    given = _given(one, reading, image, audio)
     with output.draw_ahead() as drawn_ahead:
         expect = None if image or audio else drawn_ahead.expect
-        record = study(model, given, asked, load, expect)
+        record = study(model, given, asked, loading, expect)
         output.deliver(record, HOME / home_of(record, asked, output.style(record)), drawn_ahead.draw)
 
 
-def _given(one: groups.OneText, reading: groups.Reading, image: list[Path] | None, audio: Path | None) -> "Given":
+def _given(one: OneText, reading: ReadingOptions, image: list[Path] | None, audio: Path | None) -> "Given":
     """What the model is to read; files are read before it takes its time.
 
     Raises:
@@ -79,15 +81,15 @@ def _given(one: groups.OneText, reading: groups.Reading, image: list[Path] | Non
     from attnscope.studies.inputs.reading import Speech, View
 
     if image and (one.given or reading.generate):
-        options.refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=audio)
+        refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=audio)
         text = one.read(may_be_blank=True) if one.given else ""
         return View(tuple(map(read_photo, image)), text, reading.generate)
     if image:
-        options.refuse_beside("--image", one, reading, audio=audio)
+        refuse_beside("--image", one, reading, audio=audio)
         if len(image) > 1:
             raise UsageError("several pictures are shown among words", "give one --image, or a TEXT too")
         return read_photo(image[0])
     if audio is not None:
-        options.refuse_beside("--audio", reading)
+        refuse_beside("--audio", reading)
         return Speech(read_recording(audio), one.read() if one.given else None)
     return reading.prompt(one.read())

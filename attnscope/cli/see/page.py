@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
+from attnscope.options import refuse_beside
 from attnscope.studies.inputs.choice import Choice, Tokens
+from attnscope.studies.inputs.options import LoadOptions, ReadingOptions, TextsWanted, refuse_file_names
 
 
 @groups.command(
@@ -25,7 +27,7 @@ def page(
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; `-` reads one from stdin.")
     ] = None,
-    several: groups.Texts,
+    several: TextsWanted,
     image: Annotated[
         list[Path] | None,
         "A photo to look into: with TEXT, of models that read both, where in it each word looks; alone, of vision "
@@ -40,13 +42,13 @@ def page(
         Path | None,
         "What `attnscope heads` saved (heads.npz): names the heads' roles; an atlas (atlas.npz) is shown beside.",
     ] = None,
-    reading: groups.Reading,
+    reading: ReadingOptions,
     model: groups.Model = "minilm",
     which: Choice,
     tokens: Tokens,
     drawing: groups.Drawing,
     where: groups.Where,
-    loading: groups.Loading,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Write one HTML file to look into all heads with: no server, no network, nothing to install.
@@ -59,20 +61,20 @@ def page(
     from attnscope.output import print_document, say
     from attnscope.studies.maps.page import PageWanted, write_page
 
-    options.refuse_file_names(*(texts or ()))
+    refuse_file_names(*(texts or ()))
     if str(where.out) == "-":
-        options.refuse_beside("-o -", json=printing.json)
+        refuse_beside("-o -", json=printing.json)
     if image:
-        asked = bool(texts or several.file or reading.generate)
+        asked = bool(texts or several.files or reading.generate)
         unused = dataclasses.replace(reading, generate=0) if asked else reading
-        options.refuse_beside("--image", unused)
+        refuse_beside("--image", unused)
     wanted = PageWanted(
-        texts=tuple(texts or ()), files=tuple(several.file or ()), split=several.split, field=several.field,
-        images=tuple(image or ()), records=tuple(record or ()), heads_record=heads_record, choice=which,
-        out=where.out, words=tokens.words, hide_special=tokens.hide_special, scale=drawing.scale, **vars(reading),
+        texts=tuple(texts or ()), several=several, reading=reading, images=tuple(image or ()),
+        records=tuple(record or ()), heads_record=heads_record, choice=which, tokens=tokens, scale=drawing.scale,
+        out=where.out,
     )  # fmt: skip
     with options.progress(printing.quiet) as report:
-        written = write_page(model, wanted, loading.options(), report)
+        written = write_page(model, wanted, loading, report)
     say(written.notes, printing.quiet)
     if printing.json or not written.is_stream:
         print_document(written.as_json, [written.path], printing.json)

@@ -5,7 +5,9 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
+from attnscope.options import refuse_beside
 from attnscope.studies.inputs.choice import Tokens
+from attnscope.studies.inputs.options import LoadOptions, OneText
 
 
 @groups.command(
@@ -16,7 +18,7 @@ from attnscope.studies.inputs.choice import Tokens
 )
 def rollout(
     *,
-    one: groups.OneText,
+    one: OneText,
     image: groups.Image = None,
     model: groups.Model = "minilm",
     tokens: Tokens,
@@ -29,7 +31,7 @@ def rollout(
     ] = None,
     where: groups.Where,
     drawing: groups.Drawing,
-    loading: groups.Loading,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """How much of each input token is left in a place after several layers: attention rollout and attention flow.
@@ -46,13 +48,12 @@ def rollout(
     from attnscope.studies.maps.rollout import rollout as study
 
     output = where.plan("rollout", printing, query=tokens.query, **drawing.options())
-    load = loading.options()
     if image is not None:
-        options.refuse_beside("--image", one, flow=flow)
+        refuse_beside("--image", one, flow=flow)
         photo = read_photo(image)  # before the model takes its time
-        return output.deliver(picture_rollout(load.load(model), photo, residual=residual))
+        return output.deliver(picture_rollout(loading.load(model), photo, residual=residual))
     given = one.read()
-    loaded = load.load_to_look(model, [Prompt(given)])
+    loaded = loading.load_to_look(model, [Prompt(given)])
     with options.progress_of_steps(printing.quiet, "flow") as report:
         found = study(loaded, given, residual=residual, query=tokens.query, flow=flow, report=report)
     return output.deliver(found)

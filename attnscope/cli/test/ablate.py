@@ -2,18 +2,20 @@
 
 from attnscope.cli import groups, options
 from attnscope.studies.ablation.options import AblateOptions
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.running.options import SharedWork
 
 
 @groups.command(omit=("scale", "cmap"), pick="Single heads, such as L3H1,L5H11: each, and all together.")
 def ablate(
     *,
-    texts: groups.Texts,
+    texts: TextsWanted,
     model: groups.Model = "minilm",
     asked: AblateOptions,
     where: groups.Where,
     drawing: groups.Drawing,
-    running: groups.Running,
-    loading: groups.Loading,
+    running: SharedWork,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Say what each head does for the model: take it out, and measure what changes.
@@ -25,8 +27,8 @@ def ablate(
     from attnscope.studies.ablation.study import ablate as study
 
     output = where.plan("ablate", printing, **drawing.options())
-    corpus, load = texts.wanted().corpus(), loading.options()
-    load = load if asked.loss == "none" else load.with_head(model)
+    corpus = texts.corpus()
+    load = loading if asked.loss == "none" else loading.with_head(model)
     shared = running.share(model, load)
     with options.progress(printing.quiet) as report:
         found = study(load.load(model), corpus, asked, report, shared)

@@ -3,6 +3,7 @@
 from attnscope.cli import groups, options
 from attnscope.studies.circuits.options import CircuitsOptions
 from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.options import LoadOptions
 
 
 @groups.command(omit=("scale", "cmap", "layers", "heads"), pick="Tell all of single heads, such as L3H1,L5H11.")
@@ -13,7 +14,7 @@ def circuits(
     which: Choice,
     where: groups.Where,
     drawing: groups.Drawing,
-    loading: groups.Loading,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Say what the weights of heads do without any text: what they copy, read and write, and which head feeds which.
@@ -27,8 +28,7 @@ def circuits(
     from attnscope.studies.circuits.study import circuits as study
 
     output = where.plan("circuits", printing, **drawing.options())
-    load = loading.options()
-    loaded = (load if load.engine != "auto" else load.with_head(model)).load(model)
+    loaded = loading.with_head(model).load(model)
     with options.progress_of_steps(printing.quiet, "layers") as report:
         found = study(loaded, asked, report=report)
     output.deliver(found if which.pick is None else found.only(which.pick))

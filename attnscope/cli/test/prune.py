@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.cli import groups, options
 from attnscope.studies.ablation.options import PruneOrder
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 
 if TYPE_CHECKING:
     from attnscope.studies.ablation.pruning import Pruned
@@ -19,8 +20,8 @@ def prune(
     *,
     asked: PruneOrder,
     model: groups.Model = "minilm",
-    texts: groups.Texts,
-    loading: groups.Loading,
+    texts: TextsWanted,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Write a model without some heads, as a folder that transformers loads.
@@ -35,10 +36,9 @@ def prune(
     from attnscope.studies.ablation.pruning import prune
     from attnscope.unfinished import fail_if_not_whole
 
-    wanted = texts.wanted()
-    order = replace(asked, texts=wanted if wanted.given else None)
+    order = replace(asked, texts=texts if texts.given else None)
     with options.progress(printing.quiet) as report:
-        pruned = prune(model, order, loading.options(engine="hf"), report)
+        pruned = prune(model, order, replace(loading, engine="hf"), report)
     run = pruned.effect.run
     say(run.get("notes", ()), printing.quiet)
     if not printing.json:

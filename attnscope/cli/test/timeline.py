@@ -1,39 +1,42 @@
 """`attnscope timeline`."""
 
+from dataclasses import replace
 from typing import Annotated
-
-import typer
 
 from attnscope.cli import groups, options
 from attnscope.errors import UsageError
-from attnscope.options import read_names
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.timeline.options import TimelineOptions
 
 
-@groups.command(omit=("text", "scale", "cmap"))
+@groups.command(
+    omit=(
+        "text",
+        "scale",
+        "cmap",
+        "chunk",
+        "stride",
+        "frequencies",
+        "weigh",
+        "relations",
+        "control",
+        "causal",
+        "writes",
+        "shard",
+    )
+)
 def timeline(
     *,
     checkpoints: Annotated[
         list[str],
         "Folders of one training, a quoted pattern such as 'run/checkpoint-*', or Hub revisions org/name@rev.",
     ],
-    texts: groups.Texts,
+    texts: TextsWanted,
     probe: Annotated[str | None, "repeat: random tokens that come twice, the standard test for induction."] = None,
-    measures: Annotated[
-        str | None,
-        typer.Option(
-            help="Measures to follow, such as induction,entropy_nats; explained: what a description explains.  "
-            "[default: previous_token,induction,first_token,entropy_nats]",
-            autocompletion=options.complete_measures,
-        ),
-    ] = None,
-    composition: Annotated[
-        str | None, "Also follow which heads read what others write, by the weights: Q, K or V, or several with commas."
-    ] = None,
-    thresholds: groups.Thresholds = None,
-    no_loss: Annotated[bool, "Leave out the loss of each checkpoint on the texts."] = False,
+    asked: TimelineOptions,
     where: groups.Where,
     drawing: groups.Drawing,
-    loading: groups.Loading,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Say how heads came to be: measures and roles of all heads over the checkpoints of a training.
@@ -45,24 +48,14 @@ def timeline(
     - `attnscope timeline 'run/checkpoint-*' --file texts.txt --measures induction,explained -o out`
     - `attnscope timeline EleutherAI/pythia-14m@step{0,512,1000,3000} --probe repeat -o out`
     """
-    from attnscope.records.circuits import COMPOSITIONS
-    from attnscope.studies.heads.roles import thresholds_from
-    from attnscope.studies.heads.study import HeadsOptions
-    from attnscope.studies.timeline.study import MEASURES, TimelineOptions, known_measures
     from attnscope.studies.timeline.study import timeline as study
 
-    if (probe is None) != texts.wanted().given:
+    if (probe is None) != texts.given:
         raise UsageError("give one of --file and --probe", 'such as --file "corpus/*.txt", or --probe repeat')
     if probe not in (None, "repeat"):
         raise UsageError(f"there is no probe {probe!r}", "there is: repeat")
-    by = () if composition is None else read_names(composition, [one.lower() for one in COMPOSITIONS], "composition")
-    wanted = TimelineOptions(
-        composition=tuple(one.upper() for one in by),
-        measures=MEASURES if measures is None else read_names(measures, known_measures(), "measure"),
-        loss=not no_loss, heads=HeadsOptions(thresholds=thresholds_from(thresholds or ())), loading=loading.options(),
-    )  # fmt: skip
     output = where.plan("timeline", printing, **drawing.options())
-    corpus = None if probe else texts.wanted().corpus()
+    corpus = None if probe else texts.corpus()
     with options.progress(printing.quiet) as report:
-        found = study(checkpoints, corpus, wanted, report)
+        found = study(checkpoints, corpus, replace(asked, loading=loading), report)
     output.deliver(found)

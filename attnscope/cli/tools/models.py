@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
+from attnscope.studies.inputs.options import LoadOptions
 
 
 @groups.command()
@@ -34,7 +35,7 @@ def models(printing: groups.Printing) -> None:
         print("Any folder with a Hugging Face model, and any Hub id such as org/name, is a model too.")
 
 
-@groups.command(omit=("device", "dtype", "device_map", "no_check"))
+@groups.command(omit=("device", "dtype", "device_map", "check"))
 def info(
     *,
     model: Annotated[
@@ -46,17 +47,16 @@ def info(
         ),
     ] = None,
     model_too: groups.ModelToo = None,
-    loading: groups.Loading,
+    loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
     """Say what a model is: layers, heads, engine, limit, tokenizer, parameters."""
     from attnscope.models import describe
     from attnscope.studies.running.backend import tell_backend
 
-    load = loading.options()
     about, tokenizer = describe(
-        options.one_model(model, model_too) or "minilm", engine=load.engine, allow_pickle=load.allow_pickle,
-        trust_remote_code=load.trust_remote_code, adapter=load.adapter,
+        options.one_model(model, model_too) or "minilm", engine=loading.engine, allow_pickle=loading.allow_pickle,
+        trust_remote_code=loading.trust_remote_code, adapter=loading.adapter,
     )  # fmt: skip
     backend = tell_backend(about)
     if printing.json:

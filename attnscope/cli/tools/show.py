@@ -8,6 +8,7 @@ import typer
 
 from attnscope.cli import groups, options
 from attnscope.errors import AttnscopeError, first_line
+from attnscope.studies.heads.options import Listing
 from attnscope.studies.inputs.choice import Choice, Tokens
 
 
@@ -28,7 +29,7 @@ def show(
     tokens: Tokens,
     which: Choice,
     drawing: groups.Drawing,
-    listing: groups.Listing,
+    listing: Listing,
     measures: Annotated[
         str | None,
         typer.Option(

@@ -116,8 +116,8 @@ def _with_roles(atlas: Atlas, relations: Relations) -> Atlas:
 def _with_columns(atlas: Atlas, table: HeadTable) -> Atlas:
     """The atlas with the columns of another record's table that name their source, as measures of its heads."""
     places = [(head.kind, head.layer, head.head) for head in atlas.heads]
-    columns = [column for column in table.columns if column.source]
-    estimates = {column.name: table.aligned(column, places, _estimate) for column in columns}
+    columns = tuple(column for column in table.columns if column.source)
+    estimates = HeadTable(table.heads, columns).align(places, _estimate)
     more = [{name: row[at] for name, row in estimates.items() if row[at] is not None} for at in range(len(places))]
     heads = tuple(
         replace(head, measures={**head.measures, **numbers}) for head, numbers in zip(atlas.heads, more, strict=True)

@@ -131,15 +131,19 @@ class HeadTable:
         yield tuple(flat)
         yield from zip(*flat.values(), strict=True)
 
-    def aligned(self, column: Column, heads: Sequence[Head], make: Callable[..., Any]) -> list[Any]:
-        """A column for the heads of another record: `make(value, **parts)` per head; None where it is unknown here."""
-        place = {head: at for at, head in enumerate(self.heads)}
-        return [
-            make(column.values[place[head]], **{part: values[place[head]] for part, values in column.parts.items()})
-            if head in place
-            else None
-            for head in heads
-        ]
+    def align(self, heads: Sequence[Head], make: Callable[..., Any]) -> dict[str, list[Any]]:
+        """Each column for the heads of another record: `make(value, **parts)` per head; None for a head not in here."""
+        at = {head: number for number, head in enumerate(self.heads)}
+        rows = [at.get(head) for head in heads]
+        return {
+            column.name: [
+                None
+                if row is None
+                else make(column.values[row], **{name: of[row] for name, of in column.parts.items()})
+                for row in rows
+            ]
+            for column in self.columns
+        }
 
 
 def _listed(values: Floats | Sequence[Any]) -> list[Any]:

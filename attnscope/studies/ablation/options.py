@@ -68,11 +68,7 @@ class AblateOptions:
     seed: int = seed_option("masked tokens, random orders and directions")
 
     def require(self) -> None:
-        """Refuses a share that is not one, and orders of nothing.
-
-        Raises:
-            UsageError: That is asked for.
-        """
+        """Refuses a share that is not one, and orders of nothing."""
         if self.masked != EACH and not 0 < float(self.masked) < 1:
             raise UsageError(f"--masked is {self.masked}", "it is a share of the tokens between 0 and 1, or: each")
         if not (self.modes or self.importance or self.curve):

@@ -18,10 +18,11 @@ from attnscope.models.catalog import BUILT_IN, HUB, KNOWN
 from attnscope.models.model import Model
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.heads.findings import Findings
+from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.atlas.scores import Place, ScoredText, Scores
-from attnscope.studies.atlas.study import AtlasOptions, finish
+from attnscope.studies.atlas.study import finish
 from attnscope.studies.heads.merging import merge_findings
-from attnscope.studies.heads.study import HeadsOptions
+from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report
@@ -81,7 +82,7 @@ def merge_atlases(
             )
     settings = found.options
     cut = HeadsOptions(chunk=settings["chunk"], stride=settings["stride"])
-    options = AtlasOptions(cut, parts[0].rank, settings["examples"], settings["sample"], settings["seed"])
+    options = AtlasOptions(parts[0].rank, settings["examples"], settings["sample"], cut, settings["seed"])
     scores = [_scores_of(part) for part in parts if len(part.scores["lots"])]
     texts = {text.index: CorpusText(**vars(text)) for part in parts for text in part.kept}
     return finish(model, [*texts.values()], found, options, reduce(Scores.merge, scores) if scores else None, report)

@@ -6,7 +6,6 @@ the least hashes among those with the least of its parts. Ties go to the lesser 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,16 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.corpus import Block, Chunk, CorpusText
-from attnscope.errors import UsageError
+from attnscope.studies.atlas.options import CONTENT
 from attnscope.studies.describe.study import lot_of
 from attnscope.studies.measuring.block_sums import BlockSums, Hits
 from attnscope.studies.measuring.head_blocks import Found, HeadMeasurer
 
 if TYPE_CHECKING:
     from attnscope.core.measures import SumsOf
-
-CONTENT = "content_nats"
-"""The score that texts are ranked by unless another is chosen."""
 
 CONTENT_WHAT = (
     "the share of attention that rests on neither special tokens nor the first one, times the nats that attention is "
@@ -33,21 +29,6 @@ CONTENT_WHAT = (
 
 Place = tuple[str, int, int]
 """A head: kind of attention, layer, number."""
-
-
-def require_rank(rank: str) -> None:
-    """Refuses a score that there is not.
-
-    Raises:
-        UsageError: It is neither a measure that each text has nor `CONTENT`.
-    """
-    from attnscope.core.measures import measure_names
-
-    known = (CONTENT, *measure_names())
-    if rank not in known:
-        close = difflib.get_close_matches(rank, known)
-        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
-        raise UsageError(f"there is no measure {rank!r} to rank texts by", hint)
 
 
 def score(sums: SumsOf, rank: str, n_texts: int) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -11,52 +11,26 @@ import numpy as np
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
-from attnscope.errors import UsageError
 from attnscope.models.model import Model
+from attnscope.records.atlas.evidence import require_evidence, with_records
 from attnscope.records.atlas.record import FURTHEST, KEPT_MASS, MOST_KEYS, OUTSIDE_SINKS, Atlas, KeptText, join_examples
 from attnscope.records.frame.shards import is_interrupted, settle_corpus
 from attnscope.records.heads.findings import Findings
+from attnscope.studies.atlas.options import CONTENT, AtlasOptions, AtlasOrder
 from attnscope.studies.atlas.rows import Rows, Wanted, failing_texts, read_rows, units_of
 from attnscope.studies.atlas.scores import (
-    CONTENT,
     CONTENT_WHAT,
     AtlasMeasurer,
     Place,
     ScoredFound,
     Scores,
-    require_rank,
 )
-from attnscope.studies.heads.study import HeadsOptions, study_heads
-from attnscope.studies.inputs.texts import Report, Texts, texts_of
+from attnscope.studies.heads.order import require_names
+from attnscope.studies.heads.study import add_effects, study_heads
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
 from attnscope.studies.running.late import failure
 from attnscope.studies.running.workers import Workers
-
-
-@dataclass(frozen=True)
-class AtlasOptions:
-    """How an atlas is made.
-
-    Attributes:
-        heads: How heads are studied and described. Of a shard there is a part of an atlas, which shows nothing itself:
-            `atlas_parts.merge_atlases` makes the whole.
-        rank: What texts are ranked by: "content_nats", or a measure that each text has.
-        examples: How many of the best texts of each head are shown.
-        sample: How many texts are drawn, by a hash of what they say, for deciles; profiles, token tables and distances
-            rest on the first of them (`atlas_rows.SHARE`).
-        seed: Of these hashes.
-    """
-
-    heads: HeadsOptions = field(default_factory=HeadsOptions)
-    rank: str = CONTENT
-    examples: int = 10
-    sample: int = 512
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_rank(self.rank)
-        for name, number, least in (("examples", self.examples, 0), ("sample", self.sample, 1)):
-            if number < least:
-                raise UsageError(f"--{name} is {number}", f"it is at least {least}")
 
 
 @with_plain_torch
@@ -94,14 +68,35 @@ def atlas(
     options = options or AtlasOptions()
     texts = texts_of(corpus)
     make = partial(AtlasMeasurer, rank=options.rank, n_top=options.examples, n_sample=options.sample, seed=options.seed)
-    findings, done = study_heads(model, texts, options.heads, report, workers, make, ScoredFound())
+    step = scale_report(report, 0, 1 + options.heads.causal)
+    findings, done = study_heads(model, texts, options.heads, step, workers, make, ScoredFound())
     assert isinstance(done, ScoredFound)
     if options.heads.shard == (1, 1):
-        return finish(model, texts, findings, options, done.scores, report)
+        made = finish(model, texts, findings, options, done.scores, step)
+        return add_effects(made, options.heads, model, texts, report)
     places = _places(findings)
     scores = _in_order(done.scores or _nothing(options), places)
     failing = _failures(texts, findings, places) if not is_interrupted(findings.corpus) else {}
     return _part(_assemble(findings, options, _nothing(options), places, Rows({})), findings, scores, failing)
+
+
+def study(
+    spec: str,
+    texts: TextsWanted,
+    order: AtlasOrder,
+    loading: LoadOptions,
+    report: Report | None,
+    workers: Workers | None = None,
+) -> Atlas:
+    """Loads a model, and makes an atlas of its heads, with what other records say of them.
+
+    Raises:
+        AttnscopeError: Anything that the user can mend.
+    """
+    corpus = texts.corpus()
+    require_names(order.atlas.heads, order.measures, order.listing.only)
+    require_evidence(order.beside)
+    return with_records(atlas(loading.load(spec), corpus, order.atlas, report, workers), order.beside)
 
 
 def _part(atlas: Atlas, findings: Findings, scores: Scores, failing: Iterable[CorpusText]) -> Atlas:

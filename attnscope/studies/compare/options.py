@@ -48,11 +48,7 @@ class CompareOptions:
     choice: Choice = group(Choice)
 
     def require(self) -> None:
-        """Refuses measures that there are not.
-
-        Raises:
-            UsageError: There is none of a name, or none is given.
-        """
+        """Refuses measures that there are not."""
         require_measures(self.measures)
 
     @property

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from attnscope.core.exact.running import RunningSums, benjamini_hochberg
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import DEPTH_TOKENS, Corpus, CorpusText, Hay, Needle, depth_range, needle_probe, word_ids
-from attnscope.errors import AttnscopeError, UsageError, amount
+from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
 from attnscope.models.bounds import require_length
 from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import NEEDLES, Estimate, Findings, Head, Role
 from attnscope.records.heads.needles import CopiedAt, CopiedWithout, Needles
+from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions, write_percent
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_MARGIN, LEAST_TEXTS, LEVEL, MARGIN
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Progress, Report, Texts, problems_of, scale_report, special_ids, texts_of
@@ -34,78 +35,13 @@ if TYPE_CHECKING:
 
     from attnscope.core.attention.probes import Place
 
-ROLE = "retrieval"
-"""The role that heads may have."""
-
-THRESHOLD = 0.1
-"""The score from which a head is one of retrieval (Wu et al. 2024, section 2)."""
-
 PASS_TOKENS = 8192
 """Tokens of a forward pass: so many texts as fit, at least one."""
-
-MOST_TOKENS = 1 << 20
-"""Of a text: a longer one is a slip of the pen, which would run for days."""
 
 _TEXT_TIMES = 8
 """So many times the longest haystack are read of a corpus, at most."""
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class NeedleOptions:
-    """What is hidden, and where.
-
-    Attributes:
-        lengths: Of the texts, in tokens, question and answer included.
-        depths: Around which shares of the haystack needles stand, 0 to 1. Needles take turns.
-        n: How many needles of each length.
-        answer: How many tokens of each are to be found; fewer where a vocabulary is too small.
-        threshold: The score from which a head is one of retrieval.
-        ablate: Whether the heads that are found on one half of the needles are taken out on the other, and as many
-            others.
-        seed: Of needles, haystacks and the heads that are drawn.
-    """
-
-    lengths: tuple[int, ...] = (1024,)
-    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    n: int = 50
-    answer: int = 8
-    threshold: float = THRESHOLD
-    ablate: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.lengths or min(self.lengths) < 1:
-            raise UsageError(f"texts of {list(self.lengths)} tokens", "such as 1024,4096")
-        if max(self.lengths) > MOST_TOKENS:
-            raise UsageError(
-                f"a text of {max(self.lengths):,} tokens", f"needles are hidden in {MOST_TOKENS:,} at most"
-            )
-        if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
-            depths = ", ".join(f"{100 * depth:g}%" for depth in self.depths)
-            raise UsageError(
-                f"depths of {depths or 'nothing'}", "they are from 0 to 100 per cent; in Python from 0 to 1"
-            )
-        if len(set(self.lengths)) < len(self.lengths) or len(set(map(_percent, self.depths))) < len(self.depths):
-            raise UsageError("a length or a depth is given twice", "give each once")
-        if self.n < len(self.depths):
-            raise UsageError(
-                f"{amount(self.n, 'needle')} at {amount(len(self.depths), 'depth')}",
-                "give at least one needle for each depth",
-            )
-        if self.answer < 1 or self.seed < 0 or not 0 < self.threshold <= 1:
-            raise UsageError(
-                f"an answer of {self.answer} tokens, a seed of {self.seed}, a threshold of {self.threshold}",
-                "tokens are at least 1, the seed at least 0, the threshold above 0 and at most 1",
-            )
-
-    @property
-    def measure_names(self) -> tuple[str, ...]:
-        """The measures of each head: the score on the whole, that of the decoy, by depth, and by length."""
-        by_depth = (f"retrieval_at_{_percent(depth)}" for depth in self.depths)
-        by_length = (f"retrieval_in_{length}" for length in self.lengths if len(self.lengths) > 1)
-        return ("retrieval", "decoy", *by_depth, *by_length)
 
 
 @with_plain_torch
@@ -444,7 +380,7 @@ class _Study:
             "n_needles": options.n,
             "n_answer": self.n_answer,
             "needle": "random tokens" if self.hay.encode is None else "a sentence of random words",
-            "roles": {ROLE: {"what": _WHAT_ROLE, "measure": "retrieval", "threshold": options.threshold}},
+            "roles": {RETRIEVAL: {"what": _WHAT_ROLE, "measure": "retrieval", "threshold": options.threshold}},
             "measures": {name: {"what": _what(name), "unit": "share", "range": [0, 1]} for name in names},
         }
 
@@ -497,10 +433,6 @@ def _broken(number: int, model: Model) -> dict[str, Any]:
     return {"source": f"needle {number}", "line": None, "reason": f"{model.info.name} computes NaN or infinity on it"}
 
 
-def _percent(depth: float) -> str:
-    return f"{100 * depth:g}"
-
-
 class _Scores:
     """What was added up over needles, (layer, head, measure)."""
 
@@ -540,7 +472,7 @@ class _Scores:
         self.n, self.n_tokens = self.n + 1, self.n_tokens + len(needle)
 
     def _columns(self, needle: Needle) -> list[int]:
-        mine = ["retrieval", f"retrieval_at_{_percent(needle.depth)}", f"retrieval_in_{len(needle)}"]
+        mine = ["retrieval", f"retrieval_at_{write_percent(needle.depth)}", f"retrieval_in_{len(needle)}"]
         return [self.names.index(name) for name in mine if name in self.names]
 
     def copied(self) -> tuple[Effect, tuple[CopiedAt, ...]]:
@@ -573,8 +505,8 @@ class _Scores:
                 one, n_texts = measures["retrieval"], min(float(texts[at]), float(self.n))
                 roles = (
                     Role(
-                        ROLE, "retrieval", one.value, one.low, one.high, float(baseline[at]), threshold, float(p[at]),
-                        float(q[at]), n_texts < FEWEST_TEXTS, effective_texts=float(texts[at]),
+                        RETRIEVAL, "retrieval", one.value, one.low, one.high, float(baseline[at]), threshold,
+                        float(p[at]), float(q[at]), n_texts < FEWEST_TEXTS, effective_texts=float(texts[at]),
                     ),
                 )  # fmt: skip
             made.append(Head(kind, layer, at[1], roles, float("nan"), measures))

@@ -9,7 +9,7 @@ and of what it writes from there: the larger of the two p-values is that of both
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -169,24 +169,17 @@ RULES: dict[str, Rule] = {
 """Roles by name. Those of behaviour are given where it is measured what heads write (`heads --writes`)."""
 
 
-def thresholds_from(given: Iterable[str], known: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Thresholds by role, from strings such as `induction=0.3`; the others as in `known`, None = RULES.
+def complete_thresholds(asked: Mapping[str, float], known: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Thresholds by role: those that are asked for; the others as in `known`, None = RULES.
 
     Raises:
-        UsageError: There is no such role, or no such number.
+        UsageError: There is no such role.
     """
-    found = {name: rule.threshold for name, rule in RULES.items()} if known is None else dict(known)
-    for item in given:
-        name, _, number = item.partition("=")
-        if name not in found:
-            raise UsageError(f"there is no role {name!r}", f"choose from {', '.join(found)}")
-        try:
-            found[name] = float(number)
-        except ValueError:
-            raise UsageError(f"{number!r} is no threshold for {name}", f"such as {name}=0.3") from None
-        if not 0 < found[name] <= 1:
-            raise UsageError(f"the threshold of {name} is {number}", "thresholds are above 0 and at most 1")
-    return found
+    usual = {name: rule.threshold for name, rule in RULES.items()} if known is None else known
+    for name in asked:
+        if name not in usual:
+            raise UsageError(f"there is no role {name!r}", f"choose from {', '.join(usual)}")
+    return {**usual, **asked}
 
 
 def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: int) -> tuple[Head, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, TypeVar
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import (
@@ -22,13 +22,25 @@ from attnscope.corpus import (
     distinct,
     read_frequencies,
 )
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, example_tokens
+from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.shards import settle_corpus
 from attnscope.records.heads.findings import Findings
-from attnscope.studies.describe.study import DescribeOptions, describe_texts, require_heads
+from attnscope.records.relations.record import with_relations
+from attnscope.studies.ablation.causal import with_effects
+from attnscope.studies.describe.study import describe_texts, require_heads
 from attnscope.studies.heads.merging import conclude, sums_of
-from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEAST_TEXTS, LEVEL, MARGIN, RULES, thresholds_from
+from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.heads.roles import (
+    FEWEST_TEXTS,
+    LEAST_ACTIVE,
+    LEAST_TEXTS,
+    LEVEL,
+    MARGIN,
+    RULES,
+    complete_thresholds,
+)
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import (
     Progress,
@@ -42,6 +54,7 @@ from attnscope.studies.inputs.texts import (
     texts_of,
 )
 from attnscope.studies.measuring.head_blocks import Found, Frequencies, HeadMeasurer
+from attnscope.studies.relations.study import relations_of
 from attnscope.studies.running.backend import LOAD_FROM, choose_backend
 from attnscope.studies.running.late import try_step, whole
 from attnscope.studies.running.memory import halving_note
@@ -49,49 +62,16 @@ from attnscope.studies.running.passes import Driver, Pass
 from attnscope.studies.running.workers import Workers
 from attnscope.studies.writes.study import require_writes, with_writes
 
-Weigh = Literal["texts", "queries"]
-"""What weighs the same in measures and roles."""
+Given = Corpus | str | Sequence[str] | Sequence[CorpusText]
+R = TypeVar("R", Findings, Atlas)
 
 _NOTHING = Found()
-
-
-@dataclass(frozen=True)
-class HeadsOptions:
-    """How heads are studied.
-
-    Attributes:
-        thresholds: What a role's measure must reach, by role; roles that are not named keep theirs.
-        chunk: Texts over the model's limit are cut into chunks of at most so many tokens; None = the limit.
-        stride: How many tokens further the next chunk begins; None = no token comes twice. Those that do count as
-            queries in the first of their chunks alone; special tokens count in each.
-        shard: (k, n): only the k-th of n shards of the corpus.
-        frequencies: A file of word or token counts; None = counted in the corpus itself.
-        control: Whether the same architecture with random weights is studied beside.
-        seed: Of the random weights.
-        describe: How heads are described (`attnscope.describe`); None = they are not. Texts are drawn from the whole
-            corpus, whatever the shard.
-        writes: Whether it is measured what heads add to the logits of right answers, for roles of behaviour. The
-            texts are read once more.
-        weigh: What weighs the same in measures, intervals and roles: "texts", as in descriptions, so that the sums and
-            counts of a text of n queries are divided by n; or "queries", so that a long text weighs more.
-    """
-
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    chunk: int | None = None
-    stride: int | None = None
-    shard: tuple[int, int] = (1, 1)
-    frequencies: Path | None = None
-    control: bool = False
-    seed: int = 0
-    describe: DescribeOptions | None = None
-    writes: bool = False
-    weigh: Weigh = "texts"
 
 
 @with_plain_torch
 def heads(
     model: Model,
-    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    corpus: Given,
     options: HeadsOptions | None = None,
     report: Report | None = None,
     workers: Workers | None = None,
@@ -132,12 +112,28 @@ def heads(
     Raises:
         AttnscopeError: There is no text, the model cannot be measured, or no worker can begin.
     """
-    return study_heads(model, corpus, options, report, workers)[0]
+    options = options or HeadsOptions()
+    n_steps = 1 + options.causal
+    found = study_heads(model, corpus, options, scale_report(report, 0, n_steps), workers)[0]
+    found = add_effects(found, options, model, corpus, report)
+    if (annotated := options.relations) is not None:
+        found = try_step(
+            found, "--relations", lambda known: with_relations(known, relations_of(model, Path(annotated), report))
+        )
+    return found
+
+
+def add_effects(found: R, options: HeadsOptions, model: Model, corpus: Given, report: Report | None) -> R:
+    """The record with what changes without each head, where that is asked for and nothing failed before."""
+    if not options.causal or not whole(found):
+        return found
+    step = scale_report(report, 1, 2)
+    return try_step(found, "--causal", lambda known: with_effects(known, model, corpus, step))
 
 
 def study_heads(
     model: Model,
-    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    corpus: Given,
     options: HeadsOptions | None = None,
     report: Report | None = None,
     workers: Workers | None = None,
@@ -212,7 +208,7 @@ def study_heads(
         run["failures"] = failures
     found = conclude(run, described, _describe(options, frequencies), sums_of(done.tallies, control.tallies))
     if options.writes and whole(found):
-        thresholds, step = thresholds_from([]) | dict(options.thresholds), scale_report(report, n_passes - 1, n_passes)
+        thresholds, step = complete_thresholds(options.thresholds), scale_report(report, n_passes - 1, n_passes)
         found = try_step(found, "--writes", lambda known: with_writes(known, model, texts, thresholds, step, workers))
     if options.describe is None or not whole(found):
         return found, passes[0].done
@@ -234,8 +230,7 @@ def _measurer_of(
 
 def _require_measurable(model: Model, options: HeadsOptions) -> None:
     """Raises an AttnscopeError before anything is read where nothing could come of it."""
-    if options.weigh not in get_args(Weigh):
-        raise UsageError(f"{options.weigh!r} cannot be weighed alike", f"choose {' or '.join(get_args(Weigh))}")
+    complete_thresholds(options.thresholds)
     # Chunks that do not fit the model are refused here.
     chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
     if options.writes:
@@ -283,7 +278,7 @@ def _describe(options: HeadsOptions, frequencies: Frequencies) -> dict[str, Any]
     """What was chosen, and what names mean: all that shards of one run have in common."""
     from attnscope.core.measures import MEASURES
 
-    thresholds = thresholds_from([]) | dict(options.thresholds)
+    thresholds = complete_thresholds(options.thresholds)
     return {
         "level": LEVEL,
         "fewest_texts": FEWEST_TEXTS,

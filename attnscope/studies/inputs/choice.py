@@ -31,11 +31,7 @@ class Choice:
     )
 
     def require(self) -> None:
-        """Refuses single heads beside layers and heads.
-
-        Raises:
-            UsageError: Both are there.
-        """
+        """Refuses single heads beside layers and heads."""
         if self.pick is not None and (self.layers is not None or self.heads is not None):
             raise UsageError("heads are chosen either singly or by layers and heads", "give --pick, or -L and -H")
 
@@ -106,11 +102,7 @@ class Cut:
     )
 
     def require(self) -> None:
-        """Refuses a part with no token.
-
-        Raises:
-            UsageError: It has none.
-        """
+        """Refuses a part with no token."""
         for name, span in (("rows", self.rows), ("cols", self.cols)):
             if span is not None and (span[0] < 0 or (span[1] is not None and span[1] <= span[0])):
                 stop = "" if span[1] is None else span[1]

@@ -1,13 +1,15 @@
-"""What every study is asked with: which model and how it loads, which texts, which formats, which folder."""
+"""What every study is asked with: which model, how it loads, and which texts. Loads nothing heavy."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 from attnscope.errors import UsageError
+from attnscope.options import option, options
 
 if TYPE_CHECKING:
     from attnscope import models
@@ -18,20 +20,37 @@ NUMPY_TOKENS = 256
 """Up to so many tokens NumPy is done before torch would be loaded."""
 
 
-@dataclass(frozen=True)
+@options
 class LoadOptions:
-    """How a model is loaded; see `attnscope.models.load`."""
+    """How a model is loaded."""
 
-    engine: str = "auto"
-    device: str = "cpu"
-    dtype: str = "float32"
-    check: bool = True
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
-    device_map: str | None = None
-    adapter: Path | None = None
+    PANEL: ClassVar[str] = "Model"
 
-    def __post_init__(self) -> None:
+    adapter: Path | None = option(
+        "The folder of an adapter of peft, such as LoRA, to merge into the model (needs the extra peft).", default=None
+    )
+    engine: str = option(
+        "native: attnscope's own attention, for BERT-family weights; hf: transformers; numpy: BERT-family weights "
+        "without torch, to look at texts; auto: native where it can, numpy where a short text is only looked at.",
+        default="auto",
+    )
+    device: str = option(
+        "Where the model runs: cpu, cuda, cuda:1, mps; auto: the first there is of cuda, mps, cpu.", default="cpu"
+    )
+    dtype: str = option(
+        "Precision of the model: float32, bfloat16, float16, float64. Sums are float32 or better.", default="float32"
+    )
+    device_map: str | None = option(
+        "auto: spread a model that is too large over all devices (needs the extra accelerate).", default=None
+    )
+    check: bool = option(
+        "Skip comparing a Hugging Face model with its own eager attention.", "--no-check", default=True
+    )
+    allow_pickle: bool = option("Load weights that are pickles; those can run any code on your machine.", default=False)
+    trust_remote_code: bool = option("Run Python code that comes with the model.", default=False)
+
+    def require(self) -> None:
+        """Refuses an engine or a precision that there is not."""
         from attnscope import models
 
         models.require_known(self.engine, self.dtype)
@@ -83,26 +102,97 @@ class LoadOptions:
         )
 
 
-@dataclass(frozen=True)
-class TextsWanted:
-    """The texts that a study is to read.
+def refuse_file_names(*texts: str | None) -> None:
+    """Refuses texts that are names of files.
 
-    Attributes:
-        text: One text; "-" reads stdin.
-        files: Files and patterns instead; see `attnscope.Corpus`.
-        split: How a text file is split into texts: "line", "paragraph" or "file".
-        field: The field of jsonl, csv or parquet that holds the text.
+    Raises:
+        UsageError: There is such a file.
     """
+    from attnscope.text import refuse_file_name
 
-    text: str | None = None
-    files: tuple[str, ...] = ()
-    split: str = "line"
-    field: str = "text"
+    for text in texts:
+        if text is not None and text != "-":
+            name = shlex.quote(text)
+            refuse_file_name(text, f"did you mean --file {name}? a text like this one is piped: echo {name} | … -")
+
+
+@options
+class OneText:
+    """A text as it is given, or in a file."""
+
+    PANEL: ClassVar[str] = "Text"
+
+    text: str | None = option("A text; `-` reads stdin.", default=None, argument=True)
+    file: Path | None = option("Read the text from a file (UTF-8).", default=None)
+
+    def require(self) -> None:
+        """Refuses the name of a file, as `refuse_file_names`."""
+        refuse_file_names(self.text)
+
+    @property
+    def given(self) -> bool:
+        """Whether there is one."""
+        return self.text is not None or self.file is not None
+
+    def read(self, *, may_be_blank: bool = False) -> str:
+        """The text."""
+        from attnscope.text import read_text
+
+        return read_text(self.text, self.file, may_be_blank=may_be_blank)
+
+
+@options
+class ReadingOptions:
+    """How a model is to read a text."""
+
+    PANEL: ClassVar[str] = "Text"
+
+    pair: str | None = option("A second text, for models that read pairs.", default=None)
+    target: str | None = option("What an encoder-decoder is to write.  [default: its own greedy output]", default=None)
+    generate: int = option("Let a decoder write that many tokens, and show them too.", default=0, least=0, most=10000)
+    chat: bool = option("Put each text into the model's chat template.", default=False)
+
+    def prompt(self, text: str) -> Prompt:
+        """A text, to be read so."""
+        from attnscope.studies.inputs.reading import Prompt
+
+        return Prompt(text, **vars(self))
+
+
+@options
+class TextsWanted:
+    """The texts that a study is to read."""
+
+    PANEL: ClassVar[str] = "Text"
+
+    text: str | None = option("A text; `-` reads stdin.", default=None, argument=True)
+    files: tuple[str, ...] = option(
+        "Files, patterns, or addresses such as hf://datasets/org/name/*.parquet: txt, jsonl, csv, also .gz and .zst, "
+        "parquet; may be given several times.",
+        "--file", default=(),
+    )  # fmt: skip
+    split: str = option("How a text file is split into texts: line, paragraph or file.", default="line")
+    field: str = option("The field of jsonl, csv or parquet that holds the text.", default="text")
+
+    def require(self) -> None:
+        """Refuses the name of a file, as `refuse_file_names`."""
+        refuse_file_names(self.text)
 
     @property
     def given(self) -> bool:
         """Whether there is any text or file."""
         return self.text is not None or bool(self.files)
+
+    def require_split(self) -> None:
+        """Refuses a split that there is not.
+
+        Raises:
+            UsageError: There is none.
+        """
+        from attnscope.corpus import Split
+
+        if self.split not in get_args(Split):
+            raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
 
     def corpus(self) -> Corpus | list[str]:
         """The texts, read as they are used.
@@ -110,12 +200,11 @@ class TextsWanted:
         Raises:
             UsageError: Not exactly one of text and files is given, or there is no such split.
         """
-        from attnscope.corpus import Corpus, Split
+        from attnscope.corpus import Corpus
 
         if (self.text is not None) + bool(self.files) != 1:
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')
-        if self.split not in get_args(Split):
-            raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
+        self.require_split()
         if self.files or self.text == "-":
             return Corpus(self.files or ["-"], split=self.split, field=self.field)  # type: ignore[arg-type]  # as above
         return [self.text or ""]

@@ -30,11 +30,7 @@ class MapOptions(Tokens):
     )  # fmt: skip
 
     def require(self) -> None:
-        """Refuses what pooled maps do not have.
-
-        Raises:
-            UsageError: It is asked for beside them, or they cannot be pooled so.
-        """
+        """Refuses what pooled maps do not have."""
         from attnscope.studies.maps.pooled import CELLS, require_cells
 
         require_cells(self.pooled or CELLS, self.pool)

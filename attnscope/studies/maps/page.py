@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.corpus import Corpus, Split
+from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.output import HOME
@@ -25,8 +25,8 @@ from attnscope.records.frame.storage import PAGE_MARK, is_stream, require_replac
 from attnscope.records.heads.findings import Findings
 from attnscope.records.maps.elsewhere import load_arrays
 from attnscope.senses.photos import Photo, read_photo
-from attnscope.studies.inputs.choice import Choice
-from attnscope.studies.inputs.options import LoadOptions
+from attnscope.studies.inputs.choice import Choice, Tokens
+from attnscope.studies.inputs.options import LoadOptions, ReadingOptions, TextsWanted
 from attnscope.studies.inputs.provenance import fingerprint
 from attnscope.studies.inputs.reading import Given, Prompt, PromptOptions, View, read, reader_of
 from attnscope.studies.inputs.texts import Progress, Report, share_read
@@ -47,49 +47,36 @@ class PageWanted:
 
     Attributes:
         texts: Texts to run the model on; "-" reads one from stdin.
-        files: Files and patterns with more of them; see `attnscope.Corpus`.
-        split: How a text file is split into texts: "line", "paragraph" or "file".
-        field: The field of jsonl or csv that holds the text.
-        pair: A second text beside each, for models that read pairs.
-        target: What an encoder-decoder is to write.
-        chat: Whether texts are put into the model's chat template.
-        generate: How many tokens a decoder is to write after each text.
+        several: Files with more of them.
+        reading: How texts are read.
         images: Photos: a model that reads pictures among words is given all of them before each text; without a text a
             vision model sees each by itself, and one that captions pictures writes of each.
         records: Saved records of attention weights (weights.npz, record.json, or their folder), to show as they are.
         heads_record: A saved record of heads (heads.npz, or its folder), which names roles; or an atlas, which the
             page then shows beside the texts.
         choice: Which heads.
-        out: The file; `-` is stdout, and a pipe is written to; None = one under `attnscope-out/`, named after model,
-            text and heads.
-        words: Whether the page opens with word pieces merged.
-        hide_special: Whether it opens with special tokens hidden.
+        tokens: How the page opens: with word pieces merged, with special tokens hidden.
         scale: What the darkest colour means as it opens: "fixed", "head" or "figure"; None = "fixed", of pictures
             "head".
+        out: The file; `-` is stdout, and a pipe is written to; None = one under `attnscope-out/`, named after model,
+            text and heads.
     """
 
     texts: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    split: str = "file"
-    field: str = "text"
-    pair: str | None = None
-    target: str | None = None
-    chat: bool = False
-    generate: int = 0
+    several: TextsWanted = TextsWanted(split="file")
+    reading: ReadingOptions = ReadingOptions()
     images: tuple[Path, ...] = ()
     records: tuple[Path, ...] = ()
     heads_record: Path | None = None
     choice: Choice = Choice()
-    out: Path | None = None
-    words: bool = False
-    hide_special: bool = False
+    tokens: Tokens = Tokens()
     scale: str | None = None
+    out: Path | None = None
 
     def __post_init__(self) -> None:
-        if not (self.texts or self.files or self.images or self.records):
+        if not (self.texts or self.several.files or self.images or self.records):
             raise UsageError("there is nothing to show", "give TEXT, --file, --image, or --record")
-        if self.split not in get_args(Split):
-            raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
+        self.several.require_split()
         if self.scale is not None and self.scale not in SCALES:
             raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
         if self.out is not None and self.out.is_dir():
@@ -104,22 +91,28 @@ class PageWanted:
             AttnscopeError: A file or a part of it cannot be read.
         """
         photos = tuple(map(read_photo, self.images))
-        if not (self.texts or self.files):
-            yield from ((View((photo,), "", self.generate) if self.generate else photo, None) for photo in photos)
-        for text in self.texts:
-            yield self._prompt(read_text(text, may_be_blank=bool(photos)), photos), None
-        if self.files:
-            corpus = Corpus(self.files, split=self.split, field=self.field)  # type: ignore[arg-type]  # checked above
-            for one in corpus:
-                if one.text is None:
-                    raise AttnscopeError(f"{one.source} holds token numbers, no text", "name the --field with the text")
-                yield self._prompt(one.text, photos), share_read(corpus)
+        if not (self.texts or self.several.files):
+            yield from (
+                (View((photo,), "", self.reading.generate) if self.reading.generate else photo, None)
+                for photo in photos
+            )
+        for written in self.texts:
+            yield self._prompt(read_text(written, may_be_blank=bool(photos)), photos), None
+        if self.several.files:
+            corpus = self.several.corpus()
+            assert isinstance(corpus, Corpus)  # of files
+            for text in corpus:
+                if text.text is None:
+                    raise AttnscopeError(
+                        f"{text.source} holds token numbers, no text", "name the --field with the text"
+                    )
+                yield self._prompt(text.text, photos), share_read(corpus)
             if corpus.problems:
                 raise AttnscopeError(f"cannot read {corpus.problems[0]}")
 
     def start(self) -> Mapping[str, str]:
         """How the page opens, as its address says it."""
-        opened = {"words": "1" if self.words else "", "hide": "1" if self.hide_special else ""}
+        opened = {"words": "1" if self.tokens.words else "", "hide": "1" if self.tokens.hide_special else ""}
         opened["scale"] = self.scale or ""
         picked = self.choice.pick or ()
         if len(picked) == 1:
@@ -128,8 +121,8 @@ class PageWanted:
 
     def _prompt(self, text: str, photos: tuple[Photo, ...]) -> Given:
         if photos:
-            return View(photos, text, self.generate)
-        return Prompt(text, self.pair, self.target, self.chat, self.generate)
+            return View(photos, text, self.reading.generate)
+        return self.reading.prompt(text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +175,7 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions, report: Repo
     # What is at hand first: a record that cannot be read is said before a model runs.
     findings, atlas = (None, []) if wanted.heads_record is None else _load_heads(file_of(wanted.heads_record))
     shown = [PageText(_chosen(_load_maps(path), wanted.choice)) for path in wanted.records]
-    if wanted.texts or wanted.files or wanted.images:
+    if wanted.texts or wanted.several.files or wanted.images:
         prompts = wanted.prompts()
         first = [*islice(prompts, _FEW + 1)]
         texts = [prompt for prompt, _ in first if isinstance(prompt, Prompt)]

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,13 @@ from attnscope.annotated.alignment import UNALIGNED, Placed, placed, placed_pair
 from attnscope.annotated.texts import merged
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import TOKEN_BUDGET, Problem, batches, chunks, copy_key, runs
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.models.model import Model, example_tokens
+from attnscope.records import file_of
+from attnscope.records.frame.reading import schema_of
 from attnscope.records.relations.combined import Combined
 from attnscope.records.relations.record import LEAST_MASS, Relation, Relations
+from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.measuring.head_blocks import decoder_start
@@ -38,7 +42,8 @@ from attnscope.studies.relations.evidence import (
     judge,
     rules_of,
 )
-from attnscope.studies.relations.options import RelationsOptions
+from attnscope.studies.relations.options import AnnotationOptions, RelationsOptions
+from attnscope.studies.relations.sounds import is_spoken, sound_relations
 from attnscope.studies.relations.sums import Found, LinkBlock, LinkMeasurer, Piece
 from attnscope.studies.running.memory import halving_note
 from attnscope.studies.running.passes import Driver, Pass, Task
@@ -392,3 +397,59 @@ def _share(texts: Iterable[AnnotatedText]) -> float | None:
     if isinstance(texts, AnnotatedCorpus) and texts.n_bytes:
         return min(1.0, texts.bytes_read / texts.n_bytes)
     return None
+
+
+# From files ------------------------------------------------------------------------------------------------------
+
+
+def study_files(
+    spec: str,
+    files: Sequence[str],
+    annotation: AnnotationOptions,
+    options: RelationsOptions,
+    loading: LoadOptions,
+    report: Report | None,
+    workers: Workers | None = None,
+) -> Relations:
+    """Loads a model, and studies the relations of annotated files, or of recordings with their words.
+
+    Raises:
+        AttnscopeError: Anything that the user can mend.
+    """
+    if is_spoken(files):
+        if options != RelationsOptions():
+            raise UsageError("of recordings one relation is asked", "leave out --only, --chunk, --examples, --combine")
+        return sound_relations(loading.load(spec), files, report)
+    corpus = _corpus(files, annotation)
+    return relations(loading.load(spec), corpus, options, report, workers)
+
+
+def relations_of(model: Model, file: Path, report: Report | None) -> Relations:
+    """The relations of an annotated file, or those that a record of them holds.
+
+    Raises:
+        AttnscopeError: It is neither, or no link can be measured.
+    """
+    file = file_of(file)
+    if schema_of(file) == Relations.SCHEMA:
+        return Relations.load(file)
+    return relations(model, _corpus([str(file)], AnnotationOptions()), report=report)
+
+
+def require_relations(file: Path) -> None:
+    """Refuses a file that cannot hold relations, before the model runs for minutes.
+
+    Raises:
+        AttnscopeError: It is not there, or its name does not tell how it is annotated.
+    """
+    if not file.exists():
+        raise AttnscopeError(f"there is no file {file}", "give annotated texts, or a relations.npz")
+    if not file.is_dir() and schema_of(file) != Relations.SCHEMA:
+        _corpus([str(file)], AnnotationOptions())
+
+
+def _corpus(files: Sequence[str], annotation: AnnotationOptions) -> AnnotatedCorpus:
+    try:
+        return AnnotatedCorpus(files, kind=annotation.kind, unit=annotation.unit)
+    except AttnscopeError as error:
+        raise UsageError(error.message, error.hint) from None

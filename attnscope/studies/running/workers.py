@@ -140,22 +140,6 @@ class Workers:
         return WorkersModel(spec, loading, self.threads, model.info.sha256, dict(versions()), known)
 
 
-def workers_from(
-    spec: str, loading: LoadOptions, *, executor: str, n: int | None, threads: int | None, address: str | None
-) -> Workers | None:
-    """The workers that a command line asks for; None = the study runs in this process.
-
-    Raises:
-        UsageError: They mean nothing.
-    """
-    if executor == "local" and n is None:
-        if threads is not None or address is not None:
-            name = "threads" if threads is not None else "ray-address"
-            raise UsageError(f"--{name} is for workers", "add --workers, or --executor ray")
-        return None
-    return Workers(spec, n, 1 if threads is None else threads, executor, address, loading)  # type: ignore[arg-type]  # it refuses others
-
-
 @dataclass(frozen=True)
 class WorkersModel:
     """The model of a study, as a worker loads it: the same weights, by the same versions.

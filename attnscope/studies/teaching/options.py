@@ -24,11 +24,7 @@ class SplitOptions:
     )  # fmt: skip
 
     def require(self) -> None:
-        """Refuses numbers of heads that do not go together with what becomes of them.
-
-        Raises:
-            UsageError: They do not.
-        """
+        """Refuses numbers of heads that do not go together with what becomes of them."""
         if not self.counts or min(self.counts) < 1:
             raise UsageError("a number of heads is at least 1", "such as --counts 1,2,4")
         if self.same_columns and max(self.counts) < 2:

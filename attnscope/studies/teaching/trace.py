@@ -17,12 +17,16 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.teaching import example, stepwise
 from attnscope.core.teaching.stepwise import Inputs, Line
 from attnscope.errors import AttnscopeError, UsageError, require_rounding
+from attnscope.models.catalog import read_config
 from attnscope.models.model import Model
+from attnscope.models.own.layouts import supports
 from attnscope.records.teaching.trace import Band, Check, Step, Trace
 from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
 from attnscope.studies.running.overflow import require_finite
+from attnscope.studies.teaching.options import TraceOptions
 from attnscope.version import VERSION
 
 if TYPE_CHECKING:
@@ -524,3 +528,28 @@ def _heads(heads: Sequence[int] | None, n: int, name: str) -> tuple[int, ...]:
             f"there is no head {beyond[0] if beyond else ''}: {name} has {n}", f"they are numbered 0 to {n - 1}"
         )  # fmt: skip
     return tuple(sorted(set(heads)))
+
+
+def study(
+    spec: str, text: str | None, layer: int | None, options: TraceOptions, loading: LoadOptions, *, loops: bool
+) -> Trace:
+    """Traces heads of a layer on a text, or the worked example where there is none; in plain loops or by NumPy.
+
+    Raises:
+        AttnscopeError: Anything that the user can mend.
+    """
+    if text is None:
+        if layer or options.target is not None or options.kind is not None:
+            raise UsageError("without a text the worked example is traced, which has one layer", "give a TEXT")
+        return trace_example(options.token, options.heads, engine="reference" if loops else loading.engine)
+    if layer is None or options.heads is None:
+        raise UsageError("the trace of a text shows single heads", "give a layer and heads, such as -L 3 -H 1")
+    prompt = Prompt(text, target=options.target)
+    source = loading.resolve(spec)
+    if loops and source.folder is not None and supports(read_config(source)) is None:
+        from attnscope.models.own.plain import load_plain
+
+        return trace_plain(load_plain(source, "float64"), prompt, layer, options.heads, token=options.token)
+    return trace(
+        loading.load(source), prompt, layer, options.heads, token=options.token, kind=options.kind, loops=loops
+    )

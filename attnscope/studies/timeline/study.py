@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,71 +29,18 @@ from attnscope.studies.ablation.reading import Reader
 from attnscope.studies.ablation.study import whole_losses
 from attnscope.studies.ablation.sweep import Going, HeadMeans, measure
 from attnscope.studies.circuits.study import composition
-from attnscope.studies.describe.study import DescribeOptions
 from attnscope.studies.heads.order import probe_texts
 from attnscope.studies.heads.roles import RULES
-from attnscope.studies.heads.study import HeadsOptions, heads
-from attnscope.studies.inputs.options import LoadOptions
+from attnscope.studies.heads.study import heads
 from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
 from attnscope.studies.running.late import failure
-
-MEASURES = ("previous_token", "induction", "first_token", "entropy_nats")
-"""What is followed where nothing else is asked for."""
-
-EXPLAINED = "explained"
-"""The measure that is the share of a head's attention that its description explains."""
+from attnscope.studies.timeline.options import EXPLAINED, TimelineOptions
 
 MOST_PAIRS, STRONGEST_PAIRS = 64, 8
 """Up to so many pairs of heads are followed all; of more, so many with the most composition at each checkpoint."""
 
 Spec = str | os.PathLike[str] | Model
 Given = Corpus | str | Sequence[str] | Sequence[CorpusText] | None
-
-
-@dataclass(frozen=True)
-class TimelineOptions:
-    """What is followed.
-
-    Attributes:
-        measures: Measures of heads (`attnscope heads --measures`), "explained" among them: the share of a head's
-            attention that its description explains, which takes longer than all others.
-        composition: Of "Q", "K" and "V", by what heads read each other's writing is followed, by the weights alone.
-        loss: Whether the models' loss on the texts is measured, where they predict something.
-        heads: How heads are studied: thresholds of roles, chunks.
-        describe: How heads are described, for "explained".
-        loading: How models are loaded.
-    """
-
-    measures: tuple[str, ...] = MEASURES
-    composition: tuple[str, ...] = ()
-    loss: bool = True
-    heads: HeadsOptions = field(default_factory=HeadsOptions)
-    describe: DescribeOptions = field(default_factory=DescribeOptions)
-    loading: LoadOptions = field(default_factory=LoadOptions)
-
-    def __post_init__(self) -> None:
-        known = known_measures()
-        for name in self.measures:
-            if name not in known:
-                raise UsageError(f"there is no measure {name!r}", f"choose from {', '.join(known)}")
-        if unknown := [by for by in self.composition if by not in COMPOSITIONS]:
-            raise UsageError(f"there is no {unknown[0]!r} composition", f"choose from {', '.join(COMPOSITIONS)}")
-        if not self.measures:
-            raise UsageError("no measure is given", f"choose from {', '.join(known)}")
-        if self.heads.shard != (1, 1) or self.heads.control or self.heads.describe is not None:
-            raise UsageError("a timeline has no shards and no control", "leave them out; descriptions: EXPLAINED")
-
-    @property
-    def heads_options(self) -> HeadsOptions:
-        """How the heads of each checkpoint are studied."""
-        return replace(self.heads, describe=self.describe if EXPLAINED in self.measures else None)
-
-
-def known_measures() -> tuple[str, ...]:
-    """The measures that can be followed."""
-    from attnscope.core.measures import FROM_OFFSETS, measure_names
-
-    return (*measure_names(), FROM_OFFSETS, EXPLAINED)
 
 
 @with_plain_torch

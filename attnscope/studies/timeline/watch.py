@@ -20,7 +20,8 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.model import wrap
 from attnscope.records.timeline import Timeline
 from attnscope.studies.inputs.texts import texts_of
-from attnscope.studies.timeline.study import Given, Growing, Stage, TimelineOptions
+from attnscope.studies.timeline.options import TimelineOptions
+from attnscope.studies.timeline.study import Given, Growing, Stage
 
 
 class HeadWatch(TrainerCallback):

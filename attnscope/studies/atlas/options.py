@@ -1,0 +1,64 @@
+"""What `attnscope atlas` and `attnscope.atlas` are asked with. Loads nothing heavy."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from attnscope.errors import UsageError
+from attnscope.options import group, option, options
+from attnscope.studies.heads.options import HeadsOptions, Listing, measures_option
+
+CONTENT = "content_nats"
+"""The score that texts are ranked by unless another is chosen."""
+
+
+@options
+class AtlasOptions:
+    """How an atlas is made.
+
+    Of a shard there is a part of an atlas, which shows nothing itself: `parts.merge_atlases` makes the whole. Profiles,
+    token tables and distances rest on the first texts of the sample (`rows.SHARE`), which is drawn by a hash, with a
+    seed, of what texts say.
+    """
+
+    rank: str = option(
+        "What examples of a head are ranked by: content_nats (attention excluding special tokens and the first, times "
+        "nats from uniform), or a measure.",
+        default=CONTENT, complete="measures",
+    )  # fmt: skip
+    examples: int = option("How many of the best texts of each head.", default=10, least=0, most=100)
+    sample: int = option("How many texts are drawn for deciles.", default=512, least=1, most=8192)
+    heads: HeadsOptions = group(HeadsOptions)
+    seed: int = option("Seed of the hashes by which texts are drawn.", default=0, python_only=True)
+
+    def require(self) -> None:
+        """Refuses a score that there is not, and the roles of relations."""
+        from attnscope.core.measures import measure_names
+
+        known = (CONTENT, *measure_names())
+        if self.rank not in known:
+            close = difflib.get_close_matches(self.rank, known)
+            hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+            raise UsageError(f"there is no measure {self.rank!r} to rank texts by", hint)
+        if self.heads.relations is not None:
+            raise UsageError("an atlas has no roles of relations", "give it their record: --with relations.npz")
+
+
+@options
+class AtlasOrder:
+    """How an atlas is made, and what is shown of it."""
+
+    atlas: AtlasOptions = group(AtlasOptions)
+    measures: str | None = measures_option()
+    listing: Listing = group(Listing)
+    beside: tuple[Path, ...] = option(
+        "Of an atlas: a record of the same model, of relations, ablate or circuits: its heads say that too; may be "
+        "given several times.",
+        "--with", default=(), panel="Heads",
+    )  # fmt: skip
+
+    def require(self) -> None:
+        """Refuses other records beside a shard."""
+        if self.beside and self.atlas.heads.shard != (1, 1):
+            raise UsageError("what other records say is of the whole", "give --with to merge's atlas: show --with")

@@ -1,0 +1,250 @@
+"""What `attnscope heads`, `atlas` and `timeline` and their Python functions are asked with. Loads nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+from attnscope.errors import UsageError, amount
+from attnscope.options import chunk_option, group, option, options, stride_option, whole_numbers
+
+if TYPE_CHECKING:
+    from attnscope.studies.describe.study import DescribeOptions
+
+Weigh = Literal["texts", "queries"]
+"""What weighs the same in measures and roles."""
+
+RETRIEVAL = "retrieval"
+"""The role that heads may have by needles."""
+
+THRESHOLD = 0.1
+"""The score from which a head is one of retrieval (Wu et al. 2024, section 2)."""
+
+MOST_TOKENS = 1 << 20
+"""Of a text: a longer one is a slip of the pen, which would run for days."""
+
+
+def read_thresholds(listed: list[str]) -> dict[str, float]:
+    """Thresholds by role, from strings such as `induction=0.3`."""
+    thresholds: dict[str, float] = {}
+    for item in listed:
+        name, _, number = item.partition("=")
+        try:
+            thresholds[name] = float(number)
+        except ValueError:
+            raise UsageError(f"{number!r} is no threshold for {name}", f"such as {name}=0.3") from None
+    return thresholds
+
+
+def _is_untrained(control: str) -> bool:
+    if control != "untrained":
+        raise UsageError(f"there is no control {control!r}", "there is: untrained")
+    return True
+
+
+def _shard(written: str) -> tuple[int, int]:
+    number, _, of = written.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise UsageError(f"there is no shard {written!r}", "shards are 1/8 to 8/8")
+    return int(number), int(of)
+
+
+@options
+class HeadsOptions:
+    """How heads are studied.
+
+    Chunks that overlap count a token as a query in the first of its chunks alone; special tokens count in each. Heads
+    are described by texts of the whole corpus, whatever the shard (`describe`; None = they are not described). By
+    `weigh` "texts" the sums and counts of a text of n queries are divided by n. `seed` is that of the random weights of
+    the control.
+    """
+
+    thresholds: Mapping[str, float] = option(
+        "Threshold that a role must reach, such as induction=0.3.",
+        "--threshold", default_factory=dict, read=read_thresholds, several=True, complete="roles",
+    )  # fmt: skip
+    chunk: int | None = chunk_option()
+    stride: int | None = stride_option()
+    frequencies: Path | None = option("Counts of words (word, tab, count), instead of the corpus's own.", default=None)
+    weigh: Weigh = option(
+        "What weighs the same in measures and roles: all texts, or all queries, so that long texts weigh more.",
+        default="texts",
+    )
+    relations: Path | None = option(
+        "Annotated texts, or relations.npz: what heads link there joins the roles.", default=None
+    )
+    control: bool = option(
+        "untrained: study the same architecture with random weights beside.", default=False, read=_is_untrained
+    )
+    causal: bool = option("Take each head that has a role out, and say what changes.", default=False)
+    writes: bool = option(
+        "Say what each head adds to the logits of right answers, next tokens or masked ones.", default=False
+    )
+    shard: tuple[int, int] = option(
+        "Study a part of the corpus only, such as 2/8; `merge` joins them.",
+        default=(1, 1), read=_shard, written="1/1", panel="Running",
+    )  # fmt: skip
+    seed: int = option("Seed of the random weights of the control.", default=0, python_only=True)
+    describe: DescribeOptions | None = option(
+        "How heads are described; None = they are not.", default=None, python_only=True
+    )
+
+    def require(self) -> None:
+        """Refuses numbers that are none, and what a shard cannot have."""
+        for name, number in (("--chunk", self.chunk), ("--stride", self.stride)):
+            if number is not None and number < 1:
+                raise UsageError(f"{name} is {number}", "it counts tokens, and must be at least 1")
+        for role, threshold in self.thresholds.items():
+            if not 0 < threshold <= 1:
+                raise UsageError(f"the threshold of {role} is {threshold:g}", "thresholds are above 0 and at most 1")
+        if self.weigh not in get_args(Weigh):
+            raise UsageError(f"{self.weigh!r} cannot be weighed alike", f"choose {' or '.join(get_args(Weigh))}")
+        if self.shard != (1, 1) and self.causal:
+            raise UsageError("heads are taken out in a whole study, not in a shard", "leave out --causal or --shard")
+        if self.shard != (1, 1) and self.relations is not None:
+            raise UsageError("the roles of relations do not outlive a merge", "give --relations without --shard")
+
+
+def _lengths(listed: str) -> tuple[int, ...]:
+    return whole_numbers(listed, "--lengths")
+
+
+def _depths(listed: str) -> tuple[float, ...]:
+    return tuple(percent / 100 for percent in whole_numbers(listed, "--depths"))
+
+
+def write_percent(depth: float) -> str:
+    """A depth as measures are called by it: 0.125 is "12.5"."""
+    return f"{100 * depth:g}"
+
+
+@options
+class NeedleOptions:
+    """What `--probe needle` hides, and where."""
+
+    PANEL: ClassVar[str] = "Text"
+
+    lengths: tuple[int, ...] = option(
+        "Of --probe needle: lengths of the texts in tokens, such as 1024,4096.",
+        default=(1024,), read=_lengths, written="1024",
+    )  # fmt: skip
+    depths: tuple[float, ...] = option(
+        "Of --probe needle: around which per cent of the text it stands.",
+        default=(0.0, 0.25, 0.5, 0.75, 1.0), read=_depths, written="0,25,50,75,100",
+    )  # fmt: skip
+    n: int = option("Of --probe needle: how many of each length.", "--needles", default=50, least=1)
+    answer: int = option(
+        "How many tokens of each are to be found; fewer where a vocabulary is too small.",
+        default=8, least=1, python_only=True,
+    )  # fmt: skip
+    threshold: float = option(
+        "The score from which a head is one of retrieval, above 0 and at most 1.", default=THRESHOLD, python_only=True
+    )
+    ablate: bool = option(
+        "Take the heads that are found on one half of the needles out on the other, and as many others.",
+        default=False, python_only=True,
+    )  # fmt: skip
+    seed: int = option("Seed of needles, haystacks and the heads that are drawn.", default=0, least=0, python_only=True)
+
+    def require(self) -> None:
+        """Refuses lengths and depths that mean nothing."""
+        if not self.lengths or min(self.lengths) < 1:
+            raise UsageError(f"texts of {list(self.lengths)} tokens", "such as 1024,4096")
+        if max(self.lengths) > MOST_TOKENS:
+            raise UsageError(
+                f"a text of {max(self.lengths):,} tokens", f"needles are hidden in {MOST_TOKENS:,} at most"
+            )
+        if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
+            depths = ", ".join(f"{100 * depth:g}%" for depth in self.depths)
+            raise UsageError(
+                f"depths of {depths or 'nothing'}", "they are from 0 to 100 per cent; in Python from 0 to 1"
+            )
+        if len(set(self.lengths)) < len(self.lengths) or len(set(map(write_percent, self.depths))) < len(self.depths):
+            raise UsageError("a length or a depth is given twice", "give each once")
+        if self.n < len(self.depths):
+            raise UsageError(
+                f"{amount(self.n, 'needle')} at {amount(len(self.depths), 'depth')}",
+                "give at least one needle for each depth",
+            )
+        if not 0 < self.threshold <= 1:
+            raise UsageError(f"a threshold of {self.threshold}", "it must be above 0 and at most 1")
+
+    @property
+    def measure_names(self) -> tuple[str, ...]:
+        """The measures of each head: the score on the whole, that of the decoy, by depth, and by length."""
+        by_depth = (f"retrieval_at_{write_percent(depth)}" for depth in self.depths)
+        by_length = (f"retrieval_in_{length}" for length in self.lengths if len(self.lengths) > 1)
+        return ("retrieval", "decoy", *by_depth, *by_length)
+
+
+@options
+class Listing:
+    """Which heads are listed with what they do."""
+
+    PANEL: ClassVar[str] = "Heads"
+
+    only: str | None = option(
+        "List only the heads for which this holds, such as 'induction > 0.4 and layer > 3'.", "--where", default=None
+    )
+    sort: str | None = option(
+        "List heads by layer, by explained (the best described first) or by entropy (the sharpest first).  "
+        "[default: layer]",
+        default=None,
+    )
+
+    def require(self) -> None:
+        """Refuses a condition that cannot be read, and an order that there is not."""
+        from attnscope.records.heads.query import HeadQuery, require_sort
+
+        require_sort(self.sort)
+        if self.only is not None:
+            HeadQuery(self.only)
+
+    def shown(self) -> dict[str, str | None]:
+        """How heads are shown, as `output.plan` takes it."""
+        return {"where": self.only, "sort": self.sort}
+
+
+def measures_option() -> Any:
+    """The field `measures` of what a command about heads is asked."""
+    return option(
+        "Also print these measures, such as entropy_nats,positional; all: every one. Figures of heads then have a "
+        "large map of each.",
+        default=None, complete="measures",
+    )  # fmt: skip
+
+
+@options
+class HeadsOrder:
+    """Which heads are studied how, on what, and what is shown of them."""
+
+    image: tuple[str, ...] = option(
+        "Photos or patterns, for vision transformers: what heads do in pictures; with TEXT, a question, for models "
+        "that read both: which heads look; may be given several times.",
+        default=(), panel="Text",
+    )  # fmt: skip
+    audio: tuple[str, ...] = option(
+        "WAV files or patterns, for models such as Whisper: when heads listen; TEXT is the transcript of one.",
+        default=(), panel="Text",
+    )  # fmt: skip
+    probe: str | None = option(
+        "repeat: random tokens that come twice, the standard test for induction; needle: words hidden in a long text, "
+        "that of --file or random tokens, for retrieval heads.",
+        default=None,
+    )
+    needles: NeedleOptions = group(NeedleOptions)
+    heads: HeadsOptions = group(HeadsOptions)
+    measures: str | None = measures_option()
+    listing: Listing = group(Listing)
+
+    def counted(self, text: str | None) -> tuple[str, ...]:
+        """What is counted as photos or recordings are studied, in the plural; of texts nothing is said."""
+        if self.image:
+            return "pictures", "words" if text else "patches"
+        return ("recordings",) if self.audio else ()
+
+    def require(self) -> None:
+        """Refuses needles where none are hidden."""
+        if self.probe != "needle" and self.needles != NeedleOptions():
+            raise UsageError("--lengths, --depths and --needles are of --probe needle", "add --probe needle")

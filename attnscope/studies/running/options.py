@@ -1,0 +1,50 @@
+"""What a study whose texts workers share is asked with. Loads nothing heavy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from attnscope.errors import UsageError
+from attnscope.options import option, options
+from attnscope.studies.inputs.options import LoadOptions
+
+if TYPE_CHECKING:
+    from attnscope.studies.running.workers import Workers
+
+
+@options
+class SharedWork:
+    """Which workers share the texts."""
+
+    PANEL: ClassVar[str] = "Running"
+
+    executor: str = option(
+        "Where workers live: local, on this machine; ray, on those of a Ray cluster (extra [ray]).", default="local"
+    )
+    workers: int | None = option(
+        "Workers that share the texts, each with its own model.  [default: this process; of Ray as many as fit]",
+        default=None,
+    )
+    threads: int | None = option(
+        "Threads that each worker computes with; more than 1 for large models.  [default: 1]", default=None
+    )
+    ray_address: str | None = option(
+        "Address of the cluster, such as 10.0.0.1:6379.  [default: as Ray finds it, else one is started here]",
+        default=None,
+    )
+
+    def share(self, spec: str, loading: LoadOptions) -> Workers | None:
+        """The workers of a study of a model; None = it runs in this process.
+
+        Raises:
+            UsageError: They mean nothing.
+        """
+        from attnscope.studies.running.workers import Workers
+
+        if self.executor == "local" and self.workers is None:
+            if self.threads is not None or self.ray_address is not None:
+                name = "threads" if self.threads is not None else "ray-address"
+                raise UsageError(f"--{name} is for workers", "add --workers, or --executor ray")
+            return None
+        threads = 1 if self.threads is None else self.threads
+        return Workers(spec, self.workers, threads, self.executor, self.ray_address, loading)  # type: ignore[arg-type]  # it refuses others
