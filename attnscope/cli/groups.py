@@ -385,15 +385,18 @@ class Listing:
         "List heads by layer, by explained (the best described first) or by entropy (the sharpest first).  "
         "[default: layer]",
     ] = None
+    every: Annotated[
+        bool, typer.Option("--all", help="List what every head attends to, not only the ten with most to say.")
+    ] = False
 
-    def shown(self) -> dict[str, str | None]:
+    def shown(self) -> dict[str, Any]:
         """How they are shown, checked before a model runs."""
         from attnscope.records.heads.query import HeadQuery, require_sort
 
         require_sort(self.sort)
         if self.only is not None:
             HeadQuery(self.only)
-        return {"where": self.only, "sort": self.sort}
+        return {"where": self.only, "sort": self.sort, "every": self.every or None}
 
 
 Thresholds = Annotated[

@@ -51,7 +51,7 @@ ENOUGH = 0.995
 ALIKE = 0.02
 """Share of the largest gain within which candidates are alike, and the simplest of them is taken."""
 
-REFITTED, REFITTED_GRADED = 9, 2
+REFITTED, REFITTED_GRADED = 6, 2
 """How many candidates are refitted: the best of all, and of those of more than two values the best by another rule."""
 
 FEWEST_TEXTS = 3
@@ -107,7 +107,9 @@ class Score:
     left: float
 
 
-def refit(part: Part, head: int, terms: tuple[int, ...], start: Floats | None = None) -> tuple[Floats, float]:
+def refit(
+    part: Part, head: int, terms: tuple[int, ...], start: Floats | None = None, close: float = _CLOSE
+) -> tuple[Floats, float]:
     """The weights of some terms for which p is nearest to a head's attention, and how near.
 
     Args:
@@ -115,6 +117,7 @@ def refit(part: Part, head: int, terms: tuple[int, ...], start: Floats | None = 
         head: Which head.
         terms: Numbers of features.
         start: Where to begin.
+        close: A step that gains less than this many nats is the last.
 
     Returns:
         The weights, and the mean of KL(A ‖ p) over texts in nats (without the ridge).
@@ -136,7 +139,7 @@ def refit(part: Part, head: int, terms: tuple[int, ...], start: Floats | None = 
         gained = value - found[0]
         if gained > 0:
             w, (value, gradient, second) = tried, found
-        if gained < _CLOSE:
+        if gained < close:
             break
     return w, value - RIDGE / 2 * float(w @ w) - float(part.entropies[head])
 
@@ -271,10 +274,7 @@ class _Search:
             start = np.append(self.weights, np.clip(found.steps[feature], -LARGEST_STEP, LARGEST_STEP))
             terms = (*self.terms, feature)
             order = _table_order(self._part, terms)
-            weights, left = refit(self._part, self.head, tuple(terms[i] for i in order), start[order])
-            back = np.empty(len(terms))
-            back[order] = weights
-            tried.append((feature, back, left))
+            tried.append((feature, *self._refit(terms, start, order, _CLOSE_ENOUGH * self._nats)))
         least = LEAST_GAIN * self._nats
         if not tried or self._left - min(left for *_, left in tried) < least:
             self.goes_on = False
@@ -286,11 +286,18 @@ class _Search:
             self._first = self._alone(*taken)
             others = [one for one in tried if one[0] != taken[0]]
             self._runner_up = self._alone(*min(others, key=lambda one: one[2])) if others else None
-        feature, self.weights, left = taken
+        feature, weights, _ = taken
         self.terms = (*self.terms, feature)
+        self.weights, left = self._refit(self.terms, weights, _table_order(self._part, self.terms), _CLOSE)
         self._gains.append(self._left - left)
         self._left = left
         self.goes_on = left > (1 - ENOUGH) * self._nats
+
+    def _refit(self, terms: tuple[int, ...], start: Floats, order: list[int], close: float) -> tuple[Floats, float]:
+        found, left = refit(self._part, self.head, tuple(terms[i] for i in order), start[order], close)
+        weights = np.empty(len(terms))
+        weights[order] = found
+        return weights, left
 
     def _alone(self, feature: int, weights: Floats, left: float) -> Description:
         return Description((feature,), weights, (self._nats - left,), self._nats)

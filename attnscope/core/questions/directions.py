@@ -33,7 +33,7 @@ DIMENSIONS = 96
 RIDGES = {"keys": 0.5, "pairs": 3.0, "types": 8.0}
 """In rows: what the ridges weigh."""
 
-N_PAIRS, ROUNDS, PAIR_ROUNDS = 2, 6, 3
+N_PAIRS, ROUNDS, PAIR_ROUNDS = 2, 4, 2
 
 KEY_CUTS = (0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.96)
 """Shares of the fitted entries below which the levels of keys begin."""
@@ -133,7 +133,7 @@ class _Fit:
         return made
 
     def _errors(self) -> tuple[Singles, Singles]:
-        """r = B - p and p, each times what its row counts, (head, entry)."""
+        """The errors r = B - p, and p, each times what its row counts, (head, entry)."""
         top = np.maximum.reduceat(self._scores, self._first, axis=1)
         p = np.exp(self._scores - top[:, self._row_of])
         p *= (self._row_weights / np.add.reduceat(p, self._first, axis=1))[:, self._row_of]
@@ -255,7 +255,6 @@ def quantise(
     spread = max(float(means.max() - means.min()), 1e-30)
     values = np.rint((GRADES - 1) * (means - means.min()) / spread) / (GRADES - 1)
     return levels, values
-
 
 
 GATE_RANK, MATCH_RANK = 9, 8

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 RIDGE = 1e-4
 _ENTRIES_AT_ONCE, _WEIGHTS_AT_ONCE = 2**16, 2**21
 _TABLE_BYTES = 2**25
-_MOST_DENSE = 48
+_MOST_DENSE, _MOST_CODES = 48, 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,7 +250,7 @@ class Part:
         at_once = max(1, _WEIGHTS_AT_ONCE // max(1, self.size))
         blocks = [slice(start, start + at_once) for start in range(0, self.rows.n_heads, at_once)]
         means = [
-            self.means(self.rows.weights[block, self.entries].astype(np.float32), self.weights[block])
+            self.means(self.rows.weights[block, self.entries].astype(np.float64), self.weights[block])
             for block in blocks
         ]
         return np.concatenate(means)
@@ -317,19 +317,19 @@ class Part:
             found[number] = len(np.unique(self.texts[varies]))
         return found
 
-    def means(self, unscaled: NDArray[np.float32], weights: Floats) -> Floats:
+    def means(self, unscaled: NDArray[np.floating], weights: Floats) -> Floats:
         """The mean of E_p[f] for several p at once, (p, feature).
 
         Args:
-            unscaled: (p, entry): probabilities but for a factor of each row.
+            unscaled: (p, entry): probabilities but for a factor of each row; sums have their precision.
             weights: (p, row): what rows count.
         """
         sums = np.maximum(np.add.reduceat(unscaled, self.first, axis=1, dtype=np.float64), 1e-30)
-        scaled = unscaled * (weights / sums).astype(np.float32)[:, self.row_of]
+        scaled = unscaled * (weights / sums).astype(unscaled.dtype)[:, self.row_of]
         found = np.zeros((len(unscaled), len(self.levels)))
         for start in range(0, unscaled.shape[1], _ENTRIES_AT_ONCE):
             some = slice(start, start + _ENTRIES_AT_ONCE)
-            found += scaled[:, some] @ self.levels[:, some].T.astype(np.float32)
+            found += scaled[:, some] @ self.levels[:, some].T.astype(unscaled.dtype)
         return found / (self.rows.levels - 1)
 
     def scores(self, chosen: tuple[int, ...], weights: Floats, head: int = 0) -> Floats:
@@ -349,8 +349,10 @@ class Part:
         """How often each combination of some features' levels occurs in each row."""
         key = head if max(chosen, default=-1) >= self.n_shared else -1, chosen
         if key not in self._tables:
-            self._tables[key] = Table.of(self, chosen, head)
-            while len(self._tables) > 1 and sum(one.n_bytes for one in self._tables.values()) > _TABLE_BYTES:
+            made = Table.of(self, chosen, head)
+            self._tables[key] = made
+            # All are of one size, but for a few.
+            while len(self._tables) > max(2, _TABLE_BYTES // made.n_bytes):
                 self._tables.popitem(last=False)
         self._tables.move_to_end(key)
         return self._tables[key]
@@ -386,10 +388,13 @@ class Table:
         before, levels = part.table(chosen[:-1], head), part.values_of(chosen[-1], head)
         codes = before.places * np.int32(len(levels))
         codes += part.column(chosen[-1], head)
-        seen = np.flatnonzero(np.bincount(codes, minlength=len(before.values) * len(levels)))
-        place = np.zeros(len(before.values) * len(levels), np.int32)
-        place[seen] = np.arange(len(seen), dtype=np.int32)
-        places = place[codes]
+        size = len(before.values) * len(levels)
+        seen, places = np.arange(size), codes
+        if size > _MOST_CODES:  # else those that never occur do no harm
+            seen = np.flatnonzero(np.bincount(codes, minlength=size))
+            place = np.zeros(size, np.int32)
+            place[seen] = np.arange(len(seen), dtype=np.int32)
+            places = place[codes]
         if len(seen) <= _MOST_DENSE:
             of_rows = np.bincount(part.row_of * len(seen) + places, part.counts, minlength=n_rows * len(seen))
             counts = of_rows.reshape(n_rows, len(seen)).astype(np.float64)

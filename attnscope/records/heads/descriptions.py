@@ -145,7 +145,7 @@ class Active:
 
     @property
     def tells(self) -> float:
-        """How much there is to say: nats that the terms predict, times the share of attention."""
+        """Nats that the terms predict, times the share of attention that they are about."""
         return max(0.0, self.explained) * self.nats * self.share if math.isfinite(self.explained) else 0.0
 
 
@@ -202,6 +202,15 @@ class HeadDescription(OneHead):
             return f"other half: {self.other_half}"
         # Records of earlier versions compare the first terms alone, sinks or not.
         return "" if self.content or self.agrees is not False else "other half: another first term"
+
+    @property
+    def tells(self) -> float:
+        """How much there is to say: nats that the terms predict, times the share of attention that they are about."""
+        if self.spreads_evenly:
+            return 0.0
+        if self.active is not None:
+            return self.active.tells
+        return max(0.0, self.explained) * self.nats if math.isfinite(self.explained) else 0.0
 
     @property
     def spreads_evenly(self) -> bool:

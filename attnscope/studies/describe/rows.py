@@ -199,9 +199,7 @@ def _run(
     from attnscope.core.attention.probes import Weights
     from attnscope.core.attention.row_samples import RowSamples, RowsWanted
 
-    asked: Any = {
-        kind: [RowsWanted(unit.queries, len(unit.chunk)) for unit in units] for kind in blocks
-    }
+    asked: Any = {kind: [RowsWanted(unit.queries, len(unit.chunk)) for unit in units] for kind in blocks}
     probe = RowSamples(asked)
     targets = [unit.target for unit in units if unit.target is not None]
     given = batch_of([unit.chunk.tokens for unit in units], targets).to(model.info.device)
@@ -279,7 +277,9 @@ def _groups(
         for unit in units:
             digest.update(np.packbits(reads[unit].found.allowed[layer]).tobytes())
         alike.setdefault(digest.digest(), []).append(layer)
-    return [_group(kind, reads, sample, features, types, {layer: mine_of[layer] for layer in of}) for of in alike.values()]
+    return [
+        _group(kind, reads, sample, features, types, {layer: mine_of[layer] for layer in of}) for of in alike.values()
+    ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,8 +44,11 @@ if TYPE_CHECKING:
     from attnscope.core.questions.descriptions import Description
     from attnscope.core.questions.sampled_rows import Part
 
-QUERIES, QUERIES_A_TEXT = 2000, 8
+QUERIES, QUERIES_A_TEXT = 4000, 8
 """Queries that are sampled; and how many of a text at least, while that leaves texts out."""
+
+MOST_ENTRIES = 120_000
+"""Pairs of a sampled query and a key of its text: what a description takes time for."""
 
 MOST_BYTES = 160 * 2**20
 """What the features of sampled rows, and what heads have of them, may take."""
@@ -200,7 +203,8 @@ def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
         rows = np.minimum(sizes[:n_units, 0], each)
         n_rows, n_entries = int(rows.sum()), int((rows * sizes[:n_units, 1]).sum())
         size = n_entries * (_N_FEATURES * len(model.info.kinds) + 2 * n_heads)
-        return n_rows <= options.queries and (size <= MOST_BYTES or n_rows <= _FEWEST_ROWS)
+        is_small = size <= MOST_BYTES and n_entries <= MOST_ENTRIES
+        return n_rows <= options.queries and (is_small or n_rows <= _FEWEST_ROWS)
 
     n_units = len(units)
     each = QUERIES_A_TEXT
@@ -364,9 +368,7 @@ def _bases(features: Sequence[Feature]) -> list[int]:
     return [LATER if feature.name.endswith(" from special") else numbers[feature.base] for feature in features]
 
 
-def _head(
-    fit: Fitted, sample: Sequence[Unit], parts: tuple[Part, Part], names: Names, number: int
-) -> HeadDescription:
+def _head(fit: Fitted, sample: Sequence[Unit], parts: tuple[Part, Part], names: Names, number: int) -> HeadDescription:
     from attnscope.core.questions.descriptions import row_losses, score, score_of_texts
 
     group, (scored, sinks) = fit.group, parts
@@ -489,7 +491,13 @@ def _sink_term(group: Group, sinks: Part, number: int, found: Description, place
 
 
 def _known_term(
-    features: Sequence[Feature], at: int, found: Description, place: int, scored: Part, head: int, mine: set[str],
+    features: Sequence[Feature],
+    at: int,
+    found: Description,
+    place: int,
+    scored: Part,
+    head: int,
+    mine: set[str],
     numbers: Sequence[int],
 ) -> Term:
     """A term of the catalogue, with its share of attention."""
