@@ -3,8 +3,8 @@
     s(q, k) = o(k - q) + K(type of k) + Σ_j U_j(type of q) V_j(type of k),      p(k | q) ∝ exp(s)
 
 K, U and V are linear in a few columns X that describe types (such as their static embeddings), with a ridge. K has a
-further score of its own per type, which a second ridge draws to 0: words that are frequent in the fitted rows may differ
-from what their embedding says.
+further score of its own per type, which a second ridge draws to 0: words that are frequent in the fitted rows may
+differ from what their embedding says.
 
 Each block is fitted in turn by a Newton step on the types' sums: with r = B - p and curvature p (an upper bound of
 p(1 - p), so that steps do not overshoot), the gradient of a type is Σ r over the entries that have it. A pair starts
@@ -214,13 +214,13 @@ class _Fit:
         return left, right
 
 
-def _sums(of: sp.csr_matrix, values: Singles) -> Singles:
+def _sums(of: sp.csr_matrix, values: NDArray[np.floating]) -> Singles:
     """(head, group): sums of (head, entry) over the entries of each group."""
     sums: Singles = (of @ values.T).T
     return sums
 
 
-def _whitening(second: Singles, share: float) -> Singles:
+def _whitening(second: NDArray[np.floating], share: float) -> Singles:
     n = len(second)
     second = second + np.eye(n, dtype=np.float32) * max(share * float(np.trace(second)) / n, 1e-12)
     return np.linalg.cholesky(np.linalg.inv(second)).astype(np.float32)

@@ -219,7 +219,8 @@ class Part:
     def column(self, feature: int, head: int) -> NDArray[np.uint8]:
         """(entry,): the levels of a feature, of those that a head alone has, too."""
         if feature < self.n_shared:
-            return self.levels[feature]
+            shared: NDArray[np.uint8] = self.levels[feature]
+            return shared
         own = self.own_columns(head)[feature - self.n_shared]
         if own.keys is None:
             of_keys = self.levels[own.key_feature]
@@ -227,7 +228,7 @@ class Part:
             assert self.rows.key_types is not None
             of_keys = own.keys[self.rows.key_types[self.entries]]
         if own.queries is None and own.rows is None:
-            return of_keys
+            return np.asarray(of_keys, np.uint8)
         if own.queries is None:
             assert own.rows is not None
             of_rows = own.rows[self.index]
@@ -281,7 +282,7 @@ class Part:
         """(feature,): how much features vary within a row where attention is spread evenly; 0 for those of 2 levels."""
         found = np.zeros(len(self.levels))
         for number in np.flatnonzero(self.rows.levels > 2):
-            found[number] = self._variance(self.values_of(number, 0)[self.levels[number]])
+            found[number] = self._variance(self.values_of(int(number), 0)[self.levels[number]])
         return found
 
     def own_variances(self, head: int) -> Floats:
@@ -299,12 +300,14 @@ class Part:
     @cached_property
     def uniform_nats(self) -> Floats:
         """(head,): the mean of KL(A ‖ uniform)."""
-        return np.einsum("hr,rh->h", self.weights, self.rows.uniform_nats[self.index])
+        found: Floats = np.einsum("hr,rh->h", self.weights, self.rows.uniform_nats[self.index])
+        return found
 
     @cached_property
     def entropies(self) -> Floats:
         """(head,): the mean entropy."""
-        return np.einsum("hr,rh->h", self.weights, self.rows.entropies[self.index])
+        found: Floats = np.einsum("hr,rh->h", self.weights, self.rows.entropies[self.index])
+        return found
 
     @cached_property
     def said_in(self) -> NDArray[np.int64]:

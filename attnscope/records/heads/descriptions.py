@@ -204,6 +204,11 @@ class HeadDescription(OneHead):
         return "" if self.content or self.agrees is not False else "other half: another first term"
 
     @property
+    def main(self) -> HeadDescription | Active:
+        """What its numbers are about where there is room for one part: the active part, unless the head only rests."""
+        return self if self.active is None or self.active.share < HARDLY else self.active
+
+    @property
     def tells(self) -> float:
         """How much there is to say: nats that the terms predict, times the share of attention that they are about."""
         if self.spreads_evenly:
@@ -220,8 +225,7 @@ class HeadDescription(OneHead):
     @property
     def is_unsure(self) -> bool:
         """Whether there are too few texts to tell how much is explained: the interval is wider than `UNSURE`."""
-        part = self if self.active is None else self.active
-        return part.high - max(part.low, 0.0) > UNSURE
+        return self.main.high - max(self.main.low, 0.0) > UNSURE
 
     @property
     def words(self) -> str:

@@ -264,6 +264,7 @@ class Fitted:
         other_half: The first term of the scored half, likewise.
         sinks: One of how much it rests, where and when.
         is_fitted: (active row,): whether its text is for fitting.
+        matches: (head, row of sinks): how much there is to attend to, in nats; see `_matches`.
     """
 
     group: Group
@@ -271,6 +272,7 @@ class Fitted:
     other_half: tuple[Description, ...]
     sinks: tuple[Description, ...]
     is_fitted: NDArray[np.bool_]
+    matches: NDArray[np.float64]
 
 
 def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> Fitted:
@@ -301,7 +303,7 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
     sink_needs = [numbers.get(needs[number], needs[number]) for number in group.sink_features]
     sinks = find_terms(group.sinks.of_texts(fitted), sink_ranks, most=MOST_SINK_TERMS, needs=sink_needs, most_own=2)
     is_fitted = np.isin(group.active.texts, fitted)
-    return Fitted(group, tuple(active), tuple(other_half), tuple(sinks), is_fitted)
+    return Fitted(group, tuple(active), tuple(other_half), tuple(sinks), is_fitted, matches)
 
 
 def _columns_of_types(group: Group, fitted: Sequence[int]) -> NDArray[np.float32]:

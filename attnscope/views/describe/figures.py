@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnscope.errors import amount
-from attnscope.records.heads.descriptions import LITTLE, Active, HeadDescription, Term
+from attnscope.records.heads.descriptions import LITTLE, HeadDescription, Term
 from attnscope.records.heads.findings import Findings
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK, LINE, Box, Page, wrap_lines
@@ -80,7 +80,7 @@ def texts_of(findings: Findings) -> list[str]:
     """The texts that the figure may show, to find fonts for."""
     if findings.descriptions is None:
         return []
-    return [printable(term.words, 200) for one in findings.descriptions.heads for term in _part(one).terms]
+    return [printable(term.words, 200) for one in findings.descriptions.heads for term in one.main.terms]
 
 
 def cards_layout(findings: Findings, lettering: Lettering) -> Cards:
@@ -110,8 +110,8 @@ def cards_layout(findings: Findings, lettering: Lettering) -> Cards:
             box = (*place, cell[0] - 4, cell[1] - 4)
             one = known.get((kind, head.layer, head.head))
             cards.append(_card(one, box, f"H{head.head}" if per_layer > 1 else "", lettering))
-            if one is not None and math.isfinite(_part(one).explained):
-                shares.setdefault(head.layer, []).append(_part(one).explained)
+            if one is not None and math.isfinite(one.main.explained):
+                shares.setdefault(head.layer, []).append(one.main.explained)
         for layer, of_layer in shares.items() if beside else ():
             strip = (right + gap, top + layer * pitch, beside - gap, per_layer * cell[1] - 4)
             strips.append((strip, tuple(of_layer)))
@@ -158,12 +158,7 @@ def short_terms(one: HeadDescription) -> list[str]:
     """The terms without their shares: "[CLS]", "near tokens", "not to the right"."""
     if one.spreads_evenly:
         return ["spreads evenly"]
-    return [_short(term) for term in _part(one).terms if not term.part_of] or ["undescribed"]
-
-
-def _part(one: HeadDescription) -> HeadDescription | Active:
-    """What a card is about: the head's attention off the sinks, unless the record does not tell it apart."""
-    return one if one.active is None else one.active
+    return [_short(term) for term in one.main.terms if not term.part_of] or ["undescribed"]
 
 
 def _lines(terms: Sequence[str], most: int, size: float, room: float, lettering: Lettering) -> list[str]:
@@ -198,7 +193,7 @@ def _card(one: HeadDescription | None, box: Box, name: str, lettering: Lettering
     room, size = box[2] - 2 * _PAD_PX, lettering.paper.letters(_TEXT_PX)
     most = int(box[3] + 4 - _height_of(0)) // _LINE_PX
     lines = _lines(short_terms(one), most, size, room, lettering)
-    part = _part(one)
+    part = one.main
     if one.spreads_evenly or not math.isfinite(part.explained):
         return Card(box, _NOTHING, name, "", "", tuple(lines))
     fill = blend(min(1.0, max(0.0, part.explained)), _PALE, _DARK)

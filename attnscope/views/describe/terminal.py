@@ -55,14 +55,14 @@ def _columns(findings: Findings) -> list[Column]:
     return [
         Column("head", lambda row: full_name(row[0], findings), style="bold"),
         Column("attends", lambda row: attends(row[1]), right=True, drop=1),
-        Column("nats", lambda row: fixed((row[1].active or row[1]).nats, 2), right=True),
+        Column("nats", lambda row: fixed(row[1].main.nats, 2), right=True),
         Column("predicted", lambda row: _predicted(row[1]), right=True),
         Column("what it does", lambda row: _words(row[1]), wraps=True, least=48),
     ]
 
 
 def _predicted(one: HeadDescription) -> Text:
-    part = one if one.active is None else one.active
+    part = one.main
     if one.spreads_evenly or part.nats < EVEN:
         return Text("")
     known = "" if math.isnan(part.low) else f" {_bound(part.low)}-{_bound(part.high)}"

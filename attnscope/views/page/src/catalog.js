@@ -78,7 +78,7 @@ function wordsOfDescription({ terms, nats, explained, active }) {
 
 /** What a description predicts, in words: of the attention off the sinks, where a record tells them apart. */
 export function predictedOf(description, interval) {
-  const { explained, low, high, nats } = description.active ?? description;
+  const { explained, low, high, nats } = description.active?.share >= HARDLY ? description.active : description;
   if (description.nats < EVEN || nats < EVEN) return `${shortNumber(nats)} nats from uniform`;
   return `predicts ${percent(explained ?? NaN)}${interval(low ?? NaN, high ?? NaN, percent)} of what sets it apart from uniform attention (${shortNumber(nats)} nats)`;
 }
