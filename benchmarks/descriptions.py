@@ -3,7 +3,7 @@
 - quality: each half of the sampled texts is fitted and the other scored, both ways, of all attention and of that off
   the sinks; how often both come to the same first term; processor time to fit against a plain forward over 40,000
   tokens.
-- planted: attention to 20 random tokens, from 20 to 20, or by two such rules, over the model's own tokens, with noise.
+- planted: attention to 20 random tokens, from one class to another, or by both rules, with noise.
 - random: the model's architecture with random weights, queries and keys scaled so that heads are 1 to 2 nats sharp.
 - treebank: with the links of annotated texts and without, if a file is given.
 - growth: explained shares with the sample doubled.
@@ -31,6 +31,7 @@ from attnscope.core.attention.seam import attend
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.models.model import Batch, Model
 from attnscope.records.heads.descriptions import HeadDescription
+from attnscope.studies.describe.english import CLOSED_CLASSES
 from attnscope.studies.describe.rows import Group, Unit, measure
 from attnscope.studies.describe.study import DescribeOptions, _describe_group, draw, fit_group
 from attnscope.studies.inputs.texts import special_ids
@@ -112,7 +113,7 @@ def attention_of(group: Group, scores: np.ndarray, sharpness: np.ndarray, noise:
 
 
 def planted(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, Any]:
-    """Heads that attend to 20 random tokens, from one random class to another, or by two rules: what comes first."""
+    """Heads that attend to 20 random tokens, from one class to another, or by both rules: whether those come first."""
     right: dict[str, list[float]] = {"tokens": [], "class_to_class": [], "two_rules": []}
     for seed in range(100, 100 + seeds):
         sample, (group, *_) = sampled(model, texts, queries, seed)
@@ -120,14 +121,16 @@ def planted(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, 
         assert rows.key_types is not None and rows.query_types is not None
         queries_of = np.repeat(rows.query_types, np.diff(rows.starts))
         common = np.argsort(-np.bincount(rows.key_types, minlength=len(group.types.ids)))[:200]
+        words = [label.lower() for label in group.types.labels]
+        classes = [np.flatnonzero(np.isin(words, list(of))) for of in CLOSED_CLASSES.values()]
+        classes.append(np.array([n for n, word in enumerate(words) if not any(c.isalnum() for c in word)]))
         rules: list[tuple[str, list[np.ndarray]]] = []
         for n in range(30):
-            keys, of_queries, more = (drawn.choice(common, 20, replace=False) for _ in range(3))
-            rule = np.isin(rows.key_types, keys)
-            if n % 3 == 1:
-                rule &= np.isin(queries_of, of_queries)
-            both = [rule, np.isin(rows.key_types, more) & np.isin(queries_of, of_queries)]
-            rules.append((("tokens", "class_to_class", "two_rules")[n % 3], both if n % 3 == 2 else [rule]))
+            rule = np.isin(rows.key_types, drawn.choice(common, 20, replace=False))
+            source, target = drawn.choice(len(classes), 2, replace=False)
+            between = np.isin(rows.key_types, classes[target]) & np.isin(queries_of, classes[source])
+            kind = ("tokens", "class_to_class", "two_rules")[n % 3]
+            rules.append((kind, {"tokens": [rule], "class_to_class": [between], "two_rules": [rule, between]}[kind]))
         scores = np.stack([np.sum(of_head, 0, dtype=np.float64) for _, of_head in rules])
         noise = drawn.normal(size=scores.shape) * drawn.uniform(0.1, 0.8, (len(rules), 1))
         weights = attention_of(group, scores, drawn.uniform(0.15, 0.4, len(rules)), noise)

@@ -86,6 +86,17 @@ def test_minilm_has_a_previous_and_a_next_token_head(minilm: Model, paragraphs: 
     assert tokens.labels[failure.place] == failure.token
 
 
+def test_minilm_heads_are_said_to_find_what_they_find(minilm: Model) -> None:
+    """Nothing about these heads is coded: their pairs and tokens are found in the texts."""
+    places = ((3, 1), (1, 3), (5, 3))
+    found = describe(minilm, Corpus([ALICE], split="paragraph"), options=DescribeOptions(heads=places))
+    referents, brackets, names = (found.of(*place).active for place in places)
+    assert ("she", "alice") in [(pair.query, pair.key) for pair in referents.pairs]
+    assert {(")", "("), ("she", "alice")} <= {(pair.query, pair.key) for pair in brackets.pairs}
+    assert names.terms[0].own and names.terms[0].words.startswith("tokens like alice, rabbit")
+    assert "capitalised words" in names.terms[0].words
+
+
 # The sample -----------------------------------------------------------------------------------------------------
 
 

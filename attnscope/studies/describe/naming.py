@@ -29,6 +29,9 @@ COVERED, LIFTED = 0.6, 1.5
 PAIRS, FEWEST_TEXTS = 3, 2
 """Strong pairs that are kept, and the texts in which a pair must occur."""
 
+_SHRUNK_BY = 2
+"""Occurrences without attention that are added to those of a pair."""
+
 _TOO_WIDE = frozenset((RESTING, "word", "infrequent", "frequent", "last"))
 
 
@@ -87,7 +90,7 @@ class Names:
         weights = on[high] * of_entries[high]
         return self._listed(np.bincount(self._keys[high], weights, len(values))) + self._covered(high, weights)
 
-    def _listed(self, weights: Floats) -> str:
+    def _listed(self, weights: NDArray[np.number]) -> str:
         best = [int(t) for t in np.argsort(-weights, kind="stable")[: 2 * TOKENS] if weights[t] > 0]
         labels = dict.fromkeys(self._types.labels[t].strip("·Ġ▁ ") or self._types.labels[t] for t in best)
         return ", ".join(list(labels)[:TOKENS])
@@ -113,7 +116,8 @@ class Names:
         codes = self._queries[rows].astype(np.int64) * len(self._types.ids) + self._keys
         order = np.argsort(-more, kind="stable")[: 2**13]  # a strong pair has strong entries
         found, which = np.unique(codes[order], return_inverse=True)
-        sums = np.bincount(which, more[order])
+        # Pairs of frequent tokens have much attention by their number: each counts by its mean, shrunk towards 0.
+        sums = np.bincount(which, more[order]) / (np.bincount(which) + _SHRUNK_BY)
         made: list[Pair] = []
         for at in np.argsort(-sums, kind="stable")[: 20 * PAIRS]:
             texts = np.unique(part.texts[rows[order[which == at]]])
