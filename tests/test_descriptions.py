@@ -17,7 +17,7 @@ from attnscope.corpus import Corpus, CorpusText, count_tokens
 from attnscope.corpus.copies import _LABEL
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.records.heads.descriptions import Descriptions, HeadDescription, Term
+from attnscope.records.heads.descriptions import Active, Descriptions, HeadDescription, Pair, Term
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.describe import study
 from attnscope.studies.describe.rows import measure
@@ -50,39 +50,52 @@ def test_heads_that_were_built_are_described_as_they_were_built(of_own: Descript
     }  # fmt: skip
     for place, feature in built.items():
         one = of_own.of(*place)
-        assert one.terms[0].feature == feature, one.line
+        terms = one.terms if feature.startswith("special:") else one.active.terms
+        assert terms[0].feature == feature, one.line
         assert one.explained > 0.95 and one.low <= one.explained <= one.high
-        assert one.agrees
+        assert one.agrees is not False
     for place, feature in {(0, 4): "same_elsewhere", (1, 1): "induction", (1, 4): "same_elsewhere"}.items():
-        assert {term.feature for term in of_own.of(*place).terms} == {"special:[REST]", feature}
+        assert of_own.of(*place).active.terms[0].feature == feature
+        assert of_own.of(*place).terms[0].feature == "special:[REST]"
     even = of_own.of(0, 6)
     assert even.spreads_evenly and not even.terms and math.isnan(even.explained)
     assert even.line == "spreads evenly: 0.00 nats from uniform"
 
 
 def test_shares_are_those_of_the_attention(of_own: Descriptions) -> None:
-    term = of_own.of(0, 2).terms[0]
+    term = of_own.of(0, 2).active.terms[0]
     assert term.share == pytest.approx(1, abs=0.01)
     assert term.even < 0.1
     for one in of_own.heads:
-        for term in one.terms:
+        for term in (*one.terms, *(one.active.terms if one.active else ())):
             assert math.isnan(term.share) or -1e-3 <= term.share <= 1.001
 
 
 def test_minilm_has_a_previous_and_a_next_token_head(minilm: Model, paragraphs: list[str]) -> None:
     found = describe(minilm, paragraphs, ["cats=(?i)^cats?$"], FEW)
     assert len(found.heads) == 72
-    assert found.of(0, 2).terms[0].feature == "offset-1"
-    assert found.of(1, 8).terms[0].feature == "offset+1"
+    assert found.of(0, 2).active.terms[0].feature == "offset-1"
+    assert found.of(1, 8).active.terms[0].feature == "offset+1"
     assert np.median([one.explained for one in found.heads]) > 0.5
     sinks = [one for one in found.heads if one.terms and one.terms[0].feature == "special:[CLS]"]
     assert len(sinks) > 20
-    assert np.mean([one.explained_beside - one.explained for one in sinks]) > 0.02
+    assert all(0.2 < 1 - one.active.share <= 1 for one in sinks)
     # What fails most is told, and is in the text.
     failure = found.of(3, 1).failures[0]
     assert failure.nats > 0
     tokens = minilm.tokenizer.encode(paragraphs[failure.text])
     assert tokens.labels[failure.place] == failure.token
+
+
+def test_minilm_heads_are_said_to_find_what_they_find(minilm: Model) -> None:
+    """Nothing about these heads is coded: their pairs and tokens are found in the texts."""
+    places = ((3, 1), (1, 3), (5, 3))
+    found = describe(minilm, Corpus([ALICE], split="paragraph"), options=DescribeOptions(heads=places))
+    referents, brackets, names = (found.of(*place).active for place in places)
+    assert ("she", "alice") in [(pair.query, pair.key) for pair in referents.pairs]
+    assert {(")", "("), ("she", "alice")} <= {(pair.query, pair.key) for pair in brackets.pairs}
+    assert names.terms[0].own and names.terms[0].words.startswith("tokens like alice, rabbit")
+    assert "capitalised words" in names.terms[0].words
 
 
 # The sample -----------------------------------------------------------------------------------------------------
@@ -120,29 +133,33 @@ def test_the_sample_is_bounded_and_its_halves_share_no_text(own: Model, paragrap
     assert abs(len(halves[0]) - len(halves[1])) <= 1
 
 
-def test_memory_goes_to_texts_and_not_to_rows_that_are_fitted(
-    own: Model, paragraphs: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A fitted text has one record of its features, a scored one a record for each row; together they fill the room."""
+def test_memory_is_bounded(own: Model, paragraphs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "MOST_BYTES", 3_000_000)
     texts = [" ".join(text.split()[:12]) for text in paragraphs] * 8
     texts = [f"{text} {n}" for n, text in enumerate(texts)]
     listed = [CorpusText(i, "texts", i + 1, text=text) for i, text in enumerate(texts)]
     units = study.draw(own, listed, DescribeOptions())
-    n_rows = sum(len(unit.queries) for unit in units)
-    n_heads = sum(layers * each for layers, each in zip(own.info.n_layers, own.info.n_heads, strict=True))
     assert len(units) < len(texts)
     counts = count_tokens(listed, own.tokenizer.encode)
     groups = measure(own, units, Frequencies.of_counts(counts))
-    held = sum(group.rows.expected.nbytes + group.rows.features.nbytes for group in groups)
-    in_full = n_rows * n_heads * 2 * len(groups[0].features) + sum(group.rows.features.nbytes for group in groups)
-    # Two groups of layers hold the features twice; a record for each row of every text would take more still.
-    assert 2_000_000 < held < 4_500_000 < in_full
-    rows = groups[0].rows
-    assert rows.records is not None
-    for number, unit in enumerate(units[:3] + units[-3:]):
-        of_unit = rows.records[rows.texts == (number if number < 3 else len(units) - 6 + number)]
-        assert len(set(of_unit.tolist())) == (1 if unit.fits else len(of_unit))
+    parts = [rows for group in groups for rows in (group.active, group.sinks)]
+    held = sum(rows.features.nbytes + rows.weights.nbytes for rows in parts)
+    # Two groups of layers hold the features twice.
+    assert 1_000_000 < held < 4_500_000
+
+
+def test_both_parts_of_the_rows_are_those_of_the_whole_map(own: Model, paragraphs: list[str]) -> None:
+    """Attention off the sinks and on them, with the keys that are no sinks as one entry, for each sampled row."""
+    listed = [CorpusText(i, "texts", i + 1, text=text) for i, text in enumerate(paragraphs[:6])]
+    units = study.draw(own, listed, DescribeOptions(queries=60))
+    counts = count_tokens(listed, own.tokenizer.encode)
+    for group in measure(own, units, Frequencies.of_counts(counts)):
+        sink_mass = group.sinks.mass
+        np.testing.assert_allclose(sink_mass, 1, atol=2e-3)
+        free = group.sinks.weights[:, group.sinks.starts[:-1]].T[group.sink_rows]
+        np.testing.assert_allclose(free, group.active.mass, atol=2e-3)
+        # The chain rule: nats from uniform of the whole row are those of both parts.
+        assert (group.sinks.counts[group.sinks.starts[:-1]][group.sink_rows] == np.diff(group.active.starts)).all()
 
 
 def test_a_model_in_memory_is_described(tmp_path: Path, paragraphs: list[str]) -> None:
@@ -154,13 +171,14 @@ def test_a_model_in_memory_is_described(tmp_path: Path, paragraphs: list[str]) -
     assert not model.static_embeddings(torch.tensor([[1, 2]])).requires_grad
     found = heads(model, paragraphs[:12], HeadsOptions(describe=FEW))
     assert not found.run.get("failures") and found.descriptions is not None
-    assert found.descriptions.heads == describe(model, paragraphs[:12], options=FEW).heads
+    alone = describe(model, paragraphs[:12], options=FEW)
+    assert repr(found.descriptions.heads) == repr(alone.heads)  # NaN is like itself
     assert len(found.descriptions.heads) == len(found.heads)
 
 
 def test_stability_is_that_of_terms_outside_sinks(of_own: Descriptions) -> None:
     for place in ((0, 3), (1, 3)):  # heads that only rest
-        assert of_own.of(*place).terms[0].feature == "special:[BOS]" and of_own.of(*place).agrees
+        assert of_own.of(*place).terms[0].feature == "special:[BOS]" and of_own.of(*place).agrees is not False
     assert of_own.of(0, 0).content == "offset-1" and of_own.of(1, 1).content == "induction"
     assert of_own.of(1, 1).terms[0].feature == "special:[REST]"
     assert not of_own.of(0, 0).warning and not of_own.of(1, 1).warning
@@ -208,7 +226,7 @@ def test_findings_say_what_a_head_does_and_keep_it(own: Model, paragraphs: list[
     assert columns["description"][2] == one.words
     assert columns["explained"][2] == one.explained
     document = found.as_json()["descriptions"]
-    assert document["heads"][2]["terms"][0]["feature"] == "self"
+    assert document["heads"][2]["active"]["terms"][0]["feature"] == "self"
     assert document["features"]["self"]["source"]
 
 
@@ -247,12 +265,17 @@ CLS = Term("special:[CLS]", "[CLS]", 3.0, 0.27, 0.02, 0.9)
 
 
 def line(*terms: Term, nats: float = 2.32, explained: float = 0.66) -> str:
+    """The line of a record of an earlier version, which has one part."""
     return HeadDescription("encoder", 3, 8, terms, nats, explained, 0.6, 0.7, 0.7).line
+
+
+def predicts(percent: int) -> str:
+    return f"predicts {percent}% of what sets it apart from uniform attention (2.32 nats)"
 
 
 def test_a_line_says_the_terms_their_shares_and_what_they_explain() -> None:
     near = Term("near", "near tokens", 2.0, 0.46, 0.1, 0.3, share_of="at most 4 away")
-    assert line(CLS, near) == "[CLS] (27%; uniform 2%), near tokens (46% at most 4 away; uniform 10%): 66% of 2.32 nats"
+    assert line(CLS, near) == f"[CLS] (27%; uniform 2%), near tokens (46% at most 4 away; uniform 10%): {predicts(66)}"
     more = Term("special:[CLS] by rarity", "from rare tokens", 2.0, math.nan, math.nan, 0.2, part_of="special:[CLS]")
     less = replace(more, weight=-1.0, words="from commas")
     assert line(CLS, near, more, less).startswith(
@@ -262,9 +285,26 @@ def test_a_line_says_the_terms_their_shares_and_what_they_explain() -> None:
     assert "not to the right (14%; uniform 51%)" in line(CLS, avoided)
     # A weight below 0 may belong to what else is said of the same keys: they are looked at all the same.
     assert line(replace(CLS, weight=-0.1)).startswith("[CLS] (27%")
-    assert line(CLS, explained=0.2) == "[CLS] (27%; uniform 2%); mostly undescribed: 20% of 2.32 nats"
+    assert line(CLS, explained=0.2) == f"[CLS] (27%; uniform 2%); mostly undescribed: {predicts(20)}"
     assert line(nats=0.05) == "spreads evenly: 0.05 nats from uniform"
-    assert line(explained=0.0) == "undescribed: 0% of 2.32 nats"
+    assert line(explained=0.0) == f"undescribed: {predicts(0)}"
+
+
+def test_a_line_says_first_what_a_head_attends_to_and_then_where_it_rests() -> None:
+    to_names = Term("keys", "tokens like alice, dinah (81% capitalised words)", 2.0, math.nan, math.nan, 0.3, own=True)
+    gate = Term("gate", "from once, upon", 1.0, math.nan, math.nan, 0.1, part_of="special:[CLS]", own=True)
+    pairs = (Pair("she", "alice", 5), Pair(")", "(", 3))
+    active = Active((to_names,), 0.31, 1.2, 0.45, 0.4, 0.5, pairs)
+    one = HeadDescription("encoder", 3, 8, (CLS, gate), 2.32, 0.66, 0.6, 0.7, active=active)
+    assert one.line == (
+        "tokens like alice, dinah (81% capitalised words), such as she → alice, ) → (: predicts 45% of what sets it "
+        "apart from uniform attention (1.20 nats); rests 69% on [CLS] (27%; uniform 2%; more from once, upon)"
+    )
+    assert one.tells == pytest.approx(0.45 * 1.2 * 0.31)
+    only_rests = replace(one, active=replace(active, share=0.01))
+    assert only_rests.attends == "" and only_rests.words.startswith("rests 99% on [CLS]")
+    assert replace(one, active=replace(active, share=0.99)).rests == ""
+    assert "all other tokens evenly" in replace(one, active=replace(active, nats=0.04)).words
 
 
 def test_a_line_names_what_might_as_well_be_its_first_term() -> None:
@@ -296,9 +336,9 @@ def test_links_of_annotated_texts_are_terms(own: Model) -> None:
         unit.annotation = next(one for one in texts if one.text == unit.text.text)
     group = measure(own, sample, Frequencies.of_counts(counts))[0]
     numbers = {feature.name: number for number, feature in enumerate(group.features)}
-    back, before = (group.rows.features[numbers[name]] for name in ("arc:back", "offset-1"))
+    back, before = (group.active.features[numbers[name]] for name in ("arc:back", "offset-1"))
     assert back.any() and (back <= before).all()  # special tokens and the last word's further pieces have no link
-    assert group.rows.expected[:, 0, numbers["arc:back"]].max() > 0.9  # L0H0 looks at the token before
+    assert group.part(range(len(sample))).share(numbers["arc:back"], 0) > 0.7  # L0H0 looks at the token before
     assert describe(own, texts, options=FEW).n_texts == 12
 
 
@@ -330,28 +370,26 @@ def test_decoder_and_cross_attention_are_described(road: str, tmp_path: Path, mo
     ]
     for one in found.heads:
         if one.kind == "decoder" and one.head == 1:
-            assert one.terms[0].feature == "offset-1" and one.explained > 0.9, one.words
+            assert one.active.terms[0].feature == "offset-1" and one.explained > 0.9, one.words
     counts = count_tokens(texts, model.tokenizer.encode)
     sample = study.draw(model, texts, FEW)
     groups = {group.kind: group for group in measure(model, sample, Frequencies.of_counts(counts))}
     start = decoder_start(model)
     assert start is not None
-    scored = [number for number, unit in enumerate(sample) if not unit.fits]  # of which every row is kept
-    for number in scored[:2]:
-        unit = sample[number]
+    for number, unit in enumerate(sample[:2]):
         tokens, kept = unit.chunk.tokens, Weights()
         with torch.no_grad():
             model.run(batch_of([tokens], [target_of(start, tokens)]), kept)
         for kind in ("decoder", "cross"):
-            group = groups[kind]
-            before = [feature.name for feature in group.features].index("offset-1")
-            rows = np.flatnonzero(group.rows.texts == number)
-            asking = unit.queries[len(unit.queries) - len(rows) :]  # a first row with one key is left out
-            for head, (layer, at) in enumerate(group.heads):
+            active, queries, offsets = groups[kind].active, groups[kind].queries, groups[kind].offsets
+            rows = np.flatnonzero(active.texts == number)
+            assert len(rows)
+            for head, (layer, at) in enumerate(groups[kind].heads):
                 dense = kept.maps[kind][layer][0, at].numpy()  # type: ignore[index]
-                expected = [dense[query, query - 1] if query else 0.0 for query in asking]
-                found_rows = group.rows.expected[group.rows.records_of(rows), head, before]
-                np.testing.assert_allclose(found_rows, expected, atol=2e-3)
+                for row in rows:
+                    entries = slice(*active.starts[row : row + 2])
+                    expected = dense[queries[row], queries[row] + offsets[entries]]
+                    np.testing.assert_allclose(active.weights[head, entries], expected, atol=2e-3)
 
 
 def test_heads_that_there_are_not_are_refused_before_any_text_is_read(own: Model) -> None:

@@ -12,7 +12,6 @@ from attnscope.core.questions.descriptions import (
     Description,
     describe,
     explains_more,
-    masses,
     refit,
     row_losses,
     score,
@@ -43,17 +42,8 @@ def sample(n_texts: int = 12, n_rows: int = 9, seed: int = 0, *, ragged: bool = 
 
 
 def rows_with(weights: list[np.ndarray], features: np.ndarray, starts: np.ndarray, texts: np.ndarray) -> Rows:
-    """Rows of heads with these attention weights, (entry,) each; what is kept of them is added up in plain loops."""
-    expected = np.zeros((len(texts), len(weights), len(features)))
-    entropies = np.zeros((len(texts), len(weights)))
-    for row in range(len(texts)):
-        for head, of_head in enumerate(weights):
-            for entry in range(starts[row], starts[row + 1]):
-                a = float(of_head[entry])
-                entropies[row, head] -= a * math.log(a) if a > 0 else 0.0
-                for f in range(len(features)):
-                    expected[row, head, f] += a * features[f, entry] / (N_LEVELS[f] - 1)
-    return Rows(features, N_LEVELS, starts, texts, expected, entropies)
+    """Rows of heads with these attention weights, (entry,) each."""
+    return Rows(features, N_LEVELS, starts, texts, np.stack(weights))
 
 
 def attention_of(
@@ -98,12 +88,17 @@ def test_the_loss_of_each_row_is_the_one_of_its_definition() -> None:
 def test_the_share_of_a_feature_under_a_description_is_the_one_of_its_definition() -> None:
     features, starts, texts = sample(n_texts=3, n_rows=4)
     rows = rows_with([attention_of({0: 1.0}, features, starts)], features, starts, texts)
-    found = Description((3, 6), np.array([1.2, -0.4]), (), 1.0)
     part = rows.of_texts([0, 2])
-    for place, row in enumerate(part.index):
-        p = [math.exp(1.2 * features[3, e] - 0.4 * features[6, e] / 8) for e in range(starts[row], starts[row + 1])]
-        on = sum(a * features[6, e] / 8 for a, e in zip(p, range(starts[row], starts[row + 1]), strict=True)) / sum(p)
-        assert masses(part, found, 6)[place] == pytest.approx(on, rel=1e-6)
+    p = part.unscaled((3, 6), np.array([1.2, -0.4]))
+    mean = 0.0
+    for row in part.index:
+        by_key = [
+            math.exp(1.2 * features[3, e] - 0.4 * features[6, e] / 8) for e in range(starts[row], starts[row + 1])
+        ]
+        on = sum(a * features[6, e] / 8 for a, e in zip(by_key, range(starts[row], starts[row + 1]), strict=True))
+        mean += on / sum(by_key) / len(part.index)
+    assert part.mean_under([6], 0, p)[0] == pytest.approx(mean, rel=1e-6)
+    assert part.means(p[None], part.weights)[0, 6] == pytest.approx(mean, rel=1e-6)
 
 
 def test_a_refit_finds_the_weights_that_the_attention_was_made_with() -> None:
@@ -149,7 +144,7 @@ def test_a_refit_is_at_the_minimum() -> None:
 
     def mean_kl(weights: np.ndarray) -> float:
         terms = dict(zip((0, 3), weights, strict=True))
-        return float(part.weights @ [kl_by_definition(heads[0], terms, rows, row) for row in part.index])
+        return float(part.weights[0] @ [kl_by_definition(heads[0], terms, rows, row) for row in part.index])
 
     weights, left = refit(part, 0, (0, 3))
     assert left == pytest.approx(mean_kl(weights), rel=1e-8)
@@ -216,12 +211,11 @@ def test_texts_weigh_the_same_however_many_rows_they_have() -> None:
         N_LEVELS,
         np.concatenate([[0], np.cumsum(np.diff(starts)[again])]),
         texts[again],
-        rows.expected[again],
-        rows.entropies[again],
+        weights[None, entries],
     )
     one, other = (of.of_texts(range(6)) for of in (rows, more))
     np.testing.assert_allclose(one.expected, other.expected, rtol=1e-12)
-    np.testing.assert_allclose(one.even, other.even, rtol=1e-6)
+    assert one.even(6, 0) == pytest.approx(other.even(6, 0), rel=1e-6)
     np.testing.assert_allclose(refit(one, 0, (0, 2))[0], refit(other, 0, (0, 2))[0], rtol=1e-6)
     assert one.weights.sum() == pytest.approx(1)
 
@@ -230,11 +224,11 @@ def test_rows_that_do_not_fit_together_are_refused() -> None:
     features, starts, texts = sample(n_texts=2, n_rows=2)
     rows = rows_with([attention_of({}, features, starts)], features, starts, texts)
     with pytest.raises(ValueError, match="do not fit together"):
-        Rows(features[:, 1:], N_LEVELS, starts, texts, rows.expected, rows.entropies)
+        Rows(features[:, 1:], N_LEVELS, starts, texts, rows.weights)
     empty = starts.copy()
     empty[1] = 0
     with pytest.raises(ValueError, match="no key"):
-        Rows(features, N_LEVELS, empty, texts, rows.expected, rows.entropies)
+        Rows(features, N_LEVELS, empty, texts, rows.weights)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
@@ -300,14 +294,10 @@ CALLS = {
 def test_rows_are_those_of_the_whole_map(name: str) -> None:
     call = call_with(**CALLS[name])
     whole = attention_weights(call).double()
-    drawn = np.random.default_rng(0)
-    lengths, levels = (TOKENS, 7), np.array([2, 5])
+    lengths = (TOKENS, 7)
     queries = [np.array([1, 4, 10]), np.array([0, 6])]
-    asked = [
-        RowsWanted(queries[b], n, (drawn.random((2, len(queries[b]), n)) * levels[:, None, None]).astype(np.uint8))
-        for b, n in enumerate(lengths)
-    ]
-    probe = RowSamples({"decoder": asked}, levels)
+    asked = [RowsWanted(queries[b], n) for b, n in enumerate(lengths)]
+    probe = RowSamples({"decoder": asked})
     output = probe(call)
     values = call.value.repeat_interleave(HEADS // KV, 1).double()
     torch.testing.assert_close(output.double(), whole @ values, rtol=1e-4, atol=1e-5)
@@ -320,24 +310,18 @@ def test_rows_are_those_of_the_whole_map(name: str) -> None:
                     continue
                 weights = weights / weights.sum()
                 assert not weights[~found.allowed[0][row]].any()
-                entropy = -sum(a * math.log(a) for a in weights if a > 0)
-                assert found.entropies[0][row, head] == pytest.approx(entropy, abs=1e-5)
-                for f in range(2):
-                    mean = sum(weights * asked[b].features[f, row] / (levels[f] - 1))
-                    assert found.expected[0][row, head, f] == pytest.approx(mean, abs=1e-3)
+                np.testing.assert_allclose(found.weights[0][row, head], weights, atol=1e-3)
 
 
 def test_what_may_be_attended_to_follows_causality_and_window() -> None:
-    probe = RowSamples(
-        {"decoder": [RowsWanted(np.array([5]), TOKENS, np.zeros((1, 1, TOKENS), np.uint8))] * BATCH}, np.array([2])
-    )
+    probe = RowSamples({"decoder": [RowsWanted(np.array([5]), TOKENS)] * BATCH})
     probe(call_with(is_causal=True, window=3))
     assert np.flatnonzero(probe.found["decoder"][0].allowed[0][0]).tolist() == [3, 4, 5]
 
 
 def test_a_layer_comes_once() -> None:
-    asked = {"decoder": [RowsWanted(np.array([1]), TOKENS, np.zeros((1, 1, TOKENS), np.uint8))] * BATCH}
-    probe = RowSamples(asked, np.array([2]))
+    asked = {"decoder": [RowsWanted(np.array([1]), TOKENS)] * BATCH}
+    probe = RowSamples(asked)
     probe(call_with())
     with pytest.raises(RuntimeError, match="twice"):
         probe(call_with())

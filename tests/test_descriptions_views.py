@@ -38,15 +38,16 @@ def rows(text: str) -> list[str]:
 def test_each_head_has_a_row_that_fits_80_columns() -> None:
     text = printed(described_findings())
     assert max(map(len, text.splitlines())) <= 80
+    assert [row[:4] for row in rows(text)][:2] == ["L2H3", "L2H2"] and len(rows(text)) == 10  # the most to say first
+    assert "--all lists 2 more" in " ".join(text.split())
+    text = printed(described_findings(), every=True)
     listed = rows(text)
-    assert len(listed) == 12
+    assert len(listed) == 12 and "--all" not in text
     assert " ".join(listed[0].split()).startswith("L0H0 2.00 10% 5-14 [CLS] (27%; uniform 2%; more")
     assert listed[1].rstrip().endswith("spreads evenly") and "%" not in listed[1]
     assert "mostly undescribed" in " ".join(text.split())
     said = " ".join(text.split())
     assert "described from 54 of 812 texts (2,000 queries): fitted on 27, scored on 27 others" in said
-    assert "not shown in 80 columns: sinks known" in said
-    assert "not shown" not in printed(described_findings(), 120)
 
 
 def test_heads_that_the_other_half_describes_otherwise_have_a_warning(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_heads_that_the_other_half_describes_otherwise_have_a_warning(tmp_path: 
     ]
     found = replace(found, descriptions=replace(found.descriptions, heads=tuple(heads)))
     names = [one.name for one in heads]
-    said = printed(found, 400)
+    said = printed(found, 400, every=True)
     warned = {row.split()[0]: row for row in rows(said) if "!" in row}
     assert [*warned] == [names[2], names[4]]
     assert warned[names[2]].endswith("! other half: sentence ends")
@@ -138,7 +139,7 @@ def test_a_condition_leaves_out_all_other_heads() -> None:
     letters = next(line for line in text.splitlines() if line.startswith("L0 "))
     assert letters.split() == ["L0"]  # the others are blank in the grid
     assert printed(found, where="explained > 2").strip() == "no head fulfils the condition"
-    everything = set(re.findall(r"\bL\dH\d\b", printed(found)))
+    everything = set(re.findall(r"\bL\dH\d\b", printed(found, every=True)))
     assert everything == {head.name for head in found.heads}
 
 
@@ -193,7 +194,7 @@ def test_a_term_does_not_contradict_its_numbers() -> None:
     assert "words (48%; uniform 71%; more, given the other terms)" in first.words
     assert "to the right (60%; uniform 50%; less, given the other terms)" in first.words
     found = replace(found, descriptions=replace(found.descriptions, heads=(first, *others)))
-    said = " ".join(printed(found).split())
+    said = " ".join(printed(found, every=True).split())
     assert "share of attention on such keys; under uniform attention. Each term holds given the other terms." in said
 
 

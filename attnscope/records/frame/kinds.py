@@ -153,8 +153,8 @@ KINDS = {
         Kind(
             "attnscope.heads", "record of heads", "heads.findings:Findings", "heads", "heads", ("npz", *_TABLE),
             ("npz", "csv", "png"), "heads.terminal:show", "heads.figures:pages",
-            page="page:page_of_saved", shown_with=("measures", "where", "sort", "among"), drawn_with=("measures",),
-            others=WHICH,
+            page="page:page_of_saved", shown_with=("measures", "where", "sort", "every", "among"),
+            drawn_with=("measures",), others=WHICH,
         ),
         Kind(
             "attnscope.compare", "comparison of heads", "comparison:Comparison", "compare", "compare",

@@ -244,15 +244,31 @@ class Findings(Record):
 
         listed = bool(known)
         interval = {"low": numbers("low"), "high": numbers("high")}
-        terms = np.array([math.nan if each is None else float(len(each.terms)) for each in mine], np.float64)
+        active = [None if each is None else each.active for each in mine]
+
+        def of_active(part: str) -> NDArray[np.float64]:
+            return np.array([math.nan if each is None else float(getattr(each, part)) for each in active], np.float64)
+
+        n_terms = [
+            math.nan if each is None else float(len(each.terms) + (len(each.active.terms) if each.active else 0))
+            for each in mine
+        ]
         yield Column("description", ["" if each is None else each.words for each in mine], in_files=listed)
         what = "how far its attention is from uniform: mean KL divergence"
         yield Column("nats_from_uniform", numbers("nats"), what=what, unit="nats", names=("nats",), in_files=listed)
-        what = "share of its attention, in nats from uniform, that the description explains on held-out texts"
+        what = "share of what sets its attention apart from uniform attention that the description predicts, held out"
         explained = numbers("explained")
         yield Column("explained", explained, interval, what, unit="share", range=(None, 1), in_files=listed)
-        yield Column("explained_beside", numbers("explained_beside"), unit="share", in_files=listed)
-        yield Column("terms", terms, in_files=False)
+        listed = any(each is not None for each in active)
+        what = "share of its attention on keys that are neither special tokens nor the first"
+        yield Column("active_share", of_active("share"), what=what, unit="share", range=(0, 1), in_files=listed)
+        what = "how far that attention is from uniform: mean KL divergence"
+        yield Column("active_nats", of_active("nats"), what=what, unit="nats", in_files=listed)
+        what = "share of what sets that attention apart from uniform attention that its terms predict, held out"
+        interval = {"low": of_active("low"), "high": of_active("high")}
+        of_explained = of_active("explained")
+        yield Column("active_explained", of_explained, interval, what, unit="share", range=(None, 1), in_files=listed)
+        yield Column("terms", np.array(n_terms, np.float64), in_files=False)
 
     def grid(self, kind: str, measure: str) -> NDArray[np.float64]:
         """The values of a measure, (layer, head); NaN where there is no such head."""

@@ -118,7 +118,9 @@ _PIECE = re.compile(r"^(##|·)(?=.)")
 
 def names_for(roles: Sequence[str], measures: Sequence[str], has_descriptions: bool) -> tuple[str, ...]:
     """The names that conditions may hold where heads have these roles and measures, and descriptions or none."""
-    described = ("explained", "explained_beside", "nats", "terms") if has_descriptions else ()
+    described = (
+        ("explained", "nats", "active_explained", "active_nats", "active_share", "terms") if has_descriptions else ()
+    )
     named = (condition_name(role, measures) for role in roles)
     return ("layer", "head", "resting_share", *described, "unclassified", *measures, *(name for name in named if name))
 

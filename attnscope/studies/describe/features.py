@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from attnscope.annotated.texts import Link, Span
 from attnscope.records import Tokens
+from attnscope.studies.describe.english import CLOSED_CLASSES
 
 Flags = NDArray[np.bool_]
 Levels = NDArray[np.uint8]
@@ -104,6 +106,7 @@ class TextFacts:
             "piece": self.piece,
             "frequent": words & self.frequent & ~self.piece,
             "infrequent": words & ~self.frequent & ~self.piece,
+            **{name: self.where(lambda s, of=of: s.lower() in of) & ~self.piece for name, of in CLOSED_CLASSES.items()},
         }
 
     @cached_property
@@ -423,6 +426,12 @@ _CLARK, _VOITA = "Clark et al. 2019, section 3", "Voita et al. 2019, section 4"
 RESTING = "resting"
 """The feature of all tokens on which heads rest: special ones and the first."""
 
+SINK = re.compile(r"special:|first$|resting$")
+"""The features that tell these tokens apart, by name."""
+
+FARTHEST_OFFSET = 9
+"""The farthest token that a feature is of, by its offset."""
+
 WITHIN = 4
 """How far away tokens are that are called near, in tokens."""
 
@@ -431,7 +440,7 @@ _SIDES = {"": (0, ""), "_left": (-1, " to the left"), "_right": (1, " to the rig
 
 def _offsets() -> list[Feature]:
     made = [Feature("self", "the token itself", "offset", 0, _offset(lambda d: d == 0), source=_CLARK)]
-    for n in (1, 2, 3, 4):
+    for n in range(1, FARTHEST_OFFSET + 1):
         for sign, word in ((-1, "before"), (1, "after")):
             words = f"the token {n} {word}" if n > 1 else f"the {'next' if sign > 0 else 'previous'} token"
             made.append(
@@ -466,6 +475,8 @@ _KINDS = {
     "capital": ("capitalised words", 4, "ours"), "name": ("capitalised words within a sentence", 4, "ours"),
     "word": ("words", 4, "ours"), "piece": ("word pieces", 4, "ours"),
     "frequent": ("frequent words", 4, "ours"), "infrequent": ("rarer words", 4, "ours"),
+    **{name: (f"English {name}s", 4, "ours") for name in CLOSED_CLASSES if name not in ("auxiliary", "negation")},
+    "auxiliary": ("English auxiliaries", 4, "ours"), "negation": ("English negations", 4, "ours"),
 }  # fmt: skip
 """Kinds of tokens: what they are called, their rank, their source."""
 

@@ -192,6 +192,9 @@ class Listing:
         "[default: layer]",
         default=None,
     )
+    every: bool = option(
+        "List what every head attends to, not only the ten with most to say.", "--all", default=False
+    )
 
     def require(self) -> None:
         """Refuses a condition that cannot be read, and an order that there is not."""
@@ -201,9 +204,9 @@ class Listing:
         if self.only is not None:
             HeadQuery(self.only)
 
-    def shown(self) -> dict[str, str | None]:
+    def shown(self) -> dict[str, Any]:
         """How heads are shown, as `output.plan` takes it."""
-        return {"where": self.only, "sort": self.sort}
+        return {"where": self.only, "sort": self.sort, "every": self.every or None}
 
 
 def measures_option() -> Any:

@@ -80,7 +80,7 @@ def texts_of(findings: Findings) -> list[str]:
     """The texts that the figure may show, to find fonts for."""
     if findings.descriptions is None:
         return []
-    return [printable(term.words, 200) for one in findings.descriptions.heads for term in one.terms]
+    return [printable(term.words, 200) for one in findings.descriptions.heads for term in one.main.terms]
 
 
 def cards_layout(findings: Findings, lettering: Lettering) -> Cards:
@@ -110,8 +110,8 @@ def cards_layout(findings: Findings, lettering: Lettering) -> Cards:
             box = (*place, cell[0] - 4, cell[1] - 4)
             one = known.get((kind, head.layer, head.head))
             cards.append(_card(one, box, f"H{head.head}" if per_layer > 1 else "", lettering))
-            if one is not None and math.isfinite(one.explained):
-                shares.setdefault(head.layer, []).append(one.explained)
+            if one is not None and math.isfinite(one.main.explained):
+                shares.setdefault(head.layer, []).append(one.main.explained)
         for layer, of_layer in shares.items() if beside else ():
             strip = (right + gap, top + layer * pitch, beside - gap, per_layer * cell[1] - 4)
             strips.append((strip, tuple(of_layer)))
@@ -158,7 +158,7 @@ def short_terms(one: HeadDescription) -> list[str]:
     """The terms without their shares: "[CLS]", "near tokens", "not to the right"."""
     if one.spreads_evenly:
         return ["spreads evenly"]
-    return [_short(term) for term in one.terms if not term.part_of] or ["undescribed"]
+    return [_short(term) for term in one.main.terms if not term.part_of] or ["undescribed"]
 
 
 def _lines(terms: Sequence[str], most: int, size: float, room: float, lettering: Lettering) -> list[str]:
@@ -193,12 +193,13 @@ def _card(one: HeadDescription | None, box: Box, name: str, lettering: Lettering
     room, size = box[2] - 2 * _PAD_PX, lettering.paper.letters(_TEXT_PX)
     most = int(box[3] + 4 - _height_of(0)) // _LINE_PX
     lines = _lines(short_terms(one), most, size, room, lettering)
-    if one.spreads_evenly or not math.isfinite(one.explained):
+    part = one.main
+    if one.spreads_evenly or not math.isfinite(part.explained):
         return Card(box, _NOTHING, name, "", "", tuple(lines))
-    fill = blend(min(1.0, max(0.0, one.explained)), _PALE, _DARK)
-    share = percent(one.explained) + " !" * bool(one.warning)
+    fill = blend(min(1.0, max(0.0, part.explained)), _PALE, _DARK)
+    share = percent(part.explained) + " !" * bool(one.warning)
     taken = _share_at(name, lettering) + _bold_px(share, lettering)
-    rest = next((rest for rest in (f"of {one.nats:.1f} nats", f"{one.nats:.1f} nats")
+    rest = next((rest for rest in (f"of {part.nats:.1f} nats", f"{part.nats:.1f} nats")
                  if taken + 4 + lettering.width_px(rest, lettering.paper.letters(_REST_PX)) <= box[2] - _PAD_PX),
                 "")  # fmt: skip
     return Card(box, fill, name, share, rest, tuple(lines))
@@ -253,7 +254,7 @@ def _draw_strips(page: Page, placed: Cards) -> None:
     sides = {0.0: "left", 0.5: "center", 1.0: "right"}
     for share, side in sides.items() if width > _NARROW_STRIP_PX else ((0.0, "left"), (1.0, "right")):
         page.write(x + width * share, lowest + 12, percent(share), layout.CAPTION_PX, ha=side, color=FAINT)
-    page.write(x + width / 2, top - HEAD_NAMES_PX / 2 - 2, "explained", layout.CAPTION_PX, ha="center", color=FAINT)
+    page.write(x + width / 2, top - HEAD_NAMES_PX / 2 - 2, "predicted", layout.CAPTION_PX, ha="center", color=FAINT)
 
 
 def _median(shares: Sequence[float]) -> float:
@@ -265,9 +266,10 @@ def _notes(findings: Findings, has_nats: bool, has_strips: bool) -> list[str]:
     described = findings.descriptions
     assert described is not None
     return [
-        "each card: the share of the head's attention that its description explains on texts it was not fitted on"
-        + ", and how many nats it is from uniform attention" * has_nats
-        + "; then where it looks, the most important first",
+        "each card is about the head's attention outside special tokens and the first: how much of what sets it apart "
+        "from uniform attention its description predicts, on texts it was not fitted on"
+        + ", and how many nats that is" * has_nats
+        + "; then what it attends to, the most important first",
         *(
             ["at the right: a dot a head, a line at the median; below 30% (grey) a head is mostly undescribed"]
             if has_strips

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.heads.descriptions import LITTLE, UNSURE, HeadDescription
+from attnscope.records.heads.descriptions import EVEN, LITTLE, UNSURE, HeadDescription
 from attnscope.records.heads.findings import Findings
 from attnscope.views.heads.summary import description_notes
 from attnscope.views.tables.numbers import fixed, percent
@@ -16,19 +16,17 @@ from attnscope.views.tables.plain_text import dim_lines
 from attnscope.views.tables.table import Column, Table
 from attnscope.views.tables.wording import full_name, printable
 
-_MOST_SHOWN = 160
-"""Heads that are listed where none are chosen."""
-
-_SINKS_KNOWN = "sinks known"
+_FEW = 10
+"""Heads that are listed where neither heads nor an order are chosen."""
 
 
-def description_table(findings: Findings, console: Console, every: bool = True) -> RenderableType:
+def description_table(findings: Findings, console: Console, few: bool = False) -> RenderableType:
     """What heads do, a row each.
 
     Args:
         findings: Findings with descriptions; their heads are listed in their order.
         console: Tells the width.
-        every: Whether these are all heads that there are: of very many only the first are listed.
+        few: Whether only the ten heads are listed that have most to say, those first.
     """
     described = findings.descriptions
     assert described is not None
@@ -39,34 +37,36 @@ def description_table(findings: Findings, console: Console, every: bool = True) 
             style="dim",
         )
     known = {(one.kind, one.layer, one.head): one for one in described.heads}
-    listed = findings.heads[:_MOST_SHOWN] if every else findings.heads
-    rows = [(head, known.get((head.kind, head.layer, head.head))) for head in listed]
-    shown = Table(_columns(findings), [row for row in rows if row[1] is not None])
+    rows = [(head, known.get((head.kind, head.layer, head.head))) for head in findings.heads]
+    told = [row for row in rows if row[1] is not None]
+    listed = sorted(told, key=lambda row: -row[1].tells)[:_FEW] if few else told  # type: ignore[union-attr]
+    shown = Table(_columns(findings), listed)
     parts: list[RenderableType] = [shown]
-    if n_more := len(findings.heads) - len(listed):
-        parts.append(Text(f"and {n_more} more: choose some with --where, --sort", style="dim"))
-    names, _ = shown.fit(console.width)
-    return Group(*parts, *dim_lines(_notes(findings, _SINKS_KNOWN in names, sum(one is None for _, one in rows))))
+    if n_more := len(told) - len(listed):
+        said = f"These heads have most to say: predicted × nats × attends. --all lists {n_more} more."
+        parts.append(Text(said, style="dim"))
+    return Group(*parts, *dim_lines(_notes(findings, len(rows) - len(told))))
 
 
 def _columns(findings: Findings) -> list[Column]:
-    def beside(one: HeadDescription) -> str:
-        return "" if one.spreads_evenly else percent(one.explained_beside)
+    def attends(one: HeadDescription) -> str:
+        return "" if one.active is None else percent(one.active.share)
 
     return [
         Column("head", lambda row: full_name(row[0], findings), style="bold"),
-        Column("nats", lambda row: fixed(row[1].nats, 2), right=True),
-        Column("explained", lambda row: _explained(row[1]), right=True),
-        Column(_SINKS_KNOWN, lambda row: beside(row[1]), right=True, drop=1),
+        Column("attends", lambda row: attends(row[1]), right=True, drop=1),
+        Column("nats", lambda row: fixed(row[1].main.nats, 2), right=True),
+        Column("predicted", lambda row: _predicted(row[1]), right=True),
         Column("what it does", lambda row: _words(row[1]), wraps=True, least=48),
     ]
 
 
-def _explained(one: HeadDescription) -> Text:
-    if one.spreads_evenly:
+def _predicted(one: HeadDescription) -> Text:
+    part = one.main
+    if one.spreads_evenly or part.nats < EVEN:
         return Text("")
-    known = "" if math.isnan(one.low) else f" {_bound(one.low)}-{_bound(one.high)}"
-    text = Text(percent(one.explained), style="cyan" if one.explained >= LITTLE else "")
+    known = "" if math.isnan(part.low) else f" {_bound(part.low)}-{_bound(part.high)}"
+    text = Text(percent(part.explained), style="cyan" if part.explained >= LITTLE else "")
     return text.append(known, style="dim")
 
 
@@ -79,15 +79,15 @@ def _words(one: HeadDescription) -> Text:
     return words.append(f" ! {printable(one.warning, 200)}", style="yellow") if one.warning else words
 
 
-def _notes(findings: Findings, sinks_known: bool, n_left: int) -> list[str]:
+def _notes(findings: Findings, n_left: int) -> list[str]:
     described = findings.descriptions
     assert described is not None  # the table was made of them
     said = [
-        "nats: how far the head is from uniform attention; explained: the share of these that the terms explain, on "
-        "texts they were not fitted on, with its 95% interval"
-        + "; sinks known: the same where each query's attention on special tokens and the first is known" * sinks_known
-        + ".",
-        "In brackets: share of attention on such keys; under uniform attention. Each term holds given the other terms.",
+        "attends: how much of its attention lies on keys other than special tokens and the first; it rests on those. "
+        "nats: how far the attention on other keys is from uniform. predicted: the share of what sets it apart from "
+        "uniform attention that the terms predict, on texts they were not fitted on, with its 95% interval.",
+        "In brackets: share of attention on such keys; under uniform attention. Each term holds given the other terms. "
+        "tokens like …, from … to …: found in the texts; the tokens named get most of the attention.",
         *description_notes(findings),
         "A description says where a head looks, not what for.",
         f"The intervals allow for kinds of text that the scored ones lack: up to {100 * described.unseen_share:.0f}% "
@@ -96,7 +96,7 @@ def _notes(findings: Findings, sinks_known: bool, n_left: int) -> list[str]:
     n_unsure = sum(one.is_unsure for one in described.heads if not one.spreads_evenly)
     if n_unsure:
         said.append(
-            f"There are too few texts to tell how much of {amount(n_unsure, 'head')} is explained: the interval is "
+            f"There are too few texts to tell how much of {amount(n_unsure, 'head')} is predicted: the interval is "
             f"wider than {100 * UNSURE:.0f} points. Give more texts."
         )
     if described.unmatched:

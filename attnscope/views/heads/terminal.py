@@ -46,6 +46,7 @@ def show(
     measures: str | None = None,
     where: str | None = None,
     sort: str | None = None,
+    every: bool | None = None,
     among: Findings | None = None,
 ) -> None:
     """Prints the grid of roles, the table of heads and what each does; of pictures and recordings what was measured.
@@ -58,6 +59,8 @@ def show(
         measures: Also these measures of every head, separated by commas.
         where: Which heads alone are printed: see `records.head_query`; the others are blank in the grid.
         sort: In which order they are listed.
+        every: Whether what each head attends to is listed; else the ten heads with most to say are, unless a condition
+            or an order is given.
         among: The findings that these heads were picked from, if they were: what they are ranked among.
 
     Raises:
@@ -82,7 +85,7 @@ def show(
         console.print(table(findings, console))
         if findings.descriptions is not None:
             console.print(Text())
-            console.print(description_table(findings, console, every=not is_chosen))
+            console.print(description_table(findings, console, few=not (is_chosen or every or sort)))
         elif where is not None or sort is not None:
             console.print(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads)}"))
     for part in (*writes_table(findings), *needles_table(findings)):

@@ -28,10 +28,10 @@ N_NEAR = 12
 
 _DIGITS = 6
 
-_FIRST = ("explained", "nats", "score", "score_p90")
+_FIRST = ("explained", "nats", "active_explained", "active_share", "active_nats", "score", "score_p90")
 """The columns that stand first where an axis is chosen."""
 
-_HIDDEN = ("explained_beside", "terms")
+_HIDDEN = ("terms",)
 """Columns that are no axes."""
 
 

@@ -1,6 +1,6 @@
 // A head's card as a figure: all that stands on it, drawn by the pens that save PNG and SVG.
 import { markOf } from "./atlas.js";
-import { catalogs, evenNumber, percent, sampleOf, shortNumber, warningOf } from "./catalog.js";
+import { catalogs, evenNumber, percent, predictedOf, sampleOf, shortNumber, warningOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import { fitted, widthOf } from "./pen.js";
 
@@ -39,9 +39,7 @@ function titleParts(head, colours) {
   const { description } = head;
   const explained = !description
     ? ""
-    : description.nats < 0.1
-      ? `${shortNumber(description.nats)} nats from uniform`
-      : `explains ${percent(description.explained ?? NaN)}${spanSaid(description.low ?? NaN, description.high ?? NaN, percent)} of ${shortNumber(description.nats)} nats from uniform`;
+    : predictedOf(description, spanSaid);
   return [
     textLine(head.name, { size: 17, weight: 700, colour: colours.ink }, 24),
     ...roles.map(({ said, colour }) => ({

@@ -37,15 +37,50 @@ function wordsOfTerm(term, parts) {
   return said.length ? `${named} (${said.join("; ")})` : named;
 }
 
-/** A description in words, as records have it. */
-function wordsOfDescription({ terms, nats, explained }) {
-  if (nats < EVEN) return "spreads evenly";
+const HARDLY = 0.02; // share of attention below which a part of a description is not mentioned
+
+function listed(terms) {
   const whole = new Set(terms.filter((term) => !term.part_of).map((term) => term.feature));
   const said = terms
     .filter((term) => !whole.has(term.part_of))
     .map((term) => wordsOfTerm(term, terms.filter((part) => part.part_of === term.feature)));
-  if (!said.length) return "undescribed";
-  return said.join(", ") + (explained >= LITTLE ? "" : "; mostly undescribed");
+  return said.join(", ");
+}
+
+function termsSaid(terms, explained) {
+  if (!terms.length) return "undescribed";
+  return listed(terms) + (explained >= LITTLE ? "" : "; mostly undescribed");
+}
+
+/** What a head attends to when it attends; empty = it only rests. */
+function attendsOf({ terms, share, nats, explained, pairs = [] }) {
+  if (share < HARDLY) return "";
+  if (nats < EVEN) return "all other tokens evenly";
+  const said = termsSaid(terms, explained);
+  const such = pairs.map(({ query, key }) => `${query} → ${key}`).join(", ");
+  return such && terms.length ? `${said}, such as ${such}` : said;
+}
+
+/** How much a head rests, and where; empty = hardly. */
+function restsOf({ terms, active }) {
+  if (active.share > 1 - HARDLY) return "";
+  const share = `rests ${percent(1 - active.share)}`;
+  const avoids = (term) => term.weight < 0 && !(numberOr(term.share) >= numberOr(term.even));
+  return terms.some((term) => !term.part_of && !avoids(term)) ? `${share} on ${listed(terms)}` : share;
+}
+
+/** A description in words, as records have it. */
+function wordsOfDescription({ terms, nats, explained, active }) {
+  if (nats < EVEN) return "spreads evenly";
+  if (!active) return termsSaid(terms, explained);
+  return [attendsOf(active), restsOf({ terms, active })].filter(Boolean).join("; ");
+}
+
+/** What a description predicts, in words: of the attention off the sinks, where a record tells them apart. */
+export function predictedOf(description, interval) {
+  const { explained, low, high, nats } = description.active?.share >= HARDLY ? description.active : description;
+  if (description.nats < EVEN || nats < EVEN) return `${shortNumber(nats)} nats from uniform`;
+  return `predicts ${percent(explained ?? NaN)}${interval(low ?? NaN, high ?? NaN, percent)} of what sets it apart from uniform attention (${shortNumber(nats)} nats)`;
 }
 
 /** What the other half of the texts has in place of the first term outside sinks; empty = the same. */
@@ -61,8 +96,10 @@ export function sampleOf({ n_texts: drawn, n_queries: queries, n_scored: scored 
 }
 
 /** A description in fewer words: the terms with their shares. */
-function briefOf({ terms, nats, explained }) {
-  if (nats < EVEN) return "spreads evenly";
+function briefOf({ terms: all, nats: nats_of_all, explained: of_all, active }) {
+  if (nats_of_all < EVEN) return "spreads evenly";
+  const { terms, nats, explained } = active && active.share >= HARDLY ? active : { terms: all, nats: nats_of_all, explained: of_all };
+  if (nats < EVEN) return "all other tokens evenly";
   const whole = terms.filter((term) => !term.part_of || !terms.some(({ feature }) => feature === term.part_of));
   const said = whole.map((term) => {
     const avoided = term.weight < 0 && !(numberOr(term.share) >= numberOr(term.even));

@@ -441,8 +441,12 @@ function tableOf({ heads, positions, deciles, rank, descriptions, options = {} }
   const described = new Map((descriptions?.heads || []).map((one) => [`${one.kind}.${one.layer}.${one.head}`, one]));
   const mine = heads.map(({ kind, layer, head }) => described.get(`${kind}.${layer}.${head}`));
   const share = "share of its attention";
-  add("explained", mine.map((one) => one && { ...one, value: one.explained }), { what: `${share}, in nats from uniform, that the description explains on held-out texts`, unit: "share" });
+  const apart = "attention apart from uniform attention that";
+  add("explained", mine.map((one) => one && { ...one, value: one.explained }), { what: `share of what sets its ${apart} the description predicts, held out`, unit: "share" });
   numbers("nats", mine.map((one) => one?.nats), { what: "how far its attention is from uniform: mean KL divergence", unit: "nats" });
+  add("active_explained", mine.map((one) => one?.active && { ...one.active, value: one.active.explained }), { what: `share of what sets that ${apart} its terms predict, held out`, unit: "share" });
+  numbers("active_share", mine.map((one) => one?.active?.share), { what: `${share} on keys that are neither special tokens nor the first`, unit: "share" });
+  numbers("active_nats", mine.map((one) => one?.active?.nats), { what: "how far that attention is from uniform: mean KL divergence", unit: "nats" });
   for (const [name, end, text] of deciles ? [["score", 5, "median text"], ["score_p90", 9, "90th percentile"]] : [])
     numbers(name, deciles.map((ends) => ends[end]), { label: `${rank} (${text})`, what: options.rank });
   numbers("resting_share", heads.map((head) => head.resting_share), { label: "sink share", what: `${share} on sinks: special tokens and the first`, unit: "share" });

@@ -1,0 +1,90 @@
+"""What a head looks for, found in its attention: planted tokens and pairs come first, and of noise nothing is found."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from attnscope.core.questions.descriptions import describe, score
+from attnscope.core.questions.directions import columns_of, describe_types, find_directions, quantise
+from attnscope.core.questions.sampled_rows import Rows
+
+N_TYPES, N_TEXTS, N_ROWS, N_KEYS, WIDTH = 61, 40, 11, 23, 7
+
+
+def sample(seed: int) -> tuple[Rows, np.ndarray, np.ndarray]:
+    """Rows of random tokens without a shared feature that says anything, their offsets, and X."""
+    drawn = np.random.default_rng(seed)
+    n = N_TEXTS * N_ROWS
+    rows = Rows(
+        (drawn.random((1, n * N_KEYS)) < 0.3).astype(np.uint8), np.array([2]), np.arange(n + 1) * N_KEYS,
+        np.repeat(np.arange(N_TEXTS), N_ROWS), np.full((1, n * N_KEYS), 1 / N_KEYS),
+        key_types=drawn.integers(0, N_TYPES, n * N_KEYS).astype(np.int32),
+        query_types=drawn.integers(0, N_TYPES, n).astype(np.int32),
+    )  # fmt: skip
+    offsets = np.tile(np.arange(N_KEYS) - N_KEYS // 2, n).astype(np.int32)
+    embeddings = drawn.normal(size=(N_TYPES, WIDTH)).astype(np.float32)
+    occurrences = np.bincount(rows.key_types, minlength=N_TYPES)
+    return rows, offsets, describe_types(embeddings, occurrences, np.zeros((N_TYPES, 0), np.float32))
+
+
+def attending(rows: Rows, scores: np.ndarray, noise: float, seed: int) -> np.ndarray:
+    """The attention of a head with some scores, (head 1, entry)."""
+    raised = np.exp(scores + noise * np.random.default_rng(seed).normal(size=scores.shape))
+    return (raised / np.repeat(np.add.reduceat(raised, rows.starts[:-1]), N_KEYS))[None]
+
+
+def first_term(rows: Rows, offsets: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, float]:
+    """The values of the first term over (query, key) of the scored half, and the share that the terms explain there."""
+    half = range(N_TEXTS // 2)
+    columns = tuple(columns_of(one, rows.of_texts(half)) for one in find_directions(rows.of_texts(half), offsets, x))
+    rows = replace(rows, columns=columns)
+    (found,) = describe(rows.of_texts(half), [5], most=3)
+    scored = rows.of_texts(range(N_TEXTS // 2, N_TEXTS))
+    if not found.terms:
+        return np.zeros(scored.size), score(scored, 0, found)[0].explained
+    first = found.terms[0]
+    return scored.values_of(first, 0)[scored.column(first, 0)], score(scored, 0, found)[0].explained
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_that_a_head_attends_to_are_found(seed: int) -> None:
+    rows, offsets, x = sample(seed)
+    planted = np.isin(rows.key_types, np.random.default_rng(seed).choice(N_TYPES, 6, replace=False))
+    rows = replace(rows, weights=attending(rows, 3.0 * planted, 0.5, seed))
+    values, explained = first_term(rows, offsets, x)
+    on = planted[rows.of_texts(range(N_TEXTS // 2, N_TEXTS)).entries]
+    assert np.corrcoef(on, values)[0, 1] > 0.7 and explained > 0.4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pair_of_classes_is_found(seed: int) -> None:
+    rows, offsets, x = sample(seed)
+    queries, keys = (x[:, column] > 0.2 for column in (0, 1))  # classes that embeddings tell apart
+    planted = keys[rows.key_types] & np.repeat(queries[rows.query_types], N_KEYS)
+    rows = replace(rows, weights=attending(rows, 3.0 * planted, 0.5, seed))
+    values, explained = first_term(rows, offsets, x)
+    on = planted[rows.of_texts(range(N_TEXTS // 2, N_TEXTS)).entries]
+    assert np.corrcoef(on, values)[0, 1] > 0.6 and explained > 0.3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_noise_nothing_is_found(seed: int) -> None:
+    rows, offsets, x = sample(seed)
+    rows = replace(rows, weights=attending(rows, np.zeros(len(rows.key_types)), 2.0, seed))
+    assert abs(first_term(rows, offsets, x)[1]) < 0.05
+
+
+def test_directions_do_not_depend_on_which_heads_are_fitted_together() -> None:
+    rows, offsets, x = sample(0)
+    weights = [attending(rows, np.zeros(len(rows.key_types)), 1.0, seed)[0] for seed in range(3)]
+    together = find_directions(replace(rows, weights=np.stack(weights)).of_texts(range(9)), offsets, x)
+    alone = find_directions(replace(rows, weights=weights[1][None]).of_texts(range(9)), offsets, x)[0]
+    np.testing.assert_allclose(alone.keys, together[1].keys, atol=1e-4)
+
+
+def test_levels_go_by_how_often_types_occur() -> None:
+    scores = np.array([0.0, 1.0, 2.0, 9.0], np.float32)
+    levels, values = quantise(scores, np.array([0] * 5 + [1] * 3 + [2] * 2, np.int32), (0.5, 0.8))
+    assert levels.tolist() == [0, 1, 2, 2]  # a type that never occurs has the level of its score
+    assert values[0] == 0 and values[-1] == 1 and (np.diff(values) > 0).all()
