@@ -1,4 +1,4 @@
-"""A probe that reads whole rows of a few queries, and keeps of them what descriptions need: O(features) a row. Ours."""
+"""A probe that reads and keeps the rows of a few queries: O(N) a row. Ours."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,25 +12,17 @@ from torch import Tensor
 from attnscope.core.attention.seam import AttentionCall, Kind, attention_weights
 from attnscope.core.attention.tiles import attend_lean
 
-_ELEMENTS = 2**24
-"""Weights that are held at once."""
-
-
 @dataclass(frozen=True, eq=False)
 class RowsWanted:
-    """Which rows of one text are read, and what may describe them.
+    """Which rows of one text are read.
 
     Attributes:
         queries: (row,): positions of the queries.
         n_keys: How many keys are real; they are the first.
-        features: (feature, row, key), uint8: levels of the features.
-        pooled: Whether only the mean over rows of the features' mean values is kept, not one per row.
     """
 
     queries: NDArray[np.int64]
     n_keys: int
-    features: NDArray[np.uint8]
-    pooled: bool = False
 
 
 @dataclass(eq=False)
@@ -39,14 +31,11 @@ class Found:
 
     Attributes:
         allowed: (row, key), bool, of each layer: which keys may be attended to.
-        expected: (row, head, feature) of each layer, float16: the mean value of each feature under the weights. Where
-            rows are pooled, one row: the mean over rows with more than one key; none without such rows.
-        entropies: (row, head) of each layer, float64, in nats.
+        weights: (row, head, key) of each layer, float16.
     """
 
     allowed: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
-    expected: dict[int, NDArray[np.float16]] = field(default_factory=dict)
-    entropies: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    weights: dict[int, NDArray[np.float16]] = field(default_factory=dict)
 
 
 class RowSamples:
@@ -57,15 +46,13 @@ class RowSamples:
     Args:
         wanted: Of each kind of attention the rows that are read of each text of the batch; kinds that are not there
             are not read.
-        levels: (feature,): how many levels each feature has; a level stands for level / (levels - 1).
 
     Attributes:
         found: Kind -> text of the batch -> what was found.
     """
 
-    def __init__(self, wanted: Mapping[Kind, Sequence[RowsWanted]], levels: NDArray[np.int64]) -> None:
+    def __init__(self, wanted: Mapping[Kind, Sequence[RowsWanted]]) -> None:
         self._wanted = wanted
-        self._levels = levels
         self.found: dict[Kind, list[Found]] = {kind: [Found() for _ in each] for kind, each in wanted.items()}
 
     def __call__(self, call: AttentionCall) -> Tensor:
@@ -109,24 +96,12 @@ class RowSamples:
         weights: Float[Tensor, "n_heads query key"],
         allowed: Bool[Tensor, "query key"],
     ) -> None:
-        wanted, found = self._wanted[kind][text], self.found[kind][text]
-        if layer in found.expected:
+        found = self.found[kind][text]
+        if layer in found.weights:
             raise RuntimeError(f"{kind} layer {layer} reached the probe twice; a new batch needs a new probe")
         weights = weights.movedim(1, 0).to("cpu", torch.float32)  # (query, head, key)
         weights = weights / weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
-        features = torch.from_numpy(wanted.features).permute(1, 2, 0)
-        at_once = max(1, _ELEMENTS // max(1, features[0].numel()))
-        expected = [
-            weights[start : start + at_once] @ features[start : start + at_once].float()
-            for start in range(0, len(weights), at_once)
-        ]
-        scale = torch.from_numpy(self._levels - 1).float()
-        values = torch.cat(expected) / scale
-        if wanted.pooled:
-            values = values[allowed.cpu().sum(-1) > 1]
-            values = values.mean(0, keepdim=True) if len(values) else values
-        found.expected[layer] = values.to(torch.float16).numpy()
-        found.entropies[layer] = torch.special.entr(weights.double()).sum(-1).numpy()
+        found.weights[layer] = weights.to(torch.float16).numpy()
         found.allowed[layer] = allowed.cpu().numpy()
 
 

@@ -61,7 +61,7 @@ LATER = -2
 """What `describe` is given for a feature that may be a term, but not the first."""
 
 LARGEST_WEIGHT, LARGEST_STEP = 16.0, 3.0
-_ITERATIONS, _CLOSE = 30, 1e-7
+_ITERATIONS, _CLOSE, _CLOSE_ENOUGH = 30, 1e-7, 1e-4
 _SCREENED_AT_ONCE = 2**22
 
 
@@ -119,8 +119,9 @@ def refit(part: Part, head: int, terms: tuple[int, ...], start: Floats | None = 
     Returns:
         The weights, and the mean of KL(A ‖ p) over texts in nats (without the ridge).
     """
-    table = part.table(terms)
-    expected, rows = part.expected[head, list(terms)], part.weights
+    table = part.table(terms, head)
+    expected = np.array([part.share(f, head) if f >= part.n_shared else part.expected[head, f] for f in terms])
+    rows = part.weights[head]
     w = np.zeros(len(terms)) if start is None else np.array(start, np.float64)
     value, gradient, second = table.loss(w, expected, rows)
     for _ in range(_ITERATIONS):
@@ -148,6 +149,7 @@ def describe(
     candidates: Sequence[int] | None = None,
     needs: Sequence[int] | None = None,
     until: NDArray[np.bool_] | None = None,
+    most_own: int = 3,
 ) -> list[Description]:
     """Finds the terms of every head.
 
@@ -160,6 +162,7 @@ def describe(
         needs: For each feature the one that must be a term before it, as it is a part of that; -1 = none must, LATER =
             any.
         until: (feature,): a search ends once it has one of these terms; None = none ends it.
+        most_own: How many of the terms at most may be features that the head alone has.
 
     Returns:
         One description a head, in their order.
@@ -173,12 +176,15 @@ def describe(
     ends = np.zeros(len(usable), np.bool_) if until is None else until
 
     def goes_on(search: _Search) -> bool:
-        return search.goes_on and len(search.terms) < most and not ends[list(search.terms)].any()
+        ended = until is not None and any(term >= part.n_shared or ends[term] for term in search.terms)
+        return search.goes_on and len(search.terms) < most and not ended
 
     while going := [search for search in searches if goes_on(search)]:
-        for search, pi in zip(going, _screen(part, going), strict=True):
+        for search, screened in zip(going, _screen(part, going), strict=True):
             ready = np.isin(wholes, [-1, *search.terms]) | ((wholes == LATER) & bool(search.terms))
-            search.extend(pi, usable & ready)
+            n_own = sum(term >= part.n_shared for term in search.terms)
+            own = np.full(len(screened.gains) - len(usable), n_own < most_own)
+            search.extend(screened, np.concatenate([usable & ready, own]))
     return [search.description() for search in searches]
 
 
@@ -190,14 +196,15 @@ def score(part: Part, head: int, found: Description) -> tuple[Score, Floats]:
     """
     left = row_losses(part, head, found)
     nats = part.rows.uniform_nats[part.index, head]
-    return score_of_texts(part.texts, left, nats), left
+    mass = part.mass[:, head]
+    return score_of_texts(part.texts, left * mass, nats * mass), left
 
 
 def row_losses(part: Part, head: int, found: Description) -> Floats:
-    """KL(A ‖ p) of each row of a head, (row,), in nats; of rows that share a record their mean alone is right."""
-    log_sums = part.table(found.terms).log_sums(found.weights)
-    on = part.rows.expected[part.rows.records_of(part.index), head][:, list(found.terms)].astype(np.float64)
-    losses: Floats = np.maximum(log_sums - on @ found.weights - part.rows.entropies[part.index, head], 0.0)
+    """KL(A ‖ p) of each row of a head, (row,), in nats."""
+    log_sums = part.table(found.terms, head).log_sums(found.weights)
+    on = np.add.reduceat(part.attention(head) * part.scores(found.terms, found.weights, head), part.first)
+    losses: Floats = np.maximum(log_sums - on - part.rows.entropies[part.index, head], 0.0)
     return losses
 
 
@@ -207,20 +214,12 @@ def explains_more(part: Part, head: int, one: Description, other: Description) -
     Also where they cannot be told apart because there are not two texts.
     """
     texts, which, counts = np.unique(part.texts, return_inverse=True, return_counts=True)
-    more = np.bincount(which, row_losses(part, head, other) - row_losses(part, head, one), len(texts)) / counts
+    more = row_losses(part, head, other) - row_losses(part, head, one)
+    more = np.bincount(which, more * part.mass[:, head], len(texts)) / counts
     sums = RunningSums(())
     for of_text in more:
         sums.add(of_text, 1.0)
     return not sums.interval()[0] <= 0  # one text alone tells nothing apart: there is no interval, and no tie
-
-
-def masses(part: Part, found: Description, feature: int) -> Floats:
-    """How much p gives to a feature in each row, (row,): E_p[f]."""
-    p = part.unscaled(found.terms, found.weights)
-    value = part.levels[feature] / (part.rows.levels[feature] - 1)
-    n = len(part.index)
-    mass: Floats = np.bincount(part.row_of, p * value, n) / np.bincount(part.row_of, p, n)
-    return mass
 
 
 def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Score:
@@ -250,7 +249,8 @@ class _Search:
     """The search for the terms of one head."""
 
     def __init__(self, part: Part, head: int, simplicity: NDArray[np.int64]) -> None:
-        self._part, self.head, self._simplicity = part, head, simplicity
+        ranks = [column.rank for column in part.own_columns(head)]
+        self._part, self.head, self._simplicity = part, head, np.concatenate([simplicity, ranks])
         self.terms: tuple[int, ...] = ()
         self.weights = np.zeros(0)
         self._gains: list[float] = []
@@ -269,9 +269,8 @@ class _Search:
         tried = []
         for feature in dict.fromkeys(best):
             start = np.append(self.weights, np.clip(found.steps[feature], -LARGEST_STEP, LARGEST_STEP))
-            # In the order of their numbers: heads that come to the same terms share the table.
             terms = (*self.terms, feature)
-            order = sorted(range(len(terms)), key=terms.__getitem__)
+            order = _table_order(self._part, terms)
             weights, left = refit(self._part, self.head, tuple(terms[i] for i in order), start[order])
             back = np.empty(len(terms))
             back[order] = weights
@@ -317,6 +316,13 @@ class _Screened:
     steps: Floats
 
 
+def _table_order(part: Part, terms: tuple[int, ...]) -> list[int]:
+    """In which order terms stand in a table: heads that come to the same shared features share it."""
+    if max(terms, default=-1) < part.n_shared:
+        return sorted(range(len(terms)), key=terms.__getitem__)
+    return list(range(len(terms)))
+
+
 def _screen(part: Part, searches: Sequence[_Search]) -> list[_Screened]:
     """What each feature could gain for several heads."""
     made: list[_Screened] = []
@@ -325,19 +331,25 @@ def _screen(part: Part, searches: Sequence[_Search]) -> list[_Screened]:
         some = searches[start : start + at_once]
         p = np.empty((len(some), part.size), np.float32)
         for row, search in enumerate(some):
-            order = sorted(range(len(search.terms)), key=search.terms.__getitem__)
-            p[row] = part.unscaled(tuple(search.terms[i] for i in order), search.weights[order])
-        made += [_gains(part, search.head, pi) for search, pi in zip(some, part.means(p), strict=True)]
+            order = _table_order(part, search.terms)
+            p[row] = part.unscaled(tuple(search.terms[i] for i in order), search.weights[order], search.head)
+        means = part.means(p, part.weights[[search.head for search in some]])
+        for search, of_p, mean in zip(some, p, means, strict=True):
+            numbers = range(part.n_shared, part.n_shared + len(part.own_columns(search.head)))
+            own = part.mean_under(numbers, search.head, of_p)
+            made.append(_gains(part, search.head, np.concatenate([mean, own])))
     return made
 
 
 def _gains(part: Part, head: int, pi: Floats) -> _Screened:
     tiny = 1e-9
-    a, pi = np.clip(part.expected[head], tiny, 1 - tiny), np.clip(pi, tiny, 1 - tiny)
+    own = range(part.n_shared, part.n_shared + len(part.own_columns(head)))
+    a = np.concatenate([part.expected[head], [part.share(number, head) for number in own]])
+    a, pi = np.clip(a, tiny, 1 - tiny), np.clip(pi, tiny, 1 - tiny)
     gains = a * np.log(a / pi) + (1 - a) * np.log((1 - a) / (1 - pi))
     steps = np.log(a / pi) - np.log((1 - a) / (1 - pi))
     # A value that goes up in steps varies less than one that is 0 or 1: by how much is taken from uniform attention.
-    spread = part.variances
-    is_graded = part.rows.levels > 2
+    spread = np.concatenate([part.variances, part.own_variances(head)])
+    is_graded = np.concatenate([part.rows.levels > 2, np.ones(len(own), np.bool_)])
     graded = np.where(is_graded, (a - pi) ** 2 / (2 * np.maximum(spread, tiny)), -1.0)
     return _Screened(gains, graded, np.where(is_graded, np.clip((a - pi) / np.maximum(spread, tiny), -3, 3), steps))

@@ -1,22 +1,48 @@
 """Sampled rows of attention, with what descriptions are fitted to: features of their keys, and counts of these. Ours.
 
-Fitting p(k | q) ∝ exp(Σ_f w_f f(q, k)) needs of a head's attention no more than E_A[f]: see `descriptions`.
+Fitting p(k | q) ∝ n_k exp(Σ_f w_f f(q, k)) needs of a head's attention no more than E_A[f]: see `descriptions`.
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
 RIDGE = 1e-4
-_ENTRIES_AT_ONCE, _RECORDS_AT_ONCE = 2**16, 64
+_ENTRIES_AT_ONCE, _WEIGHTS_AT_ONCE = 2**16, 2**21
 _TABLE_BYTES = 2**25
+_MOST_DENSE = 48
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A feature of one head alone: a level per key, times a level per query or per row.
+
+    The level at a (query, key) is the query's level times `n_key_levels`, plus the key's.
+
+    Attributes:
+        values: (level,): the value of each level, 0 to 1.
+        rank: How simple the feature is; see `descriptions.describe`.
+        keys: (type,): the level of each type of token as a key; None = the levels of the feature `key_feature`.
+        queries: (type,): the level of each type as a query; None = all queries are alike, or `rows` says it.
+        rows: (row,): the level of each row.
+        key_feature: The number of a feature.
+        n_key_levels: How many levels keys have.
+    """
+
+    values: Floats
+    rank: int
+    keys: NDArray[np.uint8] | None = None
+    queries: NDArray[np.uint8] | None = None
+    rows: NDArray[np.uint8] | None = None
+    key_feature: int = -1
+    n_key_levels: int = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +55,11 @@ class Rows:
         levels: (feature,): how many levels each has; 2 = it holds or does not.
         starts: (row + 1,): where each row's entries begin.
         texts: (row,): the number of its text.
-        expected: (record, head, feature), floating: E_A[f], the mean value under the head's attention. A row has its
-            own record, or shares the mean over the rows of its text: fitting needs no more.
-        entropies: (row, head): H in nats.
-        records: (row,): each row's record; None = its own, in order.
+        weights: (head, entry), floating: attention, 0 to 1. The sum of a row is its mass, by which the row counts.
+        counts: (entry,): how many keys an entry stands for; None = one each.
+        key_types: (entry,): the type of each key's token; None = types are not known.
+        query_types: (row,): the type of each query's token.
+        columns: For each head the features that it alone has; they are numbered after `features`.
 
     Raises:
         ValueError: Shapes do not fit together, or a row has no key.
@@ -42,23 +69,24 @@ class Rows:
     levels: NDArray[np.int64]
     starts: NDArray[np.int64]
     texts: NDArray[np.int64]
-    expected: NDArray[np.floating]
-    entropies: Floats
-    records: NDArray[np.int64] | None = None
+    weights: NDArray[np.floating]
+    counts: Floats | None = None
+    key_types: NDArray[np.int32] | None = None
+    query_types: NDArray[np.int32] | None = None
+    columns: tuple[tuple[Column, ...], ...] = ()
 
     def __post_init__(self) -> None:
         n_rows, n_features = len(self.starts) - 1, len(self.levels)
-        n_records = n_rows if self.records is None else int(self.records.max(initial=-1)) + 1
         fits = (
             self.features.shape == (n_features, self.starts[-1])
             and self.texts.shape == (n_rows,)
-            and self.expected.shape == (n_records, self.n_heads, n_features)
-            and self.entropies.shape == (n_rows, self.n_heads)
+            and self.weights.shape == (len(self.weights), self.starts[-1])
+            and len(self.columns) in (0, len(self.weights))
         )
         if not fits:
             raise ValueError(
-                f"features {self.features.shape}, starts {self.starts.shape}, texts {self.texts.shape}, expected "
-                f"{self.expected.shape} and entropies {self.entropies.shape} do not fit together"
+                f"features {self.features.shape}, starts {self.starts.shape}, texts {self.texts.shape}, weights "
+                f"{self.weights.shape} and columns of {len(self.columns)} heads do not fit together"
             )
         if (np.diff(self.starts) < 1).any():
             raise ValueError("a row has no key")
@@ -66,16 +94,28 @@ class Rows:
     @property
     def n_heads(self) -> int:
         """How many heads the rows are of."""
-        return int(self.entropies.shape[1])
+        return len(self.weights)
 
-    def records_of(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The records of some rows in `expected`."""
-        return index if self.records is None else self.records[index]
+    @cached_property
+    def mass(self) -> Floats:
+        """(row, head): how much attention each row holds, 0 to 1."""
+        return np.stack([np.add.reduceat(w, self.starts[:-1], dtype=np.float64) for w in self.weights], 1)
+
+    @cached_property
+    def entropies(self) -> Floats:
+        """(row, head): -Σ B ln(B / n) of B, each row's attention scaled to 1, in nats; n are the counts of entries."""
+        found = np.empty((len(self.texts), self.n_heads))
+        for head, of_head in enumerate(self.weights):
+            scaled = of_head / np.repeat(np.maximum(self.mass[:, head], 1e-30), np.diff(self.starts))
+            logs = np.log(np.maximum(scaled if self.counts is None else scaled / self.counts, 1e-300))
+            found[:, head] = -np.add.reduceat(scaled * logs, self.starts[:-1])
+        return found
 
     @cached_property
     def uniform_nats(self) -> Floats:
-        """KL(A ‖ uniform) = ln n - H of each row, (row, head), in nats."""
-        return np.maximum(np.log(np.diff(self.starts))[:, None] - self.entropies, 0.0)
+        """KL(B ‖ uniform) = ln n - H of each row, (row, head), in nats."""
+        n = np.diff(self.starts) if self.counts is None else np.add.reduceat(self.counts, self.starts[:-1])
+        return np.maximum(np.log(n)[:, None] - self.entropies, 0.0)
 
     def of_texts(self, texts: Sequence[int]) -> "Part":
         """The rows of some texts, each text weighing the same."""
@@ -88,7 +128,10 @@ class Part:
 
     rows: Rows
     index: NDArray[np.int64]
-    _tables: "OrderedDict[tuple[int, ...], Table]" = field(default_factory=OrderedDict)
+    _tables: "OrderedDict[tuple[int, tuple[int, ...]], Table]" = field(default_factory=OrderedDict)
+    _attention: dict[int, Floats] = field(default_factory=dict)
+    _shares: dict[tuple[int, int], float] = field(default_factory=dict)
+    _spreads: dict[int, Floats] = field(default_factory=dict)
 
     @cached_property
     def texts(self) -> NDArray[np.int64]:
@@ -96,11 +139,23 @@ class Part:
         return self.rows.texts[self.index]
 
     @cached_property
-    def weights(self) -> Floats:
-        """(row,): what each counts; they sum to 1, and each text's to the same."""
+    def text_weights(self) -> Floats:
+        """(row,): what each counts if all rows have the same mass; they sum to 1, and each text's to the same."""
         _, which, counts = np.unique(self.texts, return_inverse=True, return_counts=True)
         weights: Floats = 1.0 / (counts[which] * max(len(counts), 1))
         return weights
+
+    @cached_property
+    def mass(self) -> Floats:
+        """(row, head): how much attention each row holds."""
+        return self.rows.mass[self.index]
+
+    @cached_property
+    def weights(self) -> Floats:
+        """(head, row): what each row counts for each head, its text's weight times its mass; they sum to 1."""
+        weights = (self.mass * self.text_weights[:, None]).T
+        scaled: Floats = weights / np.maximum(weights.sum(1, keepdims=True), 1e-30)
+        return np.ascontiguousarray(scaled)
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
@@ -119,59 +174,137 @@ class Part:
         return np.repeat(np.arange(len(self.index)), self.lengths)
 
     @cached_property
-    def levels(self) -> NDArray[np.uint8]:
-        """(feature, entry): levels of the features."""
-        if not len(self.index):
-            return self.rows.features[:, :0]
+    def entries(self) -> slice | NDArray[np.int64]:
+        """Which entries of the rows are those of this part; a slice if it can be, so that it makes views."""
         starts = self.rows.starts
-        if self.index[-1] - self.index[0] + 1 == len(self.index):  # a view, for these are most of the memory
-            return self.rows.features[:, starts[self.index[0]] : starts[self.index[-1] + 1]]
-        return self.rows.features[:, np.repeat(starts[self.index] - self.first, self.lengths) + np.arange(self.size)]
+        if not len(self.index):
+            return slice(0, 0)
+        if self.index[-1] - self.index[0] + 1 == len(self.index):
+            return slice(int(starts[self.index[0]]), int(starts[self.index[-1] + 1]))
+        return np.repeat(starts[self.index] - self.first, self.lengths) + np.arange(self.size)
+
+    @cached_property
+    def levels(self) -> NDArray[np.uint8]:
+        """(feature, entry): levels of the features that all heads share."""
+        return self.rows.features[:, self.entries]
+
+    @cached_property
+    def counts(self) -> Floats | None:
+        """(entry,): how many keys each stands for; None = one each."""
+        return None if self.rows.counts is None else self.rows.counts[self.entries]
+
+    def attention(self, head: int) -> Floats:
+        """(entry,): a head's attention, each row scaled to 1."""
+        if head not in self._attention:
+            self._attention.clear()  # heads come one after the other
+            on = self.rows.weights[head, self.entries].astype(np.float64)
+            on /= np.maximum(self.mass[:, head], 1e-30)[self.row_of]
+            self._attention[head] = on
+        return self._attention[head]
 
     @property
     def size(self) -> int:
         """How many entries there are."""
         return int(self.lengths.sum())
 
-    @cached_property
-    def expected(self) -> Floats:
-        """(head, feature): the mean of E_A[f] over texts."""
-        weights = np.bincount(self.rows.records_of(self.index), self.weights, len(self.rows.expected))
-        found = np.zeros(self.rows.expected.shape[1:])
-        for start in range(0, len(weights), _RECORDS_AT_ONCE):
-            some = slice(start, start + _RECORDS_AT_ONCE)
-            if weights[some].any():
-                found += np.einsum("r,rhf->hf", weights[some], self.rows.expected[some], dtype=np.float64)
-        return found
+    @property
+    def n_shared(self) -> int:
+        """How many features all heads share; numbers from there on are those of a head's own columns."""
+        return len(self.rows.levels)
+
+    def own_columns(self, head: int) -> tuple[Column, ...]:
+        """The features that a head alone has."""
+        return self.rows.columns[head] if self.rows.columns else ()
+
+    def column(self, feature: int, head: int) -> NDArray[np.uint8]:
+        """(entry,): the levels of a feature, of those that a head alone has, too."""
+        if feature < self.n_shared:
+            return self.levels[feature]
+        own = self.own_columns(head)[feature - self.n_shared]
+        if own.keys is None:
+            of_keys = self.levels[own.key_feature]
+        else:
+            assert self.rows.key_types is not None
+            of_keys = own.keys[self.rows.key_types[self.entries]]
+        if own.queries is None and own.rows is None:
+            return of_keys
+        if own.queries is None:
+            assert own.rows is not None
+            of_rows = own.rows[self.index]
+        else:
+            assert self.rows.query_types is not None
+            of_rows = own.queries[self.rows.query_types[self.index]]
+        both: NDArray[np.uint8] = (of_rows * np.uint8(own.n_key_levels))[self.row_of] + of_keys
+        return both
+
+    def values_of(self, feature: int, head: int) -> Floats:
+        """(level,): the values of a feature's levels."""
+        if feature >= self.n_shared:
+            return self.own_columns(head)[feature - self.n_shared].values
+        n = int(self.rows.levels[feature])
+        return np.arange(n) / (n - 1)
 
     @cached_property
-    def even(self) -> Floats:
-        """(feature,): the same under attention that is spread evenly."""
-        even: Floats = self.means(np.ones((1, self.size), np.float32))[0]
-        return even
+    def expected(self) -> Floats:
+        """(head, feature): the mean of E_A[f], of features that all heads share."""
+        at_once = max(1, _WEIGHTS_AT_ONCE // max(1, self.size))
+        blocks = [slice(start, start + at_once) for start in range(0, self.rows.n_heads, at_once)]
+        means = [
+            self.means(self.rows.weights[block, self.entries].astype(np.float32), self.weights[block])
+            for block in blocks
+        ]
+        return np.concatenate(means)
+
+    def share(self, feature: int, head: int) -> float:
+        """The mean of E_A[f] of any feature."""
+        if (feature, head) not in self._shares:
+            self._shares[feature, head] = self.mean_under([feature], head, self.attention(head))[0]
+        return self._shares[feature, head]
+
+    def even(self, feature: int, head: int) -> float:
+        """The same under attention that is spread evenly."""
+        counts = np.ones(self.size) if self.counts is None else self.counts
+        return self.mean_under([feature], head, counts)[0]
+
+    def mean_under(self, features: Sequence[int], head: int, unscaled: NDArray[np.floating]) -> list[float]:
+        """The means of E_p[f] of some features, for p that is given but for a factor of each row."""
+        sums = np.add.reduceat(unscaled, self.first, dtype=np.float64)
+        p = unscaled * (self.weights[head] / np.maximum(sums, 1e-30))[self.row_of]
+        found = []
+        for feature in features:
+            values = self.values_of(feature, head)
+            found.append(float(values @ np.bincount(self.column(feature, head), p, len(values))))
+        return found
 
     @cached_property
     def variances(self) -> Floats:
         """(feature,): how much features vary within a row where attention is spread evenly; 0 for those of 2 levels."""
-        first, n = self.first, self.lengths
         found = np.zeros(len(self.levels))
         for number in np.flatnonzero(self.rows.levels > 2):
-            value = self.levels[number] / (self.rows.levels[number] - 1)
-            mean = np.add.reduceat(value, first) / n
-            found[number] = self.weights @ (np.add.reduceat(value * value, first) / n - mean**2)
+            found[number] = self._variance(self.values_of(number, 0)[self.levels[number]])
         return found
+
+    def own_variances(self, head: int) -> Floats:
+        """The same of the features that a head alone has."""
+        if head not in self._spreads:
+            numbers = range(self.n_shared, self.n_shared + len(self.own_columns(head)))
+            spreads = [self._variance(self.values_of(f, head)[self.column(f, head)]) for f in numbers]
+            self._spreads[head] = np.array(spreads)
+        return self._spreads[head]
+
+    def _variance(self, value: Floats) -> float:
+        mean = np.add.reduceat(value, self.first) / self.lengths
+        return float(self.text_weights @ (np.add.reduceat(value * value, self.first) / self.lengths - mean**2))
 
     @cached_property
     def uniform_nats(self) -> Floats:
-        """(head,): the mean of KL(A ‖ uniform) over texts."""
-        found: Floats = self.weights @ self.rows.uniform_nats[self.index]
-        return found
+        """(head,): the mean of KL(A ‖ uniform)."""
+        return np.einsum("hr,rh->h", self.weights, self.rows.uniform_nats[self.index])
 
     @cached_property
     def entropies(self) -> Floats:
-        """(head,): the mean entropy over texts."""
-        found: Floats = self.weights @ self.rows.entropies[self.index]
-        return found
+        """(head,): the mean entropy."""
+        return np.einsum("hr,rh->h", self.weights, self.rows.entropies[self.index])
 
     @cached_property
     def said_in(self) -> NDArray[np.int64]:
@@ -184,45 +317,43 @@ class Part:
             found[number] = len(np.unique(self.texts[varies]))
         return found
 
-    def means(self, unscaled: NDArray[np.float32]) -> Floats:
-        """The mean of E_p[f] over texts for several p at once, (p, feature).
+    def means(self, unscaled: NDArray[np.float32], weights: Floats) -> Floats:
+        """The mean of E_p[f] for several p at once, (p, feature).
 
         Args:
             unscaled: (p, entry): probabilities but for a factor of each row.
+            weights: (p, row): what rows count.
         """
-        sums = np.add.reduceat(unscaled, self.first, axis=1, dtype=np.float64)
-        scaled = unscaled * (self.weights / sums).astype(np.float32)[:, self.row_of]
+        sums = np.maximum(np.add.reduceat(unscaled, self.first, axis=1, dtype=np.float64), 1e-30)
+        scaled = unscaled * (weights / sums).astype(np.float32)[:, self.row_of]
         found = np.zeros((len(unscaled), len(self.levels)))
         for start in range(0, unscaled.shape[1], _ENTRIES_AT_ONCE):
             some = slice(start, start + _ENTRIES_AT_ONCE)
             found += scaled[:, some] @ self.levels[:, some].T.astype(np.float32)
         return found / (self.rows.levels - 1)
 
-    def codes(self, chosen: Sequence[int]) -> NDArray[np.int64]:
-        """(entry,): one number for each combination of some features' levels."""
-        codes = np.zeros(self.size, np.int64)
-        for number in chosen:
-            codes *= self.rows.levels[number]
-            codes += self.levels[number]
-        return codes
-
-    def unscaled(self, chosen: tuple[int, ...], weights: Floats) -> NDArray[np.float32]:
-        """(entry,): p but for a factor of each row."""
-        table = self.table(chosen)
-        scores = table.values @ weights
-        found: NDArray[np.float32] = np.exp(scores - scores.max(initial=0.0)).astype(np.float32)[
-            table.places[self.codes(chosen)]
-        ]
+    def scores(self, chosen: tuple[int, ...], weights: Floats, head: int = 0) -> Floats:
+        """(entry,): Σ w f."""
+        table = self.table(chosen, head)
+        found: Floats = (table.values @ weights)[table.places]
         return found
 
-    def table(self, chosen: tuple[int, ...]) -> "Table":
+    def unscaled(self, chosen: tuple[int, ...], weights: Floats, head: int = 0) -> NDArray[np.float32]:
+        """(entry,): p but for a factor of each row."""
+        table = self.table(chosen, head)
+        scores = table.values @ weights
+        found: NDArray[np.float32] = np.exp(scores - scores.max(initial=0.0)).astype(np.float32)[table.places]
+        return found if self.counts is None else (found * self.counts).astype(np.float32)
+
+    def table(self, chosen: tuple[int, ...], head: int = 0) -> "Table":
         """How often each combination of some features' levels occurs in each row."""
-        if chosen not in self._tables:
-            self._tables[chosen] = Table.of(self, chosen)
-            while len(self._tables) > 1 and sum(one.counts.nbytes for one in self._tables.values()) > _TABLE_BYTES:
+        key = head if max(chosen, default=-1) >= self.n_shared else -1, chosen
+        if key not in self._tables:
+            self._tables[key] = Table.of(self, chosen, head)
+            while len(self._tables) > 1 and sum(one.n_bytes for one in self._tables.values()) > _TABLE_BYTES:
                 self._tables.popitem(last=False)
-        self._tables.move_to_end(chosen)
-        return self._tables[chosen]
+        self._tables.move_to_end(key)
+        return self._tables[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,30 +363,41 @@ class Table:
     Attributes:
         values: (combination, feature): the features' values.
         counts: (row, combination): how many of a row's keys have them.
-        places: Which combination each code stands for; see `codes`.
+        places: (entry,): the combination of each.
     """
 
     values: Floats
-    counts: Floats
-    places: NDArray[np.int64]
+    counts: Floats | sp.csr_array
+    places: NDArray[np.int32]
+
+    @property
+    def n_bytes(self) -> int:
+        """How much memory it takes."""
+        counts = self.counts if isinstance(self.counts, np.ndarray) else self.counts.data
+        return int(counts.nbytes) + self.places.nbytes
 
     @classmethod
-    def of(cls, part: Part, chosen: Sequence[int]) -> "Table":
-        """Counts the combinations."""
-        codes = part.codes(chosen)
-        size = math.prod(int(part.rows.levels[number]) for number in chosen)
+    def of(cls, part: Part, chosen: tuple[int, ...], head: int = 0) -> "Table":
+        """Counts the combinations: those of all but the last feature, each with the last one's levels."""
         n_rows = len(part.index)
-        seen = np.flatnonzero(np.bincount(codes, minlength=size))
-        place = np.zeros(size, np.int64)
-        place[seen] = np.arange(len(seen))
-        codes = place[codes]
-        counts = np.bincount(part.row_of * len(seen) + codes, minlength=n_rows * len(seen))
-        values, rest = np.empty((len(seen), len(chosen))), seen
-        for column in range(len(chosen) - 1, -1, -1):
-            levels = int(part.rows.levels[chosen[column]])
-            values[:, column] = rest % levels / (levels - 1)
-            rest = rest // levels
-        return cls(values, counts.reshape(n_rows, len(seen)).astype(np.float64), place)
+        if not chosen:
+            counts = part.lengths[:, None] if part.counts is None else np.add.reduceat(part.counts, part.first)[:, None]
+            return cls(np.empty((1, 0)), counts.astype(np.float64), np.zeros(part.size, np.int32))
+        before, levels = part.table(chosen[:-1], head), part.values_of(chosen[-1], head)
+        codes = before.places * np.int32(len(levels))
+        codes += part.column(chosen[-1], head)
+        seen = np.flatnonzero(np.bincount(codes, minlength=len(before.values) * len(levels)))
+        place = np.zeros(len(before.values) * len(levels), np.int32)
+        place[seen] = np.arange(len(seen), dtype=np.int32)
+        places = place[codes]
+        if len(seen) <= _MOST_DENSE:
+            of_rows = np.bincount(part.row_of * len(seen) + places, part.counts, minlength=n_rows * len(seen))
+            counts = of_rows.reshape(n_rows, len(seen)).astype(np.float64)
+        else:  # most are in few rows
+            ones = np.ones(part.size) if part.counts is None else part.counts
+            counts = sp.csr_array((ones, places, np.append(part.first, part.size)), (n_rows, len(seen)))
+        values = np.concatenate([before.values[seen // len(levels)], levels[seen % len(levels)][:, None]], 1)
+        return cls(values, counts, places)
 
     def log_sums(self, weights: Floats) -> Floats:
         """Logarithm of Z of each row, (row,), in nats."""
@@ -284,7 +426,7 @@ class Table:
         means = sums[:, 1:] / z[:, None]
         mean = rows @ means
         # Of each combination, over all rows: how much p gives to it.
-        given = e * ((rows / z) @ self.counts)
+        given = e * (self.counts.T @ (rows / z))
         second = (self.values * given[:, None]).T @ self.values - (means * rows[:, None]).T @ means
         value = rows @ np.log(z) + top - weights @ expected + RIDGE / 2 * (weights @ weights)
         return float(value), mean - expected + RIDGE * weights, second + RIDGE * np.eye(n)

@@ -20,6 +20,9 @@ NO_TERM = "no term outside sinks"
 """Stands for the other half's term if it has none outside sinks."""
 
 
+HARDLY = 0.02
+"""Share of attention below which a part of a description is not mentioned."""
+
 UNSURE = 0.5
 """If the interval of an explained share is wider than this, there are too few texts to tell."""
 
@@ -37,6 +40,7 @@ class Term:
         gain: Nats that it explained, when it was chosen, of the texts that it was chosen on.
         share_of: What the share is of, where that is not the feature itself, as of a number; else empty.
         part_of: The term that it says more about, by its feature's name, as "from punctuation" does of [CLS].
+        own: Whether it was fitted to this head, rather than taken from the catalogue.
     """
 
     feature: str
@@ -47,6 +51,7 @@ class Term:
     gain: float
     share_of: str = ""
     part_of: str = ""
+    own: bool = field(default=False, metadata=OMITTED)
 
     @property
     def is_avoided(self) -> bool:
@@ -99,6 +104,52 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """A pair of tokens with more attention than uniform attention would give it.
+
+    Attributes:
+        query: The query's token.
+        key: The key's.
+        n_texts: In how many of the fitted texts.
+    """
+
+    query: str
+    key: str
+    n_texts: int
+
+
+@dataclass(frozen=True)
+class Active:
+    """What a head attends to when it attends: its attention on keys that are neither special tokens nor the first.
+
+    Each row counts by how much of its attention lies on such keys, and is scaled to 1. Queries that are special tokens
+    are left out.
+
+    Attributes:
+        terms: The terms, in the order in which they were chosen; the first explains most.
+        share: How much of the head's attention lies on such keys, 0 to 1, mean over the scored texts.
+        nats: How far this attention is from uniform attention on the same keys: mean KL divergence.
+        explained: The share of these that the terms predict, on texts that they were not fitted on.
+        low: Lower end of its 95% interval over texts, as of `HeadDescription`.
+        high: Upper end.
+        pairs: Pairs of tokens with much attention on the fitted texts, the strongest first.
+    """
+
+    terms: tuple[Term, ...]
+    share: float
+    nats: float
+    explained: float
+    low: float
+    high: float
+    pairs: tuple[Pair, ...] = ()
+
+    @property
+    def tells(self) -> float:
+        """How much there is to say: nats that the terms predict, times the share of attention."""
+        return max(0.0, self.explained) * self.nats * self.share if math.isfinite(self.explained) else 0.0
+
+
+@dataclass(frozen=True)
 class HeadDescription(OneHead):
     """What a head does, as terms that make its attention more likely.
 
@@ -106,22 +157,26 @@ class HeadDescription(OneHead):
         kind: Of attention: "encoder", "decoder" or "cross".
         layer: Its layer, from 0.
         head: Its number there.
-        terms: The terms, in the order in which they were chosen; the first explains most.
+        terms: Where and when it rests, on special tokens and the first: terms in the order in which they were chosen.
+            In records of earlier versions, the terms of all its attention.
         nats: How far its attention is from uniform: mean KL divergence over the scored texts.
-        explained: The share of these that the terms explain, on texts that they were not fitted on.
+        explained: The share of these that both parts of the description explain together, on texts that they were not
+            fitted on.
         low: Lower end of its 95% interval over texts; NaN with fewer than two texts. The interval allows for kinds of
             text that the scored texts lack (`core.exact.few_texts`).
         high: Upper end, at most 1.
-        explained_beside: The same where how much each query gives to special tokens and the first is taken as known.
+        explained_beside: Only in records of earlier versions: the same where how much each query gives to special
+            tokens and the first is taken as known.
         agrees: Whether the other half of the texts gives the same first term; None where neither gives any.
         failures: Tokens of the scored texts that it explains least, the worst first, one of a text.
-        runner_up: What another feature is called that, alone, explains the scored texts as well as the first term alone
-            (within the paired 95% interval over texts, and by 0.05 less at most); "" = none does.
-        content: The feature of the first term that tells keys outside sinks apart, with "not" before it if its weight
-            is below 0. "" = there is none, or the record is of an earlier version. Sinks are special tokens and the
-            first token.
+        runner_up: What another feature is called that, alone, explains the scored texts as well as the first active
+            term alone (within the paired 95% interval over texts, and by 0.05 less at most); "" = none does.
+        content: The feature of the first active term, with "not" before it if its weight is below 0. "" = there is
+            none, or the record is of an earlier version.
         other_half: The same term of a description of the scored half alone, or `NO_TERM`; "" = it is the same
             feature.
+        active: What it attends to when it does not rest; None = the record is of an earlier version, or the head
+            spreads evenly.
     """
 
     kind: str
@@ -132,12 +187,13 @@ class HeadDescription(OneHead):
     explained: float
     low: float
     high: float
-    explained_beside: float
+    explained_beside: float = math.nan
     agrees: bool | None = None
     failures: tuple[Failure, ...] = ()
     runner_up: str = ""
     content: str = field(default="", metadata=OMITTED)
     other_half: str = field(default="", metadata=OMITTED)
+    active: Active | None = field(default=None, metadata=OMITTED)
 
     @property
     def warning(self) -> str:
@@ -155,36 +211,76 @@ class HeadDescription(OneHead):
     @property
     def is_unsure(self) -> bool:
         """Whether there are too few texts to tell how much is explained: the interval is wider than `UNSURE`."""
-        return self.high - max(self.low, 0.0) > UNSURE
+        part = self if self.active is None else self.active
+        return part.high - max(part.low, 0.0) > UNSURE
 
     @property
     def words(self) -> str:
-        """The terms in a line, such as "[CLS] (27%; uniform 2%), near tokens (46% at most 4 away; uniform 18%)"."""
+        """What it attends to and where it rests, such as "near tokens (46%; uniform 18%); rests 27% on [CLS]"."""
         if self.spreads_evenly:
             return "spreads evenly"
-        whole = {term.feature for term in self.terms if not term.part_of}
-        others = {self.terms[0].feature: self.runner_up} if self.terms else {}
-        said = [
-            _words(term, self._parts(term), others.get(term.feature, ""))
-            for term in self.terms
-            if term.part_of not in whole
-        ]
-        if not said:
-            return "undescribed"
-        return ", ".join(said) + ("" if self.explained >= LITTLE else "; mostly undescribed")
+        if self.active is None:
+            return self._said(self.terms, self.explained)
+        attends, rests = self.attends, self.rests
+        return "; ".join(part for part in (attends, rests) if part)
 
-    def _parts(self, whole: Term) -> Sequence[Term]:
-        return [term for term in self.terms if term.part_of == whole.feature]
+    @property
+    def attends(self) -> str:
+        """What it attends to when it attends, such as "tokens like alice, dinah, such as she → alice"."""
+        if self.active is None or self.active.share < HARDLY:
+            return ""
+        if self.active.nats < EVEN:
+            return "all other tokens evenly"
+        pairs = ", ".join(f"{pair.query} → {pair.key}" for pair in self.active.pairs)
+        said = self._said(self.active.terms, self.active.explained)
+        return f"{said}, such as {pairs}" if pairs and self.active.terms else said
+
+    @property
+    def rests(self) -> str:
+        """How much it rests, where and when, such as "rests 69% on [CLS] (more from late tokens)"."""
+        if self.active is None or self.active.share > 1 - HARDLY:
+            return ""
+        share = f"rests {_percent(1 - self.active.share)}"
+        whole = [term for term in self.terms if not term.part_of and not term.is_avoided]
+        if not whole:
+            return share
+        said = self._listed(self.terms)
+        return f"{share} on {said}"
+
+    def _said(self, terms: Sequence[Term], explained: float) -> str:
+        if not terms:
+            return "undescribed"
+        return self._listed(terms) + ("" if explained >= LITTLE else "; mostly undescribed")
+
+    def _listed(self, terms: Sequence[Term]) -> str:
+        whole = {term.feature for term in terms if not term.part_of}
+        first = self.active.terms[:1] if self.active else self.terms[:1]
+        others = {term.feature: self.runner_up for term in first}
+        return ", ".join(
+            _words(term, [part for part in terms if part.part_of == term.feature], others.get(term.feature, ""))
+            for term in terms
+            if term.part_of not in whole
+        )
 
     @property
     def line(self) -> str:
-        """The terms and what they explain, such as "[CLS] (27%; uniform 2%): 66% of 2.32 nats"."""
+        """The words and what they predict, such as "near tokens: predicts 66% of what sets it apart from uniform"."""
         if self.spreads_evenly:
             return f"{self.words}: {self.nats:.2f} nats from uniform"
-        explained = f"{100 * self.explained:.0f}%" if math.isfinite(self.explained) else "an unknown share"
         unsure = " (too few texts to tell)" if self.is_unsure else ""
         warning = f" (! {self.warning})" if self.warning else ""
-        return f"{self.words}: {explained} of {self.nats:.2f} nats{unsure}{warning}"
+        if self.active is None:
+            return f"{self.words}: predicts {self._predicted(self.explained)} ({self.nats:.2f} nats){unsure}{warning}"
+        rests = f"; {self.rests}" if self.rests else ""
+        if not self.attends or self.active.nats < EVEN:
+            return f"{self.words}: predicts {self._predicted(self.explained)} ({self.nats:.2f} nats){unsure}{warning}"
+        active = f"{self.attends}: predicts {self._predicted(self.active.explained)} ({self.active.nats:.2f} nats)"
+        return f"{active}{unsure}{warning}{rests}"
+
+    @staticmethod
+    def _predicted(explained: float) -> str:
+        share = _percent(explained) if math.isfinite(explained) else "an unknown share"
+        return f"{share} of what sets it apart from uniform attention"
 
 
 def _words(term: Term, parts: Sequence[Term], other: str) -> str:

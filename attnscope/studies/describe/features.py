@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -422,6 +423,9 @@ _CLARK, _VOITA = "Clark et al. 2019, section 3", "Voita et al. 2019, section 4"
 
 RESTING = "resting"
 """The feature of all tokens on which heads rest: special ones and the first."""
+
+SINK = re.compile(r"special:|first$|resting$")
+"""The features that tell these tokens apart, by name."""
 
 WITHIN = 4
 """How far away tokens are that are called near, in tokens."""

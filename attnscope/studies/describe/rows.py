@@ -14,14 +14,14 @@ from attnscope.annotated import AnnotatedText
 from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches
 from attnscope.models.model import Model
 from attnscope.records import Tokens
-from attnscope.studies.describe.features import Feature, TextFacts, blocks_of, catalogue
+from attnscope.studies.describe.features import RESTING, SINK, Feature, TextFacts, blocks_of, catalogue
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of
 from attnscope.studies.running.memory import Room, halves, padded_size
 
 if TYPE_CHECKING:
     from attnscope.core.attention.row_samples import Found
-    from attnscope.core.questions.sampled_rows import Rows
+    from attnscope.core.questions.sampled_rows import Part, Rows
 
 
 @dataclass(eq=False)
@@ -51,28 +51,80 @@ class Unit:
         """
         return self.target if kind == "decoder" and self.target is not None else self.chunk.tokens
 
+    def key_tokens(self, kind: str) -> Tokens:
+        """The keys in a kind of attention."""
+        return self.query_tokens(kind)
+
+
+@dataclass(frozen=True, eq=False)
+class Types:
+    """The types of token that the sample holds.
+
+    Attributes:
+        ids: (type,): their numbers in the vocabulary, ascending.
+        labels: Their labels.
+        embeddings: (type, d): their static embeddings.
+    """
+
+    ids: NDArray[np.int64]
+    labels: tuple[str, ...]
+    embeddings: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, model: Model, tokens: Sequence[Tokens]) -> Types:
+        """The types of some texts."""
+        import torch
+
+        labels = {int(i): label for of in tokens for i, label in zip(of.ids, of.labels, strict=True)}
+        ids = np.array(sorted(labels), np.int64)
+        rows = model.static_embeddings(torch.from_numpy(ids)[None].to(model.info.device))[0].float().cpu().numpy()
+        return cls(ids, tuple(labels[int(i)] for i in ids), rows)
+
+    def places(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The type of each token."""
+        return np.searchsorted(self.ids, ids).astype(np.int32)
+
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Heads that may attend to the same keys, and the sampled rows.
+    """Heads that may attend to the same keys, and the sampled rows in two parts: where they rest, and the rest.
 
     Attributes:
         kind: Of attention.
         heads: (layer, head) of each.
         features: The features.
-        rows: The rows.
-        keys: (entry,): the place of each entry's key.
+        active: The rows without the keys on which heads rest; those that have two keys.
+        sinks: All rows. Their first entry stands for all keys that are not resting, if there are any; the others are
+            the resting ones.
+        sink_features: The numbers of the features that `sinks` has, in its order.
+        sink_rows: (active row,): the row of `sinks` that it is part of.
+        ordinary: (active row,): whether its query is no special token: descriptions are fitted to these.
+        offsets: (active entry,): how far each key is behind its query, in tokens.
+        queries: (active row,): the place of each query.
+        types: The types of token.
     """
 
     kind: str
     heads: tuple[tuple[int, int], ...]
     features: tuple[Feature, ...]
-    rows: Rows
-    keys: NDArray[np.int32]
+    active: Rows
+    sinks: Rows
+    sink_features: tuple[int, ...]
+    sink_rows: NDArray[np.int64]
+    ordinary: NDArray[np.bool_]
+    offsets: NDArray[np.int32]
+    queries: NDArray[np.int64]
+    types: Types
 
     def matches(self, feature: Feature) -> bool:
         """Whether a feature holds of any key of the rows."""
-        return bool(self.rows.features[self.features.index(feature)].any())
+        return bool(self.active.features[self.features.index(feature)].any())
+
+    def part(self, texts: Sequence[int]) -> Part:
+        """The active rows of some texts whose queries are ordinary."""
+        from attnscope.core.questions.sampled_rows import Part
+
+        return Part(self.active, np.flatnonzero(np.isin(self.active.texts, np.asarray(texts)) & self.ordinary))
 
 
 @dataclass(eq=False)
@@ -110,7 +162,7 @@ def measure(
     frequent = _frequent(sample, frequencies)
     reads: dict[str, dict[int, _Read]] = {}
     place_of = {id(unit.chunk): number for number, unit in enumerate(sample)}
-    levels = np.array([feature.levels for feature in features])
+    types = Types.of(model, tokens)
 
     def block(unit: Unit, kind: str) -> NDArray[np.uint8]:
         facts = _facts(model, unit.query_tokens(kind), unit.annotation, frequencies, frequent)
@@ -124,9 +176,9 @@ def measure(
             blocks[kind] = [block(unit, kind) for unit in units] if kind == "decoder" else blocks[first]
         return [
             (kind, unit.chunk, _Read(held, one))
-            for kind, found in _run(model, units, blocks, levels).items()
+            for kind, found in _run(model, units, blocks).items()
             for unit, held, one in zip(units, blocks[kind], found, strict=True)
-            if one.expected
+            if one.weights
         ]
 
     room = Room()
@@ -135,12 +187,11 @@ def measure(
         for _, made in room.each(batch, run, halves, padded_size):
             for kind, chunk, read in made:
                 reads.setdefault(kind, {})[place_of[id(chunk)]] = read
-    pooled = [unit.fits for unit in sample]
-    return [group for kind, of_kind in reads.items() for group in _groups(kind, of_kind, features, pooled, heads)]
+    return [group for kind in reads for group in _groups(kind, reads[kind], sample, features, types, heads)]
 
 
 def _run(
-    model: Model, units: Sequence[Unit], blocks: Mapping[str, Sequence[NDArray[np.uint8]]], levels: NDArray[np.int64]
+    model: Model, units: Sequence[Unit], blocks: Mapping[str, Sequence[NDArray[np.uint8]]]
 ) -> Mapping[str, list[Found]]:
     """The rows of a batch: kind -> what was found of each text."""
     import torch
@@ -149,13 +200,9 @@ def _run(
     from attnscope.core.attention.row_samples import RowSamples, RowsWanted
 
     asked: Any = {
-        kind: [
-            RowsWanted(unit.queries, len(unit.chunk), block, pooled=unit.fits)
-            for unit, block in zip(units, of_kind, strict=True)
-        ]
-        for kind, of_kind in blocks.items()
+        kind: [RowsWanted(unit.queries, len(unit.chunk)) for unit in units] for kind in blocks
     }
-    probe = RowSamples(asked, levels)
+    probe = RowSamples(asked)
     targets = [unit.target for unit in units if unit.target is not None]
     given = batch_of([unit.chunk.tokens for unit in units], targets).to(model.info.device)
     with torch.no_grad():
@@ -215,70 +262,123 @@ def _frequent(sample: Sequence[Unit], frequencies: Frequencies) -> frozenset[int
 def _groups(
     kind: str,
     reads: dict[int, _Read],
+    sample: Sequence[Unit],
     features: Sequence[Feature],
-    pooled: Sequence[bool],
+    types: Types,
     chosen: Sequence[tuple[int, int]] | None,
 ) -> list[Group]:
     """The rows of each set of layers whose queries may attend to the same keys; of chosen heads, if any are."""
-    from attnscope.core.questions.sampled_rows import Rows
-
     units = sorted(reads)
-    first = reads[units[0]].found.expected
     mine_of = {
         layer: [head for head in range(held.shape[1]) if chosen is None or (layer, head) in chosen]
-        for layer, held in sorted(first.items())
+        for layer, held in sorted(reads[units[0]].found.weights.items())
     }
-    layers = [layer for layer, mine in mine_of.items() if mine]
     alike: dict[bytes, list[int]] = {}
-    for layer in layers:
+    for layer in (layer for layer, mine in mine_of.items() if mine):
         digest = hashlib.blake2b()
         for unit in units:
             digest.update(np.packbits(reads[unit].found.allowed[layer]).tobytes())
         alike.setdefault(digest.digest(), []).append(layer)
-    made = []
-    for mine in alike.values():
-        allowed = [reads[unit].found.allowed[mine[0]] for unit in units]
-        # A query with one key has no choice.
-        kept = [np.flatnonzero(one.sum(1) > 1) for one in allowed]
-        lengths = np.concatenate([one[rows].sum(1) for one, rows in zip(allowed, kept, strict=True)])
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        held = np.empty((len(features), int(starts[-1])), np.uint8)
-        keys = np.concatenate([one[rows].nonzero()[1] for one, rows in zip(allowed, kept, strict=True)])
-        at = 0
-        for unit, one, rows in zip(units, allowed, kept, strict=True):
-            part = reads[unit].features[:, rows][:, one[rows]]
-            held[:, at : at + part.shape[1]] = part
-            at += part.shape[1]
-            if mine is list(alike.values())[-1]:
-                reads[unit].features = reads[unit].features[:, :0]
-        heads = tuple((layer, head) for layer in mine for head in mine_of[layer])
-        expected = np.concatenate(
-            [
-                np.concatenate(
-                    [
-                        reads[unit].found.expected[layer][slice(None) if pooled[unit] else rows][:, mine_of[layer]]
-                        for layer in mine
-                    ],
-                    1,
-                )
-                for unit, rows in zip(units, kept, strict=True)
-            ]
-        )
-        # A row of a text that is fitted shares the record of its text.
-        shares = [
-            np.zeros(len(rows), np.int64) if pooled[unit] else np.arange(len(rows))
-            for unit, rows in zip(units, kept, strict=True)
-        ]
-        sizes = [share.max(initial=-1) + 1 for share in shares]
-        records = np.concatenate([at + share for at, share in zip(np.cumsum([0, *sizes]), shares, strict=False)])
-        entropies = np.concatenate(
-            [
-                np.concatenate([reads[unit].found.entropies[layer][rows][:, mine_of[layer]] for layer in mine], 1)
-                for unit, rows in zip(units, kept, strict=True)
-            ]
-        )
-        texts = np.repeat(np.array(units), [len(rows) for rows in kept])
-        levels = np.array([feature.levels for feature in features])
-        rows_of_group = Rows(held, levels, starts, texts, expected, entropies, records)
-        made.append(Group(kind, heads, tuple(features), rows_of_group, keys.astype(np.int32)))
-    return made
+    return [_group(kind, reads, sample, features, types, {layer: mine_of[layer] for layer in of}) for of in alike.values()]
+
+
+@dataclass(frozen=True, eq=False)
+class _UnitRows:
+    """The rows of one text, in both parts."""
+
+    active: Rows
+    sinks: Rows
+    sink_rows: NDArray[np.int64]
+    ordinary: NDArray[np.bool_]
+    offsets: NDArray[np.int32]
+    queries: NDArray[np.int64]
+
+
+def _group(
+    kind: str,
+    reads: dict[int, _Read],
+    sample: Sequence[Unit],
+    features: Sequence[Feature],
+    types: Types,
+    heads: Mapping[int, Sequence[int]],
+) -> Group:
+    sink_features = [n for n, feature in enumerate(features) if SINK.match(feature.base or feature.name)]
+    made = [
+        _unit_rows(kind, number, sample[number], reads[number], features, sink_features, types, heads)
+        for number in sorted(reads)
+    ]
+    before = np.cumsum([0, *(len(of.sinks.texts) for of in made)])
+    return Group(
+        kind, tuple((layer, head) for layer, mine in heads.items() for head in mine), tuple(features),
+        _joined([of.active for of in made]), _joined([of.sinks for of in made]), tuple(sink_features),
+        np.concatenate([of.sink_rows + at for of, at in zip(made, before, strict=False)]),
+        np.concatenate([of.ordinary for of in made]), np.concatenate([of.offsets for of in made]),
+        np.concatenate([of.queries for of in made]), types,
+    )  # fmt: skip
+
+
+def _unit_rows(
+    kind: str,
+    number: int,
+    unit: Unit,
+    read: _Read,
+    features: Sequence[Feature],
+    sink_features: Sequence[int],
+    types: Types,
+    heads: Mapping[int, Sequence[int]],
+) -> _UnitRows:
+    from attnscope.core.questions.sampled_rows import Rows
+
+    allowed = read.found.allowed[next(iter(heads))]
+    weights = np.concatenate([read.found.weights[layer][:, mine] for layer, mine in heads.items()], 1)
+    resting = next(n for n, feature in enumerate(features) if feature.name == RESTING)
+    rests = read.features[resting] > 0
+    free = allowed & ~rests
+    levels = np.array([feature.levels for feature in features])
+    rows = np.flatnonzero(allowed.sum(1) > 1)  # a query with one key has no choice
+    used = rows[free[rows].sum(1) > 1]
+    query_tokens, key_tokens = unit.query_tokens(kind), unit.key_tokens(kind)
+    of_row, keys = free[used].nonzero()
+    query_types = types.places(query_tokens.ids[unit.queries])
+    active = Rows(
+        np.ascontiguousarray(read.features[:, used][:, free[used]]), levels, _starts(free[used].sum(1)),
+        np.full(len(used), number), np.ascontiguousarray(weights.transpose(1, 0, 2)[:, used][:, free[used]]),
+        key_types=types.places(key_tokens.ids)[keys], query_types=query_types[used],
+    )  # fmt: skip
+    # The first entry of a row stands for all keys that are free.
+    n_free = free[rows].sum(1)
+    mask = np.concatenate([n_free[:, None] > 0, (allowed & rests)[rows]], 1)
+    levels_there = np.concatenate(
+        [np.zeros((len(sink_features), len(rows), 1), np.uint8), read.features[sink_features][:, rows]], 2
+    )
+    on_free = np.where(free[:, None], weights, 0).sum(2, dtype=np.float32)[rows]
+    of_sinks = np.concatenate([on_free[:, :, None], weights[rows]], 2).transpose(1, 0, 2)
+    counts = np.concatenate([n_free[:, None], np.ones((len(rows), allowed.shape[1]))], 1)
+    sinks = Rows(
+        np.ascontiguousarray(levels_there[:, mask]), levels[list(sink_features)], _starts(mask.sum(1)),
+        np.full(len(rows), number), np.ascontiguousarray(of_sinks[:, mask], np.float32), counts[mask],
+        query_types=query_types[rows],
+    )  # fmt: skip
+    return _UnitRows(
+        active, sinks, np.searchsorted(rows, used), ~query_tokens.special[unit.queries[used]],
+        (keys - unit.queries[used][of_row]).astype(np.int32), unit.queries[used],
+    )  # fmt: skip
+
+
+def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    """The rows of several texts, one after the other."""
+    from attnscope.core.questions.sampled_rows import Rows
+
+    def joined(name: str, axis: int = 0) -> Any:
+        arrays = [getattr(of, name) for of in parts]
+        return None if arrays[0] is None else np.concatenate(arrays, axis)
+
+    lengths = np.concatenate([np.diff(of.starts) for of in parts])
+    return Rows(
+        joined("features", 1), parts[0].levels, _starts(lengths), joined("texts"), joined("weights", 1),
+        joined("counts"), joined("key_types"), joined("query_types"),
+    )  # fmt: skip

@@ -25,6 +25,7 @@ from attnscope.models.model import Model
 from attnscope.records.heads.descriptions import (
     EVEN,
     NO_TERM,
+    Active,
     Descriptions,
     Expected,
     Failure,
@@ -33,12 +34,14 @@ from attnscope.records.heads.descriptions import (
     Term,
 )
 from attnscope.studies.describe.features import RESTING, Feature
+from attnscope.studies.describe.naming import Names
 from attnscope.studies.describe.own_features import own_features
 from attnscope.studies.describe.rows import Group, Unit, measure
 from attnscope.studies.inputs.texts import Texts, special_ids, texts_of
 from attnscope.studies.measuring.head_blocks import Frequencies
 
 if TYPE_CHECKING:
+    from attnscope.core.questions.descriptions import Description
     from attnscope.core.questions.sampled_rows import Part
 
 QUERIES, QUERIES_A_TEXT = 2000, 8
@@ -55,6 +58,9 @@ FEWEST_TEXTS = 2
 
 NEARLY = 0.05
 """By how much less of the nats another first term may explain, alone, that is named beside the first."""
+
+MOST_OWN, MOST_SINK_TERMS = 3, 4
+"""Terms at most that are fitted to the head alone; and terms of where it rests."""
 
 FAILURES = 3
 """Tokens that are kept of those that a description fails on."""
@@ -78,7 +84,7 @@ class DescribeOptions:
     """
 
     features: tuple[str, ...] = ()
-    most_terms: int = 4
+    most_terms: int = 6
     queries: int = QUERIES
     heads: tuple[tuple[int, int], ...] | None = None
     chunk: int | None = None
@@ -152,7 +158,7 @@ def describe_texts(
         by_name |= {one.name: FeatureFacts(one.words, one.family, one.source) for one in group.features}
     found.sort(key=lambda one: (model.info.kinds.index(one.kind), one.layer, one.head))
     n_scored = len(sample) - sum(unit.fits for unit in sample)
-    used = {term.feature for one in found for term in one.terms}
+    used = {term.feature for one in found for term in (*one.terms, *(one.active.terms if one.active else ()))}
     facts = {name: by_name[name] for name in by_name if name in used}
     unmatched = tuple(one.name for one in own if not any(group.matches(one) for group in groups))
     return Descriptions(tuple(found), len(sample), n_queries, n_scored, facts, unmatched)
@@ -193,9 +199,7 @@ def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
     def fits(n_units: int, each: int) -> bool:
         rows = np.minimum(sizes[:n_units, 0], each)
         n_rows, n_entries = int(rows.sum()), int((rows * sizes[:n_units, 1]).sum())
-        # Half of the texts are fitted, of which a record is kept for each text; of the others for each row.
-        n_records = (n_rows + n_units) / 2
-        size = n_records * n_heads * _N_FEATURES * 2 + n_entries * _N_FEATURES * len(model.info.kinds)
+        size = n_entries * (_N_FEATURES * len(model.info.kinds) + 2 * n_heads)
         return n_rows <= options.queries and (size <= MOST_BYTES or n_rows <= _FEWEST_ROWS)
 
     n_units = len(units)
@@ -246,29 +250,91 @@ def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
 # What is said of it ---------------------------------------------------------------------------------------------
 
 
-def _describe_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> list[HeadDescription]:
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """The descriptions of a group's heads, with the columns that were fitted to each.
+
+    Attributes:
+        group: The group; its rows have the columns.
+        active: One description of a head's attention on keys that are not resting.
+        other_half: The first term of the scored half, likewise.
+        sinks: One of how much it rests, where and when.
+        is_fitted: (active row,): whether its text is for fitting.
+    """
+
+    group: Group
+    active: tuple[Description, ...]
+    other_half: tuple[Description, ...]
+    sinks: tuple[Description, ...]
+    is_fitted: NDArray[np.bool_]
+
+
+def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> Fitted:
+    """Fits both parts of the descriptions of a group's heads on the texts that are for fitting."""
     from attnscope.core.questions.descriptions import describe as find_terms
+    from attnscope.core.questions.directions import columns_of, find_directions, gate_columns, match_column
 
-    numbers = range(len(sample))
-    fitted, scored = (group.rows.of_texts([i for i in numbers if sample[i].fits == fits]) for fits in (True, False))
-    ranks = [feature.rank for feature in group.features]
-    distinct_ones = _distinct(group)
-    found = find_terms(fitted, ranks, most=options.most_terms, candidates=distinct_ones, needs=_bases(group.features))
-    outside = _outside_sinks(group)
-    others = find_terms(
-        scored, ranks, most=options.most_terms, candidates=distinct_ones, needs=_bases(group.features), until=outside
+    fitted, scored = ([n for n, unit in enumerate(sample) if unit.fits == fits] for fits in (True, False))
+    x = _columns_of_types(group, fitted)
+    directions = find_directions(group.part(fitted), group.offsets, x)
+    columns = tuple(columns_of(of_head, group.part(fitted)) for of_head in directions)
+    group = replace(group, active=replace(group.active, columns=columns))
+    ranks, needs, candidates = [feature.rank for feature in group.features], _bases(group.features), _distinct(group)
+    active, other_half = (
+        find_terms(group.part(texts), ranks, most=most, candidates=candidates, needs=needs, most_own=MOST_OWN)
+        for texts, most in ((fitted, options.most_terms), (scored, 1))
     )
-    return [
-        _head(group, sample, scored, number, one, other, outside)
-        for number, (one, other) in enumerate(zip(found, others, strict=True))
+    resting = group.sink_features.index(_resting(group))
+    whole = group.sinks.of_texts(fitted)
+    matches = _matches(group, active)
+    of_sinks = tuple(
+        (gate, match_column(matches[head], whole.index, resting))
+        for head, gate in enumerate(gate_columns(whole, x, resting))
+    )
+    group = replace(group, sinks=replace(group.sinks, columns=of_sinks))
+    sink_ranks = [ranks[number] for number in group.sink_features]
+    numbers = {number: at for at, number in enumerate(group.sink_features)}
+    sink_needs = [numbers.get(needs[number], needs[number]) for number in group.sink_features]
+    sinks = find_terms(group.sinks.of_texts(fitted), sink_ranks, most=MOST_SINK_TERMS, needs=sink_needs, most_own=2)
+    is_fitted = np.isin(group.active.texts, fitted)
+    return Fitted(group, tuple(active), tuple(other_half), tuple(sinks), is_fitted)
+
+
+def _columns_of_types(group: Group, fitted: Sequence[int]) -> NDArray[np.float32]:
+    """What is known of types: see `core.questions.directions.describe_types`."""
+    from attnscope.core.questions.directions import describe_types
+
+    part = group.part(fitted)
+    assert part.rows.key_types is not None
+    occurrences = np.bincount(part.rows.key_types[part.entries], minlength=len(group.types.ids))
+    classes = [
+        [not any(c.isalnum() for c in label), any(c.isdigit() for c in label), label.startswith("##")]
+        for label in group.types.labels
     ]
+    more = np.concatenate([np.array(classes, np.float32), np.log1p(occurrences)[:, None] / 10], 1)
+    return describe_types(group.types.embeddings, occurrences, more.astype(np.float32))
 
 
-def _outside_sinks(group: Group) -> NDArray[np.bool_]:
-    """(feature,): whether a feature tells keys apart that are neither special tokens nor the first."""
-    features = group.rows.features
-    outside = features[_resting(group)] == 0
-    return np.array([len(levels := of_all[outside]) > 0 and levels.min() < levels.max() for of_all in features])
+def _matches(group: Group, active: Sequence[Description]) -> NDArray[np.float64]:
+    """(head, row of sinks): how much there is to attend to, the log of the mean exp(score) of free keys."""
+    from attnscope.core.questions.sampled_rows import Part
+
+    part = Part(group.active, np.arange(len(group.active.texts)))
+    made = np.zeros((len(active), len(group.sinks.texts)))
+    for head, of_head in enumerate(active):
+        mean = part.table(of_head.terms, head).log_sums(of_head.weights) - np.log(part.lengths)
+        made[head] = np.median(mean) if len(mean) else 0.0
+        made[head, group.sink_rows] = mean
+    return made
+
+
+def _describe_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> list[HeadDescription]:
+    fit = fit_group(group, sample, options)
+    group = fit.group
+    fitted, scored = ([n for n, unit in enumerate(sample) if unit.fits == fits] for fits in (True, False))
+    names = Names(group.part(fitted), group.features, group.offsets, group.types)
+    parts = group.part(scored), group.sinks.of_texts(scored)
+    return [_head(fit, sample, parts, names, number) for number in range(len(group.heads))]
 
 
 def _resting(group: Group) -> int:
@@ -277,10 +343,10 @@ def _resting(group: Group) -> int:
 
 def _distinct(group: Group) -> list[int]:
     """Features that differ from every simpler one somewhere in the sample."""
-    held, seen, kept = group.rows.features, set(), []
+    levels, seen, kept = group.active.features, set(), []
     order = sorted(range(len(group.features)), key=lambda number: (group.features[number].rank, number))
     for number in order:
-        digest = hashlib.blake2b(held[number].tobytes()).digest()
+        digest = hashlib.blake2b(levels[number].tobytes()).digest()
         if digest not in seen:
             seen.add(digest)
             kept.append(number)
@@ -299,58 +365,91 @@ def _bases(features: Sequence[Feature]) -> list[int]:
 
 
 def _head(
-    group: Group,
-    sample: Sequence[Unit],
-    scored: Part,
-    number: int,
-    found: Any,
-    other: Any,
-    outside: NDArray[np.bool_],
+    fit: Fitted, sample: Sequence[Unit], parts: tuple[Part, Part], names: Names, number: int
 ) -> HeadDescription:
-    from attnscope.core.questions.descriptions import masses, score, score_of_texts
+    from attnscope.core.questions.descriptions import row_losses, score, score_of_texts
 
+    group, (scored, sinks) = fit.group, parts
+    active, resting = fit.active[number], fit.sinks[number]
     layer, head = group.heads[number]
-    how, left = score(scored, number, found)
-    if how.nats < EVEN:  # there is nothing to describe, and a share of nothing is none
+    left, nats = row_losses(sinks, number, resting), group.sinks.uniform_nats[sinks.index, number]
+    more_left, more_nats = _active_losses(fit, number)
+    whole = score_of_texts(sinks.texts, left + more_left[sinks.index], nats + more_nats[sinks.index])
+    if whole.nats < EVEN:  # there is nothing to describe, and a share of nothing is none
         nan = float("nan")
-        return HeadDescription(group.kind, layer, head, (), how.nats, nan, nan, nan, nan)
-    resting = _resting(group)
-    nats = group.rows.uniform_nats[scored.index, number]
-    on = group.rows.expected[group.rows.records_of(scored.index), number, resting].astype(np.float64)
-    beside = score_of_texts(scored.texts, left - _binary_nats(on, masses(scored, found, resting)), nats)
-    terms = tuple(_term(group, scored, number, found, place) for place in range(len(found.terms)))
-    agrees = found.terms[:1] == other.terms[:1] if found.terms or other.terms else None
-    content, others_content = (
-        next((_signed(group, one, place) for place, term in enumerate(one.terms) if outside[term]), ("", ""))
-        for one in (found, other)
-    )
-    other_half = others_content[1] or NO_TERM if content != others_content else ""
+        return HeadDescription(group.kind, layer, head, (), whole.nats, nan, nan, nan)
+    how, of_rows = score(scored, number, active)
+    share = float(scored.text_weights @ scored.mass[:, number]) if len(scored.index) else 0.0
+    described = Active(
+        tuple(_term(group, scored, number, active, place, names) for place in range(len(active.terms))),
+        share, how.nats / share if share > 0 else float("nan"), how.explained, how.low, how.high, names.pairs(number),
+    )  # fmt: skip
+    other = fit.other_half[number]
+    agrees = active.terms[:1] == other.terms[:1] if active.terms or other.terms else None
+    (_, content), (_, others_content) = (_first(group, one, number, names) for one in (active, other))
+    other_half = (others_content or NO_TERM) if not agrees and agrees is not None else ""
     return HeadDescription(
-        group.kind, layer, head, terms, how.nats, how.explained, how.low, how.high, beside.explained, agrees,
-        _failures(group, sample, scored, found, left), _or(group, scored, number, found), content[0], other_half,
+        group.kind, layer, head,
+        tuple(_sink_term(group, sinks, number, resting, place, names) for place in range(len(resting.terms))),
+        whole.nats, whole.explained, whole.low, whole.high, float("nan"), agrees,
+        _failures(group, sample, scored, number, active, of_rows * scored.mass[:, number]),
+        _or(group, scored, number, active), _first(group, active, number, names)[0], other_half, described,
     )  # fmt: skip
 
 
-def _signed(group: Group, found: Any, place: int) -> tuple[str, str]:
-    """A term by its feature's name and by what it is called, with "not" before those that are avoided."""
-    feature = group.features[found.terms[place]]
-    sign = "not " if found.weights[place] < 0 else ""
-    return sign + feature.name, sign + feature.words
+def _active_losses(fit: Fitted, number: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What both parts' sums have of the active part, (row of sinks,) each: nats left, and nats from uniform.
+
+    Special tokens as queries follow the description only if that explains more of them on the fitted texts.
+    """
+    from attnscope.core.questions.descriptions import row_losses
+    from attnscope.core.questions.sampled_rows import Part
+
+    group, rows = fit.group, fit.group.active
+    mass = rows.mass[:, number]
+    nats = rows.uniform_nats[:, number]
+    left = row_losses(Part(rows, np.arange(len(rows.texts))), number, fit.active[number])
+    special = ~group.ordinary
+    if (mass * (left - nats))[special & fit.is_fitted].sum() > 0:
+        left = np.where(special, nats, left)
+    made = np.zeros((2, len(group.sinks.texts)))
+    made[:, group.sink_rows] = mass * left, mass * nats
+    return made[0], made[1]
 
 
-def _or(group: Group, scored: Part, number: int, found: Any) -> str:
+def _first(group: Group, found: Description, head: int, names: Names) -> tuple[str, str]:
+    """The first term by its feature's name and by what it is called, with "not" before those that are avoided."""
+    if not found.terms:
+        return "", ""
+    sign = "not " if found.weights[0] < 0 else ""
+    number = found.terms[0]
+    if number >= len(group.features):
+        column = group.active.columns[head][number - len(group.features)]
+        return f"{sign}{_own_name(number - len(group.features))}", sign + names.of_column(column, head)
+    return sign + group.features[number].name, sign + group.features[number].words
+
+
+def _own_name(place: int) -> str:
+    """The name of a column that was fitted to a head: its keys, then either end of each pair."""
+    return "keys" if place == 0 else f"pair{(place + 1) // 2}{'+' if place % 2 else '-'}"
+
+
+def _or(group: Group, scored: Part, number: int, found: Description) -> str:
     """What another feature is called that might as well be the first term; "" = none, or one that is a term anyway."""
     from attnscope.core.questions.descriptions import explains_more, score
 
-    if found.runner_up is None:
+    if found.runner_up is None or found.first is None:
+        return ""
+    features, (other,) = group.features, found.runner_up.terms
+    if other >= len(features):  # a known feature explains as much, and needs no second name
         return ""
     gap = score(scored, number, found.first)[0].explained - score(scored, number, found.runner_up)[0].explained
     if not gap <= NEARLY:
         return ""
-    features, (other,) = group.features, found.runner_up.terms
-    mine = {features[f].shown_by[0] or features[f].name for f in found.terms}
+    terms = [features[f] for f in found.terms if f < len(features)]
+    mine = {feature.shown_by[0] or feature.name for feature in terms}
     named = {features[other].name, features[other].base, features[other].shown_by[0]} - {""}
-    if named & {*mine, *(features[f].name for f in found.terms)}:
+    if named & {*mine, *(feature.name for feature in terms)}:
         return ""
     if explains_more(scored, number, found.first, found.runner_up):
         return ""
@@ -358,63 +457,80 @@ def _or(group: Group, scored: Part, number: int, found: Any) -> str:
     return f"not {features[other].words}" if avoided else features[other].words
 
 
-def _term(group: Group, scored: Part, number: int, found: Any, place: int) -> Term:
-    """One term of a head's description."""
-    features = group.features
-    feature = features[found.terms[place]]
+def _term(group: Group, scored: Part, number: int, found: Description, place: int, names: Names) -> Term:
+    """One term of a head's attention on keys that are not resting."""
+    features, at = group.features, found.terms[place]
+    nan = float("nan")
+    if at >= len(features):
+        column = group.active.columns[number][at - len(features)]
+        words = names.of_column(column, number)
+        name = _own_name(at - len(features))
+        return Term(name, words, float(found.weights[place]), nan, nan, found.gains[place], own=True)
+    own = {f: features[f].name for f in found.terms if f < len(features)}
+    return _known_term(features, at, found, place, scored, number, set(own.values()), list(range(len(features))))
+
+
+def _sink_term(group: Group, sinks: Part, number: int, found: Description, place: int, names: Names) -> Term:
+    """One term of where and when a head rests."""
+    at, n_shared = found.terms[place], len(group.sink_features)
+    nan = float("nan")
+    features = [group.features[f] for f in group.sink_features]
+    own = [features[f].name for f in found.terms if f < n_shared]
+    if at >= n_shared:
+        column = group.sinks.columns[number][at - n_shared]
+        whole = next((name for name in own if " " not in name), "")
+        if column.queries is None:
+            name, words = "matches", "where little else fits"
+        else:
+            name, words = "gate", f"from {names.of_queries(column.values[1::2][column.queries], number)}"
+        weight = float(found.weights[place])
+        return Term(name, words, weight, nan, nan, found.gains[place], part_of=whole, own=True)
+    return _known_term(features, at, found, place, sinks, number, set(own), list(range(n_shared)))
+
+
+def _known_term(
+    features: Sequence[Feature], at: int, found: Description, place: int, scored: Part, head: int, mine: set[str],
+    numbers: Sequence[int],
+) -> Term:
+    """A term of the catalogue, with its share of attention."""
+    feature = features[at]
     shown, share_of = feature.shown_by
-    names = [one.name for one in features]
-    at = names.index(shown) if shown else found.terms[place] if feature.levels == 2 else None
-    whole = feature.base if feature.base in [features[f].name for f in found.terms] else ""
+    by_name = {features[n].name: n for n in numbers}
+    shown_at = by_name.get(shown) if shown else at if feature.levels == 2 else None
+    whole = feature.base if feature.base in mine else ""
     apart = feature.base and not whole
     return Term(
         feature=feature.name,
-        words=f"{features[names.index(feature.base)].words} {feature.words}" if apart else feature.words,
+        words=f"{features[by_name[feature.base]].words} {feature.words}" if apart else feature.words,
         weight=float(found.weights[place]),
-        share=float("nan") if at is None else float(scored.expected[number, at]),
-        even=float("nan") if at is None else float(scored.even[at]),
+        share=float("nan") if shown_at is None else scored.share(shown_at, head),
+        even=float("nan") if shown_at is None else scored.even(shown_at, head),
         gain=found.gains[place],
         share_of=share_of,
         part_of=whole,
     )
 
 
-def _binary_nats(a: NDArray[np.float64], p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """KL of two shares to two others: what knowing how much is on one side is worth."""
-    tiny = 1e-9
-    a, p = np.clip(a, tiny, 1 - tiny), np.clip(p, tiny, 1 - tiny)
-    return a * np.log(a / p) + (1 - a) * np.log((1 - a) / (1 - p))
-
-
-def _expected(group: Group, found: Any, row: int, place: int, labels: Sequence[str]) -> tuple[Expected, ...]:
-    """The keys that a description gives most in a row of the group; of those that get the same, the nearest."""
-    terms, entries = list(found.terms), slice(*group.rows.starts[row : row + 2])
-    values = group.rows.features[terms, entries] / (group.rows.levels[terms] - 1)[:, None]
-    scores = found.weights @ values
-    p, keys = np.exp(scores - scores.max()), group.keys[entries]
-    best = np.lexsort((np.abs(keys - place), -p))[:EXPECTED]
-    return tuple(Expected(int(keys[at]), labels[keys[at]], float(p[at] / p.sum())) for at in best)
-
-
 def _failures(
-    group: Group, sample: Sequence[Unit], scored: Part, found: Any, left: NDArray[np.float64]
+    group: Group, sample: Sequence[Unit], scored: Part, head: int, found: Description, left: NDArray[np.float64]
 ) -> tuple[Failure, ...]:
     """The worst row of each of the texts that have the worst."""
-    first = {int(text): row for row, text in reversed(list(enumerate(scored.texts)))}
     made: dict[int, Failure] = {}
+    scores = scored.scores(found.terms, found.weights, head)
     for row in np.argsort(-left, kind="stable")[: 20 * FAILURES]:
         number = int(scored.texts[row])
         if number in made:
             continue
-        unit = sample[number]
-        # Rows with a single key were left out: those that are here are the last of the text's.
-        n_rows = int((scored.texts == number).sum())
-        place = int(unit.queries[len(unit.queries) - n_rows + (int(row) - first[number])])
+        unit, place = sample[number], int(group.queries[scored.index[row]])
         labels = unit.query_tokens(group.kind).labels
-        made[number] = Failure(
-            unit.text.index, " ".join(labels[max(0, place - 6) : place]), labels[place], place, float(left[row]),
-            _expected(group, found, int(scored.index[row]), place, labels),
-        )  # fmt: skip
+        entries = slice(int(scored.first[row]), int(scored.first[row] + scored.lengths[row]))
+        keys = place + group.offsets[scored.entries][entries]
+        p = np.exp(scores[entries] - scores[entries].max())
+        best = np.lexsort((np.abs(keys - place), -p))[:EXPECTED]
+        key_labels = unit.key_tokens(group.kind).labels
+        predicted = tuple(Expected(int(keys[at]), key_labels[keys[at]], float(p[at] / p.sum())) for at in best)
+        before = " ".join(labels[max(0, place - 6) : place])
+        made[number] = Failure(unit.text.index, before, labels[place], place, float(left[row]), predicted)
         if len(made) == FAILURES:
             break
     return tuple(made.values())

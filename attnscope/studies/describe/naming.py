@@ -1,0 +1,125 @@
+"""What terms that were fitted to one head are called: by tokens, by a known class, and by strong pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.records.heads.descriptions import Pair
+from attnscope.studies.describe.features import RESTING, Feature
+from attnscope.studies.describe.rows import Types
+
+if TYPE_CHECKING:
+    from attnscope.core.questions.sampled_rows import Column, Part
+
+Floats = NDArray[np.float64]
+
+TOKENS = 6
+"""Tokens that a term is named by, at most."""
+
+HIGH = 0.5
+"""From this value of its column on a token belongs to a term."""
+
+COVERED, LIFTED = 0.6, 1.5
+"""A known class names a term if it has this share of the term's keys, and this many times its share of all keys."""
+
+PAIRS, FEWEST_TEXTS = 3, 2
+"""Strong pairs that are kept, and the texts in which a pair must occur."""
+
+_TOO_WIDE = frozenset((RESTING, "word", "infrequent", "frequent", "last"))
+
+
+class Names:
+    """The names of terms, from the fitted rows of a group.
+
+    Args:
+        part: The fitted rows.
+        features: The features that all heads share.
+        offsets: (entry of the group,): how far each key is behind its query.
+        types: The types of token.
+    """
+
+    def __init__(self, part: Part, features: Sequence[Feature], offsets: NDArray[np.int32], types: Types) -> None:
+        assert part.rows.key_types is not None and part.rows.query_types is not None
+        self._part, self._types = part, types
+        self._keys = part.rows.key_types[part.entries]
+        self._queries = part.rows.query_types[part.index]
+        self._offsets = offsets[part.entries]
+        self._classes = [
+            (number, feature.words)
+            for number, feature in enumerate(features)
+            if feature.family == "key" and feature.levels == 2 and feature.name not in _TOO_WIDE
+        ]
+        itself = np.flatnonzero(self._offsets == 0)
+        self._itself = np.full(len(self._queries), -1)
+        self._itself[part.row_of[itself]] = itself
+
+    def of_column(self, column: Column, head: int) -> str:
+        """What a column is called, such as "tokens like alice, dinah, abbas (81% capitalised words)"."""
+        on = self._part.attention(head) * self._part.weights[head][self._part.row_of]
+        if column.queries is None:
+            assert column.keys is not None
+            return f"tokens like {self._keys_of(column.values[column.keys], on)}"
+        n_keys = column.n_key_levels
+        of_queries = column.values.reshape(-1, n_keys)[:, -1][column.queries]
+        assert column.keys is not None
+        of_keys = column.values.reshape(-1, n_keys)[-1][column.keys]
+        from_queries = of_queries[self._queries]
+        to = self._keys_of(of_keys, on * from_queries[self._part.row_of])
+        return f"from {self.of_queries(of_queries, head)} to {to}"
+
+    def of_queries(self, values: Floats, head: int) -> str:
+        """What queries are called whose types have high values."""
+        of_rows = values[self._queries]
+        high = of_rows >= min(HIGH, float(of_rows.max(initial=0.0)))
+        weights = self._part.weights[head] * of_rows * high
+        known = self._itself >= 0
+        covered = self._covered(self._itself[known], weights[known])
+        return self._listed(np.bincount(self._queries, weights, len(values))) + covered
+
+    def _keys_of(self, values: Floats, on: Floats) -> str:
+        """What keys are called whose types have high values, by the attention that they get."""
+        of_entries = values[self._keys]
+        high = np.flatnonzero(of_entries >= min(HIGH, float(of_entries.max(initial=0.0))))
+        weights = on[high] * of_entries[high]
+        return self._listed(np.bincount(self._keys[high], weights, len(values))) + self._covered(high, weights)
+
+    def _listed(self, weights: Floats) -> str:
+        best = [int(t) for t in np.argsort(-weights, kind="stable")[: 2 * TOKENS] if weights[t] > 0]
+        labels = dict.fromkeys(self._types.labels[t].strip("·Ġ▁ ") or self._types.labels[t] for t in best)
+        return ", ".join(list(labels)[:TOKENS])
+
+    def _covered(self, entries: NDArray[np.int64], weights: Floats) -> str:
+        """The known class that most of some keys belong to, with its share of them; "" = none does."""
+        total = float(weights.sum())
+        if total <= 0:
+            return ""
+        best, share_of_best = "", 0.0
+        for number, words in self._classes:
+            flags = self._part.levels[number]
+            share = float(weights @ flags[entries]) / total
+            if share >= COVERED and share >= LIFTED * float(flags.mean()) and share > share_of_best:
+                best, share_of_best = words, share
+        return f" ({100 * share_of_best:.0f}% {best})" if best else ""
+
+    def pairs(self, head: int) -> tuple[Pair, ...]:
+        """The pairs of tokens between which a head has most attention beyond uniform."""
+        part = self._part
+        rows = part.row_of
+        more = (part.attention(head) - (1 / part.lengths)[rows]) * part.weights[head][rows]
+        codes = self._queries[rows].astype(np.int64) * len(self._types.ids) + self._keys
+        order = np.argsort(-more, kind="stable")[: 2**13]  # a strong pair has strong entries
+        found, which = np.unique(codes[order], return_inverse=True)
+        sums = np.bincount(which, more[order])
+        made: list[Pair] = []
+        for at in np.argsort(-sums, kind="stable")[: 20 * PAIRS]:
+            texts = np.unique(part.texts[rows[order[which == at]]])
+            query, key = divmod(int(found[at]), len(self._types.ids))
+            if len(texts) >= FEWEST_TEXTS and sums[at] > 0:
+                made.append(Pair(self._types.labels[query], self._types.labels[key], len(texts)))
+            if len(made) == PAIRS:
+                break
+        return tuple(made)
