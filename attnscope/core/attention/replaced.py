@@ -26,14 +26,14 @@ class Replacement:
     Attributes:
         heads: Which query heads, from 0.
         scores: Broadcastable to (text, head, query, key), floating point and finite; the weights are their softmax over
-            the keys that the mask allows. None = the heads' own.
+            the keys that the mask allows. Or what gives them for a mask (text, 1, query, key). None = the heads' own.
         texts: Which texts of the batch.
         hidden: Single edges that are taken out: the keys that a query does not see, broadcastable to (text, head,
             query, key), bool. The other weights of the query grow in proportion.
     """
 
     heads: tuple[int, ...]
-    scores: Float[Tensor, "#text #head #query #key"] | None = None
+    scores: Float[Tensor, "#text #head #query #key"] | Callable[[Tensor], Tensor] | None = None
     texts: slice = field(default_factory=lambda: slice(None))
     hidden: Bool[Tensor, "#text #head #query #key"] | None = None
 
@@ -99,12 +99,18 @@ def _replace_scores(call: AttentionCall, by: Replacement) -> AttentionCall:
         call = replace(call, mask=seen if mask is None else mask & seen, is_causal=False, window=None)
     if by.scores is None:
         return call
+    scores = by.scores
+    if callable(scores) and not isinstance(scores, Tensor):
+        shape = (len(call.query), 1, call.query.shape[2], call.key.shape[2])
+        mask = allowed(call)
+        seen = torch.ones(shape, dtype=torch.bool) if mask is None else mask[:, :1].expand(shape)
+        scores = scores(seen)
     # Queries and keys of one 0 have scores of 0, to which the bias is all that is added.
     return replace(
         call,
         query=torch.zeros_like(call.query[..., :1]),
         key=torch.zeros_like(call.key[..., :1]),
-        bias=by.scores.to(call.query.device),
+        bias=scores.to(call.query.device),
         scale=1.0,
         softcap=None,
         sinks=None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,26 +37,34 @@ class Lines:
     _batch: ReadBatch | None = field(default=None, repr=False)
     _of_batch: dict[tuple[Place, int], Tensor] = field(default_factory=dict, repr=False)
 
-    def scores(self, read: ReadBatch, place: Place, head: int) -> Tensor:
-        """Scores of one head, (row, 1, query, key), float32; padding has 0.
+    def scores(self, read: ReadBatch, place: Place, head: int) -> Callable[[Tensor], Tensor]:
+        """What gives one head's scores, (row, 1, query, key), float32, for the keys that are allowed; padding has 0.
 
         Args:
             read: A batch; what was made of the last one is kept.
             place: Kind and layer.
             head: The head.
         """
-        import torch
-
         if self._batch is not read:
             self._batch, self._of_batch = read, {}
-        if (place, head) not in self._of_batch:
-            n_rows, n_tokens = read.real.shape
-            laid = np.zeros((n_rows, 1, n_tokens, n_tokens), np.float32)
-            for row, of_row in zip(laid, read.made_of, strict=True):
-                n = len(of_row.tokens)
-                row[0, :n, :n] = self.expectations.scores(of_row.tokens, place, head)
-            self._of_batch[place, head] = torch.from_numpy(laid)
-        return self._of_batch[place, head]
+
+        def score(allowed: Tensor) -> Tensor:
+            if (place, head) not in self._of_batch:
+                self._of_batch[place, head] = self._score(read, place, head, allowed)
+            return self._of_batch[place, head]
+
+        return score
+
+    def _score(self, read: ReadBatch, place: Place, head: int, allowed: Tensor) -> Tensor:
+        import torch
+
+        n_rows, n_tokens = read.real.shape
+        made = np.zeros((n_rows, 1, n_tokens, n_tokens), np.float32)
+        masks = allowed.expand(n_rows, -1, -1, -1)[:, 0].cpu().numpy()
+        for row, mask, of_row in zip(made, masks, read.made_of, strict=True):
+            n = len(of_row.tokens)
+            row[0, :n, :n] = self.expectations.scores(of_row.tokens, place, head, mask[:n, :n])
+        return torch.from_numpy(made)
 
 
 def require_one_kind(model: Model) -> None:
@@ -87,5 +95,5 @@ def apart(texts: Sequence[CorpusText], seed: int) -> tuple[list[CorpusText], lis
     order = np.argsort([lot_of(text, seed).hex() for text in texts], kind="stable")
     halves: NDArray[np.bool_] = np.zeros(len(texts), np.bool_)
     halves[order[: len(texts) // 2]] = True
-    fitted, others = ([texts[at] for at in np.flatnonzero(halves == wanted)] for wanted in (True, False))
+    fitted, others = ([texts[at] for at in np.flatnonzero(halves == wanted).tolist()] for wanted in (True, False))
     return fitted, others

@@ -254,7 +254,7 @@ class _Study:
             raise AttnscopeError("lines take the place of weights in one process", "leave out --workers")
         fitted, others = apart(list(distinct(self.texts, Copies())), self.options.seed)
         self._n_fitted = len(fitted)
-        return Lines(describe_to_expect(self.model, fitted, DescribeOptions(seed=self.options.seed))), others
+        return Lines(describe_to_expect(self.model, fitted, others, DescribeOptions(seed=self.options.seed))), others
 
     @property
     def _compares_lines(self) -> bool:
@@ -334,7 +334,7 @@ class _Study:
         """How much of a head's attention its line explains; a head that spreads evenly has all there is to say."""
         assert self._lines is not None  # a mode asks for them
         kind, layer, number = head
-        explained = self._lines.expectations.descriptions.of(layer, number, kind).explained
+        explained = self._lines.expectations.explained((kind, layer), number)  # type: ignore[arg-type]
         return 1.0 if math.isnan(explained) else explained
 
     def _start(self, found: Pass[Found]) -> dict[str, Effect]:

@@ -400,6 +400,7 @@ def replaced_of(cuts: Sequence[Cut], mode: Mode, read: ReadBatch, known: HeadMea
         texts = slice(number * n_texts, (number + 1) * n_texts)
         for kind, layer, head in cut.heads:
             place: Place = (kind, layer)  # type: ignore[assignment]  # a kind, as it came from the model
+            scores: Tensor | Callable[[Tensor], Tensor] | None
             if mode == "uniform":
                 scores = evenly()
             elif mode == "sink":
