@@ -210,12 +210,13 @@ _LABELS = {
     "causal_share": "causal share of the line",
 }
 
-_MODES = {
+MODE_LABELS = {
     "line": "its line in place",
     "uniform": "uniform attention",
     "sink": "all on the first token",
     "other": "another head's line",
 }
+"""What has other weights is called, as people read it."""
 
 
 def label_of_quantity(name: str) -> str:
@@ -223,4 +224,4 @@ def label_of_quantity(name: str) -> str:
     mode, _, rest = name.partition("_")
     if not rest or name in _LABELS:
         return _LABELS.get(name, name)
-    return f"{_MODES.get(mode, f'{mode} ablation')}: {_LABELS.get(rest, rest)}"
+    return f"{MODE_LABELS.get(mode, f'{mode} ablation')}: {_LABELS.get(rest, rest)}"

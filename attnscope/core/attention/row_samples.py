@@ -12,6 +12,7 @@ from torch import Tensor
 from attnscope.core.attention.seam import AttentionCall, Kind, attention_weights
 from attnscope.core.attention.tiles import attend_lean
 
+
 @dataclass(frozen=True, eq=False)
 class RowsWanted:
     """Which rows of one text are read.
