@@ -68,11 +68,13 @@ class Curve:
     """Heads taken out one after another.
 
     Attributes:
-        order: "importance" or "sensitivity" (the least first), "effect" (the same), or "random".
+        order: "importance" or "sensitivity" (the least first), "effect" (the same), "explained" (the best described
+            first), "unexplained" (the worst), or "random".
         seed: Of the order, if it is random.
         removed: The heads in the order in which they went.
         n_left: How many heads are left at each point; the first has all.
         points: What changes at each point.
+        mode: What is put in their place, such as "zero" or "line".
     """
 
     order: str
@@ -80,6 +82,7 @@ class Curve:
     removed: tuple[str, ...]
     n_left: tuple[int, ...]
     points: tuple[Effects, ...]
+    mode: str = "zero"
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,8 @@ class Ablation(Record):
     @property
     def main(self) -> str:
         """The quantity that heads are ranked by: a change of loss, else of hidden states, else importance."""
-        ranked = ("zero_loss", "mean_loss", "zero_l2", "mean_l2", "importance", "sensitivity")
+        modes = ("zero", "mean", "line", "uniform", "sink", "other")
+        ranked = (*(f"{m}_loss" for m in modes), *(f"{m}_l2" for m in modes), "importance", "sensitivity")
         return next((name for name in ranked if name in self.names), "")
 
     def facts(self, name: str) -> Facts:
@@ -203,10 +207,21 @@ _LABELS = {
     "kl": "KL of the predictions",
     "importance": "importance E |dL/dξ|",
     "sensitivity": "sensitivity",
+    "causal_share": "causal share of the line",
 }
+
+MODE_LABELS = {
+    "line": "its line in place",
+    "uniform": "uniform attention",
+    "sink": "all on the first token",
+    "other": "another head's line",
+}
+"""What has other weights is called, as people read it."""
 
 
 def label_of_quantity(name: str) -> str:
     """A quantity's name as people read it, such as "zero ablation: rise of the loss"."""
-    mode, _, rest = name.rpartition("_")
-    return f"{mode} ablation: {_LABELS.get(rest, rest)}" if mode else _LABELS.get(rest, rest)
+    mode, _, rest = name.partition("_")
+    if not rest or name in _LABELS:
+        return _LABELS.get(name, name)
+    return f"{MODE_LABELS.get(mode, f'{mode} ablation')}: {_LABELS.get(rest, rest)}"

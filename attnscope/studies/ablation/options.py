@@ -10,8 +10,15 @@ from attnscope.options import group, heads_from, kind_option, option, options, r
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import TextsWanted
 
-Mode = Literal["zero", "mean"]
-MODES: tuple[Mode, ...] = ("zero", "mean")
+Mode = Literal["zero", "mean", "line", "uniform", "sink", "other"]
+CUTS: tuple[Mode, ...] = ("zero", "mean")
+"""What takes a head's output away."""
+
+REPLACED: tuple[Mode, ...] = ("line", "uniform", "sink", "other")
+"""What gives a head other weights, and keeps the model's values: those that its description expects, the same for all
+keys, all on the first token, and those that the description of the next head of its layer expects."""
+
+MODES = (*CUTS, *REPLACED)
 EACH: Literal["each"] = "each"
 
 
@@ -45,8 +52,9 @@ class AblateOptions:
     """What is taken out, and what is looked at."""
 
     modes: tuple[Mode, ...] = option(
-        "What is put in a head's place: zero, mean (of its outputs), or both; none: no sweep.",
-        "--ablation", default=MODES, choices=MODES, read=_modes, written="zero,mean",
+        "What is put in a head's place: zero, mean (of its outputs); or in that of its weights: line (those that its "
+        "description expects), uniform, sink (the first token), other (another head's line); none: no sweep.",
+        "--ablation", "--by", default=CUTS, choices=MODES, read=_modes, written="zero,mean",
     )  # fmt: skip
     importance: bool = option("Also E |dL/dξ| of each head, by one backward pass (Michel et al.).", default=False)
     by_layer: bool = option(

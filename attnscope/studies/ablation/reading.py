@@ -8,7 +8,7 @@ ordinary tokens are predicted, never the special ones that every text has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -53,6 +53,7 @@ class Row:
         places: At which tokens of the output something is predicted.
         answers: The tokens that are right there.
         apart: Which of them each of PLACES has, (place, prediction).
+        tokens: The tokens that are read, with their labels.
     """
 
     text: int
@@ -62,6 +63,7 @@ class Row:
     places: Numbers
     answers: Numbers
     apart: NDArray[np.bool_]
+    tokens: Tokens
 
     def __len__(self) -> int:
         return max(len(self.ids), 0 if self.target is None else len(self.target))
@@ -188,14 +190,15 @@ class Reader:
             wanted = nothing
             if self._loss is not None:
                 wanted = np.flatnonzero(~np.isin(target[1:], sorted(self._special)))
-            return [Row(part.text, ids, segments, target, wanted, target[wanted + 1], _apart(target, wanted + 1))]
+            apart = _apart(target, wanted + 1)
+            return [Row(part.text, ids, segments, target, wanted, target[wanted + 1], apart, tokens)]
         if self._loss == "causal":
             wanted = ordinary[(ordinary > 0) & ~part.repeated[ordinary]]
-            return [Row(part.text, ids, segments, None, wanted - 1, ids[wanted], _apart(ids, wanted))]
+            return [Row(part.text, ids, segments, None, wanted - 1, ids[wanted], _apart(ids, wanted), tokens)]
         if self._loss == "masked":
             asked = ordinary[~part.repeated[ordinary]]
-            return [self._hidden(part.text, ids, segments, hidden) for hidden in self._hides(part, asked)]
-        return [Row(part.text, ids, segments, None, nothing, nothing, _apart(ids, nothing))]
+            return [self._hidden(part.text, tokens, hidden) for hidden in self._hides(part, asked)]
+        return [Row(part.text, ids, segments, None, nothing, nothing, _apart(ids, nothing), tokens)]
 
     def _hides(self, part: Chunk, ordinary: Numbers) -> list[Numbers]:
         """The sets of places that are hidden, of those that may be: one set a row."""
@@ -209,10 +212,14 @@ class Reader:
         n = max(1, round(float(self._masked) * len(ordinary)))
         return [np.sort(ordinary[drawn[:n]])]
 
-    def _hidden(self, text: int, ids: Numbers, segments: Numbers, hidden: Numbers) -> Row:
+    def _hidden(self, text: int, tokens: Tokens, hidden: Numbers) -> Row:
+        ids, labels = tokens.ids.astype(np.int64), list(tokens.labels)
         read = ids.copy()
         read[hidden] = -1 if self._mask_id is None else self._mask_id
-        return Row(text, read, segments, None, hidden, ids[hidden], _apart(ids, hidden, read))
+        for place in hidden.tolist():
+            labels[place] = "[MASK]"
+        segments, shown = tokens.segments.astype(np.int64), replace(tokens, ids=read, labels=tuple(labels))
+        return Row(text, read, segments, None, hidden, ids[hidden], _apart(ids, hidden, read), shown)
 
     def _batch(self, rows: Sequence[Row]) -> ReadBatch:
         import torch

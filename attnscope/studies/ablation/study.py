@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -12,12 +13,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnscope.core.exact.running import RunningSums
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.corpus import Corpus, CorpusText
-from attnscope.errors import AttnscopeError
+from attnscope.corpus import Copies, Corpus, CorpusText, distinct
+from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Loss, Model, ModelInfo
 from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
 from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer
-from attnscope.studies.ablation.options import EACH, AblateOptions
+from attnscope.studies.ablation.lines import Lines, apart, require_one_kind
+from attnscope.studies.ablation.options import EACH, REPLACED, AblateOptions, Mode
 from attnscope.studies.ablation.reading import PLACES, Reader
 from attnscope.studies.ablation.sweep import (
     ALL_QUANTITIES,
@@ -32,6 +34,8 @@ from attnscope.studies.ablation.sweep import (
     measure,
     require_rerunnable,
 )
+from attnscope.studies.describe.expected import describe_to_expect
+from attnscope.studies.describe.study import DescribeOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, Texts, problems_of, scale_report, sha256_of, texts_of
 from attnscope.studies.running.late import failure
@@ -100,14 +104,16 @@ class _Study:
         self.model, self.texts, self.options = model, texts, options
         self.loss = _loss(model, options.loss)
         reader = Reader(model, self.loss, masked=options.masked, seed=options.seed, target=options.target)
-        self._going = Going(model, reader, texts, workers)
+        self._lines, tried = self._fit_lines(workers)
+        self._going = Going(model, reader, tried, workers)
         self._halved_to: int | None = None
         self._lost: list[dict[str, Any]] = []
         self._notes: list[str] = []
         self.kinds = _kinds(model.info, options)
         self._chosen = options.choice.within(model.info)
         self._report = report
-        wants_importance = options.importance or options.curve
+        self._by_importance = options.curve and not set(options.modes) & set(REPLACED)
+        wants_importance = options.importance or self._by_importance
         if wants_importance:
             from attnscope.models.inside.attribution import require_gradients
 
@@ -124,6 +130,7 @@ class _Study:
             self.known, self._lost = means_of(self._going, self._next())
         else:
             self.known = heads_of(self._going)
+        self.known = replace(self.known, lines=self._lines)
         if not self.known.n_heads:
             raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
         heads = self._heads()
@@ -132,19 +139,22 @@ class _Study:
         singles = [Cut((head,), mode) for mode in options.modes for head in heads]
         picked = self.options.choice.pick is not None and len(heads) > 1
         together = [Cut(tuple(heads), mode) for mode in options.modes] if picked else []
-        found = self._measure([*singles, *together])
+        cuts = [*singles, *together]
+        found = self._measure(cuts, self._beside_uniform(heads, len(cuts)))
         found.done.left_out.require_some_left(found.done.n_texts, self.model.info)
         effects = _by_cut(found, [*singles, *together], self.loss)
         by_head: dict[HeadPlace, dict[str, Effect]] = {head: {} for head in heads}
         for cut in singles:
             by_head[cut.heads[0]] |= effects[cut]
+        if self._compares_lines:
+            self._add_causal_shares(by_head, found, len(cuts))
         sets = []
         if together:
             joined = {name: effect for cut in together for name, effect in effects[cut].items()}
             sets.append(SetEffects(self._names(heads), joined, {}))
         complete = found.complete
         curves: list[Curve] = []
-        if complete and (options.importance or options.curve):
+        if complete and (options.importance or self._by_importance):
             complete = self._try("importance", lambda: self._add_importance(by_head)) or False
         if complete and options.joint:
             pairs, complete = self._try("--joint", lambda: self._pairs(heads, by_head)) or ([], False)
@@ -233,6 +243,41 @@ class _Study:
             effects[self._importance] = replace(one, value=one.value / norm, low=one.low / norm, high=one.high / norm)
         return found.complete
 
+    # Lines in the place of weights ---------------------------------------------------------------------------------
+
+    def _fit_lines(self, workers: Workers | None) -> tuple[Lines | None, Texts]:
+        """Descriptions of heads fitted on half of the texts, if a mode asks for them; and the texts that are left."""
+        if not {"line", "other"} & set(self.options.modes):
+            return None, self.texts
+        require_one_kind(self.model)
+        if workers is not None:
+            raise AttnscopeError("lines take the place of weights in one process", "leave out --workers")
+        fitted, others = apart(list(distinct(self.texts, Copies())), self.options.seed)
+        self._n_fitted = len(fitted)
+        return Lines(describe_to_expect(self.model, fitted, others, DescribeOptions(seed=self.options.seed))), others
+
+    @property
+    def _compares_lines(self) -> bool:
+        return {"line", "uniform"} <= set(self.options.modes)
+
+    def _beside_uniform(self, heads: Sequence[HeadPlace], n_cuts: int) -> NDArray[np.float64] | None:
+        """Each cut, and of each head its line less uniform attention: what pairs them text by text."""
+        if not self._compares_lines:
+            return None
+        modes = self.options.modes
+        less = np.zeros((len(heads), n_cuts))
+        for row in range(len(heads)):
+            less[row, modes.index("line") * len(heads) + row] = 1
+            less[row, modes.index("uniform") * len(heads) + row] = -1
+        return np.concatenate([np.eye(n_cuts), less])
+
+    def _add_causal_shares(self, by_head: dict[HeadPlace, dict[str, Effect]], found: Pass[Found], n_cuts: int) -> None:
+        name, modes, n = "loss" if self.loss else "l2", self.options.modes, len(by_head)
+        rows = [row[name] for row in _rows(found.done.sums, "", self.loss, signed=True)]
+        for at, effects in enumerate(by_head.values()):
+            line, uniform = (rows[modes.index(mode) * n + at] for mode in ("line", "uniform"))
+            effects["causal_share"] = causal_share(line, uniform, rows[n_cuts + at])
+
     def _pairs(self, heads: Sequence[HeadPlace], by_head: Mapping[HeadPlace, Effects]) -> tuple[list[SetEffects], bool]:
         """All pairs, and by how much more changes without both than without each alone, text by text."""
         mode = self.options.modes[0]
@@ -258,27 +303,41 @@ class _Study:
         self, heads: Sequence[HeadPlace], by_head: Mapping[HeadPlace, Effects], found: Pass[Found]
     ) -> tuple[list[Curve], bool]:
         """Heads out one after another: those that matter least first, and in random orders."""
-        orders: list[tuple[str, int | None, list[HeadPlace]]] = [
-            (self._importance, None, sorted(heads, key=lambda head: by_head[head][self._importance].value))
-        ]
-        if self.options.modes:
+        orders: list[tuple[str, int | None, list[HeadPlace]]] = []
+        if self._by_importance:
+            least = sorted(heads, key=lambda head: by_head[head][self._importance].value)
+            orders.append((self._importance, None, least))
+        if self._lines is not None:
+            best = sorted(heads, key=self._explained, reverse=True)
+            orders += [("explained", None, best), ("unexplained", None, best[::-1])]
+        elif self.options.modes:
             orders.append(("effect", None, sorted(heads, key=lambda head: self._effect(by_head[head]))))
         for number in range(RANDOM_ORDERS):
             seed = self.options.seed + number
-            drawn = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(len(heads)).argsort(kind="stable")
-            orders.append(("random", seed, [heads[place] for place in drawn]))
+            lots = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(len(heads)).argsort(kind="stable")
+            orders.append(("random", seed, [heads[place] for place in lots]))
         gone = sorted({round(k) for k in np.linspace(0, len(heads), min(len(heads), CURVE_POINTS) + 1)})
-        cuts = [Cut(tuple(order[:k])) for _, _, order in orders for k in gone[1:]]
+        modes: Sequence[Mode] = [mode for mode in self.options.modes if mode in REPLACED] or ["zero"]
+        # Of controls random orders tell enough.
+        drawn = [(mode, one) for mode, one in product(modes, orders) if mode in ("zero", "line") or one[0] == "random"]
+        cuts = [Cut(tuple(order[:k]), mode) for mode, (_, _, order) in drawn for k in gone[1:]]
         sums = self._measure(cuts)
         rows = iter(_rows(sums.done.sums, "", self.loss, QUANTITIES))
         whole = whole_losses(found)["loss"] if self.loss else None
         curves = []
-        for name, drawn_from, order in orders:
+        for mode, (name, drawn_from, order) in drawn:
             points = [self._start(found), *(next(rows) for _ in gone[1:])]
             points = [_with_loss(point, whole) for point in points]
             left = tuple(len(heads) - k for k in gone)
-            curves.append(Curve(name, drawn_from, self._names(order), left, tuple(points)))
+            curves.append(Curve(name, drawn_from, self._names(order), left, tuple(points), mode))
         return curves, sums.complete
+
+    def _explained(self, head: HeadPlace) -> float:
+        """How much of a head's attention its line explains; a head that spreads evenly has all there is to say."""
+        assert self._lines is not None  # a mode asks for them
+        kind, layer, number = head
+        explained = self._lines.expectations.explained((kind, layer), number)  # type: ignore[arg-type]
+        return 1.0 if math.isnan(explained) else explained
 
     def _start(self, found: Pass[Found]) -> dict[str, Effect]:
         """What changes without no head."""
@@ -299,6 +358,10 @@ class _Study:
 
     def _run(self) -> dict[str, Any]:
         notes = []
+        if self._lines is not None:
+            notes.append(
+                f"Lines were fitted on {amount(self._n_fitted, 'text')}, and take the place of weights on the others."
+            )
         if not require_rerunnable(self.model).resumes:
             notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
         if "cross" in self.model.info.kinds and self.options.target is None:
@@ -384,7 +447,14 @@ def _predicted(loss: Loss | None, options: AblateOptions) -> str | None:
 
 def _quantities(options: AblateOptions) -> dict[str, dict[str, str]]:
     """What every name in a record means."""
-    places = {"zero": "without the head", "mean": "with the mean of its outputs in the head's place"}
+    places = {
+        "zero": "without the head",
+        "mean": "with the mean of its outputs in the head's place",
+        "line": "with the weights that the head's description expects",
+        "uniform": "with uniform attention",
+        "sink": "with all attention on the first token",
+        "other": "with the weights that the description of the next head of its layer expects",
+    }
     found: dict[str, dict[str, str]] = {}
     for mode in options.modes:
         found |= {
@@ -402,6 +472,11 @@ def _quantities(options: AblateOptions) -> dict[str, dict[str, str]]:
     found["sensitivity"] = {
         "what": f"mean |d⟨u, h⟩/dξ| over {DIRECTIONS} random directions u of the last hidden states{scale}", "unit": "",
     }  # fmt: skip
+    if {"line", "uniform"} <= set(options.modes):
+        found["causal_share"] = {
+            "what": "1 - what changes with the weights that the head's description expects / with uniform attention",
+            "unit": "",
+        }
     found["loss"] = {"what": "negative log-likelihood of a prediction", "unit": "nats"}
     found |= {f"loss_{place}": {"what": f"the same {of}", "unit": "nats"} for place, of in PLACES.items()}
     return found
@@ -440,6 +515,26 @@ def _rows(
 def _by_cut(found: Pass[Found], cuts: Sequence[Cut], loss: Loss | None) -> dict[Cut, dict[str, Effect]]:
     rows = {mode: _rows(found.done.sums, mode, loss) for mode in {cut.mode for cut in cuts}}
     return {cut: rows[cut.mode][row] for row, cut in enumerate(cuts)}
+
+
+def causal_share(line: Effect, uniform: Effect, difference: Effect) -> Effect:
+    """1 - line / uniform of what changes with a head's line and with uniform attention in its place, text by text.
+
+    The interval is that of a ratio of two paired sums (delta method). NaN where the interval of what changes with
+    uniform attention contains 0: then these texts cannot show that the head's choice matters.
+
+    Args:
+        line: What changes with the line.
+        uniform: What changes with uniform attention.
+        difference: What changes more with the line, text by text: it tells how far both rise together.
+    """
+    if not uniform.low > 0:
+        return Effect(math.nan, math.nan, math.nan, uniform.count)
+    ratio = line.value / uniform.value
+    of_line, of_uniform, of_both = ((one.high - one.low) / 2 for one in (line, uniform, difference))
+    together = (of_line**2 + of_uniform**2 - of_both**2) / 2
+    half = math.sqrt(max(0.0, of_line**2 + ratio**2 * of_uniform**2 - 2 * ratio * together)) / uniform.value
+    return Effect(1 - ratio, 1 - ratio - half, 1 - ratio + half, uniform.count)
 
 
 def whole_losses(found: Pass[Found]) -> dict[str, Effect]:

@@ -17,7 +17,7 @@ from attnscope.core.exact.running import RunningSums
 from attnscope.corpus import Block, Copies
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, Outputs, Rerun
-from attnscope.studies.ablation.options import Mode
+from attnscope.studies.ablation.options import REPLACED, Mode
 from attnscope.studies.ablation.reading import PLACES, ReadBatch, Reader
 from attnscope.studies.inputs.texts import Report, Texts
 from attnscope.studies.running import passes
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention.probes import Gate, Place
+    from attnscope.core.attention.replaced import Replaced
+    from attnscope.core.attention.seam import Probe
+    from attnscope.studies.ablation.lines import Lines
 
 HeadPlace = tuple[str, int, int]
 """Kind, layer, head."""
@@ -59,7 +62,7 @@ class Cut:
 
     Attributes:
         heads: Which.
-        mode: "zero": nothing in their place; "mean": the mean of their outputs.
+        mode: "zero": nothing in their place; "mean": the mean of their outputs; of REPLACED: other weights.
     """
 
     heads: tuple[HeadPlace, ...]
@@ -68,10 +71,17 @@ class Cut:
 
 @dataclass(frozen=True)
 class HeadMeans:
-    """How many heads each attention has, and the mean of their outputs over all real queries of all texts."""
+    """How many heads each attention has, and what may take their place.
+
+    Attributes:
+        n_heads: How many.
+        means: The mean of their outputs over all real queries of all texts.
+        lines: Their descriptions; None = no cut asks for them.
+    """
 
     n_heads: Mapping[Place, int]
     means: Mapping[Place, Tensor] = field(default_factory=dict)
+    lines: Lines | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -349,8 +359,8 @@ def _measure_batch(runs: Model, read: ReadBatch, cuts: Sequence[Cut], known: Hea
     found = _Measured(whole.size, whole.nll, [], broken)
     for first, mode, numbers in _groups(rerun, cuts):
         for some in _fitting(numbers, read, rerun.whole, pass_tokens):
-            gate = gate_of([cuts[number] for number in some], mode, len(read.texts), known)
-            outputs = rerun.again(gate, first, len(some))
+            probe = probe_of([cuts[number] for number in some], mode, read, known)
+            outputs = rerun.again(probe, first, len(some))
             found.cuts.append((some, whole.compare(outputs, len(some))))
     return found
 
@@ -373,6 +383,34 @@ def _fitting(numbers: Sequence[int], read: ReadBatch, whole: Outputs, pass_token
     step = max(1, step)
     for start in range(0, len(numbers), step):
         yield list(numbers[start : start + step])
+
+
+def probe_of(cuts: Sequence[Cut], mode: Mode, read: ReadBatch, known: HeadMeans) -> Probe:
+    """A probe for as many repetitions of a batch as there are cuts, each of which has one of them."""
+    return replaced_of(cuts, mode, read, known) if mode in REPLACED else gate_of(cuts, mode, len(read.texts), known)
+
+
+def replaced_of(cuts: Sequence[Cut], mode: Mode, read: ReadBatch, known: HeadMeans) -> Replaced:
+    """The same of cuts that give heads other weights."""
+    from attnscope.core.attention.replaced import Replaced, Replacement, evenly, on_key
+
+    n_texts, n_tokens = read.real.shape
+    replacements: dict[Place, list[Replacement]] = {}
+    for number, cut in enumerate(cuts):
+        texts = slice(number * n_texts, (number + 1) * n_texts)
+        for kind, layer, head in cut.heads:
+            place: Place = (kind, layer)  # type: ignore[assignment]  # a kind, as it came from the model
+            scores: Tensor | Callable[[Tensor], Tensor] | None
+            if mode == "uniform":
+                scores = evenly()
+            elif mode == "sink":
+                scores = on_key(n_tokens)
+            else:
+                assert known.lines is not None  # a cut asks for them
+                described = head if mode == "line" else (head + 1) % known.n_heads[place]
+                scores = known.lines.scores(read, place, described)
+            replacements.setdefault(place, []).append(Replacement((head,), scores, texts))
+    return Replaced(replacements)
 
 
 def gate_of(cuts: Sequence[Cut], mode: Mode, n_rows: int, known: HeadMeans) -> Gate:

@@ -141,6 +141,7 @@ def measure(
     frequencies: Frequencies,
     own: Sequence[Feature] = (),
     heads: Sequence[tuple[int, int]] | None = None,
+    also: Sequence[Tokens] = (),
 ) -> list[Group]:
     """Runs the model on sampled texts, and reads the rows of their queries.
 
@@ -150,6 +151,7 @@ def measure(
         frequencies: How frequent tokens are.
         own: Further features.
         heads: Which heads are described; None = all.
+        also: Tokens of other texts, whose types are to be known too.
     """
     start = decoder_start(model)
     for unit in sample:
@@ -162,7 +164,7 @@ def measure(
     frequent = _frequent(sample, frequencies)
     reads: dict[str, dict[int, _Read]] = {}
     place_of = {id(unit.chunk): number for number, unit in enumerate(sample)}
-    types = Types.of(model, tokens)
+    types = Types.of(model, [*tokens, *also])
 
     def block(unit: Unit, kind: str) -> NDArray[np.uint8]:
         facts = _facts(model, unit.query_tokens(kind), unit.annotation, frequencies, frequent)

@@ -22,6 +22,7 @@ from attnscope.corpus import Copies, Corpus, CorpusText, chunks, count_tokens, d
 from attnscope.corpus.batching import tokens_of
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
+from attnscope.records import Tokens
 from attnscope.records.heads.descriptions import (
     EVEN,
     NO_TERM,
@@ -145,26 +146,46 @@ def describe_texts(
     annotations: Mapping[str, AnnotatedText] | None = None,
 ) -> Descriptions:
     """As `describe`, of texts that are listed, with what is known of how frequent tokens are, and of annotated ones."""
-    require_heads(model, options.heads)
     own = own_features(options.features)
+    sample, fits = fit_texts(model, texts, frequencies, options, annotations)
+    n_queries = sum(len(unit.queries) for unit in sample)
+    found = [one for fit in fits for one in describe_fitted(fit, sample)]
+    groups = [fit.group for fit in fits]
+    by_name = {one.name: FeatureFacts(one.words, one.family, one.source) for group in groups for one in group.features}
+    found.sort(key=lambda one: (model.info.kinds.index(one.kind), one.layer, one.head))
+    n_scored = len(sample) - sum(unit.fits for unit in sample) if fits else 0
+    used = {term.feature for one in found for term in (*one.terms, *(one.active.terms if one.active else ()))}
+    facts = {name: by_name[name] for name in by_name if name in used}
+    unmatched = tuple(one.name for one in own if fits and not any(group.matches(one) for group in groups))
+    return Descriptions(tuple(found), len(sample), n_queries, n_scored, facts, unmatched)
+
+
+def fit_texts(
+    model: Model,
+    texts: Texts,
+    frequencies: Frequencies,
+    options: DescribeOptions,
+    annotations: Mapping[str, AnnotatedText] | None = None,
+    also: Sequence[Tokens] = (),
+) -> tuple[list[Unit], list[Fitted]]:
+    """The sample of some texts, and what is fitted to it; nothing where there are too few texts.
+
+    Args:
+        model: The model.
+        texts: The texts.
+        frequencies: How frequent tokens are.
+        options: How.
+        annotations: Annotated texts, by what they are of.
+        also: See `rows.measure`.
+    """
+    require_heads(model, options.heads)
     sample = draw(model, texts, options)
     for unit in sample:
         unit.annotation = (annotations or {}).get(unit.text.text or "")
-    n_queries = sum(len(unit.queries) for unit in sample)
     if len(sample) < FEWEST_TEXTS:
-        return Descriptions((), len(sample), n_queries, 0)
-    groups = measure(model, sample, frequencies, own, options.heads)
-    found: list[HeadDescription] = []
-    by_name: dict[str, FeatureFacts] = {}
-    for group in groups:
-        found += _describe_group(group, sample, options)
-        by_name |= {one.name: FeatureFacts(one.words, one.family, one.source) for one in group.features}
-    found.sort(key=lambda one: (model.info.kinds.index(one.kind), one.layer, one.head))
-    n_scored = len(sample) - sum(unit.fits for unit in sample)
-    used = {term.feature for one in found for term in (*one.terms, *(one.active.terms if one.active else ()))}
-    facts = {name: by_name[name] for name in by_name if name in used}
-    unmatched = tuple(one.name for one in own if not any(group.matches(one) for group in groups))
-    return Descriptions(tuple(found), len(sample), n_queries, n_scored, facts, unmatched)
+        return sample, []
+    groups = measure(model, sample, frequencies, own_features(options.features), options.heads, also)
+    return sample, [fit_group(group, sample, options) for group in groups]
 
 
 def require_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> None:
@@ -334,8 +355,8 @@ def _matches(group: Group, active: Sequence[Description]) -> NDArray[np.float64]
     return made
 
 
-def _describe_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> list[HeadDescription]:
-    fit = fit_group(group, sample, options)
+def describe_fitted(fit: Fitted, sample: Sequence[Unit]) -> list[HeadDescription]:
+    """The descriptions of a group's heads."""
     group = fit.group
     fitted, scored = ([n for n, unit in enumerate(sample) if unit.fits == fits] for fits in (True, False))
     names = Names(group.part(fitted), group.features, group.offsets, group.types)
@@ -413,12 +434,22 @@ def _active_losses(fit: Fitted, number: int) -> tuple[NDArray[np.float64], NDArr
     mass = rows.mass[:, number]
     nats = rows.uniform_nats[:, number]
     left = row_losses(Part(rows, np.arange(len(rows.texts))), number, fit.active[number])
-    special = ~group.ordinary
-    if (mass * (left - nats))[special & fit.is_fitted].sum() > 0:
-        left = np.where(special, nats, left)
+    if not special_follow(fit, number, mass * (left - nats)):
+        left = np.where(~group.ordinary, nats, left)
     made = np.zeros((2, len(group.sinks.texts)))
     made[:, group.sink_rows] = mass * left, mass * nats
     return made[0], made[1]
+
+
+def special_follow(fit: Fitted, number: int, more: NDArray[np.float64]) -> bool:
+    """Whether special tokens as queries follow the description of a head: else their attention is taken as uniform.
+
+    Args:
+        fit: The head's group.
+        number: The head.
+        more: (active row,): nats that are left beyond uniform, times the mass.
+    """
+    return not more[~fit.group.ordinary & fit.is_fitted].sum() > 0
 
 
 def _first(group: Group, found: Description, head: int, names: Names) -> tuple[str, str]:

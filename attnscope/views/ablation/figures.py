@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Ablation, Curve, Effect
 from attnscope.records.heads.findings import Estimate, Findings, Head
-from attnscope.views.ablation.summary import label, notes, order_label, predicted_line
+from attnscope.views.ablation.summary import curve_label, label, notes, predicted_line
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK, LINE, Box, Page, wrap_lines
 from attnscope.views.drawing.head_maps import measure_page, scale_of
@@ -19,7 +19,11 @@ from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.tables.numbers import small_number
 from attnscope.views.tables.wording import corpus_line, model_of, printable
 
-_COLORS = {"effect": "#0072B2", "importance": "#D55E00", "sensitivity": "#D55E00", "random": "#8a8a8a"}
+_COLORS = {
+    "zero effect": "#0072B2", "zero importance": "#D55E00", "zero sensitivity": "#D55E00", "zero random": "#8a8a8a",
+    "line explained": "#0072B2", "line unexplained": "#56B4E9", "line random": "#009E73", "uniform random": "#8a8a8a",
+    "sink random": "#E69F00", "other random": "#CC79A7",
+}  # fmt: skip
 _WIDTH_PX, _HEIGHT_PX, _NAME_PX = 1600, 900, 22
 _LEFT_PX, _RIGHT_PX, _TOP_PX, _BELOW_PX = 110, 330, 96, 86
 
@@ -125,10 +129,10 @@ def plot_of(found: Ablation, paper: Paper = SCREEN) -> Plot:
     """Places the curves of a record."""
     name = "loss" if "loss" in found.curves[0].points[0] else "l2"
     n_heads = found.curves[0].n_left[0]
-    by_order: dict[str, list[Curve]] = {}
+    by_label: dict[str, list[Curve]] = {}
     for curve in found.curves:
-        by_order.setdefault(curve.order, []).append(curve)
-    lines = tuple(_line(order, curves, name, n_heads) for order, curves in by_order.items())
+        by_label.setdefault(curve_label(curve), []).append(curve)
+    lines = tuple(_line(label, curves, name, n_heads) for label, curves in by_label.items())
     values = [value for line in lines for value in (*line.low, *line.high, *(y for _, y in line.points))]
     values = [value for value in values if math.isfinite(value)] or [0.0]
     high, low = max(values), 0.0 if name == "l2" else min(values)
@@ -155,7 +159,7 @@ def plot_of(found: Ablation, paper: Paper = SCREEN) -> Plot:
     )  # fmt: skip
 
 
-def _line(order: str, curves: Sequence[Curve], name: str, n_heads: int) -> Line:
+def _line(label: str, curves: Sequence[Curve], name: str, n_heads: int) -> Line:
     """The line of an order; of several random ones their mean, and the range that they span."""
     outs = [n_heads - left for left in curves[0].n_left]
     columns: list[list[Effect]] = [[curve.points[place][name] for curve in curves] for place in range(len(outs))]
@@ -166,8 +170,8 @@ def _line(order: str, curves: Sequence[Curve], name: str, n_heads: int) -> Line:
         low = [_finite_or(column[0].low, column[0].value) for column in columns]
         high = [_finite_or(column[0].high, column[0].value) for column in columns]
     return Line(
-        order_label(order),
-        _COLORS.get(order, INK),
+        label,
+        _COLORS.get(f"{curves[0].mode} {curves[0].order}", INK),
         tuple(zip(map(float, outs), means, strict=True)),
         tuple(low),
         tuple(high),
@@ -178,10 +182,12 @@ def curve_page(found: Ablation, lettering: Lettering) -> Page:
     """What is left of the model with fewer and fewer heads."""
     paper = lettering.paper
     plot = plot_of(found, paper)
-    n_random = sum(curve.order == "random" for curve in found.curves)
+    n_random = len({curve.seed for curve in found.curves if curve.order == "random"})
     said = [
-        "each head that goes is taken out by zero ablation, beside those that went before",
-        f"grey band: the range of {n_random} random orders" if n_random > 1 else "",
+        "each head that goes is taken out by zero ablation, beside those that went before"
+        if all(curve.mode == "zero" for curve in found.curves)
+        else "each head that goes has other weights, beside those that went before; values are the model's own",
+        f"bands of random orders: the range of {n_random}" if n_random > 1 else "",
         "other bands: 95% interval of the change over texts" if _any_band(plot) else "",
         *(note for note in notes(found) if not note.startswith(("mean ablation", "changes of hidden"))),
     ]
@@ -261,5 +267,5 @@ def _texts(found: Ablation) -> list[str]:
         *notes(found),
         *found.kinds,
     ]
-    orders = [order_label(curve.order) for curve in found.curves]
+    orders = [curve_label(curve) for curve in found.curves]
     return [printable(text, 400) for text in (*labels, *said, *orders)]

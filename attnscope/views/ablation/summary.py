@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from attnscope.records.ablation import Ablation, Effect, label_of_quantity
+from attnscope.records.ablation import MODE_LABELS, Ablation, Curve, Effect, label_of_quantity
 from attnscope.views.tables import numbers
 from attnscope.views.tables.numbers import UNDEFINED, small_number
 from attnscope.views.tables.wording import corpus_notes, printable
 
-_SHORT = {"l2": "Δ hidden", "loss": "Δ loss", "kl": "KL", "importance": "|dL/dξ|", "sensitivity": "sensitivity"}
+_SHORT = {"l2": "Δ hidden", "loss": "Δ loss", "kl": "KL", "importance": "|dL/dξ|", "sensitivity": "sensitivity",
+          "causal_share": "causal share"}  # fmt: skip
 
 
 def label(name: str) -> str:
@@ -17,9 +18,10 @@ def label(name: str) -> str:
 
 def short_label(name: str) -> str:
     """The same in a few letters, such as "zero Δ loss"."""
-    mode, _, rest = name.rpartition("_")
-    said = _SHORT.get(rest, printable(rest))
-    return f"{printable(mode)} {said}" if mode else said
+    mode, _, rest = name.partition("_")
+    if name in _SHORT or not rest:
+        return _SHORT.get(name, printable(name))
+    return f"{printable(mode)} {_SHORT.get(rest, printable(rest))}"
 
 
 PLACE_LABELS = {
@@ -70,7 +72,11 @@ def notes(found: Ablation) -> list[str]:
     return said + corpus_notes(found)
 
 
-def order_label(order: str) -> str:
-    """How heads of a curve are ordered, in words."""
-    names = {"random": "at random", "effect": "smallest effect first"}
-    return names.get(order, f"least {printable(order)} first")
+def curve_label(curve: Curve) -> str:
+    """What takes the place of the heads of a curve, and how they are ordered, in words."""
+    names = {
+        "random": "at random", "effect": "smallest effect first", "explained": "best described first",
+        "unexplained": "worst described first",
+    }  # fmt: skip
+    order = names.get(curve.order, f"least {printable(curve.order)} first")
+    return order if curve.mode == "zero" else f"{printable(MODE_LABELS.get(curve.mode, curve.mode))}, {order}"

@@ -14,10 +14,10 @@ from rich.text import Text
 from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
 from attnscope.views.ablation.summary import (
     PLACE_LABELS,
+    curve_label,
     interval,
     label,
     notes,
-    order_label,
     predicted_line,
     short_label,
 )
@@ -167,18 +167,18 @@ def _curves(curves: Sequence[Curve]) -> Table:
     """What is left of the model with fewer and fewer heads; random orders as the range that they span."""
     name = "loss" if "loss" in curves[0].points[0] else "l2"
 
-    def of(order: str) -> Callable[[int], str]:
+    def of(shown: str) -> Callable[[int], str]:
         def span(at: int) -> str:
-            values = [curve.points[at][name].value for curve in curves if curve.order == order]
+            values = [curve.points[at][name].value for curve in curves if curve_label(curve) == shown]
             low, high = small_number(min(values)), small_number(max(values))
             return low if low == high else f"{low} to {high}"
 
         return span
 
     columns = [Column("heads left", lambda at: str(curves[0].n_left[at]))]
-    for number, order in enumerate(dict.fromkeys(curve.order for curve in curves)):
-        title = f"{'loss' if name == 'loss' else 'Δ hidden'}, {order_label(order)}"
-        columns.append(Column(title, of(order), right=True, wraps=True, least=14, drop=number))
+    for number, shown in enumerate(dict.fromkeys(map(curve_label, curves))):
+        title = f"{'loss' if name == 'loss' else 'Δ hidden'}, {shown}"
+        columns.append(Column(title, of(shown), right=True, wraps=True, least=14, drop=number))
     n = len(curves[0].n_left)
     return Table(columns, sorted({round(row * (n - 1) / (_CURVE_ROWS - 1)) for row in range(_CURVE_ROWS)}), gap=1)
 

@@ -1,0 +1,144 @@
+"""Weights from elsewhere at the seam: what heads put out if they attend to something else, with the model's own values.
+
+Knows nothing of models or of what the weights come from: a description, a rule, another program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnscope.core.attention.probes import Place
+from attnscope.core.attention.seam import AttentionCall, allowed, attend, select_heads
+
+LEAST = -1e4
+"""The score of a weight of 0: exp of it is 0 in every precision, and it is finite, as biases must be."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replacement:
+    """What some heads attend to in some texts of a batch, in place of what they would.
+
+    Attributes:
+        heads: Which query heads, from 0.
+        scores: Broadcastable to (text, head, query, key), floating point and finite; the weights are their softmax over
+            the keys that the mask allows. Or what gives them for a mask (text, 1, query, key). None = the heads' own.
+        texts: Which texts of the batch.
+        hidden: Single edges that are taken out: the keys that a query does not see, broadcastable to (text, head,
+            query, key), bool. The other weights of the query grow in proportion.
+    """
+
+    heads: tuple[int, ...]
+    scores: Float[Tensor, "#text #head #query #key"] | Callable[[Tensor], Tensor] | None = None
+    texts: slice = field(default_factory=lambda: slice(None))
+    hidden: Bool[Tensor, "#text #head #query #key"] | None = None
+
+
+def scores_of(weights: Tensor) -> Tensor:
+    """Scores whose softmax are given weights, of any shape; rows of weights sum to 1 over the keys that are allowed."""
+    return weights.log().clamp(min=LEAST)
+
+
+class Replaced:
+    """Gives heads other weights, and keeps the model's own values, masks and everything behind.
+
+        o_h = sum over allowed k of softmax_k(scores_h)_qk v_k
+
+    A row that may attend to nothing puts out nothing. Soft caps and sinks of the model do not act on replaced scores,
+    so that their rows sum to 1. Grouped queries: each query head is replaced on its own.
+
+    Args:
+        replacements: By place; of two that name the same head and text the later one holds.
+        compute: What computes the attention of the heads that keep theirs.
+
+    Source:
+        Weights computed from a head's description: Hayes et al. 2026, arXiv 2606.19317. Single edges: attention
+        knockout, Geva et al. 2023, section 5.
+    """
+
+    def __init__(
+        self,
+        replacements: Mapping[Place, Sequence[Replacement]],
+        compute: Callable[[AttentionCall], Tensor] = attend,
+    ) -> None:
+        self.replacements = dict(replacements)
+        self._compute = compute
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention with the weights of some heads replaced.
+
+        Args:
+            call: The attention.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
+
+        Raises:
+            ValueError: A replacement names a head that there is not, or its scores do not fit.
+        """
+        output = self._compute(call)
+        replacements = self.replacements.get((call.kind, call.layer), ())
+        if replacements:
+            output = output.clone()
+        for one in replacements:
+            if not all(0 <= head < call.n_heads for head in one.heads):
+                raise ValueError(f"{call.kind} layer {call.layer} has {call.n_heads} heads; got heads {one.heads}")
+            chosen = _replace_scores(_select_texts(select_heads(call, one.heads), one.texts), one)
+            output[one.texts, list(one.heads)] = attend(chosen)
+        return output
+
+
+def _replace_scores(call: AttentionCall, by: Replacement) -> AttentionCall:
+    if by.hidden is not None:
+        seen = ~by.hidden.to(call.query.device)
+        mask = allowed(call)
+        call = replace(call, mask=seen if mask is None else mask & seen, is_causal=False, window=None)
+    if by.scores is None:
+        return call
+    scores = by.scores
+    if callable(scores) and not isinstance(scores, Tensor):
+        shape = (len(call.query), 1, call.query.shape[2], call.key.shape[2])
+        mask = allowed(call)
+        seen = torch.ones(shape, dtype=torch.bool) if mask is None else mask[:, :1].expand(shape)
+        scores = scores(seen)
+    # Queries and keys of one 0 have scores of 0, to which the bias is all that is added.
+    return replace(
+        call,
+        query=torch.zeros_like(call.query[..., :1]),
+        key=torch.zeros_like(call.key[..., :1]),
+        bias=scores.to(call.query.device),
+        scale=1.0,
+        softcap=None,
+        sinks=None,
+    )
+
+
+def _select_texts(call: AttentionCall, texts: slice) -> AttentionCall:
+    def of_texts(tensor: Tensor | None) -> Tensor | None:
+        shared = tensor is None or tensor.ndim < 4 or len(tensor) == 1
+        return tensor if tensor is None or shared else tensor[texts]
+
+    return replace(
+        call,
+        query=call.query[texts],
+        key=call.key[texts],
+        value=call.value[texts],
+        mask=of_texts(call.mask),
+        bias=of_texts(call.bias),
+    )
+
+
+def on_key(n_keys: int, key: int = 0) -> Float[Tensor, "1 1 1 key"]:
+    """Scores of a head that attends to one key alone; where it may not, to all others alike."""
+    scores = torch.full((n_keys,), LEAST)
+    scores[key] = 0.0
+    return scores[None, None, None]
+
+
+def evenly() -> Float[Tensor, "1 1 1 1"]:
+    """Scores of a head that attends to all keys alike."""
+    return torch.zeros(1, 1, 1, 1)

@@ -1,0 +1,200 @@
+"""What descriptions expect of heads on other texts: weights, from where a head rests and what it attends to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from attnscope.corpus import Copies, CorpusText, count_tokens, distinct
+from attnscope.corpus.batching import tokens_of
+from attnscope.models.model import Model
+from attnscope.records import Tokens
+from attnscope.records.heads.descriptions import HeadDescription
+from attnscope.studies.describe.features import blocks_of
+from attnscope.studies.describe.rows import Group, _facts, _frequent
+from attnscope.studies.describe.study import (
+    DescribeOptions,
+    Fitted,
+    _resting,
+    describe_fitted,
+    fit_texts,
+    special_follow,
+)
+from attnscope.studies.inputs.texts import Texts, special_ids
+from attnscope.studies.measuring.head_blocks import Frequencies
+
+if TYPE_CHECKING:
+    from attnscope.core.attention.probes import Place
+    from attnscope.core.questions.descriptions import Description
+    from attnscope.core.questions.sampled_rows import Column
+
+Singles = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class _Text:
+    """A text as the terms of a group see it.
+
+    Attributes:
+        features: (feature, query, key), uint8: levels.
+        types: (token,): the type of each.
+        resting: (key,): on which keys heads rest.
+        special: (query,): special tokens.
+    """
+
+    features: NDArray[np.uint8]
+    types: NDArray[np.int32]
+    resting: NDArray[np.bool_]
+    special: NDArray[np.bool_]
+
+
+@dataclass(eq=False)
+class Expectations:
+    """Descriptions of a model's heads, for texts whose types of tokens are known.
+
+    Attributes:
+        model: The model.
+        fits: What was fitted.
+        heads: The descriptions.
+        frequencies: How frequent tokens are where they were fitted.
+        frequent: The most frequent words there.
+    """
+
+    model: Model
+    fits: tuple[Fitted, ...]
+    heads: tuple[HeadDescription, ...]
+    frequencies: Frequencies
+    frequent: frozenset[int]
+    _follow: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)
+    _last: tuple[Tokens, dict[int, _Text]] | None = field(default=None, repr=False)
+
+    def scores(self, tokens: Tokens, place: Place, head: int, allowed: NDArray[np.bool_]) -> Singles:
+        """The logarithm of the weights that a head's description expects, but for a summand of each query.
+
+        Resting keys have the score of the head's rest; all others together that of one key times their number, divided
+        among them by the terms of what the head attends to.
+
+        Args:
+            tokens: A text. What was made of the last one is kept.
+            place: Kind and layer.
+            head: The head.
+            allowed: (query, key): which key each query may attend to.
+
+        Returns:
+            (query, key), finite.
+        """
+        which, number = self._find(place, head)
+        fit = self.fits[which]
+        text = self._text(tokens, which)
+        everything = range(len(fit.group.features))
+        active = _sum_terms(fit.active[number], fit.group.active.columns[number], fit.group, text, everything)
+        if not self._follows(which, number):
+            active[text.special] = 0.0
+        free = allowed & ~text.resting
+        n_free = np.maximum(free.sum(1), 1)
+        total = logsumexp(np.where(free, active, -np.inf), axis=1)
+        total = np.where(np.isfinite(total), total, 0.0)
+        # How much there is to attend to: the more, the less a head rests.
+        levels = np.searchsorted(self._edges(fit, number), np.log(n_free) - total, "right").astype(np.uint8)
+        rests = _sum_terms(
+            fit.sinks[number], fit.group.sinks.columns[number], fit.group, text, fit.group.sink_features, levels
+        )
+        made: Singles = np.where(text.resting, rests, active + (np.log(n_free) - total)[:, None]).astype(np.float32)
+        return made
+
+    def explained(self, place: Place, head: int) -> float:
+        """How much of a head's nats from uniform its description explains, on texts that it was not fitted on."""
+        return next(one.explained for one in self.heads if (one.kind, one.layer, one.head) == (*place, head))
+
+    def _find(self, place: Place, head: int) -> tuple[int, int]:
+        for which, fit in enumerate(self.fits):
+            if fit.group.kind == place[0] and (place[1], head) in fit.group.heads:
+                return which, fit.group.heads.index((place[1], head))
+        raise KeyError(f"there is no description of L{place[1]}H{head}")
+
+    def _text(self, tokens: Tokens, which: int) -> _Text:
+        if self._last is None or self._last[0] is not tokens:
+            self._last = tokens, {}
+        made = self._last[1]
+        if which not in made:
+            group = self.fits[which].group
+            facts = _facts(self.model, tokens, None, self.frequencies, self.frequent)
+            blocks = blocks_of(group.features, facts, np.arange(len(tokens)))
+            resting = blocks[_resting(group), 0] > 0
+            made[which] = _Text(blocks, group.types.places(tokens.ids), resting, tokens.special)
+        return made[which]
+
+    def _follows(self, which: int, number: int) -> bool:
+        if (which, number) not in self._follow:
+            from attnscope.core.questions.descriptions import row_losses
+            from attnscope.core.questions.sampled_rows import Part
+
+            fit, rows = self.fits[which], self.fits[which].group.active
+            left = row_losses(Part(rows, np.arange(len(rows.texts))), number, fit.active[number])
+            more = rows.mass[:, number] * (left - rows.uniform_nats[:, number])
+            self._follow[which, number] = special_follow(fit, number, more)
+        return self._follow[which, number]
+
+    @staticmethod
+    def _edges(fit: Fitted, number: int) -> NDArray[np.float64]:
+        """Where the levels of how much there is to attend to begin: as `match_column` has them."""
+        from attnscope.core.questions.directions import KEY_CUTS
+
+        fitted = np.isin(fit.group.sinks.texts, np.unique(fit.group.active.texts[fit.is_fitted]))
+        edges: NDArray[np.float64] = np.unique(np.quantile(-fit.matches[number][fitted].astype(np.float32), KEY_CUTS))
+        return edges
+
+
+def _sum_terms(
+    found: Description,
+    columns: Sequence[Column],
+    group: Group,
+    text: _Text,
+    shared: Sequence[int],
+    of_rows: NDArray[np.uint8] | None = None,
+) -> NDArray[np.float64]:
+    """Σ w f of a head's terms, (query, key).
+
+    Args:
+        found: The terms.
+        columns: The head's own features.
+        group: Its group.
+        text: The text.
+        shared: The numbers of the features that all heads share, by the numbers of terms.
+        of_rows: The level of each query, of features that have one per row.
+    """
+    n = len(text.types)
+    made = np.zeros((n, n))
+    for term, weight in zip(found.terms, found.weights, strict=True):
+        if term < len(shared):
+            made += weight * text.features[shared[term]] / (group.features[shared[term]].levels - 1)
+            continue
+        own = columns[term - len(shared)]
+        keys = text.resting.astype(np.uint8) if own.keys is None else own.keys[text.types]
+        levels = np.broadcast_to(keys, (n, n)).astype(np.int64)
+        of_queries = of_rows if own.queries is None else own.queries[text.types]
+        if own.queries is not None or own.rows is not None:
+            assert of_queries is not None
+            levels = levels + own.n_key_levels * of_queries[:, None].astype(np.int64)
+        made += weight * own.values[levels]
+    return made
+
+
+def describe_to_expect(
+    model: Model, texts: Texts, others: Sequence[CorpusText], options: DescribeOptions | None = None
+) -> Expectations:
+    """Fits descriptions on texts, for weights that are expected on others, whose types of tokens are known then."""
+    options = options or DescribeOptions()
+    counts = count_tokens(distinct(texts, Copies()), model.tokenizer.encode, special_ids(model))
+    frequencies = Frequencies.of_counts(counts)
+    also = [tokens_of(text, model.tokenizer.encode, special_ids(model)) for text in others]
+    if (mask := model.tokenizer.mask_id) is not None and also:
+        also.append(replace(also[0], ids=np.full(len(also[0]), mask), labels=("[MASK]",) * len(also[0])))
+    sample, fits = fit_texts(model, texts, frequencies, options, also=also)
+    heads = tuple(one for fit in fits for one in describe_fitted(fit, sample))
+    return Expectations(model, tuple(fits), heads, frequencies, _frequent(sample, frequencies))

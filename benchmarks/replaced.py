@@ -1,0 +1,108 @@
+"""What is lost with lines in the place of weights: a share of a model's heads, at random, against four controls.
+
+- shares: a quarter, half and all of the heads, drawn at random; the rise of the loss (or the change of the hidden
+  states) with their lines, uniform attention, all on the first token, another head's line, and without the heads.
+- time: each head by itself with its line, against taking it out, on 8 texts of at most 64 tokens.
+
+Lines are fitted on half of the texts, and put in place on some of the others. The last line is JSON.
+
+usage: python -m benchmarks.replaced [--model minilm] [--file TEXTS, one a line] [--parts shares,time]
+       [--texts 400] [--tried 16] [--orders 3]
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnscope.corpus import CorpusText
+from attnscope.models.model import Model
+from attnscope.studies.ablation.lines import Lines, apart
+from attnscope.studies.ablation.reading import Reader
+from attnscope.studies.ablation.study import effects_of
+from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Going, HeadMeans, heads_of, measure
+from attnscope.studies.describe.expected import describe_to_expect
+from attnscope.studies.describe.study import DescribeOptions
+from attnscope.studies.inputs.options import LoadOptions
+
+ROOT = Path(__file__).resolve().parents[1]
+MODES = ("line", "uniform", "sink", "other", "zero")
+LEAST_CHARACTERS, MOST_CHARACTERS = 150, 400
+
+
+def heads(known: HeadMeans) -> list[Any]:
+    return [(kind, layer, head) for (kind, layer), n in known.n_heads.items() for head in range(n)]
+
+
+def shares(going: Going, known: HeadMeans, orders: int) -> dict[str, Any]:
+    """Loss and controls, the mean over orders, with the interval of each order's own change over texts."""
+    places = heads(known)
+    name = "loss" if going.model.loss else "l2"
+    made: dict[str, Any] = {}
+    for share in (0.25, 0.5, 1.0):
+        drawn = [np.random.default_rng(seed).permutation(len(places)) for seed in range(orders if share < 1 else 1)]
+        chosen = [tuple(places[at] for at in order[: round(share * len(places))]) for order in drawn]
+        cuts = [Cut(some, mode) for mode in MODES for some in chosen]  # type: ignore[arg-type]
+        rows = np.array(effects_of(measure(going, cuts, known).done.sums)).reshape(len(cuts), len(ALL_QUANTITIES))
+        of_mode = {}
+        for at, mode in enumerate(MODES):
+            mine = [rows[at * len(chosen) + n][ALL_QUANTITIES.index(name)] for n in range(len(chosen))]
+            of_mode[mode] = {
+                "value": round(float(np.mean([one.value for one in mine])), 4),
+                "half_width": round(float(np.mean([(one.high - one.low) / 2 for one in mine])), 4),
+            }
+        of_uniform = round(of_mode["line"]["value"] / of_mode["uniform"]["value"], 3)
+        made[f"{share:.0%}"] = {**of_mode, "of_uniform": of_uniform}
+        print(f"{share:.0%}", made[f"{share:.0%}"], flush=True)
+    return {"quantity": name, **made}
+
+
+def cost(going: Going, known: HeadMeans) -> dict[str, float]:
+    """Processor time of each head by itself."""
+    made = {}
+    for mode in ("zero", "line", "zero", "line"):
+        began = time.process_time()
+        measure(going, [Cut((head,), mode) for head in heads(known)], known)  # type: ignore[arg-type]
+        made[mode] = min(made.get(mode, np.inf), time.process_time() - began)
+    return {**{f"{mode}_s": round(s, 2) for mode, s in made.items()}, "ratio": round(made["line"] / made["zero"], 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="minilm")
+    parser.add_argument("--file", default=str(ROOT / "sample_texts" / "alice.txt"))
+    parser.add_argument("--parts", default="shares,time")
+    parser.add_argument("--texts", type=int, default=400)
+    parser.add_argument("--tried", type=int, default=16)
+    parser.add_argument("--orders", type=int, default=3)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    model: Model = LoadOptions().with_head(given.model).load(given.model)
+    written = [line.strip() for line in Path(given.file).read_text("utf-8").splitlines()]
+    written = [line for line in dict.fromkeys(written) if len(line) >= 20][: given.texts]
+    fitted, others = apart([CorpusText(n, given.file, n + 1, text=text) for n, text in enumerate(written)], 0)
+    tried = [text for text in others if LEAST_CHARACTERS < len(text.text or "") < MOST_CHARACTERS][: given.tried]
+    began = time.process_time()
+    lines = Lines(describe_to_expect(model, fitted, tried, DescribeOptions()))
+    made: dict[str, Any] = {
+        "benchmark": "replaced", "model": model.info.name, "n_fitted": len(fitted), "n_tried": len(tried),
+        "describe_cpu_s": round(time.process_time() - began, 1),
+        "explained_median": round(float(np.nanmedian([head.explained for head in lines.expectations.heads])), 3),
+    }  # fmt: skip
+    going = Going(model, Reader(model, model.loss), tried)
+    known = HeadMeans(heads_of(going).n_heads, lines=lines)
+    parts = given.parts.split(",")
+    if "shares" in parts:
+        made["shares"] = shares(going, known, given.orders)
+    if "time" in parts:
+        short = [CorpusText(n, "short", n + 1, text=(text.text or "")[:220]) for n, text in enumerate(tried[:8])]
+        made["time"] = cost(Going(model, Reader(model, model.loss), short), known)
+    print(json.dumps(made))
+
+
+if __name__ == "__main__":
+    main()

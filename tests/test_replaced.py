@@ -1,0 +1,220 @@
+"""Weights from elsewhere in the place of heads' own: equal to plain hooks; a line that is the head changes nothing."""
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope
+from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.replaced import Replaced, Replacement, evenly, on_key, scores_of
+from attnscope.core.attention.seam import attend
+from attnscope.errors import AttnscopeError
+from attnscope.models.hf.model import HuggingFaceModel, wrap
+from attnscope.models.model import Batch
+from attnscope.records.ablation import Effect
+from attnscope.studies.ablation.options import AblateOptions
+from attnscope.studies.ablation.study import causal_share
+from benchmarks.known.planted import plant
+from tests import ablation_helpers
+from tests.ablation_helpers import tiny
+
+WIDE = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 11,
+        "num_hidden_layers": 2, "head_dim": 4, "pad_token_id": 0}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": {}, "gpt2": {}, "llama": {}, "t5": {}, "albert": {}, "gpt_neox": {}, "phi3": {}, "olmo2": {}, "bart": {},
+    "mistral": {"sliding_window": 3}, "gemma2": {"sliding_window": 3, "attn_logit_softcapping": 2.0}, "gpt_oss": {},
+}  # fmt: skip
+"""Among them grouped queries, windows, soft caps, sinks, position biases and encoder-decoders."""
+
+MORE = {
+    "mistral": ("MistralForCausalLM", "MistralConfig", WIDE),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", WIDE),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        WIDE | {"hidden_size": 48, "intermediate_size": 16, "num_local_experts": 2, "num_experts_per_tok": 1},
+    ),  # fmt: skip
+}
+IDS = torch.tensor([[3, 5, 9, 4, 8, 7, 6], [7, 3, 11, 12, 5, 0, 0]])
+REAL = IDS > 0
+TARGET = torch.tensor([[4, 6, 8, 5, 9], [9, 8, 7, 6, 4]])
+HEAD = 1
+
+
+@pytest.fixture(autouse=True)
+def more_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ablation_helpers, "SIZES", ablation_helpers.SIZES | MORE)
+
+
+def scores(n_queries: int, n_keys: int) -> torch.Tensor:
+    return torch.outer(torch.arange(n_queries) + 1.0, torch.arange(n_keys) * 1.3 + 0.4).sin() * 2
+
+
+def hook_eager(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the weights of one head in every eager attention of a model's own module."""
+    module = importlib.import_module(type(source).__module__)
+    original = module.eager_attention_forward
+
+    def forward(self: Any, query: Any, key: Any, value: Any, *more: Any, **named: Any) -> Any:
+        output, weights = original(self, query, key, value, *more, **named)
+        allowed = weights > 0
+        chosen = scores(*weights.shape[-2:]).to(weights).expand(weights.shape[0], 1, -1, -1)
+        rows = chosen.masked_fill(~allowed[:, HEAD : HEAD + 1], -torch.inf).softmax(-1).nan_to_num(0)
+        group = weights.shape[1] // value.shape[1]
+        output = output.clone()
+        output[:, :, HEAD] = (rows[:, 0] @ value[:, HEAD // group]).to(output)
+        return output, weights
+
+    monkeypatch.setattr(module, "eager_attention_forward", forward)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replaced_weights_equal_plain_hooks_on_eager_attention(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wrap(tiny(family, **FAMILIES[family]))
+    across = "cross" in model.info.kinds
+    sizes = {"encoder": (7, 7), "decoder": (5, 5) if across else (7, 7), "cross": (5, 7)}
+    replacements: Any = {
+        (kind, layer): [Replacement((HEAD,), scores(*sizes[kind]))]
+        for kind, n_layers in zip(model.info.kinds, model.info.n_layers, strict=True)
+        for layer in range(n_layers)
+    }
+    with torch.no_grad():
+        batch = Batch(IDS, REAL, target_ids=TARGET if across else None)
+        ours = model.outputs(batch, Replaced(replacements))
+        own = model.outputs(batch, attend)
+    eager = tiny(family, **FAMILIES[family])
+    eager.set_attn_implementation("eager")
+    hook_eager(eager, monkeypatch)
+    with torch.no_grad():
+        named = {"decoder_input_ids": TARGET} if across else {}
+        theirs = eager(input_ids=IDS, attention_mask=REAL.long(), **named).logits
+    assert ours.logits is not None and own.logits is not None
+    kept = slice(None) if across else REAL
+    torch.testing.assert_close(ours.logits[kept], theirs[kept], rtol=1e-4, atol=1e-5)
+    assert (ours.logits - own.logits)[kept].abs().max() > 1e-3
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> HuggingFaceModel:
+    return wrap(tiny("gpt2"))
+
+
+def run(model: HuggingFaceModel, replacement: Replacement) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states with a replacement in layer 1, and the model's own weights there."""
+    kept = Weights()
+    with torch.no_grad():
+        model.run(Batch(IDS[:1]), kept)
+        hidden = model.outputs(Batch(IDS[:1]), Replaced({("decoder", 1): [replacement]})).hidden
+    return hidden, kept.maps["decoder"][1]
+
+
+def test_a_heads_own_weights_in_its_place_change_nothing(gpt2: HuggingFaceModel) -> None:
+    _, weights = run(gpt2, Replacement((0,)))
+    hidden, _ = run(gpt2, Replacement((0, 2), scores_of(weights[:, [0, 2]])))
+    with torch.no_grad():
+        own = gpt2.outputs(Batch(IDS[:1]), attend).hidden
+    torch.testing.assert_close(hidden, own, rtol=1e-5, atol=1e-5)
+    assert (run(gpt2, Replacement((0,), evenly()))[0] - own).abs().max() > 1e-3
+
+
+def test_an_edge_that_is_taken_out_is_not_seen_and_the_others_grow(gpt2: HuggingFaceModel) -> None:
+    hidden = torch.zeros(1, 1, 7, 7, dtype=torch.bool)
+    hidden[..., 5, 2] = True
+    without, weights = run(gpt2, Replacement((1,), hidden=hidden))
+    left = weights[:, 1:2].masked_fill(hidden, 0)
+    same, _ = run(gpt2, Replacement((1,), scores_of(left / left.sum(-1, keepdim=True))))
+    torch.testing.assert_close(without, same, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(without[:, :5], run(gpt2, Replacement((1,)))[0][:, :5])
+    assert (without[:, 5] - run(gpt2, Replacement((1,)))[0][:, 5]).abs().max() > 1e-4
+
+
+def test_all_on_one_key_is_that_keys_value(gpt2: HuggingFaceModel) -> None:
+    one = torch.zeros(1, 1, 7, 7)
+    one[..., 0] = 1
+    assert torch.equal(run(gpt2, Replacement((2,), on_key(7)))[0], run(gpt2, Replacement((2,), scores_of(one)))[0])
+
+
+def test_a_head_that_is_not_there_is_refused(gpt2: HuggingFaceModel) -> None:
+    with pytest.raises(ValueError, match="has 3 heads"):
+        run(gpt2, Replacement((3,), evenly()))
+
+
+# Lines ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sharp() -> Any:
+    """A planted model, whose last layer's heads write what they attend to."""
+    known = plant("gpt2", 0)
+    network = known.model.network.base
+    chance = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        network.ln_f.weight.fill_(1.0)
+        attention, width = network.h[-1].attn, network.config.n_embd
+        attention.c_attn.weight[:, 2 * width :].normal_(std=0.1, generator=chance)
+        attention.c_proj.weight.normal_(std=0.1, generator=chance)
+    return known
+
+
+def test_heads_that_are_their_lines_lose_less_than_by_any_control(sharp: Any) -> None:
+    texts = [text.written for text in (*sharp.texts, *sharp.held_out)]
+    modes = ("line", "uniform", "sink", "other")
+    found = attnscope.ablate(sharp.model, texts, AblateOptions(modes=modes))
+    names = {place: [rule.words for rule in truth.rules] for place, truth in sharp.heads.items()}
+    simple = [head for head in found.heads if head.layer == 1 and len(names.get((1, head.head), ())) == 1]
+    assert len(simple) >= 4
+    assert np.mean([head.effects["line_l2"].value < head.effects["other_l2"].value for head in simple]) > 0.8
+    lost = {mode: np.array([head.effects[f"{mode}_l2"].value for head in simple]) for mode in modes}
+    for control in ("uniform", "sink"):
+        assert np.median(lost["line"] / lost[control]) < 0.4 and (lost["line"] < lost[control]).mean() > 0.9
+    shares = [head.effects["causal_share"] for head in simple]
+    assert all(share.low <= share.value <= share.high for share in shares)
+    assert np.median([share.value for share in shares]) > 0.6 and max(share.value for share in shares) > 0.9
+    assert any("take the place of weights" in note for note in found.run["notes"])
+
+
+def test_lines_are_fitted_on_other_texts_than_they_replace_weights_on(sharp: Any) -> None:
+    texts = [text.written for text in sharp.texts[:9]]
+    found = attnscope.ablate(sharp.model, texts, AblateOptions(modes=("line",)))
+    assert found.corpus["n_texts"] == 5
+    assert "causal_share" not in found.heads[0].effects
+    with pytest.raises(AttnscopeError, match="too few"):
+        attnscope.ablate(sharp.model, texts[:3], AblateOptions(modes=("line",)))
+
+
+def test_lines_of_a_model_with_several_kinds_are_refused_and_uniform_is_not() -> None:
+    model = wrap(tiny("bart"))
+    with pytest.raises(AttnscopeError, match="one kind"):
+        attnscope.ablate(model, ["5 7 9"] * 4, AblateOptions(modes=("line",)))
+
+
+def test_curves_replace_more_and_more_heads_with_each_control(sharp: Any) -> None:
+    texts = [text.written for text in sharp.texts[:8]]
+    found = attnscope.ablate(sharp.model, texts, AblateOptions(modes=("line", "uniform"), curve=True))
+    assert {(curve.mode, curve.order) for curve in found.curves} == {
+        ("line", "explained"), ("line", "unexplained"), ("line", "random"), ("uniform", "random")
+    }  # fmt: skip
+    by = {(curve.mode, curve.order): curve for curve in found.curves}
+    best, worst = by["line", "explained"], by["line", "unexplained"]
+    assert best.removed == worst.removed[::-1] and best.n_left[-1] == 0
+    assert best.points[-1]["l2"].value == pytest.approx(worst.points[-1]["l2"].value, rel=1e-4)
+    assert best.points[-1]["l2"].value < by["uniform", "random"].points[-1]["l2"].value
+
+
+def test_a_causal_share_is_a_paired_ratio() -> None:
+    chance = np.random.default_rng(0)
+    uniform = chance.normal(1, 0.2, 400)
+    line = 0.25 * uniform + chance.normal(0, 0.02, 400)
+
+    def effect(values: np.ndarray) -> Effect:
+        half = 1.96 * values.std() / np.sqrt(len(values))
+        return Effect(values.mean(), values.mean() - half, values.mean() + half, len(values))
+
+    share = causal_share(effect(line), effect(uniform), effect(line - uniform))
+    assert share.value == pytest.approx(0.75, abs=0.01)
+    assert 0.001 < share.high - share.low < 0.01  # unpaired it would be 0.02
+    nothing = causal_share(effect(line), Effect(0.1, -0.1, 0.3, 400), effect(line))
+    assert np.isnan([nothing.value, nothing.low, nothing.high]).all()
