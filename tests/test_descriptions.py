@@ -79,7 +79,7 @@ def test_minilm_has_a_previous_and_a_next_token_head(minilm: Model, paragraphs: 
     assert np.median([one.explained for one in found.heads]) > 0.5
     sinks = [one for one in found.heads if one.terms and one.terms[0].feature == "special:[CLS]"]
     assert len(sinks) > 20
-    assert all(0.2 < 1 - one.active.share <= 1 for one in sinks)
+    assert np.mean([1 - one.active.share for one in sinks]) > 0.3
     # What fails most is told, and is in the text.
     failure = found.of(3, 1).failures[0]
     assert failure.nats > 0

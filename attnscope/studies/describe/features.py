@@ -26,8 +26,8 @@ a list of keys of the query's, a number; or by what both are."""
 GRADES = 16
 """Levels of what is a number."""
 
-FARTHEST = 32
-"""Levels of distances: tokens that are farther away are as far as these."""
+FARTHEST, FARTHEST_OFFSET = 32, 9
+"""Levels of distances, beyond which tokens are as far as these; and the farthest token with a feature of its own."""
 
 _SENTENCE_ENDS = frozenset(".!?…。！？")
 _CLAUSE_ENDS = _SENTENCE_ENDS | frozenset(",;:—–，；：、")
@@ -78,9 +78,10 @@ class TextFacts:
         """The same without white space."""
         return tuple(surface.strip() for surface in self.surfaces)
 
-    def where(self, holds: Callable[[str], bool]) -> Flags:
-        """Which ordinary tokens something holds of, as they are written."""
-        return np.array([bool(s) and holds(s) for s in self.stripped], np.bool_) & ~self.tokens.special
+    def where(self, holds: Callable[[str], bool], lower: bool = False) -> Flags:
+        """Which ordinary tokens something holds of, as they are written or in lower case."""
+        written = (s.lower() if lower else s for s in self.stripped)
+        return np.array([bool(s) and holds(s) for s in written], np.bool_) & ~self.tokens.special
 
     @cached_property
     def classes(self) -> Mapping[str, Flags]:
@@ -106,7 +107,7 @@ class TextFacts:
             "piece": self.piece,
             "frequent": words & self.frequent & ~self.piece,
             "infrequent": words & ~self.frequent & ~self.piece,
-            **{name: self.where(lambda s, of=of: s.lower() in of) & ~self.piece for name, of in CLOSED_CLASSES.items()},
+            **{name: self.where(words_of.__contains__, lower=True) for name, words_of in CLOSED_CLASSES.items()},
         }
 
     @cached_property
@@ -429,9 +430,6 @@ RESTING = "resting"
 SINK = re.compile(r"special:|first$|resting$")
 """The features that tell these tokens apart, by name."""
 
-FARTHEST_OFFSET = 9
-"""The farthest token that a feature is of, by its offset."""
-
 WITHIN = 4
 """How far away tokens are that are called near, in tokens."""
 
@@ -475,8 +473,7 @@ _KINDS = {
     "capital": ("capitalised words", 4, "ours"), "name": ("capitalised words within a sentence", 4, "ours"),
     "word": ("words", 4, "ours"), "piece": ("word pieces", 4, "ours"),
     "frequent": ("frequent words", 4, "ours"), "infrequent": ("rarer words", 4, "ours"),
-    **{name: (f"English {name}s", 4, "ours") for name in CLOSED_CLASSES if name not in ("auxiliary", "negation")},
-    "auxiliary": ("English auxiliaries", 4, "ours"), "negation": ("English negations", 4, "ours"),
+    **{name: (f"English {name}", 4, "ours") for name in CLOSED_CLASSES},
 }  # fmt: skip
 """Kinds of tokens: what they are called, their rank, their source."""
 
