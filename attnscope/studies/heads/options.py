@@ -192,9 +192,7 @@ class Listing:
         "[default: layer]",
         default=None,
     )
-    every: bool = option(
-        "List what every head attends to, not only the ten with most to say.", "--all", default=False
-    )
+    every: bool = option("List what every head attends to, not only the ten with most to say.", "--all", default=False)
 
     def require(self) -> None:
         """Refuses a condition that cannot be read, and an order that there is not."""
