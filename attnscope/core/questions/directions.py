@@ -71,7 +71,8 @@ def describe_types(embeddings: Singles, occurrences: NDArray[np.int64], more: Si
     """
     weights = np.sqrt(occurrences.astype(np.float64))[:, None]
     total = max(float(weights.sum()), 1e-30)
-    unit = embeddings - embeddings.mean(0)
+    # Types that are no key of a fitted row change nothing for the others.
+    unit = embeddings - embeddings[occurrences > 0].mean(0) if total > 1e-30 else embeddings
     unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-30)
     unit = unit - (unit * weights).sum(0) / total
     second = (unit * weights).T @ unit

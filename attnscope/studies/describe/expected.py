@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -107,6 +107,31 @@ class Expectations:
         made: Singles = np.where(text.resting, rests, active + (np.log(n_free) - total)[:, None]).astype(np.float32)
         return made
 
+    def terms(self, tokens: Tokens, place: Place, head: int) -> list[tuple[float, NDArray[np.float64]]]:
+        """What a head attends to when it attends: of each term its weight, and its values, (query, key).
+
+        Args:
+            tokens: A text.
+            place: Kind and layer.
+            head: The head.
+
+        Returns:
+            Values are 0 to 1; 0 on the keys on which heads rest.
+        """
+        which, number = self._find(place, head)
+        fit, text = self.fits[which], self._text(tokens, which)
+        columns, everything = fit.group.active.columns[number], range(len(fit.group.features))
+        found = _values_of_terms(fit.active[number], columns, fit.group, text, everything)
+        return [(weight, values * ~text.resting) for weight, values in found]
+
+    def features(self, tokens: Tokens) -> dict[str, NDArray[np.float64]]:
+        """The features that all heads share, by name, 0 to 1, (query, key)."""
+        text, group = self._text(tokens, 0), self.fits[0].group
+        return {
+            feature.name: block / (feature.levels - 1)
+            for feature, block in zip(group.features, text.features, strict=True)
+        }
+
     def explained(self, place: Place, head: int) -> float:
         """How much of a head's nats from uniform its description explains, on texts that it was not fitted on."""
         return next(one.explained for one in self.heads if (one.kind, one.layer, one.head) == (*place, head))
@@ -158,7 +183,22 @@ def _sum_terms(
     shared: Sequence[int],
     of_rows: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.float64]:
-    """Σ w f of a head's terms, (query, key).
+    """Σ w f of a head's terms, (query, key); see `_values_of_terms`."""
+    made = np.zeros((len(text.types), len(text.types)))
+    for weight, values in _values_of_terms(found, columns, group, text, shared, of_rows):
+        made += weight * values
+    return made
+
+
+def _values_of_terms(
+    found: Description,
+    columns: Sequence[Column],
+    group: Group,
+    text: _Text,
+    shared: Sequence[int],
+    of_rows: NDArray[np.uint8] | None = None,
+) -> Iterator[tuple[float, NDArray[np.float64]]]:
+    """The weight of each of a head's terms, and its values, 0 to 1, (query, key).
 
     Args:
         found: The terms.
@@ -169,10 +209,9 @@ def _sum_terms(
         of_rows: The level of each query, of features that have one per row.
     """
     n = len(text.types)
-    made = np.zeros((n, n))
     for term, weight in zip(found.terms, found.weights, strict=True):
         if term < len(shared):
-            made += weight * text.features[shared[term]] / (group.features[shared[term]].levels - 1)
+            yield float(weight), text.features[shared[term]] / (group.features[shared[term]].levels - 1)
             continue
         own = columns[term - len(shared)]
         keys = text.resting.astype(np.uint8) if own.keys is None else own.keys[text.types]
@@ -181,8 +220,7 @@ def _sum_terms(
         if own.queries is not None or own.rows is not None:
             assert of_queries is not None
             levels = levels + own.n_key_levels * of_queries[:, None].astype(np.int64)
-        made += weight * own.values[levels]
-    return made
+        yield float(weight), own.values[levels]
 
 
 def describe_to_expect(
