@@ -54,7 +54,7 @@ def _by_rule(scores: Sequence[Any]) -> list[dict[str, Any]]:
         if len(mine) < 3:
             continue
         row: dict[str, Any] = {"rule": rule, "n": len(mine)}
-        for name in ("first", "named", "precise", "silent", "explained", "iou"):
+        for name in ("first", "named", "precise", "silent", "right_or_silent", "explained", "iou"):
             values = [one.values[name] for one in mine if not math.isnan(one.values[name])]
             row[name] = round(float(np.mean(values)), 3) if values else None
         made.append(row)
@@ -64,7 +64,7 @@ def _by_rule(scores: Sequence[Any]) -> list[dict[str, Any]]:
 def _wrong(scores: Sequence[Any]) -> dict[str, Any]:
     """Heads whose line is wrong: it names something that the head does not do, or not what it does."""
     misses = [one for one in scores if one.values["first"] == 0]
-    false = [one for one in scores if one.values["silent"] == 0]
+    false = [one for one in scores if one.values["right_or_silent"] == 0]
     shown = [*_spread(misses, MOST_WRONG // 2), *_spread(false, MOST_WRONG // 2)]
     lines = [
         {"model": one.model, "head": "L{}H{}".format(*one.place), "rule": one.rule, "line": one.line} for one in shown
@@ -211,7 +211,7 @@ def _render_causes(causes: Mapping[str, Any]) -> str:
 
 
 def _render_rules(rules: Sequence[Mapping[str, Any]]) -> str:
-    names = ("first", "named", "precise", "silent", "explained", "iou")
+    names = ("first", "named", "precise", "silent", "right_or_silent", "explained", "iou")
     rows = ["| rule | heads | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
     for row in rules:
         cells = ["–" if row[name] is None else f"{row[name]:.2f}" for name in names]
@@ -223,13 +223,13 @@ def _render_wrong(summary: Mapping[str, Any]) -> str:
     wrong, ours = summary["wrong"], next(iter(summary["tools"].values()))["all"]
     said = [
         f"{wrong['n_missed']} heads with a rule that attnscope has a name for begin with another. "
-        f"{wrong['n_false']} heads have a rule that it has no name for, and a line that names something else "
-        "without saying that the head is mostly undescribed."
+        f"{wrong['n_false']} heads have a rule that it has no name for, and a line that does not say so and does not "
+        "expect their attention."
     ]
     leads = _behind(summary["tools"])
     if leads:
         said.append("attnscope does not lead on " + "; ".join(leads) + ".")
-    bars = {"first": 0.95, "named": 0.95, "silent": 0.9}
+    bars = {"first": 0.95, "named": 0.95, "precise": 0.95, "silent": 0.9, "right_or_silent": 0.9}
     missed = [f"{name} {ours[name]['value']:.2f} of {bar:.2f}" for name, bar in bars.items()
               if name in ours and ours[name]["value"] < bar]  # fmt: skip
     if missed:

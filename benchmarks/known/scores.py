@@ -17,6 +17,9 @@ ALIKE = 0.8
 MOST = 0.9
 """Keys that hold most of a row are the fewest that hold this share of it, ties included."""
 
+ENOUGH = 0.9
+"""What is explained of a head if its line is right, whatever its words."""
+
 PAIRS, LOW = 40, 0.1
 """Pairs of either kind for the one-at-a-time score; a low pair is below this part of the largest weight."""
 
@@ -26,6 +29,7 @@ SCORES: dict[str, str] = {
     "precise": "of heads of which the tool says something: the first thing it names beside a sink is a rule of theirs",
     "silent": "of heads without a rule that the tool has a name for: it says that it cannot describe them, or names a "
     "sink alone",
+    "right_or_silent": "of the same heads: it says so, or its words expect the attention (explained is 0.9 or more)",
     "explained": "1 - KL(attention || prediction) / KL(attention || even) on held-out texts (docs/descriptions.md)",
     "iou": "intersection over union of the keys that hold 90% of a row, and of those that the tool expects to "
     "(Hayes et al. 2026, arXiv 2606.19317; the share is ours)",
@@ -123,6 +127,9 @@ def score_tool(
             **_predicts(answer, place, known, held_out, seed),
             **_roles(answer, truth, tool),
         }
+        values["right_or_silent"] = math.nan
+        if not math.isnan(values["silent"]):
+            values["right_or_silent"] = float(values["silent"] or values["explained"] >= ENOUGH)
         words = " and ".join(rule.words for rule in truth.rules) or "nothing but a sink"
         made.append(HeadScore(known.name, place, truth.part, words, tool.name, answer.line, values))
     return made

@@ -5,6 +5,7 @@ To enter another tool, write a class with `name`, `source` and `answer`, and add
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -107,10 +108,18 @@ class Attnscope:
         return answers
 
     def vocabulary(self, known: KnownModel) -> Sequence[Pattern]:
-        """The catalogue of features."""
+        """The catalogue of features, and each single token: a head may have terms of its own that name tokens."""
         expected = _Expected.of(known)
         names = expected.features(known.texts[0])
-        return [expected.pattern(name) for name in names if not name.startswith(RESTING)]
+        types = dict.fromkeys(token for text in known.held_out for token in text.tokens[1 : text.n - text.n_last])
+        return [
+            *(expected.pattern(name) for name in names if not name.startswith(RESTING)),
+            *(partial(_is_token, token) for token in types),
+        ]
+
+
+def _is_token(token: str, text: Text) -> Flags:
+    return np.broadcast_to(np.array([one == token for one in text.tokens]), (text.n, text.n))
 
 
 class _Expected:
