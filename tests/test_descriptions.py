@@ -291,14 +291,15 @@ def test_a_line_says_the_terms_their_shares_and_what_they_explain() -> None:
 
 
 def test_a_line_says_first_what_a_head_attends_to_and_then_where_it_rests() -> None:
-    to_names = Term("keys", "tokens like alice, dinah (81% capitalised words)", 2.0, math.nan, math.nan, 0.3, own=True)
+    words = "tokens like alice, dinah, 81% of them capitalised words"
+    to_names = Term("keys", words, 2.0, math.nan, math.nan, 0.3, own=True)
     gate = Term("gate", "from once, upon", 1.0, math.nan, math.nan, 0.1, part_of="special:[CLS]", own=True)
     pairs = (Pair("she", "alice", 5), Pair(")", "(", 3))
     active = Active((to_names,), 0.31, 1.2, 0.45, 0.4, 0.5, pairs)
     one = HeadDescription("encoder", 3, 8, (CLS, gate), 2.32, 0.66, 0.6, 0.7, active=active)
     assert one.line == (
-        "tokens like alice, dinah (81% capitalised words), such as she → alice, ) → (: predicts 45% of what sets it "
-        "apart from uniform attention (1.20 nats); rests 69% on [CLS] (27%; uniform 2%; more from once, upon)"
+        f"{words}, such as she → alice, ) → (: predicts 45% of what sets it apart from uniform attention (1.20 nats); "
+        "rests 69% on [CLS] (27%; uniform 2%; more from once, upon)"
     )
     assert one.tells == pytest.approx(0.45 * 1.2 * 0.31)
     only_rests = replace(one, active=replace(active, share=0.01))

@@ -1,6 +1,9 @@
 """Weights from elsewhere at the seam: what heads put out if they attend to something else, with the model's own values.
 
 Knows nothing of models or of what the weights come from: a description, a rule, another program.
+
+Source: weights computed from a head's description, Hayes et al. 2026, arXiv 2606.19317. Single edges taken out: attention
+knockout, Geva et al. 2023, section 5.
 """
 
 from __future__ import annotations
@@ -54,10 +57,6 @@ class Replaced:
     Args:
         replacements: By place; of two that name the same head and text the later one holds.
         compute: What computes the attention of the heads that keep theirs.
-
-    Source:
-        Weights computed from a head's description: Hayes et al. 2026, arXiv 2606.19317. Single edges: attention
-        knockout, Geva et al. 2023, section 5.
     """
 
     def __init__(
@@ -133,12 +132,20 @@ def _select_texts(call: AttentionCall, texts: slice) -> AttentionCall:
 
 
 def on_key(n_keys: int, key: int = 0) -> Float[Tensor, "1 1 1 key"]:
-    """Scores of a head that attends to one key alone; where it may not, to all others alike."""
+    """Scores of a head that attends to one key alone; where it may not, to all others alike.
+
+    Args:
+        n_keys: How many keys there are.
+        key: The key, from 0.
+
+    Returns:
+        (1, 1, 1, key): 0 for that key and LEAST for all others, in nats.
+    """
     scores = torch.full((n_keys,), LEAST)
     scores[key] = 0.0
     return scores[None, None, None]
 
 
 def evenly() -> Float[Tensor, "1 1 1 1"]:
-    """Scores of a head that attends to all keys alike."""
+    """Scores of a head that attends to all keys alike: 0 nats, (1, 1, 1, 1)."""
     return torch.zeros(1, 1, 1, 1)

@@ -257,7 +257,7 @@ class Part:
         return np.concatenate(means)
 
     def share(self, feature: int, head: int) -> float:
-        """The mean of E_A[f] of any feature."""
+        """The mean of E_A[f] of any feature, 0 to 1."""
         if (feature, head) not in self._shares:
             self._shares[feature, head] = self.mean_under([feature], head, self.attention(head))[0]
         return self._shares[feature, head]
@@ -268,7 +268,7 @@ class Part:
         return self.mean_under([feature], head, counts)[0]
 
     def mean_under(self, features: Sequence[int], head: int, unscaled: NDArray[np.floating]) -> list[float]:
-        """The means of E_p[f] of some features, for p that is given but for a factor of each row."""
+        """The means of E_p[f] of some features, 0 to 1, for p that is given but for a factor of each row."""
         sums = np.add.reduceat(unscaled, self.first, dtype=np.float64)
         p = unscaled * (self.weights[head] / np.maximum(sums, 1e-30))[self.row_of]
         found = []

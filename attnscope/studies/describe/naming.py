@@ -20,8 +20,8 @@ Floats = NDArray[np.float64]
 TOKENS = 6
 """Tokens that a term is named by, at most."""
 
-HIGH = 0.5
-"""From this value of its column on a token belongs to a term."""
+MOST_NAMED = 0.35
+"""The tokens that a term names are those of its highest levels, at most this share of all keys (or queries)."""
 
 COVERED, LIFTED = 0.6, 1.5
 """A known class names a term if it has this share of the term's keys, and this many times its share of all keys."""
@@ -32,7 +32,19 @@ PAIRS, FEWEST_TEXTS = 3, 2
 _SHRUNK_BY = 2
 """Occurrences without attention that are added to those of a pair."""
 
-_TOO_WIDE = frozenset((RESTING, "word", "infrequent", "frequent", "last"))
+_TOO_WIDE = frozenset((RESTING, "word", "last"))
+_WIDE = frozenset(("infrequent", "frequent"))
+"""Classes that name what no narrower one does, with these limits in place of COVERED and LIFTED."""
+
+_WIDE_COVERED, _WIDE_LIFTED = 0.75, 1.25
+
+
+def least_named(values: Floats) -> float:
+    """From which value of a column on a token belongs to its term; see MOST_NAMED. The highest always does."""
+    levels, counts = np.unique(values, return_counts=True)
+    shares = counts[::-1].cumsum()[::-1] / max(1, len(values))
+    narrow = levels[shares <= MOST_NAMED]
+    return float(narrow[0] if len(narrow) else values.max(initial=0.0))
 
 
 class Names:
@@ -52,7 +64,7 @@ class Names:
         self._queries = part.rows.query_types[part.index]
         self._offsets = offsets[part.entries]
         self._classes = [
-            (number, feature.words)
+            (number, feature.words, feature.name in _WIDE)
             for number, feature in enumerate(features)
             if feature.family == "key" and feature.levels == 2 and feature.name not in _TOO_WIDE
         ]
@@ -61,7 +73,7 @@ class Names:
         self._itself[part.row_of[itself]] = itself
 
     def of_column(self, column: Column, head: int) -> str:
-        """What a column is called, such as "tokens like alice, dinah, abbas (81% capitalised words)"."""
+        """What a column is called, such as "tokens like alice, dinah, abbas, 81% of them capitalised words"."""
         on = self._part.attention(head) * self._part.weights[head][self._part.row_of]
         if column.queries is None:
             assert column.keys is not None
@@ -77,7 +89,7 @@ class Names:
     def of_queries(self, values: Floats, head: int) -> str:
         """What queries are called whose types have high values."""
         of_rows = values[self._queries]
-        high = of_rows >= min(HIGH, float(of_rows.max(initial=0.0)))
+        high = of_rows >= least_named(of_rows)
         weights = self._part.weights[head] * of_rows * high
         known = self._itself >= 0
         covered = self._covered(self._itself[known], weights[known])
@@ -86,7 +98,7 @@ class Names:
     def _keys_of(self, values: Floats, on: Floats) -> str:
         """What keys are called whose types have high values, by the attention that they get."""
         of_entries = values[self._keys]
-        high = np.flatnonzero(of_entries >= min(HIGH, float(of_entries.max(initial=0.0))))
+        high = np.flatnonzero(of_entries >= least_named(of_entries))
         weights = on[high] * of_entries[high]
         return self._listed(np.bincount(self._keys[high], weights, len(values))) + self._covered(high, weights)
 
@@ -100,13 +112,17 @@ class Names:
         total = float(weights.sum())
         if total <= 0:
             return ""
-        best, share_of_best = "", 0.0
-        for number, words in self._classes:
+        named: list[tuple[bool, float, str]] = []
+        for number, words, wide in self._classes:
             flags = self._part.levels[number]
             share = float(weights @ flags[entries]) / total
-            if share >= COVERED and share >= LIFTED * float(flags.mean()) and share > share_of_best:
-                best, share_of_best = words, share
-        return f" ({100 * share_of_best:.0f}% {best})" if best else ""
+            covered, lifted = (_WIDE_COVERED, _WIDE_LIFTED) if wide else (COVERED, LIFTED)
+            if share >= covered and share >= lifted * float(flags.mean()):
+                named.append((not wide, share, words))
+        if not named:
+            return ""
+        _, share, words = max(named, key=lambda one: one[:2])
+        return f", {100 * share:.0f}% of them {words}"
 
     def pairs(self, head: int) -> tuple[Pair, ...]:
         """The pairs of tokens between which a head has most attention beyond uniform."""

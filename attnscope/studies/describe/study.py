@@ -35,7 +35,7 @@ from attnscope.records.heads.descriptions import (
     Term,
 )
 from attnscope.studies.describe.features import RESTING, Feature
-from attnscope.studies.describe.naming import Names
+from attnscope.studies.describe.naming import Names, least_named
 from attnscope.studies.describe.own_features import own_features
 from attnscope.studies.describe.rows import Group, Unit, measure
 from attnscope.studies.inputs.texts import Texts, special_ids, texts_of
@@ -500,9 +500,19 @@ def _term(group: Group, scored: Part, number: int, found: Description, place: in
         column = group.active.columns[number][at - len(features)]
         words = names.of_column(column, number)
         name = _own_name(at - len(features))
-        return Term(name, words, float(found.weights[place]), nan, nan, found.gains[place], own=True)
+        share, even = (nan, nan) if column.queries is not None else _on_high(scored, number, at)
+        return Term(name, words, float(found.weights[place]), share, even, found.gains[place], own=True)
     own = {f: features[f].name for f in found.terms if f < len(features)}
     return _known_term(features, at, found, place, scored, number, set(own.values()), list(range(len(features))))
+
+
+def _on_high(part: Part, head: int, column: int) -> tuple[float, float]:
+    """How much attention the tokens of a term of a head's own get, and how much if it were uniform."""
+    of_entries = part.values_of(column, head)[part.column(column, head)]
+    high = of_entries >= least_named(of_entries)
+    rows = part.weights[head]
+    share = float((part.attention(head) * rows[part.row_of])[high].sum())
+    return share, float((rows / part.lengths)[part.row_of][high].sum())
 
 
 def _sink_term(group: Group, sinks: Part, number: int, found: Description, place: int, names: Names) -> Term:
