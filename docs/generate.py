@@ -54,9 +54,9 @@ are not; each chunk of a long text, and each block of 512 queries of one that is
 measures from 0 to 1 it is Wilson's interval for a share r, with continuity correction (Newcombe 1998), Student's
 quantile, and as many independent queries as that variance amounts to (Korn & Graubard 1998); and never narrower than
 so many texts allow: the low end is at most r · 0.025^(1/N), N = 1 / (ρ/m + (1 - ρ) / (sum of counts)), ρ = RHO,
-and the high end at least 1 - (1 - r) · 0.025^(1/N), for all but means such as `relative_entropy`. The intervals of other
-measures, and the high end of `relative_entropy`, allow for a share 1 - 0.025^(1/N) of texts whose value is 0 or that of
-uniform attention, as [heads](heads.md#what-counts-as-evidence) explains.
+and the high end at least 1 - (1 - r) · 0.025^(1/N), for all but means such as `relative_entropy`. The intervals of
+other measures, and the high end of `relative_entropy`, allow for a share 1 - 0.025^(1/N) of texts whose value is 0 or
+that of uniform attention, as [heads](heads.md#what-counts-as-evidence) explains.
 
 Beside it stands the value under *uniform attention*: the same weight on each key that the mask allows. For
 `NAME_active` only the keys other than special tokens and the first share it, and each query gives them as much in

@@ -2,8 +2,8 @@
 
 Knows nothing of models or of what the weights come from: a description, a rule, another program.
 
-Source: weights computed from a head's description, Hayes et al. 2026, arXiv 2606.19317. Single edges taken out: attention
-knockout, Geva et al. 2023, section 5.
+Source: weights computed from a head's description, Hayes et al. 2026, arXiv 2606.19317. Single edges taken out:
+attention knockout, Geva et al. 2023, section 5.
 """
 
 from __future__ import annotations
