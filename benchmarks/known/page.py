@@ -214,7 +214,7 @@ def _render_rules(rules: Sequence[Mapping[str, Any]]) -> str:
     names = ("first", "named", "precise", "silent", "right_or_silent", "explained", "iou")
     rows = ["| rule | heads | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
     for row in rules:
-        cells = ["–" if row[name] is None else f"{row[name]:.2f}" for name in names]
+        cells = ["–" if row.get(name) is None else f"{row[name]:.2f}" for name in names]
         rows.append(f"| {row['rule']} | {row['n']} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 

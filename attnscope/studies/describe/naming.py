@@ -20,8 +20,9 @@ Floats = NDArray[np.float64]
 TOKENS = 6
 """Tokens that a term is named by, at most."""
 
-MOST_NAMED = 0.35
-"""The tokens that a term names are those of its highest levels, at most this share of all keys (or queries)."""
+HIGH, MOST_NAMED = 0.5, 0.35
+"""The tokens that a term names have this value of its column at least, and are at most this share of all keys (or
+queries)."""
 
 COVERED, LIFTED = 0.6, 1.5
 """A known class names a term if it has this share of the term's keys, and this many times its share of all keys."""
@@ -40,11 +41,12 @@ _WIDE_COVERED, _WIDE_LIFTED = 0.75, 1.25
 
 
 def least_named(values: Floats) -> float:
-    """From which value of a column on a token belongs to its term; see MOST_NAMED. The highest always does."""
+    """From which value of a column on a token belongs to its term; see HIGH and MOST_NAMED. The highest always does."""
     levels, counts = np.unique(values, return_counts=True)
     shares = counts[::-1].cumsum()[::-1] / max(1, len(values))
     narrow = levels[shares <= MOST_NAMED]
-    return float(narrow[0] if len(narrow) else values.max(initial=0.0))
+    highest = float(values.max(initial=0.0))
+    return max(min(HIGH, highest), float(narrow[0]) if len(narrow) else highest)
 
 
 class Names:

@@ -118,7 +118,8 @@ class Group:
 
     def matches(self, feature: Feature) -> bool:
         """Whether a feature holds of any key of the rows."""
-        return bool(self.active.features[self.features.index(feature)].any())
+        names = [known.name for known in self.features]
+        return bool(self.active.features[names.index(feature.name)].any())
 
     def part(self, texts: Sequence[int]) -> Part:
         """The active rows of some texts whose queries are ordinary."""
