@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -459,15 +458,9 @@ def test_failures_of_descriptions_are_examples(own: Model) -> None:
 
 
 def test_what_a_description_expects_is_its_softmax() -> None:
-    rows = SimpleNamespace(
-        features=np.array([[9] * 2 + [0, 1, 0, 0, 1], [9] * 2 + [0, 2, 4, 0, 0], [9] * 7], np.uint8),
-        levels=np.array([2, 5, 2]), starts=np.array([0, 2, 7]),
-    )  # fmt: skip
-    group: Any = SimpleNamespace(rows=rows, keys=np.array([7, 7, 0, 1, 2, 3, 5]))
-    found = SimpleNamespace(terms=(1, 0), weights=np.array([2.0, -1.0]))
-    p = np.exp([0, 2 * 0.5 - 1, 2, 0, -1])
-    p /= p.sum()
-    got = _expected(group, found, 1, 3, tuple("abcdef"))
+    scores = np.array([0, 2 * 0.5 - 1, 2, 0, -1])
+    p = np.exp(scores) / np.exp(scores).sum()
+    got = _expected(scores, np.array([0, 1, 2, 3, 5], np.int32), 3, tuple("abcdef"))
     # Three of them get the same: the query's own place comes first.
     assert [(one.place, one.token) for one in got] == [(2, "c"), (3, "d"), (1, "b"), (0, "a")]
     np.testing.assert_allclose([one.weight for one in got], p[[2, 3, 1, 0]])

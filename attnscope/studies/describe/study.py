@@ -562,6 +562,15 @@ def _known_term(
     )
 
 
+def _expected(
+    scores: NDArray[np.float64], keys: NDArray[np.int32], place: int, labels: Sequence[str]
+) -> tuple[Expected, ...]:
+    """The keys that a description gives most in a row; of those that get the same, the nearest to the query's place."""
+    p = np.exp(scores - scores.max())
+    best = np.lexsort((np.abs(keys - place), -p))[:EXPECTED]
+    return tuple(Expected(int(keys[at]), labels[keys[at]], float(p[at] / p.sum())) for at in best)
+
+
 def _failures(
     group: Group, sample: Sequence[Unit], scored: Part, head: int, found: Description, left: NDArray[np.float64]
 ) -> tuple[Failure, ...]:
@@ -576,10 +585,7 @@ def _failures(
         labels = unit.query_tokens(group.kind).labels
         entries = slice(int(scored.first[row]), int(scored.first[row] + scored.lengths[row]))
         keys = place + group.offsets[scored.entries][entries]
-        p = np.exp(scores[entries] - scores[entries].max())
-        best = np.lexsort((np.abs(keys - place), -p))[:EXPECTED]
-        key_labels = unit.key_tokens(group.kind).labels
-        predicted = tuple(Expected(int(keys[at]), key_labels[keys[at]], float(p[at] / p.sum())) for at in best)
+        predicted = _expected(scores[entries], keys, place, unit.key_tokens(group.kind).labels)
         before = " ".join(labels[max(0, place - 6) : place])
         made[number] = Failure(unit.text.index, before, labels[place], place, float(left[row]), predicted)
         if len(made) == FAILURES:
