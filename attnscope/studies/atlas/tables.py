@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from attnscope.records import Tokens
 from attnscope.records.atlas.record import FURTHEST, Side, TokenRow
 
+Floats = NDArray[np.float64]
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -248,6 +250,14 @@ class KindTables:
         )  # fmt: skip
 
 
+def _round(values: Floats) -> Floats:
+    """To five significant digits, and to 1e-9."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        unit = 10.0 ** np.maximum(np.floor(np.log10(np.abs(values))) - 4, -9)
+    rounded: Floats = np.where(np.isfinite(unit), np.rint(values / unit) * unit, values)
+    return rounded
+
+
 def chosen(of: Lifts, head: int, *, above_even: bool, least: int) -> list[int]:
     """The items that are listed of a head: those whose lift is surely largest, and those that get most.
 
@@ -265,8 +275,10 @@ def chosen(of: Lifts, head: int, *, above_even: bool, least: int) -> list[int]:
     if above_even:
         clear &= low > 1
     there = np.flatnonzero(clear)
+    # What differs by rounding alone is alike: how a text is cut must not choose.
+    low, mass = _round(low), _round(of.mass[:, head])
     by_lift = there[np.lexsort((-of.counts[there, head], -low[there]))][:BY_LIFT]
-    by_mass = there[np.lexsort((-low[there], -of.mass[there, head]))][:BY_MASS]
+    by_mass = there[np.lexsort((-low[there], -mass[there]))][:BY_MASS]
     both = np.array(list(dict.fromkeys([*by_lift.tolist(), *by_mass.tolist()])), np.int64)
     return both[np.argsort(-low[both], kind="stable")].tolist()  # type: ignore[no-any-return]
 
