@@ -33,7 +33,7 @@ from attnscope.models.model import Batch, Model
 from attnscope.records.heads.descriptions import HeadDescription
 from attnscope.studies.describe.english import CLOSED_CLASSES
 from attnscope.studies.describe.rows import Group, Unit, measure
-from attnscope.studies.describe.study import DescribeOptions, _describe_group, draw, fit_group
+from attnscope.studies.describe.study import DescribeOptions, describe_fitted, draw, fit_group
 from attnscope.studies.inputs.texts import special_ids
 from attnscope.studies.measuring.head_blocks import Frequencies
 
@@ -54,7 +54,7 @@ def sampled(
 def both_ways(sample: list[Unit], groups: list[Group], options: DescribeOptions) -> Iterator[list[HeadDescription]]:
     """The descriptions, fitted on one half of the texts and scored on the other, and the other way round."""
     for _ in range(2):
-        yield [one for group in groups for one in _describe_group(group, sample, options)]
+        yield [one for group in groups for one in describe_fitted(fit_group(group, sample, options), sample)]
         for unit in sample:
             unit.fits = not unit.fits
 
