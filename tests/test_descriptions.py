@@ -290,6 +290,16 @@ def test_a_line_says_the_terms_their_shares_and_what_they_explain() -> None:
     assert line(explained=0.0) == f"undescribed: {predicts(0)}"
 
 
+def test_a_gate_without_a_token_to_rest_on_says_when_a_head_rests() -> None:
+    gate = Term("gate", "from once, upon", 1.0, math.nan, math.nan, 0.1, own=True)
+    active = Active((), 0.6, 1.2, 0.45, 0.4, 0.5)
+    one = HeadDescription("encoder", 3, 8, (gate,), 2.32, 0.66, 0.6, 0.7, active=active)
+    assert one.rests == "rests 40%, more from once, upon"
+    assert replace(one, terms=(CLS, replace(gate, weight=-1.0))).rests == (
+        "rests 40% on [CLS] (27%; uniform 2%), less from once, upon"
+    )
+
+
 def test_a_line_says_first_what_a_head_attends_to_and_then_where_it_rests() -> None:
     words = "tokens like alice, dinah, 81% of them capitalised words"
     to_names = Term("keys", words, 2.0, math.nan, math.nan, 0.3, own=True)

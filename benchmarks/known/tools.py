@@ -99,7 +99,7 @@ class Attnscope:
             found = findings.description(layer, head)
             answers[layer, head] = Answer(
                 found.line,
-                expected.named((layer, head)),
+                expected.named((layer, head)) if found.attends else (),
                 found.active is not None and found.active.share < 0.9,
                 found.spreads_evenly or "undescribed" in found.words,
                 expected.prediction((layer, head)),
@@ -163,6 +163,8 @@ class _Expected:
     def named(self, place: Place) -> tuple[Pattern, ...]:
         """What a line names, the first first; terms that begin with "not" name together all that is left."""
         weights = [weight for weight, _ in self._terms(self._known.texts[0], place)]
+        if not weights:
+            return (lambda text: np.ones((text.n, text.n)),)
         n_less = next((n for n, weight in enumerate(weights) if weight > 0), len(weights))
         made: list[Pattern] = []
         if n_less:

@@ -254,11 +254,11 @@ class HeadDescription(OneHead):
         if self.active is None or self.active.share > 1 - HARDLY:
             return ""
         share = f"rests {_percent(1 - self.active.share)}"
-        whole = [term for term in self.terms if not term.part_of and not term.is_avoided]
-        if not whole:
-            return share
-        said = self._listed(self.terms)
-        return f"{share} on {said}"
+        when = [term for term in self.terms if term.own and not term.part_of]
+        where = [term for term in self.terms if term not in when]
+        if any(not term.part_of and not term.is_avoided for term in where):
+            share += f" on {self._listed(where)}"
+        return share + "".join(f", {'less' if term.is_avoided else 'more'} {term.words}" for term in when)
 
     def _said(self, terms: Sequence[Term], explained: float) -> str:
         if not terms:
