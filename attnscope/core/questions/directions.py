@@ -242,12 +242,18 @@ def columns_of(directions: Directions, part: Part) -> tuple[Column, ...]:
     return tuple(made)
 
 
+def _edges_of(scores: Singles, cuts: tuple[float, ...]) -> NDArray[np.float64]:
+    """Where the levels of some scores begin, but for the first: quantiles, each once."""
+    edges: NDArray[np.float64] = np.unique(np.quantile(scores, cuts))
+    return edges
+
+
 def quantise(
     scores: Singles, occurrences: NDArray[np.int32], cuts: tuple[float, ...]
 ) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
     """Levels of types by quantiles of their occurrences, (type,), and each level's value: its mean score, 0 to 1."""
     of_entries = scores[occurrences]
-    edges = np.unique(np.quantile(of_entries, cuts))
+    edges = _edges_of(of_entries, cuts)
     levels = np.searchsorted(edges, scores, "right").astype(np.uint8)
     counts = np.bincount(levels[occurrences], minlength=len(edges) + 1)
     means = np.bincount(levels[occurrences], of_entries, len(edges) + 1) / np.maximum(counts, 1)
@@ -303,6 +309,8 @@ def match_column(matches: NDArray[np.float64], fitted: NDArray[np.int64], restin
         fitted: Which rows are fitted.
         resting: The number of the feature that resting keys have.
     """
-    rows = np.arange(len(matches), dtype=np.int32)
-    levels, values = quantise(-matches.astype(np.float32), rows[fitted], KEY_CUTS)
-    return Column(np.outer(values, [0.0, 1.0]).ravel(), MATCH_RANK, rows=levels, key_feature=resting)
+    scores, rows = -matches.astype(np.float32), np.arange(len(matches), dtype=np.int32)
+    levels, values = quantise(scores, rows[fitted], KEY_CUTS)
+    on_resting = np.outer(values, [0.0, 1.0]).ravel()
+    edges = _edges_of(scores[fitted], KEY_CUTS)
+    return Column(on_resting, MATCH_RANK, rows=levels, row_edges=edges, key_feature=resting)

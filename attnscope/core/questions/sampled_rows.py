@@ -32,6 +32,7 @@ class Column:
         keys: (type,): the level of each type of token as a key; None = the levels of the feature `key_feature`.
         queries: (type,): the level of each type as a query; None = all queries are alike, or `rows` says it.
         rows: (row,): the level of each row.
+        row_edges: Of these levels, where each but the first begins, in what was quantised.
         key_feature: The number of a feature.
         n_key_levels: How many levels keys have.
     """
@@ -41,6 +42,7 @@ class Column:
     keys: NDArray[np.uint8] | None = None
     queries: NDArray[np.uint8] | None = None
     rows: NDArray[np.uint8] | None = None
+    row_edges: Floats | None = None
     key_feature: int = -1
     n_key_levels: int = 2
 

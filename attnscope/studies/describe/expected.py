@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -21,9 +21,9 @@ from attnscope.studies.describe.study import (
     DescribeOptions,
     Fitted,
     _resting,
+    active_left,
     describe_fitted,
     fit_texts,
-    special_follow,
 )
 from attnscope.studies.inputs.texts import Texts, special_ids
 from attnscope.studies.measuring.head_blocks import Frequencies
@@ -91,8 +91,7 @@ class Expectations:
         which, number = self._find(place, head)
         fit = self.fits[which]
         text = self._text(tokens, which)
-        everything = range(len(fit.group.features))
-        active = _sum_terms(fit.active[number], fit.group.active.columns[number], fit.group, text, everything)
+        active = _sum_terms(self._attended(fit, number, text), len(tokens))
         if not self._follows(which, number):
             active[text.special] = 0.0
         free = allowed & ~text.resting
@@ -100,11 +99,12 @@ class Expectations:
         total = logsumexp(np.where(free, active, -np.inf), axis=1)
         total = np.where(np.isfinite(total), total, 0.0)
         # How much there is to attend to: the more, the less a head rests.
-        levels = np.searchsorted(self._edges(fit, number), np.log(n_free) - total, "right").astype(np.uint8)
-        rests = _sum_terms(
-            fit.sinks[number], fit.group.sinks.columns[number], fit.group, text, fit.group.sink_features, levels
+        matches, group = total - np.log(n_free), fit.group
+        terms = _values_of_terms(
+            fit.sinks[number], group.sinks.columns[number], group, text, group.sink_features, matches
         )
-        made: Singles = np.where(text.resting, rests, active + (np.log(n_free) - total)[:, None]).astype(np.float32)
+        rests = _sum_terms(terms, len(tokens))
+        made: Singles = np.where(text.resting, rests, active - matches[:, None]).astype(np.float32)
         return made
 
     def terms(self, tokens: Tokens, place: Place, head: int) -> list[tuple[float, NDArray[np.float64]]]:
@@ -120,9 +120,7 @@ class Expectations:
         """
         which, number = self._find(place, head)
         fit, text = self.fits[which], self._text(tokens, which)
-        columns, everything = fit.group.active.columns[number], range(len(fit.group.features))
-        found = _values_of_terms(fit.active[number], columns, fit.group, text, everything)
-        return [(weight, values * ~text.resting) for weight, values in found]
+        return [(weight, values * ~text.resting) for weight, values in self._attended(fit, number, text)]
 
     def features(self, tokens: Tokens) -> dict[str, NDArray[np.float64]]:
         """The features that all heads share, by name, 0 to 1, (query, key)."""
@@ -154,38 +152,24 @@ class Expectations:
             made[which] = _Text(blocks, group.types.places(tokens.ids), resting, tokens.special)
         return made[which]
 
+    @staticmethod
+    def _attended(fit: Fitted, number: int, text: _Text) -> Iterator[tuple[float, NDArray[np.float64]]]:
+        """The terms of what a head attends to when it attends."""
+        group = fit.group
+        return _values_of_terms(
+            fit.active[number], group.active.columns[number], group, text, range(len(group.features))
+        )
+
     def _follows(self, which: int, number: int) -> bool:
         if (which, number) not in self._follow:
-            from attnscope.core.questions.descriptions import row_losses
-            from attnscope.core.questions.sampled_rows import Part
-
-            fit, rows = self.fits[which], self.fits[which].group.active
-            left = row_losses(Part(rows, np.arange(len(rows.texts))), number, fit.active[number])
-            more = rows.mass[:, number] * (left - rows.uniform_nats[:, number])
-            self._follow[which, number] = special_follow(fit, number, more)
+            self._follow[which, number] = active_left(self.fits[which], number)[1]
         return self._follow[which, number]
 
-    @staticmethod
-    def _edges(fit: Fitted, number: int) -> NDArray[np.float64]:
-        """Where the levels of how much there is to attend to begin: as `match_column` has them."""
-        from attnscope.core.questions.directions import KEY_CUTS
 
-        fitted = np.isin(fit.group.sinks.texts, np.unique(fit.group.active.texts[fit.is_fitted]))
-        edges: NDArray[np.float64] = np.unique(np.quantile(-fit.matches[number][fitted].astype(np.float32), KEY_CUTS))
-        return edges
-
-
-def _sum_terms(
-    found: Description,
-    columns: Sequence[Column],
-    group: Group,
-    text: _Text,
-    shared: Sequence[int],
-    of_rows: NDArray[np.uint8] | None = None,
-) -> NDArray[np.float64]:
-    """Σ w f of a head's terms, (query, key); see `_values_of_terms`."""
-    made = np.zeros((len(text.types), len(text.types)))
-    for weight, values in _values_of_terms(found, columns, group, text, shared, of_rows):
+def _sum_terms(terms: Iterable[tuple[float, NDArray[np.float64]]], n: int) -> NDArray[np.float64]:
+    """Σ w f of terms in a text of n tokens, (query, key)."""
+    made = np.zeros((n, n))
+    for weight, values in terms:
         made += weight * values
     return made
 
@@ -196,7 +180,7 @@ def _values_of_terms(
     group: Group,
     text: _Text,
     shared: Sequence[int],
-    of_rows: NDArray[np.uint8] | None = None,
+    matches: NDArray[np.float64] | None = None,
 ) -> Iterator[tuple[float, NDArray[np.float64]]]:
     """The weight of each of a head's terms, and its values, 0 to 1, (query, key).
 
@@ -206,7 +190,7 @@ def _values_of_terms(
         group: Its group.
         text: The text.
         shared: The numbers of the features that all heads share, by the numbers of terms.
-        of_rows: The level of each query, of features that have one per row.
+        matches: (query,): what `match_column` is made of, of features that have a level per row.
     """
     n = len(text.types)
     for term, weight in zip(found.terms, found.weights, strict=True):
@@ -214,12 +198,13 @@ def _values_of_terms(
             yield float(weight), text.features[shared[term]] / (group.features[shared[term]].levels - 1)
             continue
         own = columns[term - len(shared)]
-        keys = text.resting.astype(np.uint8) if own.keys is None else own.keys[text.types]
-        levels = np.broadcast_to(keys, (n, n)).astype(np.int64)
-        of_queries = of_rows if own.queries is None else own.queries[text.types]
-        if own.queries is not None or own.rows is not None:
-            assert of_queries is not None
-            levels = levels + own.n_key_levels * of_queries[:, None].astype(np.int64)
+        keys = text.resting.astype(np.int64) if own.keys is None else own.keys[text.types].astype(np.int64)
+        levels = np.broadcast_to(keys, (n, n))
+        if own.queries is not None:
+            levels = levels + own.n_key_levels * own.queries[text.types][:, None].astype(np.int64)
+        elif own.row_edges is not None:
+            assert matches is not None
+            levels = levels + own.n_key_levels * np.searchsorted(own.row_edges, -matches, "right")[:, None]
         yield float(weight), own.values[levels]
 
 

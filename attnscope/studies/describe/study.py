@@ -423,33 +423,30 @@ def _head(fit: Fitted, sample: Sequence[Unit], parts: tuple[Part, Part], names: 
 
 
 def _active_losses(fit: Fitted, number: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What both parts' sums have of the active part, (row of sinks,) each: nats left, and nats from uniform.
+    """What both parts' sums have of the active part, (row of sinks,) each: nats left, and nats from uniform."""
+    rows = fit.group.active
+    made = np.zeros((2, len(fit.group.sinks.texts)))
+    made[:, fit.group.sink_rows] = rows.mass[:, number] * (active_left(fit, number)[0], rows.uniform_nats[:, number])
+    return made[0], made[1]
 
-    Special tokens as queries follow the description only if that explains more of them on the fitted texts.
+
+def active_left(fit: Fitted, number: int) -> tuple[NDArray[np.float64], bool]:
+    """What the description of a head's attention off the sinks leaves, and whether special tokens as queries follow it.
+
+    They do unless uniform attention is nearer to theirs on the fitted texts: then it is expected of them.
+
+    Returns:
+        (active row,): nats; and whether they follow.
     """
     from attnscope.core.questions.descriptions import row_losses
     from attnscope.core.questions.sampled_rows import Part
 
-    group, rows = fit.group, fit.group.active
-    mass = rows.mass[:, number]
+    rows, ordinary = fit.group.active, fit.group.ordinary
     nats = rows.uniform_nats[:, number]
     left = row_losses(Part(rows, np.arange(len(rows.texts))), number, fit.active[number])
-    if not special_follow(fit, number, mass * (left - nats)):
-        left = np.where(~group.ordinary, nats, left)
-    made = np.zeros((2, len(group.sinks.texts)))
-    made[:, group.sink_rows] = mass * left, mass * nats
-    return made[0], made[1]
-
-
-def special_follow(fit: Fitted, number: int, more: NDArray[np.float64]) -> bool:
-    """Whether special tokens as queries follow the description of a head: else their attention is taken as uniform.
-
-    Args:
-        fit: The head's group.
-        number: The head.
-        more: (active row,): nats that are left beyond uniform, times the mass.
-    """
-    return not more[~fit.group.ordinary & fit.is_fitted].sum() > 0
+    more = rows.mass[:, number] * (left - nats)
+    follow = not more[~ordinary & fit.is_fitted].sum() > 0
+    return (left if follow else np.where(ordinary, left, nats)), follow
 
 
 def _first(group: Group, found: Description, head: int, names: Names) -> tuple[str, str]:
