@@ -50,8 +50,10 @@ if TYPE_CHECKING:
     from attnscope.records.maps.rollouts import Rollout
     from attnscope.records.relations.record import Relations
     from attnscope.records.timeline import Timeline
+    from attnscope.studies.ablation.lines import fit_lines
     from attnscope.studies.ablation.options import AblateOptions, PruneOrder
     from attnscope.studies.ablation.pruning import prune
+    from attnscope.studies.ablation.replacing import replaced
     from attnscope.studies.ablation.study import ablate
     from attnscope.studies.atlas.options import AtlasOptions
     from attnscope.studies.atlas.study import atlas
@@ -112,7 +114,9 @@ _PUBLIC = {name: (module, name) for module, names in {
     "records.relations.record": ("Relations",),
     "records.maps.rollouts": ("Rollout",),
     "records.timeline": ("Timeline",),
+    "studies.ablation.lines": ("fit_lines",),
     "studies.ablation.options": ("AblateOptions", "PruneOrder"),
+    "studies.ablation.replacing": ("replaced",),
     "studies.ablation.study": ("ablate",),
     "studies.atlas.options": ("AtlasOptions",),
     "studies.atlas.study": ("atlas",),
@@ -166,11 +170,11 @@ __all__ = [
     "ModelComparison", "MultiHeadAttention", "NeedleOptions", "Page", "PickedHeads", "PicturePair", "PooledHeatmap",
     "PruneOrder", "Relations", "RelationsOptions", "Rollout", "SplitOptions", "Timeline", "TimelineOptions",
     "Tokens", "Workers", "__version__", "ablate", "atlas", "batch", "circuits", "compare", "compare_heads",
-    "compare_models", "compare_pictures", "compare_texts", "cost", "describe", "heads", "heatmap", "load",
+    "compare_models", "compare_pictures", "compare_texts", "cost", "describe", "fit_lines", "heads", "heatmap", "load",
     "load_ablation", "load_circuits", "load_comparison", "load_findings", "load_pooled", "load_record",
     "load_relations", "load_rollout", "load_timeline", "own_decoder", "page", "picture_heads", "retrieval_heads",
     "sound_heads", "picture_heatmap", "picture_rollout", "pooled_heatmap", "prune", "record_from_arrays",
-    "relations", "rollout", "sound_heatmap", "split", "split_example", "timeline", "trace", "trace_example",
+    "relations", "replaced", "rollout", "sound_heatmap", "split", "split_example", "timeline", "trace", "trace_example",
     "widget",
 ]  # fmt: skip
 

@@ -21,12 +21,10 @@ import torch
 
 from attnscope.corpus import CorpusText
 from attnscope.models.model import Model
-from attnscope.studies.ablation.lines import Lines, apart
+from attnscope.studies.ablation.lines import apart, fit_lines
 from attnscope.studies.ablation.reading import Reader
 from attnscope.studies.ablation.study import effects_of
 from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Going, HeadMeans, heads_of, measure
-from attnscope.studies.describe.expected import describe_to_expect
-from attnscope.studies.describe.study import DescribeOptions
 from attnscope.studies.inputs.options import LoadOptions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,7 +85,7 @@ def main() -> None:
     fitted, others = apart([CorpusText(n, given.file, n + 1, text=text) for n, text in enumerate(written)], 0)
     tried = [text for text in others if LEAST_CHARACTERS < len(text.text or "") < MOST_CHARACTERS][: given.tried]
     began = time.process_time()
-    lines = Lines(describe_to_expect(model, fitted, tried, DescribeOptions()))
+    lines = fit_lines(model, fitted, tried)
     made: dict[str, Any] = {
         "benchmark": "replaced", "model": model.info.name, "n_fitted": len(fitted), "n_tried": len(tried),
         "describe_cpu_s": round(time.process_time() - began, 1),

@@ -18,7 +18,7 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Loss, Model, ModelInfo
 from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
 from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer
-from attnscope.studies.ablation.lines import Lines, apart, require_one_kind
+from attnscope.studies.ablation.lines import Lines, apart, fit_lines, require_one_kind
 from attnscope.studies.ablation.options import EACH, REPLACED, AblateOptions, Mode
 from attnscope.studies.ablation.reading import PLACES, Reader
 from attnscope.studies.ablation.sweep import (
@@ -34,8 +34,6 @@ from attnscope.studies.ablation.sweep import (
     measure,
     require_rerunnable,
 )
-from attnscope.studies.describe.expected import describe_to_expect
-from attnscope.studies.describe.study import DescribeOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, Texts, problems_of, scale_report, sha256_of, texts_of
 from attnscope.studies.running.late import failure
@@ -253,8 +251,7 @@ class _Study:
         if workers is not None:
             raise AttnscopeError("lines take the place of weights in one process", "leave out --workers")
         fitted, others = apart(list(distinct(self.texts, Copies())), self.options.seed)
-        self._n_fitted = len(fitted)
-        return Lines(describe_to_expect(self.model, fitted, others, DescribeOptions(seed=self.options.seed))), others
+        return fit_lines(self.model, fitted, others, self.options.seed), others
 
     @property
     def _compares_lines(self) -> bool:
@@ -359,9 +356,8 @@ class _Study:
     def _run(self) -> dict[str, Any]:
         notes = []
         if self._lines is not None:
-            notes.append(
-                f"Lines were fitted on {amount(self._n_fitted, 'text')}, and take the place of weights on the others."
-            )
+            fitted = amount(self._lines.n_fitted, "text")
+            notes.append(f"Lines were fitted on {fitted}, and take the place of weights on the others.")
         if not require_rerunnable(self.model).resumes:
             notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
         if "cross" in self.model.info.kinds and self.options.target is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -209,15 +209,32 @@ def _values_of_terms(
 
 
 def describe_to_expect(
-    model: Model, texts: Texts, others: Sequence[CorpusText], options: DescribeOptions | None = None
+    model: Model, texts: Texts, others: Sequence[CorpusText] | None, options: DescribeOptions | None = None
 ) -> Expectations:
-    """Fits descriptions on texts, for weights that are expected on others, whose types of tokens are known then."""
+    """Fits descriptions on texts, for weights that are expected on others.
+
+    Args:
+        model: The model.
+        texts: The texts to fit.
+        others: The others, whose types of tokens are known then; None = any, by the tokenizer's whole vocabulary.
+        options: How.
+    """
     options = options or DescribeOptions()
     counts = count_tokens(distinct(texts, Copies()), model.tokenizer.encode, special_ids(model))
     frequencies = Frequencies.of_counts(counts)
-    also = [tokens_of(text, model.tokenizer.encode, special_ids(model)) for text in others]
-    if (mask := model.tokenizer.mask_id) is not None and also:
-        also.append(replace(also[0], ids=np.full(len(also[0]), mask), labels=("[MASK]",) * len(also[0])))
+    also = dict(_vocabulary(model)) if others is None else {}
+    for text in others or ():
+        tokens = tokens_of(text, model.tokenizer.encode, special_ids(model))
+        also |= dict(zip(tokens.ids.tolist(), tokens.labels, strict=True))
+    if (mask := model.tokenizer.mask_id) is not None:
+        also[mask] = "[MASK]"
     sample, fits = fit_texts(model, texts, frequencies, options, also=also)
     heads = tuple(one for fit in fits for one in describe_fitted(fit, sample))
     return Expectations(model, tuple(fits), heads, frequencies, _frequent(sample, frequencies))
+
+
+def _vocabulary(model: Model) -> Iterator[tuple[int, str]]:
+    """All token numbers up to the last that stands for text, special ones too, and what each is called."""
+    tokenizer = model.tokenizer
+    for number in range(max(tokenizer.ordinary_ids(), default=-1) + 1):
+        yield number, tokenizer.spell(number) or f"<{number}>"
