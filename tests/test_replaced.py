@@ -1,6 +1,7 @@
 """Weights from elsewhere in the place of heads' own: equal to plain hooks; a line that is the head changes nothing."""
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.reading import PaddedTexts
 from attnscope.studies.ablation.study import causal_share
 from attnscope.studies.ablation.sweep import Cut, replaced_of
+from attnscope.studies.inputs.choice import Choice
 from benchmarks.known.planted import plant
 from tests import ablation_helpers
 from tests.ablation_helpers import tiny
@@ -179,6 +181,15 @@ def test_heads_that_are_their_lines_lose_less_than_by_any_control(sharp: Any) ->
     assert any("take the place of weights" in note for note in found.run["notes"])
 
 
+def test_a_head_that_is_its_line_loses_nothing_by_it() -> None:
+    path = Path(__file__).parents[1] / "sample_texts" / "alice.txt"
+    texts = list(attnscope.Corpus(path, split="paragraph"))[:10]
+    exact = (0, 3), (0, 6)  # the first token, all tokens alike
+    options = AblateOptions(modes=("line", "other"), choice=Choice(pick=exact))
+    for head in attnscope.ablate(attnscope.load("own-causal"), texts, options).heads:
+        assert head.effects["line_l2"].value < 1e-4 < 0.1 < head.effects["other_l2"].value
+
+
 def test_lines_are_fitted_on_other_texts_than_they_replace_weights_on(sharp: Any) -> None:
     texts = [text.written for text in sharp.texts[:9]]
     found = attnscope.ablate(sharp.model, texts, AblateOptions(modes=("line",)))
@@ -195,8 +206,9 @@ def test_lines_of_a_model_with_several_kinds_are_refused_and_uniform_is_not() ->
 
 
 def test_curves_replace_more_and_more_heads_with_each_control(sharp: Any) -> None:
-    texts = [text.written for text in sharp.texts[:8]]
+    texts = [text.written for text in sharp.texts[:6]]
     found = attnscope.ablate(sharp.model, texts, AblateOptions(modes=("line", "uniform"), curve=True))
+    assert len(found.curves) == 1 + 1 + 3 + 3 and len(found.curves[0].n_left) == 9
     assert {(curve.mode, curve.order) for curve in found.curves} == {
         ("line", "explained"), ("line", "unexplained"), ("line", "random"), ("uniform", "random")
     }  # fmt: skip

@@ -46,8 +46,10 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-CURVE_POINTS = 24
-RANDOM_ORDERS = 5
+CURVE_POINTS, RANDOM_ORDERS = 24, 5
+REPLACED_POINTS, REPLACED_ORDERS = 8, 3
+"""The same where heads get other weights, each control as many: nearly every point is a whole forward of each text."""
+
 MOST_IMPORTANT = 8
 """Heads of which all pairs are taken out where none are picked."""
 
@@ -309,11 +311,12 @@ class _Study:
             orders += [("explained", None, best), ("unexplained", None, best[::-1])]
         elif self.options.modes:
             orders.append(("effect", None, sorted(heads, key=lambda head: self._effect(by_head[head]))))
-        for number in range(RANDOM_ORDERS):
+        n_orders, n_points = self._curve_sizes
+        for number in range(n_orders):
             seed = self.options.seed + number
             lots = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(len(heads)).argsort(kind="stable")
             orders.append(("random", seed, [heads[place] for place in lots]))
-        gone = sorted({round(k) for k in np.linspace(0, len(heads), min(len(heads), CURVE_POINTS) + 1)})
+        gone = sorted({round(k) for k in np.linspace(0, len(heads), min(len(heads), n_points) + 1)})
         modes: Sequence[Mode] = [mode for mode in self.options.modes if mode in REPLACED] or ["zero"]
         # Of controls random orders tell enough.
         drawn = [(mode, one) for mode, one in product(modes, orders) if mode in ("zero", "line") or one[0] == "random"]
@@ -335,6 +338,12 @@ class _Study:
         kind, layer, number = head
         explained = self._lines.expectations.explained((kind, layer), number)  # type: ignore[arg-type]
         return 1.0 if math.isnan(explained) else explained
+
+    @property
+    def _curve_sizes(self) -> tuple[int, int]:
+        """How many random orders curves have, and how many points."""
+        is_replaced = set(self.options.modes) & set(REPLACED)
+        return (REPLACED_ORDERS, REPLACED_POINTS) if is_replaced else (RANDOM_ORDERS, CURVE_POINTS)
 
     def _start(self, found: Pass[Found]) -> dict[str, Effect]:
         """What changes without no head."""
@@ -391,7 +400,7 @@ class _Study:
             "target": options.target,
             "normalized": "layer" if options.by_layer else None,
             "directions": None if self.loss else DIRECTIONS,
-            "curve_points": CURVE_POINTS if options.curve else None,
+            "curve_points": self._curve_sizes[1] if options.curve else None,
             "quantities": _quantities(options),
         }
 

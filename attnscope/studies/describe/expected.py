@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from attnscope.core.questions.sampled_rows import Column
 
 Singles = NDArray[np.float32]
+
+MOST_KEPT = 2**21
+"""Pairs of a query and a key whose features are kept, a byte for each of about 120."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +75,7 @@ class Expectations:
     frequencies: Frequencies
     frequent: frozenset[int]
     _follow: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)
-    _last: tuple[Tokens, dict[int, _Text]] | None = field(default=None, repr=False)
+    _texts: OrderedDict[int, tuple[Tokens, dict[int, _Text]]] = field(default_factory=OrderedDict, repr=False)
 
     def scores(self, tokens: Tokens, place: Place, head: int, allowed: NDArray[np.bool_]) -> Singles:
         """The logarithm of the weights that a head's description expects, but for a summand of each query.
@@ -80,7 +84,7 @@ class Expectations:
         among them by the terms of what the head attends to.
 
         Args:
-            tokens: A text. What was made of the last one is kept.
+            tokens: A text. What was made of the last ones is kept, as many as a batch has.
             place: Kind and layer.
             head: The head.
             allowed: (query, key): which key each query may attend to.
@@ -141,9 +145,11 @@ class Expectations:
         raise KeyError(f"there is no description of L{place[1]}H{head}")
 
     def _text(self, tokens: Tokens, which: int) -> _Text:
-        if self._last is None or self._last[0] is not tokens:
-            self._last = tokens, {}
-        made = self._last[1]
+        # The tokens are kept too: another text could get the number of one that is gone.
+        made = self._texts.setdefault(id(tokens), (tokens, {}))[1]
+        self._texts.move_to_end(id(tokens))
+        while len(self._texts) > 1 and sum(len(of) ** 2 for of, _ in self._texts.values()) > MOST_KEPT:
+            self._texts.popitem(last=False)
         if which not in made:
             group = self.fits[which].group
             facts = _facts(self.model, tokens, None, self.frequencies, self.frequent)
