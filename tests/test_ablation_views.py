@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import attnscope
 from attnscope.records.ablation import Ablation, Curve, Effect, HeadEffects, SetEffects
 from attnscope.views.ablation import figures as ablation_figures
 from attnscope.views.ablation.terminal import drawing
