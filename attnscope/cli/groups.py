@@ -170,7 +170,7 @@ Model = Annotated[
     typer.Option(
         "-m",
         "--model",
-        help="A known name (see `attnscope models`), a folder, or a Hub id.",
+        help="A known name (see `attnscope models`), a folder, a Hub id, or captured queries and keys (docs/captured.md).",
         autocompletion=options.complete_models,
     ),
     "Model",

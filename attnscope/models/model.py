@@ -34,7 +34,7 @@ class ModelInfo:
         sha256: Hash of the weights, hex; of several files: of their names and hashes; with an adapter: of both hashes.
             Empty for models made in memory.
         architecture: The model_type of its configuration, such as "bert".
-        engine: "native", "hf" or "numpy".
+        engine: "native", "hf", "numpy", or "captured" (queries and keys computed elsewhere).
         path: How the weights are read: "seam" (through the one function), or "eager" (the model's own
             output_attentions).
         kinds: The kinds of attention it has, in the order of computation: some of "encoder", "decoder", "cross".
@@ -95,9 +95,14 @@ class ModelInfo:
             if self.engine == "native" and self.kinds == ("encoder",)
             else ""
         )
+        equal = "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)"
+        if self.engine == "captured":
+            equal = "each stored row of weights equals what queries and keys give"
         checked = {
-            True: "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)",
-            False: "no: the comparison with eager attention was skipped",
+            True: equal,
+            False: "no: there are captures without a row of weights to compare with"
+            if self.engine == "captured"
+            else "no: the comparison with eager attention was skipped",
             None: "not needed",
         }
         return [
@@ -115,7 +120,7 @@ class ModelInfo:
             ("heads", each(self.n_heads)),
             ("key/value heads", each(self.n_kv_heads)),
             ("width", str(self.d_model)),
-            ("parameters", f"{self.n_parameters:,}{counted}"),
+            ("parameters", f"{self.n_parameters:,}{counted}" if self.n_parameters else "not known"),
             ("limit", amount(self.max_tokens, "token") if self.max_tokens else "none"),
             ("tokenizer", tokenizer),
             ("precision", f"{self.dtype} on {self.device}"),
@@ -467,8 +472,11 @@ class Model(Protocol):
     def blocks(self) -> "Mapping[Place, nn.Module]":
         """(kind, layer) -> the module that is given the hidden states which the layer's keys are made of, first."""
 
-    def static_embeddings(self, ids: "Tensor") -> "Tensor":
-        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
+    def static_embeddings(self, ids: "Tensor") -> "Tensor | None":
+        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient.
+
+        None where they are not known.
+        """
 
     def output_projections(self) -> "Mapping[Place, Tensor]":
         """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it; those that are known."""
