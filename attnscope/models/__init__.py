@@ -56,7 +56,7 @@ def load(
 
     Args:
         spec: A catalogue name, a folder (also of an adapter that names its model), a GGUF file, a Hub id, files of
-            captured queries and keys (`write_capture`), what `resolve` made of one, or a transformers model, also one
+            captured queries and keys (`CapturedText`), what `resolve` made of one, or a transformers model, also one
             that peft has wrapped; or attnscope's own decoder (`own_decoder`), of which a copy is taken as it is now.
         tokenizer: The tokenizer of a transformers model in memory; without one, texts are token numbers ("17 4 9").
         engine: "native" (BERT-family weights on the project's own attention), "hf" (transformers), "numpy" (BERT-family

@@ -95,14 +95,9 @@ class ModelInfo:
             if self.engine == "native" and self.kinds == ("encoder",)
             else ""
         )
-        equal = "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)"
-        if self.engine == "captured":
-            equal = "each stored row of weights equals what queries and keys give"
         checked = {
-            True: equal,
-            False: "no: there are captures without a row of weights to compare with"
-            if self.engine == "captured"
-            else "no: the comparison with eager attention was skipped",
+            True: "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)",
+            False: "no: the comparison with eager attention was skipped",
             None: "not needed",
         }
         return [
@@ -120,7 +115,7 @@ class ModelInfo:
             ("heads", each(self.n_heads)),
             ("key/value heads", each(self.n_kv_heads)),
             ("width", str(self.d_model)),
-            ("parameters", f"{self.n_parameters:,}{counted}" if self.n_parameters else "not known"),
+            ("parameters", f"{self.n_parameters:,}{counted}"),
             ("limit", amount(self.max_tokens, "token") if self.max_tokens else "none"),
             ("tokenizer", tokenizer),
             ("precision", f"{self.dtype} on {self.device}"),
@@ -473,10 +468,7 @@ class Model(Protocol):
         """(kind, layer) -> the module that is given the hidden states which the layer's keys are made of, first."""
 
     def static_embeddings(self, ids: "Tensor") -> "Tensor | None":
-        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient.
-
-        None where they are not known.
-        """
+        """The rows of the token embedding, (batch, token) -> (batch, token, d), without gradient; None = not known."""
 
     def output_projections(self) -> "Mapping[Place, Tensor]":
         """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it; those that are known."""

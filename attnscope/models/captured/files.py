@@ -1,11 +1,9 @@
 """The files of captures: one safetensors file per text, with each layer's queries and keys after position encoding."""
 
-import json
 import math
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +13,6 @@ from attnscope.errors import AttnscopeError, amount, first_line, parse_json
 from attnscope.records import Tokens
 from attnscope.records.frame.codec import build
 from attnscope.records.frame.reading import require_types
-from attnscope.records.frame.storage import write_whole
 from attnscope.text import build_tokens
 
 if TYPE_CHECKING:
@@ -287,93 +284,3 @@ def is_capture(path: Path) -> bool:
             return HEADER in (file.metadata() or {})
     except (SafetensorError, OSError):
         return False
-
-
-def write_capture(
-    path: str | Path,
-    *,
-    model: str,
-    kind: Literal["encoder", "decoder"],
-    ids: Sequence[int],
-    queries: Mapping[int, Any],
-    keys: Mapping[int, Any],
-    values: Mapping[int, Any] | None = None,
-    scale: float | Mapping[int, float],
-    rows: Mapping[int, Any] | None = None,
-    query: int | None = None,
-    biases: Mapping[int, Any] | None = None,
-    sinks: Mapping[int, Any] | None = None,
-    windows: Mapping[int, int | None] | None = None,
-    softcaps: Mapping[int, float | None] | None = None,
-    embeddings: Any = None,
-    text: str = "",
-    pieces: Sequence[str] = (),
-    offsets: Sequence[tuple[int, int]] = (),
-    special: Sequence[int] = (),
-) -> Path:
-    """Writes the queries and keys that a model computed on one text, for `attnscope.load(path)`.
-
-        attnscope.write_capture("run/0.safetensors", model="my-llama", kind="decoder", ids=ids, text=text,
-                                queries=queries, keys=keys, scale=head_size**-0.5, rows=rows)
-
-    Args:
-        path: The file, ending in .safetensors.
-        model: What to call the model.
-        kind: "decoder" where each query sees itself and what is before it, "encoder" where it sees the whole text.
-        ids: The token numbers, (token,).
-        queries: Layer -> queries after norms and position encoding, (n_heads, token, d_head), torch or NumPy.
-        keys: Likewise keys, (n_kv_heads, token, d_head).
-        values: Likewise values, (n_kv_heads, token, d_value); without them value-weighted measures are undefined.
-        scale: The factor on the dot products, usually 1 / sqrt(d_head); or one per layer.
-        rows: Layer -> the weights of one query, (n_heads, key), as the model computed them: the check that queries and
-            keys are the right ones.
-        query: The place of that query; None = the one in the middle, n // 2: of the last one causality does not show.
-        biases: Layer -> what is added to the scaled scores, (n_heads, 2 token - 1), by key minus query from
-            -(token - 1) on: ALiBi, T5.
-        sinks: Layer -> one extra score per head, (n_heads,), that takes weight and gives no value.
-        windows: Layer -> how many tokens a query sees back, itself included.
-        softcaps: Layer -> the soft cap of the scaled scores.
-        embeddings: Static embeddings of the tokens, (token, d), which some measures need.
-        text: The text.
-        pieces: Each token as the vocabulary writes it.
-        offsets: First and last + 1 character of each token in the text.
-        special: Places of special tokens.
-
-    Returns:
-        The file.
-
-    Raises:
-        AttnscopeError: Something does not fit, or the row of weights is another; the file is not written then.
-    """
-    import torch
-    from safetensors.torch import save
-
-    layers = tuple(sorted(queries))
-
-    def per_layer(given: Mapping[int, Any] | None) -> tuple[Any, ...]:
-        return tuple(given.get(layer) for layer in layers) if given else ()
-
-    try:
-        header = Header(
-            model, kind, layers, tuple(float(scale if not isinstance(scale, Mapping) else scale[n]) for n in layers),
-            per_layer(windows), per_layer(softcaps), text, tuple(pieces),
-            tuple((int(start), int(end)) for start, end in offsets), tuple(int(place) for place in special),
-            len(ids) // 2 if query is None else query,
-        )  # fmt: skip
-    except (ValueError, KeyError, TypeError) as error:
-        raise AttnscopeError(f"this is no capture: {first_line(error)}", "docs/captured.md has the form") from error
-    parts = {"query": queries, "key": keys, "value": values, "bias": biases, "sinks": sinks, "weights": rows}
-    tensors = {
-        f"layers.{layer}.{name}": torch.as_tensor(array).detach().cpu().contiguous()
-        for name, by_layer in parts.items()
-        for layer, array in (by_layer or {}).items()
-    }
-    tensors["tokens"] = torch.as_tensor(list(ids), dtype=torch.int64)
-    if embeddings is not None:
-        tensors["embeddings"] = torch.as_tensor(embeddings).detach().cpu().contiguous()
-    content = save(tensors, {HEADER: json.dumps(asdict(header))})
-    with tempfile.TemporaryDirectory() as folder:
-        draft = Path(folder) / Path(path).name
-        draft.write_bytes(content)
-        Capture(draft).require_true()
-    return write_whole(Path(path), content)

@@ -182,7 +182,9 @@ def open_captures(files: Sequence[Path], name: str) -> CapturedModel:
     header, sizes = first.header, first.sizes
     unchecked = sum(n < len(header.layers) for n in n_rows)
     notes = ["Queries and keys were captured elsewhere; the model itself was not run."]
-    if unchecked:
+    if not unchecked:
+        notes.append("Each stored row of weights equals what queries and keys give.")
+    else:
         notes.append(
             f"{unchecked} of {amount(len(captures), 'capture')} lack the row of weights that shows that queries and "
             "keys are the ones the model used."
@@ -195,7 +197,7 @@ def open_captures(files: Sequence[Path], name: str) -> CapturedModel:
         path="seam", kinds=(header.kind,), n_layers=(header.layers[-1] + 1,),
         n_heads=(max(n for n, *_ in sizes),), n_kv_heads=(max(n for _, n, *_ in sizes),),
         d_model=max(n * d_head for n, _, d_head, _ in sizes), n_parameters=0, max_tokens=None, dtype="float32",
-        device="cpu", checked=not unchecked, notes=tuple(notes),
+        device="cpu", notes=tuple(notes),
     )  # fmt: skip
     return CapturedModel(captures, info)
 
