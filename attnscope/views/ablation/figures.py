@@ -11,10 +11,11 @@ from attnscope.records.ablation import Ablation, Curve, Effect
 from attnscope.records.heads.findings import Estimate, Findings, Head
 from attnscope.views.ablation.summary import curve_label, label, notes, predicted_line
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, LINE, Box, Page, wrap_lines
+from attnscope.views.drawing.canvas import FAINT, INK, LINE, Box
 from attnscope.views.drawing.head_maps import measure_page, scale_of
 from attnscope.views.drawing.layout import SCREEN, Paper
 from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.tables.numbers import small_number
 from attnscope.views.tables.wording import corpus_line, model_of, printable
@@ -191,11 +192,10 @@ def curve_page(found: Ablation, lettering: Lettering) -> Page:
         "other bands: 95% interval of the change over texts" if _any_band(plot) else "",
         *(note for note in notes(found) if not note.startswith(("mean ablation", "changes of hidden"))),
     ]
-    footer = wrap_lines(" · ".join(part for part in said if part), paper.room_px, lettering)
     bottom = _HEIGHT_PX
     if paper.fixed:
         bottom = math.ceil(plot.box[1] + plot.box[3]) + 72 + len(plot.lines) * _NAME_PX + 60
-    page = Page(paper.width_for(_WIDTH_PX), bottom + layout.LINE_PX * (len(footer) - 1), lettering)
+    page = Page(paper.width_for(_WIDTH_PX), lettering)
     subtitle = " · ".join(part for part in (corpus_line(found, predictions=True), predicted_line(found)) if part)
     page.head(f"{model_of(found.run)} · heads taken out one after another", subtitle)
     _draw_frame(page, plot)
@@ -204,7 +204,7 @@ def curve_page(found: Ablation, lettering: Lettering) -> Page:
     for line in plot.lines:
         page.lines([[plot.at(*point) for point in line.points]], color=line.color, width_px=2.6, zorder=3)
     _draw_names(page, plot)
-    page.foot(bottom - 46, footer)
+    page.finish(bottom - 46, [note for note in said if note])
     return page
 
 
@@ -224,15 +224,12 @@ def _draw_frame(page: Page, plot: Plot) -> None:
 
 
 def _draw_band(page: Page, plot: Plot, line: Line) -> None:
-    from matplotlib.collections import PolyCollection
-
     outs = [out for out, _ in line.points]
     if all(low == high for low, high in zip(line.low, line.high, strict=True)):
         return
     upper = [plot.at(*point) for point in zip(outs, line.high, strict=True)]
     lower = [plot.at(*point) for point in zip(outs, line.low, strict=True)]
-    placed = PolyCollection([[*upper, *reversed(lower)]], facecolors=line.color, edgecolors="none", alpha=0.16)
-    page.axes.add_collection(placed, autolim=False)
+    page.polygons([[*upper, *reversed(lower)]], facecolors=line.color, edgecolors="none", alpha=0.16)
 
 
 def _draw_names(page: Page, plot: Plot) -> None:

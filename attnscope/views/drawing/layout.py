@@ -516,3 +516,19 @@ def nice_ticks(top: float) -> tuple[float, ...]:
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= raw * 0.999)
     return tuple(round(step * i, 12) for i in range(math.floor(top / step * 1.0001) + 1))
+
+
+def ticks_between(low: float, high: float) -> tuple[float, ...]:
+    """Round numbers from one end of a scale to the other; the same on both sides of 0 where it has two signs."""
+    steps = nice_ticks(high - max(low, 0.0))
+    if low < 0:
+        return (*(-tick for tick in reversed(steps[1:])), *steps)
+    if len(steps) == 1:
+        return (low,)
+    first = math.ceil(low / steps[1] - 1e-9) * steps[1]
+    return tuple(round(first + step, 12) for step in steps if first + step <= high * 1.0001)
+
+
+def tile(n: int, columns: int, corner: tuple[float, float], pitch: tuple[float, float]) -> list[tuple[float, float]]:
+    """Upper left corners, (x, y), of boxes in rows of so many columns, `pitch` being the distances of two."""
+    return [(corner[0] + at % columns * pitch[0], corner[1] + at // columns * pitch[1]) for at in range(n)]

@@ -14,9 +14,11 @@ import numpy as np
 from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Canvas, Page, colormap, matplotlib_defaults, write_pages
+from attnscope.views.drawing.canvas import FAINT, INK, Canvas, colormap, matplotlib_defaults
+from attnscope.views.drawing.files import write_pages
 from attnscope.views.drawing.inks import is_dark
 from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.views.drawing.style import Scale, Style
 from attnscope.views.maps.pooling import max_pool
@@ -159,9 +161,9 @@ def _header(record: Heatmap, attention: AttentionMap, form: str) -> Header:
     if 0 <= attention.queries.n_given < len(attention.queries):
         notes += ["green tokens were written by the model itself"] if form != "overview" else []
         notes += ["red lines: from here on the model wrote"] if form != "bars" and attention.queries.n_given else []
-    elif form != "bars" and any(len(set(one.segments.tolist())) > 1 for one in (queries, attention.keys)):
+    elif form != "bars" and any(len(set(tokens.segments.tolist())) > 1 for tokens in (queries, attention.keys)):
         notes.append("red lines: the second text begins")
-    others = [f" {one.kind} layers" for one in record.maps if one.kind != attention.kind]
+    others = [f" {other.kind} layers" for other in record.maps if other.kind != attention.kind]
     said = [" ".join(str(note).split()) for note in record.run.get("notes", ())]
     notes += [note.removesuffix(".") for note in said if not any(other in note for other in others)]
     return Header(str(record.run.get("model", "model")), f"“{text}”", tuple(notes))
@@ -208,7 +210,8 @@ class _Page(Page):
     """A page whose title changes from figure to figure."""
 
     def __init__(self, width: int, height: int, lettering: Lettering, header: Header, zoom: float = 1.0) -> None:
-        super().__init__(width, height, lettering)
+        super().__init__(width, lettering)
+        self.end_at(height)
         self.zoom = zoom
         self._title = self.head("", header.subtitle, zoom=zoom, animated=True)
 
@@ -275,10 +278,10 @@ class MapCanvas(_Page):
         self.maps = [self.image((x, y, *self.map_px), cmap) for x, y in self.corners]
         self.frames([(x, y, *self.map_px) for x, y in self.corners])
         if sheet.form == "overview":
-            self._margins(rows, columns)
+            self._name_maps(rows, columns)
         else:
             for (x, y), title in zip(self.corners, titles, strict=True):
-                self.write(x, y - 12 * zoom, title, layout.PANEL_TITLE_PX * zoom, ha="left", weight="bold")
+                self.entitle(x, y - 12 * zoom, title, layout.PANEL_TITLE_PX * zoom)
             self._label = partial(write_token_labels, self, grid, self.map_px, (queries, keys), self.pool)
             self._label(self.corners[0])
             if paper.is_screen:
@@ -344,18 +347,14 @@ class MapCanvas(_Page):
         """How much larger names of rows and columns are: a page of many layers is tall, and is seen shrunk."""
         return 1.0 if paper.fixed else min(2.0, max(1.0, n_rows / _MANY_LAYERS))
 
-    def _margins(self, rows: Sequence[str], columns: Sequence[str]) -> None:
+    def _name_maps(self, rows: Sequence[str], columns: Sequence[str]) -> None:
         width, height = self.map_px
         size = layout.PANEL_TITLE_PX * max(min(self.zoom, 1.4), self._zoom_of_names(len(rows), self.paper))
-        for row, name in enumerate(rows):
-            x, y = self.grid.corners[row * len(columns)]
-            self.write(x - 10, y + height / 2, name, size, ha="right", weight="bold")
-        size = self.paper.letters(min(size, width / 2.2))
-        pitch = self.grid.corners[-1][0] - self.grid.corners[-2][0] if len(columns) > 1 else width
-        step = self.label_step(columns[-1], size, pitch)
-        for column, name in list(enumerate(columns))[::step]:
-            x, y = self.grid.corners[column]
-            self.write(x + width / 2, y - 14 * self.zoom, name, size, ha="center", weight="bold")
+        corners, n = self.grid.corners, len(columns)
+        pitch = corners[-1][0] - corners[-2][0] if n > 1 else width
+        down = {name: y + height / 2 for name, (_, y) in zip(rows, corners[::n], strict=True)}
+        across = {name: x + width / 2 for name, (x, _) in zip(columns, corners, strict=False)}
+        self.name_panels(down, across, corners[0], (width, pitch), size, 14 * self.zoom)
 
     def _copy_labels(self, left: int, below: int) -> None:
         """Lets the labels of the first map stand at all others too: text is what takes the time.
@@ -390,11 +389,8 @@ class MapCanvas(_Page):
 
     def _colour_bar(self, cmap: Colormap) -> None:
         x, y, width, height = self.grid.bar
-        self.colour_bar(self.grid.bar, cmap)
-        size = layout.CAPTION_PX * self.zoom
-        if self.grid.says_meaning:
-            meaning = self.lettering.fit(self.meaning[self.style.scale], size, self.width_px - x - width - 50)
-            self.write(x + width + 22, y + height / 2, meaning, size, ha="left")
+        size, meaning = layout.CAPTION_PX * self.zoom, self.meaning[self.style.scale] if self.grid.says_meaning else ""
+        self.draw_scale(self.grid.bar, cmap, (0.0, 1.0), ticks=(), size_px=size, meaning=meaning)
         below = y + height + 12 * self.zoom
         self._ticks = [self.write(x, below, "", size, ha="center", animated=True) for _ in range(7)]
         self._tick(1.0)
@@ -436,7 +432,7 @@ class BarCanvas(_Page):
         step = self.label_step(max(titles, key=len), size, pitch)
         for number, ((x, y), title) in enumerate(zip(self.bars.corners, titles, strict=True)):
             if number % columns % step == 0:
-                self.write(x, y - 11, title, size, ha="left", weight="bold")
+                self.entitle(x, y - 11, title, size)
         self.lines([[(x, y - 2), (x, y + tall)] for x, y in self.bars.corners])
         rim = self.bars.panel_px
         self.lines([[(x + rim, y - 2), (x + rim, y + tall)] for x, y in self.bars.corners], linestyles="dotted")

@@ -7,9 +7,11 @@ import numpy as np
 from attnscope.errors import amount
 from attnscope.records import Heatmap
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Page, colormap
+from attnscope.views.drawing.canvas import FAINT, INK
 from attnscope.views.drawing.lettering import lettering_for
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.style import Style
+from attnscope.views.maps.pooling import fit_columns
 
 _WORD, _WORD_FILL = "#c2410c", "#fde8d7"
 _TOP_PX, _LANE_PX, _HEIGHT_PX, _LEFT_PX, _MOST_LANES = 84, 22, 190, 52, 3
@@ -34,33 +36,19 @@ class SpectrogramPage(Page):
             f"below: the log-mel spectrogram that the model was given, {amount(len(self.seen.hertz), 'band')}; dark = "
             f"loud, the {self.seen.decibels:.0f} dB below the loudest",
         ]
-        notes = [lettering.spell(note) for note in notes]
-        footer = layout.wrap(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)
         self.size_px = layout.CAPTION_PX
         self.at_px, self.room_px = layout.MARGIN_PX + _LEFT_PX, float(room)
         lanes = self._lanes(lettering.width_px)
         n_lanes = max(lane for lane, *_ in lanes) + 1
         top = _TOP_PX + n_lanes * _LANE_PX + 8
-        height = top + _HEIGHT_PX + 52 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
-        super().__init__(width, height, lettering)
+        super().__init__(width, lettering)
         self.head(title, sound.facts)
-        image = self.image((self.at_px, top, room, _HEIGHT_PX), colormap("Greys"), animated=False)
-        self.set_cells(image, self._values(), (0, 255))
+        levels = fit_columns(self.seen.levels[::-1].astype(np.float32), max(1, room))  # the highest band first
+        self.matrix((self.at_px, top, room, _HEIGHT_PX), levels, "Greys", (0, 255))
         self.frames([(self.at_px, top, room, _HEIGHT_PX)])
         self._words(lanes, top)
         self._axes(top)
-        self.foot(top + _HEIGHT_PX + 46, footer)
-
-    def _values(self) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        """Levels, the highest band first; of steps that share a column the loudest."""
-        levels = self.seen.levels[::-1].astype(np.float32)
-        n, most = levels.shape[1], max(1, int(self.room_px))
-        if n <= most:
-            return levels
-        held: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = np.maximum.reduceat(
-            levels, np.arange(most) * n // most, axis=1
-        )
-        return held
+        self.finish(top + _HEIGHT_PX + 46, notes)
 
     def _x(self, seconds: float) -> float:
         return self.at_px + self.room_px * min(1.0, seconds / self.shown)
