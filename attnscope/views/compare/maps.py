@@ -15,11 +15,12 @@ from attnscope.records.comparison import MinimalPair, PickedHeads
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.views.compare.summary import both_texts, distance, distance_name, hidden_notes, key_name, title_of
 from attnscope.views.drawing import layout
+from attnscope.views.drawing.bars import most_bars
 from attnscope.views.drawing.canvas import FAINT, INK, Box, colormap
 from attnscope.views.drawing.layout import SCREEN, Paper
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.page import Page
-from attnscope.views.maps.figures import LABEL_ROOM_EM, widest_label, write_token_labels
+from attnscope.views.drawing.token_labels import LABEL_ROOM_EM, widest_label, write_token_labels
 from attnscope.views.tables.wording import printable
 
 _WEIGHTS, _SIGNED = "Blues", "RdBu_r"
@@ -181,7 +182,7 @@ def rows_page(pair: MinimalPair, at: int, paper: Paper = SCREEN) -> Page:
     # In the order of the first text; what stands in the second alone comes after the token before it there.
     order = np.argsort(_positions(pair), kind="stable")
     keys = [int(key) for key in order]
-    most_keys = min(_MOST_KEYS, layout.most_bars(3, paper) // 2) if paper.is_narrow else _MOST_KEYS
+    most_keys = min(_MOST_KEYS, most_bars(3, paper) // 2) if paper.is_narrow else _MOST_KEYS
     if len(keys) > most_keys:
         most = set(np.argsort(-np.maximum(before, after).max(0), kind="stable")[:most_keys].tolist())
         keys = [key for key in keys if key in most]

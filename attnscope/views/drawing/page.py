@@ -65,7 +65,8 @@ class Page(Canvas):
     def finish(self, y: float, notes: Sequence[str]) -> None:
         """Writes notes, the middle of their first line at y, and ends the page below them."""
         y = math.ceil(y)
-        lines = wrap_lines(" · ".join(notes), self.width_px - 2 * layout.MARGIN_PX, self.lettering)
+        room = self.width_px - 2 * layout.MARGIN_PX
+        lines = wrap_lines(" · ".join(notes), room, self.lettering) if notes else ()
         self.foot(y, lines)
         self.end_at(y + (len(lines) - 1) * layout.LINE_PX + layout.MARGIN_PX)
 
@@ -116,7 +117,9 @@ class Page(Canvas):
             side = sides.get(tick, "center")
             self.write(at, y + height + size_px * 0.96, written(tick), size_px, ha=side, color=color)
         if meaning:
-            shown = self.lettering.fit(meaning, size_px, self.width_px - x - width - 50)
+            # It may reach into the margin before it is cut.
+            room = self.width_px - max(4.0, self.paper.crop_px) - x - width - 22
+            shown = self.lettering.fit(meaning, size_px, room)
             self.write(x + width + 22, y + height / 2, shown, size_px, ha="left")
 
     def legend(

@@ -87,8 +87,8 @@ def pages(findings: Findings, style: Style = USUAL, measures: str | None = None)
 
 def _numbered(stem: str, pages: Iterator[Page]) -> Iterator[tuple[str, Page]]:
     """Pages with the names of their files: measures, measures-2 ..."""
-    for place, page in enumerate(pages, 1):
-        yield stem if place == 1 else f"{stem}-{place}", page
+    for index, page in enumerate(pages, 1):
+        yield stem if index == 1 else f"{stem}-{index}", page
 
 
 # -- the role atlas
@@ -284,8 +284,8 @@ def _draw_cells(page: Page, cells: Sequence[Cell]) -> None:
             font: FontStyle = "italic" if cell.active else "plain"
             if cell.value:
                 numbers.append(Number(x + width / 2, y + height * 0.6, cell.value, size, cell.ink, font))
-        for place, (letter, mark) in enumerate(reversed(cell.further)):
-            left, upper = x + width - pad - small - place * (small + 2), y + height * 0.25 - small / 2
+        for index, (letter, mark) in enumerate(reversed(cell.further)):
+            left, upper = x + width - pad - small - index * (small + 2), y + height * 0.25 - small / 2
             color = mark.color if mark else "#ffffff"
             squares.append(((left, upper, small, small), color))
             if small * 0.72 >= page.paper.least_px:
@@ -304,12 +304,12 @@ def _draw_cells(page: Page, cells: Sequence[Cell]) -> None:
 def _legend(
     findings: Findings,
     marks: Mapping[str, Mark],
-    place: tuple[float, float, float],
+    room: tuple[float, float, float],
     columns: int,
     lettering: Lettering,
 ) -> list[tuple[float, float, Entry]]:
     """The roles that occur, down one column and then the next: x, y and what stands there."""
-    left, top, width = place
+    left, top, width = room
     wide = width / columns
     entries = [
         _entry(findings, count, marks[count.role], wide - 70, lettering)

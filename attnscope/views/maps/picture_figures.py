@@ -24,6 +24,7 @@ from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.views.drawing.style import Scale, Style
+from attnscope.views.tables.wording import run_notes
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -74,18 +75,18 @@ def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
     return places[0], tokens.labels[places[0]]
 
 
-def row_of(attention: AttentionMap, pair: tuple[int, int], place: int) -> NDArray[np.float64]:
-    """What a query gives to each token, (key,); for place -1 the mean over all patches."""
+def row_of(attention: AttentionMap, pair: tuple[int, int], query: int) -> NDArray[np.float64]:
+    """What a query gives to each token, (key,); for -1 the mean over all patches."""
     weights = attention.of(*pair).astype(np.float64)
-    row: NDArray[np.float64] = weights[~attention.queries.special].mean(0) if place < 0 else weights[place]
+    row: NDArray[np.float64] = weights[~attention.queries.special].mean(0) if query < 0 else weights[query]
     return row
 
 
-def over_patches(record: Heatmap, pair: tuple[int, int], place: int) -> NDArray[np.float64]:
+def over_patches(record: Heatmap, pair: tuple[int, int], query: int) -> NDArray[np.float64]:
     """What a query gives to each patch, (row, column)."""
     attention, picture = record.maps[0], record.picture
     assert picture is not None
-    return row_of(attention, pair, place)[~attention.keys.special].reshape(picture.grid)
+    return row_of(attention, pair, query)[~attention.keys.special].reshape(picture.grid)
 
 
 def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
@@ -94,10 +95,10 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
     Raises:
         AttnscopeError: No token is what `query` names.
     """
-    place, name = query_of(record.maps[0], query)
-    mark = MEAN if place < 0 else name.replace(",", "-")
+    token, name = query_of(record.maps[0], query)
+    mark = MEAN if token < 0 else name.replace(",", "-")
     heads = record.chosen(record.maps[0])
-    return sheets_of_heads(heads, picked=record.picked is not None, query=place, after=f"-{mark}")
+    return sheets_of_heads(heads, picked=record.picked is not None, query=token, after=f"-{mark}")
 
 
 def pages(record: Heatmap, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Page]]:
@@ -198,15 +199,14 @@ class PicturePage(Page):
         self.head(title, self.picture.facts)
         maps = [over_patches(record, pair, sheet.query) for pair in sheet.heads]
         tops = [float(patches.max()) for patches in maps]
-        limit = 1.0 if style.scale != "figure" else max(tops) or 1.0
+        limits = style.limits(tops)
         # In the middle of what is wider than the page asks for nothing; else spare room goes to both sides.
         shift = (self.width_px - layout.MARGIN_PX - content) // 2 if sheet.form != "overview" else 0
         self.corners = self._corners(left + shift, top)
-        for corner, patches, own in zip(self.corners, maps, tops, strict=True):
-            shown = (own or 1.0) if style.scale == "head" else limit
-            self._put(corner, overlay(self.picture, patches, self._sharp(self.cell), self.cmap, shown), self.cell)
+        for corner, patches, limit in zip(self.corners, maps, limits, strict=True):
+            self._put(corner, overlay(self.picture, patches, self._sharp(self.cell), self.cmap, limit), self.cell)
         self._draw_photo(left + shift, top)
-        self._draw_bar(limit)
+        self._draw_bar(limits[0] if style.scale == "figure" else 1.0)
         if sheet.form == "overview":
             self._name_overlays()
         else:
@@ -373,7 +373,7 @@ class PicturePage(Page):
             notes.append(f"what goes to {', '.join(special)} has no place in the picture")
         if "hide_special" in self.record.changes:
             notes.append("tokens that are no patches are hidden; each row is divided by what is left of it")
-        return notes + [" ".join(str(note).split()) for note in self.record.run.get("notes", ())]
+        return notes + run_notes(self.record.run)
 
 
 def _query_name(sheet: Sheet, attention: AttentionMap) -> str:

@@ -22,6 +22,7 @@ from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.views.drawing.style import Style
 from attnscope.views.maps.pooling import DECADES, log_share, max_pool
 from attnscope.views.tables.numbers import weight
+from attnscope.views.tables.wording import run_notes
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -106,7 +107,7 @@ class _Page(Page):
         self.head(title, subtitle, bold=1.1)
         cmap = colormap(style.cmap)
         tops = [max(float(self._map.of(*pair).max(initial=0.0)), 1e-30) for pair in sheet.heads]
-        limits = {"fixed": [1.0] * len(tops), "figure": [max(tops)] * len(tops), "head": tops}[style.scale]
+        limits = style.limits(tops)
         self._draw_maps(plan, cmap, limits)
         if sheet.form == "overview":
             self._name_maps(plan)
@@ -130,7 +131,7 @@ class _Page(Page):
         return f"{record.run.get('model', 'model')} · {kind}{sheet.subject} · {tokens}", f"“{text}”"
 
     def _notes(self) -> list[str]:
-        attention, record = self._map, self._record
+        attention = self._map
         cells = "tokens" if attention.query_cell == attention.key_cell else "queries and keys"
         size = f"{attention.query_cell} × {attention.key_cell}"
         notes = [
@@ -149,7 +150,7 @@ class _Page(Page):
             notes.append(f"numbered: the strongest links{far}, without special tokens and the first token as key")
         if attention.n_kv_heads < attention.n_heads:
             notes.append(f"{attention.n_heads} query heads share {amount(attention.n_kv_heads, 'key/value head')}")
-        return notes + [" ".join(str(note).split()) for note in record.run.get("notes", ())]
+        return notes + run_notes(self._record.run)
 
     def _meaning(self) -> str:
         """What the colours mean."""

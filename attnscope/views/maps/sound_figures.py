@@ -15,9 +15,10 @@ from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.views.drawing.style import Style
-from attnscope.views.maps.figures import label_color
+from attnscope.views.drawing.token_labels import label_color
 from attnscope.views.maps.pooling import fit_columns
-from attnscope.views.maps.sound_spectrogram import SpectrogramPage
+from attnscope.views.maps.sound_spectrogram import SpectrogramPage, draw_seconds
+from attnscope.views.tables.wording import run_notes
 
 _TIMES = "word-times"
 _WAVE, _WORD = "#7b8794", "#c2410c"
@@ -86,7 +87,7 @@ class SoundPage(Page):
         self.cell = max(1, room // maps[0].shape[1]) if not lettering.paper.fixed else room / maps[0].shape[1]
         self.step = -(-len(self.sound.envelope) // room)
         self.panel = (maps[0].shape[1] * self.cell, len(maps[0]) * (self.cell if self.over_time else self.row_px))
-        top = _HEADER_PX + _WAVE_PX + (14 if self.small else _PANEL_TITLE_PX)
+        upper = _HEADER_PX + _WAVE_PX + (14 if self.small else _PANEL_TITLE_PX)
         across = left + self.panel[0] + (8 if self.small else _GAP_PX)
         down = self.panel[1] + (8 if self.small else _PANEL_TITLE_PX + _AXIS_PX)
         beside = _NAMES_PX if self.small else 0
@@ -95,22 +96,22 @@ class SoundPage(Page):
         super().__init__(width, lettering)
         self.head(title, self.sound.facts)
         start = layout.MARGIN_PX + left + beside
-        self.corners = layout.tile(len(sheet.heads), self.columns, (start, top), (across, down))
+        self.corners = layout.tile(len(sheet.heads), self.columns, (start, upper), (across, down))
         tops = [float(values.max()) for values in maps]
-        limit = 1.0 if style.scale != "figure" else max(tops) or 1.0
-        for (x, y), values, own in zip(self.corners, maps, tops, strict=True):
-            image = self.image((x, y, *self.panel), colormap(style.cmap))
-            self.set_cells(image, values, (0, (own or 1.0) if style.scale == "head" else limit))
+        limits = style.limits(tops)
+        for (x, y), values, limit in zip(self.corners, maps, limits, strict=True):
+            self.set_cells(self.image((x, y, *self.panel), colormap(style.cmap)), values, (0, limit))
         self.frames([(x, y, *self.panel) for x, y in self.corners])
         self._draw_words()
         for x, _ in self.corners[: self.columns]:
             self._draw_wave(x)
         self._draw_axes()
         self._write_names(tops)
-        below = top + math.ceil(len(sheet.heads) / self.columns) * down + (_AXIS_PX if self.small else 0)
+        below = upper + math.ceil(len(sheet.heads) / self.columns) * down + (_AXIS_PX if self.small else 0)
         bar = (layout.MARGIN_PX + (8 if paper.fixed else 0), below + 14, min(420, paper.room_px - 20), 14)
         meaning = self._meaning()
-        self.draw_scale(bar, style.cmap, (0.0, limit), meaning="" if paper.is_narrow else meaning)
+        top = limits[0] if style.scale == "figure" else 1.0
+        self.draw_scale(bar, style.cmap, (0.0, top), meaning="" if paper.is_narrow else meaning)
         self.finish(below + 62, [*[meaning] * paper.is_narrow, *self._notes()])
 
     def _sizes(self, width_of: layout.WidthPx) -> tuple[int, int, int, int]:
@@ -168,28 +169,15 @@ class SoundPage(Page):
 
     def _draw_axes(self) -> None:
         """Seconds, below the panels that have nothing else below them."""
-        width, height = self.panel
-        shown = len(self.sound.envelope) * self.sound.seconds_per_frame
-        for place, (x, y) in enumerate(self.corners):
-            if self.small and place + self.columns < len(self.corners):
+        (width, height), n = self.panel, len(self.corners)
+        for number, (x, y) in enumerate(self.corners):
+            if self.small and number + self.columns < n:
                 continue
-            ticks = layout.nice_ticks(self.sound.seconds)
-            ticks = ticks[:: 2 if width < 260 else 1]
-            ticks = ticks[:: self.label_step(f"{ticks[-1]:g} s", layout.CAPTION_PX, width / len(ticks))]
-            places = [(tick, x + width * tick / shown) for tick in ticks]
-            self.lines([[(at, y + height + 1), (at, y + height + 5)] for _, at in places])
-            if self.small and (place + 1) % self.columns and place + 1 < len(self.corners):
-                # The first number of the next panel is centred on its edge, and so may reach into this one.
-                room = self.corners[place + 1][0] - self._tick_px(0.0) - 6
-                places = [(tick, at) for tick, at in places if not tick or at + self._tick_px(tick) <= room]
-            for tick, at in places:
-                beyond = self.paper.fixed and at > x + width - 16
-                side = "right" if beyond else "center"
-                self.write(at, y + height + 14, f"{tick:g} s", layout.CAPTION_PX * 0.9, ha=side, color=FAINT)
-
-    def _tick_px(self, tick: float) -> float:
-        """Half the width of a number of seconds."""
-        return self.lettering.width_px(f"{tick:g} s", layout.CAPTION_PX * 0.9) / 2
+            # The first number of the next panel is centred on its edge, and so may reach into this one.
+            beside = self.small and (number + 1) % self.columns and number + 1 < n
+            half = self.lettering.width_px("0 s", layout.CAPTION_PX * 0.9) / 2
+            end = self.corners[number + 1][0] - half - 6 if beside else math.inf
+            draw_seconds(self, self.sound, (x, y + height, width), end)
 
     def _write_names(self, tops: Sequence[float]) -> None:
         size, (width, height) = layout.PANEL_TITLE_PX, self.panel
@@ -201,19 +189,17 @@ class SoundPage(Page):
             return
         for pair, (x, y), top in zip(self.sheet.heads, self.corners, tops, strict=True):
             self.entitle(x, y - 12, f"L{pair[0]}H{pair[1]}")
-            caption = f"max {top:.3g}" + (
-                f" · {share_after_sound(self.record, pair):.2f} after the sound" * (not self.over_time)
-            )
-            room = self.panel[0] - self.lettering.width_px("L00H00", size) * 1.2
-            caption = (
-                caption if self.lettering.width_px(caption, layout.CAPTION_PX) < room else caption.partition(" · ")[0]
-            )
+            caption = f"max {top:.3g}"
+            if not self.over_time:
+                longer = f"{caption} · {share_after_sound(self.record, pair):.2f} after the sound"
+                room = width - self.lettering.width_px("L00H00", size) * 1.2
+                caption = longer if self.lettering.width_px(longer, layout.CAPTION_PX) < room else caption
             self.write(x + self.panel[0], y - 12, caption, layout.CAPTION_PX, ha="right", color=FAINT)
             if self.over_time:
                 shown = len(self.sound.envelope) * self.sound.seconds_per_frame
-                places = [(tick, y + self.panel[1] * tick / shown) for tick in layout.nice_ticks(self.sound.seconds)]
-                self.lines([[(x - 5, at), (x - 1, at)] for _, at in places])
-                for tick, at in places:
+                ticks = {tick: y + height * tick / shown for tick in layout.nice_ticks(self.sound.seconds)}
+                self.lines([[(x - 5, at), (x - 1, at)] for at in ticks.values()])
+                for tick, at in ticks.items():
                     self.write(x - 8, at, f"{tick:g} s", layout.CAPTION_PX * 0.9, ha="right", color=FAINT)
                 continue
             for row in range(len(self.queries)):
@@ -234,7 +220,7 @@ class SoundPage(Page):
             notes = ["rows: frames of the recording (queries) · columns: the same frames (keys), their loudness above"]
             if self.step > 1:
                 notes.append(f"a cell shows the largest weight of up to {self.step} x {self.step} frames")
-            return notes + [" ".join(str(note).split()) for note in self.record.run.get("notes", ())]
+            return notes + run_notes(self.record.run)
         shares = [share_after_sound(self.record, pair) for pair in self.sheet.heads]
         shown = f"{min(shares):.2f} to {max(shares):.2f}" if len(shares) > 1 else f"{shares[0]:.2f}"
         notes = [
@@ -248,7 +234,7 @@ class SoundPage(Page):
             notes.append("green tokens were written by the model itself")
         if self.step > 1:
             notes.append(f"a column shows the largest weight of up to {self.step} frames")
-        return notes + [" ".join(str(note).split()) for note in self.record.run.get("notes", ())]
+        return notes + run_notes(self.record.run)
 
 
 def _title(sheet: Sheet, over_time: bool) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from attnscope.errors import amount
 from attnscope.records import Heatmap
+from attnscope.records.maps.sounds import Sound
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK
 from attnscope.views.drawing.lettering import lettering_for
@@ -58,7 +61,7 @@ class SpectrogramPage(Page):
 
         So are words that begin where the recording ends, which would stand beyond the page.
         """
-        ends, found = [0.0] * _MOST_LANES, []
+        ends, lanes = [0.0] * _MOST_LANES, []
         for word in self.sound.words:
             begin, need = self._x(word.start), width_of(word.text, self.size_px) + 12
             before = begin + need > self.at_px + self.room_px + 30 and begin - need > self.at_px
@@ -67,8 +70,8 @@ class SpectrogramPage(Page):
             fits = ends[lane] <= start
             if fits:
                 ends[lane] = max(start + need, self._x(word.end))
-            found.append((lane, word.text if fits else "", before))
-        return found
+            lanes.append((lane, word.text if fits else "", before))
+        return lanes
 
     def _words(self, lanes: list[tuple[int, str, bool]], top: float) -> None:
         """Each word in its lane, over the time that it takes, with lines down through the spectrogram."""
@@ -92,14 +95,7 @@ class SpectrogramPage(Page):
     def _axes(self, top: float) -> None:
         """Seconds below, kilohertz at the left: bands are spaced in mel."""
         bottom, small = top + _HEIGHT_PX, layout.CAPTION_PX * 0.9
-        ticks = layout.nice_ticks(self.sound.seconds)
-        ticks = ticks[:: self.label_step(f"{ticks[-1]:g} s", layout.CAPTION_PX, self.room_px / len(ticks))]
-        self.lines([[(self._x(tick), bottom + 1), (self._x(tick), bottom + 5)] for tick in ticks])
-        for tick in ticks:
-            beyond = self._x(tick) > self.at_px + self.room_px - 16
-            self.write(
-                self._x(tick), bottom + 14, f"{tick:g} s", small, ha="right" if beyond else "center", color=FAINT
-            )
+        draw_seconds(self, self.sound, (self.at_px, bottom, self.room_px))
         hertz = np.array(self.seen.hertz)
         n, last, unit = len(hertz), -np.inf, " kHz"
         for tick in reversed(_KILOHERTZ):
@@ -110,3 +106,23 @@ class SpectrogramPage(Page):
                     self.lines([[(self.at_px - 5, y), (self.at_px - 1, y)]])
                     self.write(self.at_px - 8, y, f"{tick:g}{unit}", small, ha="right", color=FAINT)
                     last, unit = y, ""
+
+
+def draw_seconds(page: Page, sound: Sound, edge: tuple[float, float, float], end: float = math.inf) -> None:
+    """An axis of seconds below frames of sound.
+
+    Args:
+        page: Where to.
+        sound: The recording.
+        edge: Left end of the frames' lower edge, x and y, and its width.
+        end: Where numbers must end.
+    """
+    (x, y, width), size = edge, layout.CAPTION_PX * 0.9
+    shown_s = len(sound.envelope) * sound.seconds_per_frame
+    ticks = layout.nice_ticks(sound.seconds)[:: 2 if width < 260 else 1]
+    ticks = ticks[:: page.label_step(f"{ticks[-1]:g} s", layout.CAPTION_PX, width / len(ticks))]
+    at = {f"{tick:g} s": x + width * min(1.0, tick / shown_s) for tick in ticks}
+    page.lines([[(tick, y + 1), (tick, y + 5)] for tick in at.values()])
+    for text, tick in at.items():
+        if tick == x or tick + page.lettering.width_px(text, size) / 2 <= end:
+            page.write(tick, y + 14, text, size, ha="right" if tick > x + width - 16 else "center", color=FAINT)
