@@ -273,9 +273,9 @@ class Canvas(Drawing):
         """Thin frames just outside of boxes."""
         self.outline([(x - 1, y - 1, w + 1, h + 1) for x, y, w, h in boxes], LINE, 1.0)
 
-    def colour_bar(self, box: Box, cmap: Colormap, steps: int = 256, *, animated: bool = False) -> None:
+    def colour_bar(self, box: Box, cmap: Colormap) -> None:
         """All colours of a colormap from left to right, framed."""
-        self.image(box, cmap, animated=animated).set_data(np.linspace(0, 1, steps)[None])
+        self.image(box, cmap, animated=False).set_data(np.linspace(0, 1, 256)[None])
         self.frames([box])
 
     def boxes(self, *, color: str) -> PolyCollection:

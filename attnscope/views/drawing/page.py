@@ -92,7 +92,7 @@ class Page(Canvas):
         color: str = INK,
         meaning: str = "",
         inside: bool = False,
-    ) -> None:
+    ) -> bool:
         """A colour bar with its numbers below it, and at its right what the colours mean.
 
         Args:
@@ -103,8 +103,11 @@ class Page(Canvas):
             written: How they are written.
             size_px: Size of the letters.
             color: Colour of the numbers.
-            meaning: What the colours mean; cut where it has no room.
+            meaning: What the colours mean.
             inside: Whether the first and last number stay within the bar's width.
+
+        Returns:
+            Whether there is room for what the colours mean; else it is not written, and belongs to the notes.
         """
         x, y, width, height = box
         low, high = limits
@@ -116,11 +119,10 @@ class Page(Canvas):
             at = x + width * min(1.0, max(0.0, (tick - low) / (high - low)))
             side = sides.get(tick, "center")
             self.write(at, y + height + size_px * 0.96, written(tick), size_px, ha=side, color=color)
-        if meaning:
-            # It may reach into the margin before it is cut.
-            room = self.width_px - max(4.0, self.paper.crop_px) - x - width - 22
-            shown = self.lettering.fit(meaning, size_px, room)
-            self.write(x + width + 22, y + height / 2, shown, size_px, ha="left")
+        fits = self.lettering.width_px(meaning, size_px) <= self.width_px - x - width - 50
+        if meaning and fits:
+            self.write(x + width + 22, y + height / 2, meaning, size_px, ha="left")
+        return fits
 
     def legend(
         self, x: float, y: float, heading: str, entries: Sequence[tuple[str, str, str]], columns: int = 1

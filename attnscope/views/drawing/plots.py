@@ -79,10 +79,10 @@ class Sheet:
             self.write(figure, 0.02, 0.58 * self.size, subtitle, 11, color=FAINT)
         return figure
 
-    def add_legend(self, axes: Any) -> None:
-        """Names of lines at the right of a plot."""
+    def add_legend(self, axes: Any, corner: tuple[float, float] = (1.0, 1.04)) -> None:
+        """Names of lines, at the right of a plot unless their corner says otherwise, in shares of the plot."""
         legend = axes.legend(
-            fontsize=9 * self.size, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.04), handlelength=1.2,
+            fontsize=9 * self.size, frameon=False, loc="upper left", bbox_to_anchor=corner, handlelength=1.2,
             borderaxespad=0.3,
         )  # fmt: skip
         for text in legend.texts:

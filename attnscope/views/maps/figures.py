@@ -378,6 +378,7 @@ class MapCanvas(_Page):
     def _colour_bar(self, cmap: Colormap) -> None:
         x, y, width, height = self.grid.bar
         size, meaning = layout.CAPTION_PX * self.zoom, self.meaning[self.style.scale] if self.grid.says_meaning else ""
+        meaning = self.lettering.fit(meaning, size, self.width_px - x - width - 50)
         self.draw_scale(self.grid.bar, cmap, (0.0, 1.0), ticks=(), size_px=size, meaning=meaning)
         below = y + height + 12 * self.zoom
         self._ticks = [self.write(x, below, "", size, ha="center", animated=True) for _ in range(7)]

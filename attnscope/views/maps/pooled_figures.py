@@ -116,8 +116,8 @@ class _Page(Page):
             self._axes(plan)
         if sheet.form == "single":
             self._links(plan, links)
-        self._draw_bar(plan, cmap, limits[0] if style.scale == "figure" else 1.0)
-        meaning = [f"colour: {self._meaning()}"] if style.paper.is_narrow else []
+        fits = self._draw_bar(plan, cmap, limits[0] if style.scale == "figure" else 1.0)
+        meaning = [] if fits else [f"colour: {self._meaning()}"]
         self.finish(plan.foot + 62, [*meaning, *self._notes(), *([lettering.note] if lettering.note else [])])
 
     # What is said ---------------------------------------------------------------------------------------------------
@@ -351,11 +351,12 @@ class _Page(Page):
                 self.write(left + 76, line + row * 21, self.lettering.fit(words, size, room - 76), size, ha="left")
         self.lines(rings, color=_MARK, width_px=1.3)
 
-    def _draw_bar(self, plan: _Plan, cmap: Colormap, top: float) -> None:
+    def _draw_bar(self, plan: _Plan, cmap: Colormap, top: float) -> bool:
         bar = (layout.MARGIN_PX + 18, plan.foot, min(420, self.paper.room_px - 60), 14)
-        steps, meaning = range(DECADES + 1), "" if self.paper.is_narrow else self._meaning()
-        powers = {float(step): f"{top * 10.0 ** (step - DECADES):g}" for step in steps}
-        self.draw_scale(bar, cmap, (0, DECADES), ticks=list(powers), written=powers.__getitem__, meaning=meaning)
+        powers = {float(step): f"{top * 10.0 ** (step - DECADES):g}" for step in range(DECADES + 1)}
+        return self.draw_scale(
+            bar, cmap, (0, DECADES), ticks=list(powers), written=powers.__getitem__, meaning=self._meaning()
+        )
 
 
 def _side_px(shape: tuple[int, ...], room: int, *, fixed: bool) -> tuple[int, int]:

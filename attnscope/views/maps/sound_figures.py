@@ -111,8 +111,8 @@ class SoundPage(Page):
         bar = (layout.MARGIN_PX + (8 if paper.fixed else 0), below + 14, min(420, paper.room_px - 20), 14)
         meaning = self._meaning()
         top = limits[0] if style.scale == "figure" else 1.0
-        self.draw_scale(bar, style.cmap, (0.0, top), meaning="" if paper.is_narrow else meaning)
-        self.finish(below + 62, [*[meaning] * paper.is_narrow, *self._notes()])
+        fits = self.draw_scale(bar, style.cmap, (0.0, top), meaning=meaning)
+        self.finish(below + 62, [*[meaning] * (not fits), *self._notes()])
 
     def _sizes(self, width_of: layout.WidthPx) -> tuple[int, int, int, int]:
         """Panels side by side, pixels for names at the left of each, for time, and of a token's row."""

@@ -144,7 +144,7 @@ def _draw_row(page: Page, plan: _Plan, split: Split, seen: Seen, number: int, cm
     for panel, (title, weights) in enumerate(_panels(seen)):
         left, top = plan.map_at(number, panel)
         boxes.append((left, top, plan.map_width, plan.map_height))
-        page.set_cells(page.image(boxes[-1], cmap), weights.astype(np.float32))
+        page.matrix(boxes[-1], weights, cmap, (0, 1))
         room = plan.map_width + (4 if page.paper.fixed else _GAP - 4)
         if page.lettering.width_px(title, _PANEL_TITLE) > room:
             title = title.partition(" · ")[0].partition(" (")[0]
@@ -160,7 +160,7 @@ def _draw_bar(page: Page, cmap: Colormap) -> None:
     x, y, width = page.width_px - _MARGIN - 160, _MARGIN + 22, 140
     if page.paper.is_narrow:
         x, y = _MARGIN + 64, _MARGIN + 50
-    page.colour_bar((x, y, width, 12), cmap, animated=True)
+    page.colour_bar((x, y, width, 12), cmap)
     page.write(x - 8, y + 6, "weight 0", _NOTE, ha="right", color=FAINT)
     page.write(x + width + 8, y + 6, "1", _NOTE, ha="left", color=FAINT)
 
