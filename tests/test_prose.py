@@ -1,0 +1,39 @@
+"""Pages are written in sentences that a reader takes in at once: `docs.prose` measures them."""
+
+import pytest
+
+from docs import prose
+
+EXEMPT = {
+    f"docs/{name}.md"
+    for name in (
+        "ablation atlas batch circuits compare costs descriptions design devices heads heatmaps known-answers "
+        "long-texts machines masks measures models notebooks pages pictures-and-sound reading recipes relations "
+        "rollout safety timeline trace"
+    ).split()
+}
+"""Pages that wait for their rewriting: the set only shrinks."""
+
+PAGES = {page.page: page for page in prose.read_pages()}
+
+
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - EXEMPT))
+def test_sentences_are_short(name: str) -> None:
+    page = PAGES[name]
+    assert page.sentences
+    longest = max(page.sentences, key=lambda sentence: len(sentence.split()))
+    told = f"{page.mean:.1f} words per sentence, {page.long_share:.0%} above {prose.LONG}; the longest: {longest}"
+    assert page.mean <= 19 and page.long_share <= 0.05, told
+
+
+def test_the_readme_is_short() -> None:
+    assert len((prose.ROOT / "README.md").read_text("utf-8").split()) <= 900
+
+
+def test_exempt_pages_exist() -> None:
+    assert EXEMPT <= PAGES.keys()
+
+
+def test_sentences_are_what_a_reader_sees() -> None:
+    page = "# Title\n\nSee `a b.c` (Clark et al. 2019). It ends. [A link](x.md)?\n\n```bash\nNot this.\n```\n- One\n- Two\n"
+    assert prose.split_sentences(page) == ["See `code` (Clark et al. 2019).", "It ends.", "A link?", "One", "Two"]
