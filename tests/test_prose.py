@@ -9,8 +9,8 @@ from docs import prose
 EXEMPT = {
     f"docs/{name}.md"
     for name in (
-        "ablation atlas batch compare costs descriptions design devices heads heatmaps known-answers "
-        "long-texts machines masks measures models notebooks pages pictures-and-sound reading recipes relations "
+        "ablation atlas batch costs descriptions devices heads heatmaps known-answers "
+        "machines masks measures models notebooks pages pictures-and-sound reading recipes relations "
         "rollout safety timeline trace"
     ).split()
 }
