@@ -9,8 +9,8 @@ from docs import prose
 EXEMPT = {
     f"docs/{name}.md"
     for name in (
-        "ablation atlas batch costs descriptions devices heads heatmaps known-answers "
-        "machines masks measures models notebooks pages pictures-and-sound reading recipes relations "
+        "ablation batch costs descriptions devices heads heatmaps known-answers "
+        "machines masks measures models notebooks pages pictures-and-sound reading recipes "
         "rollout safety timeline trace"
     ).split()
 }
