@@ -9,7 +9,7 @@ from docs import prose
 EXEMPT = {
     f"docs/{name}.md"
     for name in (
-        "ablation batch costs descriptions devices heads heatmaps known-answers "
+        "ablation batch costs descriptions devices heatmaps known-answers "
         "machines masks measures models notebooks pages pictures-and-sound reading recipes "
         "rollout safety timeline trace"
     ).split()
