@@ -17,7 +17,7 @@ _NO_PROSE = re.compile(
     r"^```.*?^```|<!--.*?-->|^[ ]*\|[^\n]*|^#[^\n]*|^ {4,}[^\n]*|!\[[^]]*\]\([^)]*\)|</?[a-z]+[^>\n]*>", re.M | re.S
 )
 _PART = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. ))")
-_END = re.compile(r"(?<=[.!?])[\"')*_]*\s+(?=[\"'(*_\[]*[A-Z0-9√Σ`])")
+_END = re.compile(r"(?<=[.!?])[\"')*_]*\s+(?=[\"'(*_\[]*[A-Z0-9√Σ`]|\*[a-z])")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|et al|vs|cf|Fig|[A-Z])\.$")
 
 
@@ -68,7 +68,8 @@ def read_pages() -> list[Prose]:
 def main() -> None:
     """Prints words per sentence and the share of long sentences, for each page and for all."""
     pages = read_pages()
-    for page in [*pages, Prose("all", [sentence for page in pages for sentence in page.sentences])]:
+    whole = Prose("all", [sentence for page in pages for sentence in page.sentences])
+    for page in [*pages, whole]:
         print(f"{page.page:34} {len(page.sentences):5} sentences {page.mean:5.1f} words {page.long_share:4.0%} long")
 
 

@@ -7,13 +7,11 @@ import pytest
 from docs import prose
 
 EXEMPT = {
-    f"docs/{name}.md"
-    for name in (
-        "ablation batch costs descriptions devices heatmaps known-answers "
-        "machines masks measures models notebooks pages pictures-and-sound reading recipes "
-        "rollout safety timeline trace"
-    ).split()
-}
+    "docs/ablation.md", "docs/batch.md", "docs/costs.md", "docs/descriptions.md", "docs/devices.md",
+    "docs/heatmaps.md", "docs/machines.md", "docs/masks.md", "docs/models.md", "docs/notebooks.md", "docs/pages.md",
+    "docs/pictures-and-sound.md", "docs/reading.md", "docs/recipes.md", "docs/rollout.md", "docs/safety.md",
+    "docs/timeline.md", "docs/trace.md",
+}  # fmt: skip
 """Pages that wait for their rewriting: the set only shrinks."""
 
 PAGES = {page.page: page for page in prose.read_pages()}
@@ -34,9 +32,9 @@ def test_the_readme_is_short() -> None:
 
 
 def test_exempt_pages_exist() -> None:
-    assert EXEMPT <= PAGES.keys()
+    assert PAGES.keys() >= EXEMPT
 
 
 def test_sentences_are_what_a_reader_sees() -> None:
-    page = "# Title\n\nSee `a b.c` (Clark et al. 2019). It ends. [A link](x.md)?\n\n```bash\nNot this.\n```\n- One\n- Two\n"
+    page = "# Title\n\nSee `a b.c` (Clark et al. 2019). It ends. [A link](x.md)?\n\n```bash\nNo.\n```\n- One\n- Two\n"
     assert prose.split_sentences(page) == ["See `code` (Clark et al. 2019).", "It ends.", "A link?", "One", "Two"]
