@@ -7,9 +7,9 @@ import pytest
 from docs import prose
 
 EXEMPT = {
-    "docs/ablation.md", "docs/batch.md", "docs/costs.md", "docs/descriptions.md", "docs/devices.md",
-    "docs/heatmaps.md", "docs/machines.md", "docs/masks.md", "docs/models.md", "docs/notebooks.md", "docs/pages.md",
-    "docs/pictures-and-sound.md", "docs/reading.md", "docs/recipes.md", "docs/rollout.md", "docs/safety.md",
+    "docs/batch.md", "docs/costs.md", "docs/descriptions.md", "docs/devices.md",
+    "docs/heatmaps.md", "docs/machines.md", "docs/masks.md", "docs/notebooks.md", "docs/pages.md",
+    "docs/reading.md", "docs/rollout.md", "docs/safety.md",
     "docs/timeline.md", "docs/trace.md",
 }  # fmt: skip
 """Pages that wait for their rewriting: the set only shrinks."""
