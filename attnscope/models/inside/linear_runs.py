@@ -87,13 +87,15 @@ class LinearRuns:
         outputs, attentions = self._watch_once()
         within = {m for one in attentions for m in one.modules()} if reaches_seam else set[nn.Module]()
         self._projections = {m for m in linear if m in within and m not in outputs}
+        experts = [m for m in inside if any(one.ndim > 2 for one in m.parameters(recurse=False))]
         self._branches = [m for m in linear if m in inside and m not in outputs and m not in self._projections]
+        self._branches += experts
         head = model.unembedding()
         self._adding = [m for m in linear if m not in self._branches and m is not head]
         self._embeddings = [m for m in modules if isinstance(m, nn.Embedding)]
         leaves = [m for m in modules if not any(True for _ in m.children()) and m not in set(linear)]
         with torch.no_grad():
-            found = {m: _try_norm(m, None if m in within else model.info.d_model) for m in leaves}
+            found = {m: _try_norm(m) for m in leaves}
         self._norms = {module: norm for module, norm in found.items() if norm is not None}
         base = {m for root in model.modules() for m in root.modules()}
         known = {*base, *self._norms, *self._embeddings}
@@ -211,7 +213,10 @@ def _name_embedding(ids: Any, gave: Tensor, batch: Batch) -> str:
 
 
 def _detach(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-    return tuple(one.detach() if isinstance(one, Tensor) else one for one in given), named
+    def cut_off(one: Any) -> Any:
+        return one.detach() if isinstance(one, Tensor) else one
+
+    return tuple(map(cut_off, given)), {name: cut_off(one) for name, one in named.items()}
 
 
 def require_gradients(model: Model) -> None:
@@ -227,11 +232,8 @@ def require_gradients(model: Model) -> None:
         )
 
 
-def _try_norm(module: nn.Module, width: int | None) -> Norm | None:
-    """A module as a norm of a width, None = any; None for what is none, or takes no vectors."""
-    weight = next(iter(module.parameters()), None)
-    if weight is None or weight.ndim != 1 or (width is not None and len(weight) != width):
-        return None
+def _try_norm(module: nn.Module) -> Norm | None:
+    """A module as a norm; None for what is none, or takes no vectors."""
     try:
         return measure_norm(module)
     except (RuntimeError, TypeError, ValueError, IndexError):
