@@ -22,7 +22,8 @@ from attnscope.models.inside.projections import OutputWatch, hooks, linear_maps
 from attnscope.models.inside.stream import Norm, measure_norm
 from attnscope.models.model import Batch, Model, example_tokens
 
-TOKENS, POSITIONS, SEGMENTS = "token embedding", "position embedding", "segment embedding"
+TOKENS, POSITIONS, SEGMENTS, EMBEDDED = "tokens", "positions", "segments", "embeddings"
+"""What embeddings are called; EMBEDDED is what enters the stream where no embedding is a module."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ class Leaves:
     Attributes:
         heads: Place -> what its heads put out, (batch, head, query, d_value).
         networks: What feed-forward networks gave, each with the place of the attention of its layer.
-        embedded: What embeddings gave, each with TOKENS, POSITIONS or SEGMENTS.
+        embedded: What embeddings gave, each with its name: TOKENS, POSITIONS, SEGMENTS or EMBEDDED.
         biases: Biases of norms, output projections and whatever else adds one.
     """
 
@@ -100,6 +101,7 @@ class LinearRuns:
         base = {m for root in model.modules() for m in root.modules()}
         known = {*base, *self._norms, *self._embeddings}
         self._activations = [m for m in leaves if m not in known and not list(m.parameters())]
+        self._first = list(dict.fromkeys(block for (_, layer), block in blocks.items() if layer == 0))
         self._layers: dict[nn.Module, set[Place]] = {}
         for place, block in blocks.items():
             for module in block.modules():
@@ -177,6 +179,11 @@ class LinearRuns:
             leaves.embedded.append((_name_embedding(given[0] if given else None, gave, batch), apart.requires_grad_()))
             return apart
 
+        def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            hidden = given[0] if given else named.get("hidden_states")
+            if isinstance(hidden, Tensor) and not hidden.requires_grad:
+                leaves.embedded.append((EMBEDDED, hidden.requires_grad_()))
+
         def normalise(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> Tensor:
             norm = self._norms[module]
             x = given[0] - given[0].mean(-1, keepdim=True) if norm.centres else given[0]
@@ -196,6 +203,7 @@ class LinearRuns:
             stack.enter_context(hooks(self._branches, _detach, before=True))
             stack.enter_context(hooks(self._branches, branch))
             stack.enter_context(hooks(self._embeddings, embed))
+            stack.enter_context(hooks(self._first, enter, before=True))
             stack.enter_context(hooks(self._norms, normalise))
             stack.enter_context(hooks(self._activations, gate))
             stack.enter_context(

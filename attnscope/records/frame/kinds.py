@@ -181,6 +181,10 @@ KINDS = {
             ("npz", "csv", "png"), "circuits.terminal:show", "circuits.figures:pages", others=WHICH,
         ),
         Kind(
+            "attnscope.why", "record of a score", "why.score:Why", "why", "why", ("npz", *_TABLE),
+            ("npz", "csv", "png"), "why.terminal:show", "why.figures:pages",
+        ),
+        Kind(
             "attnscope.timeline", "timeline", "timeline:Timeline", "timeline", "timeline", ("npz", *_TABLE),
             ("npz", "csv", "png"), "timeline.terminal:show", "timeline.figures:pages",
         ),
