@@ -230,7 +230,7 @@ DIFFER = {
     ("split", "TEXT"): "there is a worked example without one",
     ("prune", "TEXT"): _READS,
     **dict.fromkeys(
-        [("heatmap", "--file"), ("rollout", "--file"), ("trace", "--file"), ("split", "--file")], "one text"
+        [("heatmap", "--file"), ("rollout", "--file"), ("trace", "--file"), ("split", "--file"), ("why", "--file")], "one text"
     ),
     ("heads", "--image"): "many pictures",
     ("rollout", "--image"): "one picture, without words",
@@ -240,7 +240,7 @@ DIFFER = {
     ("ablate", "--target"): "an answer to each of many texts",
     ("prune", "--target"): "an answer to each of many texts",
     ("trace", "--heads"): "of one layer",
-    **{(name, "--pick"): _SHOWS for name in ("page", "compare", "ablate", "prune", "circuits")},
+    **{(name, "--pick"): _SHOWS for name in ("page", "compare", "ablate", "prune", "circuits", "why")},
     ("batch", "--query"): "not every text has it",
     ("compare", "--query"): "it ranks heads",
     ("page", "--words"): "the reader of a page can change it",
@@ -269,6 +269,8 @@ DIFFER = {
     ("show", "--cmap"): "not given, as most records have no colours to choose",
     ("relations", "--kind"): "of annotations",
     ("trace", "--kind"): "one attention alone is traced",
+    ("why", "--kind"): "one attention alone is taken apart",
+    ("why", "--query"): "the one token whose score is taken apart",
     ("split", "--seed"): "of something else",
     ("circuits", "--seed"): "of something else",
     ("circuits", "--frequencies"): "of tokens to answer for; there is no corpus that could have them",
