@@ -28,6 +28,7 @@ FILES = {
     "trace": "trace.npz", "split": "split.json", "cost": "cost.json", "rollout": "rollout.npz",
     "heatmap": "weights.npz", "pooled": "pooled.npz", "atlas": "atlas.npz", "circuits": "circuits.npz",
     "timeline": "timeline.npz", "why": "why.npz",
+    "why-heads": "why-heads.npz",
 }  # fmt: skip
 FORMATS = ("npz", "json", "csv", "parquet", "py", "text", *FIGURE_FORMATS, "nonsense")
 OPTIONS = {

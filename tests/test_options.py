@@ -230,7 +230,7 @@ DIFFER = {
     ("split", "TEXT"): "there is a worked example without one",
     ("prune", "TEXT"): _READS,
     **dict.fromkeys(
-        [("heatmap", "--file"), ("rollout", "--file"), ("trace", "--file"), ("split", "--file"), ("why", "--file")], "one text"
+        [("heatmap", "--file"), ("rollout", "--file"), ("trace", "--file"), ("split", "--file")], "one text"
     ),
     ("heads", "--image"): "many pictures",
     ("rollout", "--image"): "one picture, without words",

@@ -16,7 +16,9 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model
+from attnscope.records.why.heads import WhyHeads
 from attnscope.records.why.score import Why
+from attnscope.studies.inputs.choice import Choice
 from tests.conftest import Run, write_tiny
 from tests.test_stream import GROUPED, SIZES, random_model
 
@@ -199,3 +201,52 @@ def test_the_command_prints_and_draws_the_parts(run: Run, tmp_path: Path) -> Non
     assert status == 0 and json.loads(out)["schema"] == "attnscope.why/1"
     assert run("why", "the cat", "-m", tmp_path / "tiny", "--query", "cat")[0] == 2
     assert run("why", "the cat", "-m", tmp_path / "tiny", "--pick", "L1H2")[0] == 2
+
+
+# Over texts -------------------------------------------------------------------------------------------------------
+
+TEXTS = ["5 9 3 7 11 4 8", "6 2 9 9 12 30", "20 21 22 5 9 3 20 21"]
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_shares_are_covariances_with_the_scores_by_their_variance(name: str) -> None:
+    """Against `why` of every allowed pair: what a part adds at the key, and the score, both less their query's mean."""
+    model = loaded(name)
+    text = "5 9 3 7 11"
+    found = attnscope.why_heads(model, [text], Choice(pick=((1, 4),)))
+    n, causal = len(text.split()), model.info.kinds == ("decoder",)
+    pairs = [(q, k) for q in range(n) for k in range(q + 1 if causal else n)]
+    records = [attnscope.why(model, text, 1, 4, q, k) for q, k in pairs]
+    scores = np.array([record.excess for record in records])
+    assert found.variance[0] == pytest.approx((scores**2).mean(), rel=1e-4)
+    for side in range(2):
+        added = np.array([(record.by_query, record.by_key)[side] for record in records])
+        names, wanted = [part.name for part in records[0].parts], added.T @ scores / (scores**2).sum()
+        shares = dict(zip((part.name for part in found.parts), found.shares[side, 0].tolist(), strict=True))
+        assert shares == pytest.approx(dict(zip(names, wanted.tolist(), strict=True)), abs=1e-4)
+    assert bool(found.bias[0] != 0) is (name == "t5")
+
+
+def test_intervals_are_over_texts_and_stand_beside_the_weights(tmp_path: Path) -> None:
+    model = loaded("llama")
+    found = attnscope.why_heads(model, TEXTS)
+    assert found.corpus["n_texts"] == 3 and len(found.heads) == 12
+    np.testing.assert_allclose(np.nansum(found.shares[:, 6:], -1), 1, atol=1e-4)
+    at, column = found.find((1, 4)), [part.name for part in found.parts].index("L0H3")
+    assert found.low[1, at, column] < found.shares[1, at, column] < found.high[1, at, column]
+    by_weights = attnscope.circuits(model)
+    assert found.composition[1, at, column] == pytest.approx(by_weights.excess[1, 3, 10], abs=1e-6)
+    assert np.isnan(found.shares[:, 0, column]).all()  # layer 0 reads no head
+    again = WhyHeads.load(found.save(tmp_path / "why-heads.npz"))
+    np.testing.assert_array_equal(again.shares, found.shares)
+
+
+def test_the_command_lists_what_heads_rest_on(run: Run, tmp_path: Path) -> None:
+    write_tiny(tmp_path / "tiny")
+    (tmp_path / "texts.txt").write_text("the cat sat\na dog sat\nthe dog and the cat\n", "utf-8")
+    told = ("why", "--file", "texts.txt", "-m", tmp_path / "tiny", "-q")
+    status, out, err = run(*told, "--pick", "L1H0,L1H2", "-o", tmp_path / "out", "-f", "npz,csv")
+    assert status == 0, err
+    assert "what heads' choices of keys rest on · 3 texts" in out and "L1H2" in out
+    assert WhyHeads.load(tmp_path / "out" / "why-heads.npz").heads == ((1, 0), (1, 2))
+    assert run(*told, "--query", "cat")[0] == 2
