@@ -220,10 +220,11 @@ def interval_of(
     """The 95% intervals of measures.
 
     Of shares they are those of shares. Of other measures they are Student's t, and allow for texts of an unseen kind
-    (`allow_for_unseen`). The value of such texts lies between 0 and that of uniform attention, or twice as far for
-    distances and lengths of vectors: the farthest token is about twice as far as the mean one. If the head leaves less
-    than LEAST_ACTIVE outside sinks, a few texts hold all that an `_active` measure counts, and the sample may lack
-    them. Then its interval contains both ends that such texts could lead to if it is a share; others have none.
+    (`allow_for_unseen`). The value of such texts lies between 0 and that of uniform attention, three times as far for
+    distances (where both sides are seen, the farthest token is three times as far as the mean one), and twice as far
+    for lengths of vectors. If the head leaves less than LEAST_ACTIVE outside sinks, a few texts hold all that an
+    `_active` measure counts, and the sample may lack them. Then its interval contains both ends that such texts could
+    lead to if it is a share; others have none.
 
     Args:
         sums: (…, measure).
@@ -284,10 +285,10 @@ def _range(names: Sequence[str], uniform: Floats) -> tuple[Floats, Floats]:
     lowest, highest = np.where(np.isin(names, _MEANS), np.inf, np.fmin(uniform, 0.0)), np.fmax(uniform, 0.0)
     for column, name in enumerate(names):
         if name.startswith("signed_") and (distance := name.removeprefix("signed_")) in names:
-            far = 2 * uniform[..., names.index(distance)]
+            far = 3 * uniform[..., names.index(distance)]
             lowest[..., column], highest[..., column] = uniform[..., column] - far, uniform[..., column] + far
         elif "distance" in name or "_weighted" in name:
-            highest[..., column] *= 2
+            highest[..., column] *= 3 if "distance" in name else 2
     return lowest, highest
 
 
