@@ -14,6 +14,7 @@ from rich.console import Console
 from attnscope.records.ablation import Ablation, Curve, Effect, HeadEffects, SetEffects
 from attnscope.views.ablation import figures as ablation_figures
 from attnscope.views.ablation.terminal import drawing
+from attnscope.views.drawing.layout import SCREEN
 from attnscope.views.tables.numbers import small_number
 from tests.record_helpers import require_lossless
 
@@ -101,16 +102,18 @@ def test_there_is_a_figure_for_each_quantity(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_curves_stand_where_their_numbers_are() -> None:
-    plot = ablation_figures.plot_of(made())
-    x, y, width, height = plot.box
-    assert [line.name for line in plot.lines] == ["smallest effect first", "at random"]
-    assert plot.at(0, plot.low) == (x, y + height)
-    assert plot.at(plot.n_heads, plot.high) == (x + width, y)
-    assert plot.what.startswith("loss")
-    assert plot.lines[0].points[-1] == (6.0, 2.0)
-    assert plot.low <= 0 < 2.01 <= plot.high
-    assert ablation_figures.plot_of(made(loss=False)).what.startswith("relative change")
+def test_curves_hold_their_numbers() -> None:
+    lines = ablation_figures.lines_of(made())
+    assert [line.name for line in lines] == ["smallest effect first", "at random"]
+    assert lines[0].n_left[-1] == 0 and lines[0].values[-1, 0] == 2.0
+    axes = ablation_figures.curve_drawing(made(), SCREEN).figure.axes[0]
+    assert axes.get_xlim() == (6, 0) and axes.get_title(loc="left").startswith("loss")
+    low, high = axes.get_ylim()
+    assert low <= 0 < 2.01 <= high
+    drawn = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    assert drawn["smallest effect first"].tolist() == lines[0].values[:, 0].tolist()
+    axes = ablation_figures.curve_drawing(made(loss=False), SCREEN).figure.axes[0]
+    assert axes.get_title(loc="left").startswith("relative change") and axes.get_ylim()[0] == 0
 
 
 # The command line -------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from attnscope.cli.explain.atlas import atlas
 from attnscope.cli.explain.compare import compare
 from attnscope.cli.explain.heads import heads
 from attnscope.cli.explain.relations import relations
+from attnscope.cli.explain.why import why
 from attnscope.cli.learn.cost import cost
 from attnscope.cli.learn.split import split
 from attnscope.cli.learn.trace import trace
@@ -77,8 +78,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    heatmap, batch, page, heads, atlas, merge, timeline, rollout, compare, relations, ablate, prune, circuits, show,
-    viewer, trace, split, cost, models, info,
+    heatmap, batch, page, heads, atlas, merge, timeline, rollout, compare, relations, ablate, prune, circuits, why,
+    show, viewer, trace, split, cost, models, info,
 ):  # fmt: skip
     app.command(cls=_Command, rich_help_panel=_PANELS[_room(command)])(command)
 app.registered_commands.sort(key=lambda info: list(_PANELS).index(_room(info.callback)))

@@ -115,7 +115,7 @@ class _Study:
         self._by_importance = options.curve and not set(options.modes) & set(REPLACED)
         wants_importance = options.importance or self._by_importance
         if wants_importance:
-            from attnscope.models.inside.attribution import require_gradients
+            from attnscope.models.inside.linear_runs import require_gradients
 
             require_gradients(model)
         passes = ("mean" in options.modes, options.modes, wants_importance, options.joint, options.curve)
