@@ -53,8 +53,10 @@ if TYPE_CHECKING:
     from attnscope.records.timeline import Timeline
     from attnscope.records.why.heads import WhyHeads
     from attnscope.records.why.score import Why
+    from attnscope.studies.ablation.lines import fit_lines
     from attnscope.studies.ablation.options import AblateOptions, PruneOrder
     from attnscope.studies.ablation.pruning import prune
+    from attnscope.studies.ablation.replacing import replaced
     from attnscope.studies.ablation.study import ablate
     from attnscope.studies.atlas.options import AtlasOptions
     from attnscope.studies.atlas.study import atlas
@@ -120,7 +122,9 @@ _PUBLIC = {name: (module, name) for module, names in {
     "records.timeline": ("Timeline",),
     "records.why.heads": ("WhyHeads",),
     "records.why.score": ("Why",),
+    "studies.ablation.lines": ("fit_lines",),
     "studies.ablation.options": ("AblateOptions", "PruneOrder"),
+    "studies.ablation.replacing": ("replaced",),
     "studies.ablation.study": ("ablate",),
     "studies.atlas.options": ("AtlasOptions",),
     "studies.atlas.study": ("atlas",),
@@ -177,12 +181,12 @@ __all__ = [
     "ModelComparison", "MultiHeadAttention", "NeedleOptions", "Page", "PickedHeads", "PicturePair", "PooledHeatmap",
     "PruneOrder", "Relations", "RelationsOptions", "Rollout", "SplitOptions", "Timeline", "TimelineOptions",
     "Tokens", "Why", "WhyHeads", "Workers", "__version__", "ablate", "atlas", "batch", "circuits", "compare",
-    "compare_heads", "compare_models", "compare_pictures", "compare_texts", "cost", "describe", "heads", "heatmap",
-    "load", "load_ablation", "load_circuits", "load_comparison", "load_findings", "load_pooled", "load_record",
-    "load_relations", "load_rollout", "load_timeline", "own_decoder", "page", "picture_heads", "retrieval_heads",
-    "sound_heads", "picture_heatmap", "picture_rollout", "pooled_heatmap", "prune", "record_from_arrays",
-    "relations", "rollout", "sound_heatmap", "split", "split_example", "timeline", "trace", "trace_example",
-    "why", "why_heads", "widget",
+    "compare_heads", "compare_models", "compare_pictures", "compare_texts", "cost", "describe", "fit_lines", "heads",
+    "heatmap", "load", "load_ablation", "load_circuits", "load_comparison", "load_findings", "load_pooled",
+    "load_record", "load_relations", "load_rollout", "load_timeline", "own_decoder", "page", "picture_heads",
+    "picture_heatmap", "picture_rollout", "pooled_heatmap", "prune", "record_from_arrays", "relations", "replaced",
+    "retrieval_heads", "rollout", "sound_heads", "sound_heatmap", "split", "split_example", "timeline", "trace",
+    "trace_example", "why", "why_heads", "widget",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import attnscope
 from attnscope.records.ablation import Ablation, Curve, Effect, HeadEffects, SetEffects
 from attnscope.views.ablation import figures as ablation_figures
 from attnscope.views.ablation.terminal import drawing
@@ -165,6 +166,22 @@ def test_heads_with_roles_are_taken_out_too(run: Any, tmp_path: Path) -> None:
     status, out, _ = run("heads", "--file", "t.txt", "-m", "own", "--causal")
     assert "effect" in out
     assert run("heads", "a cat", "-m", "own", "--causal", "--shard", "1/2")[0] == 2
+
+
+def test_lines_take_the_place_of_heads_and_each_gets_a_causal_share(run: Any, tmp_path: Path) -> None:
+    sentences = (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text().splitlines()
+    (tmp_path / "t.txt").write_text("\n".join(sentences[:8]))
+    status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--replace", "-o", "out")
+    assert status == 0, err
+    assert "causal share" in out
+    found = attnscope.load_findings(tmp_path / "out" / "heads.npz")
+    assert found.options["replaced"]["n_texts"] == 4
+    shares = {column.name: column for column in found.head_table().columns}["causal_share"]
+    assert "uniform attention" in shares.what
+    assert all({"line_l2", "uniform_l2", "causal_share"} <= set(head.effects) for head in found.heads)
+    assert not any(found.does_nothing(head) for head in found.heads)
+    status, out, _ = run("heads", "--file", "t.txt", "-m", "own", "--shard", "1/2", "--replace")
+    assert status == 2
 
 
 def test_prune_needs_heads_and_a_folder(run: Any) -> None:
