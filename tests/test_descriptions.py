@@ -96,6 +96,8 @@ def test_minilm_heads_are_said_to_find_what_they_find(minilm: Model) -> None:
     assert {(")", "("), ("she", "alice")} <= {(pair.query, pair.key) for pair in brackets.pairs}
     assert names.terms[0].own and names.terms[0].words.startswith("tokens like alice, rabbit")
     assert "capitalised words" in names.terms[0].words
+    assert names.summary.startswith("names ") and "alice" in names.summary
+    assert "names " in referents.summary and "least punctuation" in referents.summary
 
 
 # The sample -----------------------------------------------------------------------------------------------------

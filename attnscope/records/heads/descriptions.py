@@ -133,6 +133,7 @@ class Active:
         low: Lower end of its 95% interval over texts, as of `HeadDescription`.
         high: Upper end.
         pairs: Pairs of tokens with much attention on the fitted texts, the strongest first.
+        summary: What the terms come to, in few words; "" = in records of earlier versions.
     """
 
     terms: tuple[Term, ...]
@@ -142,6 +143,7 @@ class Active:
     low: float
     high: float
     pairs: tuple[Pair, ...] = ()
+    summary: str = ""
 
     @property
     def tells(self) -> float:
@@ -245,7 +247,7 @@ class HeadDescription(OneHead):
         if self.active.nats < EVEN:
             return "all other tokens evenly"
         pairs = ", ".join(f"{pair.query} → {pair.key}" for pair in self.active.pairs)
-        said = self._said(self.active.terms, self.active.explained)
+        said = self._said(self.active.terms, self.active.explained, self.active.summary)
         return f"{said}, such as {pairs}" if pairs and self.active.terms else said
 
     @property
@@ -260,10 +262,10 @@ class HeadDescription(OneHead):
             share += f" on {self._listed(where)}"
         return share + "".join(f", {'less' if term.is_avoided else 'more'} {term.words}" for term in when)
 
-    def _said(self, terms: Sequence[Term], explained: float) -> str:
+    def _said(self, terms: Sequence[Term], explained: float, summary: str = "") -> str:
         if not terms:
             return "undescribed"
-        return self._listed(terms) + ("" if explained >= LITTLE else "; mostly undescribed")
+        return (summary or self._listed(terms)) + ("" if explained >= LITTLE else "; mostly undescribed")
 
     def _listed(self, terms: Sequence[Term]) -> str:
         whole = {term.feature for term in terms if not term.part_of}
