@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from attnscope.corpus import Corpus
     from attnscope.errors import AttnscopeError
     from attnscope.models import load
+    from attnscope.models.captured.writing import CapturedText
     from attnscope.models.own.decoder import own_decoder
     from attnscope.records import AttentionMap, Heatmap, Tokens, record_from_arrays
     from attnscope.records import load as load_record
@@ -100,6 +101,7 @@ _PUBLIC = {name: (module, name) for module, names in {
     "corpus": ("Corpus",),
     "errors": ("AttnscopeError",),
     "models": ("load",),
+    "models.captured.writing": ("CapturedText",),
     "models.own.decoder": ("own_decoder",),
     "records": ("AttentionMap", "Heatmap", "Tokens", "record_from_arrays"),
     "records.ablation": ("Ablation",),
@@ -161,7 +163,8 @@ _PUBLIC = {name: (module, name) for module, names in {
 
 __all__ = [
     "AblateOptions", "Ablation", "AnnotatedCorpus", "AnnotatedText", "Atlas", "AtlasOptions", "AttentionMap",
-    "AttnscopeError", "Batch", "BatchOptions", "Circuits", "CircuitsOptions", "CompareOptions", "Corpus",
+    "AttnscopeError", "Batch", "BatchOptions", "CapturedText",
+    "Circuits", "CircuitsOptions", "CompareOptions", "Corpus",
     "DescribeOptions", "Findings", "HeadComparison", "HeadWatch", "HeadsOptions", "Heatmap", "Link", "MinimalPair",
     "ModelComparison", "MultiHeadAttention", "NeedleOptions", "Page", "PickedHeads", "PicturePair", "PooledHeatmap",
     "PruneOrder", "Relations", "RelationsOptions", "Rollout", "SplitOptions", "Timeline", "TimelineOptions",
