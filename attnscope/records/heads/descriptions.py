@@ -231,7 +231,7 @@ class HeadDescription(OneHead):
 
     @property
     def words(self) -> str:
-        """What it attends to and where it rests, such as "near tokens (46%; uniform 18%); rests 27% on [CLS]"."""
+        """What it attends to and where it rests, such as "up to 4 after (46%; uniform 18%); rests 27% on [CLS]"."""
         if self.spreads_evenly:
             return "spreads evenly"
         if self.active is None:
@@ -248,19 +248,16 @@ class HeadDescription(OneHead):
             return "all other tokens evenly"
         pairs = ", ".join(f"{pair.query} → {pair.key}" for pair in self.active.pairs)
         said = self._said(self.active.terms, self.active.explained, self.active.summary)
-        return f"{said}, such as {pairs}" if pairs and self.active.terms else said
+        return f"{said}, such as {pairs}" if pairs and self.active.terms and not self.active.summary else said
 
     @property
     def rests(self) -> str:
-        """How much it rests, where and when, such as "rests 69% on [CLS] (more from late tokens)"."""
+        """How much it rests and on what, such as "rests 69% on [CLS]"; what more there is to say are its `terms`."""
         if self.active is None or self.active.share > 1 - HARDLY:
             return ""
-        share = f"rests {_percent(1 - self.active.share)}"
-        when = [term for term in self.terms if term.own and not term.part_of]
-        where = [term for term in self.terms if term not in when]
-        if any(not term.part_of and not term.is_avoided for term in where):
-            share += f" on {self._listed(where)}"
-        return share + "".join(f", {'less' if term.is_avoided else 'more'} {term.words}" for term in when)
+        on = [term for term in self.terms if term.share >= HARDLY and not (term.part_of or term.is_avoided)]
+        named = " and ".join(term.words for term in sorted(on, key=lambda term: -term.share)[:2])
+        return f"rests {_percent(1 - self.active.share)}" + (f" on {named}" if named else "")
 
     def _said(self, terms: Sequence[Term], explained: float, summary: str = "") -> str:
         if not terms:

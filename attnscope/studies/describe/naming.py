@@ -67,11 +67,13 @@ class Kinds:
         words: What each is called.
         of_entry: (entry,): the number of each key's kind.
         wholes: What several kinds together are called, and their numbers.
+        signs: What kinds are called that need no examples.
     """
 
     words: tuple[str, ...]
     of_entry: NDArray[np.int64]
     wholes: tuple[tuple[str, frozenset[int]], ...]
+    signs: frozenset[str]
 
     @classmethod
     def of(cls, part: Part, features: Sequence[Feature]) -> Kinds:
@@ -99,7 +101,7 @@ class Kinds:
             (whole, frozenset(order.index(name) for name in parts if name in order))
             for whole, parts in (("punctuation", _SIGNS), ("function words", closed_classes))
         )
-        return cls((*words, "other tokens"), of_entry, wholes)
+        return cls((*words, "other tokens"), of_entry, wholes, frozenset((*words[: len(_SIGNS) - 1], "punctuation")))
 
     def merge(self, chosen: Sequence[int], matter: NDArray[np.bool_]) -> list[tuple[str, list[int]]]:
         """Chosen kinds by what they are called: those of a whole by its name, if all of it that matters is chosen."""
@@ -173,9 +175,10 @@ class Names:
         some = [label for n in best[: 2 * TOKENS] if n in self.keys[entries] and (label := self.label(int(n)))]
         if sum(shares[members].sum() for _, members in merged[:2]) < COVERED:
             marks = dict.fromkeys(label if any(map(str.isalnum, label)) else "punctuation" for label in some)
-            return ", ".join(list(marks)[:TOKENS]), of_rows
+            return ", ".join(list(marks)[:4]), of_rows
         words = ", ".join(words for words, _ in merged[:2])
-        return (words if words == "punctuation" else f"{words} ({', '.join(some[:3])})"), of_rows
+        written = [label for label in some if any(map(str.isalnum, label))][:2]
+        return (f"{words} ({', '.join(written)})" if written and words not in self.kinds.signs else words), of_rows
 
     def of_column(self, column: Column, head: int) -> str:
         """What a column is called, such as "tokens like alice, dinah, abbas, 81% of them capitalised words"."""

@@ -21,21 +21,36 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-MORE, LESS = 1.15, 0.67
+MORE, LESS = 1.3, 0.5
 """Kinds of keys are named that get this many times what the other terms would give them; and those that get so few."""
 
-MOST_KINDS, MOST_AVOIDED, EXAMPLES, ALSO = 4, 3, 3, 3
-"""How many of these are named, tokens of each, and tokens of other kinds."""
+LEAST_MORE = 1.15
+"""Of the strongest kind of a line's strongest group this much suffices."""
+
+MOST_GROUPS, MOST_KINDS, MOST_AVOIDED, MOST_RELATIONS = 3, 2, 2, 2
+"""How many groups of terms a line names, and how many kinds of keys or relations a group."""
+
+MOST_PAIRS = 2
+"""Pairs of tokens that a line names, if it says nothing else about some queries alone."""
 
 LEAST_SHARE = 0.02
 """Of attention, or of what the other terms would give: below it a kind or a distance is not named."""
 
 NEAR = 1.2
-"""Distances are named that get this many times what the other terms would give them."""
+"""Distances are named that get this many times what the other terms would give them; the nearer half of a window is
+said to come first if it gets this many times what the other half does."""
 
-AS_MUCH, WEAK = 1.4, 0.04
-"""Groups of terms whose nats differ by less than this factor count alike; and those are left out that have less than
-this share of the strongest's."""
+ITSELF = 1.5
+"""The query itself is named if it gets this many times what the other terms would give it."""
+
+AS_MUCH = 1.4
+"""Groups of terms whose nats differ by less than this factor count alike."""
+
+WEAK = {"kind": 0.1, "distance": 0.1, "relation": 0.05, "pair": 0.2}
+"""Groups are left out that have less than this share of the strongest's nats."""
+
+CLEAR = 0.7
+"""Share of attention at the distances that are named, from which on nothing is said of the others."""
 
 _REACHES = (1, 2, 4, 8)
 
@@ -66,26 +81,34 @@ def summarise(
         for group, places in groups.items()
     }
     strengths = {group: _nats(names, head, of) for group, of in scores.items()}
-    words: list[tuple[float, str]] = []
-    for group, places in groups.items():
+    limits = {group: WEAK[group] * max(strengths.values()) for group in groups}
+    words: dict[str, str] = {}
+    for group in sorted(groups, key=lambda group: -strengths[group]):
         others = sum((of for name, of in scores.items() if name != group), np.zeros(part.size))
+        if len(words) == MOST_GROUPS or strengths[group] < limits[group]:
+            continue
         if group == "kind":
-            said = by_kind(names, head, others)
+            said = by_kind(names, head, others, least=MORE if words else LEAST_MORE)
         elif group == "distance":
             said = by_distance(names, head, others)
         elif group == "pair":
-            said = "; ".join(_pair(names, head, found, place) for place in places[:2])
+            said = next((said for place in groups[group] if (said := _pair(names, head, found, place))), "")
         else:
-            said = ", ".join(_relation(terms[place]) for place in places)
-        if said and strengths[group] >= WEAK * max(strengths.values()):
-            words.append((strengths[group], said))
-    words.sort(key=lambda one: -one[0])
+            related = [said for place in groups[group] if (said := _relation(terms[place]))]
+            said = ", ".join(related[:MOST_RELATIONS])
+        if said:
+            words[group] = said
     text, last = "", 0.0
-    for strength, said in words:
-        text += f"; {'equally' if last < AS_MUCH * strength else 'then'} {said}" if text else said
-        last = strength
+    for group, said in words.items():
+        text += f"; {'equally' if last < AS_MUCH * strengths[group] else 'then'} {said}" if text else said
+        last = strengths[group]
     known = sum((of for name, of in scores.items() if name != "pair"), np.zeros(part.size))
-    return names.pairs(head, known), text
+    pairs = names.pairs(head, known)
+    if not text and terms:  # neither a kind nor a distance stands out
+        text = f"{'avoids ' if terms[0].is_avoided else ''}{terms[0].words}"
+    if pairs and "pair" not in words and len(words) < MOST_GROUPS:
+        text += f", such as {', '.join(f'{pair.query} → {pair.key}' for pair in pairs[:MOST_PAIRS])}"
+    return pairs, text
 
 
 def _group_of(number: int, head: int, names: Names, features: Sequence[Feature]) -> str:
@@ -106,9 +129,13 @@ def _nats(names: Names, head: int, scores: Floats) -> float:
 
 
 def _relation(term: Term) -> str:
-    differs = np.isfinite(term.share) and round(100 * term.share) != round(100 * term.even)
-    share = f" ({100 * term.share:.0f}%; uniform {100 * term.even:.0f}%)" if differs else ""
-    return f"{'not ' if term.weight < 0 else ''}{term.words}{share}"
+    """A relation with its share; "" = its share and its weight say opposite things, or the share says nothing."""
+    if not np.isfinite(term.share):
+        return f"{'avoids ' if term.weight < 0 else ''}{term.words}"
+    if term.weight * (term.share - term.even) <= 0 or round(100 * term.share) == round(100 * term.even):
+        return ""
+    share = f"({100 * term.share:.0f}%; uniform {100 * term.even:.0f}%)"
+    return f"{'avoids ' if term.weight < 0 else ''}{term.words} {share}"
 
 
 def _pair(names: Names, head: int, found: Description, place: int) -> str:
@@ -120,7 +147,7 @@ def _pair(names: Names, head: int, found: Description, place: int) -> str:
     return f"from {queries}: {keys}" if keys else ""
 
 
-def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = None) -> str:
+def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = None, least: float = MORE) -> str:
     """Kinds of keys by how much more attention they get than the other terms would give them.
 
     Args:
@@ -128,36 +155,36 @@ def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = No
         head: The head.
         others: (entry,): what the other terms say.
         of_rows: (row,): how much each row counts, beside its weight; None = all alike.
+        least: What the strongest kind must get, in times of what the other terms would give it.
     """
     part, kinds = names.part, names.kinds
     weights = part.weights[head] * (1.0 if of_rows is None else of_rows)
     rows = (weights / max(weights.sum(), 1e-30))[part.row_of]
     got, even = part.attention(head) * rows, names.expected(others) * rows
+
     shares, expected = (np.bincount(kinds.of_entry, of, len(kinds.words)) for of in (got, even))
-    lifts = (shares + LEAST_SHARE / 2) / (expected + LEAST_SHARE / 2)
+    lifts = _lift(shares, expected)
     matter = np.maximum(shares, expected) >= LEAST_SHARE
-    more = kinds.merge([int(n) for n in np.argsort(-lifts) if matter[n] and lifts[n] >= MORE], matter)[:MOST_KINDS]
-    less = kinds.merge([int(n) for n in np.argsort(lifts) if matter[n] and lifts[n] <= LESS], matter)[:MOST_AVOIDED]
-    n_types = len(names.types.ids)
-    by_type, even_by_type = (np.bincount(names.keys, of, n_types) for of in (got, even))
-    excess = by_type - even_by_type
-    named, said = set[int](), []
-    for words, members in more:
+    more = matter & (lifts >= min(MORE, max(least, lifts[matter].max(initial=0.0))))
+    less = matter & (lifts <= LESS)
+    said = []
+    ordered = np.argsort(-shares * np.log(lifts))  # what tells most of them, and then the largest lifts first
+    named = kinds.merge([int(n) for n in ordered if more[n]], matter)[:MOST_KINDS]
+    for words, members in sorted(named, key=lambda one: -_lift(shares[one[1]].sum(), expected[one[1]].sum())):
         inside = np.isin(kinds.of_entry, members)
-        of_kind = np.bincount(names.keys[inside], (got - even)[inside], n_types)
-        best = [int(n) for n in np.argsort(-of_kind)[:EXAMPLES] if of_kind[n] > 0]
-        named.update(best)
-        times = (shares[members].sum() + LEAST_SHARE / 2) / (expected[members].sum() + LEAST_SHARE / 2)
-        said.append(f"{words} {times:.1f}× ({', '.join(names.label(n) for n in best)})")
-    also = [
-        int(n) for n in np.argsort(-excess)[: 2 * EXAMPLES]
-        if n not in named and by_type[n] >= LEAST_SHARE / 2 and by_type[n] >= 1.5 * even_by_type[n]
-    ]  # fmt: skip
-    if also:
-        said.append(f"{'also ' if said else ''}{', '.join(dict.fromkeys(names.label(n) for n in also[:ALSO]))}")
-    if less:
-        said.append(f"least {', '.join(words for words, _ in less)}")
+        of_kind = np.bincount(names.keys[inside], (got - even)[inside], len(names.types.ids))
+        best = [int(n) for n in np.argsort(-of_kind)[: 3 if len(named) == 1 else 2] if of_kind[n] > 0]
+        times = _lift(shares[members].sum(), expected[members].sum())
+        examples = f" ({', '.join(names.label(n) for n in best)})" if words not in kinds.signs else ""
+        said.append(f"{words} {times:.1f}×{examples}")
+    avoided = kinds.merge([int(n) for n in np.argsort(shares - expected) if less[n]], matter)[:MOST_AVOIDED]
+    if avoided:
+        said.append(f"least {', '.join(words for words, _ in avoided)}")
     return ", ".join(said)
+
+
+def _lift(share: Floats, expected: Floats) -> Floats:
+    return (share + LEAST_SHARE / 2) / (expected + LEAST_SHARE / 2)
 
 
 def by_distance(names: Names, head: int, others: Floats) -> str:
@@ -190,17 +217,20 @@ def by_distance(names: Names, head: int, others: Floats) -> str:
         chosen, said = buckets == best, _bucket_words(best)
     parts = [f"{said} ({100 * got[chosen].sum():.0f}%; uniform {100 * uniform[chosen].sum():.0f}%)"]
     inside = sorted({int(bucket) for bucket in np.unique(buckets[chosen])}, key=lambda bucket: -lifts[bucket])
-    if len(inside) > 1:
-        best, second = inside[:2]
-        if lifts[best] >= 1.5 * lifts[second]:
-            share = got[buckets == best].sum()
-            parts.append(f"most {_bucket_words(best)} ({100 * share:.0f}%)")
-        elif min(map(abs, inside)) == abs(best) and lifts[best] >= 1.5 * lifts[inside[-1]]:
-            parts.append("nearest first")
-    if lifts.get(0, 1.0) >= NEAR:
+    how_far = np.abs(names.offsets)
+    nearer = how_far <= np.median(how_far[chosen])
+    if len(inside) > 1 and lifts[inside[0]] >= 1.5 * lifts[inside[1]]:
+        parts.append(f"most {_bucket_words(inside[0])} ({100 * got[buckets == inside[0]].sum():.0f}%)")
+    elif len(np.unique(how_far[chosen])) > 1:
+        first = times(chosen & nearer) / times(chosen & ~nearer)
+        parts.append("nearest first" if first >= NEAR else "farthest first" if first <= 1 / NEAR else "evenly")
+    if lifts.get(0, 1.0) >= ITSELF:
         parts.append(f"itself ({100 * got[buckets == 0].sum():.0f}%)")
-    little = [word for side, word in ((-1, "before"), (1, "after")) if times(buckets * side > 0) <= 0.5]
-    return ", ".join([*parts, *(f"little {word} it" for word in little)])
+    if got[chosen].sum() < CLEAR:
+        parts += [
+            f"little {word} it" for side, word in ((-1, "before"), (1, "after")) if times(buckets * side > 0) <= 0.5
+        ]
+    return ", ".join(parts)
 
 
 def _reach_words(reach: int, side: str) -> str:

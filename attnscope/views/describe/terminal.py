@@ -87,8 +87,8 @@ def _notes(findings: Findings, n_left: int) -> list[str]:
         "nats: how far the attention on other keys is from uniform. predicted: the share of what sets it apart from "
         "uniform attention that the terms predict, on texts they were not fitted on, with its 95% interval.",
         "nouns 1.6× (door, key): such keys get 1.6 times what the rest of the line gives them; examples. (69%; uniform "
-        "34%): their share of attention; under uniform attention. What follows then counts less, what follows equally "
-        "as much. from …: holds for such queries. Open classes of English words go by lists and endings.",
+        "34%): their share of attention; under uniform attention. then: counts less. equally: as much. from …: for such "
+        "queries. English words have classes by lists and endings. Pages and files have the terms behind the line.",
         *description_notes(findings),
         "A description says where a head looks, not what for.",
         f"The intervals allow for kinds of text that the scored ones lack: up to {100 * described.unseen_share:.0f}% "
