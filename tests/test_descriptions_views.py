@@ -195,7 +195,7 @@ def test_a_term_does_not_contradict_its_numbers() -> None:
     assert "to the right (60%; uniform 50%; less, given the other terms)" in first.words
     found = replace(found, descriptions=replace(found.descriptions, heads=(first, *others)))
     said = " ".join(printed(found, every=True).split())
-    assert "their share of attention; under uniform attention." in said
+    assert "share of attention there; under uniform attention." in said
 
 
 def test_a_head_that_is_picked_alone_has_all_its_measures_and_its_place_among_all() -> None:

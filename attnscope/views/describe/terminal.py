@@ -87,8 +87,8 @@ def _notes(findings: Findings, n_left: int) -> list[str]:
         "nats: how far the attention on other keys is from uniform. predicted: the share of what sets it apart from "
         "uniform attention that the terms predict, on texts they were not fitted on, with its 95% interval.",
         "nouns 1.6× (door, key): such keys get 1.6 times what the rest of the line gives them; examples. (69%; uniform "
-        "34%): share of attention there; under uniform attention. then: counts less. equally: as much. from …: for such "
-        "queries. Pages and files have the terms behind the line.",
+        "34%): share of attention there; under uniform attention. then: counts less. equally: as much. from …: for "
+        "such queries. Pages and files have the terms behind the line.",
         "A description says where a head looks, not what for.",
     ]
     said = [" ".join(said), "; ".join(description_notes(findings))]
