@@ -58,13 +58,6 @@ class Term:
         """Whether the head looks less at such keys than it would by chance."""
         return self.weight < 0 and not self.share >= self.even
 
-    @property
-    def given_rest(self) -> str:
-        """What the weight says where the share alone says the opposite, as the other terms share the attention."""
-        if self.weight >= 0 and self.share < self.even:
-            return "more, given the other terms"
-        return "less, given the other terms" if self.weight < 0 and self.share >= self.even else ""
-
 
 @dataclass(frozen=True)
 class Expected:
@@ -299,8 +292,7 @@ def _words(term: Term, parts: Sequence[Term], other: str) -> str:
     said = [f"{'more' if part.weight >= 0 else 'less'} {part.words}" for part in parts]
     if math.isfinite(term.share):
         of = f" {term.share_of}" if term.share_of else ""
-        conditional = [term.given_rest] if term.given_rest else []
-        said = [f"{_percent(term.share)}{of}", f"uniform {_percent(term.even)}", *conditional, *said]
+        said = [f"{_percent(term.share)}{of}", f"uniform {_percent(term.even)}", *said]
     said += [f"or {other}"] if other else []
     named = f"not {term.words}" if term.is_avoided else term.words
     return f"{named} ({'; '.join(said)})" if said else named

@@ -160,26 +160,6 @@ class Names:
         label = self.types.labels[number]
         return label.strip("·Ġ▁ ") or label
 
-    def queries_of(self, feature: int, head: int) -> tuple[str, Floats]:
-        """What the queries of a pair are called in few words, and how much each row is one of them, 0 to 1."""
-        column = self.part.own_columns(head)[feature - self.part.n_shared]
-        assert column.queries is not None
-        of_rows = column.values.reshape(-1, column.n_key_levels)[:, -1][column.queries][self.queries]
-        of_rows = np.where(of_rows >= least_named(of_rows), of_rows, 0.0)
-        known = np.flatnonzero((of_rows > 0) & (self._itself >= 0))
-        entries, weights = self._itself[known], (self.part.weights[head] * of_rows)[known]
-        total = max(float(weights.sum()), 1e-30)
-        shares = np.bincount(self.kinds.of_entry[entries], weights, len(self.kinds.words)) / total
-        merged = self.kinds.merge([int(n) for n in np.argsort(-shares) if shares[n] >= 0.1], shares >= 0.05)
-        best = np.argsort(-np.bincount(self.keys[entries], weights, len(self.types.ids)), kind="stable")
-        some = [label for n in best[: 2 * TOKENS] if n in self.keys[entries] and (label := self.label(int(n)))]
-        if sum(shares[members].sum() for _, members in merged[:2]) < COVERED:
-            marks = dict.fromkeys(label if any(map(str.isalnum, label)) else "punctuation" for label in some)
-            return ", ".join(list(marks)[:4]), of_rows
-        words = ", ".join(words for words, _ in merged[:2])
-        written = [label for label in some if any(map(str.isalnum, label))][:2]
-        return (f"{words} ({', '.join(written)})" if written and words not in self.kinds.signs else words), of_rows
-
     def of_column(self, column: Column, head: int) -> str:
         """What a column is called, such as "tokens like alice, dinah, abbas, 81% of them capitalised words"."""
         on = self.part.attention(head) * self.part.weights[head][self.part.row_of]
@@ -192,28 +172,38 @@ class Names:
         of_keys = column.values.reshape(-1, n_keys)[-1][column.keys]
         from_queries = of_queries[self.queries]
         to = self._keys_of(of_keys, on * from_queries[self.part.row_of])
-        return f"from {self.of_queries(of_queries, head)} to {to}"
+        return f"from {self.of_queries(of_queries, head)[0]} to {to}"
 
-    def of_queries(self, values: Floats, head: int) -> str:
-        """What queries are called whose types have high values."""
+    def of_queries(self, values: Floats, head: int) -> tuple[str, Floats]:
+        """What queries are called whose types have high values, in few words; and (row,): how much each is one."""
         of_rows = values[self.queries]
-        high = of_rows >= least_named(of_rows)
-        weights = self.part.weights[head] * of_rows * high
+        of_rows = np.where(of_rows >= least_named(of_rows), of_rows, 0.0)
+        weights = self.part.weights[head] * of_rows
+        labels = self._labels(np.bincount(self.queries, weights, len(values)))
+        written = [label for label in labels if any(map(str.isalnum, label))]
         known = self._itself >= 0
-        covered = self._covered(self._itself[known], weights[known])
-        return self._listed(np.bincount(self.queries, weights, len(values))) + covered
+        shares = np.bincount(self.kinds.of_entry[self._itself[known]], weights[known], len(self.kinds.words))
+        shares /= max(float(weights.sum()), 1e-30)
+        merged = self.kinds.merge([int(n) for n in np.argsort(-shares) if shares[n] >= 0.1], shares >= 0.05)[:2]
+        if sum(shares[members].sum() for _, members in merged) < COVERED:
+            some = dict.fromkeys(label if label in written else "punctuation" for label in labels)
+            return ", ".join(list(some)[:4]), of_rows
+        words = ", ".join(words for words, _ in merged)
+        examples = f" ({', '.join(written[:2])})" if written and words not in self.kinds.signs else ""
+        return words + examples, of_rows
 
     def _keys_of(self, values: Floats, on: Floats) -> str:
         """What keys are called whose types have high values, by the attention that they get."""
         of_entries = values[self.keys]
         high = np.flatnonzero(of_entries >= least_named(of_entries))
         weights = on[high] * of_entries[high]
-        return self._listed(np.bincount(self.keys[high], weights, len(values))) + self._covered(high, weights)
+        labels = self._labels(np.bincount(self.keys[high], weights, len(values)))
+        return ", ".join(labels) + self._covered(high, weights)
 
-    def _listed(self, weights: NDArray[np.number]) -> str:
+    def _labels(self, weights: NDArray[np.number]) -> list[str]:
+        """How types are written, up to `TOKENS`, the largest weight first."""
         best = [int(t) for t in np.argsort(-weights, kind="stable")[: 2 * TOKENS] if weights[t] > 0]
-        labels = dict.fromkeys(self.types.labels[t].strip("·Ġ▁ ") or self.types.labels[t] for t in best)
-        return ", ".join(list(labels)[:TOKENS])
+        return list(dict.fromkeys(map(self.label, best)))[:TOKENS]
 
     def _covered(self, entries: NDArray[np.int64], weights: Floats) -> str:
         """The known class that most of some keys belong to, with its share of them; "" = none does."""

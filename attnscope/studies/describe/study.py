@@ -528,7 +528,7 @@ def _sink_term(group: Group, sinks: Part, number: int, found: Description, place
         if column.queries is None:
             name, words = "matches", "where little else fits"
         else:
-            name, words = "gate", f"from {names.of_queries(column.values[1::2][column.queries], number)}"
+            name, words = "gate", f"from {names.of_queries(column.values[1::2][column.queries], number)[0]}"
         weight = float(found.weights[place])
         return Term(name, words, weight, nan, nan, found.gains[place], part_of=whole, own=True)
     return _known_term(features, at, found, place, sinks, number, set(own), list(range(n_shared)))

@@ -40,19 +40,20 @@ NEAR = 1.2
 """Distances are named that get this many times what the other terms would give them; the nearer half of a window is
 said to come first if it gets this many times what the other half does."""
 
-ITSELF = 1.5
-"""The query itself is named if it gets this many times what the other terms would give it."""
+MOSTLY = 1.5
+"""One distance of several is named if it gets this many times what the next gets; so is the query itself, of what the
+other terms would give it."""
 
 AS_MUCH = 1.4
 """Groups of terms whose nats differ by less than this factor count alike."""
 
-WEAK = {"kind": 0.1, "distance": 0.1, "relation": 0.05, "pair": 0.2}
+WEAK = {"kind": 0.04, "distance": 0.1, "relation": 0.05, "pair": 0.2}
 """Groups are left out that have less than this share of the strongest's nats."""
 
 CLEAR = 0.7
 """Share of attention at the distances that are named, from which on nothing is said of the others."""
 
-_REACHES = (1, 2, 4, 8)
+_REACHES, _SIDES = (0, 1, 2, 4, 8), ((-1, "before"), (1, "after"))
 
 
 def summarise(
@@ -102,11 +103,10 @@ def summarise(
     for group, said in words.items():
         text += f"; {'equally' if last < AS_MUCH * strengths[group] else 'then'} {said}" if text else said
         last = strengths[group]
-    known = sum((of for name, of in scores.items() if name != "pair"), np.zeros(part.size))
-    pairs = names.pairs(head, known)
-    if not text and terms:  # neither a kind nor a distance stands out
+    pairs = names.pairs(head, sum((of for name, of in scores.items() if name != "pair"), np.zeros(part.size)))
+    if not text and terms:  # no kind and no distance stands out
         text = f"{'avoids ' if terms[0].is_avoided else ''}{terms[0].words}"
-    if pairs and "pair" not in words and len(words) < MOST_GROUPS:
+    if text and pairs and "pair" not in words and len(words) < MOST_GROUPS:
         text += f", such as {', '.join(f'{pair.query} → {pair.key}' for pair in pairs[:MOST_PAIRS])}"
     return pairs, text
 
@@ -142,7 +142,10 @@ def _pair(names: Names, head: int, found: Description, place: int) -> str:
     """What queries of some types attend to more: beside all terms but the one that is about them."""
     terms = tuple(number for number in found.terms if number != found.terms[place])
     others = names.part.scores(terms, np.delete(found.weights, place), head)
-    queries, of_rows = names.queries_of(found.terms[place], head)
+    column = names.part.own_columns(head)[found.terms[place] - names.part.n_shared]
+    assert column.queries is not None
+    values = column.values.reshape(-1, column.n_key_levels)[:, -1][column.queries]
+    queries, of_rows = names.of_queries(values, head)
     keys = by_kind(names, head, others, of_rows)
     return f"from {queries}: {keys}" if keys else ""
 
@@ -189,11 +192,10 @@ def _lift(share: Floats, expected: Floats) -> Floats:
 
 def by_distance(names: Names, head: int, others: Floats) -> str:
     """How far keys are, by how much more attention such keys get than the other terms would give them."""
-    part = names.part
+    part, away = names.part, np.abs(names.offsets)
     rows = part.weights[head][part.row_of]
     got, even, uniform = part.attention(head) * rows, names.expected(others) * rows, rows / part.lengths[part.row_of]
-    sizes = np.searchsorted(_REACHES, np.abs(names.offsets)) + 1
-    buckets = np.where(names.offsets == 0, 0, np.sign(names.offsets) * sizes)
+    buckets = np.sign(names.offsets) * np.where(away > 0, np.searchsorted(_REACHES, away), 0)
 
     def times(some: NDArray[np.bool_]) -> float:
         return float((got[some].sum() + LEAST_SHARE / 4) / (even[some].sum() + LEAST_SHARE / 4))
@@ -203,49 +205,39 @@ def by_distance(names: Names, head: int, others: Floats) -> str:
     for side in reach:
         while lifts.get(side * (reach[side] + 1), 0.0) >= NEAR:
             reach[side] += 1
+    chosen = (buckets != 0) & (buckets >= -reach[-1]) & (buckets <= reach[1])
     if reach[-1] and reach[-1] == reach[1]:
-        chosen, said = np.abs(buckets) <= reach[1], _reach_words(reach[1], "away")
+        said = _span(1, reach[1], "away")
+    elif any(reach.values()):
+        said = " and ".join(_span(1, reach[side], word) for side, word in _SIDES if reach[side])
     else:
-        chosen = ((buckets < 0) & (-buckets <= reach[-1])) | ((buckets > 0) & (buckets <= reach[1]))
-        ends = [_reach_words(reach[side], word) for side, word in ((-1, "before"), (1, "after")) if reach[side]]
-        said = " and ".join(ends)
-    chosen &= buckets != 0
-    if not said:
         best = max((bucket for bucket in lifts if bucket), key=lambda bucket: lifts[bucket])
         if lifts[best] < NEAR:
             return ""
-        chosen, said = buckets == best, _bucket_words(best)
+        chosen, said = buckets == best, _span(abs(best), abs(best), dict(_SIDES)[1 if best > 0 else -1])
     parts = [f"{said} ({100 * got[chosen].sum():.0f}%; uniform {100 * uniform[chosen].sum():.0f}%)"]
-    inside = sorted({int(bucket) for bucket in np.unique(buckets[chosen])}, key=lambda bucket: -lifts[bucket])
-    how_far = np.abs(names.offsets)
-    nearer = how_far <= np.median(how_far[chosen])
-    if len(inside) > 1 and lifts[inside[0]] >= 1.5 * lifts[inside[1]]:
-        parts.append(f"most {_bucket_words(inside[0])} ({100 * got[buckets == inside[0]].sum():.0f}%)")
-    elif len(np.unique(how_far[chosen])) > 1:
-        first = times(chosen & nearer) / times(chosen & ~nearer)
-        parts.append("nearest first" if first >= NEAR else "farthest first" if first <= 1 / NEAR else "evenly")
-    if lifts.get(0, 1.0) >= ITSELF:
+    best, *less = sorted({int(bucket) for bucket in buckets[chosen]}, key=lambda bucket: -lifts[bucket])
+    first, last = away[chosen].min(), away[chosen].max()
+    if less and lifts[best] >= MOSTLY * lifts[less[0]]:
+        where = _span(abs(best), abs(best), dict(_SIDES)[1 if best > 0 else -1])
+        parts.append(f"most {where} ({100 * got[buckets == best].sum():.0f}%)")
+    elif first < last:
+        nearer = away <= (first + last) / 2
+        more = times(chosen & nearer) / times(chosen & ~nearer)
+        parts.append("nearest first" if more >= NEAR else "farthest first" if more <= 1 / NEAR else "evenly")
+    if lifts.get(0, 0.0) >= MOSTLY:
         parts.append(f"itself ({100 * got[buckets == 0].sum():.0f}%)")
     if got[chosen].sum() < CLEAR:
-        parts += [
-            f"little {word} it" for side, word in ((-1, "before"), (1, "after")) if times(buckets * side > 0) <= 0.5
-        ]
+        parts += [f"little {word} it" for side, word in _SIDES if times(buckets * side > 0) <= LESS]
     return ", ".join(parts)
 
 
-def _reach_words(reach: int, side: str) -> str:
-    if reach > len(_REACHES):
-        return f"tokens {side} it" if side != "away" else "other tokens"
-    if reach == 1:
+def _span(first: int, last: int, side: str) -> str:
+    """What the keys of some buckets on a side are called, such as "5 to 8 before"; buckets end at `_REACHES`."""
+    low = int(_REACHES[first - 1]) + 1
+    if last >= len(_REACHES):
+        return f"{low} or more {side}" if first > 1 else "other tokens" if side == "away" else f"tokens {side} it"
+    high = _REACHES[last]
+    if high == 1:
         return {"before": "the previous token", "after": "the next token", "away": "the tokens beside it"}[side]
-    return f"up to {_REACHES[reach - 1]} {side}"
-
-
-def _bucket_words(bucket: int) -> str:
-    side, size = ("before" if bucket < 0 else "after"), abs(bucket)
-    if size <= 1:
-        return _reach_words(1, side)
-    if size > len(_REACHES):
-        return f"{_REACHES[-1] + 1} or more {side}"
-    low, high = _REACHES[size - 2] + 1, _REACHES[size - 1]
-    return f"{low} {side}" if low == high else f"{low} to {high} {side}"
+    return f"up to {high} {side}" if first == 1 else f"{low} {side}" if low == high else f"{low} to {high} {side}"
