@@ -359,7 +359,7 @@ _BESIDE = "read words beside a picture alone: shown with one, see below"
 _ROWS = {
     "refused": "refused, in one line",
     "no attention": "have no attention, and are said to have none",
-    "unbuilt": "cannot be built tiny, or take more than two minutes",
+    "unbuilt": "cannot be built or run tiny, or take more than two minutes",
     "wrong": "shown wrongly",
 }
 

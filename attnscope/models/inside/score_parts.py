@@ -33,13 +33,12 @@ class ScoreRuns:
     """
 
     def __init__(self, model: Model) -> None:
-        if model.info.path != "seam" or model.info.engine == "numpy":
+        info = model.info
+        if info.path != "seam" or info.engine == "numpy" or not model.modules():
             raise AttnscopeError(
-                f"{model.info.name} ({model.info.architecture}, engine {model.info.engine}) does not show its queries "
-                "and keys",
-                "leave out --engine"
-                if model.info.engine == "numpy"
-                else "choose a model whose attention passes the seam",
+                f"{info.name} ({info.architecture}, engine {info.engine}) does not show what its queries and keys are "
+                "made of",
+                "leave out --engine" if info.engine == "numpy" else "choose a model that runs here through the seam",
             )
         self._model, self._runs = model, LinearRuns(model, reaches_seam=True)
 

@@ -331,7 +331,8 @@ def _entry(findings: Findings, count: heads_summary.Count, mark: Mark, room: flo
     facts = findings.role_facts(count.role)
     compact = lettering.paper.fixed  # a paper says in its caption what roles are
     lines = wrap_lines(printable(facts.what, 400), room, lettering) if facts.what and not compact else ()
-    needs = f"{printable(facts.measure)} ≥ {number(facts.threshold)}" if math.isfinite(facts.threshold) else ""
+    least = heads_summary.threshold(findings, count.role)
+    needs = f"{printable(facts.measure)} ≥ {least}" if least else ""
     heads = amount(count.n_heads, "head")
     if count.n_strongest < count.n_heads:
         heads += f", first in {count.n_strongest}" if count.n_strongest else ", never first"

@@ -103,6 +103,17 @@ class Count:
     n_strongest: int
 
 
+def threshold(findings: Findings, role: str) -> str:
+    """What a role's measure had to exceed, as written; "" if unknown.
+
+    That of the heads that have the role, from the lowest to the highest: that of `diffuse` depends on how many keys
+    there are.
+    """
+    held = [one.threshold for head in findings.heads for one in head.roles if one.name == role]
+    ends = [min(held), max(held)] if held else [findings.role_facts(role).threshold]
+    return " to ".join(dict.fromkeys(number(end) for end in ends if math.isfinite(end)))
+
+
 def counts(findings: Findings, marks: Iterable[str]) -> list[Count]:
     """The roles that heads have, in the order of `marks`."""
     held = Counter(name for head in findings.heads for name in {role.name for role in head.roles})
@@ -174,7 +185,7 @@ def nearest_behaviour_line(findings: Findings) -> str:
         if name not in held and ranked:
             best = max(ranked, key=lambda head: head.measures[facts.measure].value)
             value, unit = number(best.measures[facts.measure].value), unit_of(findings, facts.measure)
-            least = f", of {number(facts.threshold)}" if math.isfinite(facts.threshold) else ""
+            least = f", of {needed}" if (needed := threshold(findings, name)) else ""
             found.append(f"{label(name)} {full_name(best, findings)} ({value} {unit}".rstrip() + f"{least})")
     if not found:
         return ""

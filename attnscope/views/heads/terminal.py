@@ -352,7 +352,7 @@ def _unclassified(findings: Findings) -> Text:
 
 def _explanation(findings: Findings, roles: Sequence[str], shown: Collection[str]) -> str:
     """How to read the columns that are shown."""
-    needed = ", ".join(f"{label(role)} {number(findings.role_facts(role).threshold)}" for role in roles)
+    needed = ", ".join(f"{label(role)} {heads_summary.threshold(findings, role)}" for role in roles)
     said = {
         "sinks": "sink share, attention on special tokens and the first",
         "share": "how much of the attention the value is about: all of it, or that share excluding sinks",

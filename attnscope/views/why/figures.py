@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from attnscope.records.why.score import Why
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Number, Page, colormap
+from attnscope.views.drawing.canvas import FAINT, INK, Number, colormap
 from attnscope.views.drawing.inks import hex_of, ink_on
 from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.tables.numbers import number
 from attnscope.views.why.summary import notes_of, score_line, title_of
@@ -47,7 +47,7 @@ def pairs_page(record: Why, lettering: Lettering) -> Page:
     cell_h = max(size * 1.5, min(30.0, cell_w))
     corner = layout.MARGIN_PX + names_px, _TOP_PX + head_px
     width = paper.width_for(2 * layout.MARGIN_PX + names_px + len(above) * cell_w, 900)
-    page = Page.above(notes_of(record), width, math.ceil(corner[1] + len(left) * cell_h + 30), lettering)
+    page = Page(width, lettering)
     page.head(title_of(record), score_line(record))
     high = max(float(np.abs(values).max()), 1e-12)
     colors, boxes, fills = colormap(_SIGNED), [], []
@@ -70,6 +70,7 @@ def pairs_page(record: Why, lettering: Lettering) -> Page:
         page.write(at, corner[1] - 6, name, size, ha="center", va="bottom", rotation=90, color=INK)
     page.write(layout.MARGIN_PX, corner[1] - 10, "rows: query", size, ha="left", color=FAINT)
     page.write(layout.MARGIN_PX, corner[1] - 10 - size * 1.3, "columns: key", size, ha="left", color=FAINT)
+    page.finish(corner[1] + len(left) * cell_h + 30, notes_of(record))
     return page
 
 
