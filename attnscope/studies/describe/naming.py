@@ -183,7 +183,7 @@ class Names:
         written = [label for label in labels if any(map(str.isalnum, label))]
         known = self._itself >= 0
         shares = np.bincount(self.kinds.of_entry[self._itself[known]], weights[known], len(self.kinds.words))
-        shares /= max(float(weights.sum()), 1e-30)
+        shares = shares / max(float(weights.sum()), 1e-30)
         merged = self.kinds.merge([int(n) for n in np.argsort(-shares) if shares[n] >= 0.1], shares >= 0.05)[:2]
         if sum(shares[members].sum() for _, members in merged) < COVERED:
             some = dict.fromkeys(label if label in written else "punctuation" for label in labels)

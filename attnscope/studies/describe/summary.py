@@ -165,7 +165,7 @@ def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = No
     rows = (weights / max(weights.sum(), 1e-30))[part.row_of]
     got, even = part.attention(head) * rows, names.expected(others) * rows
 
-    shares, expected = (np.bincount(kinds.of_entry, of, len(kinds.words)) for of in (got, even))
+    shares, expected = (np.bincount(kinds.of_entry, of, len(kinds.words)).astype(float) for of in (got, even))
     lifts = _lift(shares, expected)
     matter = np.maximum(shares, expected) >= LEAST_SHARE
     more = matter & (lifts >= min(MORE, max(least, lifts[matter].max(initial=0.0))))
