@@ -44,7 +44,7 @@ ENGLISH = 0.25
 _SIGNS = ("sentence_end", "comma", "quote", "bracket", "punctuation")
 _SHORT = {"name": "names", "punctuation": "other punctuation", "digit": "digits"}
 _TOO_WIDE = frozenset((RESTING, "word", "last"))
-_WIDE = frozenset(("infrequent", "frequent"))
+_WIDE = frozenset(("infrequent", "frequent", "nouns"))
 """Classes that name what no narrower one does, with these limits in place of COVERED and LIFTED."""
 
 _WIDE_COVERED, _WIDE_LIFTED = 0.75, 1.25
@@ -182,8 +182,8 @@ class Names:
         labels = self._labels(np.bincount(self.queries, weights, len(values)))
         written = [label for label in labels if any(map(str.isalnum, label))]
         known = self._itself >= 0
-        shares = np.bincount(self.kinds.of_entry[self._itself[known]], weights[known], len(self.kinds.words))
-        shares = shares / max(float(weights.sum()), 1e-30)
+        by_kind = np.bincount(self.kinds.of_entry[self._itself[known]], weights[known], len(self.kinds.words))
+        shares = by_kind / max(float(weights.sum()), 1e-30)
         merged = self.kinds.merge([int(n) for n in np.argsort(-shares) if shares[n] >= 0.1], shares >= 0.05)[:2]
         if sum(shares[members].sum() for _, members in merged) < COVERED:
             some = dict.fromkeys(label if label in written else "punctuation" for label in labels)
