@@ -133,6 +133,14 @@ RULES = """# What does the head attend to?
 Each question describes one attention head of a language model in a line, and shows a text. One token is marked
 **>>so<<**: the query. Of the eight tokens below, to which does the head attend most from there? Go by the line. Beside
 each token stand its neighbours. Answer every question with its number and a letter, one per line, such as `7 C`.
+
+A line reads like this. *nouns 2.1× (place, service)*: nouns get 2.1 times the attention that the rest of the line would
+give them; in brackets stand examples. *least punctuation*: punctuation gets least. *up to 4 after (46%; uniform 33%),
+nearest first*: the four tokens after the query get 46% of the attention, 33% if attention were uniform, and the nearer
+ones get more. *evenly*: near or far within the four does not matter. *avoids the same token*: it gets less than uniform
+attention would give it. Parts after *then* count less than the parts before, parts after *equally* as much. If no
+distance is named, distance does not decide. *from punctuation: …* holds if the query is punctuation. *such as take →
+care*: pairs of a query and a key with more attention than the rest of the line gives them.
 """
 
 

@@ -102,6 +102,8 @@ def test_minilm_heads_are_said_to_find_what_they_find(minilm: Model) -> None:
     assert {(")", "("), ("she", "alice")} <= {(pair.query, pair.key) for pair in brackets.pairs}
     assert names.terms[0].own and names.terms[0].words.startswith("tokens like alice, rabbit")
     assert "capitalised words" in names.terms[0].words
+    assert names.summary.startswith("names ") and "alice" in names.summary
+    assert "names " in referents.summary and "least commas" in referents.summary
 
 
 # The sample -----------------------------------------------------------------------------------------------------
@@ -294,14 +296,15 @@ def test_a_line_says_the_terms_their_shares_and_what_they_explain() -> None:
     assert line(explained=0.0) == f"undescribed: {predicts(0)}"
 
 
-def test_a_gate_without_a_token_to_rest_on_says_when_a_head_rests() -> None:
+def test_a_line_says_on_what_a_head_rests_and_leaves_out_when() -> None:
     gate = Term("gate", "from once, upon", 1.0, math.nan, math.nan, 0.1, own=True)
     active = Active((), 0.6, 1.2, 0.45, 0.4, 0.5)
     one = HeadDescription("encoder", 3, 8, (gate,), 2.32, 0.66, 0.6, 0.7, active=active)
-    assert one.rests == "rests 40%, more from once, upon"
-    assert replace(one, terms=(CLS, replace(gate, weight=-1.0))).rests == (
-        "rests 40% on [CLS] (27%; uniform 2%), less from once, upon"
-    )
+    assert one.rests == "rests 40%"
+    assert replace(one, terms=(CLS, gate)).rests == "rests 40% on [CLS]"
+    sep = replace(CLS, feature="special:[SEP]", words="[SEP]", share=0.3)
+    assert replace(one, terms=(CLS, sep)).rests == "rests 40% on [SEP] and [CLS]"
+    assert replace(one, terms=(CLS, replace(sep, weight=-1.0, share=0.01))).rests == "rests 40% on [CLS]"
 
 
 def test_a_line_says_first_what_a_head_attends_to_and_then_where_it_rests() -> None:
@@ -313,7 +316,7 @@ def test_a_line_says_first_what_a_head_attends_to_and_then_where_it_rests() -> N
     one = HeadDescription("encoder", 3, 8, (CLS, gate), 2.32, 0.66, 0.6, 0.7, active=active)
     assert one.line == (
         f"{words}, such as she → alice, ) → (: predicts 45% of what sets it apart from uniform attention (1.20 nats); "
-        "rests 69% on [CLS] (27%; uniform 2%; more from once, upon)"
+        "rests 69% on [CLS]"
     )
     assert one.tells == pytest.approx(0.45 * 1.2 * 0.31)
     only_rests = replace(one, active=replace(active, share=0.01))

@@ -58,13 +58,6 @@ class Term:
         """Whether the head looks less at such keys than it would by chance."""
         return self.weight < 0 and not self.share >= self.even
 
-    @property
-    def given_rest(self) -> str:
-        """What the weight says where the share alone says the opposite, as the other terms share the attention."""
-        if self.weight >= 0 and self.share < self.even:
-            return "more, given the other terms"
-        return "less, given the other terms" if self.weight < 0 and self.share >= self.even else ""
-
 
 @dataclass(frozen=True)
 class Expected:
@@ -133,6 +126,7 @@ class Active:
         low: Lower end of its 95% interval over texts, as of `HeadDescription`.
         high: Upper end.
         pairs: Pairs of tokens with much attention on the fitted texts, the strongest first.
+        summary: What the terms come to, in few words; "" = in records of earlier versions.
     """
 
     terms: tuple[Term, ...]
@@ -142,6 +136,7 @@ class Active:
     low: float
     high: float
     pairs: tuple[Pair, ...] = ()
+    summary: str = ""
 
     @property
     def tells(self) -> float:
@@ -229,7 +224,7 @@ class HeadDescription(OneHead):
 
     @property
     def words(self) -> str:
-        """What it attends to and where it rests, such as "near tokens (46%; uniform 18%); rests 27% on [CLS]"."""
+        """What it attends to and where it rests, such as "up to 4 after (46%; uniform 18%); rests 27% on [CLS]"."""
         if self.spreads_evenly:
             return "spreads evenly"
         if self.active is None:
@@ -245,25 +240,22 @@ class HeadDescription(OneHead):
         if self.active.nats < EVEN:
             return "all other tokens evenly"
         pairs = ", ".join(f"{pair.query} → {pair.key}" for pair in self.active.pairs)
-        said = self._said(self.active.terms, self.active.explained)
-        return f"{said}, such as {pairs}" if pairs and self.active.terms else said
+        said = self._said(self.active.terms, self.active.explained, self.active.summary)
+        return f"{said}, such as {pairs}" if pairs and self.active.terms and not self.active.summary else said
 
     @property
     def rests(self) -> str:
-        """How much it rests, where and when, such as "rests 69% on [CLS] (more from late tokens)"."""
+        """How much it rests and on what, such as "rests 69% on [CLS]"; what more there is to say are its `terms`."""
         if self.active is None or self.active.share > 1 - HARDLY:
             return ""
-        share = f"rests {_percent(1 - self.active.share)}"
-        when = [term for term in self.terms if term.own and not term.part_of]
-        where = [term for term in self.terms if term not in when]
-        if any(not term.part_of and not term.is_avoided for term in where):
-            share += f" on {self._listed(where)}"
-        return share + "".join(f", {'less' if term.is_avoided else 'more'} {term.words}" for term in when)
+        on = [term for term in self.terms if term.share >= HARDLY and not (term.part_of or term.is_avoided)]
+        named = " and ".join(term.words for term in sorted(on, key=lambda term: -term.share)[:2])
+        return f"rests {_percent(1 - self.active.share)}" + (f" on {named}" if named else "")
 
-    def _said(self, terms: Sequence[Term], explained: float) -> str:
+    def _said(self, terms: Sequence[Term], explained: float, summary: str = "") -> str:
         if not terms:
             return "undescribed"
-        return self._listed(terms) + ("" if explained >= LITTLE else "; mostly undescribed")
+        return (summary or self._listed(terms)) + ("" if explained >= LITTLE else "; mostly undescribed")
 
     def _listed(self, terms: Sequence[Term]) -> str:
         whole = {term.feature for term in terms if not term.part_of}
@@ -300,8 +292,7 @@ def _words(term: Term, parts: Sequence[Term], other: str) -> str:
     said = [f"{'more' if part.weight >= 0 else 'less'} {part.words}" for part in parts]
     if math.isfinite(term.share):
         of = f" {term.share_of}" if term.share_of else ""
-        conditional = [term.given_rest] if term.given_rest else []
-        said = [f"{_percent(term.share)}{of}", f"uniform {_percent(term.even)}", *conditional, *said]
+        said = [f"{_percent(term.share)}{of}", f"uniform {_percent(term.even)}", *said]
     said += [f"or {other}"] if other else []
     named = f"not {term.words}" if term.is_avoided else term.words
     return f"{named} ({'; '.join(said)})" if said else named

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attnscope.annotated.texts import Link, Span
 from attnscope.records import Tokens
-from attnscope.studies.describe.english import CLOSED_CLASSES
+from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 
 Flags = NDArray[np.bool_]
 Levels = NDArray[np.uint8]
@@ -108,7 +108,11 @@ class TextFacts:
             "frequent": words & self.frequent & ~self.piece,
             "infrequent": words & ~self.frequent & ~self.piece,
             **{name: self.where(words_of.__contains__, lower=True) for name, words_of in CLOSED_CLASSES.items()},
+            **{name: self._of_class(name) for name in OPEN_CLASSES},
         }
+
+    def _of_class(self, name: str) -> Flags:
+        return self.where(lambda s: class_of(s) == name, lower=True) & ~self.piece
 
     @cached_property
     def _starts(self) -> Flags:
@@ -473,7 +477,7 @@ _KINDS = {
     "capital": ("capitalised words", 4, "ours"), "name": ("capitalised words within a sentence", 4, "ours"),
     "word": ("words", 4, "ours"), "piece": ("word pieces", 4, "ours"),
     "frequent": ("frequent words", 4, "ours"), "infrequent": ("rarer words", 4, "ours"),
-    **{name: (f"English {name}", 4, "ours") for name in CLOSED_CLASSES},
+    **{name: (f"English {name}", 4, "ours") for name in (*CLOSED_CLASSES, *OPEN_CLASSES)},
 }  # fmt: skip
 """Kinds of tokens: what they are called, their rank, their source."""
 

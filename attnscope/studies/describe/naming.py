@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.records.heads.descriptions import Pair
+from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES
 from attnscope.studies.describe.features import RESTING, Feature
 from attnscope.studies.describe.rows import Types
 
@@ -30,11 +32,19 @@ COVERED, LIFTED = 0.6, 1.5
 PAIRS, FEWEST_TEXTS = 3, 2
 """Strong pairs that are kept, and the texts in which a pair must occur."""
 
+LEAST_MORE = 0.03
+"""Attention of a row, beyond what terms give a pair, from which on the pair is kept: its mean, shrunk."""
+
 _SHRUNK_BY = 2
 """Occurrences without attention that are added to those of a pair."""
 
+ENGLISH = 0.25
+"""Share of words that are of a closed English class, from which on the texts are English."""
+
+_SIGNS = ("sentence_end", "comma", "quote", "bracket", "punctuation")
+_SHORT = {"name": "names", "punctuation": "other punctuation", "digit": "digits"}
 _TOO_WIDE = frozenset((RESTING, "word", "last"))
-_WIDE = frozenset(("infrequent", "frequent"))
+_WIDE = frozenset(("infrequent", "frequent", "nouns"))
 """Classes that name what no narrower one does, with these limits in place of COVERED and LIFTED."""
 
 _WIDE_COVERED, _WIDE_LIFTED = 0.75, 1.25
@@ -49,6 +59,63 @@ def least_named(values: Floats) -> float:
     return max(min(HIGH, highest), float(narrow[0]) if len(narrow) else highest)
 
 
+@dataclass(frozen=True, eq=False)
+class Kinds:
+    """Kinds of keys, of which each key has one.
+
+    Attributes:
+        words: What each is called.
+        of_entry: (entry,): the number of each key's kind.
+        wholes: What several kinds together are called, and their numbers.
+        signs: What kinds are called that need no examples.
+    """
+
+    words: tuple[str, ...]
+    of_entry: NDArray[np.int64]
+    wholes: tuple[tuple[str, frozenset[int]], ...]
+    signs: frozenset[str]
+
+    @classmethod
+    def of(cls, part: Part, features: Sequence[Feature]) -> Kinds:
+        """The kinds of keys: those of the annotation, if there is one, else by how tokens are written.
+
+        Words are told apart by English classes where a quarter of them belong to a closed one, else by frequency.
+        """
+        numbers = {feature.name: number for number, feature in enumerate(features)}
+        annotated = [feature.name for feature in features if feature.name.startswith("kind:")]
+        closed = np.any([part.levels[numbers[name]] for name in CLOSED_CLASSES], 0)
+        is_english = closed.sum() >= ENGLISH * part.levels[numbers["word"]].sum()
+        if annotated:
+            classes = annotated
+        elif is_english:
+            classes = ["negations", *(name for name in CLOSED_CLASSES if name != "negations"), "name", *OPEN_CLASSES]
+        else:
+            classes = ["name", "frequent", "infrequent"]
+        order = [*_SIGNS, *([] if annotated else ["digit"]), "piece", *classes]
+        of_entry = np.full(part.size, len(order))
+        for place in reversed(range(len(order))):
+            of_entry[part.levels[numbers[order[place]]] > 0] = place
+        words = [_SHORT.get(name, features[numbers[name]].words.removeprefix("English ")) for name in order]
+        closed_classes = () if annotated else tuple(CLOSED_CLASSES)
+        wholes = tuple(
+            (whole, frozenset(order.index(name) for name in parts if name in order))
+            for whole, parts in (("punctuation", _SIGNS), ("function words", closed_classes))
+        )
+        return cls((*words, "other tokens"), of_entry, wholes, frozenset((*words[: len(_SIGNS) - 1], "punctuation")))
+
+    def merge(self, chosen: Sequence[int], matter: NDArray[np.bool_]) -> list[tuple[str, list[int]]]:
+        """Chosen kinds by what they are called: those of a whole by its name, if all of it that matters is chosen."""
+        made: dict[str, list[int]] = {}
+        for number in chosen:
+            words = self.words[number]
+            for whole, members in self.wholes:
+                mattering = {n for n in members if matter[n]}
+                if number in members and len(mattering) > 1 and mattering <= set(chosen):
+                    words = whole
+            made.setdefault(words, []).append(number)
+        return list(made.items())
+
+
 class Names:
     """The names of terms, from the fitted rows of a group.
 
@@ -57,26 +124,45 @@ class Names:
         features: The features that all heads share.
         offsets: (entry of the group,): how far each key is behind its query.
         types: The types of token.
+
+    Attributes:
+        part: The fitted rows.
+        types: The types of token.
+        keys: (entry,): the type of each key.
+        queries: (row,): the type of each query.
+        offsets: (entry,): how far each key is behind its query, in tokens.
+        kinds: The kinds of keys.
     """
 
     def __init__(self, part: Part, features: Sequence[Feature], offsets: NDArray[np.int32], types: Types) -> None:
         assert part.rows.key_types is not None and part.rows.query_types is not None
-        self._part, self._types = part, types
-        self._keys = part.rows.key_types[part.entries]
-        self._queries = part.rows.query_types[part.index]
-        self._offsets = offsets[part.entries]
+        self.part, self.types, self.kinds = part, types, Kinds.of(part, features)
+        self.keys = part.rows.key_types[part.entries]
+        self.queries = part.rows.query_types[part.index]
+        self.offsets = offsets[part.entries]
         self._classes = [
             (number, feature.words, feature.name in _WIDE)
             for number, feature in enumerate(features)
             if feature.family == "key" and feature.levels == 2 and feature.name not in _TOO_WIDE
         ]
-        itself = np.flatnonzero(self._offsets == 0)
-        self._itself = np.full(len(self._queries), -1)
+        itself = np.flatnonzero(self.offsets == 0)
+        self._itself = np.full(len(self.queries), -1)
         self._itself[part.row_of[itself]] = itself
+
+    def expected(self, scores: Floats) -> Floats:
+        """(entry,): p ∝ exp(score), each row scaled to 1."""
+        p = np.exp(scores - np.max(scores, initial=0.0))
+        scaled: Floats = p / np.maximum(np.add.reduceat(p, self.part.first), 1e-300)[self.part.row_of]
+        return scaled
+
+    def label(self, number: int) -> str:
+        """A type as it is written in names."""
+        label = self.types.labels[number]
+        return label.strip("·Ġ▁ ") or label
 
     def of_column(self, column: Column, head: int) -> str:
         """What a column is called, such as "tokens like alice, dinah, abbas, 81% of them capitalised words"."""
-        on = self._part.attention(head) * self._part.weights[head][self._part.row_of]
+        on = self.part.attention(head) * self.part.weights[head][self.part.row_of]
         if column.queries is None:
             assert column.keys is not None
             return f"tokens like {self._keys_of(column.values[column.keys], on)}"
@@ -84,30 +170,40 @@ class Names:
         of_queries = column.values.reshape(-1, n_keys)[:, -1][column.queries]
         assert column.keys is not None
         of_keys = column.values.reshape(-1, n_keys)[-1][column.keys]
-        from_queries = of_queries[self._queries]
-        to = self._keys_of(of_keys, on * from_queries[self._part.row_of])
-        return f"from {self.of_queries(of_queries, head)} to {to}"
+        from_queries = of_queries[self.queries]
+        to = self._keys_of(of_keys, on * from_queries[self.part.row_of])
+        return f"from {self.of_queries(of_queries, head)[0]} to {to}"
 
-    def of_queries(self, values: Floats, head: int) -> str:
-        """What queries are called whose types have high values."""
-        of_rows = values[self._queries]
-        high = of_rows >= least_named(of_rows)
-        weights = self._part.weights[head] * of_rows * high
+    def of_queries(self, values: Floats, head: int) -> tuple[str, Floats]:
+        """What queries are called whose types have high values, in few words; and (row,): how much each is one."""
+        of_rows = values[self.queries]
+        of_rows = np.where(of_rows >= least_named(of_rows), of_rows, 0.0)
+        weights = self.part.weights[head] * of_rows
+        labels = self._labels(np.bincount(self.queries, weights, len(values)))
+        written = [label for label in labels if any(map(str.isalnum, label))]
         known = self._itself >= 0
-        covered = self._covered(self._itself[known], weights[known])
-        return self._listed(np.bincount(self._queries, weights, len(values))) + covered
+        by_kind = np.bincount(self.kinds.of_entry[self._itself[known]], weights[known], len(self.kinds.words))
+        shares = by_kind / max(float(weights.sum()), 1e-30)
+        merged = self.kinds.merge([int(n) for n in np.argsort(-shares) if shares[n] >= 0.1], shares >= 0.05)[:2]
+        if sum(shares[members].sum() for _, members in merged) < COVERED:
+            some = dict.fromkeys(label if label in written else "punctuation" for label in labels)
+            return ", ".join(list(some)[:4]), of_rows
+        words = ", ".join(words for words, _ in merged)
+        examples = f" ({', '.join(written[:2])})" if written and words not in self.kinds.signs else ""
+        return words + examples, of_rows
 
     def _keys_of(self, values: Floats, on: Floats) -> str:
         """What keys are called whose types have high values, by the attention that they get."""
-        of_entries = values[self._keys]
+        of_entries = values[self.keys]
         high = np.flatnonzero(of_entries >= least_named(of_entries))
         weights = on[high] * of_entries[high]
-        return self._listed(np.bincount(self._keys[high], weights, len(values))) + self._covered(high, weights)
+        labels = self._labels(np.bincount(self.keys[high], weights, len(values)))
+        return ", ".join(labels) + self._covered(high, weights)
 
-    def _listed(self, weights: NDArray[np.number]) -> str:
+    def _labels(self, weights: NDArray[np.number]) -> list[str]:
+        """How types are written, up to `TOKENS`, the largest weight first."""
         best = [int(t) for t in np.argsort(-weights, kind="stable")[: 2 * TOKENS] if weights[t] > 0]
-        labels = dict.fromkeys(self._types.labels[t].strip("·Ġ▁ ") or self._types.labels[t] for t in best)
-        return ", ".join(list(labels)[:TOKENS])
+        return list(dict.fromkeys(map(self.label, best)))[:TOKENS]
 
     def _covered(self, entries: NDArray[np.int64], weights: Floats) -> str:
         """The known class that most of some keys belong to, with its share of them; "" = none does."""
@@ -116,7 +212,7 @@ class Names:
             return ""
         named: list[tuple[bool, float, str]] = []
         for number, words, wide in self._classes:
-            flags = self._part.levels[number]
+            flags = self.part.levels[number]
             share = float(weights @ flags[entries]) / total
             covered, lifted = (_WIDE_COVERED, _WIDE_LIFTED) if wide else (COVERED, LIFTED)
             if share >= covered and share >= lifted * float(flags.mean()):
@@ -126,12 +222,17 @@ class Names:
         _, share, words = max(named, key=lambda one: one[:2])
         return f", {100 * share:.0f}% of them {words}"
 
-    def pairs(self, head: int) -> tuple[Pair, ...]:
-        """The pairs of tokens between which a head has most attention beyond uniform."""
-        part = self._part
+    def pairs(self, head: int, others: Floats) -> tuple[Pair, ...]:
+        """The pairs of tokens between which a head has most attention beyond what some terms give them.
+
+        Args:
+            head: The head.
+            others: (entry,): what the terms say.
+        """
+        part = self.part
         rows = part.row_of
-        more = (part.attention(head) - (1 / part.lengths)[rows]) * part.weights[head][rows]
-        codes = self._queries[rows].astype(np.int64) * len(self._types.ids) + self._keys
+        more = (part.attention(head) - self.expected(others)) * part.weights[head][rows] * len(part.index)
+        codes = self.queries[rows].astype(np.int64) * len(self.types.ids) + self.keys
         order = np.argsort(-more, kind="stable")[: 2**13]  # a strong pair has strong entries
         found, which = np.unique(codes[order], return_inverse=True)
         # Pairs of frequent tokens have much attention by their number: each counts by its mean, shrunk towards 0.
@@ -139,9 +240,9 @@ class Names:
         made: list[Pair] = []
         for at in np.argsort(-sums, kind="stable")[: 20 * PAIRS]:
             texts = np.unique(part.texts[rows[order[which == at]]])
-            query, key = divmod(int(found[at]), len(self._types.ids))
-            if len(texts) >= FEWEST_TEXTS and sums[at] > 0:
-                made.append(Pair(self._types.labels[query], self._types.labels[key], len(texts)))
+            query, key = divmod(int(found[at]), len(self.types.ids))
+            if len(texts) >= FEWEST_TEXTS and sums[at] >= LEAST_MORE:
+                made.append(Pair(self.types.labels[query], self.types.labels[key], len(texts)))
             if len(made) == PAIRS:
                 break
         return tuple(made)

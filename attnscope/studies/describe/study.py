@@ -33,10 +33,12 @@ from attnscope.records.heads.descriptions import (
     HeadDescription,
     Term,
 )
+from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 from attnscope.studies.describe.features import RESTING, Feature
 from attnscope.studies.describe.naming import Names, least_named
 from attnscope.studies.describe.own_features import own_features
 from attnscope.studies.describe.rows import Group, Unit, measure
+from attnscope.studies.describe.summary import summarise
 from attnscope.studies.inputs.texts import Texts, special_ids, texts_of
 from attnscope.studies.measuring.head_blocks import Frequencies
 
@@ -249,7 +251,7 @@ def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
     return sorted((unit for *_, unit in kept), key=lambda unit: not unit.fits)
 
 
-_N_FEATURES, _FEWEST_ROWS = 120, 200
+_N_FEATURES, _FEWEST_ROWS = 126, 200
 """About how many features there are; and how many rows are read whatever they take."""
 
 
@@ -333,8 +335,10 @@ def _columns_of_types(group: Group, fitted: Sequence[int]) -> NDArray[np.float32
     part = group.part(fitted)
     assert part.rows.key_types is not None
     occurrences = np.bincount(part.rows.key_types[part.entries], minlength=len(group.types.ids))
+    names = (*CLOSED_CLASSES, *OPEN_CLASSES)
     classes = [
         [not any(c.isalnum() for c in label), any(c.isdigit() for c in label), label.startswith("##")]
+        + [class_of(label.strip("·Ġ▁ ").lower()) == name for name in names]
         for label in group.types.labels
     ]
     more = np.concatenate([np.array(classes, np.float32), np.log1p(occurrences)[:, None] / 10], 1)
@@ -404,9 +408,10 @@ def _head(fit: Fitted, sample: Sequence[Unit], parts: tuple[Part, Part], names: 
         return HeadDescription(group.kind, layer, head, (), whole.nats, nan, nan, nan)
     how, of_rows = score(scored, number, active)
     share = float(scored.text_weights @ scored.mass[:, number]) if len(scored.index) else 0.0
+    terms = tuple(_term(group, scored, number, active, place, names) for place in range(len(active.terms)))
     described = Active(
-        tuple(_term(group, scored, number, active, place, names) for place in range(len(active.terms))),
-        share, how.nats / share if share > 0 else float("nan"), how.explained, how.low, how.high, names.pairs(number),
+        terms, share, how.nats / share if share > 0 else float("nan"), how.explained, how.low, how.high,
+        *summarise(names, number, active, terms, group.features),
     )  # fmt: skip
     other = fit.other_half[number]
     agrees = active.terms[:1] == other.terms[:1] if active.terms or other.terms else None
@@ -523,7 +528,7 @@ def _sink_term(group: Group, sinks: Part, number: int, found: Description, place
         if column.queries is None:
             name, words = "matches", "where little else fits"
         else:
-            name, words = "gate", f"from {names.of_queries(column.values[1::2][column.queries], number)}"
+            name, words = "gate", f"from {names.of_queries(column.values[1::2][column.queries], number)[0]}"
         weight = float(found.weights[place])
         return Term(name, words, weight, nan, nan, found.gains[place], part_of=whole, own=True)
     return _known_term(features, at, found, place, sinks, number, set(own), list(range(n_shared)))

@@ -86,8 +86,9 @@ def _notes(findings: Findings, n_left: int) -> list[str]:
         "attends: how much of its attention lies on keys other than special tokens and the first; it rests on those. "
         "nats: how far the attention on other keys is from uniform. predicted: the share of what sets it apart from "
         "uniform attention that the terms predict, on texts they were not fitted on, with its 95% interval.",
-        "In brackets: share of attention on such keys; under uniform attention. Each term holds given the other terms. "
-        "tokens like …, from … to …: found in the texts; the tokens named get most of the attention.",
+        "nouns 1.6× (door, key): such keys get 1.6 times what the rest of the line gives them; examples. (69%; uniform "
+        "34%): share of attention there; under uniform attention. then: counts less. equally: as much. from …: for "
+        "such queries. Pages and files have the terms behind the line.",
         "A description says where a head looks, not what for.",
     ]
     said = [" ".join(said), "; ".join(description_notes(findings))]

@@ -1,7 +1,7 @@
 // A head's card: what is known of it in numbers, how far it looks, which tokens, and what is like it.
 import { markOf } from "./atlas.js";
 import { figureOfCard } from "./cardfigure.js";
-import { catalogs, commandOfExample, evenNumber, headOf, percent, predictedOf, sampleOf, shortNumber, warningOf } from "./catalog.js";
+import { catalogs, commandOfExample, detailsOf, evenNumber, headOf, percent, predictedOf, sampleOf, shortNumber, warningOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import { canvas, el, fill, say, segmented } from "./dom.js";
 import { CanvasPen } from "./pen.js";
@@ -157,7 +157,7 @@ export class Card {
               predictedOf(description, interval),
             ),
             warning ? el("strong", { class: "unstable" }, ` ! ${warning}`) : null,
-            el("span", { class: "faint sampled" }, ` ${sampleOf(record.descriptions, record.corpus)}`),
+            el("span", { class: "faint sampled" }, ` ${sampleOf(record.descriptions, record.corpus)} ${detailsOf(description)}`),
           )
         : null,
     );

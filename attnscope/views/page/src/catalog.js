@@ -47,26 +47,34 @@ function listed(terms) {
   return said.join(", ");
 }
 
-function termsSaid(terms, explained) {
+function termsSaid(terms, explained, summary = "") {
   if (!terms.length) return "undescribed";
-  return listed(terms) + (explained >= LITTLE ? "" : "; mostly undescribed");
+  return (summary || listed(terms)) + (explained >= LITTLE ? "" : "; mostly undescribed");
 }
 
 /** What a head attends to when it attends; empty = it only rests. */
-function attendsOf({ terms, share, nats, explained, pairs = [] }) {
+function attendsOf({ terms, share, nats, explained, summary = "", pairs = [] }) {
   if (share < HARDLY) return "";
   if (nats < EVEN) return "all other tokens evenly";
-  const said = termsSaid(terms, explained);
+  const said = termsSaid(terms, explained, summary);
   const such = pairs.map(({ query, key }) => `${query} → ${key}`).join(", ");
-  return such && terms.length ? `${said}, such as ${such}` : said;
+  return such && terms.length && !summary ? `${said}, such as ${such}` : said;
 }
 
-/** How much a head rests, and where; empty = hardly. */
+const avoids = (term) => term.weight < 0 && !(numberOr(term.share) >= numberOr(term.even));
+
+/** How much a head rests, and on what; empty = hardly. */
 function restsOf({ terms, active }) {
   if (active.share > 1 - HARDLY) return "";
-  const share = `rests ${percent(1 - active.share)}`;
-  const avoids = (term) => term.weight < 0 && !(numberOr(term.share) >= numberOr(term.even));
-  return terms.some((term) => !term.part_of && !avoids(term)) ? `${share} on ${listed(terms)}` : share;
+  const on = terms.filter((term) => numberOr(term.share) >= HARDLY && !term.part_of && !avoids(term)).sort((a, b) => b.share - a.share);
+  const named = on.slice(0, 2).map((term) => term.words);
+  return `rests ${percent(1 - active.share)}${named.length ? ` on ${named.join(" and ")}` : ""}`;
+}
+
+/** The terms that a description sums up, with their shares; empty = its words list them. */
+export function detailsOf({ terms, active }) {
+  if (!active?.summary) return "";
+  return [`terms: ${listed(active.terms)}`, terms.length ? `rests: ${listed(terms)}` : ""].filter(Boolean).join("; ");
 }
 
 /** A description in words, as records have it. */
@@ -95,16 +103,16 @@ export function sampleOf({ n_texts: drawn, n_queries: queries, n_scored: scored 
   return `described from ${drawn.toLocaleString("en")}${of} texts (${queries.toLocaleString("en")} queries), scored on ${scored.toLocaleString("en")} of them`;
 }
 
-/** A description in fewer words: the terms with their shares. */
+/** A description in fewer words: what it attends to, or the terms with their shares. */
 function briefOf({ terms: all, nats: nats_of_all, explained: of_all, active }) {
   if (nats_of_all < EVEN) return "spreads evenly";
+  if (active?.summary && active.share >= HARDLY) return attendsOf(active);
   const { terms, nats, explained } = active && active.share >= HARDLY ? active : { terms: all, nats: nats_of_all, explained: of_all };
   if (nats < EVEN) return "all other tokens evenly";
   const whole = terms.filter((term) => !term.part_of || !terms.some(({ feature }) => feature === term.part_of));
   const said = whole.map((term) => {
-    const avoided = term.weight < 0 && !(numberOr(term.share) >= numberOr(term.even));
     // The share of what a head avoids is that of the keys themselves: beside "not" it would be read the wrong way round.
-    return avoided ? `not ${term.words}` : `${term.words}${Number.isFinite(term.share) ? ` ${percent(term.share)}` : ""}`;
+    return avoids(term) ? `not ${term.words}` : `${term.words}${Number.isFinite(term.share) ? ` ${percent(term.share)}` : ""}`;
   });
   return said.length ? said.join(", ") + (explained >= LITTLE ? "" : "; mostly undescribed") : "undescribed";
 }

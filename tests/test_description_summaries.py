@@ -1,0 +1,97 @@
+"""Descriptions in few words: kinds of keys and distances that get more attention are named, the strongest first."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from attnscope.core.questions.descriptions import Description
+from attnscope.core.questions.sampled_rows import Column, Part, Rows
+from attnscope.studies.describe.english import class_of
+from attnscope.studies.describe.features import catalogue
+from attnscope.studies.describe.naming import Names
+from attnscope.studies.describe.summary import by_distance, by_kind, summarise
+
+WORDS = ("the", "she", "door", "key", "fell", "ran", ",", ".")
+N_ROWS, N_KEYS = 30, 24
+EVEN = np.ones(N_ROWS * N_KEYS)
+_ORDER = np.random.default_rng(0).permuted(np.arange(N_KEYS) % len(WORDS))
+TYPES = np.concatenate([np.roll(_ORDER, row) for row in range(N_ROWS)])
+OFFSETS = np.tile(np.arange(N_KEYS) - N_KEYS // 2, N_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("she", "pronouns"), ("kitchen", "nouns"), ("kitchens", "nouns"), ("walked", "verbs"), ("takes", "verbs"),
+        ("helpful", "adjectives"), ("slowly", "adverbs"), ("family", "nouns"), ("thanks", "interjections"),
+        ("morning", "nouns"), ("seven", "numbers"), ("not", "negations"), (",", ""), ("x1", ""),
+    ],
+)  # fmt: skip
+def test_a_word_has_one_class(word: str, name: str) -> None:
+    assert class_of(word) == name
+
+
+def names_of(attention: np.ndarray, columns: tuple[Column, ...] = ()) -> Names:
+    """The names of one head's terms in random texts of WORDS; rows are (query, key) at distances of -12 to 11."""
+    features = catalogue([])
+    flags = np.zeros((len(features), len(TYPES)), np.uint8)
+    for number, feature in enumerate(features):
+        if feature.name in ("comma", "sentence_end"):
+            flags[number] = (6 if feature.name == "comma" else 7) == TYPES
+        elif feature.name == "punctuation":
+            flags[number] = TYPES >= 6
+        elif feature.name == "word":
+            flags[number] = TYPES < 6
+        elif feature.name in ("determiners", "pronouns", "nouns", "verbs"):
+            flags[number] = [class_of(WORDS[t]) == feature.name for t in TYPES]
+    rows = Rows(
+        flags, np.array([feature.levels for feature in features]), np.arange(N_ROWS + 1) * N_KEYS, np.arange(N_ROWS),
+        attention[None] / np.repeat(np.add.reduceat(attention, np.arange(N_ROWS) * N_KEYS), N_KEYS), None,
+        TYPES.astype(np.int32), TYPES[OFFSETS == 0].astype(np.int32), (columns,),
+    )  # fmt: skip
+    known = SimpleNamespace(ids=np.arange(len(WORDS)), labels=WORDS)
+    return Names(Part(rows, np.arange(N_ROWS)), features, OFFSETS.astype(np.int32), known)  # type: ignore[arg-type]
+
+
+def test_kinds_are_named_by_how_much_more_attention_they_get() -> None:
+    attention = np.select([np.isin(TYPES, (2, 3)), TYPES == 5, TYPES >= 6], [4.0, 3.0, 0.1], 1.0)
+    said = by_kind(names_of(attention), 0, np.zeros(len(EVEN)))
+    assert said.startswith("nouns 2.") and ("(door, key)" in said or "(key, door)" in said)
+    assert said.endswith("×), least punctuation") or said.endswith("), least punctuation") and "verbs" not in said
+
+
+def test_kinds_are_named_given_the_other_terms() -> None:
+    attention = np.where(np.isin(TYPES, (2, 3)), 4.0, 1.0)
+    assert by_kind(names_of(attention), 0, np.log(attention)) == ""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        (OFFSETS == -1, "the previous token (34%; uniform 4%)"),
+        ((OFFSETS > 0) & (OFFSETS <= 4), "up to 4 after ("),
+        (np.abs(OFFSETS) <= 2, "up to 2 away ("),
+        ((OFFSETS < -4) & (OFFSETS >= -8), "5 to 8 before ("),
+    ],
+)
+def test_distances_are_named_that_get_more_attention(chosen: np.ndarray, words: str) -> None:
+    assert by_distance(names_of(np.where(chosen, 12.0, 1.0)), 0, np.zeros(len(EVEN))).startswith(words)
+
+
+def test_what_gets_no_more_is_not_named() -> None:
+    assert by_distance(names_of(EVEN), 0, np.zeros(len(EVEN))) == by_kind(names_of(EVEN), 0, np.zeros(len(EVEN))) == ""
+
+
+def test_queries_of_a_pair_stand_before_what_they_attend_to() -> None:
+    from_she = np.repeat(TYPES[OFFSETS == 0] == 1, N_KEYS)
+    attention = np.where(from_she & np.isin(TYPES, (2, 3)), 9.0, 1.0)
+    queries, keys = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
+    queries[1], keys[2:4] = 1, 1
+    pair = Column(np.array([0.0, 0.0, 0.0, 1.0]), 7, keys, queries)
+    names = names_of(attention, (pair,))
+    number = names.part.n_shared
+    found = Description((number,), np.array([2.2]), (0.1,), 0.2)
+    pairs, said = summarise(names, 0, found, (), catalogue([]))
+    assert said.startswith("from pronouns (she): nouns ")
+    assert {(pair.query, pair.key) for pair in pairs} == {("she", "door"), ("she", "key")}
