@@ -24,6 +24,11 @@ _COLORS = {
     "line explained": "#0072B2", "line unexplained": "#56B4E9", "line random": "#009E73", "uniform random": "#8a8a8a",
     "sink random": "#E69F00", "other random": "#CC79A7",
 }  # fmt: skip
+_DRAWN = {
+    "loss": "loss, nats a prediction",
+    "l2": "relative change of the last hidden states",
+    "faithfulness": "faithfulness: share of the total effect",
+}
 _WIDTH_PX, _HEIGHT_PX, _NAME_PX = 1600, 900, 22
 _LEFT_PX, _RIGHT_PX, _TOP_PX, _BELOW_PX = 110, 330, 96, 86
 
@@ -127,7 +132,7 @@ class Plot:
 
 def plot_of(found: Ablation, paper: Paper = SCREEN) -> Plot:
     """Places the curves of a record."""
-    name = "loss" if "loss" in found.curves[0].points[0] else "l2"
+    name = found.curves[0].quantity
     n_heads = found.curves[0].n_left[0]
     by_label: dict[str, list[Curve]] = {}
     for curve in found.curves:
@@ -155,7 +160,7 @@ def plot_of(found: Ablation, paper: Paper = SCREEN) -> Plot:
         n_heads=n_heads,
         low=low,
         high=max(y_ticks[-1], low + step),
-        what="loss, nats a prediction" if name == "loss" else "relative change of the last hidden states",
+        what=_DRAWN[name],
     )  # fmt: skip
 
 

@@ -1,0 +1,81 @@
+"""Patching as figures: a map of layers x heads, positions, and how faithful few heads are; PNG, SVG and PDF files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.patch import Patching
+from attnscope.views.ablation.figures import as_findings, curve_page
+from attnscope.views.ablation.summary import label
+from attnscope.views.drawing import layout
+from attnscope.views.drawing.canvas import INK, Page, colormap
+from attnscope.views.drawing.head_maps import measure_page, scale_of
+from attnscope.views.drawing.inks import hex_of
+from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.style import USUAL, Style
+from attnscope.views.patch.summary import notes, title_of, total_line
+from attnscope.views.patch.terminal import strongest
+from attnscope.views.tables.numbers import small_number
+from attnscope.views.tables.wording import model_of, printable
+
+_MOST_ROWS = 20
+_NAMES_PX, _LABELS_PX, _ROW_PX = 110, 96, 26
+
+
+def pages(found: Patching, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
+    """The figures one after the other, each with its file name without the ending.
+
+    `effect` is a map of all heads, `attribution` the same of its estimate, `positions` has the strongest heads by
+    position, and `curve` how much of the effect the best heads keep.
+
+    Raises:
+        AttnscopeError: There are no heads.
+    """
+    if not found.heads:
+        raise AttnscopeError("this record of patching has no heads", "so there is nothing to draw")
+    facts = [text for name in found.names for text in (label(name), found.facts(name).what)]
+    said = [title_of(found), total_line(found), *notes(found), *map(printable, found.positions)]
+    lettering = lettering_for([model_of(found.run), *facts, *said], style.paper)
+    maps = as_findings(found)
+    for name in (name for name in ("effect", "attribution") if name in found.names):
+        title = label(name)
+        yield name, measure_page(maps, title, scale_of(maps, title, small_number), lettering)
+    if found.positions:
+        yield "positions", positions_page(found, lettering)
+    if found.curves:
+        yield "curve", curve_page(found, lettering)
+
+
+def positions_page(found: Patching, lettering: Lettering) -> Page:
+    """The strongest heads down, the tokens of the first pair across."""
+    rows, paper = strongest(found, _MOST_ROWS), lettering.paper
+    values = found.by_position[rows, :, 0]
+    n = len(found.positions)
+    room = (paper.room_px if paper.fixed else 1500) - _NAMES_PX
+    cell = min(64.0, room / n)
+    top = layout.MARGIN_PX + 76 + _LABELS_PX
+    width = paper.width_for(2 * layout.MARGIN_PX + _NAMES_PX + n * cell, 900)
+    bar_y = top + len(rows) * _ROW_PX + 26
+    page = Page.above(["tokens: those of the first pair", *notes(found)], width, round(bar_y + 50), lettering)
+    page.head(f"{model_of(found.run)} · effect of each position alone", f"{title_of(found)} · {total_line(found)}")
+    largest = float(np.nanmax(np.abs(values))) or 1.0
+    colors, left = colormap("RdBu_r"), layout.MARGIN_PX + _NAMES_PX
+    boxes, fills = [], []
+    for row, number in enumerate(rows):
+        y = top + row * _ROW_PX
+        page.write(left - 8, y + _ROW_PX / 2, found.unit_name(number), 12.5, ha="right", color=INK)
+        for place in range(n):
+            boxes.append((left + place * cell, y, cell - 1, _ROW_PX - 1))
+            fills.append(hex_of(colors, 0.5 + float(np.nan_to_num(values[row, place])) / largest / 2))
+    page.fill(boxes, fills)
+    step = max(1, int(np.ceil(15 / cell)))
+    for place in range(0, n, step):
+        text = lettering.fit(printable(found.positions[place], 40), 12.5, _LABELS_PX)
+        page.write(left + (place + 0.5) * cell, top - 8, text, 12.5, ha="center", va="bottom", rotation=90)
+    page.colour_bar((left, bar_y, min(300, room), 12), colors)
+    for share, value in ((0, -largest), (0.5, 0.0), (1, largest)):
+        page.write(left + share * min(300, room), bar_y + 24, small_number(value), 11.5, ha="center")
+    return page
