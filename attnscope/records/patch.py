@@ -78,7 +78,7 @@ class Patching(Ablation):
         q: The smallest false discovery rate at which each head's effect is not 0 (Benjamini-Hochberg), (head,).
         by_pair: The effect on each pair, (head, pair), float32.
         positions: Labels of the tokens of the first pair, where each position was patched alone.
-        by_position: Mean effect, low and high end of each position, (head, position, 3).
+        position_effects: Mean effect, low and high end of each position, (head, position, 3).
         edges: What path patching found.
     """
 
@@ -91,7 +91,7 @@ class Patching(Ablation):
         default_factory=lambda: np.zeros((0, 0), np.float32), metadata=shaped("heads pairs", **ARRAY)
     )
     positions: tuple[str, ...] = ()
-    by_position: NDArray[np.float64] = field(
+    position_effects: NDArray[np.float64] = field(
         default_factory=lambda: np.zeros((0, 0, 3)), metadata=shaped("heads positions 3", **ARRAY)
     )
     edges: tuple[Edge, ...] = ()
@@ -120,7 +120,7 @@ class Patching(Ablation):
         return replace(
             self,
             heads=tuple(self.heads[first] for first in firsts),
-            **{name: getattr(self, name)[firsts] for name in ("units", "q", "by_pair", "by_position")},
+            **{name: getattr(self, name)[firsts] for name in ("units", "q", "by_pair", "position_effects")},
         )
 
     def head_table(self) -> HeadTable:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor
@@ -142,7 +142,8 @@ class Leaves:
             every = select_heads(call, range(call.n_heads))
             weights = watch(attention_weights(call))
             return (weights @ every.value.to(weights.dtype)).to(call.value.dtype)
-        return attend(replace(call, **{by: watch(getattr(call, by))}))
+        changed: dict[str, Any] = {by: watch(getattr(call, by))}
+        return attend(replace(call, **changed))
 
 
 def attribute(slope: Tensor, base: Tensor, source: Tensor) -> Float[Tensor, "text head token"]:

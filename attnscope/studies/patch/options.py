@@ -46,3 +46,5 @@ class PatchOptions:
         """Refuses what needs values that are not measured."""
         if self.curve and self.exact is not None:
             raise UsageError("--curve ranks all heads by exact values", "leave out --exact")
+        if self.paths is not None and self.by != "z":
+            raise UsageError(f"--paths begin at the z of heads, and --by is {self.by}", "leave out --by")

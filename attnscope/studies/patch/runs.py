@@ -59,7 +59,7 @@ class PairRuns:
     def __init__(self, model: Model, batch: PairBatch, direction: Direction) -> None:
         self._model, self._batch, self.direction = model, batch, direction
         self._changed, given = (batch.corrupt, batch.clean) if direction == "denoise" else (batch.clean, batch.corrupt)
-        self.source = Activations()
+        self.source, self._own = Activations(), Activations()
         source = self._difference(model.outputs(given, self.source, last=batch.last).logits)[0]
         self._rerun = model.rerun(self._changed, last=batch.last)
         changed = self._difference(self._rerun.whole.logits)[0]
@@ -107,6 +107,26 @@ class PairRuns:
                         patches.setdefault(place, []).append(Patch(by, heads, values, texts, tokens))
                 found[some] = self._difference(self._rerun.again(Patched(patches), first, len(some)).logits)
         return found
+
+    def isolate(self, sender: Unit) -> tuple[Activations, Tensor]:
+        """A run in which one head has the z of the other run, and all other heads keep theirs; MLPs compute anew.
+
+        Returns:
+            What later heads compute queries, keys and values to, as `run` takes it; and the logit differences, (pair,):
+            they change by the paths from the head that pass no other head.
+        """
+        first = self._rerun.block([sender.place])
+        if not self._own.outputs:
+            self._rerun.again(self._own)
+        every = slice(None)
+        kept = {
+            place: [Patch("z", tuple(range(output.shape[1])), output, every, every)]
+            for place, output in self._own.outputs.items()
+        }
+        values = self.source.values("z", sender.place, sender.heads)
+        kept[sender.place].append(Patch("z", sender.heads, values, every, every))
+        reached = Activations(Patched(kept))
+        return reached, self._difference(self._rerun.again(reached, first).logits)[0]
 
     def effects(self, differences: Tensor) -> Tensor:
         """How much of the difference comes with a change of the corrupt run, or goes with one of the clean run."""

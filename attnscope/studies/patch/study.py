@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from attnscope.studies.patch.options import PatchOptions
 from attnscope.studies.patch.reading import PairBatch, ReadPair, batches_of, read_pairs
 
 if TYPE_CHECKING:
+    from attnscope.core.attention.patched import By
     from attnscope.studies.patch.runs import PairRuns, Unit
 
 Floats = NDArray[np.float64]
@@ -94,7 +96,7 @@ class _Study:
         n = len(self._read)
         self._clean, self._corrupt = np.full(n, np.nan), np.full(n, np.nan)
         self._effects, self._estimated = np.zeros((n, 0)), np.zeros((n, 0))
-        self._by_position = np.zeros((n, 0, n_tokens))
+        self._position_effects = np.zeros((n, 0, n_tokens))
 
     def run(self) -> Patching:
         """All that is asked for."""
@@ -170,7 +172,7 @@ class _Study:
             return [Change(self._units[number].place, by, self._units[number].patched, tokens)]
 
         effects = runs.effects(runs.run([change(number) for number in chosen]))
-        self._effects[np.ix_(rows, chosen)] = effects.T.numpy()
+        self._effects[np.ix_(rows, np.array(chosen))] = effects.T.numpy()
         if not self._options.positions:
             return
         # What a decoder computes before the first token that differs is the same in both runs.
@@ -179,7 +181,7 @@ class _Study:
         places = range(first, batch.shape[1])
         sets = [change(number, slice(place, place + 1)) for number in chosen for place in places]
         found = runs.effects(runs.run(sets)).numpy().reshape(len(chosen), len(places), -1)
-        self._by_position[np.ix_(rows, chosen, places)] = found.transpose(2, 0, 1)
+        self._position_effects[np.ix_(rows, np.array(chosen), np.array(places))] = found.transpose(2, 0, 1)
 
     def _choose_units(self, runs: PairRuns) -> None:
         """The heads that were asked for; arrays for what they change."""
@@ -196,12 +198,13 @@ class _Study:
             raise AttnscopeError(f"{self._model.info.name} has no such heads", "choose other layers or heads")
         n, n_units = len(self._read), len(self._units)
         self._effects, self._estimated = np.full((n, n_units), np.nan), np.full((n, n_units), np.nan)
-        self._by_position = np.zeros((n, n_units, self._by_position.shape[-1]))
+        self._position_effects = np.zeros((n, n_units, self._position_effects.shape[-1]))
 
     @property
     def _untried(self) -> NDArray[np.bool_]:
         """Which heads were left to their estimates, (unit,)."""
-        return np.isnan(self._effects).all(0) if self._options.exact is not None else np.zeros(len(self._units), bool)
+        untried: NDArray[np.bool_] = np.isnan(self._effects).all(0)
+        return untried & (self._options.exact is not None)
 
     # Faithfulness -----------------------------------------------------------------------------------------------
 
@@ -245,8 +248,41 @@ class _Study:
         found: Floats = (self._clean - self._corrupt)[self._there]
         return found
 
+    # Path patching ----------------------------------------------------------------------------------------------
+
     def _edges(self) -> tuple[Edge, ...]:
-        return ()
+        """Paths between the strongest heads, and from each of them to the logits; none where it is interrupted."""
+        from attnscope.studies.patch.runs import Change
+
+        sizes = np.nan_to_num(np.abs(self._effects[self._there].mean(0)), nan=-1)
+        best = sorted(np.argsort(-sizes, kind="stable")[: self._options.paths].tolist())
+        senders = [self._units[number] for number in best]
+        edges: dict[tuple[str, str, str], Floats] = {}
+
+        def measure(batch: PairBatch) -> None:
+            runs = self._runs(batch)
+            groups: dict[By, list[Unit]] = {by: runs.units(by) for by in ("query", "key", "value")}
+            for sender in senders:
+                reached, direct = runs.isolate(sender)
+                found = {("logits", ""): runs.effects(direct)}
+                named = {
+                    (self._name(unit), by): unit
+                    for receiver, by in product(senders, groups)
+                    if receiver.place[0] == sender.place[0] and receiver.place[1] > sender.place[1]
+                    for unit in groups[by]
+                    if unit.place == receiver.place and receiver.heads[0] in unit.heads
+                }
+                changes = [[Change(unit.place, by, unit.patched)] for (_, by), unit in named.items()]
+                found |= zip(named, runs.effects(runs.run(changes, reached)), strict=True)
+                for (receiver, by), effects in found.items():
+                    key = (self._name(sender), receiver, by)
+                    edges.setdefault(key, np.full(len(self._read), np.nan))[batch.numbers] = effects.numpy()
+
+        if not self._each_batch("paths", self._there.tolist(), measure):
+            return ()
+        values = np.stack([effects[self._there] for effects in edges.values()], 1)
+        (means, q), shares = _means(values), _shares(values, self._total)
+        return tuple(map(lambda key, *known: Edge(*key, *known), edges, means, shares, q.tolist()))
 
     def _name(self, unit: Unit) -> str:
         return "+".join(f"L{unit.place[1]}H{head}" for head in unit.heads)
@@ -275,12 +311,12 @@ class _Study:
             units += [number] * len(unit.heads)
         whole = np.stack([self._clean[there], self._corrupt[there], total], 1)
         positions: tuple[str, ...] = ()
-        by_position = np.zeros((len(units), 0, 3))
+        position_effects = np.zeros((len(units), 0, 3))
         if options.positions:
             positions = self._read[int(there[0])].clean.labels
-            parts = _means(self._by_position[there].reshape(len(there), -1))[0]
+            parts = _means(self._position_effects[there].reshape(len(there), -1))[0]
             values = np.array([(one.value, one.low, one.high) for one in parts])
-            by_position = values.reshape(len(self._units), -1, 3)[units]
+            position_effects = values.reshape(len(self._units), -1, 3)[units]
         return Patching(
             run=self._run(),
             corpus=self._corpus(complete),
@@ -293,7 +329,7 @@ class _Study:
             q=q[units],
             by_pair=effects.T[units].astype(np.float32),
             positions=positions,
-            by_position=by_position,
+            position_effects=position_effects,
             edges=edges,
         )
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from attnscope.errors import AttnscopeError
-from attnscope.records.patch import Patching
+from attnscope.errors import AttnscopeError, amount
+from attnscope.records.circuits import Link
+from attnscope.records.patch import Edge, Patching
 from attnscope.views.ablation.figures import as_findings, curve_page
 from attnscope.views.ablation.summary import label
+from attnscope.views.circuits.figures import draw_graph
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import INK, Page, colormap
 from attnscope.views.drawing.head_maps import measure_page, scale_of
@@ -22,14 +25,15 @@ from attnscope.views.tables.numbers import small_number
 from attnscope.views.tables.wording import model_of, printable
 
 _MOST_ROWS = 20
+_MOST_EDGES = 24
 _NAMES_PX, _LABELS_PX, _ROW_PX = 110, 96, 26
 
 
 def pages(found: Patching, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending.
 
-    `effect` is a map of all heads, `attribution` the same of its estimate, `positions` has the strongest heads by
-    position, and `curve` how much of the effect the best heads keep.
+    `effect` is a map of all heads and `attribution` the same of its estimate. `positions` has the strongest heads by
+    position, `paths` the paths whose effect is not 0 as a graph, and `curve` how much of the effect the best heads keep.
 
     Raises:
         AttnscopeError: There are no heads.
@@ -45,6 +49,8 @@ def pages(found: Patching, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
         yield name, measure_page(maps, title, scale_of(maps, title, small_number), lettering)
     if found.positions:
         yield "positions", positions_page(found, lettering)
+    if drawn := strongest_edges(found):
+        yield "paths", paths_page(found, drawn, lettering)
     if found.curves:
         yield "curve", curve_page(found, lettering)
 
@@ -52,7 +58,7 @@ def pages(found: Patching, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
 def positions_page(found: Patching, lettering: Lettering) -> Page:
     """The strongest heads down, the tokens of the first pair across."""
     rows, paper = strongest(found, _MOST_ROWS), lettering.paper
-    values = found.by_position[rows, :, 0]
+    values = found.position_effects[rows, :, 0]
     n = len(found.positions)
     room = (paper.room_px if paper.fixed else 1500) - _NAMES_PX
     cell = min(64.0, room / n)
@@ -79,3 +85,32 @@ def positions_page(found: Patching, lettering: Lettering) -> Page:
     for share, value in ((0, -largest), (0.5, 0.0), (1, largest)):
         page.write(left + share * min(300, room), bar_y + 24, small_number(value), 11.5, ha="center")
     return page
+
+
+def strongest_edges(found: Patching) -> list[Edge]:
+    """The paths whose 95% interval does not hold 0, strongest first."""
+    clear = [edge for edge in found.edges if edge.effect.low > 0 or edge.effect.high < 0]
+    return sorted(clear, key=lambda edge: -abs(edge.effect.value))[:_MOST_EDGES]
+
+
+class _Node(NamedTuple):
+    layer: int
+    name: str
+
+
+def paths_page(found: Patching, edges: Sequence[Edge], lettering: Lettering) -> Page:
+    """Which head acts on the answer through which other head."""
+    layers = {head.name: head.layer for head in found.heads}
+    names = dict.fromkeys(name for edge in edges for name in (edge.sender, edge.receiver))
+    nodes = [_Node(layers.get(name.partition("+")[0], max(layers.values()) + 1), name) for name in names]
+    places = {name: number for number, name in enumerate(names)}
+    links = [
+        Link(places[edge.sender], places[edge.receiver], edge.by[:1].upper(), abs(edge.effect.value), 0.0, 0.0)
+        for edge in edges
+    ]
+    footer = (
+        f"the {amount(len(edges), 'path')} with the largest effects whose 95% interval does not hold 0; "
+        "wider = a larger effect, of either sign; grey: to the logits without any other head"
+    )
+    title = f"{model_of(found.run)} · paths on which heads act on the answer"
+    return draw_graph(nodes, links, (title, f"{title_of(found)} · {total_line(found)}", footer), lettering)

@@ -66,7 +66,7 @@ def _ranking(found: Patching) -> Table:
 def _positions(found: Patching, console: Console) -> RenderableType:
     rows = strongest(found, _MOST_ROWS)
     names = [found.unit_name(n) for n in rows]
-    return matrix(found.by_position[rows, :, 0], names, found.positions, console, bold=True)
+    return matrix(found.position_effects[rows, :, 0], names, found.positions, console, bold=True)
 
 
 def _edges(found: Patching) -> Table:
