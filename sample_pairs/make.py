@@ -54,13 +54,17 @@ def greater_than(chance: random.Random, number: int) -> Pair:
 
 
 def induction(chance: random.Random, number: int) -> Pair:
-    """What followed a word before follows it again (Olsson et al. 2022): random words, twice."""
-    *words, other = chance.sample(WORDS, 9)
-    at = 2 + number % 5
-    again = " ".join(words[: at + 1])
-    changed = [*words[: at + 1], other, *words[at + 2 :]]
-    return {"clean": f"{' '.join(words)} {again}", "corrupt": f"{' '.join(changed)} {again}", "right": words[at + 1],
-            "wrong": other}  # fmt: skip
+    """What followed a word before follows it again (Olsson et al. 2022). In the corrupt text two words are exchanged.
+
+    Then another word stood before the right answer, and no word that a head would copy has changed.
+    """
+    words = chance.sample(WORDS, 8)
+    first, second = 1 + number % 3, 5
+    changed = list(words)
+    changed[first], changed[second] = words[second], words[first]
+    again = " ".join(words[: first + 1])
+    return {"clean": f"{' '.join(words)} {again}", "corrupt": f"{' '.join(changed)} {again}",
+            "right": words[first + 1], "wrong": words[second + 1]}  # fmt: skip
 
 
 KINDS: dict[str, Callable[[random.Random, int], Pair]] = {

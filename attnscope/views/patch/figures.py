@@ -33,7 +33,7 @@ def pages(found: Patching, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending.
 
     `effect` is a map of all heads and `attribution` the same of its estimate. `positions` has the strongest heads by
-    position, `paths` the paths whose effect is not 0 as a graph, and `curve` how much of the effect the best heads keep.
+    position, `paths` the paths whose effect is not 0 as a graph, and `curve` how much of the effect few heads keep.
 
     Raises:
         AttnscopeError: There are no heads.
