@@ -31,7 +31,7 @@ def strong(model: Any, seed: int = 1) -> Any:
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.3)
+            parameter.normal_(std=0.6)
     return model.eval().requires_grad_(False)
 
 
@@ -135,6 +135,15 @@ def score(logits: torch.Tensor, pairs: Sequence[dict[str, Any]]) -> np.ndarray:
 
 def ids(pairs: Sequence[dict[str, Any]], which: str) -> torch.Tensor:
     return torch.tensor([[int(number) for number in pair[which].split()] for pair in pairs])
+
+
+def shown_by(network: Any, pairs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same pairs, each in the order in which the model has a total effect above 0."""
+    clean, corrupt = (score(network(ids(pairs, which)).logits[:, -1], pairs) for which in ("clean", "corrupt"))
+    return [
+        pair if more > 0 else {**pair, "clean": pair["corrupt"], "corrupt": pair["clean"]}
+        for pair, more in zip(pairs, clean - corrupt, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
@@ -294,13 +303,9 @@ def test_exact_effects_of_the_best_by_attribution(grouped: Any) -> None:
 def test_all_heads_kept_are_the_whole_effect_and_none_is_the_corrupt_run() -> None:
     """With pairs that differ before the last token alone, the corrupt z of all heads makes the corrupt answer."""
     network = llama()
-    pairs = entries(12)
-    clean, corrupt = (score(network(ids(pairs, which)).logits[:, -1], pairs) for which in ("clean", "corrupt"))
-    towards = [  # so that the total effect is above 0
-        pair if more > 0 else {**pair, "clean": pair["corrupt"], "corrupt": pair["clean"]}
-        for pair, more in zip(pairs, clean - corrupt, strict=True)
-    ]
-    found = attnscope.patch(wrap(network, name="grouped", check=False), towards, attnscope.PatchOptions(curve=True))
+    found = attnscope.patch(
+        wrap(network, name="grouped", check=False), shown_by(network, entries(12)), attnscope.PatchOptions(curve=True)
+    )
     (curve,) = found.curves
     points = [point["faithfulness"].value for point in curve.points]
     assert curve.n_left[0] == 6 * N_LAYERS and curve.n_left[-1] == 0
@@ -378,17 +383,15 @@ def test_an_interruption_keeps_the_pairs_up_to_there(grouped: Any) -> None:
     assert found.corpus["n_texts"] == 3 and found.corpus["complete"] is False
 
 
-def test_a_record_comes_back_and_is_drawn(grouped: Any, tmp_path: Path) -> None:
-    options = attnscope.PatchOptions(by="key", positions=True, attribution=True, curve=True)
-    found = attnscope.patch(grouped, entries(6), options)
+def test_a_record_comes_back_and_is_drawn(tmp_path: Path) -> None:
+    network = llama()
+    options = attnscope.PatchOptions(positions=True, attribution=True, curve=True, paths=6)
+    found = attnscope.patch(wrap(network, name="tiny", check=False), shown_by(network, entries(8)), options)
     require_lossless(found, tmp_path)
     again = Patching.load(found.save(tmp_path / "patching.npz"))
     assert np.array_equal(again.position_effects, found.position_effects) and again.pairs == found.pairs
     names = [path.stem for path in found.draw(tmp_path / "figures", ["png"])]
-    assert names[:3] == ["effect", "attribution", "positions"]
-    paths = attnscope.patch(grouped, entries(6), attnscope.PatchOptions(paths=20))
-    require_lossless(paths, tmp_path)
-    assert "paths" in [path.stem for path in paths.draw(tmp_path / "paths", ["png"])]
+    assert names == ["effect", "attribution", "positions", "paths", "curve"]
     document = json.loads(found.to_json())
     assert document["schema"] == "attnscope.patch/1" and len(document["by_pair"]) == len(found.heads)
 
