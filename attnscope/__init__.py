@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from attnscope.corpus.pairs import Pairs
     from attnscope.errors import AttnscopeError
     from attnscope.models import load
+    from attnscope.models.captured.writing import CapturedText
     from attnscope.models.own.decoder import own_decoder
     from attnscope.records import AttentionMap, Heatmap, Tokens, record_from_arrays
     from attnscope.records import load as load_record
@@ -106,6 +107,7 @@ _PUBLIC = {name: (module, name) for module, names in {
     "corpus.pairs": ("Pairs",),
     "errors": ("AttnscopeError",),
     "models": ("load",),
+    "models.captured.writing": ("CapturedText",),
     "models.own.decoder": ("own_decoder",),
     "records": ("AttentionMap", "Heatmap", "Tokens", "record_from_arrays"),
     "records.ablation": ("Ablation",),
@@ -171,7 +173,8 @@ _PUBLIC = {name: (module, name) for module, names in {
 
 __all__ = [
     "AblateOptions", "Ablation", "AnnotatedCorpus", "AnnotatedText", "Atlas", "AtlasOptions", "AttentionMap",
-    "AttnscopeError", "Batch", "BatchOptions", "Circuits", "CircuitsOptions", "CompareOptions", "Corpus",
+    "AttnscopeError", "Batch", "BatchOptions", "CapturedText",
+    "Circuits", "CircuitsOptions", "CompareOptions", "Corpus",
     "DescribeOptions", "Findings", "HeadComparison", "HeadWatch", "HeadsOptions", "Heatmap", "Link", "MinimalPair",
     "ModelComparison", "MultiHeadAttention", "NeedleOptions", "Page", "Pairs", "PatchOptions", "Patching",
     "PickedHeads", "PicturePair", "PooledHeatmap", "PruneOrder", "Relations", "RelationsOptions", "Rollout",

@@ -170,7 +170,7 @@ Model = Annotated[
     typer.Option(
         "-m",
         "--model",
-        help="A known name (see `attnscope models`), a folder, or a Hub id.",
+        help="A known name (see `attnscope models`), a folder, a Hub id, or files of captured queries and keys.",
         autocompletion=options.complete_models,
     ),
     "Model",

@@ -55,9 +55,9 @@ def load(
     """Loads a model, or takes one of transformers that is in memory already.
 
     Args:
-        spec: A catalogue name, a folder (also of an adapter that names its model), a GGUF file, a Hub id, what
-            `resolve` made of one, or a transformers model, also one that peft has wrapped; or attnscope's own decoder
-            (`own_decoder`), of which a copy is taken as it is now.
+        spec: A catalogue name, a folder (also of an adapter that names its model), a GGUF file, a Hub id, files of
+            captured queries and keys (`CapturedText`), what `resolve` made of one, or a transformers model, also one
+            that peft has wrapped; or attnscope's own decoder (`own_decoder`), of which a copy is taken as it is now.
         tokenizer: The tokenizer of a transformers model in memory; without one, texts are token numbers ("17 4 9").
         engine: "native" (BERT-family weights on the project's own attention), "hf" (transformers), "numpy" (BERT-family
             weights without torch, to look at single texts), or "auto": native where it computes the model as it is.
@@ -104,6 +104,12 @@ def load(
             "the numpy engine computes on the CPU, in float32 or float64", "leave out --device and --dtype"
         )
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
+    if source.captures:
+        if (device, dtype) not in (("cpu", "float32"), ("auto", "float32")) or device_map is not None:
+            raise UsageError("captures are read on the CPU, in float32", "leave out --device, --dtype and --device-map")
+        from attnscope.models.captured.model import open_captures
+
+        return open_captures(source.captures, source.name)
     if source.adapter is not None and device_map is not None:
         raise UsageError("an adapter is merged on one device", "leave out --device-map")
     # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
@@ -211,6 +217,10 @@ def _choose(
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if adapter is not None:
         source = with_adapter(source, Path(adapter))
+    if source.captures:
+        if source.adapter is not None or engine != "auto":
+            raise UsageError("captures take no adapter and no engine", "leave out --adapter and --engine")
+        return source, False
     if source.spec in BUILT_IN and source.folder is None:
         if source.adapter is not None:
             raise AttnscopeError(f"{source.spec} takes no adapter: attnscope makes it", "leave out --adapter")

@@ -18,6 +18,7 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, first_line, parse_json
 from attnscope.hub import PATIENCE_S, no_log_of_attempts, require_hub, run_within
+from attnscope.models.captured.files import files_of
 from attnscope.models.hashing import file_sha256
 from attnscope.records.frame.reading import MOST_HEADS
 
@@ -36,6 +37,7 @@ class Source:
         file: The one file of the folder that is meant, of GGUF; "" = those of the usual names.
         adapter: The folder of an adapter that belongs to it; None = there is none.
         pinned_files: What the files beside the weights must hash to, as (name, SHA-256).
+        captures: Files of queries and keys that another program computed, instead of a model.
     """
 
     spec: str
@@ -47,6 +49,7 @@ class Source:
     file: str = ""
     adapter: Path | None = None
     pinned_files: tuple[tuple[str, str], ...] = ()
+    captures: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def list_models() -> list[Entry]:
 
 
 def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Source:
-    """Finds the model that `spec` means: a catalogue name, a folder, a GGUF file, or a Hub id, in this order.
+    """Finds the model that `spec` means: a catalogue name, captures, a folder, a GGUF file, or a Hub id, in this order.
 
     A Hub id may name a revision, `org/name@revision`: a branch, a tag, or a commit in full. Hub models come from the
     local cache; only what is not there is downloaded. A folder that has a catalogue name is meant by `./name`.
@@ -146,6 +149,8 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
         return _resolve_known(spec, KNOWN[spec])
     if spec in BUILT_IN:
         return Source(spec, spec, None, origin="made by attnscope")
+    if captures := files_of(spec):
+        return Source(spec, spec, None, origin=f"captures {spec}", captures=captures)
     with _look_into(spec) as path:
         if _is_adapter(path):
             return _resolve_adapter(spec, path.resolve(), allow_pickle, trust_remote_code)

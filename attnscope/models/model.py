@@ -34,7 +34,7 @@ class ModelInfo:
         sha256: Hash of the weights, hex; of several files: of their names and hashes; with an adapter: of both hashes.
             Empty for models made in memory.
         architecture: The model_type of its configuration, such as "bert".
-        engine: "native", "hf" or "numpy".
+        engine: "native", "hf", "numpy", or "captured" (queries and keys computed elsewhere).
         path: How the weights are read: "seam" (through the one function), or "eager" (the model's own
             output_attentions).
         kinds: The kinds of attention it has, in the order of computation: some of "encoder", "decoder", "cross".
@@ -467,8 +467,8 @@ class Model(Protocol):
     def blocks(self) -> "Mapping[Place, nn.Module]":
         """(kind, layer) -> the module that is given the hidden states which the layer's keys are made of, first."""
 
-    def static_embeddings(self, ids: "Tensor") -> "Tensor":
-        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
+    def static_embeddings(self, ids: "Tensor") -> "Tensor | None":
+        """The rows of the token embedding, (batch, token) -> (batch, token, d), without gradient; None = not known."""
 
     def output_projections(self) -> "Mapping[Place, Tensor]":
         """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it; those that are known."""

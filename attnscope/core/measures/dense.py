@@ -247,11 +247,11 @@ def key_norms(wanted: Totals, values: Tensor | None, n_heads: int, factor: Tenso
 
     Args:
         wanted: Which measures are.
-        values: (batch, kv_head, key, d_value), or None.
+        values: (batch, kv_head, key, d_value), of width 0 where they are not known; or None.
         n_heads: Query heads.
         factor: `output_factor`, (n_heads, d, d_value), or None.
     """
-    if values is None:
+    if values is None or not values.shape[-1]:
         return {}
     by = {"value_norm": None} | ({"output_norm": factor} if factor is not None else {})
     return {

@@ -93,7 +93,7 @@ def study(
     Raises:
         AttnscopeError: Anything that the user can mend.
     """
-    corpus = texts.corpus()
+    corpus = texts.corpus(spec)
     require_names(order.atlas.heads, order.measures, order.listing.only)
     require_evidence(order.beside)
     return with_records(atlas(loading.load(spec), corpus, order.atlas, report, workers), order.beside)

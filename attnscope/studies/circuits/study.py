@@ -117,6 +117,12 @@ class _Weights:
 
     # Tokens ---------------------------------------------------------------------------------------------------
 
+    def _embed(self, ids: Tensor) -> Tensor:
+        """Static embeddings of some tokens, (token, d)."""
+        rows = self.model.static_embeddings(ids[None])
+        assert rows is not None, "a model whose stream is known has them"
+        return rows[0]
+
     def _find_ends(self) -> _Ends | None:
         import torch
 
@@ -130,13 +136,14 @@ class _Weights:
             self.notes.append("the model's vocabulary is not known, so that nothing is said of tokens")
             return None
         ids = torch.tensor(known)
-        if (width := self.model.static_embeddings(ids[None, :1]).shape[-1]) != info.d_model:
+        width = self._embed(ids[:1]).shape[-1]
+        if width != info.d_model:
             self.notes.append(
                 f"embeddings have width {width}, the stream {info.d_model}: nothing is said of tokens (copying, "
                 "matching, what is read and written)"
             )
             return None
-        read = torch.cat([self.model.static_embeddings(part[None])[0] for part in torch.split(ids, 8192)])
+        read = torch.cat([self._embed(part) for part in torch.split(ids, 8192)])
         read = read.to(torch.promote_types(read.dtype, torch.float32))
         read = read if stream.embedding_norm is None else stream.embedding_norm.apply(read)
         if stream.unembedding is None:

@@ -33,12 +33,12 @@ def study(
     Raises:
         AttnscopeError: Anything that the user can mend.
     """
-    comparison = _comparison(texts, order, report, workers)  # what can be refused is, before a model is loaded
+    comparison = _comparison(spec, texts, order, report, workers)  # what can be refused is, before a model is loaded
     return comparison(loading.load(spec), loading)
 
 
 def _comparison(
-    texts: TextsWanted, order: CompareOrder, report: Report | None, workers: Workers | None
+    spec: str, texts: TextsWanted, order: CompareOrder, report: Report | None, workers: Workers | None
 ) -> Callable[[Model, LoadOptions], Comparison]:
     """What is to be done with the loaded model; all that can be refused before is refused here."""
     order.require_for(texts)
@@ -59,7 +59,7 @@ def _comparison(
         pick = order.choice.pick or ()
         return lambda model, _: compare_heads(model, text, pick, measure=measure, hide_special=order.hide_special)
     # One literal text is known as such, so that figures can name it.
-    corpus = texts.text if texts.text not in (None, "-") and not texts.files else texts.corpus()
+    corpus = texts.text if texts.text not in (None, "-") and not texts.files else texts.corpus(spec)
     if order.other_model is not None:
         second = order.other_model
 

@@ -16,7 +16,7 @@ from attnscope.models.model import Model
 from attnscope.records import Tokens
 from attnscope.studies.describe.features import RESTING, SINK, Feature, TextFacts, blocks_of, catalogue
 from attnscope.studies.inputs.texts import batch_of
-from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of
+from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of, unit_embeddings
 from attnscope.studies.running.memory import Room, halves, padded_size
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Types:
     Attributes:
         ids: (type,): their numbers in the vocabulary, ascending.
         labels: Their labels.
-        embeddings: (type, d): their static embeddings.
+        embeddings: (type, d): their static embeddings; zeros where they are not known.
     """
 
     ids: NDArray[np.int64]
@@ -77,8 +77,9 @@ class Types:
 
         labels = {int(i): label for of in tokens for i, label in zip(of.ids, of.labels, strict=True)}
         ids = np.array(sorted(labels), np.int64)
-        rows = model.static_embeddings(torch.from_numpy(ids)[None].to(model.info.device))[0].float().cpu().numpy()
-        return cls(ids, tuple(labels[int(i)] for i in ids), rows)
+        rows = model.static_embeddings(torch.from_numpy(ids)[None].to(model.info.device))
+        embeddings = np.zeros((len(ids), 1), np.float32) if rows is None else rows[0].float().cpu().numpy()
+        return cls(ids, tuple(labels[int(i)] for i in ids), embeddings)
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
         """The type of each token."""
@@ -227,14 +228,12 @@ def _facts(
 ) -> TextFacts:
     import torch
 
-    ids = torch.from_numpy(tokens.ids)
-    found = model.static_embeddings(ids[None].to(model.info.device))[0].float().cpu()
-    embeddings = found / found.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+    embeddings = unit_embeddings(model, torch.from_numpy(tokens.ids)[None])
     return TextFacts(
         tokens,
         frequencies.of(tokens.ids),
         np.array([int(number) in frequent for number in tokens.ids], np.bool_),
-        embeddings.numpy(),
+        None if embeddings is None else embeddings[0].cpu().numpy(),
         () if annotation is None else annotation.words,
         () if annotation is None else annotation.links,
         () if annotation is None else annotation.kinds,

@@ -47,7 +47,7 @@ def study(
         raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
     if order.probe not in (None, "repeat"):
         raise UsageError(f"there is no probe {order.probe!r}", "there are: repeat, needle")
-    corpus = None if order.probe else texts.corpus()
+    corpus = None if order.probe else texts.corpus(spec)
     if order.heads.relations is not None:
         require_relations(order.heads.relations)
     require_names(order.heads, order.measures, order.listing.only)

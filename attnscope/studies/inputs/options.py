@@ -194,14 +194,20 @@ class TextsWanted:
         if self.split not in get_args(Split):
             raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
 
-    def corpus(self) -> Corpus | list[str]:
-        """The texts, read as they are used.
+    def corpus(self, model: str = "") -> Corpus | list[str]:
+        """The texts, read as they are used; of captures all that were captured, where none is given.
+
+        Args:
+            model: The name of the model.
 
         Raises:
             UsageError: Not exactly one of text and files is given, or there is no such split.
         """
         from attnscope.corpus import Corpus
+        from attnscope.models.captured.files import Capture, files_of
 
+        if not self.given and (files := files_of(model)):
+            return [Capture(path).tokens.text for path in files]
         if (self.text is not None) + bool(self.files) != 1:
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')
         self.require_split()

@@ -238,8 +238,7 @@ class HeadMeasurer:
         def tensor(array: NDArray[Any]) -> Tensor:
             return move(torch.from_numpy(array), device)
 
-        found = self._model.static_embeddings(tensor(ids).to(self._model.info.device)).float().to(device)
-        embeddings = found / found.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        embeddings = unit_embeddings(self._model, tensor(ids))
         return TextFacts(
             real=tensor(real),
             special=tensor(special),
@@ -248,10 +247,26 @@ class HeadMeasurer:
             sep=tensor(special & ~opening),
             punctuation=tensor(pad_rows([_punctuation(t) for t in tokens])),
             log_frequency=tensor(frequency),
-            embeddings=embeddings,
+            embeddings=None if embeddings is None else embeddings.to(device),
             rarest=tensor(rarest),
             context=tensor(pad_rows(repeated)) if any(map(np.any, repeated)) else None,
         )
+
+
+def unit_embeddings(model: Model, ids: Tensor) -> Tensor | None:
+    """Static embeddings of length 1, (batch, token, d), float32, on the model's device; None where they are not known.
+
+    Args:
+        model: The model.
+        ids: Token numbers, (batch, token).
+    """
+    import torch
+
+    rows = model.static_embeddings(ids.to(model.info.device))
+    if rows is None:
+        return None
+    lengths: Tensor = rows.float().norm(dim=-1, keepdim=True)
+    return rows.float() / lengths.clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _punctuation(tokens: Tokens) -> NDArray[np.bool_]:
