@@ -19,6 +19,7 @@ from attnscope.records.patch import Patching
 from attnscope.studies.patch.reading import batches_of, read_pairs
 from attnscope.studies.patch.runs import Change, PairRuns
 from attnscope.studies.patch.study import _shares, rank_correlation
+from examples import induction
 from tests.conftest import VOCABULARY as VOCABULARY_OF_TINY
 from tests.conftest import Run, write_tiny, write_tokenizer
 from tests.record_helpers import require_lossless
@@ -419,3 +420,66 @@ def test_the_command_prints_and_writes(run: Run, tmp_path: Path) -> None:
     found = Patching.load(tmp_path / "out")
     assert found.pairs[0].clean_difference == pytest.approx(right - np.logaddexp(a, b), abs=1e-4)
     assert run("patch", "pairs.jsonl", "-m", "model", "--by", "nothing")[0] == 2
+
+
+# Circuits that are known ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_planted_head_alone_has_the_effect(seed: int) -> None:
+    """One head's output is all that the model adds to embeddings, so it has all of the effect and others have none."""
+    network, layer, head = strong(gpt2(), seed), seed % 2, (3 * seed + 1) % 4
+    with torch.no_grad():
+        for number, block in enumerate(network.transformer.h):
+            block.mlp.c_proj.weight.zero_()
+            kept = block.attn.c_proj.weight[head * 5 : (head + 1) * 5].clone()
+            block.attn.c_proj.weight.zero_()
+            if number == layer:
+                block.attn.c_proj.weight[head * 5 : (head + 1) * 5] = kept
+    pairs = shown_by(network, entries(40, seed=seed))
+    found = attnscope.patch(wrap(network, name="planted", check=False), pairs)
+    above = [each.name for each in found.heads if each.effects["effect"].low > 0]
+    assert above == [f"L{layer}H{head}"]
+    planted = next(each for each in found.heads if each.name == above[0])
+    assert planted.effects["share"].value == pytest.approx(1, abs=1e-3)
+    assert all(each.effects["effect"].value == 0 for each in found.heads if each is not planted)
+
+
+def two_places(n: int, seed: int) -> list[dict[str, Any]]:
+    """Words of examples/induction.py: A B … C D … A, and the same with A and C exchanged; B is right, D is wrong."""
+    chance = np.random.default_rng(seed)
+    made: list[dict[str, Any]] = []
+    while len(made) < n:
+        first, second, *others = chance.permutation(induction.WORDS).tolist()
+        words = chance.choice(others, 14)
+        one, other = chance.permutation(np.arange(1, 12, 2))[:2].tolist()
+        if words[one + 1] != words[other + 1]:
+            clean, corrupt = words.tolist(), words.tolist()
+            clean[one], clean[other] = corrupt[other], corrupt[one] = first, second
+            texts = {"clean": [*clean, first], "corrupt": [*corrupt, first]}
+            answers = {"right": int(words[one + 1]), "wrong": int(words[other + 1])}
+            made.append({name: " ".join(map(str, text)) for name, text in texts.items()} | answers)
+    return made
+
+
+@pytest.mark.slow
+def test_patching_finds_the_induction_circuit(tmp_path: Path) -> None:
+    """A head of layer 0 says which word stood before, and heads of layer 1 read it through their keys."""
+    held = []
+    for seed in range(20):
+        folder = induction.Run(2, seed, tmp_path / str(seed), (induction.STEPS,)).train()
+        model = attnscope.load(f"{folder}/checkpoint-{induction.STEPS}")
+        found = attnscope.patch(model, two_places(100, seed), attnscope.PatchOptions(paths=4))
+        before = max(found.heads[:2], key=lambda head: head.effects["effect"].value)
+        other = next(head for head in found.heads[:2] if head is not before)
+        after = max(found.heads[2:], key=lambda head: head.effects["effect"].value)
+        ranked = sorted(found.edges, key=lambda edge: -edge.share.value)
+        inside = [edge for edge in ranked if edge.receiver != "logits" and edge.share.value > 0.1]
+        held.append(
+            before.effects["share"].low > 0.5
+            and after.effects["effect"].low > 0
+            and other.effects["share"].high < 0.15
+            and all(edge.sender == before.name and edge.by == "key" for edge in inside)
+            and any(edge.receiver == after.name for edge in inside)
+        )
+    assert sum(held) >= 19, held

@@ -203,7 +203,7 @@ class _Study:
     @property
     def _untried(self) -> NDArray[np.bool_]:
         """Which heads were left to their estimates, (unit,)."""
-        untried: NDArray[np.bool_] = np.isnan(self._effects).all(axis=0, keepdims=True)[0]
+        untried: NDArray[np.bool_] = np.asarray(np.isnan(self._effects).all(0))
         return untried & (self._options.exact is not None)
 
     # Faithfulness -----------------------------------------------------------------------------------------------
