@@ -169,7 +169,7 @@ class Generator:
         put("texts.jsonl", '{"text": "the cat"}\n{"text": "a dog"}\n')
         for name, other in (("answers.jsonl", "dog"), ("other-answers.jsonl", "sat")):
             texts = {"clean": "the cat and the", "corrupt": f"the {other} and the"}
-            put(name, (json.dumps({**texts, "right": "cat", "wrong": other}) + "\n") * 2)
+            put(name, json.dumps({**texts, "right": "cat", "wrong": other}) + "\n")
         put("texts.csv", 'text,n\n"the cat, sat",1\na dog,2\n')
         with gzip.open(self.inputs / "texts.txt.gz", "wt") as file:
             file.write("the cat\na dog\n")

@@ -344,7 +344,7 @@ class _Study:
         )  # fmt: skip
 
     def _run(self) -> dict[str, Any]:
-        notes = [f"Left out: {problem}" for problem in self._problems]
+        notes = []
         if not self._has_total:
             notes.append(
                 "The interval of the total effect holds 0: the model does not show this behaviour here, and effects "
