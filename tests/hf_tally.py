@@ -366,6 +366,8 @@ def judge(model_type: str) -> Verdict:
     except AttnscopeError as error:
         if "\n" in str(error):
             return Verdict("wrong", why=f"several lines: {error.message}")
+        if "does not run on the" in error.message and runs_as_configured(model_type):
+            return Verdict("unbuilt", why=f"as configured it runs, shrunk to tiny it does not: {error.message}")
         return Verdict("no attention" if "has no attention" in error.message else "refused", why=error.message)
     except Exception as error:
         return Verdict("wrong", why=f"{type(error).__name__}: {_line(error)}")
@@ -390,6 +392,18 @@ def judge(model_type: str) -> Verdict:
     if not found:
         return Verdict("refused", reads, shown.info.path, found, why)
     return Verdict("exact", reads, shown.info.path, found, why)
+
+
+def runs_as_configured(model_type: str) -> bool:
+    """Whether a model of the sizes that transformers sets takes the self-check's input: on "meta", without numbers."""
+    try:
+        with torch.device("meta"), torch.no_grad():
+            model = AutoModel.from_config(transformers.AutoConfig.for_model(model_type)).eval()
+            inputs = {**standing_arguments(model), **examples(model)[1].inputs}
+            model(**{name: value.to("meta") if torch.is_tensor(value) else value for name, value in inputs.items()})
+    except Exception:  # a model may fail in any way, and without numbers in more
+        return False
+    return True
 
 
 def _comparisons(shown: HuggingFaceModel, what: str) -> list[tuple[str, Callable[[], float]]]:

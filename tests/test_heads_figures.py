@@ -136,6 +136,13 @@ class TestAtlas:
         n = sum(any(role.name == "local" for role in one.roles) for one in findings.heads)
         assert entries["local"].heads.startswith(f"{n} heads")
 
+    def test_the_legend_says_what_its_heads_had_to_exceed(self) -> None:
+        roles = [replace(role("diffuse"), threshold=least) for least in (0.78, 0.84)]
+        findings = fake_findings(1, 2, roles=("diffuse",))
+        findings = replace(findings, heads=tuple(head(0, number, one) for number, one in enumerate(roles)))
+        entries = {entry.name: entry for _, _, entry in self.layout(findings).legend}
+        assert entries["diffuse"].lines[-1].endswith(" ≥ 0.78 to 0.84")
+
     def test_what_is_drawn_is_what_was_laid_out(self) -> None:
         findings = fake_findings(3, 4, kinds=("encoder", "cross"))
         page = page_of(findings, "roles")

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import transformers
 
+from tests.hf_tally import judge, runs_as_configured
+
 KEPT = Path(__file__).parent.parent / "docs" / "architectures.json"
 
 
@@ -22,6 +24,13 @@ def test_none_is_shown_wrongly_and_most_are_shown() -> None:
             assert one["differences"] and max(one["differences"].values()) < 2e-4, name
         else:
             assert one["why"] and "\n" not in one["why"], name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_type_whose_shrunk_copy_alone_fails_is_not_said_to_be_refused() -> None:
+    verdict = judge("levit")
+    assert (verdict.verdict, verdict.why[:34]) == ("unbuilt", "as configured it runs, shrunk to t")
+    assert not runs_as_configured("bros")  # it asks for boxes
 
 
 @pytest.mark.slow

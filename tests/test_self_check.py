@@ -16,8 +16,8 @@ from attnscope.models.model import Batch
 from tests.hf_tally import build
 
 
-def sharp_model(kind: str, seed: int) -> PreTrainedModel:
-    """Random heads with scores of a hundred, which turn rounding into other weights."""
+def sharp_model(kind: str, seed: int, sharpness: float = 8.0) -> PreTrainedModel:
+    """Random heads, by default with scores of a hundred, which turn rounding into other weights."""
     sizes: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 99}
     config: Any = BertConfig if kind == "bert" else LlamaConfig
     torch.manual_seed(seed)
@@ -27,7 +27,7 @@ def sharp_model(kind: str, seed: int) -> PreTrainedModel:
             if parameter.ndim > 1:
                 parameter.normal_(std=128**-0.5)
             if name.endswith(("query.weight", "key.weight", "q_proj.weight", "k_proj.weight")):
-                parameter.mul_(8)
+                parameter.mul_(sharpness)
     return model
 
 
@@ -45,6 +45,17 @@ def test_sharp_random_heads_are_no_mistake(kind: str, seed: int) -> None:
         eager.set_attn_implementation("eager")
         first = eager(ids, output_attentions=True).attentions[0]
     torch.testing.assert_close(probe.maps[shown.info.kinds[0]][0].double(), first.double(), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_the_bound_in_16_bits_is_the_models_own_rounding(kind: str, dtype: torch.dtype) -> None:
+    """A note says where rounding decides what a head attends to."""
+    shown = wrap(sharp_model(kind, 0).to(dtype))
+    assert any(
+        note.startswith(f"Rounding in {str(dtype)[6:]} moves attention weights by up to") for note in shown.info.notes
+    )
+    assert not any("Rounding" in note for note in wrap(sharp_model(kind, 0, 1).to(dtype)).info.notes)
 
 
 @pytest.mark.parametrize("dtypes", [{torch.float32, torch.float64}, {torch.float32}])

@@ -11,6 +11,7 @@ from attnscope.records import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import torch
     from numpy.typing import NDArray
@@ -379,6 +380,13 @@ class Ears(Protocol):
         """A recording as the model hears it, in frames; or sees it, in patches of a spectrogram."""
 
 
+class ProbeOf(Protocol):
+    """Makes a probe of the texts of a batch, and where in it their tokens are, (text, token), bool."""
+
+    def __call__(self, tokens: "Sequence[Tokens]", real: "NDArray[Any]", /) -> "Probe":
+        """The probe."""
+
+
 Loss = Literal["causal", "masked", "target"]
 """What a model was trained to predict: the next token, masked tokens, or the tokens of a decoder's target."""
 
@@ -417,6 +425,13 @@ class Model(Protocol):
     @property
     def head_slices(self) -> "Callable[[Mapping[Place, Sequence[int]]], list[Slice]] | None":
         """The numbers of its weights in its files that are these heads' alone."""
+
+    @property
+    def probe_forwards(self) -> "Callable[[ProbeOf], AbstractContextManager[Any]] | None":
+        """Within the context, forward passes that others make have a probe at the seam; gives the torch module.
+
+        None where there is no torch module that others would call.
+        """
 
     @property
     def look(self) -> "Callable[[Tokens, Collection[int]], Maps] | None":
@@ -499,7 +514,7 @@ class ShownModel:
 class LayeredModel(ShownModel):
     """A model that is a stack of our own layers and no more: what it can do whatever the layers are."""
 
-    writer = eyes = ears = viewer = run_inputs = head_slices = look = None
+    writer = eyes = ears = viewer = run_inputs = head_slices = look = probe_forwards = None
     loss: Loss | None = None
     resumes = True
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,7 +88,7 @@ STOPS = 100
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what processes compute from Linux")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_stopped_at_any_moment_files_are_of_one_run_and_no_process_is_left(
-    sent: signal.Signals, generator: Generator, home: Path
+    sent: signal.Signals, generator: Generator, home: Path, tmp_path: Path
 ) -> None:
     """A hundred times over all commands that write, over a result of another text, with foreign files in all folders.
 
@@ -98,10 +99,13 @@ def test_stopped_at_any_moment_files_are_of_one_run_and_no_process_is_left(
     for turn in range(STOPS):
         name, number = WRITING[turn % len(WRITING)]
         case = generator.base(name, number)
-        whole = results(generator.base(name, number), home, generator)
+        whole = results(case, home, generator, tmp_path / f"{name}-{number}-whole")
         earlier: dict[Path, bytes] = {}
         if name != "prune":  # which takes no folder with files in it
-            earlier = results(generator.base(name, number, other=True), home, generator, clear=False)
+            before_it = tmp_path / f"{name}-{number}-earlier"
+            earlier = results(generator.base(name, number, other=True), home, generator, before_it)
+            assert case.out is not None
+            copy(before_it, case.out)
             put_foreign(case.out)
         before = {path: complete(path) for path in earlier}
         call = [sys.executable, "-c", _BEGUN, *case.arguments]
@@ -143,14 +147,22 @@ def put_foreign(out: Path | None) -> None:
         path.write_text("mine")
 
 
-def results(case: Case, home: Path, generator: Generator, clear: bool = True) -> dict[Path, bytes]:
-    """What a command writes that nothing stops, by its files; all but the log of a batch."""
-    status, _, said = run_case(case, home)
-    assert status == 0 and case.out is not None, said
-    made = {path: path.read_bytes() for path in files_below(case.out) if path.name != "log.jsonl"}
-    if clear:
+def copy(source: Path, target: Path) -> None:
+    """Copies a file, or a folder with all that is in it."""
+    shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
+
+
+def results(case: Case, home: Path, generator: Generator, kept: Path) -> dict[Path, bytes]:
+    """What a command writes that nothing stops, by its files; all but the log of a batch. It runs once, into `kept`."""
+    assert case.out is not None
+    if not kept.exists():
+        status, _, said = run_case(case, home)
+        assert status == 0, said
+        copy(case.out, kept)
         clean(home, generator)
-    return made
+    return {
+        case.out / path.relative_to(kept): path.read_bytes() for path in files_below(kept) if path.name != "log.jsonl"
+    }
 
 
 def files_below(out: Path) -> list[Path]:

@@ -82,7 +82,7 @@ class _Study:
         self._chosen = options.choice.within(model.info)
         self._estimates = options.attribution or options.exact is not None
         if self._estimates:
-            from attnscope.models.inside.attribution import require_gradients
+            from attnscope.models.inside.linear_runs import require_gradients
 
             require_gradients(model)
         if options.positions and len({len(each.clean) for each in self._read}) > 1:

@@ -103,6 +103,17 @@ class Count:
     n_strongest: int
 
 
+def threshold(findings: Findings, role: str) -> str:
+    """What a role's measure had to exceed, as written; "" if unknown.
+
+    That of the heads that have the role, from the lowest to the highest: that of `diffuse` depends on how many keys
+    there are.
+    """
+    held = [one.threshold for head in findings.heads for one in head.roles if one.name == role]
+    ends = [min(held), max(held)] if held else [findings.role_facts(role).threshold]
+    return " to ".join(dict.fromkeys(number(end) for end in ends if math.isfinite(end)))
+
+
 def counts(findings: Findings, marks: Iterable[str]) -> list[Count]:
     """The roles that heads have, in the order of `marks`."""
     held = Counter(name for head in findings.heads for name in {role.name for role in head.roles})
@@ -174,7 +185,7 @@ def nearest_behaviour_line(findings: Findings) -> str:
         if name not in held and ranked:
             best = max(ranked, key=lambda head: head.measures[facts.measure].value)
             value, unit = number(best.measures[facts.measure].value), unit_of(findings, facts.measure)
-            least = f", of {number(facts.threshold)}" if math.isfinite(facts.threshold) else ""
+            least = f", of {needed}" if (needed := threshold(findings, name)) else ""
             found.append(f"{label(name)} {full_name(best, findings)} ({value} {unit}".rstrip() + f"{least})")
     if not found:
         return ""
@@ -293,10 +304,10 @@ def evidence_line(findings: Findings) -> str:
 def idle_line(findings: Findings) -> str:
     """Which heads look like something and do nothing; empty where none was taken out (`heads --causal`)."""
     tried = [head for head in findings.heads if head.roles and head.effects]
-    if not tried:
+    causal = findings.options.get("causal")
+    if not tried or causal is None:
         return ""
     idle = [head for head in tried if findings.does_nothing(head)]
-    causal = findings.options["causal"]
     what = f"{printable(causal.get('what', 'effect'))} below {causal.get('nothing_below'):g}"
     if not idle:
         return f"{amount(len(tried), 'head')} with a role, and each does something: none has {what}"

@@ -10,14 +10,15 @@ import numpy as np
 from attnscope.errors import AttnscopeError, amount
 from attnscope.records.circuits import Link
 from attnscope.records.patch import Edge, Patching
-from attnscope.views.ablation.figures import as_findings, curve_page
+from attnscope.views.ablation.figures import as_findings, curve_drawing
 from attnscope.views.ablation.summary import label
 from attnscope.views.circuits.figures import draw_graph
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import INK, Page, colormap
+from attnscope.views.drawing.canvas import INK, Drawing, colormap
 from attnscope.views.drawing.head_maps import measure_page, scale_of
 from attnscope.views.drawing.inks import hex_of
 from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.patch.summary import notes, title_of, total_line
 from attnscope.views.patch.terminal import strongest
@@ -29,7 +30,7 @@ _MOST_EDGES = 24
 _NAMES_PX, _LABELS_PX, _ROW_PX = 110, 96, 26
 
 
-def pages(found: Patching, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
+def pages(found: Patching, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
     """The figures one after the other, each with its file name without the ending.
 
     `effect` is a map of all heads and `attribution` the same of its estimate. `positions` has the strongest heads by
@@ -52,7 +53,7 @@ def pages(found: Patching, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
     if drawn := strongest_edges(found):
         yield "paths", paths_page(found, drawn, lettering)
     if found.curves:
-        yield "curve", curve_page(found, lettering)
+        yield "curve", curve_drawing(found, style.paper)
 
 
 def positions_page(found: Patching, lettering: Lettering) -> Page:
@@ -65,7 +66,7 @@ def positions_page(found: Patching, lettering: Lettering) -> Page:
     top = layout.MARGIN_PX + 76 + _LABELS_PX
     width = paper.width_for(2 * layout.MARGIN_PX + _NAMES_PX + n * cell, 900)
     bar_y = top + len(rows) * _ROW_PX + 26
-    page = Page.above(["tokens: those of the first pair", *notes(found)], width, round(bar_y + 50), lettering)
+    page = Page(width, lettering)
     page.head(f"{model_of(found.run)} · effect of each position alone", f"{title_of(found)} · {total_line(found)}")
     largest = float(np.nanmax(np.abs(values))) or 1.0
     colors, left = colormap("RdBu_r"), layout.MARGIN_PX + _NAMES_PX
@@ -84,6 +85,7 @@ def positions_page(found: Patching, lettering: Lettering) -> Page:
     page.colour_bar((left, bar_y, min(300, room), 12), colors)
     for share, value in ((0, -largest), (0.5, 0.0), (1, largest)):
         page.write(left + share * min(300, room), bar_y + 24, small_number(value), 11.5, ha="center")
+    page.finish(bar_y + 50, ["tokens: those of the first pair", *notes(found)])
     return page
 
 

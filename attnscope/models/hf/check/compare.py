@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.seam import Kind, attend
 from attnscope.errors import AttnscopeError, RoundingError, require_rounding
 from attnscope.models.hf.check.examples import Example, examples
-from attnscope.models.hf.check.layers import listed_layers
+from attnscope.models.hf.check.layers import kinds_of, listed_layers
 from attnscope.models.hf.seam import Plan, perform, rehearse, use_attention
 
 _Found = TypeVar("_Found")
@@ -73,8 +73,18 @@ def compare(
     theirs: Outcome,
     layers: Mapping[Kind, Sequence[int]],
     n_layers: Mapping[Kind, int],
+    notes: list[str] | None = None,
 ) -> str:
     """Compares what passed the seam with what the model computes by itself.
+
+    Args:
+        model: The model.
+        example: The input.
+        ours: What passed the seam.
+        theirs: What the model computes by its own eager attention.
+        layers: The layers that pass the seam, of each kind.
+        n_layers: How many there are, of each kind.
+        notes: Gets a note if rounding alone decides what the model attends to.
 
     Returns:
         Why the seam does not see the whole, "" if it does.
@@ -82,11 +92,12 @@ def compare(
     Raises:
         AttnscopeError: What it sees differs from eager.
     """
-    n_calls = sum(map(len, ours.maps.values()))
-    return _within_rounding(
-        model, example, theirs, tolerance(model, n_calls),
-        lambda allowed: _compare(model, example, ours, theirs, layers, n_layers, allowed),
-    )  # fmt: skip
+
+    def check(model: PreTrainedModel, example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> str:
+        return _compare(model, example, ours, theirs, layers, n_layers, allowed)
+
+    allowed = tolerance(model, sum(map(len, ours.maps.values())))
+    return _within_rounding(model, example, ours, theirs, allowed, check, notes)
 
 
 def compare_hidden(model: PreTrainedModel, example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> None:
@@ -95,7 +106,7 @@ def compare_hidden(model: PreTrainedModel, example: Example, ours: Outcome, thei
     Raises:
         AttnscopeError: They differ, or are not finite.
     """
-    _within_rounding(model, example, theirs, allowed, lambda more: _compare_hidden(model, example, ours, theirs, more))
+    _within_rounding(model, example, ours, theirs, allowed, _compare_hidden)
 
 
 def _compare(
@@ -138,48 +149,76 @@ def tolerance(model: PreTrainedModel, n_calls: int) -> float:
 _TIMES = 16.0
 """Allowed difference of two ways to compute the same, in units of the error of one: sharp heads have a long tail."""
 
+_NOTED = 0.05
+"""Error of a weight, or of hidden states relative to the largest, that a picture shows."""
+
 
 def _within_rounding(
-    model: PreTrainedModel, example: Example, theirs: Outcome, allowed: float, check: Callable[[float], _Found]
+    model: PreTrainedModel,
+    example: Example,
+    ours: Outcome,
+    theirs: Outcome,
+    allowed: float,
+    check: Callable[..., _Found],
+    notes: list[str] | None = None,
 ) -> _Found:
     """Makes a comparison. If it fails, compares again with the model's own rounding error on this example as the bound.
 
     A sharp head with a score of a hundred turns rounding into another weight, and later layers turn that into other
-    scores. Seam and eager must then agree in float64, where rounding is too small for this. The bound is the error of
-    eager attention against float64. Both need a copy of the model, so only a comparison that fails pays for it.
+    scores; in 16 bits a score of ten is enough. Seam and eager must then agree in float64, where rounding is too small
+    for this. The bound is the error of eager attention against float64. Both need a copy of the model, so only a
+    comparison that fails pays for it. A bound near 1 allows any weights: then float64 alone shows that the seam is
+    right, and a note says that rounding decides.
     """
     try:
-        return check(allowed)
+        return check(model, example, ours, theirs, allowed)
     except RoundingError:
-        exact = _agree_in_float64(model, example, allowed) if model.dtype == torch.float32 else None
+        exact = _agree_in_float64(model, example, allowed, check, with_maps=bool(ours.maps))
         if exact is None:
             raise
-        rounding = _TIMES * _largest_error(theirs, exact)
-        if not rounding > allowed:
+        error = _largest_error(theirs, exact)
+        if not _TIMES * error > allowed:
             raise
-        return check(rounding)
+        result = check(model, example, ours, theirs, _TIMES * error)
+    if notes is not None and error > _NOTED:
+        dtype = str(model.dtype).removeprefix("torch.")
+        notes.append(
+            f"Rounding in {dtype} moves attention weights by up to {min(error, 1):.2g}: another device or batch may "
+            f"show others. --dtype {'float64' if model.dtype == torch.float32 else 'float32'} rounds less."
+        )
+    return result
 
 
-def _agree_in_float64(model: PreTrainedModel, example: Example, allowed: float) -> Outcome | None:
+def _agree_in_float64(
+    model: PreTrainedModel, example: Example, allowed: float, check: Callable[..., Any], *, with_maps: bool
+) -> Outcome | None:
     """What a float64 copy of a model computes with its own eager attention; None if the seam differs from it.
 
     None also if the copy does not run, or if there is no memory for it.
     """
-    given = {name: x.double() if _is_float(x) else x for name, x in example.inputs.items()}
-    example = replace(example, inputs=given)
+    inputs = {name: x.double() if _is_float(x) else x for name, x in example.inputs.items()}
+    example = replace(example, inputs=inputs)
     try:
         twin = copy.deepcopy(model).double()
         with _AllFloat64():  # type: ignore[no-untyped-call]
-            exact = Outcome.of(*run_eager(twin, example.inputs))
-            ours = Outcome.of(rehearse(twin, example.inputs)[0], {})
-        _compare_hidden(twin, example, ours, exact, allowed)
+            exact = Outcome.of(*run_eager(twin, inputs))
+            output, seen = rehearse(twin, inputs)
+        maps: Maps = {}
+        if with_maps:
+            weights = [one.weights for one in seen]
+            for kind, of_call in zip(kinds_of(twin.config, example, output, weights), weights, strict=True):
+                maps.setdefault(kind, []).append(of_call)
+        check(twin, example, Outcome.of(output, maps), exact, allowed * tolerance(twin, 0) / tolerance(model, 0))
     except Exception:  # a model may fail in any way in another precision
         return None
     return exact
 
 
+_NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
 class _AllFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Computes in float64 what a model's code asks to have in float32: its norms, rotary angles and softmax."""
+    """Computes in float64 what a model's code asks to have in fewer bits: its norms, rotary angles and softmax."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {name: _widen(value) for name, value in (kwargs or {}).items()}
@@ -187,9 +226,9 @@ class _AllFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _widen(value: Any) -> Any:
-    if value is torch.float32:
-        return torch.float64
-    return value.double() if isinstance(value, Tensor) and value.dtype == torch.float32 else value
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype in _NARROW else value
+    return torch.float64 if value in _NARROW else value
 
 
 def _is_float(value: Any) -> bool:

@@ -220,17 +220,17 @@ def _check_seam(
         AttnscopeError: What it sees differs from eager, or padding tells which tokens may be attended to.
     """
     sizes = found.layers, found.n_layers
-    single = _outcome(found, output, seen)
-    reason = compare(model, alone, single, run_eager_or_own(model, alone), *sizes)
+    single, notes = _outcome(found, output, seen), list[str]()
+    reason = compare(model, alone, single, run_eager_or_own(model, alone), *sizes, notes)
     if reason or len(next(iter(padded.inputs.values()))) == 1:  # it is the same input
-        return reason, ()
+        return reason, tuple(notes)
     both = _outcome(found, *rehearse(model, padded.inputs))
     try:
-        return compare(model, alone, both.last_text(single), single, *sizes), ()
+        return compare(model, alone, both.last_text(single), single, *sizes), tuple(notes)
     except AttnscopeError:
         reason = compare(model, padded, both, run_eager_or_own(model, padded), *sizes)
     if alone.real is None:  # no texts
-        return reason, ()
+        return reason, tuple(notes)
     # The first text fills the batch, so that of it no key is hidden for being padding.
     kinds = [kind for kind in single.maps if kind != "cross"]
     if any(hides_later(single.maps[kind]) != hides_later([w[:1] for w in both.maps[kind]]) for kind in kinds):
@@ -239,7 +239,7 @@ def _check_seam(
             "is padded: padding makes it causal",
             "it is not known how it was trained, so neither is shown",
         )
-    return reason, (_PADDING_MATTERS,)
+    return reason, (*notes, _PADDING_MATTERS)
 
 
 def _outcome(found: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
