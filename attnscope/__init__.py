@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
     from attnscope.core.attention.multihead import MultiHeadAttention
     from attnscope.corpus import Corpus
+    from attnscope.corpus.pairs import Pairs
     from attnscope.errors import AttnscopeError
     from attnscope.models import load
     from attnscope.models.captured.writing import CapturedText
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from attnscope.records.heads.findings import Findings
     from attnscope.records.maps.pooled import PooledHeatmap
     from attnscope.records.maps.rollouts import Rollout
+    from attnscope.records.patch import Patching
     from attnscope.records.relations.record import Relations
     from attnscope.records.timeline import Timeline
     from attnscope.records.why.heads import WhyHeads
@@ -76,6 +78,8 @@ if TYPE_CHECKING:
     from attnscope.studies.maps.pooled import pooled_heatmap
     from attnscope.studies.maps.rollout import picture_rollout, rollout
     from attnscope.studies.maps.study import heatmap, picture_heatmap, sound_heatmap
+    from attnscope.studies.patch.options import PatchOptions
+    from attnscope.studies.patch.study import patch
     from attnscope.studies.relations.options import RelationsOptions
     from attnscope.studies.relations.study import relations
     from attnscope.studies.running.workers import Workers
@@ -96,6 +100,7 @@ if TYPE_CHECKING:
     load_circuits = Circuits.load
     load_comparison = Comparison.load
     load_findings = Findings.load
+    load_patching = Patching.load
     load_pooled = PooledHeatmap.load
     load_relations = Relations.load
     load_rollout = Rollout.load
@@ -105,6 +110,7 @@ _PUBLIC = {name: (module, name) for module, names in {
     "annotated": ("AnnotatedCorpus", "AnnotatedText", "Link"),
     "core.attention.multihead": ("MultiHeadAttention",),
     "corpus": ("Corpus",),
+    "corpus.pairs": ("Pairs",),
     "errors": ("AttnscopeError",),
     "models": ("load",),
     "models.captured.writing": ("CapturedText",),
@@ -117,6 +123,7 @@ _PUBLIC = {name: (module, name) for module, names in {
     "records.comparison": ("HeadComparison", "MinimalPair", "ModelComparison", "PickedHeads", "PicturePair"),
     "records.heads.findings": ("Findings",),
     "records.maps.pooled": ("PooledHeatmap",),
+    "records.patch": ("Patching",),
     "records.relations.record": ("Relations",),
     "records.maps.rollouts": ("Rollout",),
     "records.timeline": ("Timeline",),
@@ -146,6 +153,8 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.maps.page": ("page",),
     "studies.maps.pooled": ("pooled_heatmap",),
     "studies.ablation.pruning": ("prune",),
+    "studies.patch.options": ("PatchOptions",),
+    "studies.patch.study": ("patch",),
     "studies.relations.options": ("RelationsOptions",),
     "studies.relations.study": ("relations",),
     "studies.maps.rollout": ("picture_rollout", "rollout"),
@@ -165,6 +174,7 @@ _PUBLIC = {name: (module, name) for module, names in {
     "load_circuits": ("records.circuits", "Circuits.load"),
     "load_comparison": ("records.comparison", "Comparison.load"),
     "load_findings": ("records.heads.findings", "Findings.load"),
+    "load_patching": ("records.patch", "Patching.load"),
     "load_pooled": ("records.maps.pooled", "PooledHeatmap.load"),
     "load_record": ("records", "load"),
     "load_relations": ("records.relations.record", "Relations.load"),
@@ -175,18 +185,18 @@ _PUBLIC = {name: (module, name) for module, names in {
 
 __all__ = [
     "AblateOptions", "Ablation", "AnnotatedCorpus", "AnnotatedText", "Atlas", "AtlasOptions", "AttentionMap",
-    "AttnscopeError", "Batch", "BatchOptions", "CapturedText",
-    "Circuits", "CircuitsOptions", "CompareOptions", "Corpus",
-    "DescribeOptions", "Findings", "HeadComparison", "HeadWatch", "HeadsOptions", "Heatmap", "Link", "MinimalPair",
-    "ModelComparison", "MultiHeadAttention", "NeedleOptions", "Page", "PickedHeads", "PicturePair", "PooledHeatmap",
-    "PruneOrder", "Relations", "RelationsOptions", "Rollout", "SplitOptions", "Timeline", "TimelineOptions",
-    "Tokens", "Why", "WhyHeads", "Workers", "__version__", "ablate", "atlas", "batch", "circuits", "compare",
-    "compare_heads", "compare_models", "compare_pictures", "compare_texts", "cost", "describe", "fit_lines", "heads",
-    "heatmap", "load", "load_ablation", "load_circuits", "load_comparison", "load_findings", "load_pooled",
-    "load_record", "load_relations", "load_rollout", "load_timeline", "own_decoder", "page", "picture_heads",
-    "picture_heatmap", "picture_rollout", "pooled_heatmap", "prune", "record_from_arrays", "relations", "replaced",
-    "retrieval_heads", "rollout", "sound_heads", "sound_heatmap", "split", "split_example", "timeline", "trace",
-    "trace_example", "why", "why_heads", "widget",
+    "AttnscopeError", "Batch", "BatchOptions", "CapturedText", "Circuits", "CircuitsOptions", "CompareOptions",
+    "Corpus", "DescribeOptions", "Findings", "HeadComparison", "HeadWatch", "HeadsOptions", "Heatmap", "Link",
+    "MinimalPair", "ModelComparison", "MultiHeadAttention", "NeedleOptions", "Page", "PickedHeads", "PicturePair",
+    "PooledHeatmap", "PruneOrder", "Relations", "RelationsOptions", "Rollout", "SplitOptions", "Timeline",
+    "TimelineOptions", "Tokens", "Why", "WhyHeads", "Workers", "__version__", "ablate", "atlas", "batch", "circuits",
+    "compare", "compare_heads", "compare_models", "compare_pictures", "compare_texts", "cost", "describe",
+    "fit_lines", "heads", "heatmap", "load", "load_ablation", "load_circuits", "load_comparison", "load_findings",
+    "load_pooled", "load_record", "load_relations", "load_rollout", "load_timeline", "own_decoder", "page",
+    "picture_heads", "picture_heatmap", "picture_rollout", "pooled_heatmap", "prune", "record_from_arrays",
+    "relations", "replaced", "retrieval_heads", "rollout", "sound_heads", "sound_heatmap", "split", "split_example",
+    "timeline", "trace", "trace_example", "why", "why_heads", "widget", "Pairs", "PatchOptions", "Patching",
+    "load_patching", "patch",
 ]  # fmt: skip
 
 

@@ -31,7 +31,10 @@ MADE: dict[str, list[str]] = {
     "picked.npz": ["compare", "the cat", "--pick", "L0H0,L0H1", "-f", "npz"],
     "pair.npz": ["compare", "the cat", "--with", "the dog", "-f", "npz"],
 }
-KEPT = ("timeline.npz", "combined.npz", "needles.npz", "pictures.npz", "looking.npz", "listening.npz", "pairs.npz")
+KEPT = (
+    "timeline.npz", "combined.npz", "needles.npz", "pictures.npz", "looking.npz", "listening.npz", "pairs.npz",
+    "patching.npz",
+)  # fmt: skip
 """Records of models that take longer to make, as they lie in `records`."""
 EVERY = (*MADE, *KEPT)
 

@@ -27,7 +27,7 @@ FILES = {
     "heads": "heads.npz", "compare": "compare.npz", "relations": "relations.npz", "ablate": "ablation.npz",
     "trace": "trace.npz", "split": "split.json", "cost": "cost.json", "rollout": "rollout.npz",
     "heatmap": "weights.npz", "pooled": "pooled.npz", "atlas": "atlas.npz", "circuits": "circuits.npz",
-    "timeline": "timeline.npz", "why": "why.npz",
+    "timeline": "timeline.npz", "why": "why.npz", "patch": "patching.npz",
     "why-heads": "why-heads.npz",
 }  # fmt: skip
 FORMATS = ("npz", "json", "csv", "parquet", "py", "text", *FIGURE_FORMATS, "nonsense")

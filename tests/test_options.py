@@ -240,7 +240,8 @@ DIFFER = {
     ("ablate", "--target"): "an answer to each of many texts",
     ("prune", "--target"): "an answer to each of many texts",
     ("trace", "--heads"): "of one layer",
-    **{(name, "--pick"): _SHOWS for name in ("page", "compare", "ablate", "prune", "circuits", "why")},
+    **{(name, "--pick"): _SHOWS for name in ("page", "compare", "ablate", "patch", "prune", "circuits", "why")},
+    ("patch", "--curve"): "it keeps the best heads",
     ("batch", "--query"): "not every text has it",
     ("compare", "--query"): "it ranks heads",
     ("page", "--words"): "the reader of a page can change it",
@@ -310,7 +311,7 @@ def test_an_option_is_the_same_in_every_command_that_has_it() -> None:
             called, what = told(name, parameter)
             assert what[-2] or parameter.hidden, f"{name} {called} has no help"
             found[called][name] = what
-    assert len(commands) == 21 and len(found) > 80  # else this test sees none of them
+    assert len(commands) == 22 and len(found) > 80  # else this test sees none of them
     differ = {
         (name, called)
         for called, by_command in found.items()

@@ -24,6 +24,7 @@ from attnscope.cli.see.page import page
 from attnscope.cli.see.rollout import rollout
 from attnscope.cli.test.ablate import ablate
 from attnscope.cli.test.circuits import circuits
+from attnscope.cli.test.patch import patch
 from attnscope.cli.test.prune import prune
 from attnscope.cli.test.timeline import timeline
 from attnscope.cli.tools.merge import merge
@@ -78,7 +79,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    heatmap, batch, page, heads, atlas, merge, timeline, rollout, compare, relations, ablate, prune, circuits, why,
+    heatmap, batch, page, heads, atlas, merge, timeline, rollout, compare, relations, ablate, patch, prune, circuits,
+    why,
     show, viewer, trace, split, cost, models, info,
 ):  # fmt: skip
     app.command(cls=_Command, rich_help_panel=_PANELS[_room(command)])(command)

@@ -459,8 +459,8 @@ class Model(Protocol):
             last: At how many tokens, the last ones; None = at all, which of long texts is more than all else.
         """
 
-    def rerun(self, batch: Batch, *, logits: bool = True) -> "Rerun":
-        """Runs a batch, and keeps what is needed to run it again from a layer on."""
+    def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> "Rerun":
+        """Runs a batch, and keeps what is needed to run it again from a layer on; logits as of `outputs`."""
 
     def modules(self) -> "Sequence[nn.Module]":
         """The torch modules that hold all others, to be watched."""
@@ -539,11 +539,13 @@ class LayeredModel(ShownModel):
         """As `run`; there is no language-model head, so there are no logits."""
         return Outputs(self.run(batch, probe))
 
-    def rerun(self, batch: Batch, *, logits: bool = True) -> Rerun:
+    def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
         """Runs a batch, and keeps what is needed to run it again from a layer on."""
-        return Rerun(
-            lambda given, probe, block_of, first: self.outputs(given, probe, logits=logits), batch, self._layers
-        )
+
+        def forward(given: Batch, probe: "Probe", block_of: "Mapping[Place, int]", first: int) -> Outputs:
+            return self.outputs(given, probe, logits=logits, last=last)
+
+        return Rerun(forward, batch, self._layers)
 
     def blocks(self) -> "dict[Place, nn.Module]":
         """The layers, by (kind, layer)."""

@@ -84,6 +84,11 @@ class Curve:
     points: tuple[Effects, ...]
     mode: str = "zero"
 
+    @property
+    def quantity(self) -> str:
+        """What its points are of: "loss", "l2", or of patching "faithfulness"."""
+        return next((name for name in ("loss", "faithfulness") if name in self.points[0]), "l2")
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -208,6 +213,9 @@ _LABELS = {
     "importance": "importance E |dL/dξ|",
     "sensitivity": "sensitivity",
     "causal_share": "causal share of the line",
+    "effect": "effect on the logit difference",
+    "share": "share of the total effect",
+    "attribution": "effect by attribution patching",
 }
 
 MODE_LABELS = {

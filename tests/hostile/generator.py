@@ -99,13 +99,17 @@ BASES: dict[str, tuple[str, ...]] = {
         "INPUTS/trees.conllu -m own --combine -f npz,csv,png -o OUT",
     ),
     "ablate": ("--file INPUTS/cat.txt -m own --loss none -L 0 -f npz -o OUT", "TEXT -m own --pick L0H1 --loss none"),
+    "patch": (
+        "INPUTS/answers.jsonl -m INPUTS/decoder -f npz,csv -o OUT",
+        "INPUTS/answers.jsonl -m INPUTS/decoder --by pattern --positions --attribution --json",
+    ),
     "prune": ("--pick L0H1 -m INPUTS/tiny -o OUT cat",),
     "show": tuple(
         f"INPUTS/{name}" for name in (
             "heads.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.json", "cost.json",
             "rollout.npz", "weights.npz", "pooled.npz", "picked.npz", "pair.npz", "rollout.json", "weights.json",
             "atlas.npz", "circuits.npz", "timeline.npz", "models.npz", "combined.npz", "needles.npz", "pictures.npz",
-            "looking.npz", "listening.npz", "pairs.npz", "part-1.npz",
+            "looking.npz", "listening.npz", "pairs.npz", "patching.npz", "part-1.npz",
         )
     ),
     "trace": ("TEXT -L 0 -H 0 -m own -o OUT", "TEXT -L 1 -H 1 -m INPUTS/tiny --token cat"),
@@ -116,7 +120,8 @@ BASES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Command lines that work, by command: most cases are one of these with one or two things changed."""
 
-OTHER = {"cat.txt": "other.txt", "texts.jsonl": "other.jsonl", "trees.conllu": "other.conllu"}
+OTHER = {"cat.txt": "other.txt", "texts.jsonl": "other.jsonl", "trees.conllu": "other.conllu",
+         "answers.jsonl": "other-answers.jsonl"}  # fmt: skip
 """Files of other texts."""
 
 NEVER = frozenset({"help", "version", "install_completion", "show_completion", "workers", "executor", "ray_address"})
@@ -163,6 +168,9 @@ class Generator:
         put("trees.conllu", TREE * 12)
         put("links.jsonl", (json.dumps(LINKS) + "\n") * 12)
         put("texts.jsonl", '{"text": "the cat"}\n{"text": "a dog"}\n')
+        for name, other in (("answers.jsonl", "dog"), ("other-answers.jsonl", "sat")):
+            texts = {"clean": "the cat and the", "corrupt": f"the {other} and the"}
+            put(name, json.dumps({**texts, "right": "cat", "wrong": other}) + "\n")
         put("texts.csv", 'text,n\n"the cat, sat",1\na dog,2\n')
         with gzip.open(self.inputs / "texts.txt.gz", "wt") as file:
             file.write("the cat\na dog\n")

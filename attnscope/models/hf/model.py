@@ -184,14 +184,16 @@ class HuggingFaceModel(ShownModel):
         self.network.require_seam("its heads cannot be changed")
         return probe_forwards(self.network, probe_of)
 
-    def rerun(self, batch: Batch, *, logits: bool = True) -> Rerun:
+    def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
         """Runs a batch, and keeps what is needed to run it again from a layer on."""
-        return self._rerun(batch, logits, blocks_of(self.network.base, self.network.found.plan) if self.resumes else [])
+        blocks = blocks_of(self.network.base, self.network.found.plan) if self.resumes else []
+        return self._rerun(batch, logits, blocks, last)
 
-    def _rerun(self, batch: Batch, logits: bool, blocks: Sequence[nn.Module]) -> Rerun:
+    def _rerun(self, batch: Batch, logits: bool, blocks: Sequence[nn.Module], last: int | None = None) -> Rerun:
         def forward(given: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:
             skipped = skipped_calls(self.network.found.plan, block_of, first)
-            return self.network.outputs(self.network.text_inputs(given), probe, logits=logits, skipped=skipped)
+            inputs = self.network.text_inputs(given)
+            return self.network.outputs(inputs, probe, logits=logits, skipped=skipped, last=last)
 
         return Rerun(forward, batch, blocks)
 

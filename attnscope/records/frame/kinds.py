@@ -172,6 +172,10 @@ KINDS = {
             page="page:page_of_saved",
         ),
         Kind(
+            "attnscope.patch", "record of patching", "patch:Patching", "patch", "patching", ("npz", *_TABLE),
+            ("npz", "csv", "png"), "patch.terminal:show", "patch.figures:pages",
+        ),
+        Kind(
             "attnscope.atlas", "atlas", "atlas.record:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),
             "atlas.terminal:show", "atlas.planes:pages", page="page.atlas:page_of_atlas",
             shown_with=("measures", "where", "sort", "has_page"), others=(*WHICH, "folder", "with"),

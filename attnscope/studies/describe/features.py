@@ -89,6 +89,7 @@ class TextFacts:
         punctuation = self.where(lambda s: all(unicodedata.category(c)[0] in "PS" for c in s))
         words = self.where(lambda s: any(c.isalpha() for c in s))
         newline = np.array(["\n" in s for s in self.surfaces], np.bool_) & ~self.tokens.special
+        english = np.array([class_of(s.lower()) for s in self.stripped])
         # A tokenizer that drops line breaks leaves them between two tokens.
         return {
             "special": self.tokens.special,
@@ -108,7 +109,7 @@ class TextFacts:
             "frequent": words & self.frequent & ~self.piece,
             "infrequent": words & ~self.frequent & ~self.piece,
             **{name: self.where(words_of.__contains__, lower=True) for name, words_of in CLOSED_CLASSES.items()},
-            **{name: self.where(lambda s, c=name: class_of(s) == c, lower=True) & ~self.piece for name in OPEN_CLASSES},
+            **{name: (english == name) & ~self.tokens.special & ~self.piece for name in OPEN_CLASSES},
         }
 
     @cached_property

@@ -20,13 +20,19 @@ from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.plots import Sheet, draw_line, finish_axes, letter_axes, write_foot
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.tables.numbers import small_number
-from attnscope.views.tables.wording import corpus_line, model_of, printable
+from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable
 
 _COLORS = {
     "zero effect": "#0072B2", "zero importance": "#D55E00", "zero sensitivity": "#D55E00", "zero random": "#8a8a8a",
     "line explained": "#0072B2", "line unexplained": "#56B4E9", "line random": "#009E73", "uniform random": "#8a8a8a",
     "sink random": "#E69F00", "other random": "#CC79A7",
 }  # fmt: skip
+
+_DRAWN = {
+    "loss": "loss, nats a prediction",
+    "l2": "relative change of the last hidden states",
+    "faithfulness": "faithfulness: share of the total effect",
+}
 
 
 def pages(ablation: Ablation, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
@@ -114,7 +120,7 @@ def lines_of(ablation: Ablation) -> list[Line]:
 
 def _curve_quantity(ablation: Ablation) -> str:
     """What is drawn of a curve: the loss where it was measured, else the change of hidden states."""
-    return "loss" if "loss" in ablation.curves[0].points[0] else "l2"
+    return ablation.curves[0].quantity
 
 
 @matplotlib_defaults()
@@ -135,10 +141,9 @@ def curve_drawing(ablation: Ablation, paper: Paper) -> Drawing:
     for line in sorted(lines, key=lambda line: "random" not in line.name):
         draw_line(axes, line.n_left, line.values, line.color, sheet, line.name)
     axes.set_xlim(lines[0].n_left[0], 0)
-    if _curve_quantity(ablation) == "loss":
-        what = "loss, nats a prediction"
-    else:
-        what = "relative change of the last hidden states"
+    quantity = _curve_quantity(ablation)
+    what = _DRAWN[quantity]
+    if quantity == "l2":
         axes.set_ylim(0, None)
     axes.locator_params(axis="x", integer=True)
     finish_axes(axes, sheet)
@@ -151,6 +156,9 @@ def curve_drawing(ablation: Ablation, paper: Paper) -> Drawing:
 def _curve_notes(ablation: Ablation, lines: Sequence[Line]) -> list[str]:
     n_random = len({curve.seed for curve in ablation.curves if curve.order == "random"})
     has_band = any((line.values[:, 1] != line.values[:, 2]).any() for line in lines if "random" not in line.name)
+    if _curve_quantity(ablation) == "faithfulness":
+        how = "each head that goes has values of the corrupt run, beside those that went before"
+        return [how, *(["band: 95% interval over pairs"] if has_band else []), *corpus_notes(ablation)]
     return [
         "each head that goes is taken out by zero ablation, beside those that went before"
         if all(curve.mode == "zero" for curve in ablation.curves)

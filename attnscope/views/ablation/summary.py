@@ -8,7 +8,8 @@ from attnscope.views.tables.numbers import UNDEFINED, small_number
 from attnscope.views.tables.wording import corpus_notes, printable
 
 _SHORT = {"l2": "Δ hidden", "loss": "Δ loss", "kl": "KL", "importance": "|dL/dξ|", "sensitivity": "sensitivity",
-          "causal_share": "causal share"}  # fmt: skip
+          "causal_share": "causal share", "effect": "effect", "share": "share of total",
+          "attribution": "by attribution", "faithfulness": "faithfulness"}  # fmt: skip
 
 
 def label(name: str) -> str:

@@ -50,7 +50,7 @@ def drawing(found: Ablation, console: Console) -> RenderableType:
             if len(found.kinds) > 1:
                 parts.append(heading(f"{printable(kind)} attention"))
             if len(found.heads) > _FEW:
-                parts.append(_grid([head for head in found.heads if head.kind == kind], main, console.width))
+                parts.append(effects_grid([head for head in found.heads if head.kind == kind], main, console.width))
         parts += [*([Text()] if len(found.heads) > _FEW else []), _ranking(found, main)]
     several = [one for one in found.sets if not one.interaction]
     if by_position := _by_position(found, several):
@@ -64,12 +64,12 @@ def drawing(found: Ablation, console: Console) -> RenderableType:
         rows = [(" ".join(one.heads), {name: one.effects[name]}, one.interaction[name]) for one in pairs[:_MOST_PAIRS]]
         parts += [Text(), _pairs(name, rows, len(pairs))]
     if found.curves:
-        parts += [Text(), _curves(found.curves)]
+        parts += [Text(), curves_table(found.curves)]
     said = [corpus_line(found, predictions=True), predicted_line(found), *notes(found)]
     return Group(*parts, Text(), *dim_lines(said))
 
 
-def _grid(heads: Sequence[HeadEffects], name: str, width: int) -> Text:
+def effects_grid(heads: Sequence[HeadEffects], name: str, width: int) -> Text:
     """Values, shaded; where a layer has more heads than the terminal has room for, tenths of the largest one."""
     by_head = {(head.layer, head.head): head.effects[name].value for head in heads if name in head.effects}
     layers, numbers = sorted({head.layer for head in heads}), sorted({head.head for head in heads})
@@ -101,7 +101,7 @@ def _ranking(found: Ablation, main: str) -> Table:
     columns = [Column(title, lambda head: printable(found.named(head)), style="bold")]
     names = [main, *(name for name in found.names if name != main)]
     for at, name in enumerate(names):
-        columns += _effect_columns(
+        columns += effect_columns(
             short_label(name),
             partial(lambda name, head: head.effects.get(name), name),
             intervals=intervals,
@@ -123,7 +123,7 @@ def _by_position(found: Ablation, several: Sequence[SetEffects]) -> list[Rendera
     title = f"{short_label(name)} by position"
     columns = [Column(title, lambda row: printable(row[0]), wraps=True, least=14, style="bold")]
     for place in rows[0][1]:
-        columns += _effect_columns(
+        columns += effect_columns(
             PLACE_LABELS[place],
             partial(lambda place, row: row[1].get(place), place),
             intervals=intervals,
@@ -148,7 +148,7 @@ def _together(one: SetEffects) -> Table:
     intervals = any(math.isfinite(effect.low) for effect in one.effects.values())
     columns = [
         Column(f"without {named}", lambda row: label(row[0]), wraps=True, least=24),
-        *_effect_columns("together", lambda row: row[1], intervals=intervals, drop=0),
+        *effect_columns("together", lambda row: row[1], intervals=intervals, drop=0),
     ]
     # Places have a table of their own.
     return Table(columns, [row for row in one.effects.items() if not row[0].endswith(tuple(PLACE_LABELS))], gap=1)
@@ -158,14 +158,14 @@ def _pairs(name: str, rows: Sequence[tuple[str, Effects, Effect]], n_pairs: int)
     columns = [
         Column(f"pair, of {n_pairs}" if n_pairs > len(rows) else "pair", lambda row: printable(row[0]), style="bold"),
         Column(short_label(name), lambda row: small_number(row[1][name].value), right=True, drop=2),
-        *_effect_columns("beyond the sum of both", lambda row: row[2], intervals=True, drop=0),
+        *effect_columns("beyond the sum of both", lambda row: row[2], intervals=True, drop=0),
     ]
     return Table(columns, rows, gap=1)
 
 
-def _curves(curves: Sequence[Curve]) -> Table:
+def curves_table(curves: Sequence[Curve]) -> Table:
     """What is left of the model with fewer and fewer heads; random orders as the range that they span."""
-    name = "loss" if "loss" in curves[0].points[0] else "l2"
+    name = curves[0].quantity
 
     def of(shown: str) -> Callable[[int], str]:
         def span(at: int) -> str:
@@ -177,13 +177,13 @@ def _curves(curves: Sequence[Curve]) -> Table:
 
     columns = [Column("heads left", lambda at: str(curves[0].n_left[at]))]
     for number, shown in enumerate(dict.fromkeys(map(curve_label, curves))):
-        title = f"{'loss' if name == 'loss' else 'Δ hidden'}, {shown}"
+        title = f"{'loss' if name == 'loss' else short_label(name)}, {shown}"
         columns.append(Column(title, of(shown), right=True, wraps=True, least=14, drop=number))
     n = len(curves[0].n_left)
     return Table(columns, sorted({round(row * (n - 1) / (_CURVE_ROWS - 1)) for row in range(_CURVE_ROWS)}), gap=1)
 
 
-def _effect_columns(
+def effect_columns(
     title: str, effect: Callable[[Any], Effect | None], *, intervals: bool, drop: int, wraps: bool = False
 ) -> list[Column]:
     """A column of values, and, if there are any, one of their intervals."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import amount
-from attnscope.records.circuits import COMPOSITIONS, CircuitHead, Circuits, Link
+from attnscope.records.circuits import COMPOSITIONS, Circuits, Link
 from attnscope.views.circuits.summary import READS, notes_of, title_of
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK, Box
@@ -168,21 +169,54 @@ def graph_page(circuits: Circuits, lettering: Lettering) -> Page:
     ranked = [link for by in COMPOSITIONS for link in circuits.strongest(by, n_links)]
     # The glass box's heads write to slots of their own: that they share any direction says it all.
     links = [link for link in ranked if link.excess > 0] or [link for link in ranked if link.share > 0]
-    used = sorted({number for link in links for number in (link.sender, link.receiver)})
-    layers = sorted({circuits.heads[number].layer for number in used})
+    footer = (
+        f"the {amount(n_links, 'pair')} each that compose most by queries, keys and values above chance; wider = "
+        "a larger share; a line goes up from the head that writes to the head that reads"
+    )
+    subtitle = "which heads feed which: the strongest pairs"
+    return draw_graph(circuits.heads, links, (title_of(circuits), subtitle, footer), lettering)
+
+
+class Reader(Protocol):
+    """What a line of a graph leads from or to."""
+
+    @property
+    def layer(self) -> int:
+        """Its row, counted from below."""
+
+    @property
+    def name(self) -> str:
+        """What is written on it."""
+
+
+def draw_graph(
+    heads: Sequence[Reader], links: Sequence[Link], said: tuple[str, str, str], lettering: Lettering
+) -> Page:
+    """Heads and what goes from one to another, a row for each layer that has one of them.
+
+    Args:
+        heads: All heads.
+        links: What is drawn; their `share` is the width of a line, `by` its colour: "Q", "K", "V", else grey.
+        said: Title, subtitle and footer.
+        lettering: The fonts.
+    """
+    title, subtitle, footer = said
+    used = sorted({place for link in links for place in (link.sender, link.receiver)})
+    layers = sorted({heads[place].layer for place in used})
     paper = lettering.paper
     width = paper.width_for(1200)
     row = max(58, min(92, 900 // max(1, len(layers))))
     left, right, top = layout.MARGIN_PX + 60, width - layout.MARGIN_PX - 40, _TOP_PX + 6
     page = Page(width, lettering)
-    page.head(title_of(circuits), "which heads feed which: the strongest pairs")
+    page.head(title, subtitle)
     joined = dict.fromkeys((link.sender, link.receiver) for link in links)
-    chains = {pair: _chain(circuits.heads, layers, *pair) for pair in joined}
+    chains = {pair: _chain(heads, layers, *pair) for pair in joined}
     row_of = {node: row for chain in chains.values() for node, row in chain}
     at = _positions(row_of, [tuple(node for node, _ in chain) for chain in chains.values()], (left, right), (top, row))
     for layer in layers:
         y = top + (len(layers) - 1 - layers.index(layer) + 0.5) * row
-        page.write(layout.MARGIN_PX, y, f"L{layer}", 14, ha="left", color=FAINT, va="center_baseline")
+        named = any(heads[place].name.startswith(f"L{layer}H") for place in used)
+        page.write(layout.MARGIN_PX, y, f"L{layer}" * named, 14, ha="left", color=FAINT, va="center_baseline")
         page.lines([[(left - 14, y), (right + 14, y)]], color="#ececec", width_px=1.0, zorder=0)
     most = max((link.share for link in links), default=1.0)
     pairs: dict[tuple[int, int], list[Link]] = {}
@@ -193,12 +227,13 @@ def graph_page(circuits: Circuits, lettering: Lettering) -> Page:
             bend = 9.0 * (number - (len(joining) - 1) / 2)
             stops = [at[node] for node, _ in chains[sender, receiver]]
             curve = [point for ends in zip(stops, stops[1:], strict=False) for point in _curve(*ends, bend)]
-            page.lines([curve], color=_COLORS[link.by], width_px=1.2 + 5.0 * link.share / most, alpha=0.75, zorder=2)
+            color = _COLORS.get(link.by, FAINT)
+            page.lines([curve], color=color, width_px=1.2 + 5.0 * link.share / most, alpha=0.75, zorder=2)
     for number in used:
         x, y = at[number, number]
         for color, thick, order in (("#ffffff", 27, 3), ("#e8ecf2", 24, 3.1)):
             page.lines([[(x - 21, y), (x + 21, y)]], color=color, width_px=thick, capstyle="round", zorder=order)
-        page.write(x, y, circuits.heads[number].name, 12.5, ha="center", va="center_baseline", zorder=5, color=INK)
+        page.write(x, y, heads[number].name, 12.5, ha="center", va="center_baseline", zorder=5, color=INK)
     x = width - layout.MARGIN_PX
     for by in reversed(COMPOSITIONS):
         text = f"{by}: {READS[by]}"
@@ -206,11 +241,7 @@ def graph_page(circuits: Circuits, lettering: Lettering) -> Page:
         x -= lettering.width_px(text, paper.letters(13)) + 10
         page.lines([[(x - 24, _TOP_PX - 26), (x, _TOP_PX - 26)]], color=_COLORS[by], width_px=4)
         x -= 24 + 22
-    note = (
-        f"the {amount(n_links, 'pair')} each that compose most by queries, keys and values above chance; wider = "
-        "a larger share; a line goes up from the head that writes to the head that reads"
-    )
-    page.finish(top + max(1, len(layers)) * row + 10, [note])
+    page.finish(top + max(1, len(layers)) * row + 10, [footer])
     return page
 
 
@@ -218,7 +249,7 @@ Node = tuple[int, ...]
 """(head, head), or where a line passes a row of others: (sender, receiver, row)."""
 
 
-def _chain(heads: Sequence[CircuitHead], layers: Sequence[int], sender: int, receiver: int) -> list[tuple[Node, int]]:
+def _chain(heads: Sequence[Reader], layers: Sequence[int], sender: int, receiver: int) -> list[tuple[Node, int]]:
     """The stops of a line, each with its row: its two heads, and a place in each row between, to pass by its heads."""
     first, last = (layers.index(heads[number].layer) for number in (sender, receiver))
     between: list[tuple[Node, int]] = [((sender, receiver, row), row) for row in range(first + 1, last)]

@@ -24,6 +24,7 @@ _COUNTED = {
     LOOKS: (("picture",), ("word",)),
     RECORDINGS: (("recording",), ("token",)),
     NEEDLES: (("needle",), ("token",)),
+    "pairs": (("pair",), ("token",)),
 }
 
 

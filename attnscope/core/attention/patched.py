@@ -1,0 +1,152 @@
+"""Activation patching at the seam: heads get their z, query, key, value or pattern from another run.
+
+Knows nothing of models or of what the other run read.
+
+Source: causal tracing and patching: Vig et al. 2020; Meng et al. 2022; single heads: Wang et al. 2023, Interpretability
+in the Wild; practice: Zhang & Nanda 2024; by gradients: Nanda 2023, Attribution Patching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from jaxtyping import Float
+from torch import Tensor
+
+from attnscope.core.attention.probes import Place
+from attnscope.core.attention.seam import AttentionCall, attend, attention_weights, select_heads
+
+By = Literal["z", "query", "key", "value", "pattern"]
+"""What comes from the other run: z is a head's output before the output projection, the pattern its weights."""
+
+ALL_BY: tuple[By, ...] = get_args(By)
+
+
+@dataclass(frozen=True, eq=False)
+class Patch:
+    """Values that some heads get in some texts of a batch.
+
+    Attributes:
+        by: What they are.
+        heads: Which heads, from 0; of keys and values: which key/value heads.
+        values: (text, head, token, width); patterns (text, head, query, key).
+        texts: Which texts of the batch.
+        tokens: At which tokens; of patterns, for which queries. `values` have these alone.
+    """
+
+    by: By
+    heads: tuple[int, ...]
+    values: Float[Tensor, "text head token width"]
+    texts: slice
+    tokens: slice
+
+
+class Patched:
+    """Puts values from elsewhere into heads, and computes the rest of the attention as the model does.
+
+    Keys and values of grouped queries are those of a key/value head: all query heads that read it get them.
+
+    Args:
+        patches: By place; of two that name the same head, text and token the later one holds.
+    """
+
+    def __init__(self, patches: Mapping[Place, Sequence[Patch]]) -> None:
+        self.patches = dict(patches)
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
+        """
+        patches = self.patches.get((call.kind, call.layer), ())
+
+        def put(by: By, tensor: Tensor) -> Tensor:
+            mine = [patch for patch in patches if patch.by == by]
+            tensor = tensor.clone() if mine else tensor
+            for patch in mine:
+                tensor[patch.texts, list(patch.heads), patch.tokens] = patch.values.to(tensor)
+            return tensor
+
+        call = replace(call, query=put("query", call.query), key=put("key", call.key), value=put("value", call.value))
+        output = attend(call)
+        patterns = [patch for patch in patches if patch.by == "pattern"]
+        output = output.clone() if patterns else output
+        for patch in patterns:
+            value = select_heads(call, patch.heads).value[patch.texts]
+            output[patch.texts, list(patch.heads), patch.tokens] = (patch.values @ value.to(patch.values)).to(output)
+        return put("z", output)
+
+
+class Activations:
+    """Keeps what passes the seam in a run, for patches.
+
+    Args:
+        compute: What computes attention.
+
+    Attributes:
+        calls: By place.
+        outputs: By place, (text, head, query, d_value).
+    """
+
+    def __init__(self, compute: Callable[[AttentionCall], Tensor] = attend) -> None:
+        self._compute = compute
+        self.calls: dict[Place, AttentionCall] = {}
+        self.outputs: dict[Place, Tensor] = {}
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention, and keeps it."""
+        output = self._compute(call)
+        place = (call.kind, call.layer)
+        # Copies, for a network may compute in place with what it was given.
+        self.calls[place] = replace(call, query=call.query.clone(), key=call.key.clone(), value=call.value.clone())
+        self.outputs[place] = output.clone()
+        return output
+
+    def values(self, by: By, place: Place, heads: Sequence[int]) -> Tensor:
+        """What `by` was in these heads, as `Patch.values` has it."""
+        if by == "pattern":
+            return attention_weights(select_heads(self.calls[place], heads))
+        whole: Tensor = self.outputs[place] if by == "z" else getattr(self.calls[place], by)
+        return whole[:, list(heads)]
+
+
+class Leaves:
+    """Makes what heads compute with a leaf of the graph, so that a loss has a gradient there.
+
+    Args:
+        by: What.
+
+    Attributes:
+        tensors: By place, as `Activations.values` has them for all heads.
+    """
+
+    def __init__(self, by: By) -> None:
+        self._by = by
+        self.tensors: dict[Place, Tensor] = {}
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention with gradient."""
+        by, place = self._by, (call.kind, call.layer)
+
+        def watch(tensor: Tensor) -> Tensor:
+            # What depends on earlier layers is part of the graph already.
+            self.tensors[place] = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+            return self.tensors[place]
+
+        if by == "z":
+            return watch(attend(call))
+        if by == "pattern":
+            every = select_heads(call, range(call.n_heads))
+            weights = watch(attention_weights(call))
+            return (weights @ every.value.to(weights.dtype)).to(call.value.dtype)
+        changed: dict[str, Any] = {by: watch(getattr(call, by))}
+        return attend(replace(call, **changed))
+
+
+def attribute(slope: Tensor, base: Tensor, source: Tensor) -> Float[Tensor, "text head token"]:
+    """Attribution patching: slope · (source - base), the change to first order, at each token of each head."""
+    change: Tensor = (slope.float() * (source.float() - base.float())).sum(-1)
+    return change.detach()

@@ -1,0 +1,1 @@
+"""Patching on pairs with right and wrong answers."""

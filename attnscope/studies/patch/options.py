@@ -1,0 +1,50 @@
+"""What `attnscope patch` and its Python function are asked with. Loads nothing heavy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attnscope.errors import UsageError
+from attnscope.options import group, option, options
+from attnscope.studies.inputs.choice import Choice
+
+Direction = Literal["denoise", "noise"]
+BY = ("z", "query", "key", "value", "pattern")
+
+
+@options
+class PatchOptions:
+    """What comes from which run, and what is measured."""
+
+    by: Literal["z", "query", "key", "value", "pattern"] = option(
+        "What a head gets from the other run: z (its output before the output projection), query, key, value, or "
+        "pattern (its weights).", default="z", choices=BY,
+    )  # fmt: skip
+    direction: Direction = option(
+        "denoise: the corrupt run gets values of the clean one; noise: the clean run gets values of the corrupt one.",
+        default="denoise", choices=("denoise", "noise"),
+    )  # fmt: skip
+    positions: bool = option(
+        "Also patch each position alone; all pairs must have the same number of tokens.", default=False
+    )
+    attribution: bool = option(
+        "Also estimate every head by gradient times difference, and say how well that ranks them.", default=False
+    )
+    exact: int | None = option(
+        "Patch only the N heads that attribution patching puts first.  [default: all heads]", default=None, least=1
+    )
+    curve: bool = option(
+        "Faithfulness: keep the k best heads, and patch all others from the corrupt run.", default=False
+    )
+    paths: int | None = option(
+        "Path patching among the N strongest heads: head to head through query, key and value, and head to logits.",
+        default=None, least=1,
+    )  # fmt: skip
+    choice: Choice = group(Choice)
+
+    def require(self) -> None:
+        """Refuses what needs values that are not measured."""
+        if self.curve and self.exact is not None:
+            raise UsageError("--curve ranks all heads by exact values", "leave out --exact")
+        if self.paths is not None and self.by != "z":
+            raise UsageError(f"--paths begin at the z of heads, and --by is {self.by}", "leave out --by")

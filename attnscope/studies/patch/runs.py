@@ -1,0 +1,158 @@
+"""A batch of pairs, run with values of its other side: sets of changes, each from its first layer on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from attnscope.core.attention.patched import Activations, By, Leaves, Patch, Patched, attribute
+from attnscope.models.model import Model
+from attnscope.studies.ablation.sweep import LOGITS_AT_ONCE, PASS_TOKENS
+from attnscope.studies.patch.options import Direction
+from attnscope.studies.patch.reading import PairBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.attention.probes import Place
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is patched together: a head, or all heads that read one key/value head.
+
+    Attributes:
+        place: Kind of attention and layer.
+        heads: The query heads.
+        patched: The heads of what is patched: the same, or the key/value head.
+    """
+
+    place: Place
+    heads: tuple[int, ...]
+    patched: tuple[int, ...]
+
+
+class Change(NamedTuple):
+    """Values of another run for a head at a place."""
+
+    place: Place
+    by: By
+    heads: tuple[int, ...]
+    tokens: slice = slice(None)
+
+
+class PairRuns:
+    """The two runs of a batch of pairs.
+
+    Args:
+        model: A model that predicts tokens.
+        batch: The pairs.
+        direction: "denoise": the corrupt run is changed; "noise": the clean one.
+
+    Attributes:
+        source: What heads computed in the run that values come from.
+        clean: The logit differences of the clean run, (pair,), on the CPU.
+        corrupt: Those of the corrupt one.
+    """
+
+    def __init__(self, model: Model, batch: PairBatch, direction: Direction) -> None:
+        self._model, self._batch, self.direction = model, batch, direction
+        self._changed, given = (batch.corrupt, batch.clean) if direction == "denoise" else (batch.clean, batch.corrupt)
+        self.source, self._own = Activations(), Activations()
+        source = self._difference(model.outputs(given, self.source, last=batch.last).logits)[0]
+        self._rerun = model.rerun(self._changed, last=batch.last)
+        changed = self._difference(self._rerun.whole.logits)[0]
+        self.clean, self.corrupt = (source, changed) if direction == "denoise" else (changed, source)
+
+    def units(self, by: By) -> list[Unit]:
+        """What can be patched, in the order of layers and heads."""
+        units = []
+        for place, call in self.source.calls.items():
+            group = call.n_heads // call.n_kv_heads if by in ("key", "value") else 1
+            for number in range(call.n_heads // group):
+                units.append(Unit(place, tuple(range(number * group, (number + 1) * group)), (number,)))
+        return units
+
+    def run(self, sets: Sequence[Sequence[Change]], source: Activations | None = None) -> Tensor:
+        """The logit differences with each of several sets of changes.
+
+        Args:
+            sets: The changes.
+            source: Where values come from; None = the other run.
+
+        Returns:
+            (set, pair), float64, on the CPU.
+        """
+        import torch
+
+        n_pairs, n_tokens = self._batch.shape
+        source = source or self.source
+        whole = self._rerun.whole.logits
+        step = max(
+            1, min(PASS_TOKENS // (n_pairs * n_tokens), LOGITS_AT_ONCE // (1 if whole is None else whole.numel()))
+        )
+        by_first: dict[int, list[int]] = {}
+        for number, changes in enumerate(sets):
+            by_first.setdefault(self._rerun.block(change.place for change in changes), []).append(number)
+        found = torch.empty(len(sets), n_pairs, dtype=torch.float64)
+        for first, numbers in by_first.items():
+            for start in range(0, len(numbers), step):
+                some = numbers[start : start + step]
+                patches: dict[Place, list[Patch]] = {}
+                for row, number in enumerate(some):
+                    texts = slice(row * n_pairs, (row + 1) * n_pairs)
+                    for place, by, heads, tokens in sets[number]:
+                        values = source.values(by, place, heads)[:, :, tokens]
+                        patches.setdefault(place, []).append(Patch(by, heads, values, texts, tokens))
+                found[some] = self._difference(self._rerun.again(Patched(patches), first, len(some)).logits)
+        return found
+
+    def isolate(self, sender: Unit) -> tuple[Activations, Tensor]:
+        """A run in which one head has the z of the other run, and all other heads keep theirs; MLPs compute anew.
+
+        Returns:
+            What later heads compute queries, keys and values to, as `run` takes it; and the logit differences, (pair,):
+            they change by the paths from the head that pass no other head.
+        """
+        first = self._rerun.block([sender.place])
+        if not self._own.outputs:
+            self._rerun.again(self._own)
+        every = slice(None)
+        kept = {
+            place: [Patch("z", tuple(range(output.shape[1])), output, every, every)]
+            for place, output in self._own.outputs.items()
+        }
+        values = self.source.values("z", sender.place, sender.heads)
+        kept[sender.place].append(Patch("z", sender.heads, values, every, every))
+        reached = Activations(Patched(kept))
+        return reached, self._difference(self._rerun.again(reached, first).logits)[0]
+
+    def effects(self, differences: Tensor) -> Tensor:
+        """How much of the difference comes with a change of the corrupt run, or goes with one of the clean run."""
+        return differences - self.corrupt if self.direction == "denoise" else self.clean - differences
+
+    def attribution(self, by: By) -> dict[Place, Tensor]:
+        """The effects to first order at each token: (pair, head, token) by place; of keys and values key/value heads.
+
+        One forward and one backward pass of the changed run, whose other run was kept.
+        """
+        import torch
+
+        leaves = Leaves(by)
+        with torch.enable_grad():
+            outputs = self._model.outputs(self._changed, leaves, last=self._batch.last)
+            assert outputs.logits is not None  # the model predicts tokens
+            target = self._batch.difference(outputs.logits).sum()
+            slopes = torch.autograd.grad(target, list(leaves.tensors.values()), allow_unused=True)
+        sign = 1 if self.direction == "denoise" else -1
+        found = {}
+        for (place, base), slope in zip(leaves.tensors.items(), slopes, strict=True):
+            given = self.source.values(by, place, range(base.shape[1]))
+            slope = torch.zeros_like(base) if slope is None else slope
+            found[place] = sign * attribute(slope, base.detach(), given).cpu().double()
+        return found
+
+    def _difference(self, logits: Tensor | None) -> Tensor:
+        assert logits is not None  # the model predicts tokens
+        return self._batch.difference(logits).cpu().double()

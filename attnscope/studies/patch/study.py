@@ -1,0 +1,417 @@
+"""Which heads carry this behaviour? A model and pairs with right and wrong answers in, effects of patched heads out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.core.exact.running import RunningSums, benjamini_hochberg
+from attnscope.core.plain_torch import with_plain_torch
+from attnscope.corpus.formats import Problem
+from attnscope.corpus.pairs import Pairs
+from attnscope.errors import AttnscopeError, amount
+from attnscope.models.model import Model
+from attnscope.records.ablation import Curve, Effect, HeadEffects
+from attnscope.records.patch import Edge, PatchedPair, Patching, quantities
+from attnscope.studies.ablation.study import effects_of
+from attnscope.studies.inputs.provenance import run_of
+from attnscope.studies.inputs.texts import Progress, Report
+from attnscope.studies.patch.options import PatchOptions
+from attnscope.studies.patch.reading import PairBatch, ReadPair, batches_of, read_pairs
+
+if TYPE_CHECKING:
+    from attnscope.core.attention.patched import By
+    from attnscope.studies.patch.runs import PairRuns, Unit
+
+Floats = NDArray[np.float64]
+
+CURVE_POINTS = 16
+"""Points of a faithfulness curve between no head and all heads, closer together for few heads."""
+
+
+@with_plain_torch
+def patch(
+    model: Model,
+    pairs: Pairs | str | Path | Sequence[str | Path | Mapping[str, Any]],
+    options: PatchOptions | None = None,
+    report: Report | None = None,
+) -> Patching:
+    """Patches heads on pairs, and measures how the logit difference right - wrong changes.
+
+        model = attnscope.load("./SmolLM2-135M")
+        found = attnscope.patch(model, "pairs.jsonl")
+        found.heads[0].effects["effect"]      # value, low, high, count
+        found.save("patching.npz")
+
+    An effect is positive where the head carries the behaviour, in both directions. Each pair is run once on either
+    side. The changed run is then resumed at the layer of each head. Effects are exact; key/value heads of grouped
+    queries are patched once for all heads that read them (`Patching.units`).
+
+    An answer is one token: the last token of the text predicts it, or the mask of a masked model. The score of several
+    answers is the logarithm of the sum of exp over their logits, so that a difference is the log odds of the right
+    answers against the wrong ones.
+
+    Pairs that cannot be patched are left out, and `corpus["problems"]` says why: an answer that is not one token,
+    answers that are the same, or texts of different lengths. An interruption (KeyboardInterrupt) ends the study with
+    the pairs up to there.
+
+    Args:
+        model: A decoder, or an encoder with its head for masked words.
+        pairs: The pairs; see `attnscope.Pairs`.
+        options: What is patched.
+        report: Called after each batch of pairs.
+
+    Raises:
+        AttnscopeError: No pair can be patched, or the model predicts no tokens.
+    """
+    options = options or PatchOptions()
+    return _Study(model, pairs if isinstance(pairs, Pairs) else Pairs(pairs), options, report).run()
+
+
+class _Study:
+    def __init__(self, model: Model, pairs: Pairs, options: PatchOptions, report: Report | None) -> None:
+        self._model, self._pairs, self._options, self._report = model, pairs, options, report
+        self._read, problems = read_pairs(model, pairs)
+        self._problems = [*pairs.problems, *problems]
+        self._chosen = options.choice.within(model.info)
+        self._estimates = options.attribution or options.exact is not None
+        if self._estimates:
+            from attnscope.models.inside.linear_runs import require_gradients
+
+            require_gradients(model)
+        if options.positions and len({len(each.clean) for each in self._read}) > 1:
+            lengths = sorted(len(each.clean) for each in self._read)
+            raise AttnscopeError(
+                f"pairs of {lengths[0]} to {lengths[-1]} tokens have no common positions",
+                "give pairs of one length, or leave out --positions",
+            )
+        self._units: list[Unit] = []
+        n_tokens = len(self._read[0].clean) if options.positions and self._read else 0
+        n = len(self._read)
+        self._clean, self._corrupt = np.full(n, np.nan), np.full(n, np.nan)
+        self._effects, self._estimated = np.zeros((n, 0)), np.zeros((n, 0))
+        self._position_effects = np.zeros((n, 0, n_tokens))
+
+    def run(self) -> Patching:
+        """All that is asked for."""
+        if not self._read:
+            raise AttnscopeError(
+                f"no pair can be patched: {self._problems[0]}",
+                "a pair has two texts of as many tokens, and answers of one token",
+            )
+        complete = self._each_batch("patching", range(len(self._read)), self._measure)
+        if self._options.exact is not None:
+            complete = complete and self._each_batch("exact", range(len(self._read)), self._measure_best)
+        there = np.isfinite(self._clean) & np.isfinite(self._corrupt)
+        there &= np.isfinite(np.where(self._untried, 0, self._effects)).all(-1)
+        for number in np.flatnonzero(~there & ~np.isnan(self._clean)).tolist():
+            pair = self._read[number].pair
+            self._problems.append(Problem(pair.source, pair.line, "the model computes NaN or infinity"))
+        self._there = np.flatnonzero(there)
+        if not len(self._there):
+            raise AttnscopeError("on every pair the model computes NaN or infinity", "try --dtype float32")
+        self._has_total = bool(np.isfinite(_shares(self._total[:, None], self._total)[0].value))
+        curves = [self._curve()] if complete and self._options.curve and self._has_total else []
+        edges = self._edges() if complete and self._options.paths else ()
+        return self._record(complete, curves, edges)
+
+    def _each_batch(self, step: str, numbers: Sequence[int], measure: Any) -> bool:
+        """Measures batch by batch; False where it was interrupted after the first."""
+        import torch
+
+        n_done = n_tokens = 0
+        for batch in batches_of(self._model, self._read, numbers):
+            try:
+                with torch.no_grad():
+                    measure(batch)
+            except KeyboardInterrupt:
+                if not n_done:
+                    raise
+                return False
+            n_done, n_tokens = n_done + len(batch.numbers), n_tokens + 2 * batch.clean.ids.numel()
+            if self._report is not None:
+                self._report(Progress(n_done, n_tokens, n_done / len(numbers), step))
+        return True
+
+    def _runs(self, batch: PairBatch, direction: Any = None) -> PairRuns:
+        from attnscope.studies.patch.runs import PairRuns
+
+        return PairRuns(self._model, batch, direction or self._options.direction)
+
+    def _measure(self, batch: PairBatch) -> None:
+        """Every head on a batch, or with `exact` the estimates of all."""
+        runs, by = self._runs(batch), self._options.by
+        if not self._units:
+            self._choose_units(runs)
+        self._clean[batch.numbers], self._corrupt[batch.numbers] = runs.clean.numpy(), runs.corrupt.numpy()
+        if self._estimates:
+            tokens = runs.attribution(by)
+            for number, unit in enumerate(self._units):
+                self._estimated[batch.numbers, number] = tokens[unit.place][:, unit.patched].sum((1, 2)).numpy()
+        if self._options.exact is None:
+            self._measure_units(runs, batch, range(len(self._units)))
+
+    def _measure_best(self, batch: PairBatch) -> None:
+        """The heads with the largest estimates on a batch."""
+        sizes = np.abs(self._estimated.mean(0))
+        best = np.argsort(-sizes, kind="stable")[: self._options.exact]
+        self._measure_units(self._runs(batch), batch, sorted(best.tolist()))
+
+    def _measure_units(self, runs: PairRuns, batch: PairBatch, chosen: Sequence[int]) -> None:
+        from attnscope.studies.patch.runs import Change
+
+        by, rows = self._options.by, batch.numbers
+
+        def change(number: int, tokens: slice = slice(None)) -> list[Change]:
+            return [Change(self._units[number].place, by, self._units[number].patched, tokens)]
+
+        effects = runs.effects(runs.run([change(number) for number in chosen]))
+        self._effects[np.ix_(rows, np.array(chosen))] = effects.T.numpy()
+        if not self._options.positions:
+            return
+        # What a decoder computes before the first token that differs is the same in both runs.
+        differ = (batch.clean.ids != batch.corrupt.ids).any(0).nonzero()
+        first = int(differ[0]) if self._model.loss == "causal" else 0
+        places = range(first, batch.shape[1])
+        sets = [change(number, slice(place, place + 1)) for number in chosen for place in places]
+        found = runs.effects(runs.run(sets)).numpy().reshape(len(chosen), len(places), -1)
+        self._position_effects[np.ix_(rows, np.array(chosen), np.array(places))] = found.transpose(2, 0, 1)
+
+    def _choose_units(self, runs: PairRuns) -> None:
+        """The heads that were asked for; arrays for what they change."""
+        layers, heads, picked = self._chosen.layers, self._chosen.heads, self._chosen.picked
+
+        def is_wanted(unit: Unit) -> bool:
+            layer = unit.place[1]
+            if picked is not None:
+                return any((layer, head) in picked for head in unit.heads)
+            return layer in layers and any(head in heads for head in unit.heads)
+
+        self._units = [unit for unit in runs.units(self._options.by) if is_wanted(unit)]
+        if not self._units:
+            raise AttnscopeError(f"{self._model.info.name} has no such heads", "choose other layers or heads")
+        n, n_units = len(self._read), len(self._units)
+        self._effects, self._estimated = np.full((n, n_units), np.nan), np.full((n, n_units), np.nan)
+        self._position_effects = np.zeros((n, n_units, self._position_effects.shape[-1]))
+
+    @property
+    def _untried(self) -> NDArray[np.bool_]:
+        """Which heads were left to their estimates, (unit,)."""
+        untried: NDArray[np.bool_] = np.asarray(np.isnan(self._effects).all(0))
+        return untried & (self._options.exact is not None)
+
+    # Faithfulness -----------------------------------------------------------------------------------------------
+
+    def _curve(self) -> Curve:
+        """The k best heads kept, all others from the corrupt run; pairs are measured by the order of the other half."""
+        from attnscope.studies.patch.runs import Change
+
+        n_units, by = len(self._units), self._options.by
+        folds = [self._there[half::2] for half in (0, 1)] if len(self._there) > 3 else []
+        if not folds:
+            raise AttnscopeError(
+                "--curve orders heads by one half of the pairs and measures on the other: "
+                f"{amount(len(self._there), 'pair')} cannot be halved",
+                "give at least 4 pairs",
+            )
+        inner = np.unique(np.geomspace(1, n_units, CURVE_POINTS).round().astype(int))
+        kept = [0, *inner.tolist()]
+        differences = np.full((len(self._read), len(kept)), np.nan)
+        for mine, others in (folds, folds[::-1]):
+            order = np.argsort(-self._effects[others].mean(0), kind="stable")
+
+            def measure(batch: PairBatch, order: Any = order) -> None:
+                runs = self._runs(batch, "noise")
+                sets = [
+                    [Change(self._units[n].place, by, self._units[n].patched) for n in order[k:].tolist()] for k in kept
+                ]
+                differences[batch.numbers] = runs.run(sets).T.numpy()
+
+            if not self._each_batch("curve", mine.tolist(), measure):
+                raise KeyboardInterrupt
+        left = differences[self._there] - self._corrupt[self._there, None]
+        points = tuple({"faithfulness": each} for each in reversed(_shares(left, self._total)))
+        least_first = np.argsort(self._effects[self._there].mean(0), kind="stable")
+        names = tuple(self._name(self._units[number]) for number in least_first.tolist())
+        return Curve("effect", None, names, tuple(reversed(kept)), points, by)
+
+    # What was found ---------------------------------------------------------------------------------------------
+
+    @property
+    def _total(self) -> Floats:
+        found: Floats = (self._clean - self._corrupt)[self._there]
+        return found
+
+    # Path patching ----------------------------------------------------------------------------------------------
+
+    def _edges(self) -> tuple[Edge, ...]:
+        """Paths between the strongest heads, and from each of them to the logits; none where it is interrupted."""
+        from attnscope.studies.patch.runs import Change
+
+        sizes = np.nan_to_num(np.abs(self._effects[self._there].mean(0)), nan=-1)
+        best = sorted(np.argsort(-sizes, kind="stable")[: self._options.paths].tolist())
+        senders = [self._units[number] for number in best]
+        edges: dict[tuple[str, str, str], Floats] = {}
+
+        def measure(batch: PairBatch) -> None:
+            runs = self._runs(batch)
+            groups: dict[By, list[Unit]] = {by: runs.units(by) for by in ("query", "key", "value")}
+            for sender in senders:
+                reached, direct = runs.isolate(sender)
+                found = {("logits", ""): runs.effects(direct)}
+                named = {
+                    (self._name(unit), by): unit
+                    for receiver, by in product(senders, groups)
+                    if receiver.place[0] == sender.place[0] and receiver.place[1] > sender.place[1]
+                    for unit in groups[by]
+                    if unit.place == receiver.place and receiver.heads[0] in unit.heads
+                }
+                changes = [[Change(unit.place, by, unit.patched)] for (_, by), unit in named.items()]
+                found |= zip(named, runs.effects(runs.run(changes, reached)), strict=True)
+                for (receiver, by), effects in found.items():
+                    key = (self._name(sender), receiver, by)
+                    edges.setdefault(key, np.full(len(self._read), np.nan))[batch.numbers] = effects.numpy()
+
+        if not self._each_batch("paths", self._there.tolist(), measure):
+            return ()
+        values = np.stack([effects[self._there] for effects in edges.values()], 1)
+        (means, q), shares = _means(values), _shares(values, self._total)
+        return tuple(map(lambda key, *known: Edge(*key, *known), edges, means, shares, q.tolist()))
+
+    def _name(self, unit: Unit) -> str:
+        return "+".join(f"L{unit.place[1]}H{head}" for head in unit.heads)
+
+    def _record(self, complete: bool, curves: Sequence[Curve], edges: tuple[Edge, ...]) -> Patching:
+        there, options = self._there, self._options
+        effects, total = self._effects[there], self._total
+        tried = ~self._untried
+        q = np.full(len(self._units), np.nan)
+        known: list[dict[str, Effect]] = [{} for _ in self._units]
+        means, q[tried] = _means(effects[:, tried])
+        for number, mean, share in zip(
+            np.flatnonzero(tried).tolist(), means, _shares(effects[:, tried], total), strict=True
+        ):
+            known[number] |= {"effect": mean, "share": share}
+        nothing = Effect(np.nan, np.nan, np.nan, 0)
+        for number in np.flatnonzero(~tried).tolist():
+            known[number] |= {"effect": nothing, "share": nothing}
+        if self._estimates:
+            for number, mean in enumerate(_means(self._estimated[there])[0]):
+                known[number]["attribution"] = mean
+        heads, units = [], []
+        for number, unit in enumerate(self._units):
+            kind, layer = unit.place
+            heads += [HeadEffects(kind, layer, head, known[number]) for head in unit.heads]
+            units += [number] * len(unit.heads)
+        whole = np.stack([self._clean[there], self._corrupt[there], total], 1)
+        positions: tuple[str, ...] = ()
+        position_effects = np.zeros((len(units), 0, 3))
+        if options.positions:
+            positions = self._read[int(there[0])].clean.labels
+            parts = _means(self._position_effects[there].reshape(len(there), -1))[0]
+            values = np.array([(one.value, one.low, one.high) for one in parts])
+            position_effects = values.reshape(len(self._units), -1, 3)[units]
+        return Patching(
+            run=self._run(),
+            corpus=self._corpus(complete),
+            options=self._describe(effects),
+            whole=dict(zip(("clean", "corrupt", "total"), _means(whole)[0], strict=True)),
+            heads=tuple(heads),
+            curves=tuple(curves),
+            pairs=tuple(self._pair(int(number)) for number in there),
+            units=np.array(units, np.int64),
+            q=q[units],
+            by_pair=effects.T[units].astype(np.float32),
+            positions=positions,
+            position_effects=position_effects,
+            edges=edges,
+        )
+
+    def _pair(self, number: int) -> PatchedPair:
+        each = self._read[number]
+        spell = self._model.tokenizer.spell
+        right, wrong = (tuple(map(spell, answers)) for answers in (each.right, each.wrong))
+        pair = each.pair
+        return PatchedPair(
+            pair.source, pair.line, pair.clean, pair.corrupt, right, wrong,
+            float(self._clean[number]), float(self._corrupt[number]),
+        )  # fmt: skip
+
+    def _run(self) -> dict[str, Any]:
+        notes = []
+        if not self._has_total:
+            notes.append(
+                "The interval of the total effect holds 0: the model does not show this behaviour here, and effects "
+                "have no shares of it."
+            )
+        if not self._model.resumes:
+            notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
+        if any(len(unit.heads) > 1 for unit in self._units):
+            notes.append(
+                f"The {self._options.by} of heads that share a key/value head is patched for all of them together."
+            )
+        return run_of(self._model.info, notes) | {"kinds": list(self._model.info.kinds)}
+
+    def _corpus(self, complete: bool) -> dict[str, Any]:
+        read: list[ReadPair] = [self._read[number] for number in self._there.tolist()]
+        return {
+            "of": "pairs",
+            "sources": list(self._pairs.sources),
+            "n_texts": len(read),
+            "n_tokens": sum(len(each.clean) + len(each.corrupt) for each in read),
+            "sha256": self._pairs.sha256,
+            "problems": [asdict(problem) for problem in self._problems],
+            "complete": complete,
+        }
+
+    def _describe(self, effects: Floats) -> dict[str, Any]:
+        options = self._options
+        both = ~self._untried & np.isfinite(self._estimated).any(0)
+        agreement = None
+        if self._estimates and both.sum() > 2:
+            agreement = rank_correlation(effects[:, both].mean(0), self._estimated[self._there][:, both].mean(0))
+        return {
+            "by": options.by,
+            "direction": options.direction,
+            "exact": options.exact,
+            "rank_agreement": agreement,
+            "quantities": quantities(options.by, options.direction),
+        }
+
+
+def _means(values: Floats) -> tuple[list[Effect], Floats]:
+    """Means over pairs with 95% intervals, and q-values of being 0; values are (pair, quantity)."""
+    sums = RunningSums((values.shape[1],))
+    sums.add(values, 1.0)
+    above = sums.p_above(0)
+    return effects_of(sums, False), benjamini_hochberg(np.minimum(2 * np.minimum(above, 1 - above), 1))
+
+
+def _shares(values: Floats, total: Floats) -> list[Effect]:
+    """Mean values by the mean total effect; intervals by the delta method, for values and totals of the same pairs.
+
+    NaN where the total effect may be 0: then it has no shares.
+    """
+    whole = _means(total[:, None])[0][0]
+    if whole.low <= 0 <= whole.high or not whole.value:
+        return [Effect(np.nan, np.nan, np.nan, whole.count)] * values.shape[1]
+    ratios = values.mean(0) / whole.value
+    beside, _ = _means(values - ratios * total[:, None])
+    return [
+        Effect(ratio, ratio - half, ratio + half, one.count)
+        for ratio, one in zip(ratios.tolist(), beside, strict=True)
+        for half in [(one.high - one.low) / 2 / abs(whole.value)]
+    ]
+
+
+def rank_correlation(one: Floats, other: Floats) -> float:
+    """Spearman's rank correlation."""
+    from scipy.stats import rankdata
+
+    return float(np.corrcoef(rankdata(one), rankdata(other))[0, 1])

@@ -1,0 +1,42 @@
+"""What every view of patching says: what was patched, how large the total effect is, what a reader must know."""
+
+from __future__ import annotations
+
+from attnscope.records.patch import Patching
+from attnscope.views.ablation.summary import interval
+from attnscope.views.tables.numbers import digits, small_number
+from attnscope.views.tables.wording import corpus_notes, printable
+
+
+def title_of(found: Patching) -> str:
+    """What was patched, such as "denoising: the corrupt run gets the z of the clean run"."""
+    by = printable(found.options.get("by", "z"))
+    if found.options.get("direction") == "noise":
+        return f"noising: the clean run gets the {by} of the corrupt run"
+    return f"denoising: the corrupt run gets the {by} of the clean run"
+
+
+def total_line(found: Patching) -> str:
+    """The logit differences of both runs and the total effect."""
+    clean, corrupt, total = (found.whole[name] for name in ("clean", "corrupt", "total"))
+    return (
+        f"logit difference right − wrong: clean {small_number(clean.value)}, corrupt {small_number(corrupt.value)}; "
+        f"total effect {small_number(total.value)} {interval(total)}"
+    )
+
+
+def notes(found: Patching) -> list[str]:
+    """What a reader must know: one sentence each."""
+    said = ["effect: how much of the logit difference comes or goes with the head, positive towards the right answers"]
+    if found.shares_heads:
+        said.append("heads that share a key/value head are patched together and have one effect")
+    agreement = found.options.get("rank_agreement")
+    if isinstance(agreement, float):
+        said.append(f"attribution patching ranks heads like exact patching: rank correlation {digits(agreement, 2)}")
+    if found.options.get("exact") is not None:
+        said.append("only the heads that attribution patching puts first were patched: q counts these alone")
+    if found.curves:
+        said.append("faithfulness: the order of heads is that of one half of the pairs, measured on the other half")
+    if found.corpus.get("n_texts") == 1:
+        said.append("one pair gives no interval")
+    return said + corpus_notes(found)

@@ -1,0 +1,186 @@
+"""Patching on pairs: what it costs beside the half forwards that it needs, TransformerLens in the same run, figures.
+
+    python -m benchmarks.patching --speed MODEL [--pairs 100] [--tokens 20] [--layers-step 1]
+    python -m benchmarks.patching --rival                  # needs transformer_lens 2.16: its own hooks, in the same run
+    python -m benchmarks.patching --figures MODEL sample_pairs/agreement.jsonl
+
+Times are of the processor, of one thread, so that other work on the machine does not count. The last line is JSON.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import attnscope
+from attnscope.core.attention.seam import attend
+from attnscope.models.hf.model import wrap
+from attnscope.records.patch import Patching
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.patch.reading import batches_of, read_pairs
+from attnscope.studies.patch.study import rank_correlation
+from attnscope.views.patch.terminal import strongest
+
+
+def random_pairs(ids: list[int], spell: Any, n: int, length: int) -> list[dict[str, Any]]:
+    """Pairs of random tokens that differ at the second one; those whose text is read back otherwise fall out."""
+    chance = np.random.default_rng(0)
+    made = []
+    for _ in range(n):
+        clean = chance.choice(ids, length).tolist()
+        corrupt = [clean[0], int(chance.choice(ids)), *clean[2:]]
+        right, wrong = chance.choice(ids, 2, replace=False).tolist()
+        texts = {"clean": "".join(map(spell, clean)), "corrupt": "".join(map(spell, corrupt))}
+        made.append({**texts, "right": right, "wrong": wrong})
+    return made
+
+
+def speed(name: str, n_pairs: int, n_tokens: int, step: int) -> dict[str, Any]:
+    """All heads' z, by the time of the half forwards that this needs."""
+    model = attnscope.load(name)
+    words = [
+        i for i in model.tokenizer.ordinary_ids() if (w := model.tokenizer.spell(i))[:1] == " " and w[1:].isalpha()
+    ]
+    pairs = [
+        pair
+        for pair in random_pairs(words, model.tokenizer.spell, 4 * n_pairs, n_tokens)
+        if all(len(model.tokenizer.encode(pair[which])) == n_tokens for which in ("clean", "corrupt"))
+    ][:n_pairs]
+    read, problems = read_pairs(model, attnscope.Pairs(pairs))
+    assert len(read) == n_pairs and not problems, (len(read), problems)
+    batches = batches_of(model, read, range(n_pairs))
+    layers = tuple(range(0, model.info.n_layers[0], step))
+    _ = model.resumes
+
+    def forward() -> None:
+        with torch.no_grad():
+            for batch in batches:
+                model.outputs(batch.corrupt, attend, last=batch.last)
+
+    forward()
+    forwards, patching = [], 0.0
+    for _ in range(3):
+        started = time.process_time()
+        forward()
+        forwards.append(time.process_time() - started)
+    started = time.process_time()
+    found = attnscope.patch(model, pairs, attnscope.PatchOptions(choice=Choice(layers=layers)))
+    patching = time.process_time() - started
+    # From layer l of n on there are n - l layers to compute; over all layers that is half a forward on average.
+    n_layers = model.info.n_layers[0]
+    needed = sum((n_layers - head.layer - 0.5) / n_layers for head in found.heads) * float(np.median(forwards))
+    return {
+        "pairs": n_pairs, "tokens": n_tokens, "heads": len(found.heads), "forward_s": float(np.median(forwards)),
+        "patching_s": patching, "needed_s": needed, "ratio": patching / needed,
+    }  # fmt: skip
+
+
+def rival() -> dict[str, Any]:
+    """Patched logit differences of a random GPT-2 by TransformerLens and here, all heads, and the time of both."""
+    from transformer_lens import HookedTransformer, HookedTransformerConfig, patching
+    from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    n_layers, n_heads, width, vocabulary, length = 4, 4, 64, 97, 12
+    torch.manual_seed(0)
+    network = GPT2LMHeadModel(
+        GPT2Config(n_embd=width, n_head=n_heads, n_layer=n_layers, n_positions=32, vocab_size=vocabulary)
+    ).eval()
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.normal_(std=0.02 if "mlp" in name else 0.5)  # else networks drown what heads write
+    theirs = HookedTransformer(
+        HookedTransformerConfig(
+            n_layers=n_layers, d_model=width, n_ctx=32, d_head=width // n_heads, n_heads=n_heads, d_mlp=4 * width,
+            d_vocab=vocabulary, act_fn="gelu_new", normalization_type="LN", eps=1e-5, seed=0, device="cpu",
+        )
+    )  # fmt: skip
+    state = convert_gpt2_weights(network, theirs.cfg)
+    theirs.load_state_dict(theirs.state_dict() | state)
+    pairs = random_pairs(list(range(vocabulary)), lambda number: f" {number}", 32, length)
+    ids = {k: torch.tensor([[int(i) for i in pair[k].split()] for pair in pairs]) for k in ("clean", "corrupt")}
+    rows = torch.arange(len(pairs))
+    right, wrong = (torch.tensor([pair[which] for pair in pairs]) for which in ("right", "wrong"))
+
+    def metric(logits: torch.Tensor) -> torch.Tensor:
+        return (logits[rows, -1, right] - logits[rows, -1, wrong]).mean()
+
+    found: dict[str, Any] = {}
+    model = wrap(network, name="random", check=False)
+    _ = model.resumes
+    functions = {
+        "z": patching.get_act_patch_attn_head_out_all_pos, "query": patching.get_act_patch_attn_head_q_all_pos,
+        "key": patching.get_act_patch_attn_head_k_all_pos, "value": patching.get_act_patch_attn_head_v_all_pos,
+        "pattern": patching.get_act_patch_attn_head_pattern_all_pos,
+    }  # fmt: skip
+    with torch.no_grad():
+        logits, cache = theirs.run_with_cache(ids["clean"])
+        corrupt = metric(theirs(ids["corrupt"]))
+        found["logits_differ"] = float((logits - network(ids["clean"]).logits).abs().max())
+        for by, function in functions.items():
+            started = time.process_time()
+            expected = (function(theirs, ids["corrupt"], cache, metric) - corrupt).flatten().numpy()
+            middle = time.process_time()
+            record = attnscope.patch(model, pairs, attnscope.PatchOptions(by=by))  # type: ignore[arg-type]
+            ended = time.process_time()
+            ours = np.array([head.effects["effect"].value for head in record.heads])
+            found[by] = {
+                "largest_effect": float(np.abs(expected).max()),
+                "largest_difference": float(np.abs(ours - expected).max()),
+                "times_as_fast": (middle - started) / (ended - middle),
+            }
+    return found
+
+
+def figures(name: str, path: str) -> dict[str, Any]:
+    """The ten strongest heads, how attribution ranks them, the time, and what half of the pairs would say."""
+    model = attnscope.load(name)
+    started = time.process_time()
+    found = attnscope.patch(model, path, attnscope.PatchOptions(attribution=True))
+    seconds = time.process_time() - started
+    found.save(f"{Path(path).stem}.npz")
+    return {"seconds": seconds, **summary(found)}
+
+
+def summary(found: Patching) -> dict[str, Any]:
+    best = strongest(found, 10)
+    halves = [found.by_pair[:, half::2].mean(1) for half in (0, 1)]
+    top = [set(np.argsort(-np.abs(half))[:10].tolist()) for half in halves]
+    effects = {found.heads[n].name: found.heads[n].effects["effect"] for n in best}
+    total = found.whole["total"]
+    return {
+        "pairs": len(found.pairs),
+        "total": [total.value, total.low, total.high],
+        "strongest": {name: [each.value, each.low, each.high] for name, each in effects.items()},
+        "attribution_rank_agreement": found.options.get("rank_agreement"),
+        "halves_rank_agreement": rank_correlation(*(half.astype(np.float64) for half in halves)),
+        "of_ten_strongest_in_both_halves": len(top[0] & top[1]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--speed", metavar="MODEL")
+    parser.add_argument("--rival", action="store_true")
+    parser.add_argument("--figures", nargs=2, metavar=("MODEL", "PAIRS"))
+    parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--tokens", type=int, default=20)
+    parser.add_argument("--layers-step", type=int, default=1, help="every so many layers alone are patched")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"benchmark": "patching"}
+    if given.speed:
+        found["speed"] = speed(given.speed, given.pairs, given.tokens, given.layers_step)
+    if given.rival:
+        found["rival"] = rival()
+    if given.figures:
+        found["figures"] = figures(*given.figures)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

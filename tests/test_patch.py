@@ -1,0 +1,490 @@
+"""Patching on pairs: equal to plain torch hooks, grouped queries included; bad pairs are named; shares and curves."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import attnscope
+from attnscope.core.attention.patched import ALL_BY, Activations
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.hf.model import wrap
+from attnscope.records.patch import Patching
+from attnscope.studies.patch.reading import batches_of, read_pairs
+from attnscope.studies.patch.runs import Change, PairRuns
+from attnscope.studies.patch.study import _shares, rank_correlation
+from examples import induction
+from tests.conftest import VOCABULARY as VOCABULARY_OF_TINY
+from tests.conftest import Run, write_tiny, write_tokenizer
+from tests.record_helpers import require_lossless
+
+N_LAYERS, VOCABULARY = 2, 53
+WITHIN = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def strong(model: Any, seed: int = 1) -> Any:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.6)
+    return model.eval().requires_grad_(False)
+
+
+def gpt2() -> Any:
+    sizes = {"n_embd": 20, "n_head": 4, "n_layer": N_LAYERS, "n_inner": 11, "n_positions": 29}
+    return strong(GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes)))
+
+
+def llama() -> Any:
+    """Six heads on two key/value heads."""
+    sizes = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": N_LAYERS}
+    return strong(LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, intermediate_size=11, **sizes)))
+
+
+@pytest.fixture(scope="module", params=[gpt2, llama], ids=["gpt2", "llama"])
+def network(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+@pytest.fixture(scope="module")
+def grouped() -> Any:
+    return wrap(llama(), name="grouped")
+
+
+def entries(n: int = 5, length: int = 7, seed: int = 0) -> list[dict[str, Any]]:
+    """Random pairs that differ at two tokens, with one right and two wrong answers."""
+    chance = np.random.default_rng(seed)
+    made = []
+    for _ in range(n):
+        clean = chance.integers(0, VOCABULARY, length)
+        corrupt = clean.copy()
+        corrupt[[2, 4]] = (corrupt[[2, 4]] + chance.integers(1, VOCABULARY, 2)) % VOCABULARY
+        right, wrong, other = chance.permutation(VOCABULARY)[:3].tolist()
+        texts = {"clean": " ".join(map(str, clean)), "corrupt": " ".join(map(str, corrupt))}
+        made.append({**texts, "right": right, "wrong": [str(wrong), other]})
+    return made
+
+
+# Against plain torch hooks ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def changed(module: Any, change: Callable[[torch.Tensor], torch.Tensor], *, before: bool) -> Iterator[None]:
+    """What a module is given, or gives, changed by a plain torch hook."""
+    handle = (
+        module.register_forward_pre_hook(lambda _, given: (change(given[0]), *given[1:]))
+        if before
+        else module.register_forward_hook(lambda _, given, gave: change(gave))
+    )
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def modules(network: Any, layer: int, by: str) -> tuple[Any, int]:
+    """The linear map whose input or output a head's share is a slice of, and where the slices begin."""
+    if isinstance(network, GPT2LMHeadModel):
+        attention = network.transformer.h[layer].attn
+        return (attention.c_proj, 0) if by == "z" else (attention.c_attn, 20 * ("query", "key", "value").index(by))
+    attention = network.model.layers[layer].self_attn
+    names = {"z": attention.o_proj, "query": attention.q_proj, "key": attention.k_proj, "value": attention.v_proj}
+    return names[by], 0
+
+
+def hooked(network: Any, by: str, layer: int, head: int, base: Any, source: Any, tokens: slice) -> torch.Tensor:
+    """Logits of the last token of a run in which a head has values of another run."""
+    values: list[torch.Tensor] = []
+    if by == "pattern":
+        network.set_attn_implementation("eager")
+        weights = network(source, output_attentions=True).attentions[layer][:, head]
+        width = 20 // 4 if isinstance(network, GPT2LMHeadModel) else 4
+        kv_head = head if isinstance(network, GPT2LMHeadModel) else head // 3
+        module, start = modules(network, layer, "value")
+        with changed(module, lambda x: values.append(x) or x, before=False):
+            network(base)
+        part = weights @ values[0][..., start + kv_head * width : start + (kv_head + 1) * width]
+        by = "z"
+    else:
+        width = 20 // 4 if isinstance(network, GPT2LMHeadModel) else 4
+        module, start = modules(network, layer, by)
+        with changed(module, lambda x: values.append(x) or x, before=by == "z"):
+            network(source)
+        part = values[0][..., start + head * width : start + (head + 1) * width]
+    module, start = modules(network, layer, by)
+
+    def put(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.clone()
+        tensor[:, tokens, start + head * width : start + (head + 1) * width] = part[:, tokens]
+        return tensor
+
+    with changed(module, put, before=by == "z"):
+        return network(base).logits[:, -1]
+
+
+def score(logits: torch.Tensor, pairs: Sequence[dict[str, Any]]) -> np.ndarray:
+    right = logits[range(len(pairs)), [pair["right"] for pair in pairs]]
+    wrong = [[int(each) for each in pair["wrong"]] for pair in pairs]
+    return (right - logits.gather(1, torch.tensor(wrong)).logsumexp(1)).double().numpy()
+
+
+def ids(pairs: Sequence[dict[str, Any]], which: str) -> torch.Tensor:
+    return torch.tensor([[int(number) for number in pair[which].split()] for pair in pairs])
+
+
+def shown_by(network: Any, pairs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same pairs, each in the order in which the model has a total effect above 0."""
+    clean, corrupt = (score(network(ids(pairs, which)).logits[:, -1], pairs) for which in ("clean", "corrupt"))
+    return [
+        pair if more > 0 else {**pair, "clean": pair["corrupt"], "corrupt": pair["clean"]}
+        for pair, more in zip(pairs, clean - corrupt, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+@pytest.mark.parametrize("by", ALL_BY)
+def test_effects_are_those_of_plain_hooks(network: Any, by: str, direction: str) -> None:
+    pairs = entries()
+    model = wrap(network, name="tiny", check=False)
+    found = attnscope.patch(model, pairs, attnscope.PatchOptions(by=by, direction=direction))
+    clean, corrupt = (score(network(ids(pairs, which)).logits[:, -1], pairs) for which in ("clean", "corrupt"))
+    np.testing.assert_allclose([pair.clean_difference for pair in found.pairs], clean, **WITHIN)
+    assert found.whole["total"].value == pytest.approx((clean - corrupt).mean(), rel=1e-4, abs=1e-4)
+    base, source = ("corrupt", "clean") if direction == "denoise" else ("clean", "corrupt")
+    for number, head in enumerate(found.heads):
+        group = len(found.members(number))
+        logits = hooked(network, by, head.layer, head.head // group, ids(pairs, base), ids(pairs, source), slice(None))
+        expected = score(logits, pairs) - corrupt if direction == "denoise" else clean - score(logits, pairs)
+        np.testing.assert_allclose(found.by_pair[number], expected, **WITHIN)
+        assert head.effects["effect"].value == pytest.approx(expected.mean(), rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("by", ["z", "key"])
+def test_positions_are_those_of_plain_hooks(network: Any, by: str) -> None:
+    pairs = entries()
+    found = attnscope.patch(
+        wrap(network, name="tiny", check=False), pairs, attnscope.PatchOptions(by=by, positions=True)
+    )
+    corrupt = score(network(ids(pairs, "corrupt")).logits[:, -1], pairs)
+    for number, place in ((2, 1), (3, 2), (7, 4), (6, 6)):
+        head = found.heads[number]
+        inside = head.head // len(found.members(number))
+        logits = hooked(
+            network, by, head.layer, inside, ids(pairs, "corrupt"), ids(pairs, "clean"), slice(place, place + 1)
+        )
+        expected = (score(logits, pairs) - corrupt).mean()
+        assert found.position_effects[number, place, 0] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    assert found.position_effects.shape == (len(found.heads), 7, 3) == (len(found.heads), len(found.positions), 3)
+
+
+def test_heads_that_share_a_key_value_head_are_one_unit(grouped: Any) -> None:
+    found = attnscope.patch(grouped, entries(), attnscope.PatchOptions(by="value"))
+    assert found.units.tolist() == [number // 3 for number in range(6 * N_LAYERS)] and found.shares_heads
+    assert found.unit_name(7) == "L1H0+L1H1+L1H2"
+    assert any("patched for all of them together" in note for note in found.run["notes"])
+    assert len(found.one_per_unit().heads) == 2 * N_LAYERS
+    assert "patched_with" in next(iter(found.rows()))
+    assert not attnscope.patch(grouped, entries(), attnscope.PatchOptions(by="pattern")).shares_heads
+
+
+@pytest.mark.parametrize("by", ALL_BY)
+def test_attribution_is_the_slope_of_the_exact_effect(by: Any) -> None:
+    """In float64, of GPT-2: Llama's norms compute in float32."""
+    model = wrap(gpt2().double(), name="tiny", check=False)
+    read, _ = read_pairs(model, attnscope.Pairs(entries(3)))
+    (batch,) = batches_of(model, read, range(3))
+    runs, own, step = PairRuns(model, batch, "noise"), Activations(), 1e-5
+    model.outputs(batch.clean, own)
+    estimates = runs.attribution(by)
+
+    class Between(Activations):
+        def values(self, by: Any, place: Any, heads: Any) -> torch.Tensor:
+            there, here = runs.source.values(by, place, heads), own.values(by, place, heads)
+            return here + step * (there - here)
+
+    for unit in runs.units(by)[::5]:
+        moved = runs.effects(runs.run([[Change(unit.place, by, unit.patched)]], Between()))[0] / step
+        slope = estimates[unit.place][:, unit.patched].sum((1, 2))
+        np.testing.assert_allclose(slope, moved, rtol=1e-3, atol=1e-5)
+
+
+# Pairs --------------------------------------------------------------------------------------------------------------
+
+
+def test_bad_pairs_are_named_and_the_others_run(grouped: Any) -> None:
+    good = entries(4)
+    bad = {
+        "its texts have 2 and 3 tokens": {"clean": "1 2", "corrupt": "3 4 5", "right": 1, "wrong": 2},
+        "both right and wrong": {**entries(1, seed=5)[0], "right": 7, "wrong": ["7", 8]},
+        "is not a single token": {**entries(1, seed=6)[0], "right": "8 9"},
+        "has no field 'wrong'": {"clean": "1", "corrupt": "2", "right": 1},
+        "same text": {"clean": "1 2", "corrupt": "1 2", "right": 1, "wrong": 2},
+        "texts of pair 1": good[0],
+        "has no embedding": {"clean": "1 2", "corrupt": "3 4", "right": 1, "wrong": 999},
+    }
+    found = attnscope.patch(grouped, [*good, *bad.values()])
+    whole = attnscope.patch(grouped, good)
+    assert found.corpus["n_texts"] == 4 and np.array_equal(found.by_pair, whole.by_pair)
+    problems = sorted(found.corpus["problems"], key=lambda problem: problem["line"])
+    assert [problem["line"] for problem in problems] == [5, 6, 7, 8, 9, 10, 11]
+    for problem, reason in zip(problems, bad, strict=True):
+        assert reason in problem["reason"] or reason == "has no embedding", problem
+    with pytest.raises(AttnscopeError, match="no pair can be patched: pairs, line 1: its texts have 2 and 3 tokens"):
+        attnscope.patch(grouped, [next(iter(bad.values()))])
+    with pytest.raises(AttnscopeError, match="there is no pair"):
+        attnscope.Pairs([{}])
+
+
+def test_pairs_of_other_lengths_run_beside_each_other(grouped: Any) -> None:
+    mixed = [*entries(3, 5, seed=1), *entries(3, 9, seed=2)]
+    found = attnscope.patch(grouped, mixed[::-1])
+    apart = [attnscope.patch(grouped, [pair]).by_pair[:, 0] for pair in mixed[::-1]]
+    np.testing.assert_allclose(found.by_pair.T, apart, **WITHIN)
+    with pytest.raises(AttnscopeError, match="pairs of 5 to 9 tokens have no common positions"):
+        attnscope.patch(grouped, mixed, attnscope.PatchOptions(positions=True))
+
+
+def test_one_pair_has_no_interval_and_no_total_no_shares(grouped: Any) -> None:
+    found = attnscope.patch(grouped, entries(1))
+    assert all(np.isnan(head.effects["effect"].low) for head in found.heads) and np.isnan(found.q).all()
+    exact = _shares(np.array([[2.0], [2.5], [3.0]]), np.array([4.0, 5.0, 6.0]))[0]
+    assert exact.value == pytest.approx(0.5) == exact.low == exact.high
+    assert np.isnan(_shares(np.array([[1.0], [2.0]]), np.array([-1.0, 1.1]))[0].value)
+    assert rank_correlation(np.array([1.0, 5.0, 2.0]), np.array([10.0, 30.0, 20.0])) == pytest.approx(1)
+
+
+def test_models_without_answers_are_refused(own: Any) -> None:
+    with pytest.raises(AttnscopeError, match="predicts neither the next token nor a masked one"):
+        attnscope.patch(own, [{"clean": "the cat", "corrupt": "the dog", "right": "a", "wrong": "b"}])
+
+
+def test_a_masked_model_answers_at_its_mask(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    folder = write_tiny(tmp_path / "bert")
+    strong(BertForMaskedLM(BertConfig.from_pretrained(folder)), 3).save_pretrained(folder)
+    model = attnscope.load(str(folder), engine="hf")
+    pairs = [
+        {"clean": f"the {a} [MASK] cat", "corrupt": f"the {b} [MASK] cat", "right": "the", "wrong": ["a", "b"]}
+        for a, b in ("ab", "cd", "ef")
+    ]
+    found = attnscope.patch(model, [*pairs, {**pairs[0], "clean": "the x cat", "corrupt": "a x cat"}])
+    assert found.pairs[0].right == ("the",) and found.pairs[0].wrong == ("a", "b")
+    assert "0 mask tokens" in found.corpus["problems"][0]["reason"]
+    network, tokens = model.network.model, model.tokenizer.encode(pairs[0]["clean"])
+    place = tokens.ids.tolist().index(model.tokenizer.mask_id)
+    logits = network(torch.from_numpy(tokens.ids)[None]).logits[0, place].double()
+    the, a, b = (model.tokenizer.encode(word).ids[1] for word in ("the", "a", "b"))
+    expected = logits[the] - torch.logsumexp(logits[[a, b]], 0)
+    assert found.pairs[0].clean_difference == pytest.approx(float(expected), abs=1e-4)
+
+
+# Studies on top -----------------------------------------------------------------------------------------------------
+
+
+def test_exact_effects_of_the_best_by_attribution(grouped: Any) -> None:
+    whole = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(attribution=True))
+    some = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(exact=4))
+    tried = [number for number in range(len(some.heads)) if np.isfinite(some.q[number])]
+    estimates = [abs(head.effects["attribution"].value) for head in whole.heads]
+    assert sorted(tried) == sorted(np.argsort(estimates)[-4:].tolist())
+    np.testing.assert_allclose(some.by_pair[tried], whole.by_pair[tried], **WITHIN)
+    assert -1 <= whole.options["rank_agreement"] <= 1
+    with pytest.raises(UsageError, match="--curve ranks all heads"):
+        attnscope.PatchOptions(exact=4, curve=True)
+
+
+def test_all_heads_kept_are_the_whole_effect_and_none_is_the_corrupt_run() -> None:
+    """With pairs that differ before the last token alone, the corrupt z of all heads makes the corrupt answer."""
+    network = llama()
+    found = attnscope.patch(
+        wrap(network, name="grouped", check=False), shown_by(network, entries(12)), attnscope.PatchOptions(curve=True)
+    )
+    (curve,) = found.curves
+    points = [point["faithfulness"].value for point in curve.points]
+    assert curve.n_left[0] == 6 * N_LAYERS and curve.n_left[-1] == 0
+    assert points[0] == pytest.approx(1, abs=1e-4) and points[-1] == pytest.approx(0, abs=1e-4)
+    assert set(curve.removed) == {head.name for head in found.heads}
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_paths_are_those_of_plain_hooks(build: Any) -> None:
+    """The sender's z from the clean run, all other heads' z as in the corrupt one; then what the receiver reads."""
+    network, pairs = build(), entries()
+    found = attnscope.patch(wrap(network, name="tiny", check=False), pairs, attnscope.PatchOptions(paths=50))
+    corrupt_ids, clean_ids = (ids(pairs, which) for which in ("corrupt", "clean"))
+    corrupt, z = score(network(corrupt_ids).logits[:, -1], pairs), []
+    n_heads, head, group = (4, 1, 1) if build is gpt2 else (6, 4, 3)
+    width = 20 // 4 if build is gpt2 else 4
+    outputs = [modules(network, layer, "z")[0] for layer in range(N_LAYERS)]
+    for given in (corrupt_ids, clean_ids):
+        with contextlib.ExitStack() as stack:
+            for module in outputs:
+                stack.enter_context(changed(module, lambda x: z.append(x) or x, before=True))
+            network(given)
+    frozen, mine = z[:N_LAYERS], slice(head * width, (head + 1) * width)
+    frozen[0] = frozen[0].clone()
+    frozen[0][..., mine] = z[N_LAYERS][..., mine]
+    seen: dict[str, torch.Tensor] = {}
+    with contextlib.ExitStack() as stack:
+        for module, value in zip(outputs, frozen, strict=True):
+            stack.enter_context(changed(module, lambda x, value=value: value, before=True))
+        for by in ("query", "key", "value"):
+            module, _ = modules(network, 1, by)
+            stack.enter_context(changed(module, lambda x, by=by: seen.setdefault(by, x), before=False))
+        direct = score(network(corrupt_ids).logits[:, -1], pairs) - corrupt
+    edges = {(edge.sender, edge.receiver, edge.by): edge.effect.value for edge in found.edges}
+    sender = f"L0H{head}"
+    assert edges[sender, "logits", ""] == pytest.approx(direct.mean(), rel=1e-4, abs=1e-4)
+    for by in seen:
+        receiver = 2 if by == "query" else 2 // group
+        module, start = modules(network, 1, by)
+
+        def put(tensor: torch.Tensor, at: int = start + receiver * width, by: str = by) -> torch.Tensor:
+            tensor = tensor.clone()
+            tensor[..., at : at + width] = seen[by][..., at : at + width]
+            return tensor
+
+        with changed(module, put, before=False):
+            expected = score(network(corrupt_ids).logits[:, -1], pairs) - corrupt
+        name = "L1H2" if by == "query" or group == 1 else "L1H0+L1H1+L1H2"
+        assert edges[sender, name, by] == pytest.approx(expected.mean(), rel=1e-4, abs=1e-4)
+    assert len(edges) == 2 * n_heads + n_heads * (n_heads + 2 * n_heads // group)
+    assert not any(edge.sender == "L1H0" and edge.receiver != "logits" for edge in found.edges)
+    with pytest.raises(UsageError, match="--paths begin at the z of heads"):
+        attnscope.PatchOptions(paths=4, by="key")
+
+
+def test_an_interruption_keeps_the_pairs_up_to_there(grouped: Any) -> None:
+    pairs = [*entries(3, 5), *entries(3, 9)]
+
+    def stop(done: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attnscope.patch(grouped, entries(3, 5), report=stop)
+    measured: list[int] = []
+    from attnscope.studies.patch import study
+
+    class Stopping(study._Study):
+        def _measure(self, batch: Any) -> None:
+            if measured:
+                raise KeyboardInterrupt
+            measured.append(len(batch.numbers))
+            super()._measure(batch)
+
+    found = Stopping(grouped, attnscope.Pairs(pairs), attnscope.PatchOptions(), None).run()
+    assert found.corpus["n_texts"] == 3 and found.corpus["complete"] is False
+
+
+def test_a_record_comes_back_and_is_drawn(tmp_path: Path) -> None:
+    network = llama()
+    options = attnscope.PatchOptions(positions=True, attribution=True, curve=True, paths=6)
+    found = attnscope.patch(wrap(network, name="tiny", check=False), shown_by(network, entries(8)), options)
+    require_lossless(found, tmp_path)
+    again = Patching.load(found.save(tmp_path / "patching.npz"))
+    assert np.array_equal(again.position_effects, found.position_effects) and again.pairs == found.pairs
+    names = [path.stem for path in found.draw(tmp_path / "figures", ["png"])]
+    assert names == ["effect", "attribution", "positions", "paths", "curve"]
+    document = json.loads(found.to_json())
+    assert document["schema"] == "attnscope.patch/1" and len(document["by_pair"]) == len(found.heads)
+
+
+def test_the_command_prints_and_writes(run: Run, tmp_path: Path) -> None:
+    """Of a decoder whose tokenizer ends texts with a special token: the answer follows the last ordinary one."""
+    sizes = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    config = LlamaConfig(vocab_size=len(VOCABULARY_OF_TINY), intermediate_size=11, **sizes)
+    strong(LlamaForCausalLM(config)).save_pretrained(tmp_path / "model")
+    write_tokenizer(tmp_path / "model")
+    pairs = [
+        {"clean": f"the {a} cat", "corrupt": f"the {b} cat", "right": "the", "wrong": [a, b]} for a, b in ("ab", "cd")
+    ]
+    lines = [json.dumps(pair) + "\n" for pair in [*pairs, {"clean": "1"}]]
+    (tmp_path / "pairs.jsonl").write_text("".join(lines), "utf-8")
+    status, out, err = run("patch", "pairs.jsonl", "-m", "model", "--by", "key", "--attribution", "-o", "out")
+    assert (status, err.splitlines()[-3:]) == (
+        1,
+        [
+            "skipped: pairs.jsonl, line 3: it has no field 'corrupt'",
+            "error: 1 pair could not be read",
+            "hint: all the rest was studied, and is in the result",
+        ],
+    )
+    assert "L0H0+L0H1+L0H2" in out and "denoising: the corrupt run gets the key of the clean run" in out
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"patching.npz", "patching.csv", "effect.png"}
+    model = attnscope.load(str(tmp_path / "model"))
+    tokens = model.tokenizer.encode(pairs[0]["clean"])
+    logits = model.network.model(torch.from_numpy(tokens.ids)[None]).logits[0, -2]
+    right, a, b = (logits[model.tokenizer.encode(word).ids[1]].item() for word in ("the", "a", "b"))
+    found = Patching.load(tmp_path / "out")
+    assert found.pairs[0].clean_difference == pytest.approx(right - np.logaddexp(a, b), abs=1e-4)
+    assert run("patch", "pairs.jsonl", "-m", "model", "--by", "nothing")[0] == 2
+
+
+# Circuits that are known ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_planted_head_alone_has_the_effect(seed: int) -> None:
+    """One head's output is all that the model adds to embeddings, so it has all of the effect and others have none."""
+    network, layer, head = strong(gpt2(), seed), seed % 2, (3 * seed + 1) % 4
+    with torch.no_grad():
+        for number, block in enumerate(network.transformer.h):
+            block.mlp.c_proj.weight.zero_()
+            kept = block.attn.c_proj.weight[head * 5 : (head + 1) * 5].clone()
+            block.attn.c_proj.weight.zero_()
+            if number == layer:
+                block.attn.c_proj.weight[head * 5 : (head + 1) * 5] = kept
+    pairs = shown_by(network, entries(40, seed=seed))
+    found = attnscope.patch(wrap(network, name="planted", check=False), pairs)
+    above = [each.name for each in found.heads if each.effects["effect"].low > 0]
+    assert above == [f"L{layer}H{head}"]
+    planted = next(each for each in found.heads if each.name == above[0])
+    assert planted.effects["share"].value == pytest.approx(1, abs=1e-3)
+    assert all(each.effects["effect"].value == 0 for each in found.heads if each is not planted)
+
+
+def two_places(n: int, seed: int) -> list[dict[str, Any]]:
+    """Words of examples/induction.py: A B … C D … A, and the same with A and C exchanged; B is right, D is wrong."""
+    chance = np.random.default_rng(seed)
+    made: list[dict[str, Any]] = []
+    while len(made) < n:
+        first, second, *others = chance.permutation(induction.WORDS).tolist()
+        words = chance.choice(others, 14)
+        one, other = chance.permutation(np.arange(1, 12, 2))[:2].tolist()
+        if words[one + 1] != words[other + 1]:
+            clean, corrupt = words.tolist(), words.tolist()
+            clean[one], clean[other] = corrupt[other], corrupt[one] = first, second
+            texts = {"clean": [*clean, first], "corrupt": [*corrupt, first]}
+            answers = {"right": int(words[one + 1]), "wrong": int(words[other + 1])}
+            made.append({name: " ".join(map(str, text)) for name, text in texts.items()} | answers)
+    return made
+
+
+@pytest.mark.slow
+def test_patching_finds_the_induction_circuit(tmp_path: Path) -> None:
+    """A head of layer 0 says which word stood before, and heads of layer 1 read it through their keys."""
+    held = []
+    for seed in range(20):
+        folder = induction.Run(2, seed, tmp_path / str(seed), (induction.STEPS,)).train()
+        model = attnscope.load(f"{folder}/checkpoint-{induction.STEPS}")
+        found = attnscope.patch(model, two_places(100, seed), attnscope.PatchOptions(paths=4))
+        before = max(found.heads[:2], key=lambda head: head.effects["effect"].value)
+        other = next(head for head in found.heads[:2] if head is not before)
+        after = max(found.heads[2:], key=lambda head: head.effects["effect"].value)
+        ranked = sorted(found.edges, key=lambda edge: -edge.share.value)
+        inside = [edge for edge in ranked if edge.receiver != "logits" and edge.share.value > 0.1]
+        held.append(
+            before.effects["share"].low > 0.5
+            and after.effects["effect"].low > 0
+            and other.effects["share"].high < 0.15
+            and all(edge.sender == before.name and edge.by == "key" for edge in inside)
+            and any(edge.receiver == after.name for edge in inside)
+        )
+    assert sum(held) >= 19, held
