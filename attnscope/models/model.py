@@ -1,6 +1,6 @@
 """What every model is, whichever engine runs it."""
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
@@ -11,7 +11,6 @@ from attnscope.records import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     import torch
     from numpy.typing import NDArray
@@ -91,11 +90,8 @@ class ModelInfo:
                 return str(numbers[0])
             return ", ".join(f"{kind} {number}" for kind, number in zip(self.kinds, numbers, strict=True))
 
-        counted = (
-            " in embeddings and layers; a pooler is not counted"
-            if self.engine == "native" and self.kinds == ("encoder",)
-            else ""
-        )
+        has_pooler = self.engine == "native" and self.kinds == ("encoder",)
+        counted = " in embeddings and layers; a pooler is not counted" if has_pooler else ""
         checked = {
             True: "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)",
             False: "no: the comparison with eager attention was skipped",
@@ -380,13 +376,6 @@ class Ears(Protocol):
         """A recording as the model hears it, in frames; or sees it, in patches of a spectrogram."""
 
 
-class ProbeOf(Protocol):
-    """Makes a probe of the texts of a batch, and where in it their tokens are, (text, token), bool."""
-
-    def __call__(self, tokens: "Sequence[Tokens]", real: "NDArray[Any]", /) -> "Probe":
-        """The probe."""
-
-
 Loss = Literal["causal", "masked", "target"]
 """What a model was trained to predict: the next token, masked tokens, or the tokens of a decoder's target."""
 
@@ -427,11 +416,8 @@ class Model(Protocol):
         """The numbers of its weights in its files that are these heads' alone."""
 
     @property
-    def probe_forwards(self) -> "Callable[[ProbeOf], AbstractContextManager[Any]] | None":
-        """Within the context, forward passes that others make have a probe at the seam; gives the torch module.
-
-        None where there is no torch module that others would call.
-        """
+    def probe_forwards(self) -> "Callable[[Callable[..., Probe]], AbstractContextManager[Any]] | None":
+        """Within the context, forward passes that others make have a probe at the seam; gives its torch module."""
 
     @property
     def look(self) -> "Callable[[Tokens, Collection[int]], Maps] | None":

@@ -22,7 +22,7 @@ def heads(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Say what each head is for: roles with their evidence, and a one-line description fitted to the data.
+    """Say what each head is for: roles with their evidence, and a one-line description.
 
     The decoder of an encoder-decoder is given the text that its encoder reads, as if it were to write it again.
 

@@ -25,7 +25,7 @@ def merge(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Join the records of shards into the record that one run over the whole corpus gives, bit for bit."""
+    """Join the records of shards into the record of the whole corpus, bit for bit."""
     from attnscope.output import plan
     from attnscope.records import file_of, load
     from attnscope.records.atlas.record import Atlas

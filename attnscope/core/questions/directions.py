@@ -284,6 +284,8 @@ def gate_columns(part: Part, x: Singles, resting: int) -> list[Column]:
     """
     assert part.rows.query_types is not None
     queries = part.rows.query_types[part.index]
+    types, of_rows = np.unique(queries, return_inverse=True)
+    fitted = x[types]
     flags, lam = part.levels[resting], RIDGES["pairs"] / max(1, len(part.index))
     made = []
     for head in range(part.rows.n_heads):
@@ -292,12 +294,12 @@ def gate_columns(part: Part, x: Singles, resting: int) -> list[Column]:
         mean = float(np.average(rests, weights=part.text_weights))
         start, coefficients = np.log(mean / (1 - mean)), np.zeros(x.shape[1])
         for _ in range(_GATE_ROUNDS):
-            p = 1 / (1 + np.exp(-start - (x @ coefficients)[queries]))
-            g = np.bincount(queries, part.text_weights * (rests - p), len(x))
-            h = np.bincount(queries, part.text_weights * np.maximum(p * (1 - p), 0.02), len(x))
-            second = (x * h[:, None]).T @ x
+            p = 1 / (1 + np.exp(-start - (fitted @ coefficients)[of_rows]))
+            g = np.bincount(of_rows, part.text_weights * (rests - p))
+            h = np.bincount(of_rows, part.text_weights * np.maximum(p * (1 - p), 0.02))
+            second = (fitted * h[:, None]).T @ fitted
             second[np.diag_indices_from(second)] += lam
-            coefficients += np.linalg.solve(second, x.T @ g - lam * coefficients)
+            coefficients += np.linalg.solve(second, fitted.T @ g - lam * coefficients)
             start += float(np.sum(part.text_weights * (rests - p)) / np.sum(h))
         levels, values = quantise((x @ coefficients).astype(np.float32), queries, KEY_CUTS)
         on_resting = np.outer(values, [0.0, 1.0]).ravel()

@@ -3,18 +3,21 @@
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.attention.seam import Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.network import Network
 from attnscope.models.hf.seam import is_in_progress, perform
-from attnscope.models.model import ProbeOf
 from attnscope.records import Tokens
+
+ProbeOf = Callable[[Sequence[Tokens], NDArray[np.bool_]], Probe]
+"""Makes a probe of the texts of a batch, and where in it their tokens are, (text, token), bool."""
 
 
 @contextlib.contextmanager

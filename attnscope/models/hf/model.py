@@ -23,7 +23,7 @@ from attnscope.models.hf.check.examples import accepts, examples, max_tokens
 from attnscope.models.hf.check.reach import mixes_lengths
 from attnscope.models.hf.check.survey import Survey, survey
 from attnscope.models.hf.dispatch import input_device
-from attnscope.models.hf.live import probe_forwards
+from attnscope.models.hf.live import ProbeOf, probe_forwards
 from attnscope.models.hf.network import Network
 from attnscope.models.hf.outputs import blocks_by_layer, can_resume, skipped_calls
 from attnscope.models.hf.parts import (
@@ -47,7 +47,7 @@ from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
 from attnscope.models.hf.weights import head_slices, output_projections
 from attnscope.models.inside.tape import blocks_of
-from attnscope.models.model import Batch, Loss, ModelInfo, Outputs, ProbeOf, Rerun, ShownModel, Slice
+from attnscope.models.model import Batch, Loss, ModelInfo, Outputs, Rerun, ShownModel, Slice
 from attnscope.models.turns import share_lock, take_turn
 
 

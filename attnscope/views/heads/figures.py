@@ -355,7 +355,7 @@ def _draw_entry(page: Page, x: float, y: float, entry: Entry) -> None:
 
 
 def _atlas_notes(findings: Findings, *, numbers: bool = True) -> list[str]:
-    said = ["letter and colour: a head's strongest role, a sink's only where there is no other"]
+    said = ["letter and colour: a head's strongest role, or a sink's if it has no other"]
     roles = [role for head in findings.heads for role in head.roles]
     if roles and numbers:
         said.append("number: the value of the measure that the role rests on")

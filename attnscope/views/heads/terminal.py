@@ -241,7 +241,7 @@ def _legend(findings: Findings, marks: Mapping[str, Mark]) -> RenderableType:
     hints = []
     if any(len(head.roles) > 1 for head in findings.heads):
         hints.append(
-            f"the letter is the strongest role, a sink's only where there is no other; {_MORE} = there are more"
+            f"The letter is the head's strongest role, or a sink's if it has no other. {_MORE}: it has more roles."
         )
     if any(head.roles and head.roles[0].tentative for head in findings.heads):
         hints.append("a small letter = tentative")
@@ -354,15 +354,15 @@ def _explanation(findings: Findings, roles: Sequence[str], shown: Collection[str
     """How to read the columns that are shown."""
     needed = ", ".join(f"{label(role)} {heads_summary.threshold(findings, role)}" for role in roles)
     said = {
-        "sinks": "sink share, attention on special tokens and the first",
-        "share": "how much of the attention the value is about: all of it, or that share excluding sinks",
+        "sinks": "the share of its attention on special tokens and the first token",
+        "share": "how much of its attention the value is about: all of it, or that share outside sinks",
     }
     causal = findings.options.get("causal")
     if isinstance(causal, dict):
         said["effect"] = f"{printable(causal.get('what'))} without the head, by zero ablation"
     said["causal share"] = "1 - what changes with the head's line in its place / with uniform attention"
     said[_OTHERWISE] = (
-        "of a head that is only a sink, the strongest measure excluding sinks, and of how much attention; it is no role"
+        "if a head is only a sink, its strongest measure outside sinks, and of how much attention; it is no role"
     )
     columns = [f"{name}: {what}" for name, what in said.items() if name in shown]
     return "; ".join([*columns, f"a role must exceed its baseline and: {needed}"])
