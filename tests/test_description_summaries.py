@@ -75,6 +75,7 @@ def test_kinds_are_named_given_the_other_terms() -> None:
         ((OFFSETS > 0) & (OFFSETS <= 4), "up to 4 after ("),
         (np.abs(OFFSETS) <= 2, "up to 2 away ("),
         ((OFFSETS < -4) & (OFFSETS >= -8), "5 to 8 before ("),
+        (OFFSETS == 0, "the token itself (34%; uniform 4%)"),
     ],
 )
 def test_distances_are_named_that_get_more_attention(chosen: np.ndarray, words: str) -> None:
