@@ -171,7 +171,7 @@ def test_heads_with_roles_are_taken_out_too(run: Any, tmp_path: Path) -> None:
 def test_lines_take_the_place_of_heads_and_each_gets_a_causal_share(run: Any, tmp_path: Path) -> None:
     sentences = (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text().splitlines()
     (tmp_path / "t.txt").write_text("\n".join(sentences[:8]))
-    status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--replace", "-o", "out")
+    status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--in-place", "-o", "out")
     assert status == 0, err
     assert "causal share" in out
     found = attnscope.load_findings(tmp_path / "out" / "heads.npz")
@@ -180,7 +180,7 @@ def test_lines_take_the_place_of_heads_and_each_gets_a_causal_share(run: Any, tm
     assert "uniform attention" in shares.what
     assert all({"line_l2", "uniform_l2", "causal_share"} <= set(head.effects) for head in found.heads)
     assert not any(found.does_nothing(head) for head in found.heads)
-    status, out, _ = run("heads", "--file", "t.txt", "-m", "own", "--shard", "1/2", "--replace")
+    status, out, _ = run("heads", "--file", "t.txt", "-m", "own", "--shard", "1/2", "--in-place")
     assert status == 2
 
 

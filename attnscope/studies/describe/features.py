@@ -108,11 +108,8 @@ class TextFacts:
             "frequent": words & self.frequent & ~self.piece,
             "infrequent": words & ~self.frequent & ~self.piece,
             **{name: self.where(words_of.__contains__, lower=True) for name, words_of in CLOSED_CLASSES.items()},
-            **{name: self._of_class(name) for name in OPEN_CLASSES},
+            **{name: self.where(lambda s, c=name: class_of(s) == c, lower=True) & ~self.piece for name in OPEN_CLASSES},
         }
-
-    def _of_class(self, name: str) -> Flags:
-        return self.where(lambda s: class_of(s) == name, lower=True) & ~self.piece
 
     @cached_property
     def _starts(self) -> Flags:

@@ -129,7 +129,7 @@ def add_effects(found: R, options: HeadsOptions, model: Model, corpus: Given, re
     """
     steps: list[tuple[str, Callable[..., R]]] = []
     steps += [("--causal", with_effects)] if options.causal else []
-    steps += [("--replace", with_lines)] if options.replace else []
+    steps += [("--in-place", with_lines)] if options.in_place else []
     for number, (name, add) in enumerate(steps, 1):
         if whole(found):
             step = scale_report(report, number, options.n_steps)
