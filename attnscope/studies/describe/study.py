@@ -251,7 +251,7 @@ def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
     return sorted((unit for *_, unit in kept), key=lambda unit: not unit.fits)
 
 
-_N_FEATURES, _FEWEST_ROWS = 126, 200
+_N_FEATURES, _FEWEST_ROWS = 132, 200
 """About how many features there are; and how many rows are read whatever they take."""
 
 

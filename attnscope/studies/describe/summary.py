@@ -105,7 +105,7 @@ def summarise(
         last = strengths[group]
     pairs = names.pairs(head, sum((of for name, of in scores.items() if name != "pair"), np.zeros(part.size)))
     if not text and terms:  # no kind and no distance stands out
-        text = f"{'avoids ' if terms[0].is_avoided else ''}{terms[0].words}"
+        text = _relation(terms[0]) or terms[0].words
     if text and pairs and "pair" not in words and len(words) < MOST_GROUPS:
         text += f", such as {', '.join(f'{pair.query} → {pair.key}' for pair in pairs[:MOST_PAIRS])}"
     return pairs, text
@@ -212,10 +212,12 @@ def by_distance(names: Names, head: int, others: Floats) -> str:
         said = " and ".join(_span(1, reach[side], word) for side, word in _SIDES if reach[side])
     else:
         best = max((bucket for bucket in lifts if bucket), key=lambda bucket: lifts[bucket])
-        if lifts[best] < NEAR:
+        if lifts[best] < NEAR and lifts.get(0, 0.0) < MOSTLY:
             return ""
+        if lifts[best] < NEAR:
+            return f"the token itself ({_shares(got, uniform, buckets == 0)})"
         chosen, said = buckets == best, _span(abs(best), abs(best), dict(_SIDES)[1 if best > 0 else -1])
-    parts = [f"{said} ({100 * got[chosen].sum():.0f}%; uniform {100 * uniform[chosen].sum():.0f}%)"]
+    parts = [f"{said} ({_shares(got, uniform, chosen)})"]
     best, *less = sorted({int(bucket) for bucket in buckets[chosen]}, key=lambda bucket: -lifts[bucket])
     first, last = away[chosen].min(), away[chosen].max()
     if less and lifts[best] >= MOSTLY * lifts[less[0]]:
@@ -230,6 +232,10 @@ def by_distance(names: Names, head: int, others: Floats) -> str:
     if got[chosen].sum() < CLEAR:
         parts += [f"little {word} it" for side, word in _SIDES if times(buckets * side > 0) <= LESS]
     return ", ".join(parts)
+
+
+def _shares(got: Floats, uniform: Floats, some: NDArray[np.bool_]) -> str:
+    return f"{100 * got[some].sum():.0f}%; uniform {100 * uniform[some].sum():.0f}%"
 
 
 def _span(first: int, last: int, side: str) -> str:
