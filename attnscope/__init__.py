@@ -51,8 +51,12 @@ if TYPE_CHECKING:
     from attnscope.records.maps.rollouts import Rollout
     from attnscope.records.relations.record import Relations
     from attnscope.records.timeline import Timeline
+    from attnscope.records.why.heads import WhyHeads
+    from attnscope.records.why.score import Why
+    from attnscope.studies.ablation.lines import fit_lines
     from attnscope.studies.ablation.options import AblateOptions, PruneOrder
     from attnscope.studies.ablation.pruning import prune
+    from attnscope.studies.ablation.replacing import replaced
     from attnscope.studies.ablation.study import ablate
     from attnscope.studies.atlas.options import AtlasOptions
     from attnscope.studies.atlas.study import atlas
@@ -83,6 +87,8 @@ if TYPE_CHECKING:
     from attnscope.studies.timeline.options import TimelineOptions
     from attnscope.studies.timeline.study import timeline
     from attnscope.studies.timeline.watch import HeadWatch
+    from attnscope.studies.why.heads import why_heads
+    from attnscope.studies.why.study import why
     from attnscope.views.page import Page
     from attnscope.views.pages.notebook import widget
 
@@ -114,7 +120,11 @@ _PUBLIC = {name: (module, name) for module, names in {
     "records.relations.record": ("Relations",),
     "records.maps.rollouts": ("Rollout",),
     "records.timeline": ("Timeline",),
+    "records.why.heads": ("WhyHeads",),
+    "records.why.score": ("Why",),
+    "studies.ablation.lines": ("fit_lines",),
     "studies.ablation.options": ("AblateOptions", "PruneOrder"),
+    "studies.ablation.replacing": ("replaced",),
     "studies.ablation.study": ("ablate",),
     "studies.atlas.options": ("AtlasOptions",),
     "studies.atlas.study": ("atlas",),
@@ -144,6 +154,8 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.teaching.split": ("split", "split_example"),
     "studies.timeline.options": ("TimelineOptions",),
     "studies.timeline.study": ("timeline",),
+    "studies.why.heads": ("why_heads",),
+    "studies.why.study": ("why",),
     "studies.teaching.trace": ("trace", "trace_example"),
     "studies.running.workers": ("Workers",),
     "views.pages.notebook": ("widget",),
@@ -168,13 +180,13 @@ __all__ = [
     "DescribeOptions", "Findings", "HeadComparison", "HeadWatch", "HeadsOptions", "Heatmap", "Link", "MinimalPair",
     "ModelComparison", "MultiHeadAttention", "NeedleOptions", "Page", "PickedHeads", "PicturePair", "PooledHeatmap",
     "PruneOrder", "Relations", "RelationsOptions", "Rollout", "SplitOptions", "Timeline", "TimelineOptions",
-    "Tokens", "Workers", "__version__", "ablate", "atlas", "batch", "circuits", "compare", "compare_heads",
-    "compare_models", "compare_pictures", "compare_texts", "cost", "describe", "heads", "heatmap", "load",
-    "load_ablation", "load_circuits", "load_comparison", "load_findings", "load_pooled", "load_record",
-    "load_relations", "load_rollout", "load_timeline", "own_decoder", "page", "picture_heads", "retrieval_heads",
-    "sound_heads", "picture_heatmap", "picture_rollout", "pooled_heatmap", "prune", "record_from_arrays",
-    "relations", "rollout", "sound_heatmap", "split", "split_example", "timeline", "trace", "trace_example",
-    "widget",
+    "Tokens", "Why", "WhyHeads", "Workers", "__version__", "ablate", "atlas", "batch", "circuits", "compare",
+    "compare_heads", "compare_models", "compare_pictures", "compare_texts", "cost", "describe", "fit_lines", "heads",
+    "heatmap", "load", "load_ablation", "load_circuits", "load_comparison", "load_findings", "load_pooled",
+    "load_record", "load_relations", "load_rollout", "load_timeline", "own_decoder", "page", "picture_heads",
+    "picture_heatmap", "picture_rollout", "pooled_heatmap", "prune", "record_from_arrays", "relations", "replaced",
+    "retrieval_heads", "rollout", "sound_heads", "sound_heatmap", "split", "split_example", "timeline", "trace",
+    "trace_example", "why", "why_heads", "widget",
 ]  # fmt: skip
 
 

@@ -2,31 +2,33 @@
 
 - shares: a quarter, half and all of the heads, drawn at random; the rise of the loss (or the change of the hidden
   states) with their lines, uniform attention, all on the first token, another head's line, and without the heads.
-- time: each head by itself with its line, against taking it out, on 8 texts of at most 64 tokens.
+- best: the same of the quarter and the half of the heads whose lines explain most, with their lines and uniform
+  attention.
+- time: heads by themselves with their lines, against taking them out, on 8 texts of at most 64 tokens.
 
 Lines are fitted on half of the texts, and put in place on some of the others. The last line is JSON.
 
-usage: python -m benchmarks.replaced [--model minilm] [--file TEXTS, one a line] [--parts shares,time]
-       [--texts 400] [--tried 16] [--orders 3]
+usage: python -m benchmarks.replaced [--model minilm] [--file TEXTS, one a line] [--parts shares,best,time]
+       [--texts 400] [--tried 16] [--orders 3] [--timed HEADS, evenly spread; all]
 """
 
 import argparse
 import json
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from attnscope.corpus import CorpusText
 from attnscope.models.model import Model
-from attnscope.studies.ablation.lines import Lines, apart
+from attnscope.studies.ablation.lines import Lines, apart, fit_lines
 from attnscope.studies.ablation.reading import Reader
 from attnscope.studies.ablation.study import effects_of
 from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Going, HeadMeans, heads_of, measure
-from attnscope.studies.describe.expected import describe_to_expect
-from attnscope.studies.describe.study import DescribeOptions
 from attnscope.studies.inputs.options import LoadOptions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,38 +49,65 @@ def shares(going: Going, known: HeadMeans, orders: int) -> dict[str, Any]:
         drawn = [np.random.default_rng(seed).permutation(len(places)) for seed in range(orders if share < 1 else 1)]
         chosen = [tuple(places[at] for at in order[: round(share * len(places))]) for order in drawn]
         cuts = [Cut(some, mode) for mode in MODES for some in chosen]  # type: ignore[arg-type]
-        rows = np.array(effects_of(measure(going, cuts, known).done.sums)).reshape(len(cuts), len(ALL_QUANTITIES))
-        of_mode = {}
-        for at, mode in enumerate(MODES):
-            mine = [rows[at * len(chosen) + n][ALL_QUANTITIES.index(name)] for n in range(len(chosen))]
-            of_mode[mode] = {
-                "value": round(float(np.mean([one.value for one in mine])), 4),
-                "half_width": round(float(np.mean([(one.high - one.low) / 2 for one in mine])), 4),
-            }
-        of_uniform = round(of_mode["line"]["value"] / of_mode["uniform"]["value"], 3)
-        made[f"{share:.0%}"] = {**of_mode, "of_uniform": of_uniform}
+        of_mode = dict(zip(MODES, losses(going, known, cuts, name).reshape(len(MODES), -1, 2).mean(1), strict=True))
+        made[f"{share:.0%}"] = told(of_mode)
         print(f"{share:.0%}", made[f"{share:.0%}"], flush=True)
     return {"quantity": name, **made}
 
 
-def cost(going: Going, known: HeadMeans) -> dict[str, float]:
-    """Processor time of each head by itself."""
+def losses(going: Going, known: HeadMeans, cuts: Sequence[Cut], name: str) -> NDArray[np.float64]:
+    """What changes with each cut, and half of its interval over texts, (cut, 2)."""
+    effects = effects_of(measure(going, cuts, known).done.sums)[ALL_QUANTITIES.index(name) :: len(ALL_QUANTITIES)]
+    return np.array([(one.value, (one.high - one.low) / 2) for one in effects])
+
+
+def told(of_mode: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
+    """The same by mode, rounded, and the line's as a share of uniform attention's."""
+    named = {
+        mode: dict(zip(("value", "half_width"), of.round(4).tolist(), strict=True)) for mode, of in of_mode.items()
+    }
+    return {**named, "of_uniform": round(float(of_mode["line"][0] / of_mode["uniform"][0]), 3)}
+
+
+def best(going: Going, known: HeadMeans, lines: Lines) -> dict[str, Any]:
+    """The same of the heads whose lines explain most."""
+    name = "loss" if going.model.loss else "l2"
+    explained = {
+        (one.kind, one.layer, one.head): -np.nan_to_num(one.explained, nan=1) for one in lines.expectations.heads
+    }
+    ranked = sorted(heads(known), key=explained.__getitem__)
     made = {}
+    for share in (0.25, 0.5):
+        cuts = [Cut(tuple(ranked[: round(share * len(ranked))]), mode) for mode in ("line", "uniform")]  # type: ignore[arg-type]
+        made[f"{share:.0%}"] = told(dict(zip(("line", "uniform"), losses(going, known, cuts, name), strict=True)))
+        print("best", made, flush=True)
+    return made
+
+
+def cost(going: Going, known: HeadMeans, n_timed: int) -> dict[str, float]:
+    """Processor time of heads by themselves."""
+    made = {}
+    timed = heads(known)[:: max(1, len(heads(known)) // n_timed)] if n_timed else heads(known)
     for mode in ("zero", "line", "zero", "line"):
         began = time.process_time()
-        measure(going, [Cut((head,), mode) for head in heads(known)], known)  # type: ignore[arg-type]
+        measure(going, [Cut((head,), mode) for head in timed], known)  # type: ignore[arg-type]
         made[mode] = min(made.get(mode, np.inf), time.process_time() - began)
-    return {**{f"{mode}_s": round(s, 2) for mode, s in made.items()}, "ratio": round(made["line"] / made["zero"], 2)}
+    return {
+        "n_heads": len(timed),
+        **{f"{mode}_s": round(s, 2) for mode, s in made.items()},
+        "ratio": round(made["line"] / made["zero"], 2),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--file", default=str(ROOT / "sample_texts" / "alice.txt"))
-    parser.add_argument("--parts", default="shares,time")
+    parser.add_argument("--parts", default="shares,best,time")
     parser.add_argument("--texts", type=int, default=400)
     parser.add_argument("--tried", type=int, default=16)
     parser.add_argument("--orders", type=int, default=3)
+    parser.add_argument("--timed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
     model: Model = LoadOptions().with_head(given.model).load(given.model)
@@ -87,7 +116,7 @@ def main() -> None:
     fitted, others = apart([CorpusText(n, given.file, n + 1, text=text) for n, text in enumerate(written)], 0)
     tried = [text for text in others if LEAST_CHARACTERS < len(text.text or "") < MOST_CHARACTERS][: given.tried]
     began = time.process_time()
-    lines = Lines(describe_to_expect(model, fitted, tried, DescribeOptions()))
+    lines = fit_lines(model, fitted, tried)
     made: dict[str, Any] = {
         "benchmark": "replaced", "model": model.info.name, "n_fitted": len(fitted), "n_tried": len(tried),
         "describe_cpu_s": round(time.process_time() - began, 1),
@@ -98,9 +127,11 @@ def main() -> None:
     parts = given.parts.split(",")
     if "shares" in parts:
         made["shares"] = shares(going, known, given.orders)
+    if "best" in parts:
+        made["best"] = best(going, known, lines)
     if "time" in parts:
         short = [CorpusText(n, "short", n + 1, text=(text.text or "")[:220]) for n, text in enumerate(tried[:8])]
-        made["time"] = cost(Going(model, Reader(model, model.loss), short), known)
+        made["time"] = cost(Going(model, Reader(model, model.loss), short), known, given.timed)
     print(json.dumps(made))
 
 

@@ -25,10 +25,11 @@ WIDTH = 100
 _MADE = "<!-- Made by `python -m docs.generate`; do not edit. -->"
 
 _ABOUT_MEASURES = """
-What `attnscope heads` measures of every head, and how a measure becomes a role. `A_qk` is the weight that
-query q gives to key k: a row of A sums to 1, or to less where a learned sink takes some. `x_k` is the token at k,
-`n_q` the number of keys that the mask lets q attend to, `e_k` the static embedding of the token at length
-1, `v_k` the value vector; logarithms are natural.
+This page defines what `attnscope heads` measures and how a measure becomes a role.
+
+In the formulas, `A_qk` is the weight that query q gives to key k. A row of A sums to 1, or to less if a learned sink
+takes some. `x_k` is the token at k, `n_q` the number of keys that the mask lets q attend to, `e_k` the static
+embedding of the token at length 1, and `v_k` the value vector. Logarithms are natural.
 
 ## How a value comes about
 
@@ -38,100 +39,147 @@ Every measure is a sum and a count. A value over a corpus is
 value = (sum over texts and queries q of the formula) / (queries that count)
 ```
 
-so that batches, shards and merges give what one run gives, and a long text weighs more than a short one. A
-query does not count where it is padding, where it may attend to nothing, or where the measure makes no sense
-for it: the first token has no previous token, and the mass on punctuation is undefined for a query that may
-attend to none. Under a sliding window, `first_token` and `previous_token` count only the queries that may see
-that key. Where a formula speaks of a whole text, the last lines below the measures say what is counted.
+So batches, shards and merges give what one run gives. By default the sum and the count of a text are divided by its
+number of queries, so all texts weigh the same. `--weigh queries` leaves out that division ([texts or
+queries](heads.md#texts-or-queries)).
 
-`NAME_active` is the measure excluding sinks, the special tokens and the first:
-the sum over the other keys, divided by all the mass that is on them. What a learned sink takes
-counts as neither.
+A query does not count if it is padding, if it may attend to nothing, or if the measure makes no sense for it. The
+first token has no previous token, and the mass on punctuation is undefined for a query that may attend to none. Under
+a sliding window, `first_token` and `previous_token` count only the queries that may see that key. If a formula is
+about a whole text, the notes below the measures say what is counted.
 
-Each measure has a 95% interval: Student's t over texts with the linearised variance of a ratio and m - 1 degrees
-of freedom, m = (sum of counts)² / (sum of counts²) over texts. Texts are taken as independent, and tokens of a text
-are not; each chunk of a long text, and each block of 512 queries of one that is not cut, is a text here. For
-measures from 0 to 1 it is Wilson's interval for a share r, with continuity correction (Newcombe 1998), Student's
-quantile, and as many independent queries as that variance amounts to (Korn & Graubard 1998); and never narrower than
-so many texts allow: the low end is at most r · 0.025^(1/N), N = 1 / (ρ/m + (1 - ρ) / (sum of counts)), ρ = RHO,
-and the high end at least 1 - (1 - r) · 0.025^(1/N), for all but means such as `relative_entropy`. The intervals of
-other measures, and the high end of `relative_entropy`, allow for a share 1 - 0.025^(1/N) of texts whose value is 0 or
-that of uniform attention, as [heads](heads.md#what-counts-as-evidence) explains.
+`NAME_active` is the measure excluding sinks, which are special tokens and the first one. It is the sum over the other
+keys, divided by all the mass that is on them. What a learned sink takes counts as neither.
 
-Beside it stands the value under *uniform attention*: the same weight on each key that the mask allows. For
-`NAME_active` only the keys other than special tokens and the first share it, and each query gives them as much in
-all as it does in the head: a head that spreads this evenly has exactly that value.
+## Intervals
+
+Each measure has a 95% interval. It is Student's t over texts, with the linearised variance of a ratio. It has m - 1
+degrees of freedom, with m = (sum of counts)² / (sum of counts²) over texts. Texts are taken as independent, and
+tokens of a text are not. Each chunk of a long text, and each block of 512 queries of one that is not cut, is a text
+here.
+
+Measures from 0 to 1 have Wilson's interval for a share r, with continuity correction (Newcombe 1998) and Student's
+quantile. It takes as many independent queries as that variance amounts to (Korn & Graubard 1998). It is never
+narrower than the number of texts allows:
+
+```text
+low end    at most   r · 0.025^(1/N)
+high end   at least  1 - (1 - r) · 0.025^(1/N)
+N = 1 / (ρ/m + (1 - ρ) / (sum of counts)),   ρ = RHO
+```
+
+The high end holds for all but means such as `relative_entropy`. The intervals of other measures, and the high end of
+`relative_entropy`, allow for texts that the sample lacks. A share 1 - 0.025^(1/N) of all texts may have the value 0
+or that of uniform attention ([heads](heads.md#what-counts-as-evidence)).
+
+## The baseline
+
+Each value stands beside that of *uniform attention*: the same weight on each key that the mask allows. For
+`NAME_active`, only keys other than special tokens and the first share it. Each query gives them as much in all as it
+does in the head. So a head that spreads this evenly has exactly that value.
 """
 
 _ABOUT_ROLES = """
-A head gets a role where its measure is above a limit. Its `_active` measure will do too, if the queries that the
-measure counts give at least {least_active:.0%} of their attention to keys other than special tokens and the first. (An
-induction head may rest nearly always, but not where there is something to repeat.)
+A head gets a role if its measure is above a limit. Its `_active` measure will do too, on one condition. The queries
+that the measure counts must give at least {least_active:.0%} of their attention to keys other than special tokens and
+the first. So an induction head may rest nearly always, but not where there is something to repeat.
 
 ```text
 limit = max(threshold, baseline + max({margin} (1 - baseline), {least_margin}))
 ```
 
-The *baseline* is the value under uniform attention; for `same_token` and `induction` also what a head would
-reach that always looks at the best fixed offset (up to {reach} tokens either way), and for `similar_token`
-also the mass on the same token. A one-sided test over texts, the one that the interval is made from, must reject
-that the value is at most the limit. A role's tests (of its measures, whole and active) are combined by
-Simes's method (1986), and the false discovery rate over all heads x roles is held at {level:.0%} (Benjamini &
-Hochberg 1995). If the texts weigh as much as fewer than {least} of one length there is no role; if fewer than {fewest},
-the role is *tentative*. A head without a role is unclassified.
+The *baseline* is the value under uniform attention. For `same_token` and `induction` it is also what a head would
+reach that always looks at the best fixed offset (up to {reach} tokens either way). For `similar_token` it is also the
+mass on the same token.
+
+A one-sided test over texts must reject that the value is at most the limit. The interval is made from the same test.
+A role's tests (of its measures, whole and active) are combined by Simes's method (1986). The false discovery rate
+over all heads x roles is held at {level:.0%} (Benjamini & Hochberg 1995).
+
+If the texts weigh as much as fewer than {least} of one length, there is no role. If fewer than {fewest}, the role is
+*tentative*. A head without a role is unclassified.
 
 The thresholds are conventions: `--threshold induction=0.3` sets another. {uniform}"""
 
 _ABOUT_WRITTEN = """
-`attnscope heads --writes` measures these beside the others. They are of *predictions*: each next token of a decoder,
-or each masked token (15% of a text, seed 0) of an encoder with a head for words; `q` is the token where it is made,
-`a` the right answer. `z_q` is what the head puts out, and `g(t)` by how much the logit of token t, less the mean
-logit of the vocabulary, rises with it along the direct path: W_O, and the norms up to the unembedding, with the
-lengths that they divide by taken as they were. `A_qk v_k · g(t)` is the part of it that comes from key k.
+`attnscope heads --writes` measures these beside the others. They are about *predictions*: each next token of a
+decoder, or each masked token (15% of a text, seed 0) of an encoder with a head for words.
 
-`b` is a *matched* token: of the tokens that stand in what is read, the one that stands there as often as t, or nearly,
-and of several the one whose nearest occurrence is as near (of two alike the smaller token number); not t, not the
-answer, not the token at q. Occurrences exclude the first token, on which heads rest, and special tokens. So a head
-that raises all tokens of a text alike contributes nothing in these measures, and what is compared is as frequent in
-the text so far.
+- `q` is the token where the prediction is made, and `a` the right answer.
+- `z_q` is what the head puts out.
+- `g(t)` is how much the logit of token t rises with `z_q` along the direct path, relative to the mean logit of the
+  vocabulary. The path goes through W_O and the norms up to the unembedding. The lengths that norms divide by stay as
+  observed.
+- `A_qk v_k · g(t)` is the part of it that comes from key k.
 
-It need not be as frequent in the language. So of `copying` and `suppression` the same is taken away for the same t at
-a *control*: another prediction of the row where t stands, is not what comes, and is not the token at q; the one where
-it stands as often, or nearly, and of several where it is as near (each place is taken once, by predictions that have a
-matched token, in their order; of two alike the earlier one; a prediction without a control does not count). There it
-has a matched token of its own, and the head's attention excluding sinks is scaled to what it is at q. With m_q the
-mean over that attention, what is told is m_q(t) - m_q'(t): a head whose weights and values depend on which tokens
-stand there, and not on what comes, has the same mean on both sides but for the context that differs, whatever it
-thinks of t. Each row is compared with itself alone, so nothing is held beyond it, and sums over shards merge exactly.
+### The matched token
 
-An offset may find a token where it comes and nowhere else, in tables and lists. What a head would have that always
-looks at one offset is counted beside (for `suppression` of the likeliest candidate of the whole model), and a role
-must be above the best one up to 8 tokens away: a head that looks at whatever stands at an offset has a weight, and no
-role.
+`b` is a *matched* token. Among the tokens that the model reads, it occurs as often as t, or nearly. Among several, it
+is the one whose nearest occurrence is as near; of two alike, the smaller token number. It is not t, not the answer,
+and not the token at q. Occurrences exclude special tokens and the first token, on which heads rest.
 
-For `suppression`, t is what the rest of the model would copy. Candidates are the {candidates} tokens of what is read
-that have the largest logits (but for the token at q); those count whose logit, less the head's own part, stands
-{raised:g} nat or more above that at their control, likewise without the head (logits less the vocabulary's mean). t is
-the one of them with the largest logit without the head, if that is not below the logit of the model's {among}th
-likeliest token. A model that says a word everywhere copies nothing; but whether the word is raised by its own
-occurrence or by other words, that does not say. For `induction`, t is what came after the nearest earlier occurrence
-of the token at q that another token follows before q (so where x_q = x_q-1, the place before q is skipped); what is
-masked has no such token, so encoders have no such measure. Its matched token stands there as often as t after x_q, and
-as near as that nearest one. It has no control: only keys after x_q count. Uniform attention is here the same weight on
-each key that the mask allows, with the same values and the same slopes g.
+So a head that raises all tokens of a text alike contributes nothing in these measures. What is compared is as
+frequent in the text so far.
 
-`_nats` and `_weight` are excluding sinks, as `_active` measures are: sums over predictions, divided by the attention
-that is not on special tokens or the first one. How much of a head's attention at these predictions that is, `_share`
-tells. Under uniform attention the other keys share that alike.
+### The control
+
+A matched token need not be as frequent in the language. So `copying` and `suppression` have a *control*, from which
+the same is subtracted for the same t. A control is another prediction of the row where t occurs but does not come
+next, and is not the token at q.
+
+It is the prediction where t occurs as often, or nearly; among several, where it is as near; of two alike, the earlier
+one. Each place is taken once, by predictions that have a matched token, in their order. A prediction without a
+control does not count. The control has a matched token of its own. There the head's attention excluding sinks is
+scaled to what it is at q.
+
+With m_q the mean over that attention, the measure is m_q(t) - m_q'(t). Suppose that a head's weights and values
+depend on which tokens are there, and not on what comes next. Then both sides have the same mean, except for the
+differing context, whatever the head does to t. Each row is compared with itself alone, so nothing is kept beyond it,
+and sums over shards merge exactly.
+
+### The fixed offset
+
+In tables and lists, an offset may find a token where it comes next and nowhere else. So attnscope also counts what a
+head would get that always looks at one offset. For `suppression` that is the likeliest candidate of the whole model.
+A role must be above the best offset up to 8 tokens away. A head that looks at whatever stands at an offset has a
+weight, and no role.
+
+### What suppression and induction count
+
+For `suppression`, t is what the rest of the model would copy. Candidates are the {candidates} tokens of the context
+with the largest logits, without the token at q. A candidate counts if its logit, without the head's own part, is
+{raised:g} nat or more above that at its control, likewise without the head. Logits are relative to the vocabulary's
+mean. t is the counting candidate with the largest logit without the head, unless that is below the logit of the
+model's {among}th likeliest token.
+
+A model that says a word everywhere copies nothing. But the measure does not say whether the word was raised by its
+own occurrence or by other words.
+
+For `induction`, t is what followed the nearest earlier occurrence of the token at q. Another token must follow that
+occurrence before q; if x_q = x_q-1, the place before q is skipped. Masked tokens have no such t, so encoders have no
+such measure. Its matched token occurs as often as t after x_q, and as near as that nearest one. It has no control,
+because only keys after x_q count.
+
+Uniform attention here is the same weight on each key that the mask allows, with the same values and the same slopes
+g.
+
+### Units
+
+`_nats` and `_weight` exclude sinks, as `_active` measures do. They are sums over predictions, divided by the
+attention that is on neither special tokens nor the first one. `_share` is how much of a head's attention at these
+predictions that is. Under uniform attention, the other keys share it evenly.
 """
 
 _ABOUT_BEHAVIOUR = """
-The roles of *behaviour* (`copying`, `copy_suppression`, `induction_by_effect`) are given with `--writes` alone. Each
-rests on two measures that must both pass: one of where the head looks (`_weight`, at least {weight} above
-uniform attention and above the best fixed offset), and one of what it contributes from there (`_nats`, its threshold
-above uniform attention), where at least {least_active:.0%} of the attention there is not on sinks (`_share`).
-The larger of the two p-values is that of both (intersection-union test, Berger 1982); then all roles share one false
-discovery rate. They stand after a head's roles of looking.
+The roles of *behaviour* (`copying`, `copy_suppression`, `induction_by_effect`) need `--writes`. Each rests on two
+measures that must both pass:
+
+- where the head looks: `_weight` must be at least {weight} above uniform attention and above the best fixed offset;
+- what it contributes from there: `_nats` must be its threshold above uniform attention, and at least
+  {least_active:.0%} of the attention there must be outside sinks (`_share`).
+
+The larger of the two p-values is that of both (intersection-union test, Berger 1982). All roles then share one false
+discovery rate. Roles of behaviour stand after a head's roles of looking.
 """
 
 _REFERENCES = """
@@ -203,17 +251,18 @@ def measures_page() -> str:
     for measure in MEASURES.values():
         parts += _about(measure)
     parts.append(
-        "`relative_entropy` is an entropy divided by its maximum, not a Kullback-Leibler divergence. `similar_token` "
-        "compares with attention that is uniform over the same keys and has the same mass, so that a learned sink "
-        "makes it neither larger nor smaller. Tokens that are equally rare share what `rarest_token` counts. `sink` "
-        "counts texts, not queries, however many chunks they came in; a query that may not see the first token gives "
-        "it nothing, so that a window of a few tokens makes no sink. "
-        "The tokens of `outlier_token` are found anew in each text and layer, for such norms come and go from layer to "
-        "layer (in SmolLM2-135M, of 30 layers, those of several `the` from layer 3 to 11). `_active` "
-        "measures do not leave them out, only special tokens and the first, which are the same in every layer. The "
-        "measure is undefined in cross attention, in texts without such a token, and where the hidden states that a "
-        "layer reads cannot be seen. `received` adds up, text by text, what the most attended key received, and "
-        "divides by the number of queries."
+        "Notes:\n\n"
+        "- `relative_entropy` is an entropy divided by its maximum, not a Kullback-Leibler divergence.\n"
+        "- `similar_token` is compared with attention that is uniform over the same keys and has the same mass. So a "
+        "learned sink makes it neither larger nor smaller.\n"
+        "- Tokens that are equally rare share what `rarest_token` counts.\n"
+        "- `sink` counts texts, not queries, however many chunks they came in. A query that may not see the first "
+        "token gives it nothing, so a window of a few tokens makes no sink.\n"
+        "- The tokens of `outlier_token` are found anew in each text and layer, because such norms come and go from "
+        "layer to layer. In SmolLM2-135M, of 30 layers, several `the` have them from layer 3 to 11. `_active` measures "
+        "leave out only special tokens and the first, which are the same in every layer. The measure is undefined in "
+        "cross attention, in texts without such a token, and if the hidden states that a layer reads cannot be seen.\n"
+        "- `received` adds up, text by text, what the most attended key received, and divides by the number of queries."
     )
     parts += ["## What heads write", _ABOUT_WRITTEN.strip().format(candidates=N_CANDIDATES, among=AMONG, raised=RAISED)]
     for measure in WRITTEN.values():

@@ -1,6 +1,7 @@
 """What all tests share: no network, a cache of their own, few threads, and models to try things on."""
 
 import atexit
+import gc
 import io
 import json
 import os
@@ -81,6 +82,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     named = config.args_source is pytest.Config.ArgsSource.ARGS
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 0 if named else min(processors, MOST_PROCESSES)
+
+
+def pytest_collection_finish() -> None:
+    """Keeps Python from looking for garbage, over and over, in the libraries and the tests that it has just loaded."""
+    gc.collect()
+    gc.freeze()
 
 
 SLOW_LIMIT_S = 3600

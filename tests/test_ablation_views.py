@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import attnscope
 from attnscope.records.ablation import Ablation, Curve, Effect, HeadEffects, SetEffects
 from attnscope.views.ablation import figures as ablation_figures
 from attnscope.views.ablation.terminal import drawing
+from attnscope.views.drawing.layout import SCREEN
 from attnscope.views.tables.numbers import small_number
 from tests.record_helpers import require_lossless
 
@@ -101,16 +103,18 @@ def test_there_is_a_figure_for_each_quantity(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_curves_stand_where_their_numbers_are() -> None:
-    plot = ablation_figures.plot_of(made())
-    x, y, width, height = plot.box
-    assert [line.name for line in plot.lines] == ["smallest effect first", "at random"]
-    assert plot.at(0, plot.low) == (x, y + height)
-    assert plot.at(plot.n_heads, plot.high) == (x + width, y)
-    assert plot.what.startswith("loss")
-    assert plot.lines[0].points[-1] == (6.0, 2.0)
-    assert plot.low <= 0 < 2.01 <= plot.high
-    assert ablation_figures.plot_of(made(loss=False)).what.startswith("relative change")
+def test_curves_hold_their_numbers() -> None:
+    lines = ablation_figures.lines_of(made())
+    assert [line.name for line in lines] == ["smallest effect first", "at random"]
+    assert lines[0].n_left[-1] == 0 and lines[0].values[-1, 0] == 2.0
+    axes = ablation_figures.curve_drawing(made(), SCREEN).figure.axes[0]
+    assert axes.get_xlim() == (6, 0) and axes.get_title(loc="left").startswith("loss")
+    low, high = axes.get_ylim()
+    assert low <= 0 < 2.01 <= high
+    drawn = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    assert drawn["smallest effect first"].tolist() == lines[0].values[:, 0].tolist()
+    axes = ablation_figures.curve_drawing(made(loss=False), SCREEN).figure.axes[0]
+    assert axes.get_title(loc="left").startswith("relative change") and axes.get_ylim()[0] == 0
 
 
 # The command line -------------------------------------------------------------------------------------------------
@@ -162,6 +166,22 @@ def test_heads_with_roles_are_taken_out_too(run: Any, tmp_path: Path) -> None:
     status, out, _ = run("heads", "--file", "t.txt", "-m", "own", "--causal")
     assert "effect" in out
     assert run("heads", "a cat", "-m", "own", "--causal", "--shard", "1/2")[0] == 2
+
+
+def test_lines_take_the_place_of_heads_and_each_gets_a_causal_share(run: Any, tmp_path: Path) -> None:
+    sentences = (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text().splitlines()
+    (tmp_path / "t.txt").write_text("\n".join(sentences[:8]))
+    status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--replace", "-o", "out")
+    assert status == 0, err
+    assert "causal share" in out
+    found = attnscope.load_findings(tmp_path / "out" / "heads.npz")
+    assert found.options["replaced"]["n_texts"] == 4
+    shares = {column.name: column for column in found.head_table().columns}["causal_share"]
+    assert "uniform attention" in shares.what
+    assert all({"line_l2", "uniform_l2", "causal_share"} <= set(head.effects) for head in found.heads)
+    assert not any(found.does_nothing(head) for head in found.heads)
+    status, out, _ = run("heads", "--file", "t.txt", "-m", "own", "--shard", "1/2", "--replace")
+    assert status == 2
 
 
 def test_prune_needs_heads_and_a_folder(run: Any) -> None:

@@ -207,7 +207,8 @@ def test_shards_merge_to_the_files_of_one_run(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
     monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 3)
-    asked = ["atlas", "--file", str(SAMPLES / "sentences.txt"), "-m", "own", "--examples", "3", "--sample", "9"]
+    (tmp_path / "texts.txt").write_text("\n".join(SENTENCES[:13]), "utf-8")
+    asked = ["atlas", "--file", "texts.txt", "-m", "own", "--examples", "3", "--sample", "9"]
     for shard in ("1/4", "2/4", "3/4", "4/4"):
         status, _, err = run(*asked, "--shard", shard, "-o", shard[0])
         assert status == 0, err

@@ -123,7 +123,9 @@ def test_what_is_done_is_not_drawn_again(corpus: Path, undisturbed: Path, copied
     assert events == ["start", "plan", *["text"] * 5, "end", "start", "plan", "end"]
 
 
-def test_what_is_missing_cut_off_or_stale_is_drawn_again(corpus: Path, undisturbed: Path, copied: Path) -> None:
+def test_what_is_missing_cut_off_or_stale_is_drawn_again(
+    corpus: Path, undisturbed: Path, copied: Path, in_this_process: None
+) -> None:
     first, second, third = (copied / folder_name(i, TEXTS[i]) for i in range(3))
     (first / "query-001.png").unlink(missing_ok=True)
     (first / "L00.png").unlink()
@@ -190,7 +192,9 @@ def test_figures_of_another_model_or_an_earlier_version_are_not_deleted_either(
         batch("own", Corpus([corpus]), copied, replace(HOW, words=True))
 
 
-def test_figures_of_other_options_are_replaced_where_it_is_said(corpus: Path, tmp_path: Path) -> None:
+def test_figures_of_other_options_are_replaced_where_it_is_said(
+    corpus: Path, tmp_path: Path, in_this_process: None
+) -> None:
     batch("own", Corpus([corpus]), tmp_path, replace(PLAIN, layers=None, pick=((0, 1),)))
     assert batch("own", Corpus([corpus]), tmp_path, replace(PLAIN, replace=True)).n_fresh == len(TEXTS)
     assert not list(tmp_path.rglob("L00H01.png")) and len(list(tmp_path.rglob("L00.png"))) == len(TEXTS)
@@ -212,7 +216,7 @@ def test_a_text_that_fails_is_listed_and_the_others_are_drawn(tmp_path: Path, ti
     assert "line 3" in (tmp_path / "out" / "index.html").read_text()
 
 
-@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("times", [1, TRIES])
 def test_a_text_that_costs_three_workers_is_given_up(
     times: int, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, bytes]
 ) -> None:
@@ -295,7 +299,7 @@ def require_finished_by_one_more_run(corpus: Path, out: Path, expected: dict[str
 
 
 def test_ctrl_c_leaves_whole_files_and_the_same_command_goes_on(
-    corpus: Path, tmp_path: Path, expected: dict[str, bytes]
+    corpus: Path, tmp_path: Path, expected: dict[str, bytes], in_this_process: None
 ) -> None:
     with of_two_workers(corpus, tmp_path) as run:
         after_first_text(run, tmp_path)
@@ -310,7 +314,9 @@ def test_ctrl_c_leaves_whole_files_and_the_same_command_goes_on(
     require_finished_by_one_more_run(corpus, tmp_path, expected)
 
 
-def test_workers_end_with_a_run_that_is_killed(corpus: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+def test_workers_end_with_a_run_that_is_killed(
+    corpus: Path, tmp_path: Path, expected: dict[str, bytes], in_this_process: None
+) -> None:
     with of_two_workers(corpus, tmp_path) as run:
         after_first_text(run, tmp_path)
         run.kill()

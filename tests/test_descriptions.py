@@ -39,8 +39,14 @@ def paragraphs() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def of_own(own: Model, paragraphs: list[str]) -> Descriptions:
-    return describe(own, paragraphs, options=FEW)
+def study_of_own(own: Model, paragraphs: list[str]) -> Findings:
+    return heads(own, paragraphs, HeadsOptions(describe=FEW))
+
+
+@pytest.fixture(scope="module")
+def of_own(study_of_own: Findings) -> Descriptions:
+    assert study_of_own.descriptions is not None
+    return study_of_own.descriptions
 
 
 def test_heads_that_were_built_are_described_as_they_were_built(of_own: Descriptions) -> None:
@@ -202,12 +208,11 @@ def test_a_long_text_is_sampled_by_its_chunks(own: Model, paragraphs: list[str])
 
 
 def test_every_cut_of_a_corpus_gives_the_same_descriptions(
-    own: Model, paragraphs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Model, paragraphs: list[str], study_of_own: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 8)
-    options = HeadsOptions(describe=FEW)
-    whole = heads(own, paragraphs, options)
-    parts = [heads(own, paragraphs, replace(options, shard=(k, 2))) for k in (1, 2)]
+    whole = study_of_own
+    parts = [heads(own, paragraphs, HeadsOptions(describe=FEW, shard=(k, 2))) for k in (1, 2)]
     for part in parts:
         part.save(tmp_path / f"{part.corpus['shards'][0][0]}.npz")
     merged = merge_findings([Findings.load(path) for path in sorted(tmp_path.iterdir())])
@@ -216,8 +221,8 @@ def test_every_cut_of_a_corpus_gives_the_same_descriptions(
     assert merged.corpus["n_texts"] == whole.corpus["n_texts"]
 
 
-def test_findings_say_what_a_head_does_and_keep_it(own: Model, paragraphs: list[str], tmp_path: Path) -> None:
-    found = heads(own, paragraphs, HeadsOptions(describe=FEW))
+def test_findings_say_what_a_head_does_and_keep_it(study_of_own: Findings, tmp_path: Path) -> None:
+    found = study_of_own
     one = found.description(0, 2)
     assert isinstance(one, HeadDescription) and one.words.startswith("the token itself (")
     kept = Findings.load(found.save(tmp_path / "heads.npz"))
@@ -230,14 +235,13 @@ def test_findings_say_what_a_head_does_and_keep_it(own: Model, paragraphs: list[
     assert document["features"]["self"]["source"]
 
 
-def test_without_descriptions_a_record_says_so(own: Model, paragraphs: list[str]) -> None:
+def test_without_descriptions_a_record_says_so(own: Model, paragraphs: list[str], study_of_own: Findings) -> None:
     found = heads(own, paragraphs[:3])
     assert found.descriptions is None and "description" not in found.head_table().flat()
     with pytest.raises(AttnscopeError, match="no descriptions"):
         found.description(0, 0)
-    described = heads(own, paragraphs[:6], HeadsOptions(describe=FEW))
     with pytest.raises(AttnscopeError, match="no description of L9H0"):
-        described.description(9, 0)
+        study_of_own.description(9, 0)
 
 
 def test_one_text_is_not_described(own: Model) -> None:

@@ -273,7 +273,7 @@ def test_intervals_of_lifts_hold_for_every_key_and_pair(
 def test_intervals_of_measures_hold_for_every_head(
     model: Model, sentences: list[CorpusText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All measures of all heads; `resting` is the share on sinks. The worst cell is in docs/heads.md."""
+    """All measures of all heads; `resting` is the share on sinks. The worst cell is in docs/evidence/intervals.md."""
     by_text: list[tuple[Floats, Mapping[str, Floats]]] = []
 
     def keep(names: Sequence[str], weights: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats]:

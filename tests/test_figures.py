@@ -17,7 +17,7 @@ from PIL import Image
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import Heatmap
 from attnscope.views.drawing import layout, lettering
-from attnscope.views.drawing.canvas import png
+from attnscope.views.drawing.files import png
 from attnscope.views.drawing.sheets import Sheet
 from attnscope.views.drawing.style import SCALES, Scale, Style
 from attnscope.views.maps.figures import BarCanvas, MapCanvas, Painter, sheets_of

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -135,7 +136,10 @@ def test_stdin_and_compressed_files_give_the_same(study: Run, tmp_path: Path, mo
         buffer = io.BytesIO(Path(SENTENCES).read_bytes())
 
     monkeypatch.setattr("sys.stdin", Stdin())
-    found = [document(study(*given, "--json")[1]) for given in (("--file", SENTENCES), ("--file", "*.gz"), ("-",))]
+    found = [
+        document(study(*given, "--json", "--no-describe")[1])
+        for given in (("--file", SENTENCES), ("--file", "*.gz"), ("-",))
+    ]
     assert found[0]["heads"] == found[1]["heads"] == found[2]["heads"]
 
 
@@ -150,14 +154,22 @@ def test_a_control_beside(study: Run) -> None:
 # Shards and records ----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first test that needs the shards puts them for the others."""
+    return tmp_path_factory.mktemp("shards")
+
+
 @pytest.fixture
-def shards(study: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def shards(study: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: Path) -> Path:
     """Records of the two shards of a corpus and of the whole, in blocks of 4 texts."""
     monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 4)
     for shard, folder in (("1/2", "part1"), ("2/2", "part2"), ("1/1", "one")):
-        status, _, err = study("--file", SENTENCES, "--shard", shard, "-o", folder, "-f", "npz,json")
-        assert status == 0, err
-    return tmp_path
+        if not (written / folder).exists():
+            status, _, err = study("--file", SENTENCES, "--shard", shard, "-o", folder, "-f", "npz,json")
+            assert status == 0, err
+            shutil.copytree(folder, written / folder)
+    return Path(shutil.copytree(written, tmp_path, dirs_exist_ok=True))
 
 
 @pytest.mark.parametrize("order", [("part1", "part2"), ("part2/heads.npz", "part1")])
@@ -183,7 +195,7 @@ def test_a_merge_of_some_shards_says_which_are_missing(run: Run, shards: Path) -
 
 
 def test_what_does_not_belong_together_is_refused_by_name(run: Run, study: Run, shards: Path, tiny_bert: Path) -> None:
-    study("--file", SENTENCES, "--shard", "2/2", "-o", "other", "--threshold", "local=0.7")
+    study("--file", SENTENCES, "--shard", "2/2", "-o", "other", "-f", "npz", "--threshold", "local=0.7")
     run("heatmap", "a cat", "-m", tiny_bert, "-o", "map", "-f", "npz")
     (shards / "junk.npz").write_bytes(b"PK\x03\x04 and nothing more")
     for parts, named in (

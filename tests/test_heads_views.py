@@ -259,7 +259,7 @@ class TestTable:
             text = " ".join(shown(heads_terminal.table, findings, width).split())
             assert " 0.250" in text
             assert "effect: change of the hidden states without the head" in text
-            assert ("otherwise: of a head" in text) == (width == 200)
+            assert ("otherwise: if a head" in text) == (width == 200)
 
     def test_tentative_roles_are_said_in_a_line(self) -> None:
         text = " ".join(shown(heads_terminal.table, fake_findings(2, 5, tentative=True)).split())

@@ -122,6 +122,21 @@ def test_their_composition_through_keys_is_above_that_of_all_other_pairs(trained
 
 
 @pytest.mark.slow
+def test_at_its_key_the_induction_head_reads_what_the_previous_token_head_wrote(trained: list[Trained]) -> None:
+    """Over ten sequences it adds most of all parts at the key that the head attends to most, embeddings included."""
+    for one in trained:
+        previous, looking = one.best(0, "previous_token")[0], one.best(1, "induction")[0]
+        records = [
+            attnscope.why(one.two, text, 1, looking, induction.LENGTH - 1)
+            for text in induction.texts_of(induction.held_out()[:10])
+        ]
+        names = [part.name for part in records[0].parts]
+        added = dict(zip(names, np.mean([record.by_key for record in records], 0).tolist(), strict=True))
+        print(added, f"L0H{previous}")
+        assert max(added, key=lambda name: added[name]) == f"L0H{previous}"
+
+
+@pytest.mark.slow
 def test_the_example_runs_as_it_stands_and_draws_both_timelines(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "induction.py", "-o", tmp_path],

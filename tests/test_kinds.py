@@ -27,7 +27,8 @@ FILES = {
     "heads": "heads.npz", "compare": "compare.npz", "relations": "relations.npz", "ablate": "ablation.npz",
     "trace": "trace.npz", "split": "split.json", "cost": "cost.json", "rollout": "rollout.npz",
     "heatmap": "weights.npz", "pooled": "pooled.npz", "atlas": "atlas.npz", "circuits": "circuits.npz",
-    "timeline": "timeline.npz",
+    "timeline": "timeline.npz", "why": "why.npz",
+    "why-heads": "why-heads.npz",
 }  # fmt: skip
 FORMATS = ("npz", "json", "csv", "parquet", "py", "text", *FIGURE_FORMATS, "nonsense")
 OPTIONS = {

@@ -34,9 +34,9 @@ def fails(*_: Any, **__: Any) -> Any:
 def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run: Run, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "t5", "t5")
     sentences = (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text("utf-8").splitlines()
-    (tmp_path / "t.txt").write_text("\n".join(sentences[:16]), "utf-8")
+    (tmp_path / "t.txt").write_text("\n".join(sentence[:24] for sentence in sentences[:8]), "utf-8")
     status, out, err = run(
-        "heads", "--file", "t.txt", "-m", folder, "--causal", "--json", "--threshold", "diffuse=0.01"
+        "heads", "--file", "t.txt", "-m", folder, "--causal", "--json", "--threshold", "diffuse=0.01", "--no-describe"
     )
     assert status == 0, err
     found = json.loads(out)
@@ -67,7 +67,7 @@ def test_heads_are_written_where_taking_them_out_fails(
         raise error
 
     monkeypatch.setattr(studying, "with_effects", fail)
-    status, out, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out")
+    status, out, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out", "-f", "npz")
     assert status == 1
     assert json.loads(out)["heads"]
     assert "\nerror: --causal failed: " in err
@@ -84,7 +84,7 @@ def test_an_interruption_of_a_later_step_keeps_the_heads(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(studying, "with_effects", stop)
-    status, _, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out")
+    status, _, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out", "-f", "npz")
     assert status == 130
     assert load_findings(tmp_path / "out" / "heads.npz").heads
 
@@ -93,7 +93,9 @@ def test_heads_are_written_where_relations_fail(run: Run, tmp_path: Path, monkey
     (tmp_path / "links.jsonl").write_text('{"text": "a cat", "links": [{"relation": "r", "source": 1, "target": 0}]}\n')
     monkeypatch.setattr(studying, "relations_of", fails)
     monkeypatch.setattr("attnscope.studies.heads.order.require_relations", lambda path: None)
-    status, _, err = run("heads", "the cat. the cat", "-m", "own", "--relations", "links.jsonl", "--json", "-o", "out")
+    status, _, err = run(
+        "heads", "the cat. the cat", "-m", "own", "--relations", "links.jsonl", "--json", "-o", "out", "-f", "npz"
+    )
     assert status == 1
     assert "\nerror: --relations failed: RuntimeError: a bug" in err
     assert load_findings(tmp_path / "out" / "heads.npz").heads
@@ -130,7 +132,7 @@ def test_heads_keep_the_texts_before_a_failure(
         return usual(measurer, block, sums)
 
     monkeypatch.setattr(HeadMeasurer, "steps", steps)
-    status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--json", "-o", "out")
+    status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--json", "-o", "out", "-f", "npz")
     assert status == 1
     assert "error: the study of a later text failed: one text does not fit into memory" in err
     found = json.loads(out)
@@ -149,7 +151,7 @@ def test_ablations_are_written_where_a_later_step_fails(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, step: str
 ) -> None:
     monkeypatch.setattr(ablation._Study, step, fails)
-    status, out, err = run("ablate", "the cat sat", "-m", "own", "-L", "0", option, "--json", "-o", "out")
+    status, out, err = run("ablate", "the cat sat", "-m", "own", "-L", "0", option, "--json", "-o", "out", "-f", "npz")
     assert status == 1
     assert "failed: RuntimeError: a bug" in err
     saved = load_ablation(tmp_path / "out" / "ablation.npz")
@@ -190,7 +192,7 @@ def test_comparisons_keep_the_texts_before_a_failure(run: Run, tmp_path: Path, m
         return fails() if block.texts[0].index >= 2 else usual(measurer, block, sums)
 
     monkeypatch.setattr(PairMeasurer, "steps", steps)
-    status, out, err = run("compare", "--file", "t.txt", "-m", "own", "--json", "-o", "out")
+    status, out, err = run("compare", "--file", "t.txt", "-m", "own", "--json", "-o", "out", "-f", "npz")
     assert status == 1
     assert "error: the comparison on a later text failed: RuntimeError: a bug" in err
     assert (tmp_path / "out" / "compare.npz").exists()

@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnscope.views.drawing import layout
+from attnscope.views.drawing.bars import bar_grid
 from attnscope.views.drawing.layout import (
     Grid,
     Paper,
-    bar_grid,
     columns_for,
     labelled_grid,
     nice_ticks,

@@ -160,7 +160,7 @@ def test_the_measure_of_the_docs_is_all_that_it_takes(tmp_path: Path) -> None:
     (diff,) = re.findall(r"```diff\n(.*?)```", page, re.S)
     assert len(diff.splitlines()) < 30
     for name in ("attnscope", "sample_texts", "tests"):
-        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(root / name, tmp_path / name)
     shutil.copy(root / "pyproject.toml", tmp_path)
     for path, hunks in re.findall(r"^\+\+\+ (\S+)\n(.*?)(?=^\+\+\+ |\Z)", diff, re.S | re.M):
         file = tmp_path / path

@@ -240,7 +240,7 @@ DIFFER = {
     ("ablate", "--target"): "an answer to each of many texts",
     ("prune", "--target"): "an answer to each of many texts",
     ("trace", "--heads"): "of one layer",
-    **{(name, "--pick"): _SHOWS for name in ("page", "compare", "ablate", "prune", "circuits")},
+    **{(name, "--pick"): _SHOWS for name in ("page", "compare", "ablate", "prune", "circuits", "why")},
     ("batch", "--query"): "not every text has it",
     ("compare", "--query"): "it ranks heads",
     ("page", "--words"): "the reader of a page can change it",
@@ -269,6 +269,8 @@ DIFFER = {
     ("show", "--cmap"): "not given, as most records have no colours to choose",
     ("relations", "--kind"): "of annotations",
     ("trace", "--kind"): "one attention alone is traced",
+    ("why", "--kind"): "one attention alone is taken apart",
+    ("why", "--query"): "the one token whose score is taken apart",
     ("split", "--seed"): "of something else",
     ("circuits", "--seed"): "of something else",
     ("circuits", "--frequencies"): "of tokens to answer for; there is no corpus that could have them",
@@ -308,7 +310,7 @@ def test_an_option_is_the_same_in_every_command_that_has_it() -> None:
             called, what = told(name, parameter)
             assert what[-2] or parameter.hidden, f"{name} {called} has no help"
             found[called][name] = what
-    assert len(commands) == 20 and len(found) > 80  # else this test sees none of them
+    assert len(commands) == 21 and len(found) > 80  # else this test sees none of them
     differ = {
         (name, called)
         for called, by_command in found.items()

@@ -113,7 +113,7 @@ def test_workers_leave_out_the_same_texts(overflowing: Path) -> None:
 def test_the_command_line_says_what_was_left_out(overflowing: Path, run: Run, tmp_path: Path) -> None:
     path = write_texts(tmp_path, TEXTS)
     arguments = ("heads", "--file", path, "-m", overflowing, "--dtype", "float16", "--no-check")
-    status, out, err = run(*arguments, "--json", "-o", "out")
+    status, out, err = run(*arguments, "--json", "-o", "out", "-f", "npz")
     assert status == 1
     assert json.loads(out)["corpus"]["n_texts"] == 4
     assert (tmp_path / "out" / "heads.npz").exists()

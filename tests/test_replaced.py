@@ -1,6 +1,7 @@
 """Weights from elsewhere in the place of heads' own: equal to plain hooks; a line that is the head changes nothing."""
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,12 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.models.model import Batch
 from attnscope.records.ablation import Effect
+from attnscope.studies.ablation.lines import Lines
 from attnscope.studies.ablation.options import AblateOptions
+from attnscope.studies.ablation.reading import PaddedTexts
 from attnscope.studies.ablation.study import causal_share
+from attnscope.studies.ablation.sweep import Cut, replaced_of
+from attnscope.studies.inputs.choice import Choice
 from benchmarks.known.planted import plant
 from tests import ablation_helpers
 from tests.ablation_helpers import tiny
@@ -176,6 +181,15 @@ def test_heads_that_are_their_lines_lose_less_than_by_any_control(sharp: Any) ->
     assert any("take the place of weights" in note for note in found.run["notes"])
 
 
+def test_a_head_that_is_its_line_loses_nothing_by_it() -> None:
+    path = Path(__file__).parents[1] / "sample_texts" / "alice.txt"
+    texts = list(attnscope.Corpus(path, split="paragraph"))[:10]
+    exact = (0, 3), (0, 6)  # the first token, all tokens alike
+    options = AblateOptions(modes=("line", "other"), choice=Choice(pick=exact))
+    for head in attnscope.ablate(attnscope.load("own-causal"), texts, options).heads:
+        assert head.effects["line_l2"].value < 1e-4 < 0.1 < head.effects["other_l2"].value
+
+
 def test_lines_are_fitted_on_other_texts_than_they_replace_weights_on(sharp: Any) -> None:
     texts = [text.written for text in sharp.texts[:9]]
     found = attnscope.ablate(sharp.model, texts, AblateOptions(modes=("line",)))
@@ -192,8 +206,9 @@ def test_lines_of_a_model_with_several_kinds_are_refused_and_uniform_is_not() ->
 
 
 def test_curves_replace_more_and_more_heads_with_each_control(sharp: Any) -> None:
-    texts = [text.written for text in sharp.texts[:8]]
+    texts = [text.written for text in sharp.texts[:6]]
     found = attnscope.ablate(sharp.model, texts, AblateOptions(modes=("line", "uniform"), curve=True))
+    assert len(found.curves) == 1 + 1 + 3 + 3 and len(found.curves[0].n_left) == 9
     assert {(curve.mode, curve.order) for curve in found.curves} == {
         ("line", "explained"), ("line", "unexplained"), ("line", "random"), ("uniform", "random")
     }  # fmt: skip
@@ -218,3 +233,53 @@ def test_a_causal_share_is_a_paired_ratio() -> None:
     assert 0.001 < share.high - share.low < 0.01  # unpaired it would be 0.02
     nothing = causal_share(effect(line), Effect(0.1, -0.1, 0.3, 400), effect(line))
     assert np.isnan([nothing.value, nothing.low, nothing.high]).all()
+
+
+# A model that others evaluate -------------------------------------------------------------------------------------
+
+
+UNKNOWN = 2
+
+
+@pytest.fixture(scope="module")
+def lines(gpt2: HuggingFaceModel) -> Lines:
+    known = np.delete(np.arange(gpt2.network.model.config.vocab_size), UNKNOWN)
+    numbers = np.random.default_rng(0).permuted(np.tile(known, (8, 1)), axis=1)
+    return attnscope.fit_lines(gpt2, [" ".join(map(str, row)) for row in numbers.tolist()])
+
+
+def test_a_replaced_model_runs_on_its_lines_whoever_calls_it(gpt2: HuggingFaceModel, lines: Lines) -> None:
+    network = gpt2.network.model
+    padded = torch.tensor([[0, 0, 7, 3, 11, 12, 5], [3, 5, 9, 4, 8, 7, 6]])
+    real = padded > 0
+    texts = PaddedTexts(tuple(gpt2.tokenizer.encode_ids(row[row > 0].tolist()) for row in padded), real.numpy())
+    cut = Cut((("decoder", 0, 1), ("decoder", 1, 2)), "line")
+    with torch.no_grad():
+        own = network(padded, attention_mask=real.long()).logits
+        expected = gpt2.outputs(Batch(padded, real), replaced_of([cut], "line", texts, lines)).logits
+        with attnscope.replaced(gpt2, lines, heads=[(0, 1), (1, 2)]) as inside:
+            ours = inside(padded, attention_mask=real.long()).logits
+            hidden = network.transformer(input_ids=padded, attention_mask=real.long()).last_hidden_state
+        after = network(padded, attention_mask=real.long()).logits
+    assert inside is network and expected is not None
+    torch.testing.assert_close(ours[real], expected[real], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(network.lm_head(hidden), ours)
+    assert (ours - own)[real].abs().max() > 1e-3
+    assert torch.equal(after, own) and "forward" not in vars(network)
+
+
+def test_a_replaced_model_refuses_what_lines_cannot_be_computed_for(gpt2: HuggingFaceModel, lines: Lines) -> None:
+    network = gpt2.network.model
+    with attnscope.replaced(gpt2, lines), torch.no_grad():
+        written = network.generate(IDS[:1], use_cache=False, max_new_tokens=2, do_sample=False, pad_token_id=0)
+        assert written.shape == (1, 9)
+        with pytest.raises(AttnscopeError, match="use_cache"):
+            network.generate(IDS[:1], max_new_tokens=2, do_sample=False, pad_token_id=0)
+        with pytest.raises(AttnscopeError, match="input_ids"):
+            network(inputs_embeds=torch.zeros(1, 3, network.config.n_embd))
+        with pytest.raises(AttnscopeError, match="leave the context"):
+            gpt2.run(Batch(IDS[:1]), attend)
+        with pytest.raises(AttnscopeError, match="token 2"):
+            network(torch.tensor([[UNKNOWN, 3]]))
+    with pytest.raises(AttnscopeError, match="no line for L7H0"), attnscope.replaced(gpt2, lines, heads=[(7, 0)]):
+        pass

@@ -27,6 +27,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {**GROUPED, "attention_bias": True}, "mistral": GROUPED, "qwen2": GROUPED,
     "qwen3": {**GROUPED, "head_dim": 4}, "gemma": {**GROUPED, "head_dim": 6}, "gemma2": {**GROUPED, "head_dim": 6},
     "opt": {"ffn_dim": 20, "word_embed_proj_dim": 24}, "gpt_neox": {"rotary_pct": 0.5}, "phi": {}, "phi3": GROUPED,
+    "mixtral": {**GROUPED, "num_local_experts": 2},
 }  # fmt: skip
 MASKED = ("bert", "roberta")
 """Models whose head is for masked words; the others write."""

@@ -12,7 +12,8 @@ from attnscope.records import Heatmap
 from attnscope.records.maps.pictures import Picture
 from attnscope.records.maps.pooled import PooledHeatmap
 from attnscope.records.maps.sounds import Sound
-from attnscope.views.drawing.canvas import Canvas, distinct, write_pages
+from attnscope.views.drawing.canvas import Canvas
+from attnscope.views.drawing.files import distinct, write_pages
 from attnscope.views.drawing.inks import blend
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.maps import pages as figures

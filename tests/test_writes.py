@@ -29,7 +29,7 @@ def parts_of(source: Any) -> Parts:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gpt2", "gemma", "bert", "gemma2", "opt", "gpt_neox", "qwen3", "phi", "mistral"]
+    "name", ["llama", "gpt2", "gemma", "bert", "gemma2", "opt", "gpt_neox", "qwen3", "phi", "mistral", "mixtral"]
 )
 def test_heads_networks_embeddings_and_biases_sum_up_to_the_logit(name: str) -> None:
     source = random_model(name)
@@ -44,7 +44,7 @@ def test_heads_networks_embeddings_and_biases_sum_up_to_the_logit(name: str) -> 
     )
     for one in (parts.feed_forward, *parts.heads.values()):
         assert bool((one != 0).any())
-    assert bool((parts.biases != 0).any()) is (name not in ("gemma", "gemma2", "qwen3", "mistral"))
+    assert bool((parts.biases != 0).any()) is (name not in ("gemma", "gemma2", "qwen3", "mistral", "mixtral"))
 
 
 def test_a_head_s_part_is_what_it_wrote_through_the_last_norm_as_it_was() -> None:

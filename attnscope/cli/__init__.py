@@ -12,8 +12,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from attnscope.cli.explain.atlas import atlas
 from attnscope.cli.explain.compare import compare
-from attnscope.cli.explain.heads import heads, merge
+from attnscope.cli.explain.heads import heads
 from attnscope.cli.explain.relations import relations
+from attnscope.cli.explain.why import why
 from attnscope.cli.learn.cost import cost
 from attnscope.cli.learn.split import split
 from attnscope.cli.learn.trace import trace
@@ -25,6 +26,7 @@ from attnscope.cli.test.ablate import ablate
 from attnscope.cli.test.circuits import circuits
 from attnscope.cli.test.prune import prune
 from attnscope.cli.test.timeline import timeline
+from attnscope.cli.tools.merge import merge
 from attnscope.cli.tools.models import info, models
 from attnscope.cli.tools.show import show
 from attnscope.cli.tools.viewer import viewer
@@ -51,6 +53,21 @@ class _Group(TyperGroup):
         return _without_type(super().get_params(ctx))
 
 
+_PANELS = {
+    "see": "See where heads look",
+    "explain": "Explain what heads do",
+    "test": "Test what you think you saw",
+    "learn": "Learn how attention works",
+    "tools": "Tools",
+}
+"""What `--help` calls the group of commands in each folder, in the order in which it shows them."""
+
+
+def _room(command: Any) -> str:
+    """The folder that a command is in."""
+    return str(command.__module__.split(".")[2])
+
+
 app = typer.Typer(
     name="attnscope",
     cls=_Group,
@@ -61,10 +78,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    heatmap, batch, page, heads, atlas, merge, timeline, rollout, compare, relations, ablate, prune, circuits, show,
-    viewer, trace, split, cost, models, info,
+    heatmap, batch, page, heads, atlas, merge, timeline, rollout, compare, relations, ablate, prune, circuits, why,
+    show, viewer, trace, split, cost, models, info,
 ):  # fmt: skip
-    app.command(cls=_Command)(command)
+    app.command(cls=_Command, rich_help_panel=_PANELS[_room(command)])(command)
+app.registered_commands.sort(key=lambda info: list(_PANELS).index(_room(info.callback)))
 _COMMANDS = list(app.registered_commands)
 
 

@@ -69,15 +69,18 @@ class TokenCounts:
         """
         if self._n > n_vocab:
             raise AttnscopeError(f"token {self._n - 1} was counted, but the vocabulary has {n_vocab}")
-        counts = np.zeros(n_vocab, np.int64)
-        counts[: self._n] = self._held[: self._n]
-        frequency: NDArray[np.float64] = np.log((counts + 1) / (self.total + n_vocab))
+        seen = np.flatnonzero(self._held)  # few of a large vocabulary
+        logs = np.log((np.append(self._held[seen], 0) + 1) / (self.total + n_vocab))
+        frequency: NDArray[np.float64] = np.full(n_vocab, logs[-1])
+        frequency[seen] = logs[:-1]
         return frequency
 
     def _reach(self, n: int) -> None:
         self._n = max(n, self._n)
         if n > len(self._held):
-            self._held = np.concatenate([self._held, np.zeros(max(n - len(self._held), len(self._held)), np.int64)])
+            longer = np.zeros(max(n, 2 * len(self._held)), np.int64)  # takes memory where it is written alone
+            longer[: len(self._held)] = self._held
+            self._held = longer
 
 
 def count_tokens(

@@ -1,6 +1,6 @@
 """What every model is, whichever engine runs it."""
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
@@ -90,11 +90,8 @@ class ModelInfo:
                 return str(numbers[0])
             return ", ".join(f"{kind} {number}" for kind, number in zip(self.kinds, numbers, strict=True))
 
-        counted = (
-            " in embeddings and layers; a pooler is not counted"
-            if self.engine == "native" and self.kinds == ("encoder",)
-            else ""
-        )
+        has_pooler = self.engine == "native" and self.kinds == ("encoder",)
+        counted = " in embeddings and layers; a pooler is not counted" if has_pooler else ""
         checked = {
             True: "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)",
             False: "no: the comparison with eager attention was skipped",
@@ -419,6 +416,10 @@ class Model(Protocol):
         """The numbers of its weights in its files that are these heads' alone."""
 
     @property
+    def probe_forwards(self) -> "Callable[[Callable[..., Probe]], AbstractContextManager[Any]] | None":
+        """Within the context, forward passes that others make have a probe at the seam; gives its torch module."""
+
+    @property
     def look(self) -> "Callable[[Tokens, Collection[int]], Maps] | None":
         """What the heads of some layers attend to on a text, where torch has no part in it; `run` is refused then."""
 
@@ -499,7 +500,7 @@ class ShownModel:
 class LayeredModel(ShownModel):
     """A model that is a stack of our own layers and no more: what it can do whatever the layers are."""
 
-    writer = eyes = ears = viewer = run_inputs = head_slices = look = None
+    writer = eyes = ears = viewer = run_inputs = head_slices = look = probe_forwards = None
     loss: Loss | None = None
     resumes = True
 

@@ -108,8 +108,8 @@ def write(summary: Mapping[str, Any], folder: Path) -> None:
 
 def render(summary: Mapping[str, Any]) -> str:
     """The page as Markdown."""
-    counts = ", ".join(
-        f"{summary['n_heads'][part]} heads of {summary['n_models'][part]} models ({words})"
+    counts = "\n".join(
+        f"- {words}: {summary['n_heads'][part]} heads of {summary['n_models'][part]} models"
         for part, words in PARTS.items()
         if summary["n_heads"][part]
     )
@@ -139,26 +139,33 @@ def render(summary: Mapping[str, Any]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-INTRODUCTION = """What does a head do, and does the tool say so? On most models nobody knows. Here everybody does: each
-of the {total} heads below was compiled, planted, trained on a known task, or published. The truth is written in the
-source of each model, and compared with the model's own weights before any tool sees it.
+INTRODUCTION = """\
+What does a head do, and does the tool say so? On most models nobody knows. Here everybody does: each of the {total}
+heads below was compiled, planted, trained on a known task, or published. The truth is written in the source of each
+model, and compared with the model's own weights before any tool sees it.
 
-The last run had {counts}. It took {minutes:.0f} minutes of processor time."""
+The last run took {minutes:.0f} minutes of processor time. It had these heads:
 
-NOTES = """A tool names a rule if its keys are the rule's keys: what both name is 0.8 or more of what either names, on
-the queries of which the rule speaks. So words do not matter. Each tool is asked for rules that it has a name for.
-*first* and *named* of a tool with three names are about few heads: compare the numbers of heads too. *precise* is about
-every head that a tool says something of.
+{counts}"""
 
-No tool but attnscope predicts attention. The others are given the best prediction that their answer allows: the share
-that their keys get on the texts that they saw, and the rest evenly. One that says nothing predicts even attention.
+NOTES = """\
+A tool names a rule if its keys are the rule's keys. On the queries that the rule is about, the keys that both name
+must be 0.8 or more of those that either names. So words do not matter.
+
+Each tool is asked for rules that it has a name for. So the scores *first* and *named* of a tool with three names are
+about few heads: compare the numbers of heads, too. The score *precise* is about every head that a tool describes.
+
+No tool but attnscope predicts attention. The others get the best prediction that their answer allows. Their keys get
+the share that these have on the texts that the tool saw, and all other keys share the rest evenly. A tool that says
+nothing predicts even attention.
 
 {tools}
 
-HeadVis (Transformer Circuits 2026) is not in the table. It is a tool to look at heads, its metrics name no rule, and we
-found no definition of them that could be computed here."""
+HeadVis (Transformer Circuits 2026) is not in the table. It is a tool to look at heads. Its metrics name no rule, and
+we found no definition of them that could be computed here."""
 
-HOW = """## How to run it
+HOW = """\
+## How to run it
 
 <!-- not run by the tests: it takes minutes, and needs benchmarks/ -->
 ```bash
@@ -166,18 +173,18 @@ python -m benchmarks.known --small                     # a few models of each pa
 python -m benchmarks.known --smollm2 path/to/smollm2   # everything; writes this page
 ```
 
-The compiled programs and the trained decoders are kept as arrays beside the code. `python -m benchmarks.known.compiled`
-compiles the programs anew (`pip install 'attnscope[known]'`), and asserts that the arrays compute what Tracr's models
-do.
-`python -m benchmarks.known.grown` trains the decoders anew. Equal seeds give equal results.
+The compiled programs and the trained decoders are kept as arrays beside the code.
+`python -m benchmarks.known.compiled` compiles the programs anew (`pip install -e ".[known]"`), and asserts that the
+arrays compute what Tracr's models do. `python -m benchmarks.known.grown` trains the decoders anew. Equal seeds give
+equal results.
 
 ## How to enter another tool
 
 A tool is a class with a name, a source and two methods (`benchmarks/known/tools.py`):
 
-- `answer(known, attention)` gets a model, its texts and their attention, and returns an `Answer` per head: what it
-  names, as functions from a text to the keys; whether it says that it cannot describe the head; and the attention it
-  expects.
+- `answer(known, attention)` gets a model, its texts and their attention. It returns an `Answer` per head. This holds
+  what the tool names, as functions from a text to the keys. It also holds whether the tool says that it cannot
+  describe the head, and the attention that it expects.
 - `vocabulary(known)` lists everything that it has a name for.
 
 Add it to `TOOLS` in `benchmarks/known/rivals.py` and run the benchmark. Rules, texts and scores stay the same."""
@@ -222,13 +229,13 @@ def _render_rules(rules: Sequence[Mapping[str, Any]]) -> str:
 def _render_wrong(summary: Mapping[str, Any]) -> str:
     wrong, ours = summary["wrong"], next(iter(summary["tools"].values()))["all"]
     said = [
-        f"{wrong['n_missed']} heads with a rule that attnscope has a name for begin with another. "
-        f"{wrong['n_false']} heads have a rule that it has no name for, and a line that does not say so and does not "
-        "expect their attention."
+        f"attnscope has a name for the rules of {wrong['n_missed']} heads whose lines begin with another rule. "
+        f"It has no name for the rules of {wrong['n_false']} heads whose lines neither say so nor expect their "
+        "attention."
     ]
     leads = _behind(summary["tools"])
     if leads:
-        said.append("attnscope does not lead on " + "; ".join(leads) + ".")
+        said.append("attnscope does not lead on these scores:\n\n" + "\n".join(f"- {lead}" for lead in leads))
     bars = {"first": 0.95, "named": 0.95, "precise": 0.95, "silent": 0.9, "right_or_silent": 0.9}
     missed = [f"{name} {ours[name]['value']:.2f} of {bar:.2f}" for name, bar in bars.items()
               if name in ours and ours[name]["value"] < bar]  # fmt: skip
@@ -253,5 +260,5 @@ def _behind(tools: Mapping[str, Any]) -> list[str]:
             if name in facts["all"] and facts["all"][name]["value"] > score["value"]
         ]
         if ahead:
-            made.append(f"*{name}* ({ours} {score['value']:.2f} of {score['n']} heads; {', '.join(ahead)})")
+            made.append(f"*{name}*: {ours} {score['value']:.2f} (of {score['n']} heads); {', '.join(ahead)}")
     return made

@@ -86,6 +86,7 @@ BASES: dict[str, tuple[str, ...]] = {
         "INPUTS/tiny --file INPUTS/texts.jsonl --no-loss --json",
     ),
     "circuits": ("-m own -f npz,csv -o OUT", "-m INPUTS/tiny --pick L0H1"),
+    "why": ("TEXT -m own --pick L1H1 --query @1 -f npz,csv -o OUT", "--file INPUTS/cat.txt -m own --json"),
     "viewer": ("-o OUT",),
     "rollout": ("TEXT -m own -f npz,json -o OUT", "TEXT -m INPUTS/tiny"),
     "compare": (

@@ -25,7 +25,7 @@ def atlas(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Show every head of a model with the texts that say what it does: one page, offline.
+    """Show every head of a model with the texts that show what it does, in one page.
 
     Each head has the texts on which it does most, one of each decile, those that its description fails on, where it
     attends, and which queries, keys and pairs stand out.

@@ -26,7 +26,7 @@ def compare(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Compare heads: with each other, side by side, on a minimal pair of texts or photos, or between two models.
+    """Compare heads with each other, on two texts or photos, or between two models.
 
     - `attnscope compare --file sample_texts/alice.txt --split paragraph -o out`
     - `attnscope compare "…" --pick L3H1,L5H11 -o out`

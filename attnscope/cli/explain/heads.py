@@ -1,10 +1,6 @@
-"""`attnscope heads` and `attnscope merge`."""
+"""`attnscope heads`."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from attnscope.cli import groups, options
 from attnscope.options import refuse_beside
@@ -26,7 +22,7 @@ def heads(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Say what each head is for: roles with their evidence, and a one-line description fitted to the data.
+    """Say what each head is for: roles with their evidence, and a one-line description.
 
     The decoder of an encoder-decoder is given the text that its encoder reads, as if it were to write it again.
 
@@ -53,38 +49,3 @@ def heads(
     with options.progress(printing.quiet, *asked.counted(texts.text)) as report:
         found = study(model, texts, asked, loading, report, shared)
     output.deliver(found)
-
-
-@groups.command(omit=("out", "scale", "cmap", "engine", "dtype"))
-def merge(
-    *,
-    parts: Annotated[list[Path], "Records of shards (heads.npz, atlas.npz), or the folders that hold them."],
-    model: Annotated[
-        str | None,
-        typer.Option("-m", "--model", help="Of an atlas, whose texts are read again.  [default: as its parts name it]"),
-        "Model",
-    ] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="A folder for the whole."), "Output"],
-    where: groups.Where,
-    drawing: groups.Drawing,
-    loading: LoadOptions,
-    printing: groups.Printing,
-) -> None:
-    """Join the records of shards into the record that one run over the whole corpus gives, bit for bit."""
-    from attnscope.output import plan
-    from attnscope.records import file_of, load
-    from attnscope.records.atlas.record import Atlas
-    from attnscope.records.heads.findings import Findings
-    from attnscope.studies.heads.merging import merge_findings
-
-    paths = [file_of(part) for part in parts]
-    if isinstance(load(paths[0]), Atlas):
-        from attnscope.studies.atlas.parts import merge_files
-
-        output = plan("atlas", out, where.formats, **vars(printing), **drawing.options())
-        with options.progress(printing.quiet) as report:
-            found = merge_files([(path, Atlas.load(path)) for path in paths], model, loading, report)
-        return output.deliver(found)
-    refuse_beside("parts of heads", model=model)
-    output = plan("heads", out, where.formats, **vars(printing), **drawing.options())
-    return output.deliver(merge_findings([Findings.load(path) for path in paths], [str(path) for path in paths]))

@@ -23,7 +23,7 @@ def relations(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Say which head links X to Y: verbs to objects, pronouns to what they mean, brackets to brackets.
+    """Find the heads that link X to Y: verbs to subjects, pronouns to names, brackets, quotes.
 
     - `attnscope relations sample_texts/dependencies.conllu --examples 3`
     - `attnscope relations 'treebank/*.conllu.gz' --only nsubj,obj -o out`

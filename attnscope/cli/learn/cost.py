@@ -39,7 +39,7 @@ def cost(
     drawing: groups.Drawing,
     printing: groups.Printing,
 ) -> None:
-    """Count what attention costs: parameters, multiply-adds, memory of scores and KV cache, with formulas.
+    """Count what attention costs: parameters, multiply-adds, memory and KV cache.
 
     - `attnscope cost bert-base`
     - `attnscope cost llama-2-7b --tokens 32768 --n-kv-heads 8 --plot`

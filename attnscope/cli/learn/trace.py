@@ -29,7 +29,7 @@ def trace(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Compute one attention step by step, with every number, its formula and its line of NumPy.
+    """Compute one attention step by step, with every number and its line of NumPy.
 
     Without a text: a worked example of 5 tokens, d_model 4 and 2 heads, small enough for pen and paper.
 

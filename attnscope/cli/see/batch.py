@@ -45,7 +45,7 @@ def batch(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Draw every text of a file as `heatmap` draws one, with a manifest and an index.html of all.
+    """Draw every text of a file as `heatmap` draws one, with an index.html of all.
 
     The same command goes on where it was stopped, and draws nothing twice.
 

@@ -51,7 +51,7 @@ def page(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Write one HTML file to look into all heads with: no server, no network, nothing to install.
+    """Write one HTML file in which you explore all heads, without server or network.
 
     - `attnscope page "The animal didn't cross the street because it was too tired." -o page.html`
     - `attnscope page "It was too tired." "It was too wide." --heads-record out/heads.npz`

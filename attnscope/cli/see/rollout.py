@@ -34,7 +34,7 @@ def rollout(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """How much of each input token is left in a place after several layers: attention rollout and attention flow.
+    """Estimate how much of each input token reaches a position: attention rollout and flow.
 
     By attention alone, heads averaged, as Abnar & Zuidema 2020 define both.
 

@@ -18,7 +18,7 @@ def ablate(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Say what each head does for the model: take it out, and measure what changes.
+    """Take heads out of the model, and measure what changes.
 
     - `attnscope ablate --file sample_texts/sentences.txt`
     - `attnscope ablate "The cat sat." --pick L3H1,L5H5 --joint`

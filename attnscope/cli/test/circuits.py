@@ -17,7 +17,7 @@ def circuits(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Say what the weights of heads do without any text: what they copy, read and write, and which head feeds which.
+    """Read the weights, without any text: what heads copy and write, and which head feeds which.
 
     For encoders and decoders of text whose attention passes the seam, grouped queries and rotary positions included.
 

@@ -5,7 +5,7 @@ from attnscope.cli import groups
 
 @groups.command(omit=("formats",), out="The file to write; `-` is stdout.  [default: attnscope-out/viewer.html]")
 def viewer(*, where: groups.Where, printing: groups.Printing) -> None:
-    """Write one HTML file that shows saved records dropped on it: no server, and nothing leaves the machine.
+    """Write one HTML file that shows the saved records that you drop on it.
 
     It shows records of attention, heads, atlases, comparisons, relations and ablations (npz, json), and bare arrays.
 

@@ -101,12 +101,15 @@ class _Fit:
 
     def __init__(self, part: Part, offsets: NDArray[np.int32], x: Singles, heads: range) -> None:
         assert part.rows.key_types is not None and part.rows.query_types is not None
-        self._x, self._first, self._row_of = x, part.first, part.row_of
-        self._keys = part.rows.key_types[part.entries]
-        self._queries = part.rows.query_types[part.index]
+        self._first, self._row_of = part.first, part.row_of
+        keys, queries = part.rows.key_types[part.entries], part.rows.query_types[part.index]
+        # Types that do not occur are left out of the fit, and get what their columns say.
+        self._all, self._types = x, np.union1d(keys, queries)
+        self._x = x[self._types]
+        self._keys, self._queries = (np.searchsorted(self._types, of) for of in (keys, queries))
         self._buckets = np.searchsorted(OFFSET_EDGES, offsets[part.entries], "right")
         self._lam = 1.0 / max(1, len(part.index))
-        n_types, n_rows, n_buckets = len(x), len(part.index), len(OFFSET_EDGES) + 1
+        n_types, n_rows, n_buckets = len(self._types), len(part.index), len(OFFSET_EDGES) + 1
         ones, entries = np.ones(part.size, np.float32), np.arange(part.size)
         self._by_key = sp.csr_matrix((ones, (self._keys, entries)), (n_types, part.size))
         self._by_bucket = sp.csr_matrix((ones, (self._buckets, entries)), (n_buckets, part.size))
@@ -125,12 +128,13 @@ class _Fit:
             self._fit_offsets()
             self._fit_keys()
         pairs = [self._fit_pair() for _ in range(N_PAIRS)]
-        keys = self._linear @ self._x.T + self._own
-        occurrences = np.bincount(self._keys, minlength=len(self._x))
+        keys = self._linear @ self._all.T
+        keys[:, self._types] += self._own
+        occurrences = np.bincount(self._types[self._keys], minlength=len(self._all))
         keys -= (keys @ occurrences)[:, None] / max(1, occurrences.sum())
         made = []
         for head, of_head in enumerate(keys):
-            made.append(Directions(of_head, tuple((u[head], v[head]) for u, v in pairs)))
+            made.append(Directions(of_head, tuple((self._all @ u[head], self._all @ v[head]) for u, v in pairs)))
         return made
 
     def _errors(self) -> tuple[Singles, Singles]:
@@ -171,7 +175,7 @@ class _Fit:
         return made
 
     def _fit_pair(self) -> tuple[Singles, Singles]:
-        """One more pair, (head, type) of either side; the other blocks are fitted again beside it."""
+        """One more pair, (head, column) of either side; the other blocks are fitted again beside it."""
         left, right = self._start_pair()
         u, v = left @ self._x.T, right @ self._x.T
         self._scores += u[:, self._queries][:, self._row_of] * v[:, self._keys]
@@ -195,7 +199,7 @@ class _Fit:
             left, right, u, v = left / size, right * size, u / size, v * size
             self._fit_offsets()
             self._fit_keys()
-        return u, v
+        return left, right
 
     def _start_pair(self) -> tuple[Singles, Singles]:
         r, p = self._errors()

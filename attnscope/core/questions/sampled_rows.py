@@ -377,6 +377,11 @@ class Table:
     counts: Floats | sp.csr_array
     places: NDArray[np.int32]
 
+    @cached_property
+    def counts_by_combination(self) -> Floats | sp.csc_array:
+        """(combination, row): the same counts, which each step of a fit asks for; SciPy takes long to turn them."""
+        return self.counts.T
+
     @property
     def n_bytes(self) -> int:
         """How much memory it takes."""
@@ -436,7 +441,7 @@ class Table:
         means = sums[:, 1:] / z[:, None]
         mean = rows @ means
         # Of each combination, over all rows: how much p gives to it.
-        given = e * (self.counts.T @ (rows / z))
+        given = e * (self.counts_by_combination @ (rows / z))
         second = (self.values * given[:, None]).T @ self.values - (means * rows[:, None]).T @ means
         value = rows @ np.log(z) + top - weights @ expected + RIDGE / 2 * (weights @ weights)
         return float(value), mean - expected + RIDGE * weights, second + RIDGE * np.eye(n)

@@ -70,7 +70,7 @@ class CapturedModel(ShownModel):
         texts: The captured texts, in the order of their files.
     """
 
-    writer = eyes = ears = viewer = run_inputs = head_slices = look = loss = None
+    writer = eyes = ears = viewer = run_inputs = head_slices = look = probe_forwards = loss = None
     resumes = False
 
     def __init__(self, captures: Sequence[Capture], info: ModelInfo) -> None:

@@ -5,6 +5,7 @@ Whether its attention is seen truly, hf.survey finds out; how it comes from file
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,6 +23,7 @@ from attnscope.models.hf.check.examples import accepts, examples, max_tokens
 from attnscope.models.hf.check.reach import mixes_lengths
 from attnscope.models.hf.check.survey import Survey, survey
 from attnscope.models.hf.dispatch import input_device
+from attnscope.models.hf.live import ProbeOf, probe_forwards
 from attnscope.models.hf.network import Network
 from attnscope.models.hf.outputs import blocks_by_layer, can_resume, skipped_calls
 from attnscope.models.hf.parts import (
@@ -176,6 +178,11 @@ class HuggingFaceModel(ShownModel):
     def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
         """As `run`, with what the language-model head predicts, if there is one and it is asked for."""
         return self.network.outputs(self.network.text_inputs(batch), probe, logits=logits, last=last)
+
+    def probe_forwards(self, probe_of: ProbeOf) -> AbstractContextManager[Any]:
+        """See models.model.Model, and hf.live."""
+        self.network.require_seam("its heads cannot be changed")
+        return probe_forwards(self.network, probe_of)
 
     def rerun(self, batch: Batch, *, logits: bool = True) -> Rerun:
         """Runs a batch, and keeps what is needed to run it again from a layer on."""

@@ -8,7 +8,6 @@ else is let through, so that no path of the residual stream need be known.
 Source: Elhage et al. 2021 (direct path); the name: Wang et al. 2023, Nostalgebraist 2020 for the last norm.
 """
 
-import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, Probe, attend
+from attnscope.core.attention.seam import Probe, attend
 from attnscope.errors import AttnscopeError, require_rounding
-from attnscope.models.inside.projections import OutputWatch, hooks, linear_maps, weight_of
-from attnscope.models.inside.stream import Norm, measure_norm
-from attnscope.models.model import Batch, Model, ModelInfo, example_tokens
+from attnscope.models.inside.linear_runs import Leaves, LinearRuns
+from attnscope.models.inside.projections import hooks, weight_of
+from attnscope.models.model import Batch, Model, ModelInfo
 
 _TOLERANCE = 1e-3
 """Of the size of a logit's parts: how far their sum may be off before it is said that a part is not known."""
@@ -68,7 +67,6 @@ class DirectPaths:
                 "said of what its heads write",
                 "choose a decoder, or an encoder with its head for masked words",
             )
-        require_gradients(model)
         self._model, self._head = model, head
         rows = weight_of(head)
         if rows is None:
@@ -78,47 +76,8 @@ class DirectPaths:
             )
         self._rows = rows.detach()
         self._mean = self._rows.float().mean(0)
-        self._outputs = self._find_outputs()
-        roots = [*model.modules(), head]
         whole = getattr(getattr(model, "network", None), "model", None)  # with what it has on top
-        if isinstance(whole, nn.Module):
-            roots.append(whole)
-        modules = list(dict.fromkeys(module for root in roots for module in root.modules()))
-        inside = {m for block in model.blocks().values() for m in block.modules()}
-        linear = list(dict.fromkeys(linear_maps(roots)))
-        self._branches = [m for m in linear if m in inside and m not in self._outputs]
-        self._adding = [m for m in linear if m not in self._branches and m is not head]
-        self._embeddings = [m for m in modules if isinstance(m, nn.Embedding)]
-        leaves = [m for m in modules if not any(True for _ in m.children()) and m not in set(linear)]
-        with torch.no_grad():
-            found = {m: _try_norm(m, info.d_model) for m in leaves}
-        self._norms = {module: norm for module, norm in found.items() if norm is not None}
-        known = {*self._norms, *self._embeddings}
-        base = {m for root in model.modules() for m in root.modules()}
-        self._activations = [m for m in leaves if m not in base and m not in known and not list(m.parameters())]
-
-    def _find_outputs(self) -> set[nn.Module]:
-        """The output projections."""
-        model, watch = self._model, OutputWatch()
-        ids = torch.from_numpy(example_tokens(model.tokenizer).ids.astype("int64"))[None]
-        n_calls = 0
-
-        def observe(call: AttentionCall) -> Tensor:
-            nonlocal n_calls
-            n_calls += 1
-            output = attend(call)
-            watch.expect((call.kind, call.layer), output)
-            return output
-
-        with torch.no_grad(), hooks(linear_maps(model.modules()), watch.look):
-            model.run(Batch(ids), observe)
-        if len(watch.found) < n_calls:
-            raise AttnscopeError(
-                f"no linear map of {model.info.name} is fed just what the heads of every layer put out: what they "
-                "write cannot be told apart",
-                "its effect can still be seen: attnscope ablate",
-            )
-        return set(watch.found.values())
+        self._runs = LinearRuns(model, [head, *([whole] if isinstance(whole, nn.Module) else [])])
 
     def run(self, batch: Batch, rows: Tensor, places: Tensor, answers: Tensor, probe: Probe = attend) -> Parts:
         """Runs a batch and takes the logits of answers apart; see `trace` and `Traced.parts`."""
@@ -133,68 +92,17 @@ class DirectPaths:
             places: The token of each, once in a row.
             probe: What computes attention.
         """
-        written: dict[Place, Tensor] = {}
-        added: list[Tensor] = []  # leaves that stand for what networks and embeddings gave
-        fixed: list[tuple[Tensor, Tensor]] = []  # a leaf of zeros, and the bias that is added there
-        embedded: list[Tensor] = []
         last: list[tuple[Tensor, Tensor]] = []  # what the unembedding was given, and its logits
 
-        def observe(call: AttentionCall) -> Tensor:
-            output = probe(call).detach().requires_grad_()
-            written[call.kind, call.layer] = output
-            return output
-
-        def bias_at(gave: Tensor, bias: Tensor | None) -> Tensor:
-            if bias is None:
-                return gave
-            zero = torch.zeros_like(gave, requires_grad=True)
-            fixed.append((zero, bias.detach()))
-            return gave + zero
-
-        def branch(module: nn.Module, given: Any, gave: Tensor) -> Tensor:
-            added.append(gave.detach().requires_grad_())
-            return added[-1]
-
-        def embed(module: nn.Module, given: Any, gave: Tensor) -> Tensor:
-            # Positions are looked up once for all texts; a leaf a text, so that each has a slope of its own.
-            n = len(batch.ids)
-            alike = gave.ndim == 2 or (gave.ndim == 3 and len(gave) == 1 < n)
-            apart = gave.detach().expand(n, *gave.shape[-2:]).clone() if alike else gave.detach()
-            embedded.append(apart.requires_grad_())
-            return embedded[-1]
-
-        def normalise(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> Tensor:
-            norm = self._norms[module]
-            x = given[0] - given[0].mean(-1, keepdim=True) if norm.centres else given[0]
-            gained = x * norm.gain.to(x)
-            exact = (gave - norm.bias.to(gave)).detach()
-            by = (exact * gained.detach()).sum(-1, keepdim=True) / gained.detach().square().sum(-1, keepdim=True)
-            linear = gained * by.nan_to_num(0)
-            return bias_at(linear + norm.bias.to(gave), norm.bias)
-
-        def gate(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> Tensor:
-            x = given[0]
-            factor = torch.where(x.abs() < 1e-12, torch.zeros_like(x), gave / torch.where(x == 0, 1.0, x))
-            passed: Tensor = x * factor.detach()
-            return passed
-
-        def head(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> None:
+        def look(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> None:
             last.append((given[0], gave.detach()))
 
-        with torch.enable_grad(), contextlib.ExitStack() as stack:
-            stack.enter_context(hooks(self._branches, _detach, before=True))
-            stack.enter_context(hooks(self._branches, branch))
-            stack.enter_context(hooks(self._embeddings, embed))
-            stack.enter_context(hooks(self._norms, normalise))
-            stack.enter_context(hooks(self._activations, gate))
-            stack.enter_context(hooks(self._adding, lambda module, given, gave: bias_at(gave, module.bias)))
-            stack.enter_context(hooks([self._head], head))
+        with self._runs.watch(batch, probe) as (leaves, observe), hooks([self._head], look):
             self._model.outputs(batch, observe)
             hidden = last[-1][0][rows, places]
         logits = last[-1][1][rows, places].float()
         return Traced(
-            self._head, self._rows, self._mean, self._model.info, written, added, embedded, fixed, hidden, logits,
-            rows, places, len(batch.ids),
+            self._head, self._rows, self._mean, self._model.info, leaves, hidden, logits, rows, places, len(batch.ids),
         )  # fmt: skip
 
 
@@ -207,10 +115,7 @@ class Traced:
         tokens: Its rows, (vocabulary, d_model).
         mean: Their mean.
         info: Of the model.
-        written: Place -> what its heads put out, (batch, head, query, d_value).
-        added: What feed-forward networks gave.
-        embedded: What embeddings gave.
-        fixed: Zeros where biases are added, and those biases.
+        leaves: What each part of the model added to the stream.
         hidden: What the unembedding was given, (prediction, d_model).
         logits: What it gave, (prediction, vocabulary).
         rows: The row of each prediction.
@@ -222,10 +127,7 @@ class Traced:
     tokens: Tensor
     mean: Tensor
     info: ModelInfo
-    written: dict[Place, Tensor]
-    added: list[Tensor]
-    embedded: list[Tensor]
-    fixed: list[tuple[Tensor, Tensor]]
+    leaves: Leaves
     hidden: Tensor
     logits: Tensor
     rows: Tensor
@@ -239,8 +141,8 @@ class Traced:
             AttnscopeError: The parts do not add up to the logits: something adds to the stream that is not known.
         """
         own = self.logits.gather(-1, tokens[:, None].to(self.logits.device))[:, 0] - self.logits.mean(-1)
-        leaves = [*self.written.values(), *self.added, *self.embedded, *(zero for zero, _ in self.fixed)]
-        slopes = self._slopes(tokens, leaves)
+        leaves = self.leaves
+        slopes = self._slopes(tokens, leaves.tensors())
 
         def total(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
             """Sum of values along their slopes at each prediction."""
@@ -254,14 +156,14 @@ class Traced:
 
         heads = {
             place: self.at((output.detach() * _or_zero(slopes[id(output)], output)).float().sum(-1))
-            for place, output in self.written.items()
+            for place, output in leaves.heads.items()
         }
         found = Parts(
             own,
             heads,
-            total((leaf, leaf) for leaf in self.added),
-            total((leaf, leaf) for leaf in self.embedded),
-            total((bias, zero) for zero, bias in self.fixed) + self._bias_of(tokens, own),
+            total((leaf, leaf) for _, leaf in leaves.networks),
+            total((leaf, leaf) for _, leaf in leaves.embedded),
+            total((bias.value, bias.leaf) for bias in leaves.biases) + self._bias_of(tokens, own),
         )
         self._require_sum(found)
         return found
@@ -273,8 +175,9 @@ class Traced:
             Place -> (batch, head, query, d_value): the slope of a logit, less the vocabulary's mean, along what a head
             puts out at the token where it is predicted; 0 elsewhere.
         """
-        found = self._slopes(tokens, list(self.written.values()))
-        return {place: _or_zero(found[id(output)], output).float() for place, output in self.written.items()}
+        heads = self.leaves.heads
+        found = self._slopes(tokens, list(heads.values()))
+        return {place: _or_zero(found[id(output)], output).float() for place, output in heads.items()}
 
     def at(self, values: Tensor) -> Tensor:
         """(batch, head, query) -> the predictions', (prediction, head)."""
@@ -306,34 +209,6 @@ class Traced:
             allowed,
             "what its heads do can still be seen: attnscope ablate",
         )
-
-
-def _detach(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-    return tuple(one.detach() if isinstance(one, Tensor) else one for one in given), named
-
-
-def require_gradients(model: Model) -> None:
-    """Refuses a model through which no gradients flow.
-
-    Raises:
-        AttnscopeError: Its weights were made in `torch.inference_mode`.
-    """
-    if any(weight.is_inference() for root in model.modules() for weight in root.parameters()):
-        raise AttnscopeError(
-            f"the weights of {model.info.name} were made in torch.inference_mode(), and keep no gradients",
-            "load the model outside of it, or within torch.no_grad()",
-        )
-
-
-def _try_norm(module: nn.Module, width: int) -> Norm | None:
-    """A module as a norm of the stream's width; None for what is none, or takes no vectors."""
-    weight = next(iter(module.parameters()), None)
-    if weight is None or weight.shape != (width,):
-        return None
-    try:
-        return measure_norm(module)
-    except (RuntimeError, TypeError, ValueError, IndexError):
-        return None
 
 
 def _or_zero(slope: Tensor | None, like: Tensor) -> Tensor:

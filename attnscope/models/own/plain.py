@@ -37,7 +37,7 @@ class _Attention(NamedTuple):
 class PlainEncoder(ShownModel):
     """A loaded encoder that computes with NumPy alone; see models.model.Model. It looks at single texts."""
 
-    writer = eyes = ears = viewer = run_inputs = head_slices = loss = None
+    writer = eyes = ears = viewer = run_inputs = head_slices = probe_forwards = loss = None
     resumes = False
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, weights: dict[str, Array]) -> None:

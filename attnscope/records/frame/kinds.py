@@ -181,6 +181,14 @@ KINDS = {
             ("npz", "csv", "png"), "circuits.terminal:show", "circuits.figures:pages", others=WHICH,
         ),
         Kind(
+            "attnscope.why", "record of a score", "why.score:Why", "why", "why", ("npz", *_TABLE),
+            ("npz", "csv", "png"), "why.terminal:show", "why.figures:pages",
+        ),
+        Kind(
+            "attnscope.why-heads", "record of what scores rest on", "why.heads:WhyHeads", "why", "why-heads",
+            ("npz", *_TABLE), ("npz", "csv"), "why.heads_terminal:show",
+        ),
+        Kind(
             "attnscope.timeline", "timeline", "timeline:Timeline", "timeline", "timeline", ("npz", *_TABLE),
             ("npz", "csv", "png"), "timeline.terminal:show", "timeline.figures:pages",
         ),

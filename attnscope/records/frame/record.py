@@ -199,7 +199,7 @@ class Record:
             return []
         pages = kind.view("draw")
         how = {name: asked[name] for name in kind.drawn_with}
-        write = load_named("attnscope.views.drawing.canvas:write_pages")
+        write = load_named("attnscope.views.drawing.files:write_pages")
         made: list[Path] = write(pages(self, self.style(**style), **how), folder, wanted)
         return made
 

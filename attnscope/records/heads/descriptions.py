@@ -370,11 +370,6 @@ class Descriptions:
             f"{amount(len(told), 'head')}" + "; if they differ, ! names the other half's" * (alike < len(told))
         )
 
-    @property
-    def unseen_share(self) -> float:
-        """The largest share of all texts, 0 to 1, of a kind that the scored texts lack; see `core.exact.few_texts`."""
-        return float(1 - 0.025 ** (1 / max(1, self.n_scored)))
-
     def of(self, layer: int, head: int, kind: str | None = None) -> HeadDescription:
         """The description of a head.
 

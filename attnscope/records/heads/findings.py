@@ -324,7 +324,8 @@ class Findings(Record):
         if not isinstance(causal, Mapping) or not head.effects:
             return False
         quantity, least = str(causal.get("quantity")), _bound(causal.get("nothing_below"))
-        found = [effect for name, effect in head.effects.items() if name.endswith(f"_{quantity}")]
+        out = [head.effects.get(f"{mode}_{quantity}") for mode in causal.get("modes", ("zero", "mean"))]
+        found = [effect for effect in out if effect is not None]
         tops = [effect.high if math.isfinite(effect.high) else effect.value for effect in found]
         return bool(tops) and max(tops) < least
 

@@ -1,14 +1,15 @@
-"""Do heads that look like something do something? Findings in, the same with what changes without each head out."""
+"""Do heads that look like something do something, and do their lines? Findings in, the same with effects out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
+from attnscope.records.ablation import Ablation
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.shards import settle_corpus
 from attnscope.records.heads.findings import Findings
@@ -60,24 +61,56 @@ def with_effects(
         )
         for n, (kind, pick) in enumerate(labelled.items())
     ]
+    quantity = "kl" if ablations[0].whole else "l2"
+    what = {"quantity": quantity, "what": _WHAT[quantity], "nothing_below": NOTHING_BELOW[quantity]}
+    return _add(found, ablations, "causal", what)
+
+
+def with_lines(
+    found: R,
+    model: Model,
+    texts: Corpus | Sequence[str] | Sequence[CorpusText],
+    report: Report | None = None,
+) -> R:
+    """Puts the line of each head in its place, and uniform attention: what changes, and the causal share.
+
+    Lines are fitted on half of the first texts, and take the place of weights on the other half.
+
+    Args:
+        found: What heads attend to.
+        model: Their model.
+        texts: The texts they were studied on.
+        report: Called after each batch.
+
+    Raises:
+        AttnscopeError: The model has several kinds of attention, or there are too few texts.
+    """
+    first = list(islice(distinct(texts_of(texts), Copies()), 2 * FIRST_TEXTS))
+    ablation = ablate(model, first, AblateOptions(modes=("line", "uniform")), report)
+    return _add(found, [ablation], "replaced", {})
+
+
+def _add(found: R, ablations: Sequence[Ablation], name: str, facts: Mapping[str, Any]) -> R:
+    """Findings with the effects of ablations, and how these were made by the name of an option."""
     ablation = ablations[0]
     effects = {(head.kind, head.layer, head.head): head.effects for one in ablations for head in one.heads}
     notes: list[str] = [note for one in ablations for note in one.run["notes"] if note not in found.run["notes"]]
     complete = all(one.corpus["complete"] for one in ablations)
-    quantity = "kl" if ablation.whole else "l2"
-    causal = {
-        "quantity": quantity,
-        "what": _WHAT[quantity],
-        "nothing_below": NOTHING_BELOW[quantity],
+    made = {
+        **facts,
         "modes": list(ablation.options["modes"]),
         "predicted": ablation.options["predicted"],
         "n_texts": ablation.corpus["n_texts"],
         "complete": complete,
     }
+    quantities = {**found.options.get("quantities", {}), **ablation.options["quantities"]}
     return replace(
         found,
-        heads=tuple(replace(head, effects=effects.get((head.kind, head.layer, head.head), {})) for head in found.heads),
-        options={**found.options, "causal": causal},
+        heads=tuple(
+            replace(head, effects={**head.effects, **effects.get((head.kind, head.layer, head.head), {})})
+            for head in found.heads
+        ),
+        options={**found.options, name: made, "quantities": quantities},
         run={**found.run, "notes": [*found.run["notes"], *dict.fromkeys(notes)]},
         corpus=settle_corpus(found.corpus, interrupted=not complete),
     )

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.corpus import CorpusText
-from attnscope.errors import AttnscopeError
+from attnscope.corpus import Copies, Corpus, CorpusText, distinct
+from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model
-from attnscope.studies.describe.expected import Expectations
-from attnscope.studies.describe.study import lot_of
+from attnscope.studies.describe.expected import Expectations, describe_to_expect
+from attnscope.studies.describe.study import DescribeOptions, lot_of
+from attnscope.studies.inputs.texts import texts_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention.probes import Place
-    from attnscope.studies.ablation.reading import ReadBatch
+    from attnscope.studies.ablation.reading import PaddedTexts
 
 FEWEST = 4
 """Texts below which there are not two to fit lines on and two to put them in place on."""
@@ -31,40 +32,81 @@ class Lines:
 
     Attributes:
         expectations: What they expect in a text.
+        n_fitted: How many texts they were fitted on.
     """
 
     expectations: Expectations
-    _batch: ReadBatch | None = field(default=None, repr=False)
+    n_fitted: int
+    _batch: PaddedTexts | None = field(default=None, repr=False)
     _of_batch: dict[tuple[Place, int], Tensor] = field(default_factory=dict, repr=False)
 
-    def scores(self, read: ReadBatch, place: Place, head: int) -> Callable[[Tensor], Tensor]:
+    def n_heads(self, place: Place) -> int:
+        """How many heads an attention has."""
+        return 1 + max(one.head for one in self.expectations.heads if (one.kind, one.layer) == place)
+
+    def scores(self, texts: PaddedTexts, place: Place, head: int) -> Callable[[Tensor], Tensor]:
         """What gives one head's scores, (row, 1, query, key), float32, for the keys that are allowed; padding has 0.
 
         Args:
-            read: A batch; what was made of the last one is kept.
+            texts: A batch; what was made of the last one is kept.
             place: Kind and layer.
             head: The head.
         """
-        if self._batch is not read:
-            self._batch, self._of_batch = read, {}
+        if self._batch is not texts:
+            self._batch, self._of_batch = texts, {}
 
         def score(allowed: Tensor) -> Tensor:
             if (place, head) not in self._of_batch:
-                self._of_batch[place, head] = self._score(read, place, head, allowed)
+                self._of_batch[place, head] = self._score(texts, place, head, allowed)
             return self._of_batch[place, head]
 
         return score
 
-    def _score(self, read: ReadBatch, place: Place, head: int, allowed: Tensor) -> Tensor:
+    def _score(self, texts: PaddedTexts, place: Place, head: int, allowed: Tensor) -> Tensor:
         import torch
 
-        n_rows, n_tokens = read.real.shape
+        n_rows, n_tokens = texts.real.shape
+        if allowed.shape[-2:] != (n_tokens, n_tokens):
+            raise AttnscopeError(
+                f"a forward pass reads {n_tokens} tokens and attends to {allowed.shape[-1]}: lines need whole texts",
+                "pass use_cache=False",
+            )
         made = np.zeros((n_rows, 1, n_tokens, n_tokens), np.float32)
         masks = allowed.expand(n_rows, -1, -1, -1)[:, 0].cpu().numpy()
-        for row, mask, of_row in zip(made, masks, read.made_of, strict=True):
-            n = len(of_row.tokens)
-            row[0, :n, :n] = self.expectations.scores(of_row.tokens, place, head, mask[:n, :n])
+        for row, mask, tokens, real in zip(made, masks, texts.tokens, texts.real, strict=True):
+            kept = np.ix_(real, real)
+            row[0][kept] = self.expectations.scores(tokens, place, head, mask[kept])
         return torch.from_numpy(made)
+
+
+def fit_lines(
+    model: Model,
+    texts: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    others: Sequence[CorpusText] | None = None,
+    seed: int = 0,
+) -> Lines:
+    """Fits a line to every head of a model, to be put in the place of its weights.
+
+        lines = attnscope.fit_lines(model, attnscope.Corpus("corpus.txt"))
+
+    Args:
+        model: A loaded model with one kind of attention.
+        texts: What to fit on. Copies of a text count once.
+        others: The texts on which the lines are used; None = any texts, which takes longer and needs a model from
+            transformers.
+        seed: Of the choice of texts and queries.
+
+    Returns:
+        The lines, for `attnscope.replaced`.
+
+    Raises:
+        AttnscopeError: The model has several kinds of attention, or there are fewer than two texts.
+    """
+    require_one_kind(model)
+    fitted = list(distinct(texts_of(texts), Copies()))
+    if len(fitted) < FEWEST // 2:
+        raise AttnscopeError(f"lines cannot be fitted on {amount(len(fitted), 'text')}", f"give {FEWEST // 2} or more")
+    return Lines(describe_to_expect(model, fitted, others, DescribeOptions(seed=seed)), len(fitted))
 
 
 def require_one_kind(model: Model) -> None:

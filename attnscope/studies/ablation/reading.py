@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -70,6 +71,19 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
+class PaddedTexts:
+    """The tokens of each row of a batch.
+
+    Attributes:
+        tokens: Of each row.
+        real: (row, token), bool: where in the batch they are; the rest is padding.
+    """
+
+    tokens: tuple[Tokens, ...]
+    real: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
 class ReadBatch:
     """Rows as a model takes them.
 
@@ -101,6 +115,11 @@ class ReadBatch:
     def size(self) -> int:
         """Its tokens, padding included; of two lengths the longer one tells what a pass costs."""
         return len(self.texts) * max(self.batch.ids.shape[1], self.real.shape[1])
+
+    @cached_property
+    def padded(self) -> PaddedTexts:
+        """What lines are computed from."""
+        return PaddedTexts(tuple(row.tokens for row in self.made_of), self.real.cpu().numpy())
 
 
 class Reader:

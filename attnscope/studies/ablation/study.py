@@ -18,7 +18,7 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Loss, Model, ModelInfo
 from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
 from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer
-from attnscope.studies.ablation.lines import Lines, apart, require_one_kind
+from attnscope.studies.ablation.lines import Lines, apart, fit_lines, require_one_kind
 from attnscope.studies.ablation.options import EACH, REPLACED, AblateOptions, Mode
 from attnscope.studies.ablation.reading import PLACES, Reader
 from attnscope.studies.ablation.sweep import (
@@ -34,8 +34,6 @@ from attnscope.studies.ablation.sweep import (
     measure,
     require_rerunnable,
 )
-from attnscope.studies.describe.expected import describe_to_expect
-from attnscope.studies.describe.study import DescribeOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, Texts, problems_of, scale_report, sha256_of, texts_of
 from attnscope.studies.running.late import failure
@@ -48,8 +46,10 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-CURVE_POINTS = 24
-RANDOM_ORDERS = 5
+CURVE_POINTS, RANDOM_ORDERS = 24, 5
+REPLACED_POINTS, REPLACED_ORDERS = 8, 3
+"""The same where heads get other weights, each control as many: nearly every point is a whole forward of each text."""
+
 MOST_IMPORTANT = 8
 """Heads of which all pairs are taken out where none are picked."""
 
@@ -115,7 +115,7 @@ class _Study:
         self._by_importance = options.curve and not set(options.modes) & set(REPLACED)
         wants_importance = options.importance or self._by_importance
         if wants_importance:
-            from attnscope.models.inside.attribution import require_gradients
+            from attnscope.models.inside.linear_runs import require_gradients
 
             require_gradients(model)
         passes = ("mean" in options.modes, options.modes, wants_importance, options.joint, options.curve)
@@ -253,8 +253,7 @@ class _Study:
         if workers is not None:
             raise AttnscopeError("lines take the place of weights in one process", "leave out --workers")
         fitted, others = apart(list(distinct(self.texts, Copies())), self.options.seed)
-        self._n_fitted = len(fitted)
-        return Lines(describe_to_expect(self.model, fitted, others, DescribeOptions(seed=self.options.seed))), others
+        return fit_lines(self.model, fitted, others, self.options.seed), others
 
     @property
     def _compares_lines(self) -> bool:
@@ -312,11 +311,12 @@ class _Study:
             orders += [("explained", None, best), ("unexplained", None, best[::-1])]
         elif self.options.modes:
             orders.append(("effect", None, sorted(heads, key=lambda head: self._effect(by_head[head]))))
-        for number in range(RANDOM_ORDERS):
+        n_orders, n_points = self._curve_sizes
+        for number in range(n_orders):
             seed = self.options.seed + number
             lots = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(len(heads)).argsort(kind="stable")
             orders.append(("random", seed, [heads[place] for place in lots]))
-        gone = sorted({round(k) for k in np.linspace(0, len(heads), min(len(heads), CURVE_POINTS) + 1)})
+        gone = sorted({round(k) for k in np.linspace(0, len(heads), min(len(heads), n_points) + 1)})
         modes: Sequence[Mode] = [mode for mode in self.options.modes if mode in REPLACED] or ["zero"]
         # Of controls random orders tell enough.
         drawn = [(mode, one) for mode, one in product(modes, orders) if mode in ("zero", "line") or one[0] == "random"]
@@ -339,6 +339,12 @@ class _Study:
         explained = self._lines.expectations.explained((kind, layer), number)  # type: ignore[arg-type]
         return 1.0 if math.isnan(explained) else explained
 
+    @property
+    def _curve_sizes(self) -> tuple[int, int]:
+        """How many random orders curves have, and how many points."""
+        is_replaced = set(self.options.modes) & set(REPLACED)
+        return (REPLACED_ORDERS, REPLACED_POINTS) if is_replaced else (RANDOM_ORDERS, CURVE_POINTS)
+
     def _start(self, found: Pass[Found]) -> dict[str, Effect]:
         """What changes without no head."""
         names = QUANTITIES if self.loss else QUANTITIES[:1]
@@ -359,9 +365,8 @@ class _Study:
     def _run(self) -> dict[str, Any]:
         notes = []
         if self._lines is not None:
-            notes.append(
-                f"Lines were fitted on {amount(self._n_fitted, 'text')}, and take the place of weights on the others."
-            )
+            fitted = amount(self._lines.n_fitted, "text")
+            notes.append(f"Lines were fitted on {fitted}, and take the place of weights on the others.")
         if not require_rerunnable(self.model).resumes:
             notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
         if "cross" in self.model.info.kinds and self.options.target is None:
@@ -395,7 +400,7 @@ class _Study:
             "target": options.target,
             "normalized": "layer" if options.by_layer else None,
             "directions": None if self.loss else DIRECTIONS,
-            "curve_points": CURVE_POINTS if options.curve else None,
+            "curve_points": self._curve_sizes[1] if options.curve else None,
             "quantities": _quantities(options),
         }
 

@@ -18,7 +18,7 @@ from attnscope.corpus import Block, Copies
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, Outputs, Rerun
 from attnscope.studies.ablation.options import REPLACED, Mode
-from attnscope.studies.ablation.reading import PLACES, ReadBatch, Reader
+from attnscope.studies.ablation.reading import PLACES, PaddedTexts, ReadBatch, Reader
 from attnscope.studies.inputs.texts import Report, Texts
 from attnscope.studies.running import passes
 from attnscope.studies.running.memory import Room
@@ -387,17 +387,19 @@ def _fitting(numbers: Sequence[int], read: ReadBatch, whole: Outputs, pass_token
 
 def probe_of(cuts: Sequence[Cut], mode: Mode, read: ReadBatch, known: HeadMeans) -> Probe:
     """A probe for as many repetitions of a batch as there are cuts, each of which has one of them."""
-    return replaced_of(cuts, mode, read, known) if mode in REPLACED else gate_of(cuts, mode, len(read.texts), known)
+    if mode in REPLACED:
+        return replaced_of(cuts, mode, read.padded, known.lines)
+    return gate_of(cuts, mode, len(read.texts), known)
 
 
-def replaced_of(cuts: Sequence[Cut], mode: Mode, read: ReadBatch, known: HeadMeans) -> Replaced:
+def replaced_of(cuts: Sequence[Cut], mode: Mode, texts: PaddedTexts, lines: Lines | None) -> Replaced:
     """The same of cuts that give heads other weights."""
     from attnscope.core.attention.replaced import Replaced, Replacement, evenly, on_key
 
-    n_texts, n_tokens = read.real.shape
+    n_texts, n_tokens = texts.real.shape
     replacements: dict[Place, list[Replacement]] = {}
     for number, cut in enumerate(cuts):
-        texts = slice(number * n_texts, (number + 1) * n_texts)
+        rows = slice(number * n_texts, (number + 1) * n_texts)
         for kind, layer, head in cut.heads:
             place: Place = (kind, layer)  # type: ignore[assignment]  # a kind, as it came from the model
             scores: Tensor | Callable[[Tensor], Tensor] | None
@@ -406,10 +408,10 @@ def replaced_of(cuts: Sequence[Cut], mode: Mode, read: ReadBatch, known: HeadMea
             elif mode == "sink":
                 scores = on_key(n_tokens)
             else:
-                assert known.lines is not None  # a cut asks for them
-                described = head if mode == "line" else (head + 1) % known.n_heads[place]
-                scores = known.lines.scores(read, place, described)
-            replacements.setdefault(place, []).append(Replacement((head,), scores, texts))
+                assert lines is not None  # a cut asks for them
+                described = head if mode == "line" else (head + 1) % lines.n_heads(place)
+                scores = lines.scores(texts, place, described)
+            replacements.setdefault(place, []).append(Replacement((head,), scores, rows))
     return Replaced(replacements)
 
 

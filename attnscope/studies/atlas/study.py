@@ -68,7 +68,7 @@ def atlas(
     options = options or AtlasOptions()
     texts = texts_of(corpus)
     make = partial(AtlasMeasurer, rank=options.rank, n_top=options.examples, n_sample=options.sample, seed=options.seed)
-    step = scale_report(report, 0, 1 + options.heads.causal)
+    step = scale_report(report, 0, options.heads.n_steps)
     findings, done = study_heads(model, texts, options.heads, step, workers, make, ScoredFound())
     assert isinstance(done, ScoredFound)
     if options.heads.shard == (1, 1):

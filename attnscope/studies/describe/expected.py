@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from attnscope.core.questions.sampled_rows import Column
 
 Singles = NDArray[np.float32]
+
+MOST_KEPT = 2**21
+"""Pairs of a query and a key whose features are kept, a byte for each of about 120."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +75,7 @@ class Expectations:
     frequencies: Frequencies
     frequent: frozenset[int]
     _follow: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)
-    _last: tuple[Tokens, dict[int, _Text]] | None = field(default=None, repr=False)
+    _texts: OrderedDict[int, tuple[Tokens, dict[int, _Text]]] = field(default_factory=OrderedDict, repr=False)
 
     def scores(self, tokens: Tokens, place: Place, head: int, allowed: NDArray[np.bool_]) -> Singles:
         """The logarithm of the weights that a head's description expects, but for a summand of each query.
@@ -80,7 +84,7 @@ class Expectations:
         among them by the terms of what the head attends to.
 
         Args:
-            tokens: A text. What was made of the last one is kept.
+            tokens: A text. What was made of the last ones is kept, as many as a batch has.
             place: Kind and layer.
             head: The head.
             allowed: (query, key): which key each query may attend to.
@@ -141,9 +145,11 @@ class Expectations:
         raise KeyError(f"there is no description of L{place[1]}H{head}")
 
     def _text(self, tokens: Tokens, which: int) -> _Text:
-        if self._last is None or self._last[0] is not tokens:
-            self._last = tokens, {}
-        made = self._last[1]
+        # The tokens are kept too: another text could get the number of one that is gone.
+        made = self._texts.setdefault(id(tokens), (tokens, {}))[1]
+        self._texts.move_to_end(id(tokens))
+        while len(self._texts) > 1 and sum(len(of) ** 2 for of, _ in self._texts.values()) > MOST_KEPT:
+            self._texts.popitem(last=False)
         if which not in made:
             group = self.fits[which].group
             facts = _facts(self.model, tokens, None, self.frequencies, self.frequent)
@@ -209,15 +215,32 @@ def _values_of_terms(
 
 
 def describe_to_expect(
-    model: Model, texts: Texts, others: Sequence[CorpusText], options: DescribeOptions | None = None
+    model: Model, texts: Texts, others: Sequence[CorpusText] | None, options: DescribeOptions | None = None
 ) -> Expectations:
-    """Fits descriptions on texts, for weights that are expected on others, whose types of tokens are known then."""
+    """Fits descriptions on texts, for weights that are expected on others.
+
+    Args:
+        model: The model.
+        texts: The texts to fit.
+        others: The others, whose types of tokens are known then; None = any, by the tokenizer's whole vocabulary.
+        options: How.
+    """
     options = options or DescribeOptions()
     counts = count_tokens(distinct(texts, Copies()), model.tokenizer.encode, special_ids(model))
     frequencies = Frequencies.of_counts(counts)
-    also = [tokens_of(text, model.tokenizer.encode, special_ids(model)) for text in others]
-    if (mask := model.tokenizer.mask_id) is not None and also:
-        also.append(replace(also[0], ids=np.full(len(also[0]), mask), labels=("[MASK]",) * len(also[0])))
+    also = dict(_vocabulary(model)) if others is None else {}
+    for text in others or ():
+        tokens = tokens_of(text, model.tokenizer.encode, special_ids(model))
+        also |= dict(zip(tokens.ids.tolist(), tokens.labels, strict=True))
+    if (mask := model.tokenizer.mask_id) is not None:
+        also[mask] = "[MASK]"
     sample, fits = fit_texts(model, texts, frequencies, options, also=also)
     heads = tuple(one for fit in fits for one in describe_fitted(fit, sample))
     return Expectations(model, tuple(fits), heads, frequencies, _frequent(sample, frequencies))
+
+
+def _vocabulary(model: Model) -> Iterator[tuple[int, str]]:
+    """All token numbers up to the last that stands for text, special ones too, and what each is called."""
+    tokenizer = model.tokenizer
+    for number in range(max(tokenizer.ordinary_ids(), default=-1) + 1):
+        yield number, tokenizer.spell(number) or f"<{number}>"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedText
 from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches
+from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records import Tokens
 from attnscope.studies.describe.features import RESTING, SINK, Feature, TextFacts, blocks_of, catalogue
@@ -71,19 +72,30 @@ class Types:
     embeddings: NDArray[np.float32]
 
     @classmethod
-    def of(cls, model: Model, tokens: Sequence[Tokens]) -> Types:
-        """The types of some texts."""
+    def of(cls, model: Model, tokens: Sequence[Tokens], also: Mapping[int, str]) -> Types:
+        """The types of some texts, and further ones."""
         import torch
 
         labels = {int(i): label for of in tokens for i, label in zip(of.ids, of.labels, strict=True)}
+        labels = {**also, **labels}
         ids = np.array(sorted(labels), np.int64)
         rows = model.static_embeddings(torch.from_numpy(ids)[None].to(model.info.device))
         embeddings = np.zeros((len(ids), 1), np.float32) if rows is None else rows[0].float().cpu().numpy()
         return cls(ids, tuple(labels[int(i)] for i in ids), embeddings)
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The type of each token."""
-        return np.searchsorted(self.ids, ids).astype(np.int32)
+        """The type of each token.
+
+        Raises:
+            AttnscopeError: A token's type is unknown.
+        """
+        places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        unknown = ids[self.ids[places] != ids]
+        if len(unknown):
+            raise AttnscopeError(
+                f"descriptions were fitted without knowing token {unknown[0]}", "name the texts to come when you fit"
+            )
+        return places.astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +155,7 @@ def measure(
     frequencies: Frequencies,
     own: Sequence[Feature] = (),
     heads: Sequence[tuple[int, int]] | None = None,
-    also: Sequence[Tokens] = (),
+    also: Mapping[int, str] | None = None,
 ) -> list[Group]:
     """Runs the model on sampled texts, and reads the rows of their queries.
 
@@ -153,7 +165,7 @@ def measure(
         frequencies: How frequent tokens are.
         own: Further features.
         heads: Which heads are described; None = all.
-        also: Tokens of other texts, whose types are to be known too.
+        also: Types of other texts that are to be known too: their numbers and labels.
     """
     start = decoder_start(model)
     for unit in sample:
@@ -166,7 +178,7 @@ def measure(
     frequent = _frequent(sample, frequencies)
     reads: dict[str, dict[int, _Read]] = {}
     place_of = {id(unit.chunk): number for number, unit in enumerate(sample)}
-    types = Types.of(model, [*tokens, *also])
+    types = Types.of(model, tokens, also or {})
 
     def block(unit: Unit, kind: str) -> NDArray[np.uint8]:
         facts = _facts(model, unit.query_tokens(kind), unit.annotation, frequencies, frequent)

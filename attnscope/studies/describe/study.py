@@ -22,7 +22,6 @@ from attnscope.corpus import Copies, Corpus, CorpusText, chunks, count_tokens, d
 from attnscope.corpus.batching import tokens_of
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
-from attnscope.records import Tokens
 from attnscope.records.heads.descriptions import (
     EVEN,
     NO_TERM,
@@ -166,7 +165,7 @@ def fit_texts(
     frequencies: Frequencies,
     options: DescribeOptions,
     annotations: Mapping[str, AnnotatedText] | None = None,
-    also: Sequence[Tokens] = (),
+    also: Mapping[int, str] | None = None,
 ) -> tuple[list[Unit], list[Fitted]]:
     """The sample of some texts, and what is fitted to it; nothing where there are too few texts.
 

@@ -15,6 +15,9 @@ from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.roles import effective_texts, judge
 from attnscope.studies.measuring.tally import Tally, tallies_of
 
+_LATER = ("causal", "replaced", "quantities")
+"""Options that say how a step after the measures was made: a part may have had it by itself."""
+
 _CONTROL = "control-"
 _WRITES = "writes-"
 _PARTS = _WRITES + "parts."
@@ -147,13 +150,13 @@ def _with_effects(whole: Findings, parts: Sequence[Findings]) -> Findings:
         for head in part.heads:
             if head.effects:
                 known.setdefault((head.kind, head.layer, head.head), head.effects)
-    causal = [part.options["causal"] for part in parts if part.options.get("causal")]
-    if not causal:
+    options = {name: part.options[name] for part in reversed(parts) for name in _LATER if part.options.get(name)}
+    if not options:
         return whole
     return replace(
         whole,
         heads=tuple(replace(head, effects=known.get((head.kind, head.layer, head.head), {})) for head in whole.heads),
-        options={**whole.options, "causal": causal[0]},
+        options={**whole.options, **options},
     )
 
 
@@ -203,7 +206,7 @@ _COMPARED: tuple[tuple[str, Callable[[Findings], Any]], ...] = (
     # Records of before the choice weigh queries.
     ("weighings, --weigh", lambda part: part.options.get("weigh", "queries")),
     # Heads may have been taken out after some parts alone.
-    ("options", lambda part: {name: one for name, one in part.options.items() if name not in ("causal", "weigh")}),
+    ("options", lambda part: {name: one for name, one in part.options.items() if name not in (*_LATER, "weigh")}),
 )
 
 

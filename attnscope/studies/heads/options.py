@@ -78,6 +78,10 @@ class HeadsOptions:
         "untrained: study the same architecture with random weights beside.", default=False, read=_is_untrained
     )
     causal: bool = option("Take each head that has a role out, and say what changes.", default=False)
+    replace: bool = option(
+        "Put each head's line in its place, and say what changes beside uniform attention: its causal share.",
+        default=False,
+    )  # fmt: skip
     writes: bool = option(
         "Say what each head adds to the logits of right answers, next tokens or masked ones.", default=False
     )
@@ -90,6 +94,11 @@ class HeadsOptions:
         "How heads are described; None = they are not.", default=None, python_only=True
     )
 
+    @property
+    def n_steps(self) -> int:
+        """How many passes over the texts there are."""
+        return 1 + self.causal + self.replace
+
     def require(self) -> None:
         """Refuses numbers that are none, and what a shard cannot have."""
         for name, number in (("--chunk", self.chunk), ("--stride", self.stride)):
@@ -100,8 +109,9 @@ class HeadsOptions:
                 raise UsageError(f"the threshold of {role} is {threshold:g}", "thresholds are above 0 and at most 1")
         if self.weigh not in get_args(Weigh):
             raise UsageError(f"{self.weigh!r} cannot be weighed alike", f"choose {' or '.join(get_args(Weigh))}")
-        if self.shard != (1, 1) and self.causal:
-            raise UsageError("heads are taken out in a whole study, not in a shard", "leave out --causal or --shard")
+        if self.shard != (1, 1) and (self.causal or self.replace):
+            name = "--causal" if self.causal else "--replace"
+            raise UsageError("heads are taken out in a whole study, not in a shard", f"leave out {name} or --shard")
         if self.shard != (1, 1) and self.relations is not None:
             raise UsageError("the roles of relations do not outlive a merge", "give --relations without --shard")
 

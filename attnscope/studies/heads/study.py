@@ -28,7 +28,7 @@ from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.shards import settle_corpus
 from attnscope.records.heads.findings import Findings
 from attnscope.records.relations.record import with_relations
-from attnscope.studies.ablation.causal import with_effects
+from attnscope.studies.ablation.causal import with_effects, with_lines
 from attnscope.studies.describe.study import describe_texts, require_heads
 from attnscope.studies.heads.merging import conclude, sums_of
 from attnscope.studies.heads.options import HeadsOptions
@@ -113,8 +113,7 @@ def heads(
         AttnscopeError: There is no text, the model cannot be measured, or no worker can begin.
     """
     options = options or HeadsOptions()
-    n_steps = 1 + options.causal
-    found = study_heads(model, corpus, options, scale_report(report, 0, n_steps), workers)[0]
+    found = study_heads(model, corpus, options, scale_report(report, 0, options.n_steps), workers)[0]
     found = add_effects(found, options, model, corpus, report)
     if (annotated := options.relations) is not None:
         found = try_step(
@@ -124,11 +123,18 @@ def heads(
 
 
 def add_effects(found: R, options: HeadsOptions, model: Model, corpus: Given, report: Report | None) -> R:
-    """The record with what changes without each head, where that is asked for and nothing failed before."""
-    if not options.causal or not whole(found):
-        return found
-    step = scale_report(report, 1, 2)
-    return try_step(found, "--causal", lambda known: with_effects(known, model, corpus, step))
+    """The record with what changes without each head, or with its line in its place, if that is asked for.
+
+    Nothing is added to a record where something failed before.
+    """
+    steps: list[tuple[str, Callable[..., R]]] = []
+    steps += [("--causal", with_effects)] if options.causal else []
+    steps += [("--replace", with_lines)] if options.replace else []
+    for number, (name, add) in enumerate(steps, 1):
+        if whole(found):
+            step = scale_report(report, number, options.n_steps)
+            found = try_step(found, name, partial(add, model=model, texts=corpus, report=step))
+    return found
 
 
 def study_heads(

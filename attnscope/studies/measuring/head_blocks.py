@@ -45,7 +45,7 @@ class Frequencies:
         numbers = counts.counts
         # Of the vocabulary only the part up to the largest number that was seen is known here.
         n_known = max(1, len(numbers))
-        digest = hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
+        digest = hashlib.sha256(numbers.astype("<i8", copy=False).data).hexdigest()
         return cls(counts.log_frequency(n_known), -math.log(counts.total + n_known), digest)
 
     def of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:

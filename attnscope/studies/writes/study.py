@@ -359,7 +359,7 @@ class _Mover:
         found = {}
         for place, call in self._calls.items():
             one = moved(call, targets, slopes[place], other_slopes[place])
-            whole = (traced.written[place].detach() * slopes[place]).float().sum(-1)
+            whole = (traced.leaves.heads[place].detach() * slopes[place]).float().sum(-1)
             found[place] = Moved(*(traced.at(part) for part in vars(one).values())), traced.at(whole)
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,178 +13,148 @@ from attnscope.errors import amount
 from attnscope.records.circuits import COMPOSITIONS, CircuitHead, Circuits, Link
 from attnscope.views.circuits.summary import READS, notes_of, title_of
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Number, Page, colormap, wrap_lines
-from attnscope.views.drawing.inks import hex_of, ink_on
+from attnscope.views.drawing.canvas import FAINT, INK, Box
 from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.page import UNKNOWN, Page
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.tables.numbers import digits, fixed
 
 _SIGNED, _SHARE = "RdBu_r", "Blues"
-_UNKNOWN = "#dcdcdc"
 _COLORS = {"Q": "#0072B2", "K": "#D55E00", "V": "#009E73"}
-_TOP_PX = layout.MARGIN_PX + 92
+_TOP_PX, _GAP_PX = layout.MARGIN_PX + 92, 32
 _MOST_LINKS = 8  # of queries, of keys and of values
 
 
-def pages(found: Circuits, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
+def pages(circuits: Circuits, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending.
 
     `circuits-heads` has maps of copying, matching and the previous token, `circuits-composition` a matrix each of
     queries, keys and values, `circuits-graph` the pairs that compose most.
     """
-    lettering = lettering_for([title_of(found)], style.paper)
-    yield "circuits-heads", heads_page(found, lettering)
-    if np.isfinite(found.composition).any():
-        yield "circuits-composition", composition_page(found, lettering)
-        yield "circuits-graph", graph_page(found, lettering)
+    lettering = lettering_for([title_of(circuits)], style.paper)
+    yield "circuits-heads", heads_page(circuits, lettering)
+    if np.isfinite(circuits.composition).any():
+        yield "circuits-composition", composition_page(circuits, lettering)
+        yield "circuits-graph", graph_page(circuits, lettering)
 
 
 # -- heads
 
 
-def heads_page(found: Circuits, lettering: Lettering) -> Page:
+def heads_page(circuits: Circuits, lettering: Lettering) -> Page:
     """Maps of layers x heads: copying, matching, and what places alone give the previous token."""
+    by_head = {(head.layer, head.head): head for head in circuits.heads}
     panels = [
-        ("copying", {(h.layer, h.head): h.copying.value for h in found.heads}, _SIGNED),
-        ("matching", {(h.layer, h.head): h.matching.value for h in found.heads}, _SIGNED),
-        ("previous token, by position", {(h.layer, h.head): h.previous for h in found.heads}, _SHARE),
+        ("copying", {at: head.copying.value for at, head in by_head.items()}, -1.0),
+        ("matching", {at: head.matching.value for at, head in by_head.items()}, -1.0),
+        ("previous token, by position", {at: head.previous for at, head in by_head.items()}, 0.0),
     ]
-    panels = [one for one in panels if any(math.isfinite(value) for value in one[1].values())] or panels[:1]
-    shape = max(h.layer for h in found.heads) + 1, max(h.head for h in found.heads) + 1
-    paper, gap, names = lettering.paper, 34, 46
-    across = 1 if paper.is_narrow else len(panels)
-    room = (paper.room_px if paper.fixed else 1500) - across * names - (across - 1) * gap
-    cell_w = max(4.0, min(58.0, room / across / shape[1]))
+    panels = [panel for panel in panels if any(map(math.isfinite, panel[1].values()))] or panels[:1]
+    shape = max(layer for layer, _ in by_head) + 1, max(head for _, head in by_head) + 1
+    cell_w = max(4.0, min(58.0, _panel_px(len(panels), lettering, 1500, 80) / shape[1]))
     cell_h = max(12.0, min(0.62 * cell_w, 34.0, 900 / shape[0]))
-    pitch_x, pitch_y = shape[1] * cell_w + names + gap, shape[0] * cell_h + 96
-    width = paper.width_for(2 * layout.MARGIN_PX + across * pitch_x - gap, 900)
-    footer_y = math.ceil(_TOP_PX + math.ceil(len(panels) / across) * pitch_y)
-    page = Page.above([*notes_of(found, marks=False)[:-1], _of_places(found)], width, footer_y, lettering)
-    page.head(title_of(found), f"layers x heads · {amount(len(found.heads), 'head')}")
-    outside = (
-        {(h.layer, h.head) for h in found.heads if h.copying.is_outside},
-        {(h.layer, h.head) for h in found.heads if h.matching.is_outside},
-    )
-    for place, (title, values, cmap) in enumerate(panels):
-        left = layout.MARGIN_PX + names + (place % across) * pitch_x
-        top = _TOP_PX + place // across * pitch_y
-        page.write(left, top - 34, title, layout.PANEL_TITLE_PX, ha="left", weight="bold")
-        signed = cmap == _SIGNED
-        _map(page, (left, top), values, (cell_w, cell_h), cmap, -1.0 if signed else 0.0)
+    size = shape[1] * cell_w, shape[0] * cell_h
+    page, corners, bottom = _start_panels(circuits, len(panels), size, (80, 96), lettering)
+    page.head(title_of(circuits), f"layers x heads · {amount(len(circuits.heads), 'head')}")
+    for (title, values, low), (left, top) in zip(panels, corners, strict=True):
+        page.entitle(left, top - 34, title)
+        cmap = _SIGNED if low else _SHARE
+        cells = page.head_cells((left, top), (cell_w, cell_h), values, cmap, partial(_share_above, low))
+        letters = lettering.paper.letters(min(12.0, cell_w * 0.24))
+        if cell_w >= max(40, 3 * lettering.paper.least_px) and cell_h >= letters * 1.2 and not low:
+            page.number_cells(list(cells.values()), [fixed(value, 2) for value in values.values()], letters)
         page.name_axes((left, top), shape, (cell_w, cell_h), size_px=12.0)
-        _bar(
-            page,
-            (left, top + shape[0] * cell_h + 16, min(200, shape[1] * cell_w), 11),
-            cmap,
-            -1.0 if signed else 0.0,
-            1.0,
-        )
-        if signed:
-            dim = [p for p in values if p not in outside[title == "matching"] and math.isfinite(values[p])]
-            for layer, head in dim:
-                page.dot((left + (head + 0.5) * cell_w, top + (layer + 0.5) * cell_h), max(1.2, cell_h * 0.09), FAINT)
+        _write_bar(page, (left, top + size[1] + 16, min(200, size[0]), 11), cmap, (low, 1.0))
+        scores = {at: head.matching if title == "matching" else head.copying for at, head in by_head.items()}
+        for layer, head in (at for at in values if low and math.isfinite(values[at]) and not scores[at].is_outside):
+            page.dot((left + (head + 0.5) * cell_w, top + (layer + 0.5) * cell_h), max(1.2, cell_h * 0.09), FAINT)
+    page.finish(bottom, [*notes_of(circuits, marks=False)[:-1], _note_on_places(circuits)])
     return page
 
 
-def _of_places(found: Circuits) -> str:
+def _share_above(low: float, value: float) -> float:
+    """How far a value is on the way from `low` to 1."""
+    return (value - low) / (1 - low)
+
+
+def _panel_px(n: int, lettering: Lettering, screen_px: int, around_px: int) -> float:
+    """How wide panels may be that stand side by side, or on narrow paper one below the other."""
+    paper = lettering.paper
+    across = 1 if paper.is_narrow else n
+    return ((paper.room_px if paper.fixed else screen_px) - across * around_px + _GAP_PX) / across
+
+
+def _start_panels(
+    circuits: Circuits, n: int, size: tuple[float, float], around: tuple[int, int], lettering: Lettering
+) -> tuple[Page, list[tuple[float, float]], float]:
+    """A page of panels of a size, their corners, and where the notes begin; `around` is the room for names and bars."""
+    paper = lettering.paper
+    across = 1 if paper.is_narrow else n
+    pitch = size[0] + around[0], size[1] + around[1]
+    page = Page(paper.width_for(2 * layout.MARGIN_PX + across * pitch[0] - _GAP_PX, 900), lettering)
+    corners = layout.tile(n, across, (layout.MARGIN_PX + around[0] - _GAP_PX, _TOP_PX), pitch)
+    return page, corners, _TOP_PX + math.ceil(n / across) * pitch[1]
+
+
+def _note_on_places(circuits: Circuits) -> str:
+    uniform = min(circuits.uniform.get("previous", (math.nan,)))
     return (
-        f"a dot: not beyond all of {found.n_draws} random heads with the same singular values · "
+        f"a dot: not beyond all of {circuits.n_draws} random heads with the same singular values · "
         "matching: the same of W_E' W_Q' W_K W_E, 1 = a query looks for its own "
         f"token · by position: the share of attention that the previous token gets where all tokens are alike, "
-        f"{amount(found.n_places, 'position')}; uniform {fixed(min(found.uniform.get('previous', (math.nan,))), 2)}"
+        f"{amount(circuits.n_places, 'position')}; uniform {fixed(uniform, 2)}"
     )
 
 
-def _map(
-    page: Page,
-    corner: tuple[float, float],
-    values: dict[tuple[int, int], float],
-    cell: tuple[float, float],
-    cmap: str,
-    low: float,
-) -> None:
-    colors = colormap(cmap)
-    boxes = {p: (corner[0] + p[1] * cell[0], corner[1] + p[0] * cell[1], cell[0] - 1, cell[1] - 1) for p in values}
-    fills = {p: hex_of(colors, (v - low) / (1 - low)) if math.isfinite(v) else _UNKNOWN for p, v in values.items()}
-    page.fill(list(boxes.values()), list(fills.values()))
-    size = page.paper.letters(min(12.0, cell[0] * 0.24))
-    if cell[0] >= max(40, 3 * page.paper.least_px) and cell[1] >= size * 1.2 and low == 0:
-        page.numbers(
-            [
-                Number(x + w / 2, y + h / 2, fixed(values[p], 2), size, ink_on(fills[p]))
-                for p, (x, y, w, h) in boxes.items()
-            ]
-        )
-
-
-def _bar(
-    page: Page, box: tuple[float, float, float, float], cmap: str, low: float, high: float, least: str = ""
-) -> None:
+def _write_bar(page: Page, box: Box, cmap: str, limits: tuple[float, float], least: str = "") -> None:
     """A colour bar with its ends and, where it has two signs, its middle; `least` is written at the first end."""
-    x, y, width, height = box
-    page.colour_bar(box, colormap(cmap))
-    ticks = (low, 0.0, high) if low < 0 else (low, high)
-    for tick in ticks:
-        at, text = x + width * (tick - low) / (high - low), digits(tick, 2)
-        text = least if least and tick == low else text
-        page.write(at, y + height + 12, text, 11.5, ha="center", color=FAINT)
+    ticks = (limits[0], 0.0, limits[1]) if limits[0] < 0 else limits
+    page.draw_scale(
+        box, cmap, limits, ticks=ticks, size_px=11.5, color=FAINT,
+        written=lambda tick: least if least and tick == limits[0] else digits(tick, 2),
+    )  # fmt: skip
 
 
 # -- composition
 
 
-def composition_page(found: Circuits, lettering: Lettering) -> Page:
+def composition_page(circuits: Circuits, lettering: Lettering) -> Page:
     """A matrix each of queries, keys and values: senders across, receivers down, the share above chance."""
-    excess = found.excess
-    shown = [place for place in range(len(COMPOSITIONS)) if np.isfinite(excess[place]).any()]
-    n, paper, names, gap = len(found.heads), lettering.paper, 44, 30
-    across = 1 if paper.is_narrow else len(shown)
-    room = (paper.room_px if paper.fixed else 1620) - across * names - (across - 1) * gap
-    size = min(room / across, 24.0 * n)
-    pitch_x, pitch_y = size + names + gap, size + 100
-    width = paper.width_for(2 * layout.MARGIN_PX + across * pitch_x - gap, 900)
-    notes = [
-        "rows: the heads that read · columns: the earlier heads that they read from · lines: layers",
-        notes_of(found)[-1],
-    ]
-    page = Page.above(notes, width, math.ceil(_TOP_PX + math.ceil(len(shown) / across) * pitch_y), lettering)
-    page.head(title_of(found), "composition: the share of a pair's norm, less its mean for random directions")
+    excess, heads = circuits.excess, circuits.heads
+    shown = [number for number in range(len(COMPOSITIONS)) if np.isfinite(excess[number]).any()]
+    size = min(_panel_px(len(shown), lettering, 1620, 74), 24.0 * len(heads))
+    page, corners, bottom = _start_panels(circuits, len(shown), (size, size), (74, 100), lettering)
+    page.head(title_of(circuits), "composition: the share of a pair's norm, less its mean for random directions")
     high = max(float(np.nanmax(excess[shown])), 1e-6)
     least = "≤ 0" if float(np.nanmin(excess[shown])) < 0 else "0"
-    starts = [
-        place for place, head in enumerate(found.heads) if not place or head.layer != found.heads[place - 1].layer
-    ]
-    cell = size / n
-    for place, kind in enumerate(shown):
-        left = layout.MARGIN_PX + names + (place % across) * pitch_x
-        top = _TOP_PX + place // across * pitch_y
-        by = COMPOSITIONS[kind]
-        page.write(left, top - 34, f"{by}: through {READS[by]}", layout.PANEL_TITLE_PX, ha="left", weight="bold")
-        page.fill([(left, top, size, size)], ["#f4f4f4"])
-        image = page.image((left, top, size, size), colormap(_SHARE), animated=False)
-        image.set_zorder(1.5)
-        page.set_cells(image, excess[kind].T.astype(np.float32), (0.0, high))
+    starts = [number for number, head in enumerate(heads) if not number or head.layer != heads[number - 1].layer]
+    for number, (left, top) in zip(shown, corners, strict=True):
+        by = COMPOSITIONS[number]
+        page.entitle(left, top - 34, f"{by}: through {READS[by]}")
+        page.matrix((left, top, size, size), excess[number].T, _SHARE, (0.0, high), "#f4f4f4")
         page.frames([(left, top, size, size)])
-        _layer_names(page, found, starts, (left, top), size, cell)
-        _bar(page, (left, top + size + 22, min(200, size), 11), _SHARE, 0.0, high, least)
+        _name_layers(page, circuits, starts, (left, top), size, size / len(heads))
+        _write_bar(page, (left, top + size + 22, min(200, size), 11), _SHARE, (0.0, high), least)
+    notes = ["rows: the heads that read · columns: the earlier heads that they read from · lines: layers"]
+    page.finish(bottom, [*notes, notes_of(circuits)[-1]])
     return page
 
 
-def _layer_names(
-    page: Page, found: Circuits, starts: Sequence[int], corner: tuple[float, float], size: float, cell: float
+def _name_layers(
+    page: Page, circuits: Circuits, starts: Sequence[int], corner: tuple[float, float], size: float, cell: float
 ) -> None:
     """Lines between layers, and as many of their names as have room."""
     left, top = corner
-    ends = [*starts[1:], len(found.heads)]
+    ends = [*starts[1:], len(circuits.heads)]
     lines = [[(left + s * cell, top), (left + s * cell, top + size)] for s in starts[1:]]
     lines += [[(left, top + s * cell), (left + size, top + s * cell)] for s in starts[1:]]
-    if cell * len(found.heads) / len(starts) > 5:
-        page.lines(lines, color=_UNKNOWN, width_px=0.6, zorder=2)
+    if cell * len(circuits.heads) / len(starts) > 5:
+        page.lines(lines, color=UNKNOWN, width_px=0.6, zorder=2)
     step = max(1, math.ceil(28 / (size / len(starts))))
     for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
         if number % step:
             continue
-        middle, name = (start + end) / 2 * cell, f"L{found.heads[start].layer}"
+        middle, name = (start + end) / 2 * cell, f"L{circuits.heads[start].layer}"
         page.write(left - 7, top + middle, name, 11.5, ha="right", va="center_baseline", color=FAINT)
         page.write(left + middle, top - 10, name, 11.5, ha="center", color=FAINT)
 
@@ -191,27 +162,22 @@ def _layer_names(
 # -- the graph
 
 
-def graph_page(found: Circuits, lettering: Lettering) -> Page:
+def graph_page(circuits: Circuits, lettering: Lettering) -> Page:
     """The pairs that compose most above chance, a row for each layer that has one of them; the first below."""
     n_links = _MOST_LINKS // 2 if lettering.paper.is_narrow else _MOST_LINKS
-    ranked = [link for by in COMPOSITIONS for link in found.strongest(by, n_links)]
+    ranked = [link for by in COMPOSITIONS for link in circuits.strongest(by, n_links)]
     # The glass box's heads write to slots of their own: that they share any direction says it all.
     links = [link for link in ranked if link.excess > 0] or [link for link in ranked if link.share > 0]
-    used = sorted({place for link in links for place in (link.sender, link.receiver)})
-    layers = sorted({found.heads[place].layer for place in used})
+    used = sorted({number for link in links for number in (link.sender, link.receiver)})
+    layers = sorted({circuits.heads[number].layer for number in used})
     paper = lettering.paper
     width = paper.width_for(1200)
     row = max(58, min(92, 900 // max(1, len(layers))))
     left, right, top = layout.MARGIN_PX + 60, width - layout.MARGIN_PX - 40, _TOP_PX + 6
-    footer = wrap_lines(
-        f"the {amount(n_links, 'pair')} each that compose most by queries, keys and values above chance; wider = "
-        "a larger share; a line goes up from the head that writes to the head that reads",
-        width - 2 * layout.MARGIN_PX, lettering,
-    )  # fmt: skip
-    footer_y = math.ceil(top + max(1, len(layers)) * row + 10)
-    page = Page(width, footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX, lettering)
-    page.head(title_of(found), "which heads feed which: the strongest pairs")
-    chains = {pair: _chain(found.heads, layers, *pair) for pair in dict.fromkeys((k.sender, k.receiver) for k in links)}
+    page = Page(width, lettering)
+    page.head(title_of(circuits), "which heads feed which: the strongest pairs")
+    joined = dict.fromkeys((link.sender, link.receiver) for link in links)
+    chains = {pair: _chain(circuits.heads, layers, *pair) for pair in joined}
     row_of = {node: row for chain in chains.values() for node, row in chain}
     at = _positions(row_of, [tuple(node for node, _ in chain) for chain in chains.values()], (left, right), (top, row))
     for layer in layers:
@@ -222,30 +188,17 @@ def graph_page(found: Circuits, lettering: Lettering) -> Page:
     pairs: dict[tuple[int, int], list[Link]] = {}
     for link in links:
         pairs.setdefault((link.sender, link.receiver), []).append(link)
-    for (sender, receiver), held in pairs.items():
-        for place, link in enumerate(held):
-            bend = 9.0 * (place - (len(held) - 1) / 2)
+    for (sender, receiver), joining in pairs.items():
+        for number, link in enumerate(joining):
+            bend = 9.0 * (number - (len(joining) - 1) / 2)
             stops = [at[node] for node, _ in chains[sender, receiver]]
             curve = [point for ends in zip(stops, stops[1:], strict=False) for point in _curve(*ends, bend)]
             page.lines([curve], color=_COLORS[link.by], width_px=1.2 + 5.0 * link.share / most, alpha=0.75, zorder=2)
-    high, wide = 24, 62
-    for place in used:
-        x, y = at[place, place]
-        page.lines(
-            [[(x - wide / 2 + 10, y), (x + wide / 2 - 10, y)]],
-            color="#ffffff",
-            width_px=high + 3,
-            capstyle="round",
-            zorder=3,
-        )
-        page.lines(
-            [[(x - wide / 2 + 10, y), (x + wide / 2 - 10, y)]],
-            color="#e8ecf2",
-            width_px=high,
-            capstyle="round",
-            zorder=3.1,
-        )
-        page.write(x, y, found.heads[place].name, 12.5, ha="center", va="center_baseline", zorder=5, color=INK)
+    for number in used:
+        x, y = at[number, number]
+        for color, thick, order in (("#ffffff", 27, 3), ("#e8ecf2", 24, 3.1)):
+            page.lines([[(x - 21, y), (x + 21, y)]], color=color, width_px=thick, capstyle="round", zorder=order)
+        page.write(x, y, circuits.heads[number].name, 12.5, ha="center", va="center_baseline", zorder=5, color=INK)
     x = width - layout.MARGIN_PX
     for by in reversed(COMPOSITIONS):
         text = f"{by}: {READS[by]}"
@@ -253,7 +206,11 @@ def graph_page(found: Circuits, lettering: Lettering) -> Page:
         x -= lettering.width_px(text, paper.letters(13)) + 10
         page.lines([[(x - 24, _TOP_PX - 26), (x, _TOP_PX - 26)]], color=_COLORS[by], width_px=4)
         x -= 24 + 22
-    page.foot(footer_y, footer)
+    note = (
+        f"the {amount(n_links, 'pair')} each that compose most by queries, keys and values above chance; wider = "
+        "a larger share; a line goes up from the head that writes to the head that reads"
+    )
+    page.finish(top + max(1, len(layers)) * row + 10, [note])
     return page
 
 
@@ -263,7 +220,7 @@ Node = tuple[int, ...]
 
 def _chain(heads: Sequence[CircuitHead], layers: Sequence[int], sender: int, receiver: int) -> list[tuple[Node, int]]:
     """The stops of a line, each with its row: its two heads, and a place in each row between, to pass by its heads."""
-    first, last = (layers.index(heads[place].layer) for place in (sender, receiver))
+    first, last = (layers.index(heads[number].layer) for number in (sender, receiver))
     between: list[tuple[Node, int]] = [((sender, receiver, row), row) for row in range(first + 1, last)]
     return [((sender, sender), first), *between, ((receiver, receiver), last)]
 
@@ -283,9 +240,9 @@ def _positions(
         across |= {node: (order + 0.5) / len(row) for order, node in enumerate(row)}
     joined: dict[Node, list[Node]] = {node: [] for node in row_of}
     for chain in chains:
-        for one, other in zip(chain, chain[1:], strict=False):
-            joined[one].append(other)
-            joined[other].append(one)
+        for lower, upper in zip(chain, chain[1:], strict=False):
+            joined[lower].append(upper)
+            joined[upper].append(lower)
     for _ in range(16):
         for row in by_row:
             wanted = {node: float(np.mean([across[other] for other in joined[node]])) for node in row}
@@ -300,7 +257,7 @@ def _positions(
 
 def _keep_apart(across: dict[Node, float], ordered: Sequence[Node], room: float) -> None:
     """Moves what stands too close in a row, from the left and then back from the right; closer where all is full."""
-    gaps = [(_width(one) + _width(other)) / 2 / room for one, other in zip(ordered, ordered[1:], strict=False)]
+    gaps = [(_width(node) + _width(after)) / 2 / room for node, after in zip(ordered, ordered[1:], strict=False)]
     gaps = [gap / max(1.0, sum(gaps)) for gap in gaps]
     for gap, before, after in zip(gaps, ordered, ordered[1:], strict=False):
         across[after] = max(across[after], across[before] + gap)

@@ -15,10 +15,12 @@ from attnscope.records.comparison import MinimalPair, PickedHeads
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.views.compare.summary import both_texts, distance, distance_name, hidden_notes, key_name, title_of
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Page, colormap
+from attnscope.views.drawing.bars import most_bars
+from attnscope.views.drawing.canvas import FAINT, INK, Box, colormap
 from attnscope.views.drawing.layout import SCREEN, Paper
-from attnscope.views.drawing.lettering import Lettering, lettering_for
-from attnscope.views.maps.figures import LABEL_ROOM_EM, widest_label, write_token_labels
+from attnscope.views.drawing.lettering import lettering_for
+from attnscope.views.drawing.page import Page
+from attnscope.views.drawing.token_labels import LABEL_ROOM_EM, widest_label, write_token_labels
 from attnscope.views.tables.wording import printable
 
 _WEIGHTS, _SIGNED = "Blues", "RdBu_r"
@@ -39,56 +41,56 @@ class Panel:
     keys: Tokens
 
 
-def picked_pages(found: PickedHeads, paper: Paper = SCREEN) -> Iterator[tuple[str, Page]]:
+def picked_pages(picked: PickedHeads, paper: Paper = SCREEN) -> Iterator[tuple[str, Page]]:
     """The heads, their mean and the single head on the scale of weights; and their differences on a signed one."""
-    notes = [_ROWS, *hidden_notes(found)]
-    subtitle = f"“{' '.join(found.tokens.text.split())}”"
-    noted = [*notes, printable(found.single_note, 400)]
-    shown = [Panel(name, values, found.tokens, found.tokens) for name, values in found.maps()]
-    yield "picked", panels_page(title_of(found), subtitle, shown, noted, None, paper)
-    apart = [Panel(name, values, found.tokens, found.tokens) for name, values in found.differences()]
-    title = f"{title_of(found)}: differences"
+    notes = [_ROWS, *hidden_notes(picked)]
+    subtitle = f"“{' '.join(picked.tokens.text.split())}”"
+    noted = [*notes, printable(picked.single_note, 400)]
+    shown = [Panel(name, values, picked.tokens, picked.tokens) for name, values in picked.maps()]
+    yield "picked", panels_page(title_of(picked), subtitle, shown, noted, None, paper)
+    apart = [Panel(name, values, picked.tokens, picked.tokens) for name, values in picked.differences()]
+    title = f"{title_of(picked)}: differences"
     limit = largest([panel.values for panel in apart])
     yield "differences", panels_page(title, subtitle, apart, noted, limit, paper, "difference of attention weights")
 
 
-def pair_pages(found: MinimalPair, paper: Paper = SCREEN) -> Iterator[tuple[str, Page]]:
+def pair_pages(pair: MinimalPair, paper: Paper = SCREEN) -> Iterator[tuple[str, Page]]:
     """The heads that change most on both texts, with their differences; and their rows at the query, bar by bar."""
-    first, second = found.tokens
-    subtitle = both_texts(found)
-    both = join_tokens(found)
+    first, second = pair.tokens
+    subtitle = both_texts(pair)
+    both = join_tokens(pair)
     panels = []
-    for head in found.ranked()[:_SHOWN_MAPS]:
-        name = head_name(found.heads[head])
-        ours = found.weights[head][np.ix_(found.aligned[:, 0], found.aligned[:, 0])]
-        theirs = found.other_weights[head][np.ix_(found.aligned[:, 1], found.aligned[:, 1])]
+    for head in pair.ranked()[:_SHOWN_MAPS]:
+        name = head_name(pair.heads[head])
+        ours = pair.weights[head][np.ix_(pair.aligned[:, 0], pair.aligned[:, 0])]
+        theirs = pair.other_weights[head][np.ix_(pair.aligned[:, 1], pair.aligned[:, 1])]
         panels.append(Panel(f"{name}: second − first", theirs - ours, both, both))
     notes = [
         _ROWS,
         "tokens that both texts have a place for",
-        *hidden_notes(found),
+        *hidden_notes(pair),
     ]
-    if panels and len(found.aligned):
-        title = f"{title_of(found)}: the heads that change most"
+    if panels and len(pair.aligned):
+        title = f"{title_of(pair)}: the heads that change most"
         limit = largest([panel.values for panel in panels])
         what = "attention weight in the second text − in the first"
         yield "differences", panels_page(title, subtitle, panels, notes, limit, paper, what)
-        best = found.ranked()[0]
+        best = pair.ranked()[0]
         shown = [
-            Panel(f"{head_name(found.heads[best])}: first text", found.weights[best], first, first),
-            Panel(f"{head_name(found.heads[best])}: second text", found.other_weights[best], second, second),
+            Panel(f"{head_name(pair.heads[best])}: first text", pair.weights[best], first, first),
+            Panel(f"{head_name(pair.heads[best])}: second text", pair.other_weights[best], second, second),
         ]
-        title = f"{title_of(found)}: {head_name(found.heads[best])}"
+        title = f"{title_of(pair)}: {head_name(pair.heads[best])}"
         yield "maps", panels_page(title, subtitle, shown, notes[:1] + notes[2:], None, paper)
-    for pair in found.queries:
-        yield f"query-{int(found.aligned[pair, 0]):03d}", rows_page(found, pair, paper)
+    for at in pair.queries:
+        yield f"query-{int(pair.aligned[at, 0]):03d}", rows_page(pair, at, paper)
 
 
-def join_tokens(found: MinimalPair) -> Tokens:
+def join_tokens(pair: MinimalPair) -> Tokens:
     """The aligned tokens; replaced ones with both labels."""
-    first, second = found.tokens
-    joined = first.take(found.aligned[:, 0])
-    labels = tuple(key_name(first.labels[a], second.labels[b]) for a, b in found.aligned.tolist())
+    first, second = pair.tokens
+    joined = first.take(pair.aligned[:, 0])
+    labels = tuple(key_name(first.labels[a], second.labels[b]) for a, b in pair.aligned.tolist())
     return replace(joined, labels=labels)
 
 
@@ -128,7 +130,7 @@ def panels_page(
     pool, _, grid = layout.pooled_grid(
         len(panels), tokens, (rows, columns), notes, lettering.width_px, meaning=meaning, paper=paper
     )
-    page = Page(grid.width_px, grid.height_px, lettering)
+    page = Page(grid.width_px, lettering)
     page.head(title, subtitle)
     cmap = colormap(_WEIGHTS if limit is None else _SIGNED)
     low, high = (0.0, 1.0) if limit is None else (-limit, limit)
@@ -142,20 +144,14 @@ def panels_page(
         if paper.fixed and lettering.width_px(title, layout.PANEL_TITLE_PX * 1.12) > box[2]:
             # The title of the page, or what the colours mean, says the rest.
             title = lettering.fit(title.partition(":")[0], layout.PANEL_TITLE_PX * 1.12, box[2])
-        page.write(x, y - 12, title, layout.PANEL_TITLE_PX, ha="left", weight="bold")
+        page.entitle(x, y - 12, title)
         write_token_labels(page, grid, (box[2], box[3]), (panel.queries, panel.keys), pool, (x, y))
     x, y, width, height = grid.bar
     if paper.fixed and limit is not None:  # numbers with a sign reach further
         x, width = x + 8, width - 16
-    page.colour_bar((x, y, width, height), cmap)
-    steps = layout.nice_ticks(high)
-    ticks = steps if limit is None else (*(-tick for tick in reversed(steps[1:])), *steps)
-    for tick in ticks:
-        at = x + width * (tick - low) / (high - low)
-        page.write(at, y + height + 12, f"{tick:g}".replace("-", "−"), layout.CAPTION_PX, ha="center")
-    if grid.says_meaning:
-        page.write(x + width + 22, y + height / 2, meaning, layout.CAPTION_PX, ha="left")
+    page.draw_scale((x, y, width, height), cmap, (low, high), meaning=meaning if grid.says_meaning else "")
     page.foot(grid.footer_y, grid.footer)
+    page.end_at(grid.height_px)
     return page
 
 
@@ -170,97 +166,87 @@ def _pool_signed(values: NDArray[np.float32], pool: int) -> NDArray[np.float32]:
     return values
 
 
-def rows_page(found: MinimalPair, pair: int, paper: Paper = SCREEN) -> Page:
-    """What one query attends to in both texts, in the heads that change most there: two bars a key."""
-    first, second = found.tokens
-    query, other = (int(place) for place in found.aligned[pair])
-    values = np.nan_to_num(found.divergences[found.measure][:, pair], nan=-1.0)
+def rows_page(pair: MinimalPair, at: int, paper: Paper = SCREEN) -> Page:
+    """What one query attends to in both texts, in the heads that change most there: two bars per key."""
+    first, second = pair.tokens
+    query, other = map(int, pair.aligned[at])
+    values = np.nan_to_num(pair.divergences[pair.measure][:, at], nan=-1.0)
     heads = [int(head) for head in np.argsort(-values, kind="stable")[:_SHOWN_ROWS] if values[head] >= 0]
-    alone = found.unmatched()
-    names = [key_name(first.labels[a], second.labels[b]) for a, b in found.aligned.tolist()]
+    alone = pair.unmatched()
+    names = [key_name(first.labels[a], second.labels[b]) for a, b in pair.aligned.tolist()]
     names += [first.labels[a] for a in alone[0]] + [second.labels[b] for b in alone[1]]
-    ours, theirs = found.weights[heads, query], found.other_weights[heads, other]
-    nothing = [np.zeros((len(heads), len(places))) for places in alone]
-    before = np.concatenate([ours[:, found.aligned[:, 0]], ours[:, list(alone[0])], nothing[1]], 1)
-    after = np.concatenate([theirs[:, found.aligned[:, 1]], nothing[0], theirs[:, list(alone[1])]], 1)
+    ours, theirs = pair.weights[heads, query], pair.other_weights[heads, other]
+    nothing = [np.zeros((len(heads), len(tokens))) for tokens in alone]
+    before = np.concatenate([ours[:, pair.aligned[:, 0]], ours[:, list(alone[0])], nothing[1]], 1)
+    after = np.concatenate([theirs[:, pair.aligned[:, 1]], nothing[0], theirs[:, list(alone[1])]], 1)
     # In the order of the first text; what stands in the second alone comes after the token before it there.
-    order = np.argsort(_positions(found), kind="stable")
+    order = np.argsort(_positions(pair), kind="stable")
     keys = [int(key) for key in order]
-    most_keys = min(_MOST_KEYS, layout.most_bars(3, paper) // 2) if paper.is_narrow else _MOST_KEYS
+    most_keys = min(_MOST_KEYS, most_bars(3, paper) // 2) if paper.is_narrow else _MOST_KEYS
     if len(keys) > most_keys:
         most = set(np.argsort(-np.maximum(before, after).max(0), kind="stable")[:most_keys].tolist())
         keys = [key for key in keys if key in most]
-    subtitle = both_texts(found)
-    title = f"{title_of(found)}: what “{printable(first.labels[query], 40)}” attends to"
+    subtitle = both_texts(pair)
+    title = f"{title_of(pair)}: what “{printable(first.labels[query], 40)}” attends to"
     lettering = lettering_for([title, subtitle, *names], paper)
-    return _bars(found, title, subtitle, heads, [names[key] for key in keys], before[:, keys], after[:, keys],
-                 values, lettering, len(keys) < len(names))  # fmt: skip
-
-
-def _positions(found: MinimalPair) -> NDArray[np.float64]:
-    """Where a key stands among all: aligned ones, those of the first text alone, those of the second alone."""
-    alone = found.unmatched()
-    after = [
-        float(found.aligned[found.aligned[:, 1] < place, 0].max(initial=-1)) + 0.5 + place * 1e-6 for place in alone[1]
-    ]
-    return np.array([*found.aligned[:, 0].astype(float), *map(float, alone[0]), *after])
-
-
-def _bars(
-    found: MinimalPair,
-    title: str,
-    subtitle: str,
-    heads: Sequence[int],
-    names: Sequence[str],
-    before: NDArray[np.float64],
-    after: NDArray[np.float64],
-    values: NDArray[np.float64],
-    lettering: Lettering,
-    cut: bool,
-) -> Page:
-    paper = lettering.paper
-    n_keys, columns = len(names), min(2 if paper.is_narrow else 3, len(heads))
-    rows = math.ceil(len(heads) / columns)
-    pitch = max(24, min(34, 760 // n_keys))
-    size = paper.letters(min(layout.MAX_LABEL_PX, pitch * 0.46))
-    left = math.ceil(widest_label(lettering, names)(size)) + 14
-    left = min(left, paper.room_px // 3) if paper.fixed else left
-    panel = (paper.room_px - left - columns * 40) // columns
-    top = layout.MARGIN_PX + 110
-    high = n_keys * pitch
+    titles = [f"{head_name(pair.heads[head])} · {distance(math.sqrt(values[head]))}" for head in heads]
+    page = Page(paper.width_px, lettering)
+    page.head(title, subtitle)
+    bottom = _draw_bars(page, titles, [names[key] for key in keys], (before[:, keys], after[:, keys]))
     notes = [
         "bars: the share of the query's attention that a key gets; a full panel is 1",
-        f"heads: those whose row changes most here, by {distance_name(found.measure)}",
-        *([f"the {amount(n_keys, 'key')} with the largest weights"] if cut else []),
-        *hidden_notes(found),
+        f"heads: those whose row changes most here, by {distance_name(pair.measure)}",
+        *([f"the {amount(len(keys), 'key')} with the largest weights"] if len(keys) < len(names) else []),
+        *hidden_notes(pair),
     ]
-    width = paper.width_px
-    page = Page.above(notes, width, top + rows * (high + 60) + 8, lettering)
-    page.head(title, subtitle)
-    texts = ("first text", "second text")
-    for number, (name, color) in enumerate(zip(texts, (_FIRST, _SECOND), strict=True)):
-        x = layout.MARGIN_PX + left + number * 130
-        page.fill([(x, top - 52, 18, 12)], [color])
-        page.write(x + 26, top - 46, name, layout.CAPTION_PX, ha="left")
-    thick = pitch * 0.36
-    boxes: list[tuple[float, float, float, float]] = []
-    colors: list[str] = []
-    for place, head in enumerate(heads):
-        x = layout.MARGIN_PX + left + place % columns * (panel + 40)
-        y = top + place // columns * (high + 60) + 14
-        name = f"{head_name(found.heads[head])} · {distance(math.sqrt(values[head]))}"
-        page.write(x, y - 16, name, layout.PANEL_TITLE_PX, ha="left", weight="bold")
+    page.finish(bottom, notes)
+    return page
+
+
+def _positions(pair: MinimalPair) -> NDArray[np.float64]:
+    """Where a key stands among all: aligned ones, those of the first text alone, those of the second alone."""
+    alone = pair.unmatched()
+    after = [
+        float(pair.aligned[pair.aligned[:, 1] < token, 0].max(initial=-1)) + 0.5 + token * 1e-6 for token in alone[1]
+    ]
+    return np.array([*pair.aligned[:, 0].astype(float), *map(float, alone[0]), *after])
+
+
+def _draw_bars(
+    page: Page, titles: Sequence[str], keys: Sequence[str], weights: tuple[NDArray[np.float64], NDArray[np.float64]]
+) -> float:
+    """Two bars per key for each head; returns where the notes begin.
+
+    Args:
+        page: Where to.
+        titles: Of each head.
+        keys: The names of the keys.
+        weights: In the first text and in the second, (head, key).
+    """
+    paper, lettering, columns = page.paper, page.lettering, min(2 if page.paper.is_narrow else 3, len(titles))
+    pitch = max(24, min(34, 760 // len(keys)))
+    size, thick = paper.letters(min(layout.MAX_LABEL_PX, pitch * 0.46)), pitch * 0.36
+    left = math.ceil(widest_label(lettering, keys)(size)) + 14
+    left = min(left, paper.room_px // 3) if paper.fixed else left
+    panel, high = (paper.room_px - left - columns * 40) // columns, len(keys) * pitch
+    start, top = layout.MARGIN_PX + left, layout.MARGIN_PX + 110
+    for at, name, color in ((start, "first text", _FIRST), (start + 130, "second text", _SECOND)):
+        page.fill([(at, top - 52, 18, 12)], [color])
+        page.write(at + 26, top - 46, name, layout.CAPTION_PX, ha="left")
+    corners = layout.tile(len(titles), columns, (start, top + 14), (panel + 40, high + 60))
+    boxes: list[Box] = []
+    for number, (title, (x, y)) in enumerate(zip(titles, corners, strict=True)):
+        page.entitle(x, y - 16, title)
         page.lines([[(x, y - 2), (x, y + high)]])
         page.lines([[(x + panel, y - 2), (x + panel, y + high)]], linestyles="dotted")
-        for key in range(n_keys):
+        for key, name in enumerate(keys):
             middle = y + (key + 0.5) * pitch
-            if place % columns == 0:
-                label = lettering.fit(names[key], size, min(LABEL_ROOM_EM * size, left - 10))
-                page.write(x - 7, middle, label, size, ha="right", va="center_baseline", color=INK)
-            for weights, shift, color in ((before, -thick, _FIRST), (after, 0.0, _SECOND)):
-                weight = float(weights[place, key])
+            if number % columns == 0:
+                name = lettering.fit(name, size, min(LABEL_ROOM_EM * size, left - 10))
+                page.write(x - 7, middle, name, size, ha="right", va="center_baseline", color=INK)
+            for text, shift in enumerate((-thick, 0.0)):
+                weight = float(weights[text][number, key])
                 boxes.append((x, middle + shift, panel * weight, thick - 1))
-                colors.append(color)
                 if weight >= 0.005 and thick * 1.05 >= paper.least_px:
                     inside = weight > 0.85
                     page.write(
@@ -268,5 +254,5 @@ def _bars(
                         min(12.0, thick * 1.05), ha="right" if inside else "left", va="center_baseline",
                         color="#ffffff" if inside else FAINT,
                     )  # fmt: skip
-    page.fill(boxes, colors)
-    return page
+    page.fill(boxes, [_FIRST, _SECOND] * (len(boxes) // 2))
+    return top + math.ceil(len(titles) / columns) * (high + 60) + 8

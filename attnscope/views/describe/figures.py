@@ -10,10 +10,11 @@ from attnscope.errors import amount
 from attnscope.records.heads.descriptions import LITTLE, HeadDescription, Term
 from attnscope.records.heads.findings import Findings
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, LINE, Box, Page, wrap_lines
+from attnscope.views.drawing.canvas import FAINT, INK, LINE, Box, wrap_lines
 from attnscope.views.drawing.head_maps import HEAD_NAMES_PX, LEFT_PX, findings_shape, name_kinds, place_kinds
 from attnscope.views.drawing.inks import blend, ink_on
 from attnscope.views.drawing.lettering import Lettering
+from attnscope.views.drawing.page import Page
 from attnscope.views.heads.summary import description_notes
 from attnscope.views.tables.numbers import percent
 from attnscope.views.tables.wording import corpus_line, model_of, printable
@@ -138,7 +139,7 @@ def _height_of(lines: int) -> int:
 def cards_page(findings: Findings, lettering: Lettering) -> Page:
     """The page, drawn."""
     placed = cards_layout(findings, lettering)
-    page = Page(*placed.size, lettering)
+    page = Page(placed.size[0], lettering)
     subtitle = corpus_line(findings)
     page.head(
         f"{model_of(findings.run)} · what its {amount(len(findings.heads), 'head does', 'heads do')}, in a few words",
@@ -151,6 +152,7 @@ def cards_page(findings: Findings, lettering: Lettering) -> Page:
         _draw_card(page, card)
     _draw_strips(page, placed)
     page.foot(placed.footer_y, placed.footer)
+    page.end_at(placed.size[1])
     return page
 
 

@@ -88,11 +88,9 @@ def _notes(findings: Findings, n_left: int) -> list[str]:
         "uniform attention that the terms predict, on texts they were not fitted on, with its 95% interval.",
         "In brackets: share of attention on such keys; under uniform attention. Each term holds given the other terms. "
         "tokens like …, from … to …: found in the texts; the tokens named get most of the attention.",
-        *description_notes(findings),
         "A description says where a head looks, not what for.",
-        f"The intervals allow for kinds of text that the scored ones lack: up to {100 * described.unseen_share:.0f}% "
-        "of all texts may be of such a kind.",
     ]
+    said = [" ".join(said), "; ".join(description_notes(findings))]
     n_unsure = sum(one.is_unsure for one in described.heads if not one.spreads_evenly)
     if n_unsure:
         said.append(

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from attnscope.errors import amount
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Box, Number, Page, colormap, wrap_lines
+from attnscope.views.drawing.canvas import FAINT, INK, Box, Number, colormap, wrap_lines
 from attnscope.views.drawing.inks import hex_of, ink_on
 from attnscope.views.drawing.lettering import Lettering
-from attnscope.views.tables.numbers import UNDEFINED, digits, number, short_interval, small_number
+from attnscope.views.drawing.page import Page
+from attnscope.views.tables.numbers import UNDEFINED, number, short_interval, small_number
 from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable, title_of, unit_of
 
-_UNKNOWN = "#dcdcdc"
 _ONE_WAY, _TWO_WAYS = "Blues", "RdBu_r"
 LEFT_PX = 50  # for the layers' names
 TOP_PX = layout.MARGIN_PX + 62
@@ -63,18 +63,14 @@ class Scale:
     @property
     def ticks(self) -> tuple[float, ...]:
         """Round numbers on the scale."""
-        steps = layout.nice_ticks(self.high - max(self.low, 0.0))
-        if self.low < 0:
-            return (*(-tick for tick in reversed(steps[1:])), *steps)
-        first = math.ceil(self.low / steps[1] - 1e-9) * steps[1]
-        return tuple(round(first + step, 12) for step in steps if first + step <= self.high * 1.0001)
+        return layout.ticks_between(self.low, self.high)
 
 
 def scale_of(findings: Findings, measure: str, written: Callable[[float], str] | None = None) -> Scale:
     """The colours for a measure: the same for all kinds of attention, and wide enough for uniform's value."""
     estimates = [head.measures[measure] for head in findings.heads if measure in head.measures]
-    values = [one.value for one in estimates if math.isfinite(one.value)]
-    uniform = [one.uniform for one in estimates if math.isfinite(one.uniform)]
+    values = [estimate.value for estimate in estimates if math.isfinite(estimate.value)]
+    uniform = [estimate.uniform for estimate in estimates if math.isfinite(estimate.uniform)]
     extent = max((abs(value) for value in (*values, *uniform)), default=0.0) or 1.0
     spread = (min(uniform), max(uniform)) if uniform else (math.nan, math.nan)
     if written is None:
@@ -169,27 +165,27 @@ def measures_pages(
     title = f"{model_of(findings.run)} · {amount(len(scales), 'measure')} of its heads" if title is None else title
     names, panels = list(scales), panels_of(findings, list(scales), lettering)
     uniform = _UNIFORM.replace("▲ uniform", "lines over a bar") if lettering.paper.fixed else _UNIFORM
-    said = [
+    notes = [
         "rows: layers, columns: heads",
         "each map has its own colours: the bar below it tells which",
         *([uniform] if any(math.isfinite(scale.uniform[0]) for scale in scales.values()) else []),
         *corpus_notes(findings),
     ]
     if undefined and len(undefined) < len(scales):
-        said.append(f"left out, as undefined for all heads: {', '.join(printable(name) for name in undefined)}")
+        notes.append(f"left out, as undefined for all heads: {', '.join(printable(name) for name in undefined)}")
     if any(_any_undefined(findings, name) for name in scales):
-        said.append("grey: undefined")
-    footer = wrap_lines(" · ".join(said), panels.width - 2 * layout.MARGIN_PX, lettering)
-    most = lettering.paper.most_px - (len(footer) - 1) * layout.LINE_PX
+        notes.append("grey: undefined")
+    n_lines = len(wrap_lines(" · ".join(notes), panels.width - 2 * layout.MARGIN_PX, lettering))
+    most = lettering.paper.most_px - (n_lines - 1) * layout.LINE_PX
     n_rows = -(-len(names) // panels.columns)
     fitting = max(1, sum(panels.height_px(rows) <= most for rows in range(1, n_rows + 1)))
     n_pages = -(-n_rows // fitting)
     each = -(-n_rows // n_pages) * panels.columns
-    for place in range(n_pages):
-        part = {name: scales[name] for name in names[place * each : (place + 1) * each]}
-        which = f" ({place + 1} of {n_pages})" if n_pages > 1 else ""
+    for index in range(n_pages):
+        part = {name: scales[name] for name in names[index * each : (index + 1) * each]}
+        which = f" ({index + 1} of {n_pages})" if n_pages > 1 else ""
         # The notes are of all pages, and stand on the last.
-        yield _panels_page(findings, part, panels, lettering, title + which, footer if place == n_pages - 1 else [])
+        yield _panels_page(findings, part, panels, lettering, title + which, notes if index == n_pages - 1 else [])
 
 
 def _panels_page(
@@ -198,36 +194,31 @@ def _panels_page(
     panels: Panels,
     lettering: Lettering,
     title: str,
-    footer: Sequence[str],
+    notes: Sequence[str],
 ) -> Page:
     """One page of small maps."""
     paper, columns, n_rows = lettering.paper, panels.columns, -(-len(scales) // panels.columns)
-    height = math.ceil(panels.height_px(n_rows)) + (len(footer) - 1) * layout.LINE_PX
-    page = MeasurePage(panels.width, height, lettering)
+    page = MeasurePage(panels.width, lettering)
     page.head(title, corpus_line(findings))
-    top = float(TOP_PX)
+    top, size = float(TOP_PX), layout.CAPTION_PX if paper.fixed else layout.PANEL_TITLE_PX
     for kind in findings.kinds:
         shape = findings_shape(findings, kind)
         if len(findings.kinds) > 1:
             top += KIND_PX
-            page.write(layout.MARGIN_PX, top - 18, f"{printable(kind, 40)} attention", 17, ha="left", weight="bold")
-        for place, (name, scale) in enumerate(scales.items()):
-            x = layout.MARGIN_PX + place % columns * panels.pitch_x
-            y = top + place // columns * panels.row_px(shape[0])
-            size = layout.CAPTION_PX if paper.fixed else layout.PANEL_TITLE_PX
-            page.write(
-                x, y + 8, lettering.fit(printable(name), size, panels.room * 0.88), size, ha="left", weight="bold"
-            )
+            page.entitle(layout.MARGIN_PX, top - 18, f"{printable(kind, 40)} attention", 17)
+        corners = layout.tile(len(scales), columns, (layout.MARGIN_PX, top), (panels.pitch_x, panels.row_px(shape[0])))
+        for (name, scale), (x, y) in zip(scales.items(), corners, strict=True):
+            page.entitle(x, y + 8, lettering.fit(printable(name), size, panels.room * 0.88), size)
             for line_number, line in enumerate(panels.meanings[name]):
                 page.write(x, y + 27 + line_number * 16, line, layout.CAPTION_PX, ha="left", color=FAINT)
             corner = (x + panels.left, y + panels.above)
             page.map(corner, findings, kind, name, panels.cell, scale)
             page.name_axes(corner, shape, panels.cell, size_px=panels.label_px)
             bar = (x + panels.left, corner[1] + shape[0] * panels.cell[1] + 12, shape[1] * panels.cell[0], 9)
-            page.scale(bar, scale, size_px=panels.label_px, most=3)
+            page.write_bar(bar, scale, size_px=panels.label_px, most=3)
             page.uniform(bar, scale, size_px=min(panels.label_px, 12.0), room=(x, x + panels.room))
         top += n_rows * panels.row_px(shape[0])
-    page.foot(math.ceil(top + 12), footer)
+    page.finish(top + 12, notes)
     return page
 
 
@@ -265,15 +256,16 @@ def measure_page(
     widest = max((lettering.width_px(_interval(head, measure), 1.0) for head in findings.heads), default=0.0)
     small = min(size * _INTERVAL_SHARE, cell_w * 0.94 / widest) if widest else 0.0
     intervals = numbers and cell_h >= 44 and small >= max(_LEAST_INTERVAL_PX, paper.least_px)
-    said = [_UNIFORM] if math.isfinite(scale.uniform[0]) else []
-    if intervals:
-        said.append("small numbers: the 95% interval")
-    if _any_undefined(findings, measure):
-        said.append("grey: undefined" + (f" ({UNDEFINED})" if numbers else ""))
-    said += corpus_notes(findings)
+    said = [
+        *([_UNIFORM] if math.isfinite(scale.uniform[0]) else []),
+        *(["small numbers: the 95% interval"] if intervals else []),
+        *(["grey: undefined" + f" ({UNDEFINED})" * numbers] if _any_undefined(findings, measure) else []),
+        *corpus_notes(findings),
+    ]
     page = None if shared is None else shared.get(tuple(said))
     if page is None:
-        page = MeasurePage.above(said, width, bar_y + 72, lettering)
+        page = MeasurePage(width, lettering)
+        page.finish(bar_y + 72, said)
         name_kinds(page, findings, tops, (cell_w, cell_h))
         if shared is not None:
             shared[tuple(said)] = page
@@ -282,22 +274,15 @@ def measure_page(
     corpus = corpus_line(findings)
     subtitle = " · ".join(part for part in (meaning, corpus) if part)
     page.head(f"{model_of(findings.run)} · {title_of(findings, measure)}", subtitle)
-    for kind, top in zip(findings.kinds, tops, strict=True):
-        page.map((layout.MARGIN_PX + LEFT_PX, top), findings, kind, measure, (cell_w, cell_h), scale)
+    corners = {kind: (layout.MARGIN_PX + LEFT_PX, top) for kind, top in zip(findings.kinds, tops, strict=True)}
+    for kind, corner in corners.items():
+        page.map(corner, findings, kind, measure, (cell_w, cell_h), scale)
     if numbers:
-        lefts = layout.MARGIN_PX + LEFT_PX
-        corners = {kind: (lefts, top) for kind, top in zip(findings.kinds, tops, strict=True)}
         page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), size, small * intervals))
     bar = (layout.MARGIN_PX + LEFT_PX, bar_y, min(420, room - 20), 14)
-    page.scale(bar, scale, size_px=layout.CAPTION_PX, most=6 if paper.is_narrow else 11)
-    unit = unit_of(findings, measure)
-    page.uniform(
-        bar,
-        scale,
-        size_px=layout.CAPTION_PX,
-        room=(layout.MARGIN_PX, width - layout.MARGIN_PX * paper.fixed),
-        unit=unit,
-    )
+    page.write_bar(bar, scale, size_px=layout.CAPTION_PX, most=6 if paper.is_narrow else 11)
+    edges = layout.MARGIN_PX, width - layout.MARGIN_PX * paper.fixed
+    page.uniform(bar, scale, size_px=layout.CAPTION_PX, room=edges, unit=unit_of(findings, measure))
     return page
 
 
@@ -311,24 +296,21 @@ def numbers_of(
     small: float,
 ) -> list[Number]:
     """The value of each head, and below it the ends of its interval; `small` is the size of these, 0 = none."""
-    written = scale.written
-    cmap = colormap(scale.cmap)
-    found = []
+    cmap, numbers = colormap(scale.cmap), []
     for head in findings.heads:
-        one = head.measures.get(measure)
-        value = one.value if one else math.nan
+        value = head.measures[measure].value if measure in head.measures else math.nan
         left, top = corners[head.kind]
         x, y = left + (head.head + 0.5) * cell[0] - 1, top + (head.layer + 0.5) * cell[1] - 1
         ink = ink_on(hex_of(cmap, scale.share(value))) if math.isfinite(value) else FAINT
-        found.append(Number(x, y - (cell[1] * 0.14 if small else 0), written(value), size, ink))
+        numbers.append(Number(x, y - (cell[1] * 0.14 if small else 0), scale.written(value), size, ink))
         if small and (interval := _interval(head, measure)):
-            found.append(Number(x, y + cell[1] * 0.22, interval, small, ink))
-    return found
+            numbers.append(Number(x, y + cell[1] * 0.22, interval, small, ink))
+    return numbers
 
 
 def _interval(head: Head, measure: str) -> str:
-    one = head.measures.get(measure)
-    return "" if one is None else short_interval(one.low, one.high)
+    estimate = head.measures.get(measure)
+    return "" if estimate is None else short_interval(estimate.low, estimate.high)
 
 
 def findings_shape(findings: Findings, kind: str) -> tuple[int, int]:
@@ -355,14 +337,14 @@ def name_kinds(
         layers, across = findings_shape(findings, kind)
         page.name_axes((layout.MARGIN_PX + LEFT_PX, top), (layers, across if heads else 0), cell)
         if len(findings.kinds) > 1:
-            page.write(layout.MARGIN_PX, top - 48, f"{printable(kind, 40)} attention", 17, ha="left", weight="bold")
+            page.entitle(layout.MARGIN_PX, top - 48, f"{printable(kind, 40)} attention", 17)
 
 
 class MeasurePage(Page):
     """A page with maps of measures on it."""
 
     def begin(self) -> None:
-        """Clears the page of what was one figure's alone; so is all that is placed from now on."""
+        """Clears the page of what was one figure's alone; so is all that is drawn from now on."""
         self.wipe()
         self.temporary, self.drawn = True, ()
 
@@ -376,33 +358,21 @@ class MeasurePage(Page):
         scale: Scale,
     ) -> None:
         """Coloured cells of the heads that there are, (layer, head); grey where the measure is undefined."""
-        cmap = colormap(scale.cmap)
-        gap = 2 if min(cell) >= 24 else 1
-        boxes, colors = [], []
-        values = findings.grid(kind, measure)
-        for head in findings.heads:
-            if head.kind == kind:
-                value = float(values[head.layer, head.head])
-                left, top = corner[0] + head.head * cell[0], corner[1] + head.layer * cell[1]
-                boxes.append((left, top, cell[0] - gap, cell[1] - gap))
-                colors.append(hex_of(cmap, scale.share(value)) if math.isfinite(value) else _UNKNOWN)
-        self.fill(boxes, colors)
+        grid = findings.grid(kind, measure)
+        heads = [(head.layer, head.head) for head in findings.heads if head.kind == kind]
+        self.head_cells(corner, cell, {at: float(grid[at]) for at in heads}, scale.cmap, scale.share)
 
-    def scale(self, bar: Box, scale: Scale, *, size_px: float, most: int) -> None:
-        """The colour bar with its numbers."""
+    def write_bar(self, bar: Box, scale: Scale, *, size_px: float, most: int) -> None:
+        """The colour bar with its numbers, as many as `most` or the ends alone."""
         if not scale.known:
             return
-        x, y, width, height = bar
-        self.colour_bar(bar, colormap(scale.cmap))
         ticks = scale.ticks
         if len(ticks) > most:
             ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else (scale.low, scale.high)
         size_px = self.paper.letters(size_px)
-        for tick in ticks:
-            at, side = x + width * scale.share(tick), "center"
-            if self.paper.fixed and most <= 3:  # the ends of a short bar have no room beyond it
-                side = {ticks[0]: "left", ticks[-1]: "right"}.get(tick, side)
-            self.write(at, y + height + size_px * 0.95, digits(tick), size_px, ha=side, color=FAINT)
+        inside = self.paper.fixed and most <= 3  # the ends of a short bar have no room beyond it
+        self.draw_scale(bar, scale.cmap, (scale.low, scale.high), ticks=ticks, size_px=size_px, color=FAINT,
+                        inside=inside)  # fmt: skip
 
     def uniform(self, bar: Box, scale: Scale, *, size_px: float, room: tuple[float, float], unit: str = "") -> None:
         """Lines over the bar where uniform attention is, a triangle below them, and its value beside that."""

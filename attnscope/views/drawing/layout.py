@@ -20,24 +20,20 @@ LEGIBLE_PX = 9  # distance between two labels that can still be read
 MOST_PX = 60_000_000  # a figure of more takes gigabytes to draw, and few programs open it
 LARGEST_MAP_PX = 1000  # a map of many tokens grows up to this, then its labels are thinned
 
-_HEADER_PX = MARGIN_PX + 56
-_PANEL_HEADER_PX = 26
+HEADER_PX = MARGIN_PX + 56
+PANEL_HEADER_PX = 26
 _BAR_WIDTH_PX, _BAR_HEIGHT_PX = 420, 14
 _GAP_PX = 26
 _NARROW_PX = 800
 _LEAST_PX = 560  # of a figure of few cells
-_MOST_BARS = 24
 _MOSTLY_EMPTY = 0.6
 _LARGEST_CELL_PX = 96
 _LABEL_SHARE = 0.84  # of the distance between two labels that their font size is
 _LABELS_AT_MOST = 0.4  # of the width of a map with its labels
 _SMALL_MAP_PX = 110
-_TALLEST_INCHES = 9.0  # of a figure on a page of paper
+TALLEST_INCHES = 9.0  # of a figure on a page of paper
 
 _CROP_PX = MARGIN_PX - 4  # what a figure of a given width does without at each side
-
-
-_PAGE_INCHES = 9.0  # of text on a page of letter paper or A4
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class Paper:
     @property
     def most_px(self) -> float:
         """How tall a figure may be that could be two: as tall as the text of a page, where its width is fixed."""
-        return _PAGE_INCHES * self.inch_px + 2 * self.crop_ends_px if self.fixed else math.inf
+        return TALLEST_INCHES * self.inch_px + 2 * self.crop_ends_px if self.fixed else math.inf
 
     @property
     def crop_ends_px(self) -> float:
@@ -205,7 +201,7 @@ def labelled_grid(
     total = paper.width_for(least, needed)
     spare = math.floor(total - needed)
     zoom = _zoom(total)
-    header, panel_header = round(_HEADER_PX * zoom), round(_PANEL_HEADER_PX * zoom)
+    header, panel_header = round(HEADER_PX * zoom), round(PANEL_HEADER_PX * zoom)
     # What is left of the page's width goes between the maps, not to one side.
     pitch_x = left + n_keys * cell + _GAP_PX + spare // columns
     pitch_y = panel_header + n_queries * cell + below + 14
@@ -231,7 +227,7 @@ def _fill_page(n_panels: int, shape: tuple[int, int], sizes: Callable[[float], t
         return 2 * MARGIN_PX + columns * (sizes(cell)[2] + n_keys * cell) + (columns - 1) * _GAP_PX
 
     def height(cell: int) -> int:
-        return _HEADER_PX + rows * (_PANEL_HEADER_PX + n_queries * cell + sizes(cell)[3] + 14)
+        return HEADER_PX + rows * (PANEL_HEADER_PX + n_queries * cell + sizes(cell)[3] + 14)
 
     cell = max(2, min(LEGIBLE_PX, LARGEST_MAP_PX // max(shape)))
     while cell < _LARGEST_CELL_PX and width(cell + 1) <= MIN_WIDTH_PX:
@@ -253,8 +249,8 @@ def _fill_width(n_panels: int, shape: tuple[int, int], left: int, below: int, pa
         room = max(8, min(left, round(pitch * _LABELS_AT_MOST)))
         cell = min((pitch - room) / n_keys, _LARGEST_CELL_PX)
         rows = math.ceil(n_panels / columns)
-        around = rows * (_PANEL_HEADER_PX + below + 14) + _HEADER_PX + 100
-        return min(cell, max(1.0, (_TALLEST_INCHES * paper.inch_px - around) / rows / n_queries)), room
+        around = rows * (PANEL_HEADER_PX + below + 14) + HEADER_PX + 100
+        return min(cell, max(1.0, (TALLEST_INCHES * paper.inch_px - around) / rows / n_queries)), room
 
     choices = [columns_for(n_panels)]
     while choices[-1] > 1 and sizes(choices[-1])[0] * n_keys < _SMALL_MAP_PX:
@@ -321,7 +317,7 @@ def overview_grid(
     # As large as fits the page, but not huge where a layer has few heads. Maps of few keys, such as those from a long
     # target to a short text, may be as tall as the page has room for, and the page becomes narrower around them.
     is_tall = shape[0] > shape[1] and not paper.fixed
-    tallest = max(min(room, 300), min((MIN_WIDTH_PX - _HEADER_PX) / n_rows, 480) if is_tall else 0)
+    tallest = max(min(room, 300), min((MIN_WIDTH_PX - HEADER_PX) / n_rows, 480) if is_tall else 0)
     cell = min(min(room, 300) / shape[1], tallest / shape[0])
     cell = cell if paper.fixed else max(1, math.floor(cell))
     content = math.ceil(left + n_columns * (shape[1] * cell + gap) - gap)
@@ -332,7 +328,7 @@ def overview_grid(
     spare = (total - 2 * MARGIN_PX - content) // n_columns
     pitch_x, pitch_y = shape[1] * cell + gap + spare, shape[0] * cell + gap
     zoom = _zoom(total)
-    header = round((_HEADER_PX + 30) * zoom)
+    header = round((HEADER_PX + 30) * zoom)
     if not paper.fixed and not is_tall:
         pitch_y += min(spare, 40)  # as far apart as columns are
     corners = tuple(
@@ -399,109 +395,6 @@ def wrap(text: str, room_px: float, width_of: WidthPx) -> tuple[str, ...]:
     return tuple(lines)
 
 
-@dataclass(frozen=True)
-class Bars:
-    """Bars for several heads side by side; the keys stand at the left of each row of heads.
-
-    Attributes:
-        width_px: Width of the figure.
-        height_px: Height of the figure.
-        corners: Upper left corner of each head's bars, (x, y).
-        panel_px: Width of a head's bars at weight 1.
-        bar_px: Distance from bar to bar.
-        label_px: Font size of the keys' labels.
-        label_room_px: Width at which they are cut.
-        first_of_row: Which heads begin a row and so have the labels.
-        footer_y: Middle of the first line of notes.
-        footer: The notes, broken into lines.
-    """
-
-    width_px: int
-    height_px: int
-    corners: tuple[tuple[int, int], ...]
-    panel_px: int
-    bar_px: int
-    label_px: float
-    label_room_px: float
-    first_of_row: tuple[int, ...]
-    footer_y: int
-    footer: tuple[str, ...]
-
-    @property
-    def numbers_fit(self) -> bool:
-        """Whether the weight can stand at the end of a bar."""
-        return self.panel_px >= 160 and self.bar_px >= 14
-
-
-def bar_grid(
-    n_panels: int,
-    columns: int,
-    n_bars: int,
-    widest: Callable[[float], float],
-    notes: Sequence[str],
-    width_of: WidthPx,
-    paper: Paper = SCREEN,
-) -> Bars:
-    """Places the bars of several heads.
-
-    Args:
-        n_panels: How many heads.
-        columns: How many of them stand side by side.
-        n_bars: How many keys each has.
-        widest: Gives the width of the widest label at a font size.
-        notes: What stands below.
-        width_of: Measures a text.
-        paper: What it is laid out on.
-    """
-    rows = math.ceil(n_panels / columns)
-    bar = max(_bar_pitch(paper), min(30, 1000 // (rows * n_bars)))
-    font = paper.least_px or min(MAX_LABEL_PX, bar * 0.82)
-    left = math.ceil(widest(font)) + 10
-    gap = 14 if columns > 4 else 60
-    end = 30
-    if paper.fixed:
-        left, gap, end = min(left, paper.room_px // 3), 8 if columns > 2 else 20, 0
-    panel = min(900, (paper.room_px - left - (columns - 1) * gap - end * paper.fixed) // columns)
-    panel = max(8 if paper.fixed else 40, panel)
-    pitch_y = _PANEL_HEADER_PX + n_bars * bar + 20
-    corners = tuple(
-        (
-            MARGIN_PX + left + (i % columns) * (panel + gap),
-            _HEADER_PX + _PANEL_HEADER_PX + (i // columns) * pitch_y,
-        )
-        for i in range(n_panels)
-    )
-    width = paper.width_for(
-        MIN_WIDTH_PX if columns > 1 else 0, 2 * MARGIN_PX + left + columns * (panel + gap) - gap + end
-    )
-    lines = wrap(" · ".join(notes), width - 2 * MARGIN_PX, width_of)
-    footer_y = _HEADER_PX + rows * pitch_y + 16
-    return Bars(
-        width_px=width,
-        height_px=footer_y + (len(lines) - 1) * LINE_PX + MARGIN_PX,
-        corners=corners,
-        panel_px=panel,
-        bar_px=bar,
-        label_px=font,
-        label_room_px=left - 10.0,
-        first_of_row=tuple(range(0, n_panels, columns)),
-        footer_y=footer_y,
-        footer=lines,
-    )
-
-
-def most_bars(rows: int, paper: Paper) -> int:
-    """How many keys bars are drawn of, in so many rows of heads."""
-    if not paper.fixed:
-        return _MOST_BARS
-    tall = (_TALLEST_INCHES * paper.inch_px - _HEADER_PX - 80) / rows - _PANEL_HEADER_PX - 20
-    return max(3, min(_MOST_BARS, math.floor(tall / _bar_pitch(paper))))
-
-
-def _bar_pitch(paper: Paper) -> int:
-    return max(12, math.ceil(paper.least_px / 0.82))
-
-
 def pool_factor(n_tokens: int, n_heads: int) -> int:
     """How many tokens share a pixel of an overview, so that the figure stays within two screens' width."""
     room = max(96, MIN_WIDTH_PX * 2 // n_heads)
@@ -516,3 +409,19 @@ def nice_ticks(top: float) -> tuple[float, ...]:
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= raw * 0.999)
     return tuple(round(step * i, 12) for i in range(math.floor(top / step * 1.0001) + 1))
+
+
+def ticks_between(low: float, high: float) -> tuple[float, ...]:
+    """Round numbers from one end of a scale to the other; the same on both sides of 0 where it has two signs."""
+    steps = nice_ticks(high - max(low, 0.0))
+    if low < 0:
+        return (*(-tick for tick in reversed(steps[1:])), *steps)
+    if len(steps) == 1:
+        return (low,)
+    first = math.ceil(low / steps[1] - 1e-9) * steps[1]
+    return tuple(round(first + step, 12) for step in steps if first + step <= high * 1.0001)
+
+
+def tile(n: int, columns: int, corner: tuple[float, float], pitch: tuple[float, float]) -> list[tuple[float, float]]:
+    """Upper left corners, (x, y), of boxes in rows of so many columns, `pitch` being the distances of two."""
+    return [(corner[0] + at % columns * pitch[0], corner[1] + at // columns * pitch[1]) for at in range(n)]

@@ -111,11 +111,11 @@ def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
     missing, families, paths = set(wanted), [], []
     # Only texts beyond DejaVu's reach pay for reading the other fonts.
     for family, path in chain(first, _other(first)):
-        found = {c for c in missing if ord(c) in charmap(path)}
-        if found or (family, path) in first:  # which hold what figures themselves say
+        drawable = {c for c in missing if ord(c) in charmap(path)}
+        if drawable or (family, path) in first:  # which hold what figures themselves say
             families.append(family)
             paths.append(path)
-            missing -= found
+            missing -= drawable
         if not missing and len(families) >= len(first):
             break
     invisible = set(filter(_is_invisible, missing)) | (wanted & _BREAKS_PDF)

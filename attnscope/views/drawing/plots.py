@@ -79,10 +79,10 @@ class Sheet:
             self.write(figure, 0.02, 0.58 * self.size, subtitle, 11, color=FAINT)
         return figure
 
-    def add_legend(self, axes: Any) -> None:
-        """Names of lines at the right of a plot."""
+    def add_legend(self, axes: Any, corner: tuple[float, float] = (1.0, 1.04)) -> None:
+        """Names of lines, at the right of a plot unless their corner says otherwise, in shares of the plot."""
         legend = axes.legend(
-            fontsize=9 * self.size, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.04), handlelength=1.2,
+            fontsize=9 * self.size, frameon=False, loc="upper left", bbox_to_anchor=corner, handlelength=1.2,
             borderaxespad=0.3,
         )  # fmt: skip
         for text in legend.texts:
@@ -102,6 +102,20 @@ class Sheet:
             text.set_family(self.families)
 
 
+def draw_map(
+    figure: Any, axes: Any, values: NDArray[np.float64], limits: tuple[float, float], sheet: Sheet, cmap: str = "Blues"
+) -> None:
+    """Values, (row, column), as coloured cells with their bar; grey where one is undefined."""
+    image = axes.imshow(
+        np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", cmap=cmap, vmin=limits[0], vmax=limits[1]
+    )
+    axes.set_facecolor("#dcdcdc")
+    axes.tick_params(length=2 * sheet.size)
+    for side in ("top", "right", "bottom", "left"):
+        axes.spines[side].set_visible(False)
+    sheet.add_bar(figure, image, axes)
+
+
 _END = 0.12
 """Share of a colour bar: nearer than this to an end no other number is written."""
 
@@ -117,8 +131,8 @@ class Foot:
     def write(self, figure: Any) -> None:
         """Writes them into the figure."""
         top = figure.get_figheight() - self.height
-        for place, line in enumerate(self.lines):
-            self.sheet.write(figure, 0.02, top + (0.3 + 0.2 * place) * self.sheet.size, line, 9, color=FAINT)
+        for number, line in enumerate(self.lines):
+            self.sheet.write(figure, 0.02, top + (0.3 + 0.2 * number) * self.sheet.size, line, 9, color=FAINT)
 
 
 def write_foot(said: Sequence[str], sheet: Sheet) -> Foot:

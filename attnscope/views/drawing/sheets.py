@@ -19,7 +19,7 @@ class Sheet:
             ("single"), or bars for one query ("bars").
         heads: The heads on it, as (layer, head), in reading order.
         map: Which map of the record it shows.
-        query: Place of the query that it is about; -1 = of none, or in a picture of the mean over all.
+        query: Number of the query that it is about; -1 = of none, or in a picture of the mean over all.
         title: What the figure says it shows; empty = which heads.
         n_layers: How many layers the model has, where only some of them attend so; 0 = that goes without saying.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -59,6 +60,12 @@ class Style:
         if self.font is not None:
             require_font(self.font)
 
+    def limits(self, tops: Sequence[float]) -> list[float]:
+        """The value of the darkest colour of each map of a figure, from the largest value of each."""
+        if self.scale == "fixed":
+            return [1.0] * len(tops)
+        return [(top if self.scale == "head" else max(tops)) or 1.0 for top in tops]
+
     @property
     def paper(self) -> Paper:
         """What a figure is laid out on."""
@@ -79,11 +86,11 @@ def _inches(width: float | str) -> float:
         UsageError: It is neither.
     """
     try:
-        found = WIDTHS[width] if isinstance(width, str) and width in WIDTHS else float(width)
+        inches = WIDTHS[width] if isinstance(width, str) and width in WIDTHS else float(width)
     except (TypeError, ValueError):
         raise UsageError(f"{width!r} is no width", f"give inches, or one of {', '.join(WIDTHS)}") from None
-    _require("width", found, _INCHES)
-    return found
+    _require("width", inches, _INCHES)
+    return inches
 
 
 def _require(name: str, value: float | None, bounds: tuple[float, float]) -> None:

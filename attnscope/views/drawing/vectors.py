@@ -47,13 +47,13 @@ def cells_as_rectangles(
         wide, tall = width / columns, height / rows
         boxes.append(np.stack([x + column * wide, y + row * tall, long * wide, np.full(len(at), tall)], 1))
         colours.append(codes.ravel()[at])
-    places, codes = np.concatenate(boxes), np.concatenate(colours)
+    boxes_of_all, codes = np.concatenate(boxes), np.concatenate(colours)
     outline = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
     for code in np.unique(codes):
         red, green, blue, alpha = (code.reshape(1).view(np.uint8) / 255).tolist()
         if alpha:
-            found = vertices_of(places[codes == code])
-            path = Path(found.reshape(-1, 2), np.tile(outline, len(found)))
+            corners = vertices_of(boxes_of_all[codes == code])
+            path = Path(corners.reshape(-1, 2), np.tile(outline, len(corners)))
             yield PathPatch(path, facecolor=(red, green, blue, alpha), edgecolor=(red, green, blue), linewidth=_SEAM_PT)
 
 
@@ -82,10 +82,10 @@ def embed_fonts(svg: bytes, families: Sequence[str]) -> bytes:
     for (weight, style), characters in sorted(used.items()):
         for family in families:
             path = str(findfont(FontProperties(family=family, weight=int(weight), style=style)))
-            held = frozenset(char for char in characters if ord(char) in charmap(path))
-            characters -= held
-            if held:
-                data = _subset(path, held)
+            present = frozenset(char for char in characters if ord(char) in charmap(path))
+            characters -= present
+            if present:
+                data = _subset(path, present)
                 faces.append(
                     f"@font-face {{ font-family: '{family}'; font-weight: {weight}; font-style: {style}; "
                     f"src: url(data:font/woff;base64,{data}) }}"
@@ -101,10 +101,10 @@ def _subset(path: str, characters: frozenset[str]) -> str:
     options: Any = subset.Options(flavor="woff", layout_features=["kern", "mark", "mkmk", "ccmp"], notdef_outline=True)
     options.recalc_timestamp, options.drop_tables = False, [*options.drop_tables, "FFTM"]
     options.font_number = 0  # of a collection
-    held = io.BytesIO()
+    content = io.BytesIO()
     with subset.load_font(path, options) as font:
         made = subset.Subsetter(options)
         made.populate(unicodes=sorted(map(ord, characters)))
         made.subset(font)
-        subset.save_font(font, held, options)
-    return base64.b64encode(held.getvalue()).decode()
+        subset.save_font(font, content, options)
+    return base64.b64encode(content.getvalue()).decode()

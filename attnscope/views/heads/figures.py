@@ -12,7 +12,8 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.views.describe.figures import cards_page, texts_of
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, Box, Drawing, FontStyle, Number, Page, distinct, wrap_lines
+from attnscope.views.drawing.canvas import FAINT, Box, Drawing, FontStyle, Number, wrap_lines
+from attnscope.views.drawing.files import distinct
 from attnscope.views.drawing.head_maps import (
     HEAD_NAMES_PX,
     KIND_PX,
@@ -29,6 +30,7 @@ from attnscope.views.drawing.head_maps import (
 from attnscope.views.drawing.inks import blend, ink_on
 from attnscope.views.drawing.layout import Paper
 from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads.needles_figure import needles_drawing
@@ -85,8 +87,8 @@ def pages(findings: Findings, style: Style = USUAL, measures: str | None = None)
 
 def _numbered(stem: str, pages: Iterator[Page]) -> Iterator[tuple[str, Page]]:
     """Pages with the names of their files: measures, measures-2 ..."""
-    for place, page in enumerate(pages, 1):
-        yield stem if place == 1 else f"{stem}-{place}", page
+    for index, page in enumerate(pages, 1):
+        yield stem if index == 1 else f"{stem}-{index}", page
 
 
 # -- the role atlas
@@ -208,7 +210,7 @@ def atlas_page(findings: Findings, lettering: Lettering) -> Page:
     """The atlas, drawn."""
     atlas = atlas_layout(findings, lettering)
     n_heads = len(findings.heads)
-    page = Page(*atlas.size, lettering)
+    page = Page(atlas.size[0], lettering)
     page.head(
         f"{model_of(findings.run)} · what its {amount(n_heads, 'head')} {'does' if n_heads == 1 else 'do'}",
         corpus_line(findings),
@@ -218,6 +220,7 @@ def atlas_page(findings: Findings, lettering: Lettering) -> Page:
     for x, y, entry in atlas.legend:
         _draw_entry(page, x, y, entry)
     page.foot(atlas.footer_y, atlas.footer)
+    page.end_at(atlas.size[1])
     return page
 
 
@@ -281,8 +284,8 @@ def _draw_cells(page: Page, cells: Sequence[Cell]) -> None:
             font: FontStyle = "italic" if cell.active else "plain"
             if cell.value:
                 numbers.append(Number(x + width / 2, y + height * 0.6, cell.value, size, cell.ink, font))
-        for place, (letter, mark) in enumerate(reversed(cell.further)):
-            left, upper = x + width - pad - small - place * (small + 2), y + height * 0.25 - small / 2
+        for index, (letter, mark) in enumerate(reversed(cell.further)):
+            left, upper = x + width - pad - small - index * (small + 2), y + height * 0.25 - small / 2
             color = mark.color if mark else "#ffffff"
             squares.append(((left, upper, small, small), color))
             if small * 0.72 >= page.paper.least_px:
@@ -301,12 +304,12 @@ def _draw_cells(page: Page, cells: Sequence[Cell]) -> None:
 def _legend(
     findings: Findings,
     marks: Mapping[str, Mark],
-    place: tuple[float, float, float],
+    room: tuple[float, float, float],
     columns: int,
     lettering: Lettering,
 ) -> list[tuple[float, float, Entry]]:
     """The roles that occur, down one column and then the next: x, y and what stands there."""
-    left, top, width = place
+    left, top, width = room
     wide = width / columns
     entries = [
         _entry(findings, count, marks[count.role], wide - 70, lettering)
@@ -342,8 +345,8 @@ def _entry(findings: Findings, count: heads_summary.Count, mark: Mark, room: flo
 
 def _draw_entry(page: Page, x: float, y: float, entry: Entry) -> None:
     page.fill([(x, y, 32, 26)], [entry.mark.color])
-    page.write(x + 16, y + 13, entry.mark.glyph, 15, ha="center", weight="bold", color=ink_on(entry.mark.color))
-    page.write(x + 44, y + 11, entry.name, layout.PANEL_TITLE_PX, ha="left", weight="bold")
+    page.entitle(x + 16, y + 13, entry.mark.glyph, 15, ha="center", color=ink_on(entry.mark.color))
+    page.entitle(x + 44, y + 11, entry.name)
     bold = 1.12 * page.lettering.width_px(entry.name, layout.PANEL_TITLE_PX)
     page.write(x + 44 + bold + 12, y + 11.5, entry.heads, layout.CAPTION_PX, ha="left", color=FAINT)
     for line_number, line in enumerate(entry.lines):
@@ -352,7 +355,7 @@ def _draw_entry(page: Page, x: float, y: float, entry: Entry) -> None:
 
 
 def _atlas_notes(findings: Findings, *, numbers: bool = True) -> list[str]:
-    said = ["letter and colour: a head's strongest role, a sink's only where there is no other"]
+    said = ["letter and colour: a head's strongest role, or a sink's if it has no other"]
     roles = [role for head in findings.heads for role in head.roles]
     if roles and numbers:
         said.append("number: the value of the measure that the role rests on")

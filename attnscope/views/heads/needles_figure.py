@@ -12,7 +12,16 @@ from attnscope.records.heads.needles import Needles
 from attnscope.views.drawing.canvas import FAINT, INK, Drawing, matplotlib_defaults
 from attnscope.views.drawing.layout import Paper
 from attnscope.views.drawing.lettering import lettering_for
-from attnscope.views.drawing.plots import COLORS, OTHER, Sheet, draw_line, finish_axes, letter_axes, write_foot
+from attnscope.views.drawing.plots import (
+    COLORS,
+    OTHER,
+    Sheet,
+    draw_line,
+    draw_map,
+    finish_axes,
+    letter_axes,
+    write_foot,
+)
 from attnscope.views.heads.needles_terminal import notes, what_is_out
 from attnscope.views.tables.numbers import number
 from attnscope.views.tables.wording import corpus_line, model_of, printable
@@ -75,10 +84,7 @@ def _draw_map(figure: Any, axes: Any, findings: Findings, named: list[Head], she
 
     grid = findings.grid(findings.kinds[0], "retrieval")
     top = float(np.nanmax(grid, initial=0.0))
-    image = axes.imshow(
-        grid, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=1 if top > 0.5 else 0.5
-    )
-    axes.set_facecolor("#dcdcdc")
+    draw_map(figure, axes, grid, (0.0, 1.0 if top > 0.5 else 0.5), sheet)
     for head in named:
         frame = Rectangle(
             (head.head - 0.5, head.layer - 0.5), 1, 1, fill=False, edgecolor=COLORS[1], linewidth=1.4 * sheet.size
@@ -88,11 +94,7 @@ def _draw_map(figure: Any, axes: Any, findings: Findings, named: list[Head], she
         step = -(-n // (12 if letter == "H" and not sheet.stacked else 8 if letter == "H" else 15))
         ticks = range(0, n, step)
         axis.set_ticks(list(ticks), [f"{letter}{tick}" for tick in ticks])
-    axes.tick_params(length=2 * sheet.size)
-    for side in ("top", "right", "bottom", "left"):
-        axes.spines[side].set_visible(False)
     letter_axes(axes, "retrieval score", sheet, across="")
-    sheet.add_bar(figure, image, axes)
 
 
 def _draw_depths(axes: Any, found: Needles, best: list[Head], sheet: Sheet) -> None:

@@ -304,10 +304,10 @@ def evidence_line(findings: Findings) -> str:
 def idle_line(findings: Findings) -> str:
     """Which heads look like something and do nothing; empty where none was taken out (`heads --causal`)."""
     tried = [head for head in findings.heads if head.roles and head.effects]
-    if not tried:
+    causal = findings.options.get("causal")
+    if not tried or causal is None:
         return ""
     idle = [head for head in tried if findings.does_nothing(head)]
-    causal = findings.options["causal"]
     what = f"{printable(causal.get('what', 'effect'))} below {causal.get('nothing_below'):g}"
     if not idle:
         return f"{amount(len(tried), 'head')} with a role, and each does something: none has {what}"

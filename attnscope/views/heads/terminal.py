@@ -241,7 +241,7 @@ def _legend(findings: Findings, marks: Mapping[str, Mark]) -> RenderableType:
     hints = []
     if any(len(head.roles) > 1 for head in findings.heads):
         hints.append(
-            f"the letter is the strongest role, a sink's only where there is no other; {_MORE} = there are more"
+            f"The letter is the head's strongest role, or a sink's if it has no other. {_MORE}: it has more roles."
         )
     if any(head.roles and head.roles[0].tentative for head in findings.heads):
         hints.append("a small letter = tentative")
@@ -286,6 +286,7 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[Column]:
         Column("q", of(lambda head, role: q_value(role.q)), right=True, least=6, drop=4),
         Column("share", of(lambda head, role: _share(role)), right=True, drop=5),
         Column("effect", of(lambda head, role: _effect(findings, head)), right=True, least=7),
+        Column("causal share", of(lambda head, role: _causal_share(head)), right=True, least=6),
         Column(_OTHERWISE, of(lambda head, role: _nearest(findings, head)), least=22, drop=8),
         Column("does", of(lambda head, role: does(findings, head)), wraps=True, least=18, drop=7),
         Column("also", of(lambda head, role: _other_roles(head, role, marks)), wraps=True, drop=6,
@@ -293,7 +294,8 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[Column]:
     ]  # fmt: skip
     has = {
         "sinks": any(math.isfinite(head.resting_share) for head in heads),
-        "effect": any(head.effects for head in heads),
+        "effect": findings.options.get("causal") is not None and any(head.effects for head in heads),
+        "causal share": any("causal_share" in head.effects for head in heads),
         _OTHERWISE: any(heads_summary.nearest_role(findings, head) for head in heads),
         "does": any(does(findings, head) for head in heads),
         "also": n_more > 0,
@@ -308,6 +310,12 @@ def _effect(findings: Findings, head: Head) -> Text:
     if effect is None:
         return Text(UNDEFINED)
     return Text(small_number(effect.value), style="dim" if findings.does_nothing(head) else "")
+
+
+def _causal_share(head: Head) -> str:
+    """How much of what uniform attention costs a head's line saves."""
+    share = head.effects.get("causal_share")
+    return UNDEFINED if share is None or not math.isfinite(share.value) else number(share.value)
 
 
 def _nearest(findings: Findings, head: Head) -> Text:
@@ -346,14 +354,15 @@ def _explanation(findings: Findings, roles: Sequence[str], shown: Collection[str
     """How to read the columns that are shown."""
     needed = ", ".join(f"{label(role)} {heads_summary.threshold(findings, role)}" for role in roles)
     said = {
-        "sinks": "sink share, attention on special tokens and the first",
-        "share": "how much of the attention the value is about: all of it, or that share excluding sinks",
+        "sinks": "the share of its attention on special tokens and the first token",
+        "share": "how much of its attention the value is about: all of it, or that share outside sinks",
     }
     causal = findings.options.get("causal")
     if isinstance(causal, dict):
         said["effect"] = f"{printable(causal.get('what'))} without the head, by zero ablation"
+    said["causal share"] = "1 - what changes with the head's line in its place / with uniform attention"
     said[_OTHERWISE] = (
-        "of a head that is only a sink, the strongest measure excluding sinks, and of how much attention; it is no role"
+        "if a head is only a sink, its strongest measure outside sinks, and of how much attention; it is no role"
     )
     columns = [f"{name}: {what}" for name, what in said.items() if name in shown]
     return "; ".join([*columns, f"a role must exceed its baseline and: {needed}"])

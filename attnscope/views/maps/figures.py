@@ -14,22 +14,24 @@ import numpy as np
 from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Canvas, Page, colormap, matplotlib_defaults, write_pages
+from attnscope.views.drawing.bars import bar_grid, most_bars
+from attnscope.views.drawing.canvas import FAINT, INK, Canvas, colormap, matplotlib_defaults
+from attnscope.views.drawing.files import write_pages
 from attnscope.views.drawing.inks import is_dark
 from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.views.drawing.style import Scale, Style
+from attnscope.views.drawing.token_labels import label_color, widest_label, write_token_labels
 from attnscope.views.maps.pooling import max_pool
-from attnscope.views.tables.wording import change_notes
+from attnscope.views.tables.wording import change_notes, run_notes
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.text import Text
 
-_SPECIAL, _WRITTEN = "#9a5b00", "#0b6e4f"
 _BAR = "#2f6fb0"
 _MANY_LAYERS = 15  # more of them make an overview that no screen shows whole
-LABEL_ROOM_EM = 11
 _STRIP_PX = 8  # how far labels may reach beyond their room: no more than the gap between maps has
 _LONGEST_TEXT = 2000
 _MEANING: dict[Scale, str] = {
@@ -55,8 +57,8 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
         if not heads:  # all that were picked are in other maps
             continue
         sheets += sheets_of_heads(heads, picked=record.picked is not None, number=number, before=mark)
-        for place in attention.queries.find(query) if query is not None else ():
-            sheets.append(Sheet(f"{mark}query-{place:03d}", "bars", heads, number, place))
+        for token in attention.queries.find(query) if query is not None else ():
+            sheets.append(Sheet(f"{mark}query-{token:03d}", "bars", heads, number, token))
     if query is not None and not any(sheet.form == "bars" for sheet in sheets):
         first, *others = (attention.queries for attention in record.maps)
         raise first.refuse(query, *others)
@@ -159,11 +161,10 @@ def _header(record: Heatmap, attention: AttentionMap, form: str) -> Header:
     if 0 <= attention.queries.n_given < len(attention.queries):
         notes += ["green tokens were written by the model itself"] if form != "overview" else []
         notes += ["red lines: from here on the model wrote"] if form != "bars" and attention.queries.n_given else []
-    elif form != "bars" and any(len(set(one.segments.tolist())) > 1 for one in (queries, attention.keys)):
+    elif form != "bars" and any(len(set(tokens.segments.tolist())) > 1 for tokens in (queries, attention.keys)):
         notes.append("red lines: the second text begins")
-    others = [f" {one.kind} layers" for one in record.maps if one.kind != attention.kind]
-    said = [" ".join(str(note).split()) for note in record.run.get("notes", ())]
-    notes += [note.removesuffix(".") for note in said if not any(other in note for other in others)]
+    others = [f" {other.kind} layers" for other in record.maps if other.kind != attention.kind]
+    notes += [note.removesuffix(".") for note in run_notes(record.run) if not any(other in note for other in others)]
     return Header(str(record.run.get("model", "model")), f"“{text}”", tuple(notes))
 
 
@@ -197,18 +198,12 @@ def _sheet_title(record: Heatmap, sheet: Sheet) -> str:
     return f"{model} · {kind}{what}"
 
 
-def label_color(tokens: Tokens, place: int) -> str:
-    """In which colour a token's label is: special tokens and what the model wrote have their own."""
-    if 0 <= tokens.n_given <= place:
-        return _WRITTEN
-    return _SPECIAL if tokens.special[place] else INK
-
-
 class _Page(Page):
     """A page whose title changes from figure to figure."""
 
     def __init__(self, width: int, height: int, lettering: Lettering, header: Header, zoom: float = 1.0) -> None:
-        super().__init__(width, height, lettering)
+        super().__init__(width, lettering)
+        self.end_at(height)
         self.zoom = zoom
         self._title = self.head("", header.subtitle, zoom=zoom, animated=True)
 
@@ -252,7 +247,7 @@ class MapCanvas(_Page):
                 len(rows), len(columns), shape, notes, lettering.width_px, left, meaning=meaning, paper=paper
             )
             at = [(layers.index(layer), heads.index(head)) for layer, head in sheet.heads]
-            places = [
+            panels = [
                 head * len(columns) + layer if self.layers_across else layer * len(columns) + head for layer, head in at
             ]
         else:
@@ -263,22 +258,22 @@ class MapCanvas(_Page):
             if len(sheet.heads) == 1 and grid.number_px:
                 notes.append("cells without a number: less than 0.005")
                 self.pool, shape, grid = said(notes, lettering.width_px)
-            places = list(range(len(sheet.heads)))
+            panels = list(range(len(sheet.heads)))
         super().__init__(grid.width_px, grid.height_px, lettering, header, grid.zoom)
         self.grid, zoom = grid, grid.zoom
         self._label: Callable[[tuple[float, float]], list[Text]] | None = None
         self._others: list[Text] | None = None
-        self.corners = [grid.corners[place] for place in places]
+        self.corners = [grid.corners[panel] for panel in panels]
         self.map_px = (shape[1] * grid.cell_px, shape[0] * grid.cell_px)
         cmap = colormap(style.cmap)
         self._dark = [is_dark(*cmap(value)[:3]) for value in np.linspace(0, 1, 256)]
         self.maps = [self.image((x, y, *self.map_px), cmap) for x, y in self.corners]
         self.frames([(x, y, *self.map_px) for x, y in self.corners])
         if sheet.form == "overview":
-            self._margins(rows, columns)
+            self._name_maps(rows, columns)
         else:
             for (x, y), title in zip(self.corners, titles, strict=True):
-                self.write(x, y - 12 * zoom, title, layout.PANEL_TITLE_PX * zoom, ha="left", weight="bold")
+                self.entitle(x, y - 12 * zoom, title, layout.PANEL_TITLE_PX * zoom)
             self._label = partial(write_token_labels, self, grid, self.map_px, (queries, keys), self.pool)
             self._label(self.corners[0])
             if paper.is_screen:
@@ -321,13 +316,9 @@ class MapCanvas(_Page):
         self.title(record, sheet)
         values = [max_pool(attention.of(*pair), self.pool) for pair in sheet.heads]
         tops = [float(v[np.isfinite(v)].max(initial=0.0)) for v in values]
-        if self.style.scale == "fixed":
-            limits = [1.0] * len(values)
-        elif self.style.scale == "figure":
-            limits = [max(tops) or 1.0] * len(values)
+        limits = self.style.limits(tops)
+        if self.style.scale == "figure":
             self._tick(limits[0])
-        else:
-            limits = [top or 1.0 for top in tops]
         for picture, value, limit in zip(self.maps, values, limits, strict=True):
             self.set_cells(picture, value, (0, limit))
         for text, top in zip(self._tops, tops, strict=False):
@@ -344,18 +335,14 @@ class MapCanvas(_Page):
         """How much larger names of rows and columns are: a page of many layers is tall, and is seen shrunk."""
         return 1.0 if paper.fixed else min(2.0, max(1.0, n_rows / _MANY_LAYERS))
 
-    def _margins(self, rows: Sequence[str], columns: Sequence[str]) -> None:
+    def _name_maps(self, rows: Sequence[str], columns: Sequence[str]) -> None:
         width, height = self.map_px
         size = layout.PANEL_TITLE_PX * max(min(self.zoom, 1.4), self._zoom_of_names(len(rows), self.paper))
-        for row, name in enumerate(rows):
-            x, y = self.grid.corners[row * len(columns)]
-            self.write(x - 10, y + height / 2, name, size, ha="right", weight="bold")
-        size = self.paper.letters(min(size, width / 2.2))
-        pitch = self.grid.corners[-1][0] - self.grid.corners[-2][0] if len(columns) > 1 else width
-        step = self.label_step(columns[-1], size, pitch)
-        for column, name in list(enumerate(columns))[::step]:
-            x, y = self.grid.corners[column]
-            self.write(x + width / 2, y - 14 * self.zoom, name, size, ha="center", weight="bold")
+        corners, n = self.grid.corners, len(columns)
+        pitch = corners[-1][0] - corners[-2][0] if n > 1 else width
+        down = {name: y + height / 2 for name, (_, y) in zip(rows, corners[::n], strict=True)}
+        across = {name: x + width / 2 for name, (x, _) in zip(columns, corners, strict=False)}
+        self.name_panels(down, across, corners[0], (width, pitch), size, 14 * self.zoom)
 
     def _copy_labels(self, left: int, below: int) -> None:
         """Lets the labels of the first map stand at all others too: text is what takes the time.
@@ -390,11 +377,9 @@ class MapCanvas(_Page):
 
     def _colour_bar(self, cmap: Colormap) -> None:
         x, y, width, height = self.grid.bar
-        self.colour_bar(self.grid.bar, cmap)
-        size = layout.CAPTION_PX * self.zoom
-        if self.grid.says_meaning:
-            meaning = self.lettering.fit(self.meaning[self.style.scale], size, self.width_px - x - width - 50)
-            self.write(x + width + 22, y + height / 2, meaning, size, ha="left")
+        size, meaning = layout.CAPTION_PX * self.zoom, self.meaning[self.style.scale] if self.grid.says_meaning else ""
+        meaning = self.lettering.fit(meaning, size, self.width_px - x - width - 50)
+        self.draw_scale(self.grid.bar, cmap, (0.0, 1.0), ticks=(), size_px=size, meaning=meaning)
         below = y + height + 12 * self.zoom
         self._ticks = [self.write(x, below, "", size, ha="center", animated=True) for _ in range(7)]
         self._tick(1.0)
@@ -420,15 +405,13 @@ class BarCanvas(_Page):
         columns = len(sheet.heads) // len(layers) if len(sheet.heads) % len(layers) == 0 and len(layers) > 1 else 0
         if record.picked is not None or not columns:
             columns = layout.columns_for(len(sheet.heads))
-        self.n_bars = min(layout.most_bars(-(-len(sheet.heads) // columns), style.paper), len(keys))
+        self.n_bars = min(most_bars(-(-len(sheet.heads) // columns), style.paper), len(keys))
         notes = [self.meaning, *header.notes[1:]]
         if self.n_bars < len(keys):
             notes.append(f"the {self.n_bars} of {len(keys)} keys with the largest weight in any of these heads")
         notes += [lettering.note] if lettering.note else []
         widest = widest_label(lettering, keys.labels)
-        self.bars = layout.bar_grid(
-            len(sheet.heads), columns, self.n_bars, widest, notes, lettering.width_px, style.paper
-        )
+        self.bars = bar_grid(len(sheet.heads), columns, self.n_bars, widest, notes, lettering.width_px, style.paper)
         super().__init__(self.bars.width_px, self.bars.height_px, lettering, header)
         tall = self.n_bars * self.bars.bar_px
         size = self.paper.letters(min(layout.PANEL_TITLE_PX, self.bars.panel_px / 4))
@@ -436,7 +419,7 @@ class BarCanvas(_Page):
         step = self.label_step(max(titles, key=len), size, pitch)
         for number, ((x, y), title) in enumerate(zip(self.bars.corners, titles, strict=True)):
             if number % columns % step == 0:
-                self.write(x, y - 11, title, size, ha="left", weight="bold")
+                self.entitle(x, y - 11, title, size)
         self.lines([[(x, y - 2), (x, y + tall)] for x, y in self.bars.corners])
         rim = self.bars.panel_px
         self.lines([[(x + rim, y - 2), (x + rim, y + tall)] for x, y in self.bars.corners], linestyles="dotted")
@@ -461,9 +444,9 @@ class BarCanvas(_Page):
         rows = np.stack([attention.of(*pair)[sheet.query] for pair in sheet.heads])
         shown = np.sort(np.argsort(-rows.max(0), kind="stable")[: self.n_bars])
         for texts in self._labels:
-            for text, place in zip(texts, shown, strict=True):
-                text.set_text(self.lettering.fit(attention.keys.labels[place], bars.label_px, bars.label_room_px + 4))
-                text.set_color(label_color(attention.keys, int(place)))
+            for text, key in zip(texts, shown, strict=True):
+                text.set_text(self.lettering.fit(attention.keys.labels[key], bars.label_px, bars.label_room_px + 4))
+                text.set_color(label_color(attention.keys, int(key)))
         thick = bars.bar_px * 0.74
         boxes = [
             (x, y + (number + 0.5) * bars.bar_px - thick / 2, bars.panel_px * float(weight), thick)
@@ -478,45 +461,6 @@ class BarCanvas(_Page):
             text.set_color("white" if inside else FAINT)
             text.set_text(f"{weight:.2f}" if weight >= 0.005 else "")
         return self
-
-
-def write_token_labels(
-    page: Canvas,
-    grid: layout.Grid,
-    map_px: tuple[float, float],
-    tokens_of: tuple[Tokens, Tokens],
-    pool: int,
-    corner: tuple[float, float],
-) -> list[Text]:
-    """Writes the labels of a map: queries at its left, keys below.
-
-    Args:
-        page: Where to.
-        grid: How large cells and labels are.
-        map_px: Width and height of the map.
-        tokens_of: Queries and keys.
-        pool: How many tokens a cell stands for.
-        corner: Upper left corner of the map.
-    """
-    size, (x, y), written = grid.label_px, corner, []
-    rooms = max(grid.label_room_px, 1.0) + 0.5, LABEL_ROOM_EM * size + 0.5
-    for tokens, by_row, room in zip(tokens_of, (True, False), rooms, strict=True):
-        for place in range(0, len(tokens), grid.label_step * pool):
-            label = page.lettering.fit(tokens.labels[place], size, room)
-            color, middle = label_color(tokens, place), (place // pool + 0.5) * grid.cell_px
-            if by_row:
-                text = page.write(x - 5, y + middle, label, size, ha="right", va="center_baseline", color=color)
-            else:
-                below = y + map_px[1] + 5
-                text = page.write(x + middle, below, label, size, ha="center", va="top", rotation=90, color=color)
-            written.append(text)
-    return written
-
-
-def widest_label(lettering: Lettering, labels: Sequence[str]) -> Callable[[float], float]:
-    """Gives the width of the widest label at a font size; labels are cut at a bound, so no more than that."""
-    at_100 = max(lettering.width_px(lettering.spell(label), 100.0) for label in set(labels))
-    return lambda size: min(at_100 / 100, LABEL_ROOM_EM) * size
 
 
 def _seam_places(tokens: Tokens) -> list[int]:

@@ -8,7 +8,8 @@ from types import ModuleType
 
 from attnscope.records import Heatmap
 from attnscope.records.maps.pooled import PooledHeatmap
-from attnscope.views.drawing.canvas import Drawing, first_png
+from attnscope.views.drawing.canvas import Drawing
+from attnscope.views.drawing.files import first_png
 from attnscope.views.drawing.style import Style
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,11 +18,13 @@ from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.maps.pictures import MEAN, Picture
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Page, colormap
+from attnscope.views.drawing.canvas import FAINT, colormap
 from attnscope.views.drawing.layout import Paper
-from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.lettering import lettering_for
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.views.drawing.style import Scale, Style
+from attnscope.views.tables.wording import run_notes
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -34,7 +35,7 @@ DARKEST = 0.6
 """How much of a colour is left where the photo is black."""
 
 _MARK, _HALO = "#ff5a00", "#ffffff"
-_LARGEST_SINGLE_PX, _LARGEST_PANEL_PX, _PHOTO_PX = 760, 420, 224
+_LARGEST_SINGLE_PX, _LARGEST_PANEL_PX, _LARGEST_SMALL_PX, _PHOTO_PX = 760, 420, 300, 224
 _TOP_PX, _GAP_PX, _CAPTION_PX = 92, 10, 24
 _SMALL_PANEL_PX = 130  # on paper of a given width
 _MOST_BESIDE = 3  # overlays that stand in one row with the photo
@@ -64,28 +65,28 @@ def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
         query = "CLS" if "CLS" in tokens.labels else MEAN
     if query.casefold() == MEAN:
         return -1, "mean over patches"
-    found = tokens.find_one(query.replace(" ", ""))
-    if not found:
+    places = tokens.find_one(query.replace(" ", ""))
+    if not places:
         special = [label for label, flag in zip(tokens.labels, tokens.special, strict=True) if flag]
         named = "".join(f"{label}, " for label in special)
         raise AttnscopeError(
             f"no patch is {query!r}", f"there are {named}mean, and patches from 0,0 to {tokens.labels[-1]} (row,column)"
         )
-    return found[0], tokens.labels[found[0]]
+    return places[0], tokens.labels[places[0]]
 
 
-def row_of(attention: AttentionMap, pair: tuple[int, int], place: int) -> NDArray[np.float64]:
-    """What a query gives to each token, (key,); for place -1 the mean over all patches."""
+def row_of(attention: AttentionMap, pair: tuple[int, int], query: int) -> NDArray[np.float64]:
+    """What a query gives to each token, (key,); for -1 the mean over all patches."""
     weights = attention.of(*pair).astype(np.float64)
-    row: NDArray[np.float64] = weights[~attention.queries.special].mean(0) if place < 0 else weights[place]
+    row: NDArray[np.float64] = weights[~attention.queries.special].mean(0) if query < 0 else weights[query]
     return row
 
 
-def over_patches(record: Heatmap, pair: tuple[int, int], place: int) -> NDArray[np.float64]:
+def over_patches(record: Heatmap, pair: tuple[int, int], query: int) -> NDArray[np.float64]:
     """What a query gives to each patch, (row, column)."""
     attention, picture = record.maps[0], record.picture
     assert picture is not None
-    return row_of(attention, pair, place)[~attention.keys.special].reshape(picture.grid)
+    return row_of(attention, pair, query)[~attention.keys.special].reshape(picture.grid)
 
 
 def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
@@ -94,10 +95,10 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
     Raises:
         AttnscopeError: No token is what `query` names.
     """
-    place, name = query_of(record.maps[0], query)
-    mark = MEAN if place < 0 else name.replace(",", "-")
+    token, name = query_of(record.maps[0], query)
+    mark = MEAN if token < 0 else name.replace(",", "-")
     heads = record.chosen(record.maps[0])
-    return sheets_of_heads(heads, picked=record.picked is not None, query=place, after=f"-{mark}")
+    return sheets_of_heads(heads, picked=record.picked is not None, query=token, after=f"-{mark}")
 
 
 def pages(record: Heatmap, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Page]]:
@@ -111,8 +112,8 @@ def pages(record: Heatmap, style: Style | None = None, query: str | None = None)
     Raises:
         AttnscopeError: No token is what `query` names.
     """
-    made = partial(PicturePage, record, style=style or Style("head"))
-    return ((sheet.stem, made(sheet)) for sheet in sheets_of(record, query))
+    style = style or Style("head")
+    return ((sheet.stem, PicturePage(record, sheet, style)) for sheet in sheets_of(record, query))
 
 
 def overlay(picture: Picture, patches: NDArray[np.float64], cell: int, cmap: Colormap, top: float) -> Pixels:
@@ -133,15 +134,13 @@ def overlay(picture: Picture, patches: NDArray[np.float64], cell: int, cmap: Col
 
 def _tint(colours: NDArray[np.float64], grey: NDArray[np.float64]) -> Pixels:
     """Colours as the photo below them lets them appear."""
-    made: Pixels = np.rint(255 * colours * (DARKEST + (1 - DARKEST) * grey[:, :, None])).astype(np.uint8)
-    return made
+    return np.rint(255 * colours * (DARKEST + (1 - DARKEST) * grey[:, :, None])).astype(np.uint8)
 
 
 def _to_grey(picture: Picture, cell: int) -> NDArray[np.float64]:
     """The picture in grey, 0 to 1, a patch being `cell` pixels wide and high."""
     shown = _resize(picture, cell).astype(np.float64) / 255
-    weighed: NDArray[np.float64] = shown @ np.array([0.2126, 0.7152, 0.0722])
-    return weighed
+    return np.asarray(shown @ np.array([0.2126, 0.7152, 0.0722]))
 
 
 def _resize(picture: Picture, cell: int) -> Pixels:
@@ -186,74 +185,53 @@ class PicturePage(Page):
         title = f"{record.run.get('model', 'model')} · {self.title(sheet, self.attention)}"
         lettering = lettering_for([title, self.picture.facts], style.paper)
         paper = style.paper
-        self.beside = self._stands_beside(paper)
+        n = len(sheet.heads)
+        room = paper.room_px / (n + 1) if paper.fixed else math.inf
+        # The photo stands beside a few overlays, as large as these.
+        few = sheet.form == "grid" and n <= _MOST_BESIDE and room >= _SMALL_PANEL_PX
+        self.beside = sheet.form == "single" or few
         self.cell, self.columns = self._sizes(paper)
         rows, columns = self.picture.grid
         self.panel = (columns * self.cell, rows * self.cell)
         left, top, self.pitch = self._pitch()
-        n_lines = math.ceil(len(sheet.heads) / self.columns)
         content = left + self.columns * self.pitch[0] - _GAP_PX
-        width = paper.width_for(layout.MIN_WIDTH_PX, content + layout.MARGIN_PX)
-        below = math.ceil(top + n_lines * self.pitch[1]) + (50 if self.beside else 0)
-        said = [*([self.meaning[style.scale]] if paper.is_narrow else []), *self._notes(lettering)]
-        footer = layout.wrap(" · ".join(said), width - 2 * layout.MARGIN_PX, lettering.width_px)
-        height = below + 14 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
-        super().__init__(width, height, lettering)
+        super().__init__(paper.width_for(layout.MIN_WIDTH_PX, content + layout.MARGIN_PX), lettering)
         self.head(title, self.picture.facts)
         maps = [over_patches(record, pair, sheet.query) for pair in sheet.heads]
         tops = [float(patches.max()) for patches in maps]
-        limit = 1.0 if style.scale != "figure" else max(tops) or 1.0
+        limits = style.limits(tops)
         # In the middle of what is wider than the page asks for nothing; else spare room goes to both sides.
-        shift = (width - layout.MARGIN_PX - content) // 2 if sheet.form != "overview" else 0
+        shift = (self.width_px - layout.MARGIN_PX - content) // 2 if sheet.form != "overview" else 0
         self.corners = self._corners(left + shift, top)
-        for corner, patches, own in zip(self.corners, maps, tops, strict=True):
-            shown = (own or 1.0) if style.scale == "head" else limit
-            self._put(corner, overlay(self.picture, patches, self._sharp(self.cell), self.cmap, shown), self.cell)
-        self._photo(left + shift, top)
-        self._bar(limit)
-        self._names(left)
-        self._captions(tops)
-        self.foot(below + 14, footer)
-
-    def _stands_beside(self, paper: Paper) -> bool:
-        """Whether the photo stands beside the overlays, as large as these: where there are few."""
-        if self.sheet.form == "single":
-            return True
-        n = len(self.sheet.heads)
-        fits = not paper.fixed or paper.room_px / (n + 1) >= _SMALL_PANEL_PX
-        return self.sheet.form == "grid" and n <= _MOST_BESIDE and fits
+        for corner, patches, limit in zip(self.corners, maps, limits, strict=True):
+            self._put(corner, overlay(self.picture, patches, self._sharp(self.cell), self.cmap, limit), self.cell)
+        self._draw_photo(left + shift, top)
+        self._draw_bar(limits[0] if style.scale == "figure" else 1.0)
+        if sheet.form == "overview":
+            self._name_overlays()
+        else:
+            self._write_captions(tops)
+        below = math.ceil(top + math.ceil(n / self.columns) * self.pitch[1]) + (50 if self.beside else 0)
+        self.finish(below + 14, [*([self.meaning[style.scale]] if paper.is_narrow else []), *self._notes()])
 
     def _sizes(self, paper: Paper) -> tuple[float, int]:
-        """Pixels of a patch, and how many overlays stand side by side."""
-        rows, columns = self.picture.grid
-        room = paper.room_px
-        if paper.fixed:
-            return self._sizes_in(room)
+        """Pixels of a patch, and how many overlays stand side by side; on paper they fill its width."""
+        (rows, columns), n, room, most = self.picture.grid, len(self.sheet.heads), paper.room_px, math.inf
         if self.beside:
-            n = len(self.sheet.heads)
-            largest = _LARGEST_SINGLE_PX if n == 1 else _LARGEST_PANEL_PX
-            return max(1, min(largest // max(rows, columns), (room - n * _GAP_PX) // (n + 1) // columns)), n
-        if self.sheet.form == "overview":
-            n_heads = len(self.sheet.columns)
-            wide = (room - self.names_px) // n_heads - _GAP_PX
-            return max(1, min(wide // columns, 300 // max(rows, columns))), n_heads
-        side_by_side = min(layout.columns_for(len(self.sheet.heads)), 6)
-        wide = min(_LARGEST_PANEL_PX, room // side_by_side - _GAP_PX)
-        return max(1, min(wide // columns, _LARGEST_PANEL_PX // rows)), side_by_side
-
-    def _sizes_in(self, room: int) -> tuple[float, int]:
-        """The same where the width is fixed and must be full."""
-        rows, columns = self.picture.grid
-        if self.beside:
-            n = len(self.sheet.heads)
-            return (room - (n + 1) * _GAP_PX) / (n + 1) / columns, n
-        if self.sheet.form == "overview":
-            n_heads = len(self.sheet.columns)
-            return ((room - self.names_px + _GAP_PX) / n_heads - _GAP_PX) / columns, n_heads
-        side_by_side = min(layout.columns_for(len(self.sheet.heads)), 6)
-        while side_by_side > 1 and room / side_by_side < _SMALL_PANEL_PX:
-            side_by_side -= 1
-        return min(room / side_by_side - _GAP_PX, _LARGEST_PANEL_PX) / columns, side_by_side
+            side, wide = n, room / (n + 1) - _GAP_PX
+            most = math.inf if paper.fixed else _LARGEST_SINGLE_PX if n == 1 else _LARGEST_PANEL_PX
+        elif self.sheet.form == "overview":
+            side = len(self.sheet.columns)
+            wide = (room - self.names_px + _GAP_PX) / side - _GAP_PX
+            most = math.inf if paper.fixed else _LARGEST_SMALL_PX
+        else:
+            side = min(layout.columns_for(n), 6)
+            while paper.fixed and side > 1 and room / side < _SMALL_PANEL_PX:
+                side -= 1
+            wide = min(room / side - _GAP_PX, _LARGEST_PANEL_PX)
+            most = math.inf if paper.fixed else _LARGEST_PANEL_PX
+        cell = min(wide / columns, most / max(rows, columns))
+        return cell if paper.fixed else max(1, math.floor(cell)), side
 
     def _pitch(self) -> tuple[float, float, tuple[float, float]]:
         """Left and upper edge of the overlays, and the distances between them."""
@@ -280,10 +258,9 @@ class PicturePage(Page):
         across, down = self.pitch
         if self.sheet.form == "overview":
             layers, heads = self.sheet.layers, self.sheet.columns
-            places = [(layers.index(layer), heads.index(head)) for layer, head in self.sheet.heads]
-        else:
-            places = [divmod(number, self.columns) for number in range(len(self.sheet.heads))]
-        return [(left + column * across, top + row * down) for row, column in places]
+            at = ((layers.index(layer), heads.index(head)) for layer, head in self.sheet.heads)
+            return [(left + column * across, top + row * down) for row, column in at]
+        return layout.tile(len(self.sheet.heads), self.columns, (left, top), self.pitch)
 
     def _sharp(self, cell: float) -> int:
         """Pixels of a patch in an image: as many as in the PNG."""
@@ -297,25 +274,25 @@ class PicturePage(Page):
     def _mark(self, corner: tuple[float, float], cell: float) -> None:
         """A frame around the query, where it has a place."""
         patches = np.flatnonzero(~self.attention.queries.special)
-        found = np.flatnonzero(patches == self.sheet.query)
-        if self.sheet.query < 0 or not len(found):
+        framed = np.flatnonzero(patches == self.sheet.query)
+        if self.sheet.query < 0 or not len(framed):
             return
-        row, column = divmod(int(found[0]), self.picture.grid[1])
+        row, column = divmod(int(framed[0]), self.picture.grid[1])
         box = (corner[0] + column * cell, corner[1] + row * cell, cell, cell)
         for color, grown, thick in ((_HALO, 2.0, 3.0), (_MARK, 1.0, 2.0)):
             grown_box = (box[0] - grown, box[1] - grown, box[2] + 2 * grown, box[3] + 2 * grown)
             self.outline([grown_box], color, thick, animated=True)
 
-    def _photo(self, left: float, top: float) -> None:
+    def _draw_photo(self, left: float, top: float) -> None:
         if self.beside:
             corner, cell = (left - self.panel[0] - 2 * _GAP_PX, top), self.cell
         else:
             corner, cell = (layout.MARGIN_PX, _TOP_PX), self._photo_px()[0] / self.picture.grid[1]
         self._put(corner, _resize(self.picture, self._sharp(cell)), cell)
         if self.beside:
-            self.write(corner[0], corner[1] - 12, "the picture", layout.PANEL_TITLE_PX, ha="left", weight="bold")
+            self.entitle(corner[0], corner[1] - 12, "the picture")
 
-    def _bar(self, top: float) -> None:
+    def _draw_bar(self, top: float) -> None:
         """The colours, as they are over bright and over dark parts of the photo."""
         narrow = self.paper.is_narrow
         if self.beside:
@@ -326,7 +303,7 @@ class PicturePage(Page):
             room = self.width_px - layout.MARGIN_PX - x
             about = self.lettering.fit(self.query_name(), layout.PANEL_TITLE_PX * 1.12, room)
             y = _TOP_PX + self._photo_px()[1] // 2
-            self.write(x, y - 34, about, layout.PANEL_TITLE_PX, ha="left", weight="bold")
+            self.entitle(x, y - 34, about)
         width = 420 if not self.paper.fixed else math.floor(min(420, self.width_px - layout.MARGIN_PX - x - 90))
         if self.beside and not narrow:  # as wide as the photo, so that there is room for what colours mean
             width = min(width, math.floor(self.panel[0]))
@@ -343,37 +320,30 @@ class PicturePage(Page):
             meaning = self.lettering.fit(
                 self.meaning[self.style.scale], size, self.width_px - layout.MARGIN_PX - (x + width + 100)
             )
-            self.write(x + width + 100, y + height / 2, meaning, size, ha="left", color=INK)
-        for tick in layout.nice_ticks(top):
-            self.write(x + width * tick / top, y + height + 12, f"{tick:g}", size, ha="center")
+            self.write(x + width + 100, y + height / 2, meaning, size, ha="left")
+        self.draw_scale((x, y, width, height), None, (0.0, top))
 
-    def _names(self, left: float) -> None:
-        if self.sheet.form != "overview":
-            return
-        size = self.paper.letters(min(layout.PANEL_TITLE_PX, self.pitch[0] / 2.2, self.names_px / 3.4))
-        step = self.label_step(self.column_name(self.sheet.columns[-1]), size, self.pitch[0])
-        for (layer, head), (x, y) in zip(self.sheet.heads, self.corners, strict=True):
-            if x == self.corners[0][0]:
-                self.write(left - 10, y + self.panel[1] / 2, self.row_name(layer), size, ha="right", weight="bold")
-            if y == self.corners[0][1] and self.sheet.columns.index(head) % step == 0:
-                self.write(x + self.panel[0] / 2, y - 12, self.column_name(head), size, ha="center", weight="bold")
+    def _name_overlays(self) -> None:
+        """Names of the rows and columns of an overview."""
+        rows = {self.row_name(layer): y + self.panel[1] / 2 for (layer, _), (_, y) in self._panels()}
+        columns = {self.column_name(head): x + self.panel[0] / 2 for (_, head), (x, _) in self._panels()}
+        self.name_panels(rows, columns, self.corners[0], (self.panel[0], self.pitch[0]))
 
-    def _captions(self, tops: Sequence[float]) -> None:
+    def _panels(self) -> Iterator[tuple[tuple[int, int], tuple[float, float]]]:
+        """Each head, and the corner of its overlay."""
+        return zip(self.sheet.heads, self.corners, strict=True)
+
+    def _write_captions(self, tops: Sequence[float]) -> None:
         """Above each overlay which head it is, its largest weight, and what went to tokens that have no place."""
-        if self.sheet.form == "overview":
-            return
-        for pair, (x, y), top in zip(self.sheet.heads, self.corners, tops, strict=True):
-            self.write(x, y - 12, self.panel_name(pair), layout.PANEL_TITLE_PX, ha="left", weight="bold")
+        width_of, size = self.lettering.width_px, layout.CAPTION_PX
+        for (pair, (x, y)), top in zip(self._panels(), tops, strict=True):
+            self.entitle(x, y - 12, self.panel_name(pair))
             parts = self._caption(pair, top)
-            room = self.panel[0] - self.lettering.width_px(self.panel_name(pair), layout.PANEL_TITLE_PX) * 1.2 - 10
-            while (
-                self.paper.fixed
-                and len(parts) > 1
-                and self.lettering.width_px(" · ".join(parts), layout.CAPTION_PX) > room
-            ):
+            room = self.panel[0] - width_of(self.panel_name(pair), layout.PANEL_TITLE_PX) * 1.2 - 10
+            while self.paper.fixed and len(parts) > 1 and width_of(" · ".join(parts), size) > room:
                 parts.pop()
-            text = self.lettering.fit(" · ".join(parts), layout.CAPTION_PX, room)
-            self.write(x + self.panel[0], y - 12, text, layout.CAPTION_PX, ha="right", color=FAINT)
+            text = self.lettering.fit(" · ".join(parts), size, room)
+            self.write(x + self.panel[0], y - 12, text, size, ha="right", color=FAINT)
 
     def _caption(self, pair: tuple[int, int], top: float) -> list[str]:
         """What stands above a panel beside its name, the most important first."""
@@ -386,12 +356,12 @@ class PicturePage(Page):
     def _elsewhere(self, pair: tuple[int, int]) -> list[str]:
         row, keys = row_of(self.attention, pair, self.sheet.query), self.attention.keys
         shares: dict[str, float] = {}
-        for place in np.flatnonzero(keys.special):
-            name = keys.labels[place].rstrip("0123456789")
-            shares[name] = shares.get(name, 0.0) + float(row[place])
+        for key in np.flatnonzero(keys.special):
+            name = keys.labels[key].rstrip("0123456789")
+            shares[name] = shares.get(name, 0.0) + float(row[key])
         return [f"{name} {share:.2f}" for name, share in shares.items()]
 
-    def _notes(self, lettering: Lettering) -> list[str]:
+    def _notes(self) -> list[str]:
         notes = ["a square is a patch, nothing is smoothed"]
         if self.sheet.query < 0:
             notes.append("the mean over all patches as queries")
@@ -403,8 +373,7 @@ class PicturePage(Page):
             notes.append(f"what goes to {', '.join(special)} has no place in the picture")
         if "hide_special" in self.record.changes:
             notes.append("tokens that are no patches are hidden; each row is divided by what is left of it")
-        notes += [" ".join(str(note).split()) for note in self.record.run.get("notes", ())]
-        return [lettering.spell(note) for note in notes]
+        return notes + run_notes(self.record.run)
 
 
 def _query_name(sheet: Sheet, attention: AttentionMap) -> str:

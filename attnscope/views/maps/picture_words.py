@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.records.maps.pictures import SMALL, Picture
-from attnscope.views.drawing.canvas import Page
-from attnscope.views.drawing.lettering import Lettering
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.views.drawing.style import Scale, Style
 from attnscope.views.maps import figures as heatmap_figures
@@ -290,8 +289,8 @@ class _WordsPage(PicturePage):
     def _caption(self, pair: tuple[int, int], top: float) -> list[str]:
         return [f"{self.figure_of.shares[pair]:.0%}", f"max {top:.2g}"]
 
-    def _notes(self, lettering: Lettering) -> list[str]:
-        notes = [note for note in super()._notes(lettering) if "has no place in the picture" not in note]
+    def _notes(self) -> list[str]:
+        notes = [note for note in super()._notes() if "has no place in the picture" not in note]
         asker = asker_of(self.figure_of.record)
         shares = f"percentages: how much of the {asker}'s attention goes to this picture, all its patches together"
         about = [] if self.sheet.form == "overview" else [*[self.figure_of.about] * self.beside, shares]

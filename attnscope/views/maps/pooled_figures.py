@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 from attnscope.errors import UsageError, amount
 from attnscope.records.maps.pooled import Link, PooledHeatmap, around
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, LINE, Page, colormap
-from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.canvas import FAINT, LINE, colormap
+from attnscope.views.drawing.layout import Paper
+from attnscope.views.drawing.lettering import lettering_for
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.views.drawing.style import Style
 from attnscope.views.maps.pooling import DECADES, log_share, max_pool
 from attnscope.views.tables.numbers import weight
+from attnscope.views.tables.wording import run_notes
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -74,20 +77,16 @@ class _Plan:
 
     Attributes:
         width: Of the figure.
-        height: Of the figure.
         side: Width and height of each map.
         corners: Upper left corner of each map.
         strip: Thickness of the marginals above and at the right; 0 = none.
-        footer: The notes, broken into lines.
         foot: Where the colour bar begins.
     """
 
     width: int
-    height: int
     side: tuple[int, int]
-    corners: tuple[tuple[int, int], ...]
+    corners: Sequence[tuple[float, float]]
     strip: int
-    footer: tuple[str, ...]
     foot: int
 
 
@@ -103,22 +102,23 @@ class _Page(Page):
         ]
         title, subtitle = self._titles()
         lettering = lettering_for([title, subtitle, *(end for pair in self._ends for end in pair)], style.paper)
-        plan = self._plan(lettering)
-        super().__init__(plan.width, plan.height, lettering)
+        plan = self._plan(style.paper)
+        super().__init__(plan.width, lettering)
         self.head(title, subtitle, bold=1.1)
         cmap = colormap(style.cmap)
         tops = [max(float(self._map.of(*pair).max(initial=0.0)), 1e-30) for pair in sheet.heads]
-        limits = {"fixed": [1.0] * len(tops), "figure": [max(tops)] * len(tops), "head": tops}[style.scale]
+        limits = style.limits(tops)
         self._draw_maps(plan, cmap, limits)
         if sheet.form == "overview":
-            self._margins(plan)
+            self._name_maps(plan)
         else:
             self._marginals(plan)
             self._axes(plan)
         if sheet.form == "single":
             self._links(plan, links)
-        self._colour_bar(plan, cmap, limits)
-        self.foot(plan.foot + 62, plan.footer)
+        fits = self._draw_bar(plan, cmap, limits[0] if style.scale == "figure" else 1.0)
+        meaning = [] if fits else [f"colour: {self._meaning()}"]
+        self.finish(plan.foot + 62, [*meaning, *self._notes(), *([lettering.note] if lettering.note else [])])
 
     # What is said ---------------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class _Page(Page):
         return f"{record.run.get('model', 'model')} · {kind}{sheet.subject} · {tokens}", f"“{text}”"
 
     def _notes(self) -> list[str]:
-        attention, record = self._map, self._record
+        attention = self._map
         cells = "tokens" if attention.query_cell == attention.key_cell else "queries and keys"
         size = f"{attention.query_cell} × {attention.key_cell}"
         notes = [
@@ -150,7 +150,7 @@ class _Page(Page):
             notes.append(f"numbered: the strongest links{far}, without special tokens and the first token as key")
         if attention.n_kv_heads < attention.n_heads:
             notes.append(f"{attention.n_heads} query heads share {amount(attention.n_kv_heads, 'key/value head')}")
-        return notes + [" ".join(str(note).split()) for note in record.run.get("notes", ())]
+        return notes + run_notes(self._record.run)
 
     def _meaning(self) -> str:
         """What the colours mean."""
@@ -158,84 +158,61 @@ class _Page(Page):
 
     # Where it stands ------------------------------------------------------------------------------------------------
 
-    def _plan(self, lettering: Lettering) -> _Plan:
-        form, heads = self._sheet.form, self._sheet.heads
-        shape = self._map.cells.shape[2:]
-        paper = lettering.paper
-        if form == "single" and paper.is_narrow:
-            strip, left = 48, layout.MARGIN_PX + 56
-            side = _side_px(shape, paper.width_px - layout.MARGIN_PX - left - strip - 8, fixed=True)
-            corner = (left, _HEADER_PX + strip + 34)
-            bottom = corner[1] + side[1] + 66
-            bottom += 40 + _LINK_PX * len(self._ends) if self._ends else 0  # far links are listed below
-            return self._add_footer(paper.width_px, bottom, side, (corner,), strip, lettering)
-        if form == "single":
-            side = _side_px(shape, 780 if not paper.fixed else paper.room_px // 2 - 84, fixed=paper.fixed)
-            strip, left = 64, layout.MARGIN_PX + 84
-            width = paper.width_for(layout.MIN_WIDTH_PX, left + side[0] + strip + 120)
-            corners: tuple[tuple[int, int], ...] = ((left, _HEADER_PX + strip + 34),)
-            bottom = corners[0][1] + side[1] + 66
-            # All far links are listed at the right, two lines each.
-            bottom = max(bottom, _HEADER_PX + 40 + _LINK_PX * len(self._ends))
-            return self._add_footer(width, bottom, side, corners, strip, lettering)
-        if form == "grid":
-            columns = layout.columns_for(len(heads))
-            strip, left, gap = 30, 64, 26
+    def _plan(self, paper: Paper) -> _Plan:
+        return {"single": self._plan_single, "grid": self._plan_grid}.get(self._sheet.form, self._plan_overview)(paper)
+
+    def _plan_single(self, paper: Paper) -> _Plan:
+        """One map; its far links are listed at the right, on narrow paper below."""
+        narrow, n_links = paper.is_narrow, len(self._ends)
+        strip, left = (48, layout.MARGIN_PX + 56) if narrow else (64, layout.MARGIN_PX + 84)
+        room = 780 if not paper.fixed else paper.room_px // 2 - 84
+        room = paper.width_px - layout.MARGIN_PX - left - strip - 8 if narrow else room
+        side = _side_px(self._map.cells.shape[2:], room, fixed=paper.fixed)
+        top = _HEADER_PX + strip + 34
+        bottom = top + side[1] + 66
+        if narrow:
+            bottom += 40 + _LINK_PX * n_links if n_links else 0
+        else:
+            bottom = max(bottom, _HEADER_PX + 40 + _LINK_PX * n_links)
+        width = paper.width_for(layout.MIN_WIDTH_PX, left + side[0] + strip + 120)
+        return _Plan(width, side, [(left, top)], strip, bottom + 12)
+
+    def _plan_grid(self, paper: Paper) -> _Plan:
+        """The maps of a layer."""
+        n = len(self._sheet.heads)
+        columns, strip, left, gap = layout.columns_for(n), 30, 64, 26
+        room = (paper.room_px - left) // columns - strip - gap
+        while paper.fixed and room < _SMALL_MAP_PX and columns > 1:
+            columns -= 1
             room = (paper.room_px - left) // columns - strip - gap
-            while paper.fixed and room < _SMALL_MAP_PX and columns > 1:
-                columns -= 1
-                room = (paper.room_px - left) // columns - strip - gap
-            side = _side_px(shape, min(room if paper.fixed else max(room, 200), 780), fixed=paper.fixed)
-            rows = -(-len(heads) // columns)
-            pitch = (side[0] + strip + gap, side[1] + strip + 34)
-            # A page as wide as its maps, but wide enough for the text.
-            width = paper.width_for(_LEAST_WIDTH_PX, 2 * layout.MARGIN_PX + left + columns * pitch[0])
-            spare = (width - 2 * layout.MARGIN_PX - left - columns * pitch[0]) // columns
-            corners = tuple(
-                (
-                    layout.MARGIN_PX + left + (i % columns) * (pitch[0] + spare),
-                    _HEADER_PX + strip + 26 + (i // columns) * pitch[1],
-                )
-                for i in range(len(heads))
-            )
-            bottom = _HEADER_PX + rows * pitch[1] + 44
-            return self._add_footer(width, bottom, side, corners, strip, lettering)
-        layers, numbers = self._sheet.layers, self._sheet.columns
-        room = self._overview_room()
-        side = _side_px(shape, room, fixed=paper.fixed)
-        gap = 4 if paper.is_narrow else 8
+        room = min(room if paper.fixed else max(room, 200), 780)
+        side = _side_px(self._map.cells.shape[2:], room, fixed=paper.fixed)
+        pitch = (side[0] + strip + gap, side[1] + strip + 34)
+        # A page as wide as its maps, but wide enough for the text.
+        width = paper.width_for(_LEAST_WIDTH_PX, 2 * layout.MARGIN_PX + left + columns * pitch[0])
+        spare = (width - 2 * layout.MARGIN_PX - left - columns * pitch[0]) // columns
+        corner = (layout.MARGIN_PX + left, _HEADER_PX + strip + 26)
+        corners = layout.tile(n, columns, corner, (pitch[0] + spare, pitch[1]))
+        return _Plan(width, side, corners, strip, _HEADER_PX + -(-n // columns) * pitch[1] + 56)
+
+    def _plan_overview(self, paper: Paper) -> _Plan:
+        """Small maps of all heads, a row per layer."""
+        layers, numbers, room = self._sheet.layers, self._sheet.columns, self._overview_room()
+        side, gap = _side_px(self._map.cells.shape[2:], room, fixed=paper.fixed), 4 if paper.is_narrow else 8
         pitch = (max(room, side[0]) + gap, side[1] + gap)
-        corners = tuple(
-            (
-                layout.MARGIN_PX + 52 + numbers.index(head) * pitch[0],
-                _HEADER_PX + 30 + layers.index(layer) * pitch[1],
-            )
-            for layer, head in heads
-        )
-        width = paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + 52 + len(numbers) * pitch[0])
-        return self._add_footer(width, _HEADER_PX + 30 + len(layers) * pitch[1], side, corners, 0, lettering)
+        left, top = layout.MARGIN_PX + 52, _HEADER_PX + 30
+        corners = [
+            (left + numbers.index(head) * pitch[0], top + layers.index(layer) * pitch[1])
+            for layer, head in self._sheet.heads
+        ]
+        width = paper.width_for(layout.MIN_WIDTH_PX, layout.MARGIN_PX + left + len(numbers) * pitch[0])
+        return _Plan(width, side, corners, 0, top + len(layers) * pitch[1] + 12)
 
     def _overview_room(self) -> int:
         """Width of a small map of the overview, at most."""
         n_heads, paper = len(self._sheet.columns), self._style.paper
         room = (paper.room_px - 52) // n_heads - (4 if paper.is_narrow else 8)
         return max(min(room, 300), 2 if paper.fixed else 24)
-
-    def _add_footer(
-        self,
-        width: int,
-        bottom: int,
-        side: tuple[int, int],
-        corners: tuple[tuple[int, int], ...],
-        strip: int,
-        lettering: Lettering,
-    ) -> _Plan:
-        notes = [*self._notes(), *([lettering.note] if lettering.note else [])]
-        if lettering.paper.is_narrow:
-            notes = [f"colour: {self._meaning()}", *notes]
-        lines = layout.wrap(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)
-        height = bottom + 12 + 62 + len(lines) * layout.LINE_PX + layout.MARGIN_PX // 2
-        return _Plan(width, height, side, corners, strip, lines, bottom + 12)
 
     # What is drawn --------------------------------------------------------------------------------------------------
 
@@ -249,21 +226,13 @@ class _Page(Page):
             self.set_cells(self.image((x, y, width, height), cmap, animated=False), shares)
         self.frames([(x, y, width, height) for x, y in plan.corners])
 
-    def _margins(self, plan: _Plan) -> None:
-        """Numbers of layers and heads around an overview."""
+    def _name_maps(self, plan: _Plan) -> None:
+        """Names of the layers and heads of an overview."""
         width, height = plan.side
-        size = layout.PANEL_TITLE_PX
-        first: dict[str, tuple[float, float]] = {}
-        for (x, y), (layer, head) in zip(plan.corners, self._sheet.heads, strict=True):
-            first.setdefault(f"L{layer}", (layout.MARGIN_PX + 42.0, y + height / 2))
-            if f"H{head}" not in first:
-                first[f"H{head}"] = (x + width / 2, _HEADER_PX + 16)
-        for name, (at_x, at_y) in first.items():
-            fitting = size if name[0] == "L" else min(size, width / 2.2)
-            step = self.label_step(f"H{self._sheet.columns[-1]}", self.paper.letters(fitting), width + 4)
-            if name[0] == "H" and self._sheet.columns.index(int(name[1:])) % step:
-                continue
-            self.write(at_x, at_y, name, fitting, ha="right" if name[0] == "L" else "center", weight="bold")
+        panels = list(zip(self._sheet.heads, plan.corners, strict=True))
+        rows = {f"L{layer}": y + height / 2 for (layer, _), (_, y) in panels}
+        columns = {f"H{head}": x + width / 2 for (_, head), (x, _) in panels}
+        self.name_panels(rows, columns, (layout.MARGIN_PX + 52, _HEADER_PX + 30), (width, width + 4))
 
     def _marginals(self, plan: _Plan) -> None:
         """Mass received above each map, entropy at its right, each with its head's name."""
@@ -275,13 +244,13 @@ class _Page(Page):
         most = max(float(len(self._map.queries)), 10.0)
         single = self._sheet.form == "single"
         for (x, y), pair in zip(plan.corners, self._sheet.heads, strict=True):
-            place = self._map.place(*pair)
-            received = _by_pixel(self._map.received[place], self._map.key_cell, width, np.maximum)
+            at = self._map.place(*pair)
+            received = _by_pixel(self._map.received[at], self._map.key_cell, width, np.maximum)
             highs = _received_share(received, most) * (plan.strip - 4)
             wide = width / len(highs)
             xs = x + np.arange(len(highs)) * wide
             boxes.append(np.stack([xs, y - 4 - highs, np.full(len(highs), wide), highs], 1))
-            entropy = _by_pixel(self._map.entropy_nats[place], self._map.query_cell, height, None)
+            entropy = _by_pixel(self._map.entropy_nats[at], self._map.query_cell, height, None)
             longs = np.clip(entropy / max(math.log(len(self._map.keys)), 1e-9), 0, 1) * (plan.strip - 4)
             tall = height / len(longs)
             ys = y + np.arange(len(longs)) * tall
@@ -290,8 +259,7 @@ class _Page(Page):
             averages.append([(x, level), (x + width, level)])
             layer, head = pair
             name = f"H{head}" if self._sheet.form == "grid" else f"L{layer}H{head}"
-            size = layout.PANEL_TITLE_PX
-            self.write(x, y - plan.strip - 13, name, size, ha="left", weight="bold")
+            self.entitle(x, y - plan.strip - 13, name)
             if single:
                 self._marginal_ticks(x, y, plan, most)
         self.place_boxes(bands, np.concatenate(boxes))
@@ -351,16 +319,16 @@ class _Page(Page):
         left = x + width + plan.strip + (64 if not self.paper.fixed else 40)
         size, top = layout.SUBTITLE_PX - 1, _HEADER_PX + 8
         if self.paper.is_narrow:
-            left, top = layout.MARGIN_PX, plan.corners[0][1] + height + 76
+            left, top = layout.MARGIN_PX, round(y) + height + 76
         if self.paper.fixed:
             size = layout.CAPTION_PX
         room = plan.width - left - layout.MARGIN_PX
         far = "" if attention.far_tokens is None else f" over more than {attention.far_tokens} tokens"
         heading = self.lettering.fit(f"Strongest links{far}", layout.PANEL_TITLE_PX * 1.12, room)
-        self.write(left, top, heading, layout.PANEL_TITLE_PX, ha="left", weight="bold")
+        self.entitle(left, top, heading)
         if not links:
             self.write(left, top + 28, "there are none", size, ha="left", color=FAINT)
-        placed: list[tuple[float, float]] = []
+        numbered: list[tuple[float, float]] = []
         rings: list[list[tuple[float, float]]] = []
         for number, (link, ends) in enumerate(zip(links, self._ends, strict=True), 1):
             at = (
@@ -369,33 +337,26 @@ class _Page(Page):
             )
             rings.append(_circle(*at, 6.0))
             # Of links at one place only the first has its number beside it.
-            if all(abs(at[0] - a) + abs(at[1] - b) > 16 for a, b in placed):
-                placed.append(at)
+            if all(abs(at[0] - a) + abs(at[1] - b) > 16 for a, b in numbered):
+                numbered.append(at)
                 beside = (at[0] + 10, "left") if at[0] < x + width - 30 else (at[0] - 10, "right")
                 # Not a halo: with one, letters would no longer be text in PDF and SVG.
                 ground = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
                 self.write(beside[0], at[1], str(number), size, ha=beside[1], color=_MARK, weight="bold", bbox=ground)
             line = top + 34 + (number - 1) * _LINK_PX
-            self.write(left, line, f"{number}", size, ha="left", color=_MARK, weight="bold")
-            self.write(left + 26, line, weight(link.weight), size, ha="left", weight="bold")
-            for row, (place, end) in enumerate(((link.query, ends[0]), (link.key, ends[1]))):
-                words = f"{'→ ' if row else ''}{place:,}  {end}"
-                fitted = self.lettering.fit(words, size, room - 76)
-                self.write(left + 76, line + row * 21, fitted, size, ha="left", color=INK)
+            self.entitle(left, line, f"{number}", size, color=_MARK)
+            self.entitle(left + 26, line, weight(link.weight), size)
+            for row, (token, end) in enumerate(((link.query, ends[0]), (link.key, ends[1]))):
+                words = f"{'→ ' if row else ''}{token:,}  {end}"
+                self.write(left + 76, line + row * 21, self.lettering.fit(words, size, room - 76), size, ha="left")
         self.lines(rings, color=_MARK, width_px=1.3)
 
-    def _colour_bar(self, plan: _Plan, cmap: Colormap, limits: Sequence[float]) -> None:
-        x, y, height = layout.MARGIN_PX + 18, plan.foot, 14
-        width = min(420, self.paper.room_px - 60)
-        self.colour_bar((x, y, width, height), cmap)
-        size = layout.CAPTION_PX
-        top = limits[0] if self._style.scale == "figure" else 1.0
-        if not self.paper.is_narrow:
-            fitted = self.lettering.fit(self._meaning(), size, plan.width - x - width - 60)
-            self.write(x + width + 24, y + height / 2, fitted, size, ha="left")
-        for step in range(DECADES + 1):
-            value = top * 10.0 ** (step - DECADES)
-            self.write(x + width * step / DECADES, y + height + 12, f"{value:g}", size, ha="center")
+    def _draw_bar(self, plan: _Plan, cmap: Colormap, top: float) -> bool:
+        bar = (layout.MARGIN_PX + 18, plan.foot, min(420, self.paper.room_px - 60), 14)
+        powers = {float(step): f"{top * 10.0 ** (step - DECADES):g}" for step in range(DECADES + 1)}
+        return self.draw_scale(
+            bar, cmap, (0, DECADES), ticks=list(powers), written=powers.__getitem__, meaning=self._meaning()
+        )
 
 
 def _side_px(shape: tuple[int, ...], room: int, *, fixed: bool) -> tuple[int, int]:
@@ -420,8 +381,7 @@ def _by_pixel(values: NDArray[np.float32], cell: int, room: int, largest: np.ufu
     starts = np.arange(0, len(values), step)
     doubled = values.astype(np.float64)
     if largest is not None:
-        found: NDArray[np.float64] = largest.reduceat(doubled, starts)
-        return found
+        return np.asarray(largest.reduceat(doubled, starts))
     return np.asarray(np.add.reduceat(doubled, starts) / np.diff([*starts, len(values)]))
 
 

@@ -18,6 +18,14 @@ def log_share(values: NDArray[np.float32], top: float) -> NDArray[np.float32]:
     return np.clip(shares, 0, 1).astype(np.float32)
 
 
+def fit_columns(weights: NDArray[np.float32], room: int) -> NDArray[np.float32]:
+    """Values, (row, column), with at most as many columns as there is room for, each the largest that it stands for."""
+    n = weights.shape[1]
+    if n <= room:
+        return weights
+    return np.asarray(np.maximum.reduceat(weights, np.arange(room) * n // room, axis=1))
+
+
 def max_pool(values: NDArray[np.float32], pool: int, axes: Sequence[int] = (0, 1)) -> NDArray[np.float32]:
     """The largest of every `pool` values along each axis; the last of them may be of fewer."""
     for axis in axes if pool > 1 else ():

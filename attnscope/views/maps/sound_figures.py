@@ -6,21 +6,23 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnscope.errors import UsageError
 from attnscope.records import Heatmap
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Page, colormap
+from attnscope.views.drawing.canvas import FAINT, INK, colormap
 from attnscope.views.drawing.lettering import lettering_for
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.views.drawing.style import Style
-from attnscope.views.maps.figures import label_color
-from attnscope.views.maps.sound_spectrogram import SpectrogramPage
+from attnscope.views.drawing.token_labels import label_color
+from attnscope.views.maps.pooling import fit_columns
+from attnscope.views.maps.sound_spectrogram import SpectrogramPage, draw_seconds
+from attnscope.views.tables.wording import run_notes
 
 _TIMES = "word-times"
 _WAVE, _WORD = "#7b8794", "#c2410c"
-_WAVE_PX, _HEADER_PX, _PANEL_TITLE_PX, _AXIS_PX, _GAP_PX = 44, 92, 26, 34, 26
+_WAVE_PX, _HEADER_PX, _PANEL_TITLE_PX, _AXIS_PX, _GAP_PX, _NAMES_PX = 44, 92, 26, 34, 26, 52
 _MEANING = {
     "fixed": "attention weight: the share of a token's attention that a frame gets",
     "figure": "attention weight: the share of a token's attention that a frame gets (scale: largest of this figure)",
@@ -65,15 +67,6 @@ def pages(record: Heatmap, style: Style | None = None, query: str | None = None)
     )
 
 
-def max_pool(weights: NDArray[np.float32], room: int) -> NDArray[np.float32]:
-    """Weights with as many columns as there is room for, each the largest of the frames that it stands for."""
-    n = weights.shape[1]
-    if n <= room:
-        return weights
-    held: NDArray[np.float32] = np.maximum.reduceat(weights, np.arange(room) * n // room, axis=1)
-    return held
-
-
 class SoundPage(Page):
     """A figure: the recording's loudness, and below it token by time of each head; everything on one Axes."""
 
@@ -88,46 +81,38 @@ class SoundPage(Page):
         lettering = lettering_for([title, self.sound.facts, *names, record.text], style.paper)
         self.columns, left, room, self.row_px = self._sizes(lettering.width_px)
         self.left_px = left - 8 if style.paper.fixed else 400
-        maps = [max_pool(record.maps[0].of(*pair), room) for pair in sheet.heads]
+        maps = [fit_columns(record.maps[0].of(*pair), room) for pair in sheet.heads]
         if self.over_time:
-            maps = [np.ascontiguousarray(max_pool(np.ascontiguousarray(weights.T), room).T) for weights in maps]
+            maps = [np.ascontiguousarray(fit_columns(np.ascontiguousarray(weights.T), room).T) for weights in maps]
         self.cell = max(1, room // maps[0].shape[1]) if not lettering.paper.fixed else room / maps[0].shape[1]
         self.step = -(-len(self.sound.envelope) // room)
         self.panel = (maps[0].shape[1] * self.cell, len(maps[0]) * (self.cell if self.over_time else self.row_px))
-        top = _HEADER_PX + _WAVE_PX + (14 if self.small else _PANEL_TITLE_PX)
+        upper = _HEADER_PX + _WAVE_PX + (14 if self.small else _PANEL_TITLE_PX)
         across = left + self.panel[0] + (8 if self.small else _GAP_PX)
         down = self.panel[1] + (8 if self.small else _PANEL_TITLE_PX + _AXIS_PX)
-        n_lines = math.ceil(len(sheet.heads) / self.columns)
+        beside = _NAMES_PX if self.small else 0
         paper = lettering.paper
-        width = paper.width_for(
-            layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + (52 if self.small else 0) + self.columns * across
-        )
-        below = top + n_lines * down + (_AXIS_PX if self.small else 0)
-        notes = [lettering.spell(note) for note in self._notes()]
-        notes = [self._meaning(), *notes] if paper.is_narrow else notes
-        footer = layout.wrap(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)
-        height = below + 62 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
-        super().__init__(width, height, lettering)
+        width = paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + beside + self.columns * across)
+        super().__init__(width, lettering)
         self.head(title, self.sound.facts)
-        self.cmap = colormap(style.cmap)
-        start = layout.MARGIN_PX + left + (52 if self.small else 0)
-        self.corners = [
-            (start + (place % self.columns) * across, top + (place // self.columns) * down)
-            for place in range(len(sheet.heads))
-        ]
+        start = layout.MARGIN_PX + left + beside
+        self.corners = layout.tile(len(sheet.heads), self.columns, (start, upper), (across, down))
         tops = [float(values.max()) for values in maps]
-        limit = 1.0 if style.scale != "figure" else max(tops) or 1.0
-        for (x, y), values, own in zip(self.corners, maps, tops, strict=True):
-            image = self.image((x, y, *self.panel), self.cmap)
-            self.set_cells(image, values, (0, (own or 1.0) if style.scale == "head" else limit))
+        limits = style.limits(tops)
+        for (x, y), values, limit in zip(self.corners, maps, limits, strict=True):
+            self.set_cells(self.image((x, y, *self.panel), colormap(style.cmap)), values, (0, limit))
         self.frames([(x, y, *self.panel) for x, y in self.corners])
-        self._words()
+        self._draw_words()
         for x, _ in self.corners[: self.columns]:
-            self._wave(x)
-        self._axes()
-        self._names(tops)
-        self._bar(below + 14, limit)
-        self.foot(below + 62, footer)
+            self._draw_wave(x)
+        self._draw_axes()
+        self._write_names(tops)
+        below = upper + math.ceil(len(sheet.heads) / self.columns) * down + (_AXIS_PX if self.small else 0)
+        bar = (layout.MARGIN_PX + (8 if paper.fixed else 0), below + 14, min(420, paper.room_px - 20), 14)
+        meaning = self._meaning()
+        top = limits[0] if style.scale == "figure" else 1.0
+        fits = self.draw_scale(bar, style.cmap, (0.0, top), meaning=meaning)
+        self.finish(below + 62, [*[meaning] * (not fits), *self._notes()])
 
     def _sizes(self, width_of: layout.WidthPx) -> tuple[int, int, int, int]:
         """Panels side by side, pixels for names at the left of each, for time, and of a token's row."""
@@ -150,16 +135,16 @@ class SoundPage(Page):
         left = min(left, room // columns // 3) if paper.fixed else left
         return columns, left, room // columns - left - _GAP_PX, 22 if columns == 1 else 17
 
-    def _wave(self, x: int) -> None:
+    def _draw_wave(self, x: float) -> None:
         """How loud the recording is, frame by frame."""
-        loud = max_pool(self.sound.envelope[None], self.panel[0])[0]
+        loud = fit_columns(self.sound.envelope[None], self.panel[0])[0]
         cell = self.panel[0] / len(loud)
         loud = loud / (float(loud.max()) or 1.0) * (_WAVE_PX / 2 - 6)
         middle = _HEADER_PX + _WAVE_PX / 2 + (6 if self.small else -8)
         boxes = [(x + n * cell, middle - h, cell, max(2 * h, 0.6)) for n, h in enumerate(loud.tolist())]
         self.fill(boxes, [_WAVE])
 
-    def _words(self) -> None:
+    def _draw_words(self) -> None:
         """When each word is spoken, if that is known: from its row, between the two times, up to the wave."""
         if self.small or not self.sound.words:
             return
@@ -182,54 +167,39 @@ class SoundPage(Page):
                 self.write(at + 4, _HEADER_PX - 14, text, size, ha="left", color=INK)
                 last = at + 8 + self.lettering.width_px(text, size)
 
-    def _axes(self) -> None:
+    def _draw_axes(self) -> None:
         """Seconds, below the panels that have nothing else below them."""
-        width, height = self.panel
-        shown = len(self.sound.envelope) * self.sound.seconds_per_frame
-        for place, (x, y) in enumerate(self.corners):
-            if self.small and place + self.columns < len(self.corners):
+        (width, height), n = self.panel, len(self.corners)
+        for number, (x, y) in enumerate(self.corners):
+            if self.small and number + self.columns < n:
                 continue
-            ticks = layout.nice_ticks(self.sound.seconds)
-            ticks = ticks[:: 2 if width < 260 else 1]
-            ticks = ticks[:: self.label_step(f"{ticks[-1]:g} s", layout.CAPTION_PX, width / len(ticks))]
-            places = [(tick, x + width * tick / shown) for tick in ticks]
-            self.lines([[(at, y + height + 1), (at, y + height + 5)] for _, at in places])
-            if self.small and (place + 1) % self.columns and place + 1 < len(self.corners):
-                # The first number of the next panel is centred on its edge, and so may reach into this one.
-                room = self.corners[place + 1][0] - self._tick_px(0.0) - 6
-                places = [(tick, at) for tick, at in places if not tick or at + self._tick_px(tick) <= room]
-            for tick, at in places:
-                beyond = self.paper.fixed and at > x + width - 16
-                side = "right" if beyond else "center"
-                self.write(at, y + height + 14, f"{tick:g} s", layout.CAPTION_PX * 0.9, ha=side, color=FAINT)
+            # The first number of the next panel is centred on its edge, and so may reach into this one.
+            beside = self.small and (number + 1) % self.columns and number + 1 < n
+            half = self.lettering.width_px("0 s", layout.CAPTION_PX * 0.9) / 2
+            end = self.corners[number + 1][0] - half - 6 if beside else math.inf
+            draw_seconds(self, self.sound, (x, y + height, width), end)
 
-    def _tick_px(self, tick: float) -> float:
-        """Half the width of a number of seconds."""
-        return self.lettering.width_px(f"{tick:g} s", layout.CAPTION_PX * 0.9) / 2
-
-    def _names(self, tops: Sequence[float]) -> None:
-        size = layout.PANEL_TITLE_PX
-        for place, (pair, (x, y), top) in enumerate(zip(self.sheet.heads, self.corners, tops, strict=True)):
-            if self.small:
-                if place % self.columns == 0:
-                    self.write(x - 10, y + self.panel[1] / 2, f"L{pair[0]}", size, ha="right", weight="bold")
-                if place < self.columns and not place % self.label_step(f"H{pair[1]}", size, self.panel[0] + 8):
-                    self.write(x, _HEADER_PX - 2, f"H{pair[1]}", size, ha="left", weight="bold")
-                continue
-            self.write(x, y - 12, f"L{pair[0]}H{pair[1]}", size, ha="left", weight="bold")
-            caption = f"max {top:.3g}" + (
-                f" · {share_after_sound(self.record, pair):.2f} after the sound" * (not self.over_time)
-            )
-            room = self.panel[0] - self.lettering.width_px("L00H00", size) * 1.2
-            caption = (
-                caption if self.lettering.width_px(caption, layout.CAPTION_PX) < room else caption.partition(" · ")[0]
-            )
+    def _write_names(self, tops: Sequence[float]) -> None:
+        size, (width, height) = layout.PANEL_TITLE_PX, self.panel
+        if self.small:
+            panels = list(zip(self.sheet.heads, self.corners, strict=True))
+            rows = {f"L{layer}": y + height / 2 for (layer, _), (_, y) in panels}
+            columns = {f"H{head}": x + width / 2 for (_, head), (x, _) in panels}
+            self.name_panels(rows, columns, self.corners[0], (width, width + 8), above_px=_WAVE_PX + 16)
+            return
+        for pair, (x, y), top in zip(self.sheet.heads, self.corners, tops, strict=True):
+            self.entitle(x, y - 12, f"L{pair[0]}H{pair[1]}")
+            caption = f"max {top:.3g}"
+            if not self.over_time:
+                longer = f"{caption} · {share_after_sound(self.record, pair):.2f} after the sound"
+                room = width - self.lettering.width_px("L00H00", size) * 1.2
+                caption = longer if self.lettering.width_px(longer, layout.CAPTION_PX) < room else caption
             self.write(x + self.panel[0], y - 12, caption, layout.CAPTION_PX, ha="right", color=FAINT)
             if self.over_time:
                 shown = len(self.sound.envelope) * self.sound.seconds_per_frame
-                places = [(tick, y + self.panel[1] * tick / shown) for tick in layout.nice_ticks(self.sound.seconds)]
-                self.lines([[(x - 5, at), (x - 1, at)] for _, at in places])
-                for tick, at in places:
+                ticks = {tick: y + height * tick / shown for tick in layout.nice_ticks(self.sound.seconds)}
+                self.lines([[(x - 5, at), (x - 1, at)] for at in ticks.values()])
+                for tick, at in ticks.items():
                     self.write(x - 8, at, f"{tick:g} s", layout.CAPTION_PX * 0.9, ha="right", color=FAINT)
                 continue
             for row in range(len(self.queries)):
@@ -237,14 +207,6 @@ class SoundPage(Page):
                 at = y + (row + 0.5) * self.row_px
                 color = label_color(self.queries, row)
                 self.write(x - 6, at, label, layout.CAPTION_PX, ha="right", va="center_baseline", color=color)
-
-    def _bar(self, y: int, top: float) -> None:
-        x, width, height = layout.MARGIN_PX + (8 if self.paper.fixed else 0), min(420, self.paper.room_px - 20), 14
-        self.colour_bar((x, y, width, height), self.cmap, width, animated=True)
-        if not self.paper.is_narrow:
-            self.write(x + width + 22, y + height / 2, self._meaning(), layout.CAPTION_PX, ha="left", color=INK)
-        for tick in layout.nice_ticks(top):
-            self.write(x + width * tick / top, y + height + 12, f"{tick:g}", layout.CAPTION_PX, ha="center")
 
     def _meaning(self) -> str:
         """What the colours mean."""
@@ -258,7 +220,7 @@ class SoundPage(Page):
             notes = ["rows: frames of the recording (queries) · columns: the same frames (keys), their loudness above"]
             if self.step > 1:
                 notes.append(f"a cell shows the largest weight of up to {self.step} x {self.step} frames")
-            return notes + [" ".join(str(note).split()) for note in self.record.run.get("notes", ())]
+            return notes + run_notes(self.record.run)
         shares = [share_after_sound(self.record, pair) for pair in self.sheet.heads]
         shown = f"{min(shares):.2f} to {max(shares):.2f}" if len(shares) > 1 else f"{shares[0]:.2f}"
         notes = [
@@ -272,7 +234,7 @@ class SoundPage(Page):
             notes.append("green tokens were written by the model itself")
         if self.step > 1:
             notes.append(f"a column shows the largest weight of up to {self.step} frames")
-        return notes + [" ".join(str(note).split()) for note in self.record.run.get("notes", ())]
+        return notes + run_notes(self.record.run)
 
 
 def _title(sheet: Sheet, over_time: bool) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from attnscope.errors import amount
 from attnscope.records import Heatmap
+from attnscope.records.maps.sounds import Sound
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Page, colormap
+from attnscope.views.drawing.canvas import FAINT, INK
 from attnscope.views.drawing.lettering import lettering_for
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.style import Style
+from attnscope.views.maps.pooling import fit_columns
 
 _WORD, _WORD_FILL = "#c2410c", "#fde8d7"
 _TOP_PX, _LANE_PX, _HEIGHT_PX, _LEFT_PX, _MOST_LANES = 84, 22, 190, 52, 3
@@ -34,33 +39,19 @@ class SpectrogramPage(Page):
             f"below: the log-mel spectrogram that the model was given, {amount(len(self.seen.hertz), 'band')}; dark = "
             f"loud, the {self.seen.decibels:.0f} dB below the loudest",
         ]
-        notes = [lettering.spell(note) for note in notes]
-        footer = layout.wrap(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering.width_px)
         self.size_px = layout.CAPTION_PX
         self.at_px, self.room_px = layout.MARGIN_PX + _LEFT_PX, float(room)
         lanes = self._lanes(lettering.width_px)
         n_lanes = max(lane for lane, *_ in lanes) + 1
         top = _TOP_PX + n_lanes * _LANE_PX + 8
-        height = top + _HEIGHT_PX + 52 + len(footer) * layout.LINE_PX + layout.MARGIN_PX
-        super().__init__(width, height, lettering)
+        super().__init__(width, lettering)
         self.head(title, sound.facts)
-        image = self.image((self.at_px, top, room, _HEIGHT_PX), colormap("Greys"), animated=False)
-        self.set_cells(image, self._values(), (0, 255))
+        levels = fit_columns(self.seen.levels[::-1].astype(np.float32), max(1, room))  # the highest band first
+        self.matrix((self.at_px, top, room, _HEIGHT_PX), levels, "Greys", (0, 255))
         self.frames([(self.at_px, top, room, _HEIGHT_PX)])
         self._words(lanes, top)
         self._axes(top)
-        self.foot(top + _HEIGHT_PX + 46, footer)
-
-    def _values(self) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        """Levels, the highest band first; of steps that share a column the loudest."""
-        levels = self.seen.levels[::-1].astype(np.float32)
-        n, most = levels.shape[1], max(1, int(self.room_px))
-        if n <= most:
-            return levels
-        held: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = np.maximum.reduceat(
-            levels, np.arange(most) * n // most, axis=1
-        )
-        return held
+        self.finish(top + _HEIGHT_PX + 46, notes)
 
     def _x(self, seconds: float) -> float:
         return self.at_px + self.room_px * min(1.0, seconds / self.shown)
@@ -70,7 +61,7 @@ class SpectrogramPage(Page):
 
         So are words that begin where the recording ends, which would stand beyond the page.
         """
-        ends, found = [0.0] * _MOST_LANES, []
+        ends, lanes = [0.0] * _MOST_LANES, []
         for word in self.sound.words:
             begin, need = self._x(word.start), width_of(word.text, self.size_px) + 12
             before = begin + need > self.at_px + self.room_px + 30 and begin - need > self.at_px
@@ -79,8 +70,8 @@ class SpectrogramPage(Page):
             fits = ends[lane] <= start
             if fits:
                 ends[lane] = max(start + need, self._x(word.end))
-            found.append((lane, word.text if fits else "", before))
-        return found
+            lanes.append((lane, word.text if fits else "", before))
+        return lanes
 
     def _words(self, lanes: list[tuple[int, str, bool]], top: float) -> None:
         """Each word in its lane, over the time that it takes, with lines down through the spectrogram."""
@@ -104,14 +95,7 @@ class SpectrogramPage(Page):
     def _axes(self, top: float) -> None:
         """Seconds below, kilohertz at the left: bands are spaced in mel."""
         bottom, small = top + _HEIGHT_PX, layout.CAPTION_PX * 0.9
-        ticks = layout.nice_ticks(self.sound.seconds)
-        ticks = ticks[:: self.label_step(f"{ticks[-1]:g} s", layout.CAPTION_PX, self.room_px / len(ticks))]
-        self.lines([[(self._x(tick), bottom + 1), (self._x(tick), bottom + 5)] for tick in ticks])
-        for tick in ticks:
-            beyond = self._x(tick) > self.at_px + self.room_px - 16
-            self.write(
-                self._x(tick), bottom + 14, f"{tick:g} s", small, ha="right" if beyond else "center", color=FAINT
-            )
+        draw_seconds(self, self.sound, (self.at_px, bottom, self.room_px))
         hertz = np.array(self.seen.hertz)
         n, last, unit = len(hertz), -np.inf, " kHz"
         for tick in reversed(_KILOHERTZ):
@@ -122,3 +106,23 @@ class SpectrogramPage(Page):
                     self.lines([[(self.at_px - 5, y), (self.at_px - 1, y)]])
                     self.write(self.at_px - 8, y, f"{tick:g}{unit}", small, ha="right", color=FAINT)
                     last, unit = y, ""
+
+
+def draw_seconds(page: Page, sound: Sound, edge: tuple[float, float, float], end: float = math.inf) -> None:
+    """An axis of seconds below frames of sound.
+
+    Args:
+        page: Where to.
+        sound: The recording.
+        edge: Left end of the frames' lower edge, x and y, and its width.
+        end: Where numbers must end.
+    """
+    (x, y, width), size = edge, layout.CAPTION_PX * 0.9
+    shown_s = len(sound.envelope) * sound.seconds_per_frame
+    ticks = layout.nice_ticks(sound.seconds)[:: 2 if width < 260 else 1]
+    ticks = ticks[:: page.label_step(f"{ticks[-1]:g} s", layout.CAPTION_PX, width / len(ticks))]
+    at = {f"{tick:g} s": x + width * min(1.0, tick / shown_s) for tick in ticks}
+    page.lines([[(tick, y + 1), (tick, y + 5)] for tick in at.values()])
+    for text, tick in at.items():
+        if tick == x or tick + page.lettering.width_px(text, size) / 2 <= end:
+            page.write(tick, y + 14, text, size, ha="right" if tick > x + width - 16 else "center", color=FAINT)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from attnscope.records.relations.combined import NAMES, Score
 from attnscope.records.relations.record import Relations
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, LINE, Page
+from attnscope.views.drawing.canvas import FAINT, INK, LINE
 from attnscope.views.drawing.lettering import Lettering
+from attnscope.views.drawing.page import Page
 from attnscope.views.relations.combined import TogetherRow, together_explanation, together_rows
 from attnscope.views.tables.wording import corpus_line, model_of
 
@@ -21,31 +22,31 @@ _ROW_PX, _LANE_PX, _TEXT_PX = 34, 8.0, 13.0
 _TOP_PX = layout.MARGIN_PX + 112
 
 
-def together_page(found: Relations, lettering: Lettering) -> Page:
+def together_page(relations: Relations, lettering: Lettering) -> Page:
     """A row a relation: a dot and its 95% interval for the head alone, the mean, the regression; a tick for chance."""
     paper = lettering.paper
-    rows = list(together_rows(found))[:MOST_ROWS]
+    rows = list(together_rows(relations))[:MOST_ROWS]
     widest = max(lettering.width_px(row.name, _TEXT_PX) for row in rows)
     width = paper.width_for(layout.MIN_WIDTH_PX)
     most = (width - 2 * layout.MARGIN_PX) // (2 if paper.is_narrow else 3)
     left = layout.MARGIN_PX + min(math.ceil(widest) + 12, most)
     room = width - layout.MARGIN_PX - left - 16
     bottom = _TOP_PX + len(rows) * _ROW_PX
-    said = [
+    page = Page(width, lettering)
+    notes = [
         "dots: shares of links that are right, with 95% intervals; black tick: chance",
         *([f"the {MOST_ROWS} with the largest gains are shown"] if len(rows) == MOST_ROWS else []),
-        together_explanation(found),
+        together_explanation(relations),
     ]
-    page = Page.above(said, width, bottom + 62, lettering)
-    page.head(f"{model_of(found.run)} · what heads together say of relations", corpus_line(found))
+    page.head(f"{model_of(relations.run)} · what heads together say of relations", corpus_line(relations))
     drawn = [name for name, *scores in zip(NAMES, *map(_scores, rows), strict=True) if any(scores)]
     _name_colors(page, left, drawn)
     ends = (_TOP_PX - 6, bottom)
     page.lines([[(left + room * tick, y) for y in ends] for tick in (0, 0.25, 0.5, 0.75, 1)], color=LINE)
     for tick in (0.0, 0.5, 1.0):
         page.write(left + room * tick, bottom + 16, f"{tick:g}", layout.CAPTION_PX, ha="center", color=FAINT)
-    for place, row in enumerate(rows):
-        y = _TOP_PX + (place + 0.5) * _ROW_PX
+    for number, row in enumerate(rows):
+        y = _TOP_PX + (number + 0.5) * _ROW_PX
         name = lettering.fit(row.name, _TEXT_PX, left - layout.MARGIN_PX - 8)
         page.write(left - 8, y, name, _TEXT_PX, ha="right", color=INK)
         at = left + room * min(1.0, max(0.0, row.at.chance))
@@ -53,6 +54,7 @@ def together_page(found: Relations, lettering: Lettering) -> Page:
         for lane, (which, score) in enumerate(zip(NAMES, _scores(row), strict=True)):
             if score is not None:
                 _draw_score(page, score, (left, room), y + (lane - 1) * _LANE_PX, _COLORS[which])
+    page.finish(bottom + 62, notes)
     return page
 
 

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +14,11 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.records.relations.record import Example, ExampleLink, Relation, Relations
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Box, Page, colormap, distinct, wrap_lines
+from attnscope.views.drawing.canvas import FAINT, INK, Box, colormap
+from attnscope.views.drawing.files import distinct
 from attnscope.views.drawing.inks import hex_of
 from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.relations import summary
 from attnscope.views.relations.combined_figure import together_page
@@ -36,7 +37,7 @@ _NONE = "#f4f4f4"
 Point = tuple[float, float]
 
 
-def pages(found: Relations, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
+def pages(relations: Relations, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending.
 
     `relations` is the map: how far each head is above the best simple rule for each relation. `examples-NAME` shows
@@ -46,15 +47,17 @@ def pages(found: Relations, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
     Raises:
         AttnscopeError: There are no relations.
     """
-    if not found.relations:
+    if not relations.relations:
         raise AttnscopeError("this record is about no relations", "so there is nothing to draw")
-    lettering = lettering_for(_texts(found), style.paper)
-    yield "relations", map_page(found, lettering)
-    if found.combined:
-        yield "relations-together", together_page(found, lettering)
-    names = list(dict.fromkeys(example.relation for example in found.examples))
-    for stem, name in zip(distinct(map(_stem, names)), names, strict=True):
-        yield stem, examples_page(found, [one for one in found.examples if one.relation == name], lettering)
+    lettering = lettering_for(_texts(relations), style.paper)
+    yield "relations", map_page(relations, lettering)
+    if relations.combined:
+        yield "relations-together", together_page(relations, lettering)
+    by_name: dict[str, list[Example]] = {}
+    for example in relations.examples:
+        by_name.setdefault(example.relation, []).append(example)
+    for stem, examples in zip(distinct(map(_stem, by_name)), by_name.values(), strict=True):
+        yield stem, examples_page(relations, examples, lettering)
 
 
 def _stem(relation: str) -> str:
@@ -88,70 +91,54 @@ class Map:
     groups: tuple[tuple[str, int], ...]
 
 
-def map_of(found: Relations) -> Map:
+def map_of(relations: Relations) -> Map:
     """The map's rows and columns: heads by layer, or in a large model layers with their best head."""
-    ranked = summary.listed(found)
-    expressed = [one for one in ranked if one.found.any()]
-    rest = sorted((one for one in ranked if not one.found.any()), key=lambda one: -one.n)
-    kept = {one.name for one in (*expressed, *rest[: max(0, MOST_RELATIONS - len(expressed))])}
-    rows = tuple(one for one in ranked if one.name in kept)
+    ranked = summary.listed(relations)
+    n_expressed = sum(bool(relation.found.any()) for relation in ranked)
+    rest = sorted((relation for relation in ranked if not relation.found.any()), key=lambda relation: -relation.n)
+    left_out = {relation.name for relation in rest[max(0, MOST_RELATIONS - n_expressed) :]}
+    rows = tuple(relation for relation in ranked if relation.name not in left_out)
     n_layers, n_heads = rows[0].accuracy.shape
-    above = np.stack([one.accuracy - one.baseline for one in rows])
-    marked = np.stack([one.found for one in rows])
+    above = np.stack([relation.accuracy - relation.baseline for relation in rows])
+    marked = np.stack([relation.found for relation in rows])
+    best = [relation.best for relation in rows]
     if n_layers * n_heads <= MOST_HEADS:
-        chosen = tuple(-1 if one.best is None else one.best[0] * n_heads + one.best[1] for one in rows)
+        chosen = tuple(-1 if head is None else head[0] * n_heads + head[1] for head in best)
         names = tuple(f"H{head}" for _ in range(n_layers) for head in range(n_heads))
         groups = tuple((f"L{layer}", n_heads) for layer in range(n_layers))
         shape = (len(rows), n_layers * n_heads)
         return Map(rows, above.reshape(shape), marked.reshape(shape), chosen, names, groups)
-    best = np.where(np.isnan(above), -np.inf, above).max(-1)
-    chosen = tuple(-1 if one.best is None else one.best[0] for one in rows)
+    highest = np.where(np.isnan(above), -np.inf, above).max(-1)
+    values = np.where(np.isinf(highest), np.nan, highest)
+    chosen = tuple(-1 if head is None else head[0] for head in best)
     names = tuple(f"L{layer}" for layer in range(n_layers))
-    return Map(
-        rows, np.where(np.isinf(best), np.nan, best), np.asarray(marked.any(-1)), chosen, names, (("", n_layers),)
-    )
+    return Map(rows, values, np.asarray(marked.any(-1)), chosen, names, (("", n_layers),))
 
 
-def map_page(found: Relations, lettering: Lettering) -> Page:
+def map_page(relations: Relations, lettering: Lettering) -> Page:
     """The map, drawn, with a table of the chosen heads beside it."""
-    shown = map_of(found)
-    cmap = colormap("Blues")
-    names = [lettering.spell(printable(one.name, 40)) for one in shown.relations]
+    shown, paper = map_of(relations), lettering.paper
+    names = [lettering.spell(printable(relation.name, 40)) for relation in shown.relations]
     left = layout.MARGIN_PX + 16 + math.ceil(max(lettering.width_px(name, _TEXT_PX) for name in names))
-    paper = lettering.paper
+    gap: float = 7 if len(shown.groups) > 1 else 0
     if paper.fixed:
-        left = min(left, layout.MARGIN_PX + paper.room_px // 3)
+        left, gap = min(left, layout.MARGIN_PX + paper.room_px // 3), gap // 3
         names = [lettering.fit(name, _TEXT_PX, left - layout.MARGIN_PX - 12) for name in names]
-    gap = 7 if len(shown.groups) > 1 else 0
-    gap = gap if not paper.fixed else gap // 3
     # On narrow paper the map needs the room: of the numbers beside it the head is left.
     table = _TABLE[:2] if paper.is_narrow else _TABLE[:3] if paper.fixed else _TABLE
-    table_px = {1: 60, 2: 134, 3: 234}.get(len(table), 650 if any(map(_has_others, shown.relations)) else 530)
+    table_px = {2: 134, 3: 234}.get(len(table), 650 if any(map(_has_others, shown.relations)) else 530)
     room = paper.width_px - left - table_px - layout.MARGIN_PX - gap * len(shown.groups)
     cell = min(34.0, room / len(shown.columns))
     cell = cell if paper.fixed else max(9, math.floor(cell))
     starts = _starts(shown, left, cell, gap)
     right = math.ceil(starts[-1] + cell)
-    width = paper.width_for(layout.MIN_WIDTH_PX, right + table_px + layout.MARGIN_PX)
-    bottom = _TOP_PX + len(shown.relations) * _ROW_PX
-    said = [
-        "colour: accuracy above the best simple rule; grey: not above it",
-        "frame: the head expresses the relation (●: the head chosen on the other half does)",
-        *([] if len(shown.groups) > 1 or shown.columns[0][0] == "H" else ["columns are layers: the best head of each"]),
-        summary.explanation(found),
-        *corpus_notes(found),
-    ]
-    if unlisted := summary.unlisted_line(found):
-        said.append(unlisted)
-    if (n := len(summary.listed(found)) - len(shown.relations)) > 0:
-        said.insert(0, f"not shown: {amount(n, 'rarer relation')} without such a head")
-    page = Page.above(said, width, bottom + 88, lettering)
-    page.head(f"{model_of(found.run)} · which heads express which relations", "")
-    subtitle = lettering.fit(
-        f"{summary.count_line(found)} · {corpus_line(found)}", layout.SUBTITLE_PX, width - 2 * layout.MARGIN_PX
+    page = Page(paper.width_for(layout.MIN_WIDTH_PX, right + table_px + layout.MARGIN_PX), lettering)
+    page.head(
+        f"{model_of(relations.run)} · which heads express which relations",
+        f"{summary.count_line(relations)} · {corpus_line(relations)}",
     )
-    page.write(layout.MARGIN_PX, layout.MARGIN_PX + 34, subtitle, layout.SUBTITLE_PX, ha="left", color=FAINT)
-    _column_names(page, shown, starts, cell)
+    _write_column_names(page, shown, starts, cell)
+    cmap = colormap("Blues")
     boxes: list[Box] = []
     colors: list[str] = []
     frames: list[Box] = []
@@ -162,16 +149,31 @@ def map_page(found: Relations, lettering: Lettering) -> Page:
             box = (start, top + 1, cell - min(1.0, cell * 0.15), _ROW_PX - 2)
             if math.isfinite(value):
                 boxes.append(box)
-                share = min(1.0, value / _SCALE)
-                colors.append(_NONE if value <= 0 else hex_of(cmap, 0.12 + 0.88 * share))
+                colors.append(_NONE if value <= 0 else hex_of(cmap, 0.12 + 0.88 * min(1.0, value / _SCALE)))
             if shown.found[row, column]:
                 frames.append(box)
-        _row(page, relation, names[row], left, right, top, table)
+        _write_row(page, relation, names[row], left, right, top, table)
     page.fill(boxes, colors)
     page.outline(frames, INK, min(1.8, cell * 0.3) if paper.fixed else 1.8)
-    _dots(page, shown, starts, cell)
-    _bar(page, layout.MARGIN_PX + 8 if paper.is_narrow else starts[0], bottom + 26)
+    _draw_dots(page, shown, starts, cell)
+    bottom = _TOP_PX + len(shown.relations) * _ROW_PX
+    _draw_bar(page, layout.MARGIN_PX + 8 if paper.is_narrow else starts[0], bottom + 26)
+    page.finish(bottom + 88, _map_notes(relations, shown))
     return page
+
+
+def _map_notes(relations: Relations, shown: Map) -> list[str]:
+    n_rarer, by_layer = len(summary.listed(relations)) - len(shown.relations), not shown.groups[0][0]
+    unlisted = summary.unlisted_line(relations)
+    return [
+        *([f"not shown: {amount(n_rarer, 'rarer relation')} without such a head"] if n_rarer > 0 else []),
+        "colour: accuracy above the best simple rule; grey: not above it",
+        "frame: the head expresses the relation (●: the head chosen on the other half does)",
+        *(["columns are layers: the best head of each"] if by_layer else []),
+        summary.explanation(relations),
+        *corpus_notes(relations),
+        *([unlisted] if unlisted else []),
+    ]
 
 
 def _starts(shown: Map, left: float, cell: float, gap: float) -> list[float]:
@@ -183,18 +185,16 @@ def _starts(shown: Map, left: float, cell: float, gap: float) -> list[float]:
     return starts
 
 
-def _column_names(page: Page, shown: Map, starts: Sequence[float], cell: float) -> None:
+def _write_column_names(page: Page, shown: Map, starts: Sequence[float], cell: float) -> None:
     """Layers above heads; of heads as many numbers as there is room for."""
     y = _TOP_PX - 12
     size = page.paper.letters(min(11.0, cell * 0.9 + 2))
     step = max(math.ceil(24 / cell), page.label_step(shown.columns[-1], size, cell))
     every = page.label_step(shown.groups[-1][0], layout.PANEL_TITLE_PX, shown.groups[-1][1] * cell)
     first = 0
-    for place, (name, n) in enumerate(shown.groups):
-        if name and place % every == 0:
-            page.write(
-                starts[first] + n * cell / 2, y - 18, name, layout.PANEL_TITLE_PX, ha="center", weight="bold", color=INK
-            )
+    for group, (name, n) in enumerate(shown.groups):
+        if name and group % every == 0:
+            page.entitle(starts[first] + n * cell / 2, y - 18, name, ha="center")
         for number in range(0, n if not page.paper.fixed else n - step + 1, step):
             at = starts[first + number] + cell / 2
             page.write(at, y, shown.columns[first + number], size, ha="center", color=FAINT)
@@ -213,7 +213,7 @@ def _has_others(relation: Relation) -> bool:
     return summary.verdict(relation) == "others"
 
 
-def _row(
+def _write_row(
     page: Page, relation: Relation, name: str, left: float, right: float, top: float, table: Sequence[_Column]
 ) -> None:
     """The name of a relation at its left, the numbers of the chosen head at its right."""
@@ -222,22 +222,15 @@ def _row(
     ink = FAINT if how in ("no", "none") else INK
     weight = "bold" if how in ("yes", "weakly") else "normal"
     page.write(left - 10, y, name, _TEXT_PX, ha="right", color=ink, weight=weight)
-    cells = (
-        row.head,
-        row.accuracy,
-        row.interval,
-        row.baseline,
-        row.rule,
-        row.n,
-        row.verdict if how == "others" else "",
-    )
+    others = row.verdict if how == "others" else ""
+    cells = (row.head, row.accuracy, row.interval, row.baseline, row.rule, row.n, others)
     for (title, x, side), text in zip(table, cells, strict=False):
         if top == _TOP_PX:
             page.write(right + x, _TOP_PX - 12, title, 11.0, ha=side, color=FAINT)
         page.write(right + x, y, page.lettering.spell(text), _TEXT_PX, ha=side, color=ink)
 
 
-def _dots(page: Page, shown: Map, starts: Sequence[float], cell: float) -> None:
+def _draw_dots(page: Page, shown: Map, starts: Sequence[float], cell: float) -> None:
     """A dot on each chosen head that expresses its relation."""
     for row, column in enumerate(shown.chosen):
         if shown.relations[row].best_found:
@@ -246,16 +239,14 @@ def _dots(page: Page, shown: Map, starts: Sequence[float], cell: float) -> None:
             page.dot((x, y), min(3.3, cell * 0.35), "#ffffff" if dark else INK)
 
 
-def _bar(page: Page, x: float, y: float) -> None:
+def _draw_bar(page: Page, x: float, y: float) -> None:
     """The colours with their numbers, in points."""
-    cmap = colormap("Blues")
-    cells = 50
+    cmap, cells = colormap("Blues"), 50
     boxes = [(x + 5 * number, y, 5.0, 12.0) for number in range(cells)]
     page.fill(boxes, [hex_of(cmap, 0.12 + 0.88 * number / cells) for number in range(cells)])
     page.outline([(x, y, 5.0 * cells, 12.0)], "#b8b8b8", 0.8)
-    for tick in (0.0, 0.25, 0.5):
-        said = f"+{round(100 * tick)} points" + (" or more" if tick == _SCALE else "") if tick else "0"
-        page.write(x + 5 * cells * tick / _SCALE, y + 25, said, 11.0, ha="center", color=FAINT)
+    for tick, text in ((0.0, "0"), (0.25, "+25 points"), (_SCALE, "+50 points or more")):
+        page.write(x + 5 * cells * tick / _SCALE, y + 25, text, 11.0, ha="center", color=FAINT)
 
 
 # Examples -------------------------------------------------------------------------------------------------------
@@ -264,31 +255,29 @@ _WORD_PX, _LEAST_PX = 17.0, 9.0
 _BOLD = 1.13  # how much wider bold words are
 
 
-def examples_page(found: Relations, examples: Sequence[Example], lettering: Lettering) -> Page:
+def examples_page(relations: Relations, examples: Sequence[Example], lettering: Lettering) -> Page:
     """Texts one under the other; over each where the head looks, below it where it should where that is not right."""
-    first = examples[0]
-    head = head_name((first.layer, first.head))
-    width = lettering.paper.width_px
+    first, width = examples[0], lettering.paper.width_px
+    room_px = width - 2 * layout.MARGIN_PX - 40
     if lettering.paper.fixed:
-        examples = [cut_to_fit(example, lettering, width - 2 * layout.MARGIN_PX - 40) for example in examples]
-    rooms = [_room(example, lettering, width - 2 * layout.MARGIN_PX - 40) for example in examples]
-    tops = list(accumulate((room.height for room in rooms), initial=layout.MARGIN_PX + 78.0))
-    said = "over the words: where the head looks, the thicker the larger the weight: blue = right, orange and crossed "
-    said += "out = wrong · below, dashed: a word that would be right"
-    footer = wrap_lines(said, width - 2 * layout.MARGIN_PX, lettering)
-    height = math.ceil(tops[-1]) + len(footer) * layout.LINE_PX + layout.MARGIN_PX
-    page = Page(width, height, lettering)
-    relation = printable(first.relation, 60)
-    n_links = sum(len(example.links) for example in examples)
-    n_right = sum(link.right for example in examples for link in example.links)
+        examples = [cut_to_fit(example, lettering, room_px) for example in examples]
+    page = Page(width, lettering)
+    links = [link for example in examples for link in example.links]
     page.head(
-        f"{model_of(found.run)} · {relation} by {head}",
-        f"{n_right} of {n_links} right in these {len(examples)} · the first such texts of the half that the head "
-        "was not chosen on",
+        f"{model_of(relations.run)} · {printable(first.relation, 60)} by {head_name((first.layer, first.head))}",
+        f"{sum(link.right for link in links)} of {len(links)} right in these {len(examples)} · the first such texts of "
+        "the half that the head was not chosen on",
     )
-    for example, room, top in zip(examples, rooms, tops[:-1], strict=True):
-        _example(page, example, room, top)
-    page.foot(tops[-1] + 6, footer)
+    top = layout.MARGIN_PX + 78.0
+    for example in examples:
+        room = _room(example, lettering, room_px)
+        _draw_example(page, example, room, top)
+        top += room.height
+    note = (
+        "over the words: where the head looks, the thicker the larger the weight: blue = right, orange and crossed "
+        "out = wrong · below, dashed: a word that would be right"
+    )
+    page.finish(top + 6, [note])
     return page
 
 
@@ -346,10 +335,10 @@ def cut_to_fit(example: Example, lettering: Lettering, room: float) -> Example:
         edges, _ = _places(shown, lettering, room)
         if edges[-1][1] - layout.MARGIN_PX - 10 <= room - 14:
             return shown
-        held = {word for link in kept for word in (*link.source, *[link.looked] * (link.looked >= 0))}
-        middle = (min(held, default=0) + max(held, default=n)) / 2
+        linked = {word for link in kept for word in (*link.source, *[link.looked] * (link.looked >= 0))}
+        middle = (min(linked, default=0) + max(linked, default=n)) / 2
         at_end = last - 1 - middle > middle - first
-        if (last - 1 if at_end else first) in held and len(kept) > 1:
+        if (last - 1 if at_end else first) in linked and len(kept) > 1:
             kept.pop()  # what is further apart than there is room for
         elif at_end:
             last -= 1
@@ -383,7 +372,7 @@ def _part(example: Example, links: Sequence[ExampleLink], first: int, last: int)
     )
 
 
-def _example(page: Page, example: Example, room: _Room, top: float) -> None:
+def _draw_example(page: Page, example: Example, room: _Room, top: float) -> None:
     caption = page.lettering.fit(summary.example_line(example), layout.CAPTION_PX, page.width_px - 2 * layout.MARGIN_PX)
     page.write(layout.MARGIN_PX, top + 10, caption, layout.CAPTION_PX, ha="left", color=FAINT)
     line = top + 34 + room.above + 15
@@ -398,7 +387,7 @@ def _example(page: Page, example: Example, room: _Room, top: float) -> None:
         if cut:
             page.write(x, line, "…", room.size, ha="center", color=FAINT)
     for link in example.links:
-        _link(page, link, room.edges, line)
+        _draw_link(page, link, room.edges, line)
 
 
 def _goal(edges: Sequence[Point], link: ExampleLink) -> float:
@@ -411,7 +400,7 @@ def _right_at(edges: Sequence[Point], link: ExampleLink) -> float:
     return _middle(edges, (min(link.targets, key=lambda word: abs(word - link.source[0])),))
 
 
-def _link(page: Page, link: ExampleLink, edges: Sequence[Point], line: float) -> None:
+def _draw_link(page: Page, link: ExampleLink, edges: Sequence[Point], line: float) -> None:
     source = _middle(edges, link.source)
     goal = _goal(edges, link)
     color = summary.RIGHT if link.right else summary.WRONG
@@ -448,9 +437,10 @@ def _arrow(arc: Sequence[Point]) -> list[Point]:
     return [(x - 4.5, y + up * 7), (x, y), (x + 4.5, y + up * 7)]
 
 
-def _texts(found: Relations) -> list[str]:
+def _texts(relations: Relations) -> list[str]:
     """All texts of a record that a figure may show, to find fonts for."""
-    words = [word for example in found.examples for word in example.words]
-    names = [text for one in found.relations for text in (one.name, one.rule)]
-    sources = [example.source for example in found.examples]
-    return [printable(text, 400) for text in (*words, *names, *sources, model_of(found.run), corpus_line(found), "●…")]
+    words = [word for example in relations.examples for word in example.words]
+    names = [text for relation in relations.relations for text in (relation.name, relation.rule)]
+    sources = [example.source for example in relations.examples]
+    said = [model_of(relations.run), corpus_line(relations), "●…"]
+    return [printable(text, 400) for text in (*words, *names, *sources, *said)]

@@ -16,6 +16,7 @@ from attnscope.views.drawing.sheets import Sheet
 from attnscope.views.drawing.style import Scale, Style
 from attnscope.views.maps.figures import BarCanvas, Header, MapCanvas, Painter
 from attnscope.views.maps.picture_figures import PicturePage, query_of
+from attnscope.views.tables.wording import run_notes
 
 _NAMES = ("mean attention", "rollout", "flow")
 _SHORT_NAMES = ("attention", "rollout", "flow")
@@ -74,11 +75,11 @@ def sheets_of(rollout: Rollout, query: str | None = None) -> list[Sheet]:
         Sheet(f"L{layer:02d}", "grid", heads, title=f"layer {layer}: attention, and where it came from")
         for layer, heads in enumerate(layers)
     ]
-    for place in rollout.require(query) if query is not None else ():
-        shown = range(3 if place in rollout.flowing else 2)
+    for token in rollout.require(query) if query is not None else ():
+        shown = range(3 if token in rollout.flowing else 2)
         heads = tuple((layer, method) for layer in range(n_layers) for method in shown)
-        title = f"where “{rollout.tokens.labels[place]}” (token {place}) came from"
-        sheets.append(Sheet(f"query-{place:03d}", "bars", heads, 0, place, title))
+        title = f"where “{rollout.tokens.labels[token]}” (token {token}) came from"
+        sheets.append(Sheet(f"query-{token:03d}", "bars", heads, 0, token, title))
     return sheets
 
 
@@ -106,7 +107,7 @@ class _RolloutPainter(Painter):
             f"rollout, flow: the identity has {rollout.residual:g} of each layer, for the residual connection "
             "(Abnar & Zuidema 2020)",
             *(["flow: each row is divided by its sum"] if rollout.flowing else []),
-            *(" ".join(str(note).split()) for note in rollout.run.get("notes", ())),
+            *run_notes(rollout.run),
         ]
         self._header = Header(str(rollout.run.get("model", "model")), f"“{text}”", tuple(notes))
 
@@ -154,13 +155,13 @@ def picture_sheets(rollout: Rollout, query: str | None = None) -> list[Sheet]:
         AttnscopeError: No token is what `query` names.
     """
     record = _over_picture(rollout)
-    place, name = query_of(record.maps[0], query)
-    mark = MEAN if place < 0 else name.replace(",", "-")
+    token, name = query_of(record.maps[0], query)
+    mark = MEAN if token < 0 else name.replace(",", "-")
     shown = record.chosen(record.maps[0])  # without the flow where it was not computed
     last = ((1, len(rollout.rollout) - 1),)
     return [
-        Sheet(f"overview-{mark}", "overview", shown, query=place),
-        Sheet(f"last-{mark}", "single", last, query=place),
+        Sheet(f"overview-{mark}", "overview", shown, query=token),
+        Sheet(f"last-{mark}", "single", last, query=token),
     ]
 
 

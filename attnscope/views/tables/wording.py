@@ -43,6 +43,11 @@ def model_of(run: Mapping[str, Any]) -> str:
     return printable(run.get("model", "model"))
 
 
+def run_notes(run: Mapping[str, Any]) -> list[str]:
+    """What a run says of itself, each note on one line."""
+    return [" ".join(str(note).split()) for note in run.get("notes", ())]
+
+
 def full_name(head: Head, findings: Findings) -> str:
     """Such as L3H1, and "cross L3H1" where there are several kinds of attention."""
     return f"{printable(head.kind)} {head.name}" if len(findings.kinds) > 1 else head.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,16 +14,17 @@ from attnscope.errors import amount
 from attnscope.records.teaching.split import Seen, Split
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK, Canvas, colormap, matplotlib_defaults
-from attnscope.views.drawing.inks import is_dark
+from attnscope.views.drawing.inks import hex_of
 from attnscope.views.drawing.layout import SCREEN, Paper
 from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.style import DEFAULT_CMAP, USUAL, Style
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
 
-_MARGIN, _GAP, _ROW_HEAD, _PANEL_HEAD = 32, 26, 46, 24
-_TITLE, _ROW_TITLE, _PANEL_TITLE, _LABEL, _NUMBER, _NOTE = 20.0, 16.0, 13.0, 13.0, 11.5, 12.5
+_MARGIN, _GAP, _ROW_HEAD, _PANEL_HEAD = layout.MARGIN_PX, 26, 46, 24
+_ROW_TITLE, _PANEL_TITLE, _LABEL, _NUMBER, _NOTE = 16.0, 13.0, 13.0, 11.5, layout.CAPTION_PX
 _LEAST_MAP = 100  # on paper of a given width
 _LARGEST_CELL, _LARGEST_MAP, _MOST_PANELS, _WIDEST = 46, 300, 12, 1760
 _CELL_WITH_NUMBER, _CELL_WITH_LABEL = 34, 12
@@ -43,7 +44,7 @@ class _Plan:
         tops: The upper edge of each number of heads, and of the notes.
         width: Of the figure.
         row_head: Room over the maps of a number of heads.
-        label_step: Every how many-th token has its label; 0 = none has.
+        label_step: Every n-th token has its label; this is n. 0 = none has.
     """
 
     cell: float
@@ -57,9 +58,9 @@ class _Plan:
     row_head: int
     label_step: int
 
-    def map_at(self, row: int, place: int) -> tuple[float, float]:
+    def map_at(self, row: int, panel: int) -> tuple[float, float]:
         """The upper left corner of a map: which number of heads, which of its panels."""
-        line, column = divmod(place, self.per_line)
+        line, column = divmod(panel, self.per_line)
         x = self.left + column * (self.map_width + _GAP)
         return x, self.tops[row] + self.row_head + _PANEL_HEAD + line * (_PANEL_HEAD + self.map_height + self.below)
 
@@ -72,30 +73,19 @@ def pages(split: Split, style: Style = USUAL) -> Iterator[tuple[str, Canvas]]:
 @matplotlib_defaults()
 def split_page(split: Split, paper: Paper = SCREEN) -> Canvas:
     """The figure."""
-    labels = {*split.queries, *split.keys}
-    lettering = lettering_for([str(split.run.get("model", "")), split.text, *labels], paper)
-    plan = _plan_layout(split, lettering)
-    notes = (
-        list(layout.wrap(" · ".join(_notes(split)), plan.width - 2 * _MARGIN, lettering.width_px))
-        if (paper.fixed)
-        else _notes(split)
-    )
-    canvas = Canvas(plan.width, plan.tops[-1] + 19 * len(notes) + _MARGIN // 2, lettering)
-    cmap = colormap(DEFAULT_CMAP)
-    room = plan.width - 2 * _MARGIN
-    title = f"{split.run.get('model', '')}: the same queries, keys and values with more and fewer heads"
-    size, below = (_ROW_TITLE, _NOTE) if paper.fixed else (_TITLE, 15.0)
-    if paper.title:
-        canvas.write(_MARGIN, _MARGIN, lettering.fit(title, size * 1.12, room), size, ha="left", weight="bold")
-        text = lettering.fit(f"“{' '.join(split.text.split())}”", below, room - 260 * (not paper.is_narrow))
-        canvas.write(_MARGIN, _MARGIN + 28, text, below, ha="left", color=FAINT)
+    model = str(split.run.get("model", ""))
+    lettering = lettering_for([model, split.text, *split.queries, *split.keys], paper)
+    plan, cmap = _plan_layout(split, lettering), colormap(DEFAULT_CMAP)
+    page = Page(plan.width, lettering)
+    title = f"{model}: the same queries, keys and values with more and fewer heads"
+    # The colour bar stands at the right of the text, on narrow paper below it.
+    text = f"“{' '.join(split.text.split())}”"
+    page.head(title, lettering.fit(text, layout.SUBTITLE_PX, page.width_px - 2 * _MARGIN - 260 * (not paper.is_narrow)))
     for number, seen in enumerate(split.seen):
-        _row(canvas, plan, split, seen, number, cmap)
-    _colour_bar(canvas, plan, cmap)
-    for number, line in enumerate(notes):
-        y = plan.tops[-1] + 4 + 19 * number
-        canvas.write(_MARGIN, y, lettering.fit(line, _NOTE, room), _NOTE, ha="left", color=FAINT)
-    return canvas
+        _draw_row(page, plan, split, seen, number, cmap)
+    _draw_bar(page, cmap)
+    page.finish(plan.tops[-1] + 4, _notes(split))
+    return page
 
 
 def _plan_layout(split: Split, lettering: Lettering) -> _Plan:
@@ -137,66 +127,67 @@ def _panels(seen: Seen) -> list[tuple[str, NDArray[np.float64]]]:
     return panels
 
 
-def _row(
-    canvas: Canvas, plan: _Plan, split: Split, seen: Seen, number: int, cmap: Colormap
-) -> None:  # fmt: skip
-    y, narrow = plan.tops[number] + _ROW_HEAD, canvas.paper.is_narrow
-    heads = amount(seen.n_heads, "head")
-    canvas.write(_MARGIN, y - 26, f"{heads}, d_head {seen.d_head}", _ROW_TITLE, ha="left", weight="bold")
-    n_rows = seen.n_heads * len(split.queries)
+def _draw_row(page: Page, plan: _Plan, split: Split, seen: Seen, number: int, cmap: Colormap) -> None:
+    """The heads of one number of heads, and what is known of them."""
+    y, narrow, fit = plan.tops[number] + _ROW_HEAD, page.paper.is_narrow, page.lettering.fit
+    name = f"{amount(seen.n_heads, 'head')}, d_head {seen.d_head}"
+    page.entitle(_MARGIN, y - 26, name, _ROW_TITLE)
     facts = (
         f"rank {_range(seen.rank.tolist())} · entropy {seen.entropy_nats.mean():.2f} nats · "
-        f"{int(seen.uniform.sum())} of {n_rows} rows uniform · disagreement {seen.disagreement_nats.mean():.2f} nats"
+        f"{int(seen.uniform.sum())} of {seen.n_heads * len(split.queries)} rows uniform · "
+        f"disagreement {seen.disagreement_nats.mean():.2f} nats"
     )
-    x = _MARGIN + canvas.lettering.width_px(f"{heads}, d_head {seen.d_head}", _ROW_TITLE) * 1.12 + 20
-    if narrow:
-        x = float(_MARGIN)
-    facts = canvas.lettering.fit(facts, _NOTE, plan.width - _MARGIN - x)
-    canvas.write(x, y - (4 if narrow else 25), facts, _NOTE, ha="left", color=FAINT)
+    x = float(_MARGIN) if narrow else _MARGIN + page.lettering.width_px(name, _ROW_TITLE) * 1.12 + 20
+    facts = fit(facts, _NOTE, plan.width - _MARGIN - x)
+    page.write(x, y - (4 if narrow else 25), facts, _NOTE, ha="left", color=FAINT)
     boxes = []
-    for place, (title, weights) in enumerate(_panels(seen)):
-        left, top = plan.map_at(number, place)
-        box = (left, top, plan.map_width, plan.map_height)
-        canvas.set_cells(canvas.image(box, cmap), weights.astype(np.float32))
-        boxes.append(box)
-        room = plan.map_width + (4 if canvas.paper.fixed else _GAP - 4)
-        if canvas.lettering.width_px(title, _PANEL_TITLE) > room:
+    for panel, (title, weights) in enumerate(_panels(seen)):
+        left, top = plan.map_at(number, panel)
+        boxes.append((left, top, plan.map_width, plan.map_height))
+        page.matrix(boxes[-1], weights, cmap, (0, 1))
+        room = plan.map_width + (4 if page.paper.fixed else _GAP - 4)
+        if page.lettering.width_px(title, _PANEL_TITLE) > room:
             title = title.partition(" · ")[0].partition(" (")[0]
-        fitted = canvas.lettering.fit(title, _PANEL_TITLE, room)
-        canvas.write(left, top - 12, fitted, _PANEL_TITLE, ha="left", color=FAINT if title.startswith("mean") else INK)
-        _labels(canvas, plan, split, left, top, first=place % plan.per_line == 0)
-        if plan.cell >= max(_CELL_WITH_NUMBER, 2.5 * canvas.paper.least_px):
-            _cells(canvas, plan, weights, left, top, cmap)
-    canvas.frames(boxes)
+        color = FAINT if title.startswith("mean") else INK
+        page.write(left, top - 12, fit(title, _PANEL_TITLE, room), _PANEL_TITLE, ha="left", color=color)
+        _write_labels(page, plan, split, left, top, first=panel % plan.per_line == 0)
+        if plan.cell >= max(_CELL_WITH_NUMBER, 2.5 * page.paper.least_px):
+            _number_cells(page, plan.cell, weights, (left, top), cmap)
+    page.frames(boxes)
 
 
-def _colour_bar(canvas: Canvas, plan: _Plan, cmap: Colormap) -> None:
-    x, y, width = plan.width - _MARGIN - 160, _MARGIN + 22, 140
-    if canvas.paper.is_narrow:
+def _draw_bar(page: Page, cmap: Colormap) -> None:
+    x, y, width = page.width_px - _MARGIN - 160, _MARGIN + 22, 140
+    if page.paper.is_narrow:
         x, y = _MARGIN + 64, _MARGIN + 50
-    canvas.colour_bar((x, y, width, 12), cmap, animated=True)
-    canvas.write(x - 8, y + 6, "weight 0", _NOTE, ha="right", color=FAINT)
-    canvas.write(x + width + 8, y + 6, "1", _NOTE, ha="left", color=FAINT)
+    page.colour_bar((x, y, width, 12), cmap)
+    page.write(x - 8, y + 6, "weight 0", _NOTE, ha="right", color=FAINT)
+    page.write(x + width + 8, y + 6, "1", _NOTE, ha="left", color=FAINT)
 
 
-def _labels(canvas: Canvas, plan: _Plan, split: Split, x: float, y: float, *, first: bool) -> None:
+def _write_labels(page: Page, plan: _Plan, split: Split, x: float, y: float, *, first: bool) -> None:
+    """Keys below a map, and queries at the left of the first of a line."""
     if not plan.label_step:
         return
-    size = canvas.paper.letters(min(_LABEL, plan.cell * 0.8))
-    fit: Callable[[str], str] = lambda label: canvas.lettering.fit(label, size, 150)  # noqa: E731
-    for place, label in list(enumerate(split.queries if first else ()))[:: plan.label_step]:
-        label = canvas.lettering.fit(label, size, x - _MARGIN - 8) if canvas.paper.fixed else fit(label)
-        canvas.write(x - 8, y + (place + 0.5) * plan.cell, label, size, ha="right")
-    for place, label in list(enumerate(split.keys))[:: plan.label_step]:
-        middle = x + (place + 0.5) * plan.cell
-        canvas.write(middle, y + plan.map_height + 7, fit(label), size, ha="center", va="top", rotation=90)
+    size = page.paper.letters(min(_LABEL, plan.cell * 0.8))
+    room = x - _MARGIN - 8 if page.paper.fixed else 150
+    for row, label in list(enumerate(split.queries if first else ()))[:: plan.label_step]:
+        label = page.lettering.fit(label, size, room)
+        page.write(x - 8, y + (row + 0.5) * plan.cell, label, size, ha="right")
+    for column, label in list(enumerate(split.keys))[:: plan.label_step]:
+        label, middle = page.lettering.fit(label, size, 150), x + (column + 0.5) * plan.cell
+        page.write(middle, y + plan.map_height + 7, label, size, ha="center", va="top", rotation=90)
 
 
-def _cells(canvas: Canvas, plan: _Plan, weights: NDArray[np.float64], x: float, y: float, cmap: Colormap) -> None:
-    for (row, column), weight in np.ndenumerate(weights):
-        color = "white" if is_dark(*cmap(float(weight))[:3]) else INK
-        middle = (x + (column + 0.5) * plan.cell, y + (row + 0.5) * plan.cell)
-        canvas.write(*middle, f"{weight:.2f}", _NUMBER, ha="center", color=color, animated=True)
+def _number_cells(
+    page: Page, cell: float, weights: NDArray[np.float64], corner: tuple[float, float], cmap: Colormap
+) -> None:
+    x, y = corner
+    cells = [
+        ((x + column * cell, y + row * cell, cell, cell), hex_of(cmap, float(weight)))
+        for (row, column), weight in np.ndenumerate(weights)
+    ]
+    page.number_cells(cells, [f"{weight:.2f}" for weight in weights.ravel()], page.paper.letters(_NUMBER))
 
 
 def _range(ranks: Sequence[int]) -> str:

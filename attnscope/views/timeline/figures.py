@@ -12,7 +12,16 @@ from attnscope.records.timeline import Timeline
 from attnscope.views.drawing.canvas import FAINT, INK, Drawing, matplotlib_defaults, wrap_lines
 from attnscope.views.drawing.layout import Paper
 from attnscope.views.drawing.lettering import lettering_for
-from attnscope.views.drawing.plots import COLORS, OTHER, Sheet, draw_line, finish_axes, letter_axes, write_foot
+from attnscope.views.drawing.plots import (
+    COLORS,
+    OTHER,
+    Sheet,
+    draw_line,
+    draw_map,
+    finish_axes,
+    letter_axes,
+    write_foot,
+)
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.tables.numbers import step_text
 from attnscope.views.tables.wording import model_of, printable
@@ -79,7 +88,7 @@ def _drawing(timeline: Timeline, paper: Paper) -> Drawing:
 
 
 def _draw_loss(axes: Any, timeline: Timeline, sheet: Sheet) -> None:
-    losses = np.array([(one.loss, one.loss_low, one.loss_high) for one in timeline.checkpoints])
+    losses = np.array([(step.loss, step.loss_low, step.loss_high) for step in timeline.checkpoints])
     draw_line(axes, timeline.steps, losses, INK, sheet)
     _finish(axes, timeline, "loss, nats a prediction", sheet)
 
@@ -92,8 +101,8 @@ def _write_roles(figure: Any, timeline: Timeline, top: float, sheet: Sheet) -> N
         if y + (0.2 * len(lines) + 0.1) * sheet.size > top + sheet.plot:
             break
         sheet.write(figure, 0.59, y, role, 10, fontweight="bold" if sheet.lettering.has_bold else "normal")
-        for place, line in enumerate(lines, 1):
-            sheet.write(figure, 0.59, y + 0.2 * place * sheet.size, line, 10)
+        for number, line in enumerate(lines, 1):
+            sheet.write(figure, 0.59, y + 0.2 * number * sheet.size, line, 10)
         y += (0.2 * len(lines) + 0.32) * sheet.size
 
 
@@ -140,26 +149,18 @@ def _draw_map(figure: Any, axes: Any, timeline: Timeline, series: Series, sheet:
     signed = low < 0 < high
     extent = max(abs(low), abs(high))
     limits = series.limits or ((-extent, extent) if signed else (min(low, 0.0), high or 1.0))
-    image = axes.imshow(
-        np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", cmap="RdBu_r" if signed else "Blues",
-        vmin=limits[0], vmax=limits[1],
-    )  # fmt: skip
-    axes.set_facecolor("#dcdcdc")
-    places = every_nth(len(timeline.steps), 4 if sheet.stacked else 7)
-    axes.set_xticks(places, [step_text(timeline.steps[place]) for place in places])
+    draw_map(figure, axes, values, limits, sheet, "RdBu_r" if signed else "Blues")
+    shown = every_nth(len(timeline.steps), 4 if sheet.stacked else 7)
+    axes.set_xticks(shown, [step_text(timeline.steps[at]) for at in shown])
     names = [printable(name, 24) for name in series.names]
     if len(names) <= _MOST_NAMES:
         axes.set_yticks(range(len(names)), names)
     elif series.what == "pairs":
         rows = every_nth(len(names), 12)
-        axes.set_yticks(rows, [names[place] for place in rows])
+        axes.set_yticks(rows, [names[row] for row in rows])
     else:
         layers = [layer for _, layer, _ in timeline.heads]
-        starts = [place for place, layer in enumerate(layers) if place == 0 or layer != layers[place - 1]]
-        starts = [starts[place] for place in every_nth(len(starts), 12)]
-        axes.set_yticks(starts, [names[place] for place in starts])
-    axes.tick_params(length=2 * sheet.size)
-    for side in ("top", "right", "bottom", "left"):
-        axes.spines[side].set_visible(False)
+        starts = [row for row, layer in enumerate(layers) if row == 0 or layer != layers[row - 1]]
+        starts = [starts[at] for at in every_nth(len(starts), 12)]
+        axes.set_yticks(starts, [names[row] for row in starts])
     letter_axes(axes, f"{series.title}: {'followed' if series.what == 'pairs' else 'all'} {series.what}", sheet)
-    sheet.add_bar(figure, image, axes)

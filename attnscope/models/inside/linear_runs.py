@@ -1,0 +1,248 @@
+"""A run of a model in which nothing but the stream and the norms on it is followed: what each part adds flows on alone.
+
+Attention and feed-forward networks are cut off: what they write stands for itself, a leaf of the graph. Embeddings and
+biases are leaves too. Norms are linear once the length that they divided by is frozen. So whatever the model computes
+from the stream is a sum over leaves, each times its slope, and no path of the stream need be known. Projections can be
+let through to the seam of an attention: then its queries and keys are such sums, turned by rotary positions as they
+were.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.core.attention.probes import Place
+from attnscope.core.attention.seam import AttentionCall, Probe, attend
+from attnscope.errors import AttnscopeError
+from attnscope.models.inside.projections import OutputWatch, hooks, linear_maps
+from attnscope.models.inside.stream import Norm, measure_norm
+from attnscope.models.model import Batch, Model, example_tokens
+
+TOKENS, POSITIONS, SEGMENTS, EMBEDDED = "tokens", "positions", "segments", "embeddings"
+"""What embeddings are called; EMBEDDED is what enters the stream where no embedding is a module."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """A bias that is added to the stream, or to what reads it.
+
+    Attributes:
+        leaf: Zeros where it is added.
+        value: The bias.
+        projects: Whether it is a projection's on the way to the seam.
+    """
+
+    leaf: Tensor
+    value: Tensor
+    projects: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Leaves:
+    """What the parts of a model added to its stream in one run; each tensor carries a slope.
+
+    Attributes:
+        heads: Place -> what its heads put out, (batch, head, query, d_value).
+        networks: What feed-forward networks gave, each with the place of the attention of its layer.
+        embedded: What embeddings gave, each with its name: TOKENS, POSITIONS, SEGMENTS or EMBEDDED.
+        biases: Biases of norms, output projections and whatever else adds one.
+    """
+
+    heads: dict[Place, Tensor] = field(default_factory=dict)
+    networks: list[tuple[Place, Tensor]] = field(default_factory=list)
+    embedded: list[tuple[str, Tensor]] = field(default_factory=list)
+    biases: list[Bias] = field(default_factory=list)
+
+    def tensors(self) -> list[Tensor]:
+        """All leaves."""
+        return [
+            *self.heads.values(), *(leaf for _, leaf in self.networks), *(leaf for _, leaf in self.embedded),
+            *(bias.leaf for bias in self.biases),
+        ]  # fmt: skip
+
+
+class LinearRuns:
+    """Runs a model so that what its parts add to the stream can be followed, part by part.
+
+    Args:
+        model: Attention passes the seam.
+        above: Modules above the stack of layers that are run too, such as the head for words.
+        reaches_seam: Whether the projections to queries and keys are followed too.
+
+    Raises:
+        AttnscopeError: No gradients flow through the model, or where its heads add to the stream is not known.
+    """
+
+    def __init__(self, model: Model, above: Iterable[nn.Module] = (), *, reaches_seam: bool = False) -> None:
+        require_gradients(model)
+        self._model = model
+        roots = [*model.modules(), *above]
+        modules = list(dict.fromkeys(module for root in roots for module in root.modules()))
+        blocks = model.blocks()
+        inside = {m for block in blocks.values() for m in block.modules()}
+        linear = list(dict.fromkeys(linear_maps(roots)))
+        outputs, attentions = self._watch_once()
+        within = {m for one in attentions for m in one.modules()} if reaches_seam else set[nn.Module]()
+        self._projections = {m for m in linear if m in within and m not in outputs}
+        experts = [m for m in inside if any(one.ndim > 2 for one in m.parameters(recurse=False))]
+        self._branches = [m for m in linear if m in inside and m not in outputs and m not in self._projections]
+        self._branches += experts
+        head = model.unembedding()
+        self._adding = [m for m in linear if m not in self._branches and m is not head]
+        self._embeddings = [m for m in modules if isinstance(m, nn.Embedding)]
+        leaves = [m for m in modules if not any(True for _ in m.children()) and m not in set(linear)]
+        with torch.no_grad():
+            found = {m: _try_norm(m) for m in leaves}
+        self._norms = {module: norm for module, norm in found.items() if norm is not None}
+        base = {m for root in model.modules() for m in root.modules()}
+        known = {*base, *self._norms, *self._embeddings}
+        self._activations = [m for m in leaves if m not in known and not list(m.parameters())]
+        self._first = list(dict.fromkeys(block for (_, layer), block in blocks.items() if layer == 0))
+        self._layers: dict[nn.Module, set[Place]] = {}
+        for place, block in blocks.items():
+            for module in block.modules():
+                self._layers.setdefault(module, set()).add(place)
+
+    def _watch_once(self) -> tuple[set[nn.Module], set[nn.Module]]:
+        """The output projections, and the innermost modules that run around each attention."""
+        model, watch = self._model, OutputWatch()
+        ids = torch.from_numpy(example_tokens(model.tokenizer).ids.astype("int64"))[None]
+        modules = [m for root in model.modules() for m in root.modules() if any(True for _ in m.children())]
+        around: list[nn.Module] = []
+        attentions: set[nn.Module] = set()
+        n_calls = 0
+
+        def observe(call: AttentionCall) -> Tensor:
+            nonlocal n_calls
+            n_calls += 1
+            output = attend(call)
+            watch.expect((call.kind, call.layer), output)
+            attentions.update(around[-1:])
+            return output
+
+        def leave(module: nn.Module, given: Any, gave: Any) -> None:
+            del around[-1:]
+
+        with torch.no_grad(), contextlib.ExitStack() as stack:
+            stack.enter_context(hooks(linear_maps(model.modules()), watch.look))
+            stack.enter_context(hooks(modules, lambda module, given, named: around.append(module), before=True))
+            stack.enter_context(hooks(modules, leave))
+            model.run(Batch(ids), observe)
+        if len(watch.found) < n_calls:
+            raise AttnscopeError(
+                f"no linear map of {model.info.name} is fed just what the heads of every layer put out: what they "
+                "write cannot be told apart",
+                "its effect can still be seen: attnscope ablate",
+            )
+        return set(watch.found.values()), attentions
+
+    @contextlib.contextmanager
+    def watch(self, batch: Batch, probe: Probe) -> Iterator[tuple[Leaves, Probe]]:
+        """Within it, a run of the model on the batch fills the leaves, if it is given the probe that comes with them.
+
+        Args:
+            batch: Token numbers.
+            probe: What computes attention.
+        """
+        leaves = Leaves()
+        last: list[Place] = []
+
+        def observe(call: AttentionCall) -> Tensor:
+            output = probe(call).detach().requires_grad_()
+            last[:] = [(call.kind, call.layer)]
+            leaves.heads[last[0]] = output
+            return output
+
+        def bias_at(module: nn.Module, gave: Tensor, bias: Tensor | None) -> Tensor:
+            if bias is None:
+                return gave
+            zero = torch.zeros_like(gave, requires_grad=True)
+            leaves.biases.append(Bias(zero, bias.detach(), module in self._projections))
+            return gave + zero
+
+        def branch(module: nn.Module, given: Any, gave: Tensor) -> Tensor:
+            places = self._layers.get(module, set())
+            own = {layer for _, layer in places}
+            place = min(places) if len(own) == 1 else (last or [("encoder", 0)])[0]
+            leaves.networks.append((place, gave.detach().requires_grad_()))
+            return leaves.networks[-1][1]
+
+        def embed(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> Tensor:
+            # Positions are looked up once for all texts; a leaf a text, so that each has a slope of its own.
+            n = len(batch.ids)
+            alike = gave.ndim == 2 or (gave.ndim == 3 and len(gave) == 1 < n)
+            apart = gave.detach().expand(n, *gave.shape[-2:]).clone() if alike else gave.detach()
+            leaves.embedded.append((_name_embedding(given[0] if given else None, gave, batch), apart.requires_grad_()))
+            return apart
+
+        def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            hidden = given[0] if given else named.get("hidden_states")
+            if isinstance(hidden, Tensor) and not hidden.requires_grad:
+                leaves.embedded.append((EMBEDDED, hidden.requires_grad_()))
+
+        def normalise(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> Tensor:
+            norm = self._norms[module]
+            x = given[0] - given[0].mean(-1, keepdim=True) if norm.centres else given[0]
+            gained = x * norm.gain.to(x)
+            exact = (gave - norm.bias.to(gave)).detach()
+            by = (exact * gained.detach()).sum(-1, keepdim=True) / gained.detach().square().sum(-1, keepdim=True)
+            linear = gained * by.nan_to_num(0)
+            return bias_at(module, linear + norm.bias.to(gave), norm.bias)
+
+        def gate(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> Tensor:
+            x = given[0]
+            factor = torch.where(x.abs() < 1e-12, torch.zeros_like(x), gave / torch.where(x == 0, 1.0, x))
+            passed: Tensor = x * factor.detach()
+            return passed
+
+        with torch.enable_grad(), contextlib.ExitStack() as stack:
+            stack.enter_context(hooks(self._branches, _detach, before=True))
+            stack.enter_context(hooks(self._branches, branch))
+            stack.enter_context(hooks(self._embeddings, embed))
+            stack.enter_context(hooks(self._first, enter, before=True))
+            stack.enter_context(hooks(self._norms, normalise))
+            stack.enter_context(hooks(self._activations, gate))
+            stack.enter_context(
+                hooks(self._adding, lambda module, given, gave: bias_at(module, gave, getattr(module, "bias", None)))
+            )
+            yield leaves, observe
+
+
+def _name_embedding(ids: Any, gave: Tensor, batch: Batch) -> str:
+    """Which embedding gave this: that of the tokens, one that differs at every place, or neither."""
+    if isinstance(ids, Tensor) and ids.shape == batch.ids.shape and torch.equal(ids, batch.ids.to(ids.device)):
+        return TOKENS
+    differs = (gave[..., 1:, :] != gave[..., :-1, :]).any(-1)
+    return POSITIONS if bool(differs.all()) else SEGMENTS
+
+
+def _detach(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    def cut_off(one: Any) -> Any:
+        return one.detach() if isinstance(one, Tensor) else one
+
+    return tuple(map(cut_off, given)), {name: cut_off(one) for name, one in named.items()}
+
+
+def require_gradients(model: Model) -> None:
+    """Refuses a model through which no gradients flow.
+
+    Raises:
+        AttnscopeError: Its weights were made in `torch.inference_mode`.
+    """
+    if any(weight.is_inference() for root in model.modules() for weight in root.parameters()):
+        raise AttnscopeError(
+            f"the weights of {model.info.name} were made in torch.inference_mode(), and keep no gradients",
+            "load the model outside of it, or within torch.no_grad()",
+        )
+
+
+def _try_norm(module: nn.Module) -> Norm | None:
+    """A module as a norm; None for what is none, or takes no vectors."""
+    try:
+        return measure_norm(module)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return None

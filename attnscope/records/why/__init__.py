@@ -1,0 +1,1 @@
+"""What scores are made of, as records."""

@@ -1,0 +1,68 @@
+"""A model that runs on the descriptions of its heads, for whatever evaluation: `attnscope.replaced`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Model
+from attnscope.studies.ablation.lines import Lines
+from attnscope.studies.ablation.options import REPLACED, Mode
+from attnscope.studies.ablation.reading import PaddedTexts
+from attnscope.studies.ablation.sweep import Cut, replaced_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from attnscope.core.attention.seam import Probe
+    from attnscope.records import Tokens
+
+
+@contextmanager
+def replaced(
+    model: Model, lines: Lines, heads: Sequence[tuple[int, int]] | None = None, by: Mode = "line"
+) -> Iterator[Any]:
+    """Within it, heads of a model attend to what their descriptions expect; the values stay the model's own.
+
+        lines = attnscope.fit_lines(model, attnscope.Corpus("corpus.txt"))
+        with attnscope.replaced(model, lines) as network:
+            loss = network(input_ids=ids, labels=ids).loss
+
+    Every forward pass of the torch module is changed, whoever calls it. The module runs in evaluation mode, and its
+    parameters get no gradient. Studies of attnscope refuse to run the model within the context.
+
+    Args:
+        model: A loaded transformers model, see `attnscope.load`; also a module in memory that was loaded.
+        lines: The descriptions, see `attnscope.fit_lines`.
+        heads: (layer, head) of the heads that are replaced; None = all.
+        by: What takes the place of their weights: "line", "uniform", "sink" (the first token) or "other" (the line of
+            the next head of the layer).
+
+    Yields:
+        The torch module, with the model's head.
+
+    Raises:
+        AttnscopeError: The model is no transformers model; or, in a forward pass, the module is given no `input_ids`,
+            or single tokens that continue cached ones.
+        UsageError: There is no such head, or nothing else of that name.
+    """
+    if by not in REPLACED:
+        raise UsageError(f"weights cannot be replaced by {by!r}", f"choose from {', '.join(REPLACED)}")
+    if model.probe_forwards is None:
+        raise AttnscopeError(
+            f"{model.info.name} is run by the {model.info.engine} engine, which has no module to evaluate",
+            'load it with engine="hf"',
+        )
+    places = [(one.kind, one.layer, one.head) for one in lines.expectations.heads]
+    for head in heads or ():
+        if head not in [place[1:] for place in places]:
+            raise UsageError(f"there is no line for L{head[0]}H{head[1]}", "choose heads that were described")
+    cut = Cut(tuple(place for place in places if heads is None or place[1:] in heads), by)
+
+    def probe_of(tokens: Sequence[Tokens], real: NDArray[Any]) -> Probe:
+        return replaced_of([cut], by, PaddedTexts(tuple(tokens), real), lines)
+
+    with model.probe_forwards(probe_of) as network:
+        yield network

@@ -1,0 +1,1 @@
+"""Why heads attend where they do."""

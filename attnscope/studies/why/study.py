@@ -1,0 +1,219 @@
+"""Why does a head attend there? A model, a text, a head and two tokens in, a Why record out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.core.plain_torch import with_plain_torch
+from attnscope.errors import AttnscopeError, require_rounding
+from attnscope.models.model import Batch, Model
+from attnscope.records import Tokens
+from attnscope.records.why.part import Part
+from attnscope.records.why.score import Why
+from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.provenance import run_of
+from attnscope.studies.inputs.reading import Prompt, batch_of, read
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.attention.probes import Place
+    from attnscope.core.attention.seam import AttentionCall
+    from attnscope.models.inside.score_parts import TracedScores
+
+ROUNDING = 16
+"""Of the last digit of the terms: how far their sum may be off. Measured on 30 families: at most 4."""
+
+
+@with_plain_torch
+def why(
+    model: Model,
+    text: str | Prompt,
+    layer: int,
+    head: int,
+    query: str | int,
+    key: str | int | None = None,
+    *,
+    kind: str | None = None,
+) -> Why:
+    """Takes one attention score apart: which parts of the model its query reads, and which its key.
+
+        s_qk = scale · q · k + bias,  q = Σ_c q_c,  k = Σ_d k_d
+        s_qk - mean s_q = Σ_cd scale · q_c · (k_d - mean k_d) + bias - mean bias
+
+    The parts c and d are earlier heads, feed-forward networks, embeddings and biases, each through the norms with their
+    lengths frozen, the projections, and the rotary turn of its token. The mean is over the keys that the query may
+    attend to, since softmax sees only that.
+
+    Args:
+        model: A loaded model, see `attnscope.load`.
+        text: What to run it on.
+        layer: The head's layer.
+        head: Its number.
+        query: The token that attends: a token, a word, or its number.
+        key: The token that is attended to; None = the one with the most attention, apart from special tokens and, in a
+            decoder, the first one.
+        kind: "encoder", "decoder" or "cross"; None = the model's first.
+
+    Raises:
+        AttnscopeError: There is no such head or token, a mask hides the key, the model does not show its queries and
+            keys, or something adds to its stream that is not known.
+
+    Source:
+        Elhage et al. 2021, "QK circuits".
+    """
+    from attnscope.models.inside.score_parts import ScoreRuns
+
+    Choice((layer,), (head,)).within(model.info)
+    kind = model.info.kinds[0] if kind is None else kind
+    if kind not in model.info.kinds:
+        raise AttnscopeError(f"{model.info.name} has no {kind} attention", f"it has: {', '.join(model.info.kinds)}")
+    prompt = Prompt(text) if isinstance(text, str) else text
+    reading = read(model, prompt)
+    queries, keys = reading.queries_and_keys(kind)
+    query_at = _place_of(query, queries, "--query")
+    runs, batch = ScoreRuns(model), batch_of(reading, model.info.device)
+    place: Place = (kind, layer)  # type: ignore[assignment]
+    row = _run_row(model, batch, place, head, query_at)
+    if key is None:
+        others = row.may & ~keys.sinks(kind)
+        key_at = int(np.where(others if others.any() else row.may, row.weights, -1.0).argmax())
+    else:
+        key_at = _place_of(key, keys, "--key")
+    if not row.may[key_at]:
+        raise AttnscopeError(
+            f"a mask hides token @{key_at} {keys.labels[key_at]} from token @{query_at} {queries.labels[query_at]} in "
+            f"layer {layer}",
+            "choose a key that the query may attend to" + (": an earlier one" if key_at > query_at else ""),
+        )
+    parts, pairs = _pairs(runs.trace(batch, [place]), place, head, query_at, key_at, row.may)
+    hidden, bias = np.flatnonzero(~row.may), None if row.bias is None else row.less_mean(row.bias, key_at)
+    record = Why(
+        run=run_of(model.info, reading.notes), text=prompt.text, kind=kind, layer=layer, head=head, queries=queries,
+        keys=keys, query=query_at, key=key_at, weight=float(row.weights[key_at]), score=float(row.scores[key_at]),
+        mean=float(row.scores[row.may].mean()), masked_before=int((hidden < query_at).sum()),
+        masked_after=int((hidden >= query_at).sum()), softcap=row.softcap, parts=parts, pairs=pairs, bias=bias,
+        rounding=ROUNDING * row.eps * float(row.size + np.linalg.norm(pairs) + abs(bias or 0.0)),
+    )  # fmt: skip
+    require_rounding(
+        f"something else adds to the stream of {model.info.name}: the score of {record.name} differs from the sum of "
+        "what its heads, its feed-forward networks, its embeddings and biases add",
+        record.off, record.rounding, "what the head does can still be seen: attnscope ablate",
+    )  # fmt: skip
+    return record
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """One query's scores of one head, as the model itself computes them; each (key,), float64.
+
+    Attributes:
+        scores: Before softmax and cap, with the bias.
+        weights: Attention weights.
+        may: Which keys it may attend to.
+        bias: What is added to the products; None = nothing is.
+        softcap: As of the call.
+        size: The length of the query times that of the longest key, scaled.
+        eps: The last digit of the precision that they are computed in.
+    """
+
+    scores: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    may: NDArray[np.bool_]
+    bias: NDArray[np.float64] | None
+    softcap: float | None
+    size: float
+    eps: float
+
+    def less_mean(self, values: NDArray[np.float64], key: int) -> float:
+        """A key's value above the mean of those that the query may attend to."""
+        return float(values[key] - values[self.may].mean())
+
+
+def _run_row(model: Model, batch: Batch, place: Place, head: int, query: int) -> _Row:
+    """Runs the model as it is, and keeps a query's scores.
+
+    Raises:
+        AttnscopeError: A bias is added after a cap.
+    """
+    import torch
+
+    from attnscope.core.attention.seam import allowed, attend, attention_weights, select_heads
+
+    seen: list[AttentionCall] = []
+
+    def keep(call: AttentionCall) -> Tensor:
+        if (call.kind, call.layer) == place:
+            seen.append(select_heads(call, [head]))
+        return attend(call)
+
+    def row_of(values: Tensor) -> NDArray[Any]:
+        shape = (1, 1, call.query.shape[2], call.key.shape[2])
+        values = values.detach()[(None,) * (4 - values.ndim)].expand(shape)[0, 0, query]
+        numbers: NDArray[Any] = (values.double() if values.is_floating_point() else values).cpu().numpy()
+        return numbers
+
+    with torch.no_grad():
+        model.run(batch, keep)
+        call = seen[-1]
+        if call.softcap is not None and call.bias is not None:
+            raise AttnscopeError(
+                f"{model.info.name} adds a bias after it caps scores: such a score is no sum of both",
+                "choose a model with one of them",
+            )
+        weights, mask = row_of(attention_weights(call)), allowed(call)
+    q, k = call.query[0, 0, query].double().cpu().numpy(), call.key[0, 0].double().cpu().numpy()
+    may = np.ones(len(k), np.bool_) if mask is None else row_of(mask)
+    bias = None if call.bias is None else row_of(call.bias)
+    size = call.scale * float(np.linalg.norm(q) * np.linalg.norm(k[may], axis=1).max())
+    scores = call.scale * (k @ q) + (0.0 if bias is None else bias)
+    return _Row(scores, weights, may, bias, call.softcap, size, torch.finfo(call.query.dtype).eps)
+
+
+def _pairs(
+    traced: TracedScores, place: Place, head: int, query: int, key: int, may: NDArray[np.bool_]
+) -> tuple[tuple[Part, ...], NDArray[np.float64]]:
+    """The parts, and what each at the query times each at the key adds to a score, less its mean over keys."""
+    import torch
+
+    call = traced.calls[place]
+    width = call.query.shape[3]
+    each = torch.eye(width, dtype=call.query.dtype, device=call.query.device)
+    at_query, at_key = call.query.new_zeros(width, *call.query.shape), call.key.new_zeros(width, *call.key.shape)
+    at_query[:, 0, head, query] = each
+    less_mean = -torch.from_numpy(may / may.sum()).to(each)
+    less_mean[key] += 1
+    at_key[:, 0, head // (call.n_heads // call.n_kv_heads)] = less_mean[None, :, None] * each[:, None]
+    read, offered = traced.along(call.query, at_query), traced.along(call.key, at_key)
+    parts = tuple(sorted({*read, *offered}, key=in_order))
+    nothing = each.new_zeros(width, 1).double()
+    left, right = (torch.stack([side.get(part, nothing)[:, 0] for part in parts]) for side in (read, offered))
+    return parts, (call.scale * (left @ right.mT)).cpu().numpy()
+
+
+def in_order(part: Part) -> tuple[int, int, int, int, str]:
+    """Where a part stands among others: embeddings, then layer by layer its heads and its network, then biases."""
+    kinds = ("embedding", "head", "MLP", "bias")
+    last = part.kind == "bias"
+    return int(last), part.layer, kinds.index(part.kind), part.head, part.name
+
+
+def _place_of(wanted: str | int, tokens: Tokens, option: str) -> int:
+    """The place of the one token that is meant.
+
+    Raises:
+        AttnscopeError: There is none, or there are several.
+    """
+    places = tokens.find_one(str(wanted)) if isinstance(wanted, str) else ()
+    if not places and str(wanted).isdecimal():
+        places = (int(wanted),) if int(wanted) < len(tokens) else ()
+    if not places:
+        raise tokens.refuse(str(wanted))
+    if len(places) > 1:
+        several = " ".join(f"@{at} {tokens.labels[at]}" for at in places)
+        raise AttnscopeError(f"{wanted!r} is several tokens: {several}", f"name one of them: {option} @{places[-1]}")
+    return places[0]

@@ -1,0 +1,108 @@
+"""Figures as files: several formats of several pages, compressed beside drawing."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import UsageError
+from attnscope.records import write_whole
+from attnscope.records.frame.kinds import FIGURE_FORMATS
+from attnscope.version import VERSION
+from attnscope.views.drawing.canvas import DPI, Drawing, matplotlib_defaults
+
+
+def write_pages(
+    pages: Iterable[tuple[str, Drawing]], folder: str | Path, formats: Sequence[str], threads: int = 2
+) -> list[Path]:
+    """Writes figures into a folder, each file whole or not at all; the same figures give the same bytes.
+
+    Args:
+        pages: The file name of each without its ending, and the figure; it may change once the next one is asked for.
+        folder: Where to; made if it is not there.
+        formats: Some of "png", "svg", "pdf".
+        threads: How many threads compress and write beside drawing (zlib lets others run meanwhile); 0 = none.
+
+    Returns:
+        The files, in the order of the figures and of the formats.
+
+    Raises:
+        UsageError: An unknown format.
+        AttnscopeError: The folder cannot be written.
+    """
+    for wanted in formats:
+        if wanted not in FIGURE_FORMATS:
+            raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
+    if not formats:
+        return []
+
+    def contents() -> Iterator[tuple[Path, Callable[[], bytes]]]:
+        for stem, page in pages:
+            for wanted in formats:
+                content = (
+                    partial(png, page.pixels(), page.dpi) if wanted == "png" else partial(bytes, page.vector(wanted))
+                )
+                yield Path(folder) / f"{stem}.{wanted}", content
+
+    # Values that no model computed may be negative or infinite: NumPy's warnings tell a user nothing.
+    with matplotlib_defaults(), np.errstate(all="ignore"):
+        if not threads:
+            return [_write(*page) for page in contents()]
+        with ThreadPoolExecutor(threads) as pool:
+            tasks = [pool.submit(_write, *page) for page in contents()]
+            return [task.result() for task in tasks]
+
+
+def _write(path: Path, content: Callable[[], bytes]) -> Path:
+    return write_whole(path, content())
+
+
+def distinct(stems: Iterable[str]) -> list[str]:
+    """Names of files; a number tells those apart that would be the same file where case does not count."""
+    made: dict[str, str] = {}
+    for stem in stems:
+        name, again = stem, 2
+        while name.lower() in made:
+            name, again = f"{stem}-{again}", again + 1
+        made[name.lower()] = name
+    return list(made.values())
+
+
+def first_png(pages: Iterable[tuple[str, Drawing]]) -> bytes:
+    """The first of some figures as a PNG, for notebooks."""
+    with matplotlib_defaults():
+        page = next(iter(pages))[1]
+        return png(page.pixels(), page.dpi)
+
+
+def png(pixels: NDArray[np.uint8], dpi: int = DPI) -> bytes:
+    """Pixels, (height, width, 3), as a PNG file.
+
+    Every row is filtered as its difference to the one above (PNG specification, third edition, 9.2): figures are made
+    of rectangles. Libraries try all filters on every row, which takes twice as long and makes larger files of them.
+    """
+    height, width, _ = pixels.shape
+    rows = np.ascontiguousarray(pixels).reshape(height, 3 * width)
+    filtered = np.empty((height, 1 + 3 * width), np.uint8)
+    filtered[:, 0] = 2  # "Up"
+    filtered[0, 1:] = rows[0]
+    np.subtract(rows[1:], rows[:-1], out=filtered[1:, 1:])
+    dots_per_metre = round(dpi / 0.0254)
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),  # 8 bits each of red, green and blue
+        (b"tEXt", f"Software\0attnscope {VERSION}".encode("latin-1")),
+        (b"pHYs", struct.pack(">IIB", dots_per_metre, dots_per_metre, 1)),
+        (b"IDAT", zlib.compress(filtered.tobytes(), 6)),
+        (b"IEND", b""),
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))
+        for kind, data in chunks
+    )

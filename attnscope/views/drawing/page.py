@@ -1,0 +1,303 @@
+"""A page of panels: title, panels, colour bars, legends and notes, and the names and numbers around maps of heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.views.drawing import layout
+from attnscope.views.drawing.canvas import FAINT, HALF_DIGIT, INK, Box, Canvas, FontStyle, Number, colormap, wrap_lines
+from attnscope.views.drawing.inks import hex_of, ink_on
+from attnscope.views.drawing.lettering import BASE_FAMILY, Lettering
+from attnscope.views.drawing.vectors import vertices_of
+from attnscope.views.tables.numbers import digits
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Colormap
+    from matplotlib.text import Text
+
+UNKNOWN = "#dcdcdc"
+"""The colour of a value that is undefined."""
+
+_LEGEND_ROW_PX, _LOW_ROW_PX, _MANY_ROWS = 22.0, 15.0, 18
+
+
+class Page(Canvas):
+    """A page of a width that is as tall as what stands on it: `finish` ends it.
+
+    Attributes:
+        drawn: Its numbers.
+    """
+
+    drawn: tuple[Number, ...] = ()
+
+    def __init__(self, width_px: int, lettering: Lettering) -> None:
+        super().__init__(width_px, 0, lettering)
+
+    def head(self, title: str, subtitle: str, *, zoom: float = 1.0, animated: bool = False, bold: float = 1.12) -> Text:
+        """Title and subtitle.
+
+        Args:
+            title: The title.
+            subtitle: What stands below it.
+            zoom: How much larger they are than on a page of the least width.
+            animated: Whether the title changes from figure to figure.
+            bold: How much wider than plain letters bold ones are taken to be.
+        """
+        left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
+        size, below = layout.TITLE_PX * zoom, layout.SUBTITLE_PX * zoom
+        if self.paper.fixed:  # where letters are to be small
+            size, below = layout.PANEL_TITLE_PX, layout.CAPTION_PX
+        title = self.lettering.fit(title, size * bold, room)
+        first = self.write(left, left + 4 * zoom, title, size, ha="left", weight="bold", animated=animated)
+        subtitle = self.lettering.fit(subtitle, below, room)
+        second = self.write(left, left + 34 * zoom, subtitle, below, ha="left", color=FAINT)
+        for text in (first, second):
+            text.set_visible(self.paper.title)
+        return first
+
+    def finish(self, y: float, notes: Sequence[str]) -> None:
+        """Writes notes, the middle of their first line at y, and ends the page below them."""
+        y = math.ceil(y)
+        room = self.width_px - 2 * layout.MARGIN_PX
+        lines = wrap_lines(" · ".join(notes), room, self.lettering) if notes else ()
+        self.foot(y, lines)
+        self.end_at(y + (len(lines) - 1) * layout.LINE_PX + layout.MARGIN_PX)
+
+    def foot(self, y: float, lines: Sequence[str], zoom: float = 1.0) -> None:
+        """Notes at the foot."""
+        for number, line in enumerate(lines):
+            down = y + number * layout.LINE_PX * zoom
+            self.write(layout.MARGIN_PX, down, line, layout.CAPTION_PX * zoom, ha="left", color=FAINT)
+
+    def entitle(self, x: float, y: float, title: str, size_px: float = layout.PANEL_TITLE_PX, **how: Any) -> Text:
+        """The title of a panel, or the name of a row or column of panels."""
+        return self.write(x, y, title, size_px, **{"ha": "left", "weight": "bold"} | how)
+
+    def draw_scale(
+        self,
+        box: Box,
+        cmap: Colormap | str | None,
+        limits: tuple[float, float],
+        *,
+        ticks: Sequence[float] | None = None,
+        written: Callable[[float], str] = digits,
+        size_px: float = layout.CAPTION_PX,
+        color: str = INK,
+        meaning: str = "",
+        inside: bool = False,
+    ) -> bool:
+        """A colour bar with its numbers below it, and at its right what the colours mean.
+
+        Args:
+            box: The bar.
+            cmap: Its colours, or their name; None = it is drawn already.
+            limits: The values of its first and last colour.
+            ticks: The values that are written; None = round ones.
+            written: How they are written.
+            size_px: Size of the letters.
+            color: Colour of the numbers.
+            meaning: What the colours mean.
+            inside: Whether the first and last number stay within the bar's width.
+
+        Returns:
+            Whether there is room for what the colours mean; else it is not written, and belongs to the notes.
+        """
+        x, y, width, height = box
+        low, high = limits
+        if cmap is not None:
+            self.colour_bar(box, colormap(cmap) if isinstance(cmap, str) else cmap)
+        ticks = layout.ticks_between(low, high) if ticks is None else ticks
+        sides = {ticks[0]: "left", ticks[-1]: "right"} if inside else {}
+        for tick in ticks:
+            at = x + width * min(1.0, max(0.0, (tick - low) / (high - low)))
+            side = sides.get(tick, "center")
+            self.write(at, y + height + size_px * 0.96, written(tick), size_px, ha=side, color=color)
+        fits = self.lettering.width_px(meaning, size_px) <= self.width_px - x - width - 50
+        if meaning and fits:
+            self.write(x + width + 22, y + height / 2, meaning, size_px, ha="left")
+        return fits
+
+    def legend(
+        self, x: float, y: float, heading: str, entries: Sequence[tuple[str, str, str]], columns: int = 1
+    ) -> float:
+        """Coloured squares with their names, down one column and then the next; returns where it ends.
+
+        Args:
+            x: Left edge.
+            y: Middle of the first line.
+            heading: What stands above.
+            entries: Of each its name, its colour, and a letter in the square.
+            columns: How many stand side by side.
+        """
+        if heading:
+            self.entitle(x, y, heading, layout.CAPTION_PX)
+            y += 22
+        rows = max(1, math.ceil(len(entries) / columns))
+        pitch = _LEGEND_ROW_PX if rows <= _MANY_ROWS else _LOW_ROW_PX
+        wide = self.paper.room_px / columns
+        corners = [(x + number // rows * wide, y + number % rows * pitch) for number in range(len(entries))]
+        self.fill([(left, top - 8, 20, pitch - 5) for left, top in corners], [color for _, color, _ in entries])
+        for (name, color, glyph), (left, middle) in zip(entries, corners, strict=True):
+            if glyph:
+                self.entitle(left + 10, middle, glyph, 12, ha="center", color=ink_on(color))
+            room = min(self.width_px - left - 30 - layout.MARGIN_PX, wide - 34 if columns > 1 else math.inf)
+            name = self.lettering.fit(name, layout.CAPTION_PX, max(36 if self.paper.fixed else 60, room))
+            self.write(left + 28, middle, name, layout.CAPTION_PX, ha="left")
+        return y + rows * pitch
+
+    def fill(self, boxes: Sequence[Box], colors: Sequence[Any], edge: str = "none") -> None:
+        """Filled rectangles."""
+        if boxes:
+            self.polygons(list(vertices_of(np.array(boxes, np.float64))), facecolors=colors, edgecolors=edge)
+
+    def polygons(self, outlines: Sequence[Any], **how: Any) -> None:
+        """Filled outlines, each a sequence of points; `how` is what matplotlib's PolyCollection takes."""
+        from matplotlib.collections import PolyCollection
+
+        drawn = PolyCollection(outlines, linewidths=self.points(1), **how)
+        self.axes.add_collection(drawn, autolim=False)
+        self.keep(drawn)
+
+    def matrix(
+        self, box: Box, values: NDArray[Any], cmap: Colormap | str, limits: tuple[float, float], ground: str = UNKNOWN
+    ) -> None:
+        """Values as coloured cells; the ground shows where a value is unknown."""
+        self.fill([box], [ground])
+        image = self.image(box, colormap(cmap) if isinstance(cmap, str) else cmap, animated=False)
+        image.set_zorder(1.5)  # over the ground, under lines
+        self.set_cells(image, values.astype(np.float32), limits)
+
+    def head_cells(
+        self,
+        corner: tuple[float, float],
+        cell: tuple[float, float],
+        values: Mapping[tuple[int, int], float],
+        cmap: str,
+        share: Callable[[float], float],
+    ) -> dict[tuple[int, int], tuple[Box, str]]:
+        """Coloured cells of layers (down) and heads (across), grey where a value is undefined.
+
+        Args:
+            corner: Upper left corner of layer 0 and head 0.
+            cell: Width and height of a cell, with the gap to the next.
+            values: A value for each (layer, head) that there is.
+            cmap: Name of the colormap.
+            share: How far along the colours a value is, 0 to 1.
+
+        Returns:
+            The box of each cell, and its colour.
+        """
+        gap, colors = 2 if min(cell) >= 24 else 1, colormap(cmap)
+        cells: dict[tuple[int, int], tuple[Box, str]] = {}
+        for (layer, head), value in values.items():
+            box = (corner[0] + head * cell[0], corner[1] + layer * cell[1], cell[0] - gap, cell[1] - gap)
+            cells[layer, head] = box, hex_of(colors, share(value)) if math.isfinite(value) else UNKNOWN
+        self.fill([box for box, _ in cells.values()], [color for _, color in cells.values()])
+        return cells
+
+    def number_cells(self, cells: Sequence[tuple[Box, str]], texts: Sequence[str], size_px: float) -> None:
+        """A number in the middle of each cell, in the ink that its colour asks for."""
+        self.numbers([
+            Number(x + width / 2, y + height / 2, text, size_px, ink_on(color))
+            for ((x, y, width, height), color), text in zip(cells, texts, strict=True)
+        ])  # fmt: skip
+
+    def numbers(self, numbers: Sequence[Number]) -> None:
+        """Numbers as outlines, all of a colour at once: a text for each of thousands would take seconds."""
+        for color in sorted({number.color for number in numbers}):
+            self.outline_numbers([number for number in numbers if number.color == color], 3)
+        self.drawn = (*self.drawn, *numbers)
+
+    def dot(self, at: tuple[float, float], radius: float, color: str, order: float = 4, edge_px: float = 0) -> None:
+        """A disc over what is there, with a white edge."""
+        from matplotlib.patches import Circle
+
+        edge = {"edgecolor": "#ffffff" if edge_px else "none", "linewidth": self.points(edge_px or 1)}
+        self.keep(self.axes.add_artist(Circle(at, radius, facecolor=color, zorder=order, **edge)))
+
+    def outline_numbers(self, numbers: Sequence[Number], order: float) -> None:
+        """Numbers of one colour as outlines; text in vector files."""
+        from matplotlib.patches import PathPatch
+        from matplotlib.path import Path
+
+        if not self.lettering.has_bold:
+            numbers = [replace(number, font="plain") for number in numbers]
+        vertices, codes = [], []
+        for number in numbers:
+            points, kinds = outline_of(number.text, number.font, self.lettering.families[0])
+            vertices.append(points * (number.size_px / 100) + (number.x, number.y))
+            codes.append(kinds)
+        path = Path(np.concatenate(vertices), np.concatenate(codes))
+        drawn = PathPatch(path, facecolor=numbers[0].color, edgecolor="none", zorder=order)
+        self.axes.add_artist(drawn)
+        self.keep(drawn)
+        self._outlined.append((drawn, numbers))
+
+    def name_panels(
+        self,
+        rows: Mapping[str, float],
+        columns: Mapping[str, float],
+        corner: tuple[float, float],
+        sizes: tuple[float, float],
+        size_px: float = layout.PANEL_TITLE_PX,
+        above_px: float = 14,
+    ) -> None:
+        """Names of rows of panels at their left and of columns above; where there is no room for all, of every n-th.
+
+        Args:
+            rows: The middle of each row by its name.
+            columns: The middle of each column by its name.
+            corner: Upper left corner of the first panel.
+            sizes: Width of a panel, and the distance from one to the next.
+            size_px: Size of the letters where panels are wide enough.
+            above_px: How far above the panels the names of columns are.
+        """
+        for name, y in rows.items():
+            self.entitle(corner[0] - 10, y, name, size_px, ha="right")
+        size_px = self.paper.letters(min(size_px, sizes[0] / 2.2))
+        step = self.label_step(list(columns)[-1], size_px, sizes[1])
+        for name, x in list(columns.items())[::step]:
+            self.entitle(x, corner[1] - above_px, name, size_px, ha="center")
+
+    def name_axes(
+        self,
+        corner: tuple[float, float],
+        shape: tuple[int, int],
+        cell: tuple[float, float],
+        size_px: float = layout.PANEL_TITLE_PX,
+    ) -> None:
+        """Names of layers at the left and of heads above; where there is no room for all, of every second and so on."""
+        size = self.paper.letters(min(size_px, cell[0] / 1.6 if size_px > 12 else size_px))
+        step = math.ceil(math.ceil(self.lettering.width_px(f"H{shape[1] - 1}", size) * 1.25) / cell[0])
+        for head in range(0, shape[1], step):
+            x = corner[0] + (head + 0.5) * cell[0] - (1.5 if cell[0] > 39 else 0)
+            self.write(x, corner[1] - size * 0.9, f"H{head}", size, ha="center", color=FAINT)
+        size_px = self.paper.letters(size_px)
+        step = math.ceil(math.ceil(size_px * 1.25) / cell[1])
+        for layer in range(0, shape[0], step):
+            y = corner[1] + (layer + 0.5) * cell[1]
+            self.write(corner[0] - 8, y, f"L{layer}", size_px, ha="right", va="center_baseline", color=FAINT)
+
+
+@lru_cache(maxsize=4096)
+def outline_of(text: str, font: FontStyle, family: str = BASE_FAMILY) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    """The outline of a number at 100 pixels, y downwards, its middle at (0, 0)."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    slant: Literal["normal", "italic"] = "italic" if font == "italic" else "normal"
+    letters = FontProperties(family=family, weight="bold" if font == "bold" else "normal", style=slant)
+    drawn = TextPath((0, 0), text, size=100, prop=letters, usetex=False)
+    points = np.array(drawn.vertices, np.float64)
+    codes = np.array(drawn.codes, np.uint8)
+    across = points[codes != drawn.CLOSEPOLY, 0]  # closing points stand at 0, wherever the letter is
+    middle = (across.min() + across.max()) / 2
+    # Digits are 73 of 100 pixels tall; the middle must not depend on which characters there are.
+    return (points - (middle, 100 * HALF_DIGIT)) * (1, -1), codes

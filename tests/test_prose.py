@@ -1,0 +1,35 @@
+"""Pages are written in sentences that a reader takes in at once: `docs.prose` measures them."""
+
+import re
+
+import pytest
+
+from docs import prose
+
+EXEMPT = {"docs/descriptions.md"}
+"""Pages that wait for their rewriting: the set only shrinks."""
+
+PAGES = {page.page: page for page in prose.read_pages()}
+
+
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - EXEMPT))
+def test_sentences_are_short(name: str) -> None:
+    page = PAGES[name]
+    assert page.sentences
+    longest = max(page.sentences, key=lambda sentence: len(sentence.split()))
+    told = f"{page.mean:.1f} words per sentence, {page.long_share:.0%} above {prose.LONG}; the longest: {longest}"
+    assert page.mean <= 19 and page.long_share <= 0.05, told
+
+
+def test_the_readme_is_short() -> None:
+    text = re.sub(r"<!--.*?-->", "", (prose.ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL)
+    assert len(text.split()) <= 900
+
+
+def test_exempt_pages_exist() -> None:
+    assert PAGES.keys() >= EXEMPT
+
+
+def test_sentences_are_what_a_reader_sees() -> None:
+    page = "# Title\n\nSee `a b.c` (Clark et al. 2019). It ends. [A link](x.md)?\n\n```bash\nNo.\n```\n- One\n- Two\n"
+    assert prose.split_sentences(page) == ["See `code` (Clark et al. 2019).", "It ends.", "A link?", "One", "Two"]

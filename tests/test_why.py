@@ -1,0 +1,252 @@
+"""Why a head attends there: the parts sum to the model's own score, and are those of the formula written out."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attnscope
+from attnscope.core.attention.probes import Place
+from attnscope.core.attention.seam import AttentionCall, attend
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import Batch, Model
+from attnscope.records.why.heads import WhyHeads
+from attnscope.records.why.score import Why
+from attnscope.studies.inputs.choice import Choice
+from tests.conftest import Run, write_tiny
+from tests.test_stream import GROUPED, SIZES, random_model
+
+TEXT = "5 9 3 7 11 4 8"
+QUERY, KEY = 5, 2
+MORE: dict[str, dict[str, Any]] = {
+    "t5": {"d_model": 24, "d_kv": 4, "num_heads": 6, "num_layers": 2, "d_ff": 20},
+    "albert": {"embedding_size": 12}, "olmo2": GROUPED, "olmo": {}, "gemma3_text": {**GROUPED, "head_dim": 6},
+    "bloom": {"hidden_size": 24, "n_head": 6, "n_layer": 2},
+}  # fmt: skip
+LEARNED, ROTARY = ("bert", "gpt2", "opt", "albert"), ("llama", "qwen2", "gemma", "gpt_neox", "phi", "mixtral")
+NORMED = ("qwen3", "olmo2", "gemma3_text")
+"""Models with norms of queries and keys."""
+
+
+def loaded(name: str) -> Model:
+    """A random model, held without a tokenizer: its texts are numbers."""
+    if name not in MORE:
+        return attnscope.load(random_model(name))
+    from transformers import AutoConfig, AutoModel, T5EncoderModel
+
+    config: Any = AutoConfig.for_model(name, **(SIZES | MORE[name] if name not in ("t5", "bloom") else MORE[name]))
+    config.vocab_size = SIZES["vocab_size"]
+    torch.manual_seed(0)
+    make: Any = T5EncoderModel if name == "t5" else AutoModel.from_config
+    source = make(config)
+    with torch.no_grad():
+        for parameter in source.parameters():
+            parameter.normal_(std=0.4)
+    return attnscope.load(source.eval())
+
+
+def scores_of(model: Model, place: Place, head: int) -> Tensor:
+    """The scores of a query's keys up to itself, before softmax, by the model's own queries and keys."""
+    seen: dict[Place, AttentionCall] = {}
+
+    def probe(call: AttentionCall) -> Tensor:
+        seen[call.kind, call.layer] = call
+        return attend(call)
+
+    with torch.no_grad():
+        model.run(Batch(torch.tensor([[int(word) for word in TEXT.split()]])), probe)
+    call = seen[place]
+    key = call.key[0, head // (call.n_heads // call.n_kv_heads)].double()
+    scores = call.scale * key @ call.query[0, head, QUERY].double()
+    return scores if call.bias is None else scores + call.bias.expand(1, call.n_heads, 7, 7)[0, head, QUERY].double()
+
+
+@pytest.mark.parametrize("name", [*LEARNED, *ROTARY, *NORMED, "t5", "gemma2"])
+def test_parts_sum_to_the_model_s_own_score(name: str) -> None:
+    model = loaded(name)
+    kind: Any = model.info.kinds[0]
+    record = attnscope.why(model, TEXT, 1, 4, QUERY, KEY)
+    scores = scores_of(model, (kind, 1), 4)
+    may = scores if kind == "encoder" else scores[: QUERY + 1]
+    total = float(record.pairs.sum()) + (record.bias or 0.0)
+    assert total == pytest.approx(float(scores[KEY] - may.mean()), abs=1e-4)
+    assert record.off <= record.rounding < 1e-3
+    assert record.by_query.sum() == pytest.approx(record.by_key.sum(), abs=1e-9)
+    assert (record.bias is not None) is (name == "t5")
+    assert (record.softcap is not None) is (name == "gemma2")
+    names = {part.name for part in record.parts}
+    assert {"tokens", "L0H0", "L0H5"} <= names and ("positions" in names) is (name in LEARNED)
+    assert not any(part.layer > 1 or (part.layer == 1 and kind == "decoder") for part in record.parts)
+
+
+class Biased:
+    """A model whose scores get ALiBi's bias, which transformers' own models keep from the seam."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def run(self, batch: Batch, probe: Callable[[AttentionCall], Tensor]) -> Tensor:
+        def biased(call: AttentionCall) -> Tensor:
+            n = call.query.shape[2]
+            slopes = 2.0 ** -torch.arange(1, call.n_heads + 1)
+            distance = torch.arange(n)[:, None] - torch.arange(n)
+            return probe(dataclasses.replace(call, bias=-slopes[None, :, None, None] * distance))
+
+        return self._model.run(batch, biased)
+
+
+def test_a_bias_by_distance_is_a_term_of_its_own() -> None:
+    model: Any = Biased(loaded("llama"))
+    record = attnscope.why(model, TEXT, 1, 0, QUERY, KEY)
+    assert record.bias == pytest.approx(-0.5 * (QUERY - KEY) + 0.5 * np.arange(QUERY + 1).mean())
+    scores = scores_of(model, ("decoder", 1), 0)[: QUERY + 1]
+    assert record.pairs.sum() + record.bias == pytest.approx(float(scores[KEY] - scores.mean()), abs=1e-4)
+    with pytest.raises(AttnscopeError, match="adds a bias after it caps scores"):
+        attnscope.why(Biased(loaded("gemma2")), TEXT, 1, 0, QUERY, KEY)
+
+
+def test_a_head_s_part_is_what_it_wrote_through_norm_projection_and_turn() -> None:
+    """Of a Llama with grouped queries: R (W_K (gain * W_O z / rms)) less its mean over keys, times the query."""
+    source = random_model("llama")
+    model = attnscope.load(source)
+    seen: dict[int, tuple[AttentionCall, Tensor]] = {}
+    stream: list[Tensor] = []
+
+    def probe(call: AttentionCall) -> Tensor:
+        seen[call.layer] = call, attend(call)
+        return seen[call.layer][1]
+
+    layer, n, head = source.model.layers[1], QUERY + 1, 4
+    handle = layer.input_layernorm.register_forward_pre_hook(lambda module, given: stream.append(given[0]))
+    ids = torch.tensor([[int(word) for word in TEXT.split()]])
+    with torch.no_grad():
+        model.run(Batch(ids), probe)
+        cos, sin = source.model.rotary_emb(stream[0], torch.arange(7)[None])
+    handle.remove()
+    wrote = seen[0][1][0, 3] @ source.model.layers[0].self_attn.o_proj.weight[:, 12:16].T  # by L0H3
+    rms = stream[0][0].pow(2).mean(-1, keepdim=True).add(1e-6).sqrt()
+    key = (layer.input_layernorm.weight * wrote / rms) @ layer.self_attn.k_proj.weight[4:8].T  # H4 reads group 1
+    turned = key * cos[0] + torch.cat((-key[:, 2:], key[:, :2]), -1) * sin[0]
+    call = seen[1][0]
+    by_key = call.scale * (turned[KEY] - turned[:n].mean(0)) @ call.query[0, head, QUERY]
+    record = attnscope.why(model, TEXT, 1, head, QUERY, KEY)
+    place = [part.name for part in record.parts].index("L0H3")
+    assert record.by_key[place] == pytest.approx(float(by_key.detach()), abs=1e-5)
+
+
+def test_what_cannot_be_taken_apart_is_refused_in_a_line() -> None:
+    with pytest.raises(AttnscopeError, match="something else adds to the stream of olmo"):
+        attnscope.why(loaded("olmo"), TEXT, 1, 0, QUERY, KEY)  # its norm has no weight by which it could be known
+    with pytest.raises(AttnscopeError, match="does not show what its queries and keys are made of"):
+        attnscope.why(loaded("bloom"), TEXT, 1, 0, QUERY, KEY)
+    llama = loaded("llama")
+    with pytest.raises(AttnscopeError, match=r"a mask hides token @6 #8 from token @2 #3 in layer 1"):
+        attnscope.why(llama, TEXT, 1, 0, "@2", "@6")
+    with pytest.raises(AttnscopeError, match="there is no head 6"):
+        attnscope.why(llama, TEXT, 1, 6, QUERY)
+    with pytest.raises(AttnscopeError, match=r"'#9' is several tokens: @1 #9 @3 #9"):
+        attnscope.why(llama, "5 9 3 9", 1, 0, "@3", "#9")
+
+
+def test_a_record_whose_parts_do_not_sum_is_none(tmp_path: Path) -> None:
+    record = attnscope.why(loaded("llama"), TEXT, 1, 4, QUERY)
+    assert record.key == int(np.argmax([0, *(w for w in weights_of(record)[1:])]))
+    again = Why.load(record.save(tmp_path / "why.npz"))
+    np.testing.assert_array_equal(again.pairs, record.pairs)
+    assert again.parts == record.parts and again.excess == record.excess
+    pairs = record.pairs.copy()
+    pairs[0, 0] += 0.01
+    path = dataclasses.replace(record, pairs=pairs).save(tmp_path / "other.npz")
+    with pytest.raises(AttnscopeError, match=r"its parts sum to 0\.01 more or less than its score"):
+        Why.load(path)
+
+
+def weights_of(record: Why) -> Any:
+    """The attention weights of the record's query."""
+    return attnscope.heatmap(loaded("llama"), TEXT).maps[0].weights[1, 4, record.query]
+
+
+def test_a_run_leaves_the_model_as_it_was() -> None:
+    source = random_model("gpt2")
+    model = attnscope.load(source)
+    batch = Batch(torch.tensor([[5, 9, 3]]))
+    with torch.no_grad():
+        before = model.run(batch, attend)
+        attnscope.why(model, TEXT, 1, 0, QUERY)
+        torch.testing.assert_close(model.run(batch, attend), before, rtol=0, atol=0)
+    assert all(parameter.grad is None for parameter in source.parameters())
+
+
+def test_the_command_prints_and_draws_the_parts(run: Run, tmp_path: Path) -> None:
+    write_tiny(tmp_path / "tiny")
+    told = ("why", "the cat", "-m", tmp_path / "tiny", "--pick", "L1H2", "-q")
+    status, out, err = run(*told, "--query", "cat", "--key", "the", "-o", tmp_path / "out", "-f", "npz,csv,svg")
+    assert status == 0, err
+    assert "why L1H2 attends from cat (@2) to the (@1)" in out and "query reads" in out
+    record = Why.load(tmp_path / "out" / "why.npz")
+    lines = (tmp_path / "out" / "why.csv").read_text().splitlines()
+    assert len(lines) == len(record.parts) + 1
+    assert sum(float(line.split(",")[-1]) for line in lines[1:]) == pytest.approx(record.excess, abs=1e-4)
+    assert (tmp_path / "out" / "why-L1H2.svg").stat().st_size > 1000
+    status, out, _ = run(*told, "--query", "cat", "--json")
+    assert status == 0 and json.loads(out)["schema"] == "attnscope.why/1"
+    assert run("why", "the cat", "-m", tmp_path / "tiny", "--query", "cat")[0] == 2
+    assert run("why", "the cat", "-m", tmp_path / "tiny", "--pick", "L1H2")[0] == 2
+
+
+# Over texts -------------------------------------------------------------------------------------------------------
+
+TEXTS = ["5 9 3 7 11 4 8", "6 2 9 9 12 30", "20 21 22 5 9 3 20 21"]
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_shares_are_covariances_with_the_scores_by_their_variance(name: str) -> None:
+    """Against `why` of every allowed pair: what a part adds at the key, and the score, both less their query's mean."""
+    model = loaded(name)
+    text = "5 9 3 7 11"
+    found = attnscope.why_heads(model, [text], Choice(pick=((1, 4),)))
+    n, causal = len(text.split()), model.info.kinds == ("decoder",)
+    pairs = [(q, k) for q in range(n) for k in range(q + 1 if causal else n)]
+    records = [attnscope.why(model, text, 1, 4, q, k) for q, k in pairs]
+    scores = np.array([record.excess for record in records])
+    assert found.variance[0] == pytest.approx((scores**2).mean(), rel=1e-4)
+    for side in range(2):
+        added = np.array([(record.by_query, record.by_key)[side] for record in records])
+        names, wanted = [part.name for part in records[0].parts], added.T @ scores / (scores**2).sum()
+        shares = dict(zip((part.name for part in found.parts), found.shares[side, 0].tolist(), strict=True))
+        assert shares == pytest.approx(dict(zip(names, wanted.tolist(), strict=True)), abs=1e-4)
+    assert bool(found.bias[0] != 0) is (name == "t5")
+
+
+def test_intervals_are_over_texts_and_stand_beside_the_weights(tmp_path: Path) -> None:
+    model = loaded("llama")
+    found = attnscope.why_heads(model, TEXTS)
+    assert found.corpus["n_texts"] == 3 and len(found.heads) == 12
+    np.testing.assert_allclose(np.nansum(found.shares[:, 6:], -1), 1, atol=1e-4)
+    at, column = found.find((1, 4)), [part.name for part in found.parts].index("L0H3")
+    assert found.low[1, at, column] < found.shares[1, at, column] < found.high[1, at, column]
+    by_weights = attnscope.circuits(model)
+    assert found.composition[1, at, column] == pytest.approx(by_weights.excess[1, 3, 10], abs=1e-6)
+    assert np.isnan(found.shares[:, 0, column]).all()  # layer 0 reads no head
+    again = WhyHeads.load(found.save(tmp_path / "why-heads.npz"))
+    np.testing.assert_array_equal(again.shares, found.shares)
+
+
+def test_the_command_lists_what_heads_rest_on(run: Run, tmp_path: Path) -> None:
+    write_tiny(tmp_path / "tiny")
+    (tmp_path / "texts.txt").write_text("the cat sat\na dog sat\nthe dog and the cat\n", "utf-8")
+    told = ("why", "--file", "texts.txt", "-m", tmp_path / "tiny", "-q")
+    status, out, err = run(*told, "--pick", "L1H0,L1H2", "-o", tmp_path / "out", "-f", "npz,csv")
+    assert status == 0, err
+    assert "what heads' choices of keys rest on · 3 texts" in out and "L1H2" in out
+    assert WhyHeads.load(tmp_path / "out" / "why-heads.npz").heads == ((1, 0), (1, 2))
+    assert run(*told, "--query", "cat")[0] == 2
