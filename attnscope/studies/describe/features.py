@@ -583,11 +583,10 @@ def _arcs(relations: Sequence[str]) -> list[Feature]:
         for name, (words, of) in groups.items()
         if len(of) > 1
     ]
-    made += [
+    return made + [
         Feature(f"arc:{name}", f"{name} (annotated)", "list", 4, _arc([name]), source=_CLARK + ".3")
         for name in relations
     ]
-    return made
 
 
 def _arc(names: Sequence[str]) -> Callable[[TextFacts, NDArray[np.int64]], Flags]:
