@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import attnscope
+from attnscope import DescribeOptions, HeadsOptions
 from attnscope.core.questions.descriptions import describe, score
 from attnscope.core.questions.directions import columns_of, describe_types, find_directions, quantise
 from attnscope.core.questions.sampled_rows import Rows
@@ -88,3 +90,12 @@ def test_levels_go_by_how_often_types_occur() -> None:
     levels, values = quantise(scores, np.array([0] * 5 + [1] * 3 + [2] * 2, np.int32), (0.5, 0.8))
     assert levels.tolist() == [0, 1, 2, 2]  # a type that never occurs has the level of its score
     assert values[0] == 0 and values[-1] == 1 and (np.diff(values) > 0).all()
+
+
+@pytest.mark.parametrize(
+    "texts", [["a", "b"], ["the the the", "the the"], ["the cat", "a dog"], ["the cat. the cat"], [". .", ", ,"]]
+)
+def test_texts_of_one_token_or_one_type_are_described_all_the_same(texts: list[str]) -> None:
+    found = attnscope.heads(attnscope.load("own"), texts, HeadsOptions(describe=DescribeOptions()))
+    assert "failures" not in found.run
+    assert found.descriptions is not None

@@ -541,11 +541,7 @@ class LayeredModel(ShownModel):
 
     def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
         """Runs a batch, and keeps what is needed to run it again from a layer on."""
-
-        def forward(given: Batch, probe: "Probe", block_of: "Mapping[Place, int]", first: int) -> Outputs:
-            return self.outputs(given, probe, logits=logits, last=last)
-
-        return Rerun(forward, batch, self._layers)
+        return Rerun(lambda given, probe, *_: self.outputs(given, probe, logits=logits, last=last), batch, self._layers)
 
     def blocks(self) -> "dict[Place, nn.Module]":
         """The layers, by (kind, layer)."""

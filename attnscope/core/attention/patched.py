@@ -97,7 +97,11 @@ class Activations:
         self.outputs: dict[Place, Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and keeps it."""
+        """Computes an attention, and keeps it.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), in the dtype and unit of the values.
+        """
         output = self._compute(call)
         place = (call.kind, call.layer)
         # Copies, for a network may compute in place with what it was given.
@@ -106,7 +110,11 @@ class Activations:
         return output
 
     def values(self, by: By, place: Place, heads: Sequence[int]) -> Tensor:
-        """What `by` was in these heads, as `Patch.values` has it."""
+        """What `by` was in these heads.
+
+        Returns:
+            (text, head, token, width), in the model's units; patterns (text, head, query, key), 0 to 1.
+        """
         if by == "pattern":
             return attention_weights(select_heads(self.calls[place], heads))
         whole: Tensor = self.outputs[place] if by == "z" else getattr(self.calls[place], by)
@@ -128,7 +136,11 @@ class Leaves:
         self.tensors: dict[Place, Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention with gradient."""
+        """Computes an attention with gradient.
+
+        Returns:
+            Its output, (batch, n_heads, query, d_value), in the dtype and unit of the values.
+        """
         by, place = self._by, (call.kind, call.layer)
 
         def watch(tensor: Tensor) -> Tensor:
@@ -147,6 +159,15 @@ class Leaves:
 
 
 def attribute(slope: Tensor, base: Tensor, source: Tensor) -> Float[Tensor, "text head token"]:
-    """Attribution patching: slope · (source - base), the change to first order, at each token of each head."""
+    """Attribution patching: slope · (source - base), the change to first order.
+
+    Args:
+        slope: The gradient of a score, (text, head, token, width).
+        base: What the heads computed, likewise.
+        source: What they computed in the other run, likewise.
+
+    Returns:
+        (text, head, token), in the unit of the score.
+    """
     change: Tensor = (slope.float() * (source.float() - base.float())).sum(-1)
     return change.detach()

@@ -78,7 +78,8 @@ def describe_types(embeddings: Singles, occurrences: NDArray[np.int64], more: Si
     second = (unit * weights).T @ unit
     _, vectors = np.linalg.eigh(second)
     x = unit @ vectors[:, ::-1][:, :DIMENSIONS]
-    x /= max(np.sqrt(float((weights * x**2).sum()) / total), 1e-30)
+    length = np.sqrt(float((weights * x**2).sum()) / total)
+    x /= length if length > 1e-6 else 1.0  # where all keys are of one type, rounding is all that is left
     return np.concatenate([x, more - (more * weights).sum(0) / total], 1).astype(np.float32)
 
 
@@ -91,6 +92,8 @@ def find_directions(part: Part, offsets: NDArray[np.int32], x: Singles) -> list[
         x: (type, column): see `describe_types`.
     """
     n_heads = part.rows.n_heads
+    if not part.size:
+        return [Directions(np.zeros(len(x), np.float32), ())] * n_heads
     at_once = max(1, _AT_ONCE // max(1, part.size))
     fits = [_Fit(part, offsets, x, range(n_heads)[start : start + at_once]) for start in range(0, n_heads, at_once)]
     return [directions for fit in fits for directions in fit.run()]
@@ -169,7 +172,7 @@ class _Fit:
         """The columns' coefficients after a Newton step, from the sums of types: gradient and curvature."""
         made, lam = np.empty_like(current), rows * self._lam
         for head, coefficients in enumerate(current):
-            second = (self._x * h[head][:, None]).T @ self._x
+            second = ((self._x * h[head][:, None]).T @ self._x).astype(np.float64)  # the ridge is lost in float32
             second[np.diag_indices_from(second)] += lam
             made[head] = coefficients + np.linalg.solve(second, self._x.T @ g[head] - lam * coefficients)
         return made
@@ -195,7 +198,7 @@ class _Fit:
             new = left @ self._x.T
             self._scores += (new - u)[:, self._queries][:, self._row_of] * of_entry
             u = new
-            size = np.maximum(u[:, self._queries].std(1, keepdims=True), 1e-6)
+            size = _scale(u[:, self._queries])
             left, right, u, v = left / size, right * size, u / size, v * size
             self._fit_offsets()
             self._fit_keys()
@@ -214,9 +217,15 @@ class _Fit:
             white_k = _whitening((x * h[:, None]).T @ x, 0.05)
             a, sizes, b = np.linalg.svd(white_q.T @ (queries.T @ of_rows) @ white_k)
             u = white_q @ a[:, 0]
-            size = max(float((queries @ u).std()), 1e-6)
+            size = _scale((queries @ u)[None])[0, 0]
             left[head], right[head] = u / size, white_k @ b[0] * (sizes[0] * size / 2)
         return left, right
+
+
+def _scale(scores: Singles) -> Singles:
+    """The spread of scores, (head, 1); 1 where all queries are alike, up to rounding, and there is nothing to scale."""
+    spread: Singles = scores.std(1, keepdims=True)
+    return np.where(spread > 1e-4, spread, np.float32(1.0))
 
 
 def _sums(of: sp.csr_matrix, values: NDArray[np.floating]) -> Singles:
@@ -227,7 +236,7 @@ def _sums(of: sp.csr_matrix, values: NDArray[np.floating]) -> Singles:
 
 def _whitening(second: NDArray[np.floating], share: float) -> Singles:
     n = len(second)
-    second = second + np.eye(n, dtype=np.float32) * max(share * float(np.trace(second)) / n, 1e-12)
+    second = second + np.eye(n, dtype=np.float32) * max(share * float(np.trace(second)) / n, 1e-6)
     return np.linalg.cholesky(np.linalg.inv(second)).astype(np.float32)
 
 
@@ -257,6 +266,8 @@ def quantise(
 ) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
     """Levels of types by quantiles of their occurrences, (type,), and each level's value: its mean score, 0 to 1."""
     of_entries = scores[occurrences]
+    if not len(of_entries):
+        return np.zeros(len(scores), np.uint8), np.zeros(1)
     edges = _edges_of(of_entries, cuts)
     levels = np.searchsorted(edges, scores, "right").astype(np.uint8)
     counts = np.bincount(levels[occurrences], minlength=len(edges) + 1)

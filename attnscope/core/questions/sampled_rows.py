@@ -357,7 +357,7 @@ class Part:
             made = Table.of(self, chosen, head)
             self._tables[key] = made
             # All are of one size, but for a few.
-            while len(self._tables) > max(2, _TABLE_BYTES // made.n_bytes):
+            while len(self._tables) > max(2, _TABLE_BYTES // max(1, made.n_bytes)):
                 self._tables.popitem(last=False)
         self._tables.move_to_end(key)
         return self._tables[key]
