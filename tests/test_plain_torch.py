@@ -86,5 +86,6 @@ def test_weights_made_in_inference_mode_are_shown_and_refused_where_gradients_ar
 def test_every_study_of_the_public_interface_leaves_its_callers_settings_aside() -> None:
     for name, (module, _) in attnscope._PUBLIC.items():
         value = getattr(attnscope, name)
-        if inspect.isfunction(value) and module.startswith("studies."):
+        # In the context of `replaced` the caller runs the model, with the caller's settings.
+        if inspect.isfunction(value) and module.startswith("studies.") and name != "replaced":
             assert value.__globals__["__name__"] == "attnscope.core.plain_torch", name

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model
@@ -79,6 +80,7 @@ class Lines:
         return torch.from_numpy(made)
 
 
+@with_plain_torch
 def fit_lines(
     model: Model,
     texts: Corpus | str | Sequence[str] | Sequence[CorpusText],
