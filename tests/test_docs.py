@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
+import typer
 
 import attnscope
 from attnscope import Corpus, HeadsOptions, cli, models
@@ -86,6 +87,11 @@ def is_output(shown: str, printed: str) -> bool:
 
 PARAGRAPHS = 12
 """How many of the story pages have here: no page shows what is printed of it, and every head is described each time."""
+
+LONG = [
+    ROOT / "docs" / f"{name}.md" for name in ("atlas", "descriptions", "heatmaps", "in-place", "recipes", "relations")
+]
+"""Pages whose commands take most of the time of all; `pytest -m slow` runs them."""
 
 HELD: dict[object, Model] = {}
 """Models that pages have loaded: one and the same for all."""
@@ -225,7 +231,11 @@ def names_in_files(folder: Path) -> set[str]:
     return named
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if page in LONG else []) for page in PAGES],
+    ids=[str(page.relative_to(ROOT)) for page in PAGES],
+)
 @pytest.mark.usefixtures("stand_ins")
 def test_every_command_runs(page: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     for block in blocks(page):
@@ -242,6 +252,18 @@ def test_every_command_runs(page: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
         told = set(re.findall(r"`([^`\n]+)`", (ROOT / "docs" / "formats.md").read_text("utf-8")))
         unnamed = sorted(names_in_files(Path()) - told)
         assert not unnamed, f"docs/formats.md does not name {unnamed}"
+
+
+@pytest.mark.parametrize("page", LONG, ids=lambda page: page.name)
+def test_the_options_of_long_pages_are_there(page: Path) -> None:
+    """What pages name that are run with `-m slow` alone: commands and options are understood."""
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]  # it is a group
+    lines = [line for block in blocks(page) if block.kind == "bash" for line in block.commands]
+    words = [shlex.split(line.rpartition(" | ")[2], comments=True) for line in lines]
+    named = [(of_line[1], of_line[2:]) for of_line in words if of_line[0] == "attnscope"]
+    assert named
+    for name, arguments in named:
+        commands[name].make_context(name, arguments)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
