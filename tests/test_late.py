@@ -80,7 +80,7 @@ def test_heads_are_written_where_taking_them_out_fails(
 def test_an_interruption_of_a_later_step_keeps_the_heads(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: Any) -> Any:
+    def stop(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(studying, "with_effects", stop)
