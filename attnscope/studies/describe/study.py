@@ -336,10 +336,11 @@ def _columns_of_types(group: Group, fitted: Sequence[int]) -> NDArray[np.float32
     assert part.rows.key_types is not None
     occurrences = np.bincount(part.rows.key_types[part.entries], minlength=len(group.types.ids))
     names = (*CLOSED_CLASSES, *OPEN_CLASSES)
+    english = [class_of(label.strip("·Ġ▁ ").lower()) for label in group.types.labels]
     classes = [
         [not any(c.isalnum() for c in label), any(c.isdigit() for c in label), label.startswith("##")]
-        + [class_of(label.strip("·Ġ▁ ").lower()) == name for name in names]
-        for label in group.types.labels
+        + [own == name for name in names]
+        for label, own in zip(group.types.labels, english, strict=True)
     ]
     more = np.concatenate([np.array(classes, np.float32), np.log1p(occurrences)[:, None] / 10], 1)
     return describe_types(group.types.embeddings, occurrences, more.astype(np.float32))
