@@ -19,7 +19,7 @@ from tests.hostile.check import RECORDS, WAIT_S, clean, problems, run_case
 from tests.hostile.generator import BASES, COMMANDS, Case, Generator
 from tests.processes import LIMIT_S, started
 
-FEW, MANY = 120, 4000
+FEW, MANY = 40, 4000
 
 
 @pytest.fixture(scope="module")
