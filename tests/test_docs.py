@@ -91,8 +91,8 @@ PARAGRAPHS = 12
 LONG = [
     ROOT / "docs" / f"{name}.md"
     for name in (
-        "ablation", "atlas", "compare", "descriptions", "formats", "heatmaps", "in-place", "machines", "pages", "recipes",
-        "relations", "timeline",
+        "ablation", "atlas", "compare", "descriptions", "formats", "heatmaps", "in-place", "machines", "pages",
+        "recipes", "relations", "timeline",
     )
 ]  # fmt: skip
 """Pages whose commands take most of the time of all; `pytest -m slow` runs them."""
