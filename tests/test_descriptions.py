@@ -77,6 +77,7 @@ def test_shares_are_those_of_the_attention(of_own: Descriptions) -> None:
             assert math.isnan(term.share) or -1e-3 <= term.share <= 1.001
 
 
+@pytest.mark.slow
 def test_minilm_has_a_previous_and_a_next_token_head(minilm: Model, paragraphs: list[str]) -> None:
     found = describe(minilm, paragraphs, ["cats=(?i)^cats?$"], FEW)
     assert len(found.heads) == 72
