@@ -31,7 +31,9 @@ def test_there_are_shapes_to_check() -> None:
 def test_shapes_hold() -> None:
     modules = [f"tests/{module}.py" for module, _ in TESTS]
     chosen = " or ".join(f"({module} and ({names}))" for module, names in TESTS)
-    done = python("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", HOOK, *modules, "-k", chosen, cwd=ROOT, timeout=250)
+    done = python(
+        "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", HOOK, *modules, "-k", chosen, cwd=ROOT, timeout=250
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
 
 
