@@ -409,7 +409,7 @@ class PretendedRay:
         self.killed.append(actor)
 
     def is_initialized(self) -> bool:
-        return "init" in self.calls
+        return self.calls[-1:] == ["init"]
 
     def init(self, **_: object) -> None:
         self.calls.append("init")
@@ -427,13 +427,14 @@ def test_an_actor_that_is_lost_is_replaced_and_room_is_asked_for(monkeypatch: py
     strikes = iter([True])
     ray = PretendedRay(lambda message: message == 2 and next(strikes, False))
     monkeypatch.setitem(sys.modules, "ray", ray)
-    where = RayExecutor(None, 2, None)
-    found = [*start_workers(where, Doubling(), range(5))]
+    with RayExecutor(None, 2, None) as where:
+        found = [*start_workers(where, Doubling(), range(5))]
     assert sorted(one.result for one in found if isinstance(one, Done)) == [0, 2, 4, 6, 8]
     assert where.n == 2 and len(ray.killed) == 3 and ray.calls == ["init", "shutdown"]
     assert ray.options == {"num_cpus": 2, "num_gpus": 0, "max_restarts": 0, "max_task_retries": 0}
     ray.dies = lambda message: message == 2
-    (lost,) = (one for one in start_workers(RayExecutor(1, 1, None), Doubling(), [2]) if isinstance(one, Lost))
+    with RayExecutor(1, 1, None) as where:
+        (lost,) = (one for one in start_workers(where, Doubling(), [2]) if isinstance(one, Lost))
     assert lost.reason == "its process died: The actor died.; tried 3 times"
     with pytest.raises(AttnscopeError, match="room for 2 workers, not for 3 of 2 threads"):
         RayExecutor(3, 2, None)
