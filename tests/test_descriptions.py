@@ -210,6 +210,7 @@ def test_a_long_text_is_sampled_by_its_chunks(own: Model, paragraphs: list[str])
 # In a study of heads --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # merged files are those of one run in test_heads_cli, descriptions among them
 def test_every_cut_of_a_corpus_gives_the_same_descriptions(
     own: Model, paragraphs: list[str], study_of_own: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
