@@ -345,3 +345,9 @@ def test_the_site_has_every_page() -> None:
     settings = (ROOT / "mkdocs.yml").read_text("utf-8")
     listed = re.findall(r"^ +- (?:.*: )?([\w/-]+\.md)$", settings, flags=re.MULTILINE)
     assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
+
+
+def test_the_api_pages_have_every_public_name() -> None:
+    pages = "".join(path.read_text("utf-8") for path in (ROOT / "docs/api").glob("*.md"))
+    listed = re.findall(r"^::: attnscope\.(\w+)$", pages, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(set(attnscope.__all__) - {"__version__"})
