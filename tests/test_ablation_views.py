@@ -174,7 +174,7 @@ def test_lines_take_the_place_of_heads_and_each_gets_a_causal_share(run: Any, tm
     status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--in-place", "-o", "out")
     assert status == 0, err
     assert "causal share" in out
-    found = attnscope.load_findings(tmp_path / "out" / "heads.npz")
+    found = attnscope.load_record(tmp_path / "out" / "heads.npz")
     assert found.options["replaced"]["n_texts"] == 4
     shares = {column.name: column for column in found.head_table().columns}["causal_share"]
     assert "uniform attention" in shares.what

@@ -103,7 +103,7 @@ def test_shards_merge_into_one_run_bit_for_bit(own: Any, options: dict[str, Any]
     half = merge_findings([parts[2], parts[0]])
     assert half.corpus["shards"] == ["1/3", "3/3"]
     assert whole.corpus["complete"] and not half.corpus["complete"] and not half.corpus["interrupted"]
-    saved = [attnscope.load_findings(part.save(tmp_path / f"{i}.npz")) for i, part in enumerate((half, parts[1]))]
+    saved = [attnscope.load_record(part.save(tmp_path / f"{i}.npz")) for i, part in enumerate((half, parts[1]))]
     require_same(whole, merge_findings(saved))
     assert whole.corpus["n_chunked"] == (
         0 if "chunk" not in options else sum(len(own.tokenizer.encode(t)) > 12 for t in SENTENCES)

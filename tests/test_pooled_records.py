@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from attnscope import load_pooled
+from attnscope import load_record
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap
 from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
@@ -96,7 +96,7 @@ def test_a_damaged_record_is_refused(damage: dict[str, Any], tmp_path: Path) -> 
     whole = pooled_record()
     path = replace(whole, maps=(replace(whole.maps[0], **damage),)).save(tmp_path / "pooled.npz")
     with pytest.raises(AttnscopeError, match="is no record of pooled attention"):
-        load_pooled(path)
+        load_record(path)
 
 
 def test_heads_are_picked() -> None:

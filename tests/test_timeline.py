@@ -114,7 +114,7 @@ def test_composition_is_that_of_each_checkpoint_alone(trained: Path, tmp_path: P
                 for r in range(2):
                     got = found.composition(by, (0, s), (1, r))[number]
                     np.testing.assert_allclose(got, alone.excess[row, s, 2 + r], atol=1e-6)
-    again = attnscope.load_timeline(found.save(tmp_path / "timeline.npz"))
+    again = attnscope.load_record(found.save(tmp_path / "timeline.npz"))
     assert again.pairs == found.pairs
     lines = [line.split(",") for line in found.to_csv().splitlines()]
     assert lines[0][-6:] == ["K_from", "K_share", "K_expected", "V_from", "V_share", "V_expected"]
@@ -168,7 +168,7 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line_and_the_rest_go_on(own_run
     assert "checkpoint-7" in lines[1] and "holds no config.json" in lines[1]
     assert "checkpoint-8" in lines[2]
     assert lines[3] == "error: 3 checkpoints could not be measured"
-    found = attnscope.load_timeline("out/timeline.npz")
+    found = attnscope.load_record("out/timeline.npz")
     assert found.steps == (0, 10)
     assert [Path(one["source"]).name for one in found.run["skipped"]] == [
         "checkpoint-5",
@@ -236,7 +236,7 @@ def test_ctrl_c_keeps_what_was_done(own_run: Path, run: Run, monkeypatch: pytest
         130,
         ["note: incomplete: this is what 2 checkpoints say", "error: interrupted"],
     )
-    found = attnscope.load_timeline("out/timeline.npz")
+    found = attnscope.load_record("out/timeline.npz")
     assert (found.steps, found.corpus["complete"]) == ((0, 5), False)
 
 

@@ -104,20 +104,20 @@ def describe(
     features: Sequence[str] = (),
     options: DescribeOptions | None = None,
 ) -> Descriptions:
-    """Says of every head of a model what it does, in the terms of a catalogue of features.
+    """Describes every head of a model in one line, by features of queries and keys.
 
-        found = attnscope.describe(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
-        print(found)  # a line a head
-        found.of(3, 1).terms, found.of(3, 1).explained
+        descriptions = attnscope.describe(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
+        print(descriptions)  # one line per head
+        descriptions.of(3, 1).terms, descriptions.of(3, 1).explained
 
     Args:
         model: A loaded model, see `attnscope.load`.
-        texts: What to run it on; copies of earlier texts are left out. The links of annotated texts are features too.
-        features: Further features, `name=pattern` each.
+        texts: What to run it on. Near-duplicates are dropped. Links of annotated texts become features.
+        features: Your own features, each as `name=pattern`.
         options: How.
 
     Raises:
-        AttnscopeError: There is no text, or a feature is none.
+        AttnscopeError: There is no text, or a feature cannot be read.
     """
     options = options or DescribeOptions()
     options = replace(options, features=(*options.features, *features))
