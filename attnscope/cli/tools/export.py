@@ -1,7 +1,7 @@
 """`attnscope export`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +21,9 @@ def complete_forms(incomplete: str) -> list[str]:
 @groups.command(omit=("text",), files="Of --stream: what needles are hidden in.  [default: random tokens]")
 def export(
     *,
-    record: Annotated[Path, typer.Argument(help="A record that attnscope saved, such as heads.npz, or its folder.")],
+    record: Annotated[
+        Path, typer.Argument(help="A record that attnscope saved, such as weights.npz or heads.npz, or its folder.")
+    ],
     for_: Annotated[
         str,
         typer.Option(
@@ -48,7 +50,7 @@ def export(
         "Heads",
     ] = None,
     stream: Annotated[
-        bool, "Of duo and retrieval: let heads stream, and report loss and needle recall before and after.", "Streaming"
+        bool, "Of duo and retrieval: let heads stream, and report loss and needle recall before and after."
     ] = False,
     streaming: StreamingOptions,
     model: Annotated[
@@ -67,28 +69,34 @@ def export(
     """
     from attnscope.output import print_document
     from attnscope.records import load
-    from attnscope.records.heads.findings import Findings
     from attnscope.views.export.formats import SCHEMA, export
 
     if not stream:
-        refuse_beside("a plain export", texts, file=texts.files, model=model)
+        refuse_beside("a list alone", texts, file=texts.files, model=model)
     elif for_ not in ("duo", "retrieval"):
         refuse_beside(f"--for {for_}", stream=stream)
     found, sinks = load(record), None if beside is None else load(beside)
     sizes = {"sink_size": streaming.sink_size, "recent_size": streaming.recent_size}
     paths = export(found, for_, out, score=score, kind=kind, top=top, sinks=sinks, **sizes)
-    if not stream:
-        return print_document(lambda: {"schema": SCHEMA, "for": for_}, paths, printing.json)
+    document: dict[str, object] = {"schema": SCHEMA, "for": for_}
+    if stream:
+        document["check"] = _stream(found, sinks, streaming, loading, model, texts, printing)
+    print_document(lambda: document, paths, printing.json)
+
+
+def _stream(
+    found: Any, sinks: Any, streaming: StreamingOptions, loading: LoadOptions, model: str | None, texts: TextsWanted,
+    printing: groups.Printing,
+) -> dict[str, object]:  # fmt: skip
+    """Lets heads of the record's model stream, and prints what that changes; the same as plain JSON values."""
     from attnscope.studies.heads.streaming import check_streaming
     from attnscope.studies.inputs.provenance import model_of
     from attnscope.views.export.terminal import show_streaming
     from attnscope.views.tables.plain_text import open_console
 
-    assert isinstance(found, Findings)  # else the export has refused it
     loaded = loading.load(model or model_of(found.run))
-    corpus = texts.corpus() if texts.given else None
     with options.progress(printing.quiet) as report:
-        checked = check_streaming(loaded, found, corpus, streaming, sinks, report)
+        check = check_streaming(loaded, found, texts.corpus() if texts.given else None, streaming, sinks, report)
     if not printing.json:
-        show_streaming(checked, open_console())
-    return print_document(lambda: {"schema": SCHEMA, "for": for_, "check": checked.as_json()}, paths, printing.json)
+        show_streaming(check, open_console())
+    return check.as_json()

@@ -192,8 +192,6 @@ class NeedleOptions:
 class StreamingOptions:
     """What streaming heads see, and which share of the key/value heads streams as they are tried."""
 
-    PANEL: ClassVar[str] = "Streaming"
-
     sink_size: int = option("First tokens that a streaming head keeps.", "--sinks", default=64, least=0)
     recent_size: int = option("Latest tokens that a streaming head keeps.", "--recent", default=256, least=1)
     shares: tuple[float, ...] = option(

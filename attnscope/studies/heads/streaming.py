@@ -13,6 +13,7 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText, Needle, needle_probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model
+from attnscope.records import Record
 from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import Findings
 from attnscope.records.heads.streaming import Streamed, StreamingCheck
@@ -36,7 +37,7 @@ def check_streaming(
     found: Findings,
     texts: Corpus | str | Sequence[str] | Sequence[CorpusText] | None = None,
     options: StreamingOptions | None = None,
-    sinks: Findings | None = None,
+    sinks: Record | None = None,
     report: Report | None = None,
 ) -> StreamingCheck:
     """Gives the key/value heads that retrieve least a sink and a window, and measures what the model loses.
