@@ -119,6 +119,8 @@ def test_sink_shares_order_heads_that_retrieve_nothing(tmp_path: Path) -> None:
     other = replace(rests, run={**rests.run, "sha256": "cd"})
     with pytest.raises(AttnscopeError, match="sink shares are of tiny"):
         attnscope.export(still, "duo", tmp_path, sinks=other)
+    with pytest.raises(AttnscopeError, match="not of the same heads"):
+        attnscope.export(still, "duo", tmp_path, sinks=replace(rests, heads=rests.heads[:3]))
 
 
 def test_alignment_heads_for_transformers(tmp_path: Path) -> None:
@@ -165,7 +167,7 @@ def test_translation_heads_have_their_share_of_right_words(tmp_path: Path) -> No
 
 def test_every_form_names_its_source() -> None:
     for name, form in FORMATS.items():
-        assert form.what and re.search(r"[\w./-]+\.(py|md|h|json)\b", form.source), name
+        assert form.write.__doc__ and re.search(r"[\w./-]+\.(py|md|h|json)\b", form.source), name
 
 
 # What cannot answer -----------------------------------------------------------------------------------------------

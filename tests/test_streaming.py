@@ -2,6 +2,8 @@
 
 import json
 from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import torch
 from torch import Tensor
 
 import attnscope
-from attnscope.core.attention.seam import AttentionCall, attention_weights
-from attnscope.core.attention.streaming import Streaming, attend_streaming
+from attnscope.core.attention.replaced import Replaced, Replacement
+from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
+from attnscope.core.attention.streaming import attend_streaming
 from attnscope.corpus import needle_probe
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
@@ -48,10 +51,10 @@ def test_streaming_is_the_mask_by_its_definition(more: str, block: int) -> None:
     whole = AttentionCall(0, "decoder", query, key, value, 0.4, mask=allowed, bias=call.bias, softcap=call.softcap)
     expected = attention_weights(whole) @ value.repeat_interleave(2, 1)
     torch.testing.assert_close(attend_streaming(call, SINK, RECENT, block), expected, atol=1e-6, rtol=1e-5)
-    mixed = Streaming({("decoder", 0): [1, 4]}, SINK, RECENT)(call)
+    streaming = partial(attend_streaming, sink_size=SINK, recent_size=RECENT)
+    mixed = Replaced({("decoder", 0): [Replacement((1, 4), compute=streaming)]})(call)
     torch.testing.assert_close(mixed[:, [1, 4]], expected[:, [1, 4]], atol=1e-6, rtol=1e-5)
-    plain = Streaming({}, SINK, RECENT)(call)
-    torch.testing.assert_close(mixed[:, [0, 2, 3, 5]], plain[:, [0, 2, 3, 5]])
+    torch.testing.assert_close(mixed[:, [0, 2, 3, 5]], attend(call)[:, [0, 2, 3, 5]])
 
 
 @pytest.fixture(scope="module")
@@ -161,5 +164,7 @@ def test_another_model_is_refused(llama: Any) -> None:
     found = attnscope.retrieval_heads(planted_model(), options=NEEDLES)
     with pytest.raises(AttnscopeError, match="of other weights than"):
         attnscope.check_streaming(load(llama), found)
+    with pytest.raises(AttnscopeError, match="does not say how its needles were hidden"):
+        attnscope.check_streaming(planted_model(), replace(found, options={}))
     with pytest.raises(UsageError, match="shares of 150%"):
         attnscope.StreamingOptions(shares=(1.5,))

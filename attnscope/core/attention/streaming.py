@@ -1,21 +1,16 @@
-"""Streaming heads at the seam: a head that sees the first tokens and the latest ones alone.
-
-Knows nothing of models or of how heads are chosen.
+"""Attention to the first tokens and the latest ones alone, as streaming heads have it.
 
 Source: the mask is that of Xiao et al. 2024, Efficient Streaming Language Models with Attention Sinks, section 3.2; on
 some heads alone, Xiao et al. 2024, DuoAttention, section 2.3. The blocks are ours.
 """
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, attend, select_heads
-from attnscope.core.attention.tiles import attend_lean
+from attnscope.core.attention.seam import AttentionCall, attend
 
 QUERY_BLOCK = 256
 """Queries that are computed at once, each with the sink and at most so many more keys than the window has."""
@@ -73,45 +68,3 @@ def _cut(shared: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     shared = shared[(None,) * (4 - shared.ndim)]
     rows = shared if shared.shape[2] == 1 else shared[:, :, queries]
     return rows if rows.shape[3] == 1 else rows[..., keys]
-
-
-class Streaming:
-    """Gives some heads a sink and a window, and leaves the others as they are.
-
-    Args:
-        heads: Query heads by place.
-        sink_size: As of `attend_streaming`; likewise recent_size.
-        recent_size: See there.
-        compute: What computes the attention of the other heads.
-    """
-
-    def __init__(
-        self,
-        heads: Mapping[Place, Sequence[int]],
-        sink_size: int,
-        recent_size: int,
-        compute: Callable[[AttentionCall], Tensor] = attend_lean,
-    ) -> None:
-        self.heads = {place: sorted(of_place) for place, of_place in heads.items() if of_place}
-        self.sink_size, self.recent_size, self._compute = sink_size, recent_size, compute
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention.
-
-        Args:
-            call: The attention.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
-
-        Raises:
-            ValueError: There is no such head, or as of `attend_streaming`.
-        """
-        heads = self.heads.get((call.kind, call.layer), [])
-        if heads and not 0 <= heads[0] <= heads[-1] < call.n_heads:
-            raise ValueError(f"{call.kind} layer {call.layer} has {call.n_heads} heads; got heads {heads}")
-        output = self._compute(call)
-        if heads:
-            output = output.clone()
-            output[:, heads] = attend_streaming(select_heads(call, heads), self.sink_size, self.recent_size)
-        return output

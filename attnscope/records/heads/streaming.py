@@ -10,11 +10,11 @@ from attnscope.records.ablation import Effect
 
 @dataclass(frozen=True)
 class Streamed:
-    """What a model does with a share of its key/value heads streaming.
+    """What a model does while a share of its key/value heads streams.
 
     Attributes:
         share: The share of all key/value heads that was asked for, 0 to 1.
-        by: "scores" (those with the smallest values stream) or "random" (as many others, drawn anew for each text).
+        by: "scores" (those with the smallest values stream) or "random" (as many, drawn anew for each text).
         n_heads: How many key/value heads stream.
         loss: Nats per token.
         loss_rise: By how much that is more than of the whole model, text by text.
@@ -44,7 +44,7 @@ class StreamingCheck:
         n_needles: How many texts there are, each with a needle; no head was chosen on them.
         loss: Nats per token of the whole model.
         recall: The share of the needles' tokens that it writes.
-        streamed: The same with a share of the heads streaming, for each share by scores and at random.
+        streamed: The same for each share, by scores and at random.
     """
 
     model: str

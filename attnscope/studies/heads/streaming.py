@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,7 @@ from attnscope.views.export.scores import full_attention_values, scores_of
 
 if TYPE_CHECKING:
     from attnscope.core.attention.probes import Place
+    from attnscope.core.attention.replaced import Replacement
     from attnscope.core.attention.seam import Probe
 
 LOSS_TOKENS = 2048
@@ -70,11 +72,7 @@ def check_streaming(
             "name the model of the record with --model",
         )
     values = full_attention_values(scores_of(found), None if sinks is None else scores_of(sinks, "resting_share"))
-    asked = {name: found.options[name] for name in ("lengths", "depths")}
-    needles = NeedleOptions(
-        lengths=tuple(asked["lengths"]), depths=tuple(asked["depths"]), n=max(options.n, len(asked["depths"])),
-        answer=found.options["n_answer"], seed=int(found.run.get("seed") or 0) + 1,
-    )  # fmt: skip
+    needles = _needles_like(found, options.n)
     study = _Study(model, values, options)
     hay = make_hay(model, None if texts is None else texts_of(texts), needles)
     n_all = len(needles.lengths) * needles.n
@@ -85,6 +83,20 @@ def check_streaming(
             if report is not None:
                 report(Progress(study.n, study.n_tokens, study.n / n_all, "streaming"))
     return study.result(needles.lengths)
+
+
+def _needles_like(found: Findings, n: int) -> NeedleOptions:
+    """New needles of the lengths, depths and answers of a record.
+
+    Raises:
+        AttnscopeError: It does not say how they were hidden.
+    """
+    try:
+        lengths, depths = tuple(found.options["lengths"]), tuple(found.options["depths"])
+        seed, answer = int(found.run.get("seed") or 0) + 1, int(found.options["n_answer"])
+        return NeedleOptions(lengths=lengths, depths=depths, n=max(n, len(depths)), answer=answer, seed=seed)
+    except (KeyError, TypeError, ValueError):
+        raise AttnscopeError("the record does not say how its needles were hidden", "make it again") from None
 
 
 class _Study:
@@ -101,7 +113,7 @@ class _Study:
 
     def add(self, needle: Needle) -> None:
         """Adds a text, read by the whole model and by each variant."""
-        from attnscope.core.attention.streaming import Streaming
+        from attnscope.core.attention.replaced import Replaced
         from attnscope.core.attention.tiles import attend_lean
 
         loss, n_loss, written = self._read(needle, attend_lean)
@@ -112,22 +124,25 @@ class _Study:
         drawn = chance.random_raw(self._order.size).argsort(kind="stable")
         for number, (_, by) in enumerate(self._variants):
             chosen = (self._order if by == "scores" else drawn)[: self._n_heads[number]]
-            probe = Streaming(self._query_heads(chosen), self._options.sink_size, self._options.recent_size)
-            other_loss, _, other_written = self._read(needle, probe)
+            other_loss, _, other_written = self._read(needle, Replaced(self._streaming(chosen), attend_lean))
             self._loss[number].add(other_loss, n_loss)
             self._rise[number].add(other_loss - loss, n_loss)
             self._recall[number].add(other_written, n)
             self._drop[number].add((n + written - other_written) / 2, n)
         self.n, self.n_tokens = self.n + 1, self.n_tokens + len(needle) * (1 + len(self._variants))
 
-    def _query_heads(self, chosen: NDArray[np.int64]) -> dict[Place, list[int]]:
-        """The query heads that read some key/value heads, by place."""
-        group = self._model.info.n_heads[0] // self._shape[1]
-        heads: dict[Place, list[int]] = {}
-        for flat in chosen.tolist():
-            layer, kv_head = divmod(flat, self._shape[1])
-            heads.setdefault(("decoder", layer), []).extend(range(kv_head * group, (kv_head + 1) * group))
-        return heads
+    def _streaming(self, chosen: NDArray[np.int64]) -> dict[Place, list[Replacement]]:
+        """A sink and a window for the query heads that read some key/value heads."""
+        from attnscope.core.attention.replaced import Replacement
+        from attnscope.core.attention.streaming import attend_streaming
+
+        sizes = {"sink_size": self._options.sink_size, "recent_size": self._options.recent_size}
+        compute, group = partial(attend_streaming, **sizes), self._model.info.n_heads[0] // self._shape[1]
+        made: dict[Place, list[Replacement]] = {}
+        for layer, kv_head in zip(*np.unravel_index(chosen, self._shape), strict=True):
+            heads = tuple(range(kv_head * group, (kv_head + 1) * group))
+            made.setdefault(("decoder", int(layer)), []).append(Replacement(heads, compute=compute))
+        return made
 
     def _read(self, needle: Needle, probe: Probe) -> tuple[float, int, float]:
         """The summed loss of a text and of how many tokens, and how many tokens of the answer are written."""

@@ -25,7 +25,6 @@ from attnscope.views.export.scores import (
     full_attention_values,
     require_needles,
     scores_of,
-    top_heads,
 )
 
 SCHEMA = "attnscope.scores/1"
@@ -58,8 +57,17 @@ class Wanted:
 
     @property
     def heads(self) -> Heads:
-        """(layer, head) of those that are listed, the best first."""
-        return [list(head) for head in top_heads(self.scores, self.top)]
+        """(layer, head) of those that are listed, the best first.
+
+        Raises:
+            AttnscopeError: No head passes the record's test.
+        """
+        if not self.scores.chosen:
+            raise AttnscopeError(
+                f"no head passes the test on {self.scores.name}, so there is none to list",
+                "study more texts; --for scores writes the scores of all heads",
+            )
+        return [list(head) for head in self.scores.chosen[: self.top]]
 
 
 @dataclass(frozen=True)
@@ -67,12 +75,10 @@ class Format:
     """A form of list.
 
     Attributes:
-        what: What it holds, and who reads it.
-        source: The program, its file that reads the form, and the version that was looked up.
+        source: The program, its file that reads the form, and the version of it.
         write: What makes it: file name -> content; the name is empty where it is one file.
     """
 
-    what: str
     source: str
     write: Callable[[Wanted], Mapping[str, bytes]]
 
@@ -98,12 +104,12 @@ def export(
         record: What was measured.
         for_: The form, one of `FORMATS`.
         out: The file, or for "duo" the folder.
-        score: The number or relation that heads are ranked by; None = what the record ranks them by.
-        kind: Of attention; None = the only one with this score.
-        top: How many heads a list has at most; None = all that pass the record's own test.
+        score: As of `scores_of`; likewise kind.
+        kind: See there.
+        top: As of `Wanted`; likewise sink_size and recent_size.
         sinks: For "duo": a record of heads on texts; its sink shares put heads in order that retrieve nothing.
-        sink_size: For "duo": first tokens that a streaming head keeps.
-        recent_size: For "duo": latest tokens that it keeps.
+        sink_size: See there.
+        recent_size: See there.
 
     Returns:
         The files.
@@ -245,7 +251,7 @@ def _vllm_hook(wanted: Wanted) -> dict[str, bytes]:
         )
     model = str(scores.run.get("model"))
     about = {
-        "provider": "attn-hf", "name": model, "model_id": scores.run.get("source") or model,
+        "provider": "attn-hf", "name": model, "model_id": model,
         "note": f"Heads by {scores.name}, found by attnscope {VERSION}.",
     }  # fmt: skip
     return {
@@ -275,48 +281,19 @@ def _alignatt(wanted: Wanted) -> dict[str, bytes]:
     }  # fmt: skip
 
 
+_CT2, _KVPRESS = (
+    "OpenNMT/CTranslate2 converters/transformers.py 001b942",
+    "NVIDIA/kvpress presses/duo_attention_press.py",
+)
+
 FORMATS = {
-    "scores": Format(
-        "A table of every head: layer, head, key/value head, score, interval, decoy or baseline; .json or .safetensors",
-        "attnscope's own, docs/export.md",
-        _scores,
-    ),
-    "retrieval": Format(
-        "Retrieval scores of every head by test, for Retrieval_Head",
-        "nightdessert/Retrieval_Head, README.md and retrieval_head_detection.py, 2d9fb9d",
-        _retrieval,
-    ),
-    "duo": Format(
-        "A folder: which key/value heads need their full cache, for DuoAttention and kvpress",
-        "mit-han-lab/duo-attention, duo_attn/utils.py load_attn_pattern, 03dca84; NVIDIA/kvpress, "
-        "presses/duo_attention_press.py, 00a150c",
-        _duo,
-    ),
-    "whisper": Format(
-        "alignment_heads in generation_config.json (transformers) or config.json (CTranslate2, faster-whisper)",
-        "transformers, models/whisper/generation_whisper.py, 5.23; OpenNMT/CTranslate2, converters/transformers.py, "
-        "001b942",
-        _whisper,
-    ),
-    "whisper.cpp": Format(
-        "The same as an array of C, for whisper.cpp",
-        "ggml-org/whisper.cpp, include/whisper.h whisper_aheads, 050b23a",
-        _whisper_cpp,
-    ),
-    "openai-whisper": Format(
-        "The same as the dump that set_alignment_heads reads, for openai-whisper",
-        "openai/whisper, whisper/model.py Whisper.set_alignment_heads, 20231117",
-        _openai_whisper,
-    ),
-    "vllm-hook": Format(
-        "important_heads of a task, for vLLM-Hook",
-        "IBM/vLLM-Hook, model_configs/core_reranker/granite-4.0-micro.json, 08030c2",
-        _vllm_hook,
-    ),
-    "alignatt": Format(
-        "token_alignment_heads of a translation, for AlignAtt in NoLanguageLeftWaiting and llama.cpp",
-        "QuentinFuxa/NoLanguageLeftWaiting, nllw/alignatt.py load_heads, 01eee25",
-        _alignatt,
-    ),
+    "scores": Format("attnscope's own: docs/export.md", _scores),
+    "retrieval": Format("nightdessert/Retrieval_Head README.md, retrieval_head_detection.py 2d9fb9d", _retrieval),
+    "duo": Format(f"mit-han-lab/duo-attention duo_attn/utils.py 03dca84; {_KVPRESS}", _duo),
+    "whisper": Format(f"transformers models/whisper/generation_whisper.py 5.23; {_CT2}", _whisper),
+    "whisper.cpp": Format("ggml-org/whisper.cpp include/whisper.h 050b23a", _whisper_cpp),
+    "openai-whisper": Format("openai/whisper whisper/model.py set_alignment_heads 20231117", _openai_whisper),
+    "vllm-hook": Format("IBM/vLLM-Hook model_configs/core_reranker/granite-4.0-micro.json 08030c2", _vllm_hook),
+    "alignatt": Format("QuentinFuxa/NoLanguageLeftWaiting nllw/alignatt.py load_heads 01eee25", _alignatt),
 }
 """By the name that `--for` takes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from attnscope.records.circuits import Circuits
 from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.heads.findings import Findings
 from attnscope.records.patch import Patching
-from attnscope.records.relations.record import LEAST_MASS, Relation, Relations
+from attnscope.records.relations.record import LEAST_MASS, Relations
 
 Floats = NDArray[np.float64]
 
@@ -72,9 +72,9 @@ class HeadScores:
         return 1 + max(layer for layer, _ in self.heads), 1 + max(head for _, head in self.heads)
 
     @property
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Mapping[str, Any]:
         """What made the record."""
-        return dict(getattr(self.record, "run", {}))
+        return getattr(self.record, "run", {})
 
     def grid(self, values: Floats) -> Floats:
         """Numbers per head as (layer, head); NaN where there is no such head."""
@@ -114,7 +114,9 @@ def scores_of(record: Record, name: str | None = None, kind: str | None = None) 
         AttnscopeError: Records of this kind say nothing per head, or it holds no heads.
     """
     if isinstance(record, Relations):
-        return _scores_of_relation(record, _relation(record, name), kind)
+        if kind not in (None, record.kind):
+            raise UsageError(f"the record has no {kind} attention", f"it is of {record.kind} attention")
+        return _scores_of_relation(record, name)
     if not isinstance(record, Findings | Ablation | Atlas | Circuits):
         raise AttnscopeError(
             f"{record.record_kind().one} has no scores of heads",
@@ -128,7 +130,7 @@ def scores_of(record: Record, name: str | None = None, kind: str | None = None) 
         said = f"{record.record_kind().one} has no score {name!r}" if name else "a record of several scores"
         raise UsageError(said, f"choose with --score from {', '.join(columns)}")
     column = columns[name]
-    kinds = [one for one in dict.fromkeys(of for of, *_ in table.heads) if np.isfinite(table.grid(one, name)).any()]
+    kinds = [of for of in dict.fromkeys(of for of, *_ in table.heads) if np.isfinite(table.grid(of, name)).any()]
     if kind is None and len(kinds) > 1:
         raise UsageError(f"{name} is of {' and '.join(kinds)} attention", "choose one with --kind")
     kind = kind or next(iter(kinds), "")
@@ -136,17 +138,15 @@ def scores_of(record: Record, name: str | None = None, kind: str | None = None) 
     if not rows:
         raise AttnscopeError(f"the record has no {kind or 'finite'} scores of {name}", "choose another with --score")
     control = columns.get("decoy") if name == RETRIEVAL else None
+    values, passes = np.asarray(column.values, np.float64), _passes(record, name, table)
+    baseline = _part(column, "uniform") if control is None else np.asarray(control.values, np.float64)
+    best_first = sorted((row for row in rows if passes[row]), key=lambda row: -values[row])
     return HeadScores(
-        record, kind, name, column.what, tuple(table.heads[row][1:] for row in rows), _column(column)[rows],
-        _part(column, "low")[rows], _part(column, "high")[rows],
-        (_part(column, "uniform") if control is None else _column(control))[rows],
-        "baseline" if control is None else "decoy",
-        _best_first(table, column, kind, _passes(record, name, table)), _kv_heads(record, kind),
+        record, kind, name, column.what, tuple(table.heads[row][1:] for row in rows), values[rows],
+        _part(column, "low")[rows], _part(column, "high")[rows], baseline[rows],
+        "baseline" if control is None else "decoy", tuple(table.heads[row][1:] for row in best_first),
+        _kv_heads(record, kind),
     )  # fmt: skip
-
-
-def _column(column: Column) -> Floats:
-    return np.asarray(column.values, np.float64)
 
 
 def _part(column: Column, name: str) -> Floats:
@@ -164,39 +164,27 @@ def _passes(record: Record, name: str, table: HeadTable) -> NDArray[np.bool_]:
     return np.zeros(len(table.heads), np.bool_)
 
 
-def _best_first(table: HeadTable, column: Column, kind: str, passes: NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
-    values = _column(column)
-    rows = [row for row in np.flatnonzero(passes).tolist() if table.heads[row][0] == kind]
-    return tuple(table.heads[row][1:] for row in sorted(rows, key=lambda row: -values[row]))
-
-
-def _relation(record: Relations, name: str | None) -> Relation:
-    if name is None and len(record.relations) == 1:
-        return record.relations[0]
+def _scores_of_relation(record: Relations, name: str | None) -> HeadScores:
     names = [relation.name for relation in record.relations]
+    if name is None and len(names) == 1:
+        (name,) = names
     if name not in names:
         said = "a record of several relations" if name is None else f"the record has no relation {name!r}"
         raise UsageError(said, f"choose with --score from {', '.join(names)}")
-    return record[name]
-
-
-def _scores_of_relation(record: Relations, relation: Relation, kind: str | None) -> HeadScores:
-    if kind not in (None, record.kind):
-        raise UsageError(f"the record has no {kind} attention", f"it is of {record.kind} attention")
+    relation = record[name]
     heads = tuple((layer, head) for layer, head in np.ndindex(*relation.accuracy.shape))
     accuracy, low, high = (array.ravel() for array in (relation.accuracy, relation.low, relation.high))
-    strong = relation.found & (relation.mass >= LEAST_MASS)
-    passing = [(int(layer), int(head)) for layer, head in np.argwhere(strong)]
-    chosen = sorted(passing, key=lambda place: -relation.accuracy[place])
+    strong = np.argwhere(relation.found & (relation.mass >= LEAST_MASS)).tolist()
+    chosen = sorted(((layer, head) for layer, head in strong), key=lambda place: -relation.accuracy[place])
     return HeadScores(
-        record, record.kind, relation.name, f"accuracy on {relation.name}; baseline: {relation.rule}", heads, accuracy,
-        low, high, np.full(len(heads), relation.baseline), "baseline", tuple(chosen), _kv_heads(record, record.kind),
+        record, record.kind, name, f"accuracy on {name}; baseline: {relation.rule}", heads, accuracy, low, high,
+        np.full(len(heads), relation.baseline), "baseline", tuple(chosen), _kv_heads(record, record.kind),
     )  # fmt: skip
 
 
 def _kv_heads(record: Record, kind: str) -> int | None:
     known = getattr(record, "run", {}).get("n_kv_heads")
-    number = known.get(kind) if isinstance(known, dict) else None
+    number = known.get(kind) if isinstance(known, Mapping) else None
     return number if isinstance(number, int) and number > 0 else None
 
 
@@ -248,26 +236,10 @@ def full_attention_values(scores: HeadScores, sinks: HeadScores | None = None) -
                 f"sink shares are of {sinks.run.get('model')}, and scores of {scores.run.get('model')}",
                 "make both records with the same weights",
             )
+        if {*sinks.heads} != {*scores.heads}:
+            raise AttnscopeError("the sink shares are not of the same heads", "study all heads of the model")
         needs = (1 - TIE) * needs + TIE * (1 - np.clip(sinks.grid(sinks.score), 0, 1))
     if np.isnan(needs).any():
         raise AttnscopeError("some heads have no scores", "study all heads of the model")
     grouped: Floats = needs.reshape(len(needs), n_kv_heads, -1).max(-1)
     return grouped
-
-
-def top_heads(scores: HeadScores, top: int | None) -> Sequence[tuple[int, int]]:
-    """The heads that pass the record's own test, (layer, head), the best first.
-
-    Args:
-        scores: The scores.
-        top: How many at most; None = all.
-
-    Raises:
-        AttnscopeError: None does.
-    """
-    if not scores.chosen:
-        raise AttnscopeError(
-            f"no head passes the test on {scores.name}, so there is none to list",
-            "study more texts; --for scores writes the scores of all heads",
-        )
-    return scores.chosen[:top]
