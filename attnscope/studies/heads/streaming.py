@@ -136,8 +136,8 @@ class _Study:
         from attnscope.core.attention.replaced import Replacement
         from attnscope.core.attention.streaming import attend_streaming
 
-        sizes = {"sink_size": self._options.sink_size, "recent_size": self._options.recent_size}
-        compute, group = partial(attend_streaming, **sizes), self._model.info.n_heads[0] // self._shape[1]
+        options, group = self._options, self._model.info.n_heads[0] // self._shape[1]
+        compute = partial(attend_streaming, sink_size=options.sink_size, recent_size=options.recent_size)
         made: dict[Place, list[Replacement]] = {}
         for layer, kv_head in zip(*np.unravel_index(chosen, self._shape), strict=True):
             heads = tuple(range(kv_head * group, (kv_head + 1) * group))
