@@ -213,8 +213,7 @@ def figures(name: str, path: str) -> dict[str, Any]:
 
 def summary(found: Patching) -> dict[str, Any]:
     best = strongest(found, 10)
-    halves = [found.by_pair[:, half::2].mean(1) for half in (0, 1)]
-    top = [set(np.argsort(-np.abs(half))[:10].tolist()) for half in halves]
+    halvings = [halve(found.by_pair.astype(np.float64), seed) for seed in range(20)]
     effects = {found.heads[n].name: found.heads[n].effects["effect"] for n in best}
     total = found.whole["total"]
     return {
@@ -222,9 +221,17 @@ def summary(found: Patching) -> dict[str, Any]:
         "total": [total.value, total.low, total.high],
         "strongest": {name: [each.value, each.low, each.high] for name, each in effects.items()},
         "attribution_rank_agreement": found.options.get("rank_agreement"),
-        "halves_rank_agreement": rank_correlation(*(half.astype(np.float64) for half in halves)),
-        "of_ten_strongest_in_both_halves": len(top[0] & top[1]),
+        "halves_rank_agreement": [agreement for agreement, _ in halvings],
+        "of_ten_strongest_in_both_halves": [n for _, n in halvings],
     }
+
+
+def halve(by_pair: np.ndarray, seed: int) -> tuple[float, int]:
+    """The rank correlation of two random halves of the pairs, and how many of the ten strongest heads both have."""
+    order = np.random.default_rng(seed).permutation(by_pair.shape[1])
+    halves = [by_pair[:, some].mean(1) for some in np.array_split(order, 2)]
+    strongest_of = [set(np.argsort(-np.abs(half))[:10].tolist()) for half in halves]
+    return rank_correlation(*halves), len(strongest_of[0] & strongest_of[1])
 
 
 def main() -> None:

@@ -90,7 +90,8 @@ def run_with_logits(
 
     given = {**standing_arguments(model), **inputs}
     with contextlib.ExitStack() as stack:
-        head: Any = model.get_output_embeddings()
+        untyped: Any = model
+        head = untyped.get_output_embeddings()
         if last is not None and "logits_to_keep" in inspect.signature(model.forward).parameters:
             given["logits_to_keep"] = last
             # Torch multiplies a slice text by text, and a copy of it at once: four times as fast.
