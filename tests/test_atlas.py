@@ -234,7 +234,7 @@ def test_the_model_of_parts_is_where_they_were_made_or_is_asked_for(
     assert run("merge", "../1", "../2", "-o", "whole", "-f", "npz")[0] == 0
     model.rename(tmp_path / "moved")
     status, _, err = run("merge", "../1", "../2", "-o", "other", "-f", "npz")
-    assert status == 2 and "the model of the parts, gpt2, is not at the path that they record" in err and "-m" in err
+    assert status == 2 and "the model of the record, gpt2, is not at the path that it names" in err and "-m" in err
     assert run("merge", "../1", "../2", "-m", "../moved", "-o", "other", "-f", "npz")[0] == 0
 
 
