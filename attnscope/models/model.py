@@ -34,7 +34,8 @@ class ModelInfo:
         sha256: Hash of the weights, hex; of several files: of their names and hashes; with an adapter: of both hashes.
             Empty for models made in memory.
         architecture: The model_type of its configuration, such as "bert".
-        engine: "native", "hf", "numpy", or "captured" (queries and keys computed elsewhere).
+        engine: "native", "hf", "numpy", "captured" (queries and keys computed elsewhere), or "torch" (any module, on
+            inputs that came with it).
         path: How the weights are read: "seam" (through the one function), or "eager" (the model's own
             output_attentions).
         kinds: The kinds of attention it has, in the order of computation: some of "encoder", "decoder", "cross".
@@ -93,7 +94,10 @@ class ModelInfo:
         has_pooler = self.engine == "native" and self.kinds == ("encoder",)
         counted = " in embeddings and layers; a pooler is not counted" if has_pooler else ""
         checked = {
-            True: "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)",
+            True: "equal to what the module itself computes, on its inputs"
+            if self.engine == "torch"
+            else "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)"
+            " or those that came with it",
             False: "no: the comparison with eager attention was skipped",
             None: "not needed",
         }
@@ -408,6 +412,10 @@ class Model(Protocol):
         """What of it reads pictures and words."""
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts that it came with, and knows no others; empty where it reads any."""
+
+    @property
     def run_inputs(self) -> "Callable[[Mapping[str, Any], Probe], Tensor] | None":
         """As `run`, of whatever the model's forward takes, by name: `SensoryInput.inputs`."""
 
@@ -486,6 +494,7 @@ class ShownModel:
 
     info: ModelInfo
     tokenizer: Any
+    texts: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         extent = f"{amount(max(self.info.n_layers), 'layer')} of {amount(max(self.info.n_heads), 'head')}"
