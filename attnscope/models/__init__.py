@@ -60,8 +60,9 @@ def load(
 
     Args:
         spec: A catalogue name, a folder (also of an adapter that names its model), a GGUF file, a Hub id, files of
-            captured queries and keys (`CapturedText`), what `resolve` made of one, or a transformers model, also one
-            that peft has wrapped; or attnscope's own decoder (`own_decoder`), of which a copy is taken as it is now.
+            captured queries and keys (`CapturedText`), a recipe (docs/own-inputs.md), or what `resolve` made of one.
+            A transformers model in memory, also one that peft has wrapped; attnscope's own decoder (`own_decoder`),
+            of which a copy is taken as it is now; or with `inputs` any torch module.
         tokenizer: The tokenizer of a transformers model in memory; without one, texts are token numbers ("17 4 9").
         inputs: What the forward of a torch module in memory receives, where only you can make it: a tensor, a tuple by
             position, or a mapping by name; a list holds several such inputs. Each sequence in them becomes a text.
@@ -128,6 +129,14 @@ def load(
         from attnscope.models.captured.model import open_captures
 
         return open_captures(source.captures, source.name)
+    if source.recipe is not None:
+        if (device, dtype) not in (("cpu", "float32"), ("auto", "float32")) or device_map is not None:
+            raise UsageError(
+                "a recipe makes its model where and as it likes", "leave out --device, --dtype and --device-map"
+            )
+        from attnscope.models.inputs.recipes import load_recipe
+
+        return load_recipe(source.recipe, name=source.name, source=source.origin, check=check)
     if source.adapter is not None and device_map is not None:
         raise UsageError("an adapter is merged on one device", "leave out --device-map")
     # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
@@ -235,9 +244,10 @@ def _choose(
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if adapter is not None:
         source = with_adapter(source, Path(adapter))
-    if source.captures:
+    if source.captures or source.recipe is not None:
         if source.adapter is not None or engine != "auto":
-            raise UsageError("captures take no adapter and no engine", "leave out --adapter and --engine")
+            what = "captures" if source.captures else "recipes"
+            raise UsageError(f"{what} take no adapter and no engine", "leave out --adapter and --engine")
         return source, False
     if source.spec in BUILT_IN and source.folder is None:
         if source.adapter is not None:

@@ -122,7 +122,9 @@ class _Catch(TorchFunctionMode):
                 query.shape[-1] ** -0.5 if scale is None else float(scale), mask, is_causal, bias,
             )  # fmt: skip
         except (ValueError, TypeError, RuntimeError) as error:
-            raise AttnscopeError(f"{self._path or 'the module'} attends in a form that is not known: {error}") from error
+            raise AttnscopeError(
+                f"{self._path or 'the module'} attends in a form that is not known: {error}"
+            ) from error
         output = self._do(self._path, call, own)
         return output[:, 0] if query.ndim == 3 else output.reshape(*lead, *output.shape[1:])
 

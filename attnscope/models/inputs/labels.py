@@ -91,7 +91,9 @@ def read_samples(module: nn.Module, inputs: Any) -> list[Sample]:
         try:
             inspect.signature(module.forward).bind(*sample.args, **sample.named)
         except TypeError as error:
-            raise AttnscopeError(f"{type(module).__name__}.forward does not take {which}: {error}", _takes(module)) from error
+            raise AttnscopeError(
+                f"{type(module).__name__}.forward does not take {which}: {error}", _takes(module)
+            ) from error
         samples.append(sample)
     if not samples:
         raise AttnscopeError("inputs is an empty list", "give what the model's forward receives")
@@ -155,7 +157,9 @@ def _names(labels: Labels) -> tuple[str, ...]:
         AttnscopeError: One is neither a string, a number nor a grid.
     """
     if isinstance(labels, str) or not isinstance(labels, Sequence):
-        raise AttnscopeError(f"labels is of type {type(labels).__name__}", "give a list of names, or a grid such as (4, 6)")
+        raise AttnscopeError(
+            f"labels is of type {type(labels).__name__}", "give a list of names, or a grid such as (4, 6)"
+        )
     if isinstance(labels, tuple) and all(isinstance(size, int) for size in labels):
         labels = [labels]
     names: list[str] = []
@@ -184,7 +188,11 @@ class LabelTokenizer:
     mask_id = chat = None
 
     def __init__(self, rows: Sequence[Sequence[tuple[str, ...]]]) -> None:
-        names = [(place, labels) for s, row in enumerate(rows) for place, labels in ((((s, i)), x) for i, x in enumerate(row))]
+        names = [
+            (place, labels)
+            for s, row in enumerate(rows)
+            for place, labels in ((((s, i)), x) for i, x in enumerate(row))
+        ]
         numbers = {label: i for i, label in enumerate(dict.fromkeys(x for _, labels in names for x in labels))}
         self._spelled = list(numbers)
         self._tokens: list[Tokens] = []

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -14,8 +15,9 @@ from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError, amount, first_line, is_out_of_memory
 from attnscope.models.hf.adapters import unwrap
 from attnscope.models.hf.model import assemble_on
-from attnscope.models.inputs.caught import CaughtModule, SeenCall, first_output
+from attnscope.models.inputs.caught import CaughtModule, first_output
 from attnscope.models.inputs.labels import Labels, LabelTokenizer, Sample, n_named, name_positions, read_samples
+from attnscope.models.inside.projections import find_output_projections
 from attnscope.models.model import Batch, MixedLengthsError, ModelInfo, Outputs, Rerun, ShownModel
 from attnscope.models.turns import share_lock
 
@@ -47,11 +49,11 @@ class InputsModel(ShownModel):
         run: Run,
         samples: Sequence[Sample],
         labels: Labels | None,
-        shown: Mapping[Place, Tensor | None],
+        shown: Sequence[Place],
         paths: Mapping[int, str],
     ) -> None:
         self.network, self.info, self.paths = network, info, paths
-        self._run, self._samples, self._shown = run, samples, shown
+        self._run, self._samples, self._shown = run, samples, frozenset(shown)
         self._sizes = [self._measure(sample) for sample in samples]
         self.tokenizer = LabelTokenizer(name_positions(labels, self._sizes))
         self.texts = self.tokenizer.texts
@@ -85,10 +87,8 @@ class InputsModel(ShownModel):
             return probe(call) if whole else attend(call).index_copy(0, rows, probe(_take(call, rows)))
 
         sample = self._repeat(number, times)
-        if self.info.path == "eager":
-            output = self._run_eager(sample, probe, rows)
-        else:
-            output = self._run(sample, at_seam)
+        is_eager = self.info.path == "eager"
+        output = self._run_eager(sample, probe, rows) if is_eager else self._run(sample, at_seam)
         is_second = times * n_sequences == n and self._axis(number) == 1
         return _by_position(output, times * n_sequences, n, batch_is_second=is_second)[rows]
 
@@ -119,7 +119,15 @@ class InputsModel(ShownModel):
 
     def output_projections(self) -> dict[Place, Tensor]:
         """W_O by (kind, layer), each (d_model, n_heads * d_value); those that are known."""
-        return {place: weight for place, weight in self._shown.items() if weight is not None}
+        if self.info.path == "eager":
+            return {}
+        of_kind: dict[Kind, int] = {place[0]: self.info.n_heads[0] for place in self._shown}
+        weights = find_output_projections(self.network, partial(self._run, self._samples[0]), of_kind)
+        for place in self._shown:
+            module = self.network.get_submodule(self.paths.get(place[1], ""))
+            if isinstance(module, nn.MultiheadAttention):  # it multiplies by the weight without calling the map
+                weights[place] = module.out_proj.weight.detach()
+        return {place: weight for place, weight in weights.items() if place in self._shown}
 
     def static_embeddings(self, ids: Tensor) -> Tensor | None:
         """None: positions have no table of embeddings."""
@@ -174,7 +182,7 @@ class InputsModel(ShownModel):
     def _axis(self, number: int) -> int | None:
         """Along which axis inputs are a batch: 0 or 1; None = neither. Tried once: each copy has the same queries."""
         if number not in self._axes:
-            sample, (n_sequences, n) = self._samples[number], self._sizes[number]
+            sample = self._samples[number]
             once: list[Tensor] = []
             self._shapes(sample, once)
             self._axes[number] = None
@@ -273,8 +281,7 @@ def _open_huggingface(
     shapes = _measure_shapes(run, samples[0], is_eager=own.info.path == "eager")
     shape = _choose(list(shapes.values()), wanted, name=own.info.name)
     kind: Kind = next(place[0] for place in shapes if shapes[place] == shape)
-    projections = own.output_projections()
-    shown = {place: projections.get(place) for place, of in shapes.items() if of == shape and place[0] == kind}
+    shown = [place for place, of in shapes.items() if of == shape and place[0] == kind]
     at = own.info.kinds.index(kind)
     fields = ("n_layers", "n_heads", "n_kv_heads")
     info = replace(
@@ -310,7 +317,7 @@ def _open_module(
         place: Place = (kind if is_shown else "cross", next(numbers[is_shown]))
         caught.plan.setdefault(call.path, []).append(place)
         shapes[place] = call.shape
-    shown = {(kind, layer): _projection(model, call) for layer, call in enumerate(chosen)}
+    shown = [place for place in shapes if place[0] == kind]
     notes = [f"Layers are {_named([call.path for call in chosen])}, in the order of computation."]
     if seen.softmaxes:
         notes.append(f"It also computes softmax by hand in {_named(seen.softmaxes)}: attention there is not shown.")
@@ -335,12 +342,6 @@ def _width(model: nn.Module, sample: Sample, caught: CaughtModule) -> int:
         return int(first_output(caught.run(sample.args, dict(sample.named), attend), type(model).__name__).shape[-1])
 
 
-def _projection(model: nn.Module, call: SeenCall) -> Tensor | None:
-    """W_O of an attention where it is known: that of nn.MultiheadAttention."""
-    module = model.get_submodule(call.path)
-    return module.out_proj.weight.detach() if isinstance(module, nn.MultiheadAttention) else None
-
-
 def _choose(shapes: Sequence[Shape], wanted: int | None, *, name: str) -> Shape:
     """Which attention is shown: self-attention over as many positions as have labels, else what most layers have.
 
@@ -360,7 +361,7 @@ def _list(shapes: Sequence[Shape]) -> str:
     return " and ".join(f"{queries} queries on {keys} keys" for queries, keys in dict.fromkeys(s[1:] for s in shapes))
 
 
-def _notes(shapes: Mapping[Place, Shape], shown: Mapping[Place, Any]) -> list[str]:
+def _notes(shapes: Mapping[Place, Shape], shown: Sequence[Place]) -> list[str]:
     others = [shape for place, shape in shapes.items() if place not in shown]
     if not others:
         return []
@@ -384,4 +385,6 @@ def _its_own_errors(name: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise AttnscopeError(f"{name} does not run on these inputs: {reason}", "give what its forward receives") from error
+        raise AttnscopeError(
+            f"{name} does not run on these inputs: {reason}", "give what its forward receives"
+        ) from error

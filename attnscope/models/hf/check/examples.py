@@ -193,7 +193,9 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
         return bands, 2 * inner.max_position_embeddings
     if name == "input_features" and bands:
         return _FRAMES, bands * getattr(inner, "input_channels", 1)
-    raise AttnscopeError(f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check", OWN_INPUTS)
+    raise AttnscopeError(
+        f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check", OWN_INPUTS
+    )
 
 
 _BANDS_FIRST = ("glmasr_encoder", "voxtral_realtime_encoder")
