@@ -224,7 +224,7 @@ def test_damaged_recipes_give_one_line(body: str, tmp_path: Path) -> None:
 
 def test_recipes_run_only_where_they_are_trusted(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "recipe.py"
-    path.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nprint('noise')\nx = 1", "utf-8")
+    path.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nprint('noise')\nx = 1", "utf-8")
     status, out, err = run("heatmap", "0", "-m", str(path))
     assert (status, out) == (1, "") and "--trust-remote-code" in err and not (tmp_path / "ran").exists()
     status, out, err = run("heatmap", "0", "-m", str(path), "--trust-remote-code")

@@ -45,13 +45,12 @@ class Sample:
         return Sample(tree_map(of_tensor, self.args), tree_map(of_tensor, dict(self.named)))
 
     def repeat(self, times: int, axis: int) -> "Sample":
-        """The same several times over, along the axis of the batch."""
+        """The same several times over, along the axis of the batch: that of its first tensor; a mask may have 0 for 1."""
         n = self._first.shape[axis]
 
         def over(tensor: Tensor) -> Tensor:
-            if tensor.ndim <= axis or tensor.shape[axis] != n:
-                return tensor
-            return torch.cat([tensor] * times, axis)
+            own = next((each for each in (axis, 1 - axis) if tensor.ndim > each and tensor.shape[each] == n), None)
+            return tensor if own is None else torch.cat([tensor] * times, own)
 
         return self.map(over)
 
