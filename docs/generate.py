@@ -364,9 +364,9 @@ _ROWS = {
 }
 
 
-_OWN_INPUTS = """attnscope refuses these types, because it cannot make up what they read or tell their attentions apart. They run when
-you [make their inputs](own-inputs.md). Each has a tiny random model among the tests. Its weights equal its own eager
-attention within 2e-6 where it gives out weights."""
+_OWN_INPUTS = """attnscope refuses these types, because it cannot make up what they read or tell their attentions apart.
+They run when you [make their inputs](own-inputs.md). Each has a tiny random model among the tests. Its weights equal
+its own eager attention within 2e-6 where it gives out weights."""
 
 
 def architectures_page() -> str:

@@ -51,15 +51,6 @@ def informer() -> Case:
     return transformers.InformerModel(config), _series()
 
 
-def layoutlmv3() -> Case:
-    config = transformers.LayoutLMv3Config(
-        vocab_size=40, max_position_embeddings=64, coordinate_size=4, shape_size=8, max_2d_position_embeddings=128,
-        input_size=32, patch_size=8, **SIZES,
-    )  # fmt: skip
-    boxes = torch.randint(0, 100, (2, 9, 4)).sort(-1)[0]
-    return transformers.LayoutLMv3Model(config), {"input_ids": _ids(2, 9), "bbox": boxes, "pixel_values": _pictures(2)}
-
-
 def vilt() -> Case:
     config = transformers.ViltConfig(vocab_size=40, image_size=32, patch_size=8, max_image_length=-1, **SIZES)
     return transformers.ViltModel(config), {"input_ids": _ids(2, 9), "pixel_values": _pictures(2)}
@@ -130,7 +121,7 @@ def udop() -> Case:
 CASES = {
     case.__name__: case
     for case in (
-        time_series_transformer, informer, layoutlmv3, vilt, blip_2_qformer, qwen2_5_vl_vision, qwen3_vl_vision,
+        time_series_transformer, informer, vilt, blip_2_qformer, qwen2_5_vl_vision, qwen3_vl_vision,
         glm4v_vision, vit_mae, sam_vision_model, data2vec_vision, timesformer, seggpt, udop,
     )
 }  # fmt: skip

@@ -45,7 +45,7 @@ def own_maps(model: Any, inputs: dict[str, Any]) -> list[Tensor]:
     with torch.no_grad():
         output = twin(**inputs, output_attentions=True)
     found = getattr(output, "encoder_attentions", None) or getattr(output, "attentions", None) or ()
-    return [weights for weights in found if isinstance(weights, Tensor) and weights.ndim == 4]
+    return list(found)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,8 @@ def test_refused_types_run_with_inputs_and_equal_their_own_eager_attention(name:
     loaded = load(model, inputs)
     assert loaded.info.checked and loaded.info.n_layers == (2,)
     ours = maps_of(loaded)
-    theirs = [weights for weights in own_maps(model, inputs) if weights.shape == ours[0].shape]
+    shape = ours[0].shape
+    theirs = [weights.reshape(shape) for weights in own_maps(model, inputs) if weights.numel() == shape.numel()]
     for own, other in zip(ours, theirs or ours, strict=True):
         np.testing.assert_allclose(own, other, atol=2e-6)
     assert bool(theirs) or name in ("qwen2_5_vl_vision", "qwen3_vl_vision", "glm4v_vision")

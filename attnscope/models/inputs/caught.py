@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, Probe, attend, attend_with_weights, attention_weights
+from attnscope.core.attention.seam import AttentionCall, Probe, attend_with_weights, attention_weights
 from attnscope.errors import AttnscopeError, require_rounding
 from attnscope.models.hf.seam import mask_and_bias, use_attention
 
@@ -101,7 +101,7 @@ class _Catch(TorchFunctionMode):
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
 
-        lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+        lead: Any = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
 
         def as_heads(tensor: Tensor) -> Tensor:
             if tensor.ndim == 3:  # one head, or heads that the module has folded into the batch
@@ -254,7 +254,7 @@ class CaughtModule:
                     catch.running.pop()
 
             for path, module in self.module.named_modules():
-                before = module.register_forward_pre_hook(lambda *_, path=path: enter(path))  # type: ignore[misc]
+                before = module.register_forward_pre_hook(lambda *_, path=path: enter(path))
                 hooks.callback(before.remove)
                 after = module.register_forward_hook(lambda *_: leave(), always_call=True)
                 hooks.callback(after.remove)
@@ -263,9 +263,17 @@ class CaughtModule:
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """This thread's turn with the module, in eval mode, with the same random numbers each time."""
-        with use_attention(self.module, None):
-            torch.manual_seed(0)
+        with use_attention(self.module, None), same_draws(self.module):
             yield
+
+
+@contextlib.contextmanager
+def same_draws(module: nn.Module) -> Iterator[None]:
+    """Within it, torch draws the same random numbers each time; afterwards the caller's own go on."""
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        yield
 
 
 def _floats(output: Any) -> list[Tensor]:
@@ -293,6 +301,3 @@ def _require_equal(what: str, own: Tensor, other: Tensor, n_calls: int) -> None:
     difference = float((own.float() - other.float()).abs().max()) / largest if other.numel() else 0.0
     require_rounding(what, difference, allowed, "what is shown could be wrong, so nothing is; a module must not drop "
                      "weights or draw random numbers in eval mode")  # fmt: skip
-
-
-__all__ = ["CaughtModule", "Rehearsal", "SeenCall", "attend", "first_output"]

@@ -45,7 +45,7 @@ class Sample:
         return Sample(tree_map(of_tensor, self.args), tree_map(of_tensor, dict(self.named)))
 
     def repeat(self, times: int, axis: int) -> "Sample":
-        """The same several times over, along the axis of the batch: that of its first tensor; a mask may have 0 for 1."""
+        """The same several times over, along the axis of its first tensor's batch; a mask may have 0 for 1."""
         n = self._first.shape[axis]
 
         def over(tensor: Tensor) -> Tensor:

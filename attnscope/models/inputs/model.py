@@ -15,7 +15,7 @@ from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError, amount, first_line, is_out_of_memory
 from attnscope.models.hf.adapters import unwrap
 from attnscope.models.hf.model import assemble_on
-from attnscope.models.inputs.caught import CaughtModule, first_output
+from attnscope.models.inputs.caught import CaughtModule, first_output, same_draws
 from attnscope.models.inputs.labels import Labels, LabelTokenizer, Sample, n_named, name_positions, read_samples
 from attnscope.models.inside.projections import find_output_projections
 from attnscope.models.model import Batch, MixedLengthsError, ModelInfo, Outputs, Rerun, ShownModel
@@ -156,12 +156,13 @@ class InputsModel(ShownModel):
     def _measure(self, sample: Sample) -> tuple[int, int]:
         """How many sequences a sample has, and of how many positions."""
         shapes = set(self._shapes(sample).values())
-        if len(shapes) != 1 or next(iter(shapes))[1:] != next(iter(shapes))[:0:-1]:
+        n_sequences, n_queries, n_keys = next(iter(shapes))
+        if len(shapes) != 1 or n_queries != n_keys:
             raise AttnscopeError(
                 f"on one of the inputs layers have attention of {_list(sorted(shapes))}",
                 "give inputs on which all of them attend to the same positions",
             )
-        return next(iter(shapes))[:2]
+        return n_sequences, n_queries
 
     def _shapes(self, sample: Sample, queries: list[Tensor] | None = None) -> dict[Place, Shape]:
         shapes = _measure_shapes(self._run, sample, is_eager=self.info.path == "eager", queries=queries)
@@ -273,21 +274,27 @@ def _open_huggingface(
     **names: str,
 ) -> InputsModel:  # fmt: skip
     """A model of transformers, by its own seam and held against its own eager attention."""
-    own = assemble_on(model, samples[0].by_name(model), check=check, **names)
+    with same_draws(model):
+        own = assemble_on(model, samples[0].by_name(model), check=check, **names)
 
     def run(sample: Sample, probe: Probe) -> Tensor:
-        return own.run_inputs(sample.by_name(model), probe)
+        with same_draws(model):
+            return own.run_inputs(sample.by_name(model), probe)
 
     shapes = _measure_shapes(run, samples[0], is_eager=own.info.path == "eager")
     shape = _choose(list(shapes.values()), wanted, name=own.info.name)
     kind: Kind = next(place[0] for place in shapes if shapes[place] == shape)
     shown = [place for place, of in shapes.items() if of == shape and place[0] == kind]
     at = own.info.kinds.index(kind)
-    fields = ("n_layers", "n_heads", "n_kv_heads")
     info = replace(
-        own.info, kinds=(kind,), max_tokens=None, notes=(*own.info.notes, *_notes(shapes, shown)),
-        **{field: (getattr(own.info, field)[at],) for field in fields},
-    )  # fmt: skip
+        own.info,
+        kinds=(kind,),
+        n_layers=(own.info.n_layers[at],),
+        n_heads=(own.info.n_heads[at],),
+        n_kv_heads=(own.info.n_kv_heads[at],),
+        max_tokens=None,
+        notes=(*own.info.notes, *_notes(shapes, shown)),
+    )
     return InputsModel(model, info, run, samples, labels, shown, {})
 
 

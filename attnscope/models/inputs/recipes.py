@@ -38,7 +38,7 @@ def _run(path: Path) -> Any:
     assert spec is not None and spec.loader is not None  # it ends with .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
-    _call(path, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]
+    _call(path, lambda: spec.loader.exec_module(module))
     return module
 
 
