@@ -165,7 +165,7 @@ def describe(
         needs: For each feature the one that must be a term before it, as it is a part of that; -1 = none must, LATER =
             any.
         until: (feature,): a search ends once it has one of these terms; None = none ends it.
-        most_own: How many of the terms at most may be features that the head alone has.
+        most_own: How many of the terms at most may be fitted to the head alone.
 
     Returns:
         One description a head, in their order.
@@ -185,8 +185,9 @@ def describe(
     while going := [search for search in searches if goes_on(search)]:
         for search, screened in zip(going, _screen(part, going), strict=True):
             ready = np.isin(wholes, [-1, *search.terms]) | ((wholes == LATER) & bool(search.terms))
-            n_own = sum(term >= part.n_shared for term in search.terms)
-            own = np.full(len(screened.gains) - len(usable), n_own < most_own)
+            is_fitted = [part.is_fitted(f, search.head) for f in range(len(usable), len(screened.gains))]
+            n_own = sum(part.is_fitted(term, search.head) for term in search.terms)
+            own = (n_own < most_own) | ~np.array(is_fitted, np.bool_)
             search.extend(screened, np.concatenate([usable & ready, own]))
     return [search.description() for search in searches]
 

@@ -113,7 +113,8 @@ def summarise(
 
 def _group_of(number: int, head: int, names: Names, features: Sequence[Feature]) -> str:
     if number >= len(features):
-        return "kind" if names.part.own_columns(head)[number - len(features)].queries is None else "pair"
+        column = names.part.own_columns(head)[number - len(features)]
+        return "kind" if column.queries is None and column.gate < 0 else "pair"
     feature = features[number]
     if feature.family == "key" or feature.name == "rarity":
         return "kind"
@@ -143,11 +144,26 @@ def _pair(names: Names, head: int, found: Description, place: int) -> str:
     terms = tuple(number for number in found.terms if number != found.terms[place])
     others = names.part.scores(terms, np.delete(found.weights, place), head)
     column = names.part.own_columns(head)[found.terms[place] - names.part.n_shared]
+    if column.gate >= 0:
+        return _gated(names, head, found, place, others)
     assert column.queries is not None
     values = column.values.reshape(-1, column.n_key_levels)[:, -1][column.queries]
     queries, of_rows = names.of_queries(values, head)
     keys = by_kind(names, head, others, of_rows)
     return f"from {queries}: {keys}" if keys else ""
+
+
+def _gated(names: Names, head: int, found: Description, place: int, others: Floats) -> str:
+    """A feature from some queries: its kinds of keys, or its words."""
+    part = names.part
+    column = part.own_columns(head)[found.terms[place] - part.n_shared]
+    assert part.rows.gates is not None
+    feature = names.group.features[column.gated]
+    if feature.family == "key" or feature.name == "rarity":
+        said = by_kind(names, head, others, part.rows.gates[column.gate, part.index].astype(float))
+    else:
+        said = f"{'avoids ' if found.weights[place] < 0 else ''}{feature.words}"
+    return f"from {names.of_gate(column.gate)}: {said}" if said else ""
 
 
 def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = None, least: float = MORE) -> str:
