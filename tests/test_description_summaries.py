@@ -47,10 +47,12 @@ def names_of(attention: np.ndarray, columns: tuple[Column, ...] = ()) -> Names:
             flags[number] = TYPES < 6
         elif feature.name in ("determiners", "pronouns", "nouns", "verbs"):
             flags[number] = [class_of(WORDS[t]) == feature.name for t in TYPES]
+        elif feature.name == "same":
+            flags[number] = np.repeat(TYPES[OFFSETS == 0], N_KEYS) == TYPES
     rows = Rows(
         flags, np.array([feature.levels for feature in features]), np.arange(N_ROWS + 1) * N_KEYS, np.arange(N_ROWS),
         attention[None] / np.repeat(np.add.reduceat(attention, np.arange(N_ROWS) * N_KEYS), N_KEYS), None,
-        TYPES.astype(np.int32), TYPES[OFFSETS == 0].astype(np.int32), (columns,),
+        TYPES.astype(np.int32), TYPES[OFFSETS == 0].astype(np.int32), columns=(columns,),
     )  # fmt: skip
     types, gates = SimpleNamespace(ids=np.arange(len(WORDS)), labels=WORDS), gates_of(features)
     rows = replace(rows, gates=flags[gates][:, OFFSETS == 0] > 0)
@@ -114,7 +116,7 @@ def test_what_gets_no_more_is_not_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("feature", "words"), [("nouns", "from pronouns: nouns 5."), ("same", "from pronouns: the same")]
+    ("feature", "words"), [("nouns", "from pronouns: nouns "), ("same", "from pronouns: the same")]
 )
 def test_a_feature_from_some_queries_names_both(feature: str, words: str) -> None:
     features = catalogue([])

@@ -38,6 +38,7 @@ class Column:
         n_key_levels: How many levels keys have.
         gate: The number of the gate, one of `Rows.gates`; -1 = the column holds for all queries.
         gated: The number of the feature that holds in the gate.
+        is_other: Whether it holds for the queries outside the gate instead.
     """
 
     values: Floats
@@ -50,6 +51,7 @@ class Column:
     n_key_levels: int = 2
     gate: int = -1
     gated: int = -1
+    is_other: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +235,9 @@ class Part:
         own = self.own_columns(head)[feature - self.n_shared]
         if own.gate >= 0:
             outside = np.uint8(len(own.values) - 1)
-            gated: NDArray[np.uint8] = np.where(self.gate(own.gate), self.column(own.gated, head), outside)
+            gated: NDArray[np.uint8] = np.where(
+                self.gate(own.gate) != own.is_other, self.column(own.gated, head), outside
+            )
             return gated
         if own.keys is None:
             of_keys = self.levels[own.key_feature]
@@ -266,7 +270,7 @@ class Part:
         if feature < self.n_shared:
             return False
         own = self.own_columns(head)[feature - self.n_shared]
-        return own.gate < 0 or own.gated >= self.n_shared
+        return own.gate < 0 or self.is_fitted(own.gated, head)
 
     def values_of(self, feature: int, head: int) -> Floats:
         """(level,): the values of a feature's levels."""

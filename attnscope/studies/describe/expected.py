@@ -205,7 +205,8 @@ def _values_of_terms(
             return np.asarray(text.features[shared[term]] / (group.features[shared[term]].levels - 1))
         own = columns[term - len(shared)]
         if own.gate >= 0:  # what a token is as a query it is as a key too
-            return values_of(own.gated) * text.features[group.gates[own.gate], 0][:, None]
+            inside = text.features[group.gates[own.gate], 0] > 0
+            return values_of(own.gated) * (inside != own.is_other)[:, None]
         keys = text.resting.astype(np.int64) if own.keys is None else own.keys[text.types].astype(np.int64)
         levels = np.broadcast_to(keys, (n, n))
         if own.queries is not None:

@@ -29,11 +29,13 @@ from attnscope.records.heads.descriptions import (
     Failure,
     FeatureFacts,
     HeadDescription,
+    Pair,
     Term,
 )
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 from attnscope.studies.describe.features import RESTING, Feature
-from attnscope.studies.describe.naming import TOO_WIDE, Names, least_named
+from attnscope.studies.describe.mixtures import Mixture, find_mixtures, sides_of, with_mixtures
+from attnscope.studies.describe.naming import PAIRS, TOO_WIDE, Names, least_named
 from attnscope.studies.describe.own_features import own_features
 from attnscope.studies.describe.rows import Group, Unit, measure
 from attnscope.studies.describe.sample import FEWEST_TEXTS, DescribeOptions, draw
@@ -116,7 +118,8 @@ def describe_texts(
     by_name = {one.name: FeatureFacts(one.words, one.family, one.source) for group in groups for one in group.features}
     found.sort(key=lambda one: (model.info.kinds.index(one.kind), one.layer, one.head))
     n_scored = len(sample) - sum(unit.fits for unit in sample) if fits else 0
-    used = {term.feature for one in found for term in (*one.terms, *(one.active.terms if one.active else ()))}
+    terms = [term for one in found for term in (*one.terms, *(one.active.terms if one.active else ()))]
+    used = {name for term in terms for name in (term.feature, *term.feature.split(" from "))}
     facts = {name: by_name[name] for name in by_name if name in used}
     unmatched = tuple(one.name for one in own if fits and not any(group.matches(one) for group in groups))
     return Descriptions(tuple(found), len(sample), n_queries, n_scored, facts, unmatched)
@@ -177,6 +180,7 @@ class Fitted:
         sinks: One of how much it rests, where and when.
         is_fitted: (active row,): whether its text is for fitting.
         matches: (head, row of sinks): how much there is to attend to, in nats; see `_matches`.
+        mixtures: By the head's number, the two descriptions of those that do two things; `active` has both.
     """
 
     group: Group
@@ -185,6 +189,7 @@ class Fitted:
     sinks: tuple[Description, ...]
     is_fitted: NDArray[np.bool_]
     matches: NDArray[np.float64]
+    mixtures: Mapping[int, Mixture]
 
 
 def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> Fitted:
@@ -200,10 +205,14 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
     columns = tuple(columns_of(of_head, group.part(fitted)) for of_head in directions)
     group = replace(group, active=replace(group.active, columns=columns))
     ranks, needs = [feature.rank for feature in group.features], _bases(group.features)
-    active, other_half = (
-        find_terms(group.part(texts), ranks, most=most, candidates=candidates, needs=needs, most_own=MOST_OWN)
-        for texts, most in ((fitted, options.most_terms), (scored, 1))
-    )
+
+    def search(part: Part, heads: Sequence[int] | None = None, most: int = options.most_terms) -> list[Description]:
+        return find_terms(part, ranks, heads, most=most, candidates=candidates, needs=needs, most_own=MOST_OWN)
+
+    halves = group.part(fitted), group.part(scored)
+    active, other_half = search(halves[0]), search(halves[1], most=1)
+    mixtures = find_mixtures(group, halves, active, search, screened, options.most_terms, MOST_OWN)
+    group, active = with_mixtures(group, active, mixtures)
     resting = group.sink_features.index(_resting(group))
     whole = group.sinks.of_texts(fitted)
     matches = _matches(group, active)
@@ -217,7 +226,7 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
     sink_needs = [numbers.get(needs[number], needs[number]) for number in group.sink_features]
     sinks = find_terms(group.sinks.of_texts(fitted), sink_ranks, most=MOST_SINK_TERMS, needs=sink_needs, most_own=2)
     is_fitted = np.isin(group.active.texts, fitted)
-    return Fitted(group, tuple(active), tuple(other_half), tuple(sinks), is_fitted, matches)
+    return Fitted(group, tuple(active), tuple(other_half), tuple(sinks), is_fitted, matches, mixtures)
 
 
 def _columns_of_types(group: Group, fitted: Sequence[int]) -> NDArray[np.float32]:
@@ -304,19 +313,36 @@ def _head(fit: Fitted, sample: Sequence[Unit], parts: tuple[Part, Part], names: 
     terms = tuple(_term(group, scored, number, active, place, names) for place in range(len(active.terms)))
     described = Active(
         terms, share, how.nats / share if share > 0 else float("nan"), how.explained, how.low, how.high,
-        *summarise(names, number, active, terms, group.features),
+        *_summarise(fit, names, scored, number, terms),
     )  # fmt: skip
-    other = fit.other_half[number]
-    agrees = active.terms[:1] == other.terms[:1] if active.terms or other.terms else None
-    (_, content), (_, others_content) = (_first(group, one, number, names) for one in (active, other))
+    other, first = fit.other_half[number], active.first or active
+    agrees = first.terms[:1] == other.terms[:1] if first.terms or other.terms else None
+    (_, content), (_, others_content) = (_first(group, one, number, names) for one in (first, other))
     other_half = (others_content or NO_TERM) if not agrees and agrees is not None else ""
     return HeadDescription(
         group.kind, layer, head,
         tuple(_sink_term(group, sinks, number, resting, place, names) for place in range(len(resting.terms))),
         whole.nats, whole.explained, whole.low, whole.high, float("nan"), agrees,
         _failures(group, sample, scored, number, active, of_rows * scored.mass[:, number]),
-        _or(group, scored, number, active), _first(group, active, number, names)[0], other_half, described,
+        _or(group, scored, number, active), _first(group, first, number, names)[0], other_half, described,
     )  # fmt: skip
+
+
+def _summarise(
+    fit: Fitted, names: Names, scored: Part, number: int, terms: tuple[Term, ...]
+) -> tuple[tuple[Pair, ...], str]:
+    """The pairs and the words of a head: of one that does two things, those of both."""
+    if number not in fit.mixtures:
+        return summarise(names, number, fit.active[number], terms, fit.group.features)
+    mixture, said, pairs = fit.mixtures[number], [], ()
+    sides = zip(*(sides_of(fit.group, part, mixture.gate) for part in (names.part, scored)), mixture.sides, strict=True)
+    for is_other, (side, of_scored, found) in enumerate(sides):
+        of_side = Names(fit.group, side)
+        of_terms = [_term(fit.group, of_scored, number, found, place, of_side) for place in range(len(found.terms))]
+        more, words = summarise(of_side, number, found, of_terms, fit.group.features)
+        said.append(f"from {names.of_gate(mixture.gate, bool(is_other))}: {words or 'any token'}")
+        pairs = (*pairs, *more)
+    return pairs[:PAIRS], "; ".join(said)
 
 
 def _active_losses(fit: Fitted, number: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -364,7 +390,8 @@ def _own_name(group: Group, head: int, term: int) -> str:
     place = term - len(group.features)
     column = group.active.columns[head][place]
     if column.gate >= 0:
-        return f"{_own_name(group, head, column.gated)} from {group.features[group.gates[column.gate]].name}"
+        gate = group.features[group.gates[column.gate]].name
+        return f"{_own_name(group, head, column.gated)} from {'not ' if column.is_other else ''}{gate}"
     return "keys" if place == 0 else f"pair{(place + 1) // 2}{'+' if place % 2 else '-'}"
 
 
