@@ -35,11 +35,11 @@ from attnscope.records.heads.descriptions import (
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 from attnscope.studies.describe.features import RESTING, Feature
 from attnscope.studies.describe.mixtures import Mixture, find_mixtures, sides_of, with_mixtures
-from attnscope.studies.describe.naming import PAIRS, TOO_WIDE, Names, least_named
+from attnscope.studies.describe.naming import TOO_WIDE, Names, least_named
 from attnscope.studies.describe.own_features import own_features
 from attnscope.studies.describe.rows import Group, Unit, measure
 from attnscope.studies.describe.sample import FEWEST_TEXTS, DescribeOptions, draw
-from attnscope.studies.describe.summary import summarise
+from attnscope.studies.describe.summary import scores_beside_pairs, summarise
 from attnscope.studies.inputs.texts import Texts, special_ids, texts_of
 from attnscope.studies.measuring.head_blocks import Frequencies
 
@@ -334,15 +334,14 @@ def _summarise(
     """The pairs and the words of a head: of one that does two things, those of both."""
     if number not in fit.mixtures:
         return summarise(names, number, fit.active[number], terms, fit.group.features)
-    mixture, said, pairs = fit.mixtures[number], [], ()
+    mixture, said = fit.mixtures[number], []
     sides = zip(*(sides_of(fit.group, part, mixture.gate) for part in (names.part, scored)), mixture.sides, strict=True)
     for is_other, (side, of_scored, found) in enumerate(sides):
         of_side = Names(fit.group, side)
         of_terms = [_term(fit.group, of_scored, number, found, place, of_side) for place in range(len(found.terms))]
-        more, words = summarise(of_side, number, found, of_terms, fit.group.features)
+        words = summarise(of_side, number, found, of_terms, fit.group.features, most_pairs=0)[1]
         said.append(f"from {names.of_gate(mixture.gate, bool(is_other))}: {words or 'any token'}")
-        pairs = (*pairs, *more)
-    return pairs[:PAIRS], "; ".join(said)
+    return names.pairs(number, scores_beside_pairs(names, number, fit.active[number])), "; ".join(said)
 
 
 def _active_losses(fit: Fitted, number: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

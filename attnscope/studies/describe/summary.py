@@ -57,7 +57,12 @@ _REACHES, _SIDES = (0, 1, 2, 4, 8), ((-1, "before"), (1, "after"))
 
 
 def summarise(
-    names: Names, head: int, found: Description, terms: Sequence[Term], features: Sequence[Feature]
+    names: Names,
+    head: int,
+    found: Description,
+    terms: Sequence[Term],
+    features: Sequence[Feature],
+    most_pairs: int = MOST_PAIRS,
 ) -> tuple[tuple[Pair, ...], str]:
     """What a head attends to when it attends, such as "nouns 1.6× (door, key), least punctuation".
 
@@ -67,6 +72,7 @@ def summarise(
         found: Its description.
         terms: The same for readers.
         features: The features that all heads share.
+        most_pairs: Pairs that the words name.
 
     Returns:
         Pairs with much attention beyond what distances and kinds of keys give them, and the words.
@@ -103,12 +109,28 @@ def summarise(
     for group, said in words.items():
         text += f"; {'equally' if last < AS_MUCH * strengths[group] else 'then'} {said}" if text else said
         last = strengths[group]
-    pairs = names.pairs(head, sum((of for name, of in scores.items() if name != "pair"), np.zeros(part.size)))
+    pairs = names.pairs(head, scores_beside_pairs(names, head, found)) if most_pairs else ()
     if not text and terms:  # no kind and no distance stands out
         text = _relation(terms[0]) or terms[0].words
     if text and pairs and "pair" not in words and len(words) < MOST_GROUPS:
-        text += f", such as {', '.join(f'{pair.query} → {pair.key}' for pair in pairs[:MOST_PAIRS])}"
+        text += f", such as {', '.join(f'{pair.query} → {pair.key}' for pair in pairs[:most_pairs])}"
     return pairs, text
+
+
+def scores_beside_pairs(names: Names, head: int, found: Description) -> Floats:
+    """(entry,): what the terms say but for those about some queries alone; of a mixture all but found pairs."""
+    part = names.part
+    columns = {term: part.own_columns(head)[term - part.n_shared] for term in found.terms if term >= part.n_shared}
+    is_mixture = any(column.is_other for column in columns.values())
+
+    def is_pair(term: int) -> bool:
+        if term < part.n_shared:
+            return False
+        own = part.own_columns(head)[term - part.n_shared]
+        return own.queries is not None or (own.gate >= 0 and (not is_mixture or is_pair(own.gated)))
+
+    kept = [place for place, term in enumerate(found.terms) if not is_pair(term)]
+    return part.scores(tuple(found.terms[place] for place in kept), found.weights[kept], head)
 
 
 def _group_of(number: int, head: int, names: Names, features: Sequence[Feature]) -> str:
