@@ -1,7 +1,7 @@
 """Patching on pairs: what it costs beside the half forwards that it needs, TransformerLens in the same run, figures.
 
     python -m benchmarks.patching --speed MODEL [--pairs 100] [--tokens 20] [--layers-step 1]
-    python -m benchmarks.patching --rival                  # needs transformer_lens 2.16: its own hooks, in the same run
+    python -m benchmarks.patching --rival [MODEL]          # needs transformer_lens 2.16: its own hooks, in the same run
     python -m benchmarks.patching --figures MODEL sample_pairs/agreement.jsonl
 
 Times are of the processor, of one thread, so that other work on the machine does not count. The last line is JSON.
@@ -19,7 +19,7 @@ import torch
 import attnscope
 from attnscope.core.attention.seam import attend
 from attnscope.models.hf.model import wrap
-from attnscope.records.patch import Patching
+from attnscope.records.patch import Edge, Patching
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.patch.reading import batches_of, read_pairs
 from attnscope.studies.patch.study import rank_correlation
@@ -79,29 +79,40 @@ def speed(name: str, n_pairs: int, n_tokens: int, step: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rival() -> dict[str, Any]:
-    """Patched logit differences of a random GPT-2 by TransformerLens and here, all heads, and the time of both."""
-    from transformer_lens import HookedTransformer, HookedTransformerConfig, patching
-    from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
+def random_gpt2() -> Any:
+    """A GPT-2 whose heads are heard above its networks."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    n_layers, n_heads, width, vocabulary, length = 4, 4, 64, 97, 12
     torch.manual_seed(0)
-    network = GPT2LMHeadModel(
-        GPT2Config(n_embd=width, n_head=n_heads, n_layer=n_layers, n_positions=32, vocab_size=vocabulary)
-    ).eval()
+    network = GPT2LMHeadModel(GPT2Config(n_embd=64, n_head=4, n_layer=4, n_positions=32, vocab_size=97)).eval()
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            parameter.normal_(std=0.02 if "mlp" in name else 0.5)  # else networks drown what heads write
+            parameter.normal_(std=0.02 if "mlp" in name else 0.5)
+    return network
+
+
+def rival(folder: str, length: int = 12) -> dict[str, Any]:
+    """What TransformerLens finds on a GPT-2, by its own functions and hooks, and attnscope: all heads, and paths.
+
+    Args:
+        folder: A trained model; "" = random weights.
+    """
+    from transformer_lens import HookedTransformer, HookedTransformerConfig, patching
+    from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
+    from transformers import GPT2LMHeadModel
+
+    network = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval() if folder else random_gpt2()
+    config = network.config
     theirs = HookedTransformer(
         HookedTransformerConfig(
-            n_layers=n_layers, d_model=width, n_ctx=32, d_head=width // n_heads, n_heads=n_heads, d_mlp=4 * width,
-            d_vocab=vocabulary, act_fn="gelu_new", normalization_type="LN", eps=1e-5, seed=0, device="cpu",
+            n_layers=config.n_layer, d_model=config.n_embd, n_ctx=config.n_positions, n_heads=config.n_head,
+            d_head=config.n_embd // config.n_head, d_mlp=config.n_inner or 4 * config.n_embd,
+            d_vocab=config.vocab_size, act_fn=config.activation_function, normalization_type="LN",
+            eps=config.layer_norm_epsilon, seed=0, device="cpu",
         )
     )  # fmt: skip
-    state = convert_gpt2_weights(network, theirs.cfg)
-    theirs.load_state_dict(theirs.state_dict() | state)
-    pairs = random_pairs(list(range(vocabulary)), lambda number: f" {number}", 32, length)
+    theirs.load_state_dict(theirs.state_dict() | convert_gpt2_weights(network, theirs.cfg))
+    pairs = random_pairs(list(range(5, config.vocab_size)), lambda number: f" {number}", 32, length)
     ids = {k: torch.tensor([[int(i) for i in pair[k].split()] for pair in pairs]) for k in ("clean", "corrupt")}
     rows = torch.arange(len(pairs))
     right, wrong = (torch.tensor([pair[which] for pair in pairs]) for which in ("right", "wrong"))
@@ -109,7 +120,6 @@ def rival() -> dict[str, Any]:
     def metric(logits: torch.Tensor) -> torch.Tensor:
         return (logits[rows, -1, right] - logits[rows, -1, wrong]).mean()
 
-    found: dict[str, Any] = {}
     model = wrap(network, name="random", check=False)
     _ = model.resumes
     functions = {
@@ -117,23 +127,78 @@ def rival() -> dict[str, Any]:
         "key": patching.get_act_patch_attn_head_k_all_pos, "value": patching.get_act_patch_attn_head_v_all_pos,
         "pattern": patching.get_act_patch_attn_head_pattern_all_pos,
     }  # fmt: skip
+    report: dict[str, Any] = {"model": Path(folder).name or "random"}
     with torch.no_grad():
         logits, cache = theirs.run_with_cache(ids["clean"])
-        corrupt = metric(theirs(ids["corrupt"]))
-        found["logits_differ"] = float((logits - network(ids["clean"]).logits).abs().max())
+        corrupt_logits, own = theirs.run_with_cache(ids["corrupt"])
+        report["logits_differ"] = float((logits - network(ids["clean"]).logits).abs().max())
         for by, function in functions.items():
             started = time.process_time()
-            expected = (function(theirs, ids["corrupt"], cache, metric) - corrupt).flatten().numpy()
+            expected = (function(theirs, ids["corrupt"], cache, metric) - metric(corrupt_logits)).flatten().numpy()
             middle = time.process_time()
             record = attnscope.patch(model, pairs, attnscope.PatchOptions(by=by))  # type: ignore[arg-type]
             ended = time.process_time()
             ours = np.array([head.effects["effect"].value for head in record.heads])
-            found[by] = {
+            report[by] = {
                 "largest_effect": float(np.abs(expected).max()),
                 "largest_difference": float(np.abs(ours - expected).max()),
                 "times_as_fast": (middle - started) / (ended - middle),
             }
-    return found
+        edges = attnscope.patch(model, pairs, attnscope.PatchOptions(paths=6)).edges
+        logits_of = PathsByHooks(theirs, ids["corrupt"], cache, own)
+        expected = np.array([float(metric(logits_of(*ends(edge))) - metric(corrupt_logits)) for edge in edges])
+        ours = np.array([edge.effect.value for edge in edges])
+        report["paths"] = {
+            "edges": len(edges),
+            "largest_effect": float(np.abs(expected).max()),
+            "largest_difference": float(np.abs(ours - expected).max()),
+        }
+    return report
+
+
+def ends(edge: Edge) -> tuple[tuple[int, int], tuple[int, int] | None, str]:
+    """(layer, head) that sends, the one that receives (None: the logits), and through what."""
+    sender, receiver = (
+        tuple(map(int, name[1:].split("H"))) if name != "logits" else None for name in (edge.sender, edge.receiver)
+    )
+    return sender, receiver, edge.by[:1]  # type: ignore[return-value]
+
+
+class PathsByHooks:
+    """Path patching by the hooks of TransformerLens: a head gets its clean z, all later heads keep their own."""
+
+    def __init__(self, model: Any, ids: torch.Tensor, clean: Any, own: Any) -> None:
+        self._model, self._ids, self._clean, self._own = model, ids, clean, own
+
+    def __call__(self, sender: tuple[int, int], receiver: tuple[int, int] | None, by: str) -> torch.Tensor:
+        """The logits that change by the paths from the sender to the receiver alone."""
+
+        def freeze(z: torch.Tensor, hook: Any) -> torch.Tensor:
+            z[:] = self._own[hook.name]
+            if hook.layer() == sender[0]:
+                z[:, :, sender[1]] = self._clean[hook.name][:, :, sender[1]]
+            return z
+
+        reached: dict[str, torch.Tensor] = {}
+
+        def keep(tensor: torch.Tensor, hook: Any) -> None:
+            reached[hook.name] = tensor.clone()
+
+        hooks: list[Any] = [(lambda name: name.endswith("hook_z"), freeze)]
+        if receiver is None:
+            return self._run(hooks)
+        name = f"blocks.{receiver[0]}.attn.hook_{by}"
+        self._run([*hooks, (name, keep)])
+
+        def put(tensor: torch.Tensor, hook: Any) -> torch.Tensor:
+            tensor[:, :, receiver[1]] = reached[hook.name][:, :, receiver[1]]
+            return tensor
+
+        return self._run([(name, put)])
+
+    def _run(self, hooks: list[Any]) -> torch.Tensor:
+        logits: torch.Tensor = self._model.run_with_hooks(self._ids, fwd_hooks=hooks)
+        return logits
 
 
 def figures(name: str, path: str) -> dict[str, Any]:
@@ -148,8 +213,7 @@ def figures(name: str, path: str) -> dict[str, Any]:
 
 def summary(found: Patching) -> dict[str, Any]:
     best = strongest(found, 10)
-    halves = [found.by_pair[:, half::2].mean(1) for half in (0, 1)]
-    top = [set(np.argsort(-np.abs(half))[:10].tolist()) for half in halves]
+    halvings = [halve(found.by_pair.astype(np.float64), seed) for seed in range(20)]
     effects = {found.heads[n].name: found.heads[n].effects["effect"] for n in best}
     total = found.whole["total"]
     return {
@@ -157,15 +221,23 @@ def summary(found: Patching) -> dict[str, Any]:
         "total": [total.value, total.low, total.high],
         "strongest": {name: [each.value, each.low, each.high] for name, each in effects.items()},
         "attribution_rank_agreement": found.options.get("rank_agreement"),
-        "halves_rank_agreement": rank_correlation(*(half.astype(np.float64) for half in halves)),
-        "of_ten_strongest_in_both_halves": len(top[0] & top[1]),
+        "halves_rank_agreement": [agreement for agreement, _ in halvings],
+        "of_ten_strongest_in_both_halves": [n for _, n in halvings],
     }
+
+
+def halve(by_pair: np.ndarray, seed: int) -> tuple[float, int]:
+    """The rank correlation of two random halves of the pairs, and how many of the ten strongest heads both have."""
+    order = np.random.default_rng(seed).permutation(by_pair.shape[1])
+    halves = [by_pair[:, some].mean(1) for some in np.array_split(order, 2)]
+    strongest_of = [set(np.argsort(-np.abs(half))[:10].tolist()) for half in halves]
+    return rank_correlation(*halves), len(strongest_of[0] & strongest_of[1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--speed", metavar="MODEL")
-    parser.add_argument("--rival", action="store_true")
+    parser.add_argument("--rival", nargs="?", const="", metavar="MODEL", help="a GPT-2; by default random weights")
     parser.add_argument("--figures", nargs=2, metavar=("MODEL", "PAIRS"))
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=20)
@@ -175,8 +247,8 @@ def main() -> None:
     found: dict[str, Any] = {"benchmark": "patching"}
     if given.speed:
         found["speed"] = speed(given.speed, given.pairs, given.tokens, given.layers_step)
-    if given.rival:
-        found["rival"] = rival()
+    if given.rival is not None:
+        found["rival"] = rival(given.rival)
     if given.figures:
         found["figures"] = figures(*given.figures)
     print(json.dumps(found))

@@ -448,7 +448,7 @@ class PicturePair(ChangedPair):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelComparison(Comparison):
-    """The heads of one model against those of another that reads the same tokens.
+    """The heads of one model against those of another.
 
     Attributes:
         run: What made it, the first model. Plain JSON values.

@@ -4,6 +4,7 @@ Nothing is known of an architecture but its blocks, which are the members of lis
 whether it can be resumed at them is tried, and where it cannot it is computed whole.
 """
 
+import contextlib
 import inspect
 from collections import Counter
 from collections.abc import Mapping
@@ -88,9 +89,18 @@ def run_with_logits(
             return model(**given)
 
     given = {**standing_arguments(model), **inputs}
-    if last is not None and "logits_to_keep" in inspect.signature(model.forward).parameters:
-        given["logits_to_keep"] = last
-    output = perform(base, given, plan, probe, light, through=whole, skipped=skipped)
+    with contextlib.ExitStack() as stack:
+        untyped: Any = model
+        head = untyped.get_output_embeddings()
+        if last is not None and "logits_to_keep" in inspect.signature(model.forward).parameters:
+            given["logits_to_keep"] = last
+            # Torch multiplies a slice text by text, and a copy of it at once: four times as fast.
+            if isinstance(head, nn.Module):
+                handle = head.register_forward_pre_hook(
+                    lambda _, arguments: (arguments[0].contiguous(), *arguments[1:])
+                )
+                stack.callback(handle.remove)
+        output = perform(base, given, plan, probe, light, through=whole, skipped=skipped)
     hidden = hidden_states(held[-1]) if held else None
     logits = getattr(output, "logits", None)
     if isinstance(logits, Tensor) and last is not None:

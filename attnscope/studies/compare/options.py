@@ -71,7 +71,7 @@ class CompareOrder(CompareOptions):
         default=(), panel="Text",
     )  # fmt: skip
     other_model: str | None = option(
-        "A second model or checkpoint with the same tokens.",
+        "A second model or checkpoint.",
         "--with-model", default=None, complete="models", panel="Model",
     )  # fmt: skip
     query: str | None = option(

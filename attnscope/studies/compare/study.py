@@ -90,10 +90,11 @@ def compare_models(
     report: Report | None = None,
     workers: tuple[Workers, Workers] | None = None,
 ) -> ModelComparison:
-    """Compares the heads of two models, or of two checkpoints of one, that read the same tokens.
+    """Compares the heads of two models, or of two checkpoints of one.
 
     Distances are as in `compare`, between each head of the one and each head of the other; the matching of heads is the
-    one with the least sum of distances.
+    one with the least sum of distances. Where the models cut a text into different tokens, its shortest stretches that
+    both cut alike stand for them: weights to the tokens of a stretch are summed, weights from them averaged.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -104,7 +105,8 @@ def compare_models(
         workers: As of `compare`: how workers load the one model, and the other.
 
     Raises:
-        AttnscopeError: The models make different tokens of a text; else as `compare`.
+        AttnscopeError: The models cut a text into different tokens, and it is not known where these stand in the text,
+            or one of them reads it in parts; else as `compare`.
     """
     from attnscope.core.questions.distance import best_matching
 
@@ -184,6 +186,11 @@ def _run_of(models: Sequence[Model], going: Pass[Found]) -> dict[str, Any]:
         for model in models
         if model.info.path == "eager"
     ]
+    if n := going.done.n_pooled:
+        notes.append(
+            f"The models cut {amount(n, 'text')} into different tokens: weights are compared between the shortest "
+            "stretches that both cut alike, and all special tokens are one key."
+        )
     notes += [] if going.done.halved_to is None else [halving_note(going.done.halved_to)]
     run = run_of(models[0].info, [*notes, *going.notes])
     return run | ({"failures": going.failures} if going.failures else {})

@@ -17,8 +17,10 @@ from attnscope.host import delay_interrupts
 from attnscope.models.model import Batch, Model
 from attnscope.records.frame.pair_tables import Arrangement, HeadPlace, PairTable
 from attnscope.records.maps.heatmap import divided_by_rest
+from attnscope.records.maps.tokens import Tokens
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.texts import batch_of, special_ids
+from attnscope.studies.measuring.common_stretches import Stretches, common_stretches
 from attnscope.studies.running import passes
 from attnscope.studies.running.memory import Room, give_memory_back, halves, padded_size, physical_bytes
 from attnscope.studies.running.overflow import LeftOut, Place
@@ -39,9 +41,15 @@ TableName = tuple[str, bool]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found(passes.Found):
-    """What is added up over blocks: sums of all pairs; None before any text."""
+    """What is added up over blocks.
+
+    Attributes:
+        sums: Of all pairs; None before any text.
+        n_pooled: How many texts two models cut into different tokens.
+    """
 
     sums: PairSums | None = None
+    n_pooled: int = 0
 
 
 class _BrokenError(Exception):
@@ -57,7 +65,7 @@ class BlockPairs:
 
     def __init__(self) -> None:
         self.sums: PairSums | None = None
-        self.n_texts = self.n_tokens = self.n_chunked = 0
+        self.n_texts = self.n_tokens = self.n_chunked = self.n_pooled = 0
         self.broken: dict[int, Place] = {}
 
     def add_text(self, chunks: Sequence[_TextSums], n_tokens: int) -> None:
@@ -77,7 +85,8 @@ class PairMeasurer:
     """Compares the heads of one model, or of two, on blocks of texts.
 
     Args:
-        models: One model, or two that make the same tokens.
+        models: One model, or two. Where these cut a text into different tokens, the stretches that both cut alike are
+            compared.
         choice: Which heads.
         tables: What is to be measured.
     """
@@ -87,6 +96,7 @@ class PairMeasurer:
         self._chosen = [choice.within(model.info) for model in models]
         self._measures = tuple(dict.fromkeys(measure for measure, _ in tables))
         self._room = Room()
+        self._others: dict[int, _Otherwise] = {}
 
     def begin(self, block: Block) -> BlockPairs:
         """Sums of nothing yet."""
@@ -109,7 +119,7 @@ class PairMeasurer:
         left_out = LeftOut.of(block.texts, sums.broken)
         return Found(
             sums=sums.sums, n_texts=sums.n_texts, n_tokens=sums.n_tokens, n_chunked=sums.n_chunked,
-            halved_to=self._room.tokens, left_out=left_out,
+            n_pooled=sums.n_pooled, halved_to=self._room.tokens, left_out=left_out,
         )  # fmt: skip
 
     def _batches(self, block: Block) -> Iterator[Sequence[Chunk]]:
@@ -119,7 +129,7 @@ class PairMeasurer:
         parts = [part for batch in block_batches(block, self._models[0].tokenizer.encode, **given) for part in batch]
         for other in self._models[1:]:
             theirs = [part for batch in block_batches(block, other.tokenizer.encode, **given) for part in batch]
-            _require_same_tokens(self._models[0], other, parts, theirs)
+            self._others = _cut_otherwise(self._models[0], other, parts, theirs)
         yield from batches((part for part in parts if part.n_chunks == 1), TOKEN_BUDGET)
         for text in dict.fromkeys(part.text for part in parts if part.n_chunks > 1):
             yield tuple(sorted((part for part in parts if part.text == text), key=lambda part: part.number))
@@ -130,32 +140,55 @@ class PairMeasurer:
         for part, seen, row in parts:
             if sums.sums is None:
                 sums.sums = PairSums([one.heads for one in seen], self._tables)
-            rows = _together([one.rows(row, len(part)) for one in seen])
+            walks, ordinary = self._walks(part, seen, row)
+            sums.n_pooled += part.text in self._others
             try:
-                found.append(self._sum_rows(part, rows, sums.sums.heads))
+                found.append(self._sum_rows(ordinary, _together(walks), sums.sums.heads))
             except _BrokenError as error:
                 sums.broken[part.text] = error.place
                 return
             n_tokens += len(part)
         sums.add_text(found, n_tokens)
 
+    def _walks(
+        self, part: Chunk, seen: Sequence[_Seen], row: int
+    ) -> tuple[list[Iterator[tuple[slice, NDArray[Any]]]], NDArray[np.bool_]]:
+        """The rows of each model on one chunk, and on which of its keys heads do not rest."""
+        kind = self._models[0].info.kinds[0]
+        if (otherwise := self._others.get(part.text)) is None:
+            return [one.rows(row, len(part)) for one in seen], ~part.tokens.sinks(kind)
+        both = (part, otherwise.part)
+        walks = [
+            stretches.pool(one.rows(row, len(theirs)))
+            for stretches, one, theirs in zip(otherwise.stretches, seen, both, strict=True)
+        ]
+        sinks = [
+            stretches.any_of(theirs.tokens.sinks(model.info.kinds[0]))
+            for stretches, theirs, model in zip(otherwise.stretches, both, self._models, strict=True)
+        ]
+        ordinary = ~(sinks[0] | sinks[1])
+        ordinary[-1] = False
+        return walks, ordinary
+
     def _seen(self, batch: Sequence[Chunk]) -> list[_Seen]:
         """What each model attends to on a batch."""
         import torch
 
-        given = batch_of([part.tokens for part in batch])
+        theirs = [self._others[part.text].part if part.text in self._others else part for part in batch]
         seen: list[_Seen] = []
-        for model, chosen in zip(self._models, self._chosen, strict=True):
+        for model, chosen, parts in zip(self._models, self._chosen, (batch, theirs), strict=False):
             with torch.no_grad():
-                there = given.to(model.info.device)
-                seen.append(_Seen.of(model, there, chosen.layers, chosen.heads, chosen.picked))
+                given = batch_of([part.tokens for part in parts]).to(model.info.device)
+                seen.append(_Seen.of(model, given, chosen.layers, chosen.heads, chosen.picked))
         return seen
 
     def _sum_rows(
-        self, part: Chunk, rows: Iterator[tuple[slice, list[NDArray[Any]]]], of: Sequence[tuple[HeadPlace, ...]]
+        self,
+        ordinary: NDArray[np.bool_],
+        rows: Iterator[tuple[slice, list[NDArray[Any]]]],
+        of: Sequence[tuple[HeadPlace, ...]],
     ) -> _TextSums:
         """The divergences of all pairs of heads on one chunk, summed over its queries, by table."""
-        ordinary = ~part.tokens.sinks(self._models[0].info.kinds[0])
         found: dict[tuple[str, bool], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         for queries, weights in rows:
             for model, one, heads in zip(self._models, weights, of, strict=True):
@@ -377,20 +410,52 @@ def _all_pairs(shape: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.in
     return first, second
 
 
-def _require_same_tokens(model: Model, other: Model, ours: Sequence[Chunk], theirs: Sequence[Chunk]) -> None:
-    """Refuses models that make different tokens of a text: their rows would be about different things."""
+@dataclass(frozen=True, eq=False)
+class _Otherwise:
+    """A text that the second model cuts into other tokens.
+
+    Attributes:
+        part: Its tokens.
+        stretches: Where those of the first model and those of the second lie among the stretches of the text.
+    """
+
+    part: Chunk
+    stretches: tuple[Stretches, Stretches]
+
+
+def _cut_otherwise(model: Model, other: Model, ours: Sequence[Chunk], theirs: Sequence[Chunk]) -> dict[int, _Otherwise]:
+    """The texts that two models cut into different tokens, by their number.
+
+    Raises:
+        AttnscopeError: The tokens of such a text cannot be placed in it, or it is too long for one of the models.
+    """
     # Batches are sorted by length, so chunks of one place in the lists may be of different texts.
-    first, second = ({(part.text, part.number): part.tokens for part in parts} for parts in (ours, theirs))
-    for place in sorted(first.keys() | second.keys()):
-        a, b = first.get(place), second.get(place)
-        if a and b and a.labels == b.labels and np.array_equal(a.ids, b.ids) and np.array_equal(a.special, b.special):
+    first, second = ({(part.text, part.number): part for part in parts} for parts in (ours, theirs))
+    found = {}
+    for text, number in sorted(first.keys() | second.keys()):
+        a, b = first.get((text, number)), second.get((text, number))
+        if a and b and _are_equal(a.tokens, b.tokens):
             continue
-        beginnings = [f"{' '.join(tokens.labels[:8])} …" if tokens else "nothing" for tokens in (a, b)]
-        raise AttnscopeError(
-            f"{model.info.name} and {other.info.name} split the same text into different tokens: "
-            + " and ".join(beginnings),
-            "compare models that share a tokenizer, such as two checkpoints of one",
-        )
+        if not a or not b or max(a.n_chunks, b.n_chunks) > 1:
+            raise AttnscopeError(
+                f"{model.info.name} and {other.info.name} split the same text into different tokens, and one of them "
+                "reads it in parts",
+                "give shorter texts, such as by --split sentence",
+            )
+        stretches = common_stretches(a.tokens, b.tokens)
+        if stretches is None:
+            beginnings = [f"{' '.join(part.tokens.labels[:8])} …" for part in (a, b)]
+            raise AttnscopeError(
+                f"{model.info.name} and {other.info.name} split the same text into different tokens, and where these "
+                "stand in it is not known: " + " and ".join(beginnings),
+                "compare models that share a tokenizer, such as two checkpoints of one",
+            )
+        found[text] = _Otherwise(b, stretches)
+    return found
+
+
+def _are_equal(a: Tokens, b: Tokens) -> bool:
+    return a.labels == b.labels and np.array_equal(a.ids, b.ids) and np.array_equal(a.special, b.special)
 
 
 def _require_memory(n_pairs: int, shape: tuple[int, int]) -> None:
