@@ -214,7 +214,8 @@ def _values_of_terms(
         elif own.row_edges is not None:
             assert matches is not None
             levels = levels + own.n_key_levels * np.searchsorted(own.row_edges, -matches, "right")[:, None]
-        return own.values[levels]
+        values: NDArray[np.float64] = own.values[levels]
+        return values
 
     for term, weight in zip(found.terms, found.weights, strict=True):
         yield float(weight), values_of(term)
