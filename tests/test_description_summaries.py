@@ -10,8 +10,9 @@ from attnscope.core.questions.descriptions import Description
 from attnscope.core.questions.sampled_rows import Column, Part, Rows
 from attnscope.records.heads.descriptions import Term
 from attnscope.studies.describe.english import class_of
-from attnscope.studies.describe.features import catalogue, gates_of
+from attnscope.studies.describe.features import catalogue
 from attnscope.studies.describe.naming import Names
+from attnscope.studies.describe.rows import gates_of
 from attnscope.studies.describe.summary import LEAST_MORE, _relation, by_distance, by_kind, summarise
 
 WORDS = ("the", "she", "door", "key", "fell", "ran", ",", ".")

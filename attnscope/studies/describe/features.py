@@ -550,15 +550,6 @@ def catalogue(special_labels: Sequence[str], relations: Sequence[str] = (), kind
     return [*features, *(product for base in bases for product in _products(base))]
 
 
-def gates_of(features: Sequence[Feature]) -> list[int]:
-    """The numbers of the features that are classes of queries too: those of 0 and 1 that go by the token alone."""
-    return [
-        number
-        for number, feature in enumerate(features)
-        if feature.family == "key" and feature.levels == 2 and not SINK.match(feature.name)
-    ]
-
-
 def _products(base: Feature) -> list[Feature]:
     """A feature from some queries alone, or the more so the more of something they are."""
     made = [

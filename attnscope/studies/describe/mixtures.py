@@ -163,8 +163,7 @@ def with_mixtures(
         made: list[tuple[float, float, Column]] = []
         for is_other, side in enumerate(mixture.sides):
             for term, weight, gain in zip(side.terms, side.weights, side.gains, strict=True):
-                own = 0 if term < whole.n_shared else columns[head][term - whole.n_shared].rank
-                gated = replace(whole.gated_column(mixture.gate, term, head, own), is_other=bool(is_other))
+                gated = replace(whole.gated_column(mixture.gate, term, head, rank=0), is_other=bool(is_other))
                 made.append((gain, float(weight), gated))
         made.sort(key=lambda one: -one[0])
         first = whole.n_shared + len(columns[head])

@@ -15,7 +15,7 @@ from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records import Tokens
-from attnscope.studies.describe.features import RESTING, SINK, Feature, TextFacts, blocks_of, catalogue, gates_of
+from attnscope.studies.describe.features import RESTING, SINK, Feature, TextFacts, blocks_of, catalogue
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of, unit_embeddings
 from attnscope.studies.running.memory import Room, halves, padded_size
@@ -331,6 +331,15 @@ def _group(
         np.concatenate([of.ordinary for of in made]), np.concatenate([of.offsets for of in made]),
         np.concatenate([of.queries for of in made]), tuple(gates_of(features)), types,
     )  # fmt: skip
+
+
+def gates_of(features: Sequence[Feature]) -> list[int]:
+    """The numbers of the features that are classes of queries too: those of 0 and 1 that go by the token alone."""
+    return [
+        number
+        for number, feature in enumerate(features)
+        if feature.family == "key" and feature.levels == 2 and not SINK.match(feature.name)
+    ]
 
 
 def _unit_rows(
