@@ -69,7 +69,8 @@ if TYPE_CHECKING:
     from attnscope.studies.compare.pictures import compare_pictures
     from attnscope.studies.compare.study import compare, compare_models
     from attnscope.studies.compare.texts import compare_heads, compare_texts
-    from attnscope.studies.describe.study import DescribeOptions, describe
+    from attnscope.studies.describe.sample import DescribeOptions
+    from attnscope.studies.describe.study import describe
     from attnscope.studies.heads.needles import retrieval_heads
     from attnscope.studies.heads.options import HeadsOptions, NeedleOptions, StreamingOptions
     from attnscope.studies.heads.streaming import check_streaming
@@ -135,7 +136,8 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.compare.pictures": ("compare_pictures",),
     "studies.compare.texts": ("compare_heads", "compare_texts"),
     "studies.teaching.cost": ("cost",),
-    "studies.describe.study": ("DescribeOptions", "describe"),
+    "studies.describe.sample": ("DescribeOptions",),
+    "studies.describe.study": ("describe",),
     "studies.timeline.watch": ("HeadWatch",),
     "studies.heads.options": ("HeadsOptions", "NeedleOptions", "StreamingOptions"),
     "studies.heads.streaming": ("check_streaming",),
