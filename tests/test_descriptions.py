@@ -77,6 +77,7 @@ def test_shares_are_those_of_the_attention(of_own: Descriptions) -> None:
             assert math.isnan(term.share) or -1e-3 <= term.share <= 1.001
 
 
+@pytest.mark.slow
 def test_minilm_has_a_previous_and_a_next_token_head(minilm: Model, paragraphs: list[str]) -> None:
     found = describe(minilm, paragraphs, ["cats=(?i)^cats?$"], FEW)
     assert len(found.heads) == 72
@@ -209,6 +210,7 @@ def test_a_long_text_is_sampled_by_its_chunks(own: Model, paragraphs: list[str])
 # In a study of heads --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # merged files are those of one run in test_heads_cli, descriptions among them
 def test_every_cut_of_a_corpus_gives_the_same_descriptions(
     own: Model, paragraphs: list[str], study_of_own: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,8 +89,12 @@ PARAGRAPHS = 12
 """How many of the story pages have here: no page shows what is printed of it, and every head is described each time."""
 
 LONG = [
-    ROOT / "docs" / f"{name}.md" for name in ("atlas", "descriptions", "heatmaps", "in-place", "recipes", "relations")
-]
+    ROOT / "docs" / f"{name}.md"
+    for name in (
+        "ablation", "atlas", "compare", "descriptions", "formats", "heatmaps", "in-place", "machines", "pages",
+        "recipes", "relations", "timeline",
+    )
+]  # fmt: skip
 """Pages whose commands take most of the time of all; `pytest -m slow` runs them."""
 
 HELD: dict[object, Model] = {}

@@ -88,7 +88,7 @@ def test_a_text_has_the_same_sums_whatever_it_is_batched_with(
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     "options",
-    [{}, {"chunk": 12, "stride": 5}, {"chunk": 12, "weigh": "queries"}, {"control": True}],
+    [{}, {"chunk": 12, "stride": 5, "weigh": "queries", "control": True}],
     ids=str,
 )
 def test_shards_merge_into_one_run_bit_for_bit(own: Any, options: dict[str, Any], tmp_path: Path) -> None:

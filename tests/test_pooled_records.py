@@ -123,8 +123,9 @@ def test_sheets_are_an_overview_and_one_a_layer_or_one_a_picked_head() -> None:
 @pytest.mark.parametrize("scale", ["fixed", "head", "figure"])
 def test_figures_are_drawn_in_every_format(scale: str, tmp_path: Path) -> None:
     record = pooled_record()
-    paths = record.draw(tmp_path, ["png", "svg", "pdf"], scale=scale)
-    assert [path.name for path in paths[:4]] == ["overview.png", "overview.svg", "overview.pdf", "L00.png"]
+    formats = ["png", "svg", "pdf"] if scale == "fixed" else ["png"]  # scales are the layout's, which formats share
+    paths = record.draw(tmp_path, formats, scale=scale)
+    assert [path.name for path in paths[: len(formats) + 1]] == [*(f"overview.{kind}" for kind in formats), "L00.png"]
     assert all(path.stat().st_size > 2000 for path in paths)
     single = record.only([(1, 0)]).draw(tmp_path / "one", "png", scale=scale)
     with Image.open(single[0]) as picture:
