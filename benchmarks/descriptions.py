@@ -4,7 +4,6 @@
   the sinks; how often both come to the same first term; processor time to fit against a plain forward over 40,000
   tokens.
 - planted: attention to 20 random tokens, from one class to another, or by both rules, with noise.
-- tiny: small models with random weights, made sharp: what found terms add on the scored texts.
 - random: the model's architecture with random weights, queries and keys scaled so that heads are 0.5 to 2 nats sharp.
 - treebank: with the links of annotated texts and without, if a file is given.
 - growth: explained shares with the sample doubled.
@@ -12,16 +11,13 @@
 The last line is JSON.
 
 usage: python -m benchmarks.descriptions [--model minilm] [--file sample_texts/alice.txt] [--treebank FILE]
-       [--parts quality,planted,tiny,random,growth,treebank] [--queries 4000] [--seeds 3]
+       [--parts quality,planted,random,growth,treebank] [--queries 4000] [--seeds 3]
 """
 
 import argparse
-import itertools
 import json
 import math
-import re
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +25,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import BertConfig, BertModel
 
 import attnscope
 from attnscope.core.attention.seam import attend
-from attnscope.core.questions.descriptions import LEAST_GAIN, refit, score
-from attnscope.core.questions.sampled_rows import Part
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.models.model import Batch, Model
 from attnscope.records.heads.descriptions import HeadDescription
@@ -44,7 +37,6 @@ from attnscope.studies.describe.sample import DescribeOptions, draw
 from attnscope.studies.describe.study import describe_fitted, fit_group
 from attnscope.studies.inputs.texts import special_ids
 from attnscope.studies.measuring.head_blocks import Frequencies
-from benchmarks.known.planted import tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 FORWARD_TOKENS = 40_000
@@ -122,12 +114,8 @@ def attention_of(group: Group, scores: np.ndarray, sharpness: np.ndarray, noise:
 
 
 def planted(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, Any]:
-    """Heads that attend to 20 random tokens, from one class to another, or by both rules: whether those come first.
-
-    Also of the heads alone whose every rule explains what a term must explain to stay: classes may be rare.
-    """
+    """Heads that attend to 20 random tokens, from one class to another, or by both rules: whether those come first."""
     right: dict[str, list[float]] = {"tokens": [], "class_to_class": [], "two_rules": []}
-    carrying: dict[str, list[float]] = {kind: [] for kind in right}
     for seed in range(100, 100 + seeds):
         sample, (group, *_) = sampled(model, texts, queries, seed)
         drawn, rows = np.random.default_rng(seed), group.active
@@ -159,64 +147,7 @@ def planted(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, 
             values = [part.values_of(f, head)[part.column(f, head)] for f in terms]
             fits = [max((float(np.corrcoef(truth, of)[0, 1]) for of in values), default=0.0) for truth in truths]
             right[kind].append(float(min(fits) >= PLANTED))
-            if (
-                min(shares_of(of_head, fit.group, [n for n, unit in enumerate(sample) if unit.fits], head))
-                >= LEAST_GAIN
-            ):
-                carrying[kind].append(right[kind][-1])
-    shares = {kind: round(float(np.mean(of)), 3) for kind, of in right.items()}
-    return shares | {"carrying": {kind: (round(float(np.mean(of)), 3), len(of)) for kind, of in carrying.items() if of},
-                     "heads": 30 * seeds}  # fmt: skip
-
-
-def shares_of(rules: list[np.ndarray], group: Group, texts: list[int], head: int) -> list[float]:
-    """What each rule explains of a head's nats on some texts beside those before it."""
-    rows = replace(
-        group.active, features=np.stack(rules).astype(np.uint8), levels=np.full(len(rules), 2), columns=(), gates=None,
-        weights=group.active.weights[head][None],
-    )  # fmt: skip
-    part = Part(rows, np.flatnonzero(np.isin(rows.texts, texts) & group.ordinary))
-    nats = float(part.uniform_nats[0])
-    left = [nats, *(refit(part, 0, tuple(range(n + 1)))[1] for n in range(len(rules)))]
-    return [float(before - after) / nats for before, after in itertools.pairwise(left)]
-
-
-N_TINY, TINY_SCALES = 24, (6.0, 8.0, 10.0)
-"""Small models with random weights; and times what their queries and keys are made larger, one after the other."""
-
-
-def tiny(path: str) -> dict[str, Any]:
-    """What found terms add to known ones where weights are random: explained shares on texts that were not fitted."""
-    lines = [" ".join(text.split()) for text in Path(path).read_text().split("\n\n")]
-    texts = [re.sub(r"(\w+|[^\w ])", r" \1 ", text.lower()) for text in lines if len(text) > 60]
-    common = Counter(word for text in texts for word in text.split()).most_common(1500)
-    words = ("[CLS]", "[SEP]", *(word for word, _ in common))
-    texts = [" ".join(word for word in text.split() if word in set(words))[:500] for text in texts]
-    added, nats = [], []
-    for seed in range(N_TINY):
-        torch.manual_seed(seed)
-        network = BertModel(BertConfig(
-            vocab_size=len(words), hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        ), add_pooling_layer=False).eval()  # fmt: skip
-        with torch.no_grad():
-            for name, weights in network.named_parameters():
-                if name.endswith(("query.weight", "key.weight")):
-                    weights *= TINY_SCALES[seed % len(TINY_SCALES)]
-        model = attnscope.load(network, tokenizer(words, "[SEP]"))
-        sample, (group, *_) = sampled(model, [CorpusText(n, "", 1, text=text) for n, text in enumerate(texts)], 800)
-        fit = fit_group(group, sample, DescribeOptions())
-        fitted, scored = (fit.group.part([n for n, one in enumerate(sample) if one.fits == of]) for of in (True, False))
-        for head, found in enumerate(fit.active):
-            known = tuple(term for term in found.terms if not fitted.is_fitted(term, head))
-            if fitted.uniform_nats[head] >= 0.1:
-                rest = replace(found, terms=known, weights=refit(fitted, head, known)[0])
-                added.append(score(scored, head, found)[0].explained - score(scored, head, rest)[0].explained)
-                nats.append(float(fitted.uniform_nats[head]))
-    return {
-        "models": N_TINY, "heads": len(added), "nats": round(float(np.mean(nats)), 2),
-        "added_mean": round(float(np.mean(added)), 3), "added_largest": round(float(np.max(added)), 3),
-        "over_0.05": int((np.array(added) > 0.05).sum()),
-    }  # fmt: skip
+    return {kind: round(float(np.mean(of)), 3) for kind, of in right.items() if of} | {"heads": 30 * seeds}
 
 
 SCALES = (0.7, 1.0, 1.2)
@@ -283,7 +214,7 @@ def main() -> None:
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--file", default=str(ROOT / "sample_texts" / "alice.txt"))
     parser.add_argument("--treebank")
-    parser.add_argument("--parts", default="quality,planted,tiny,random,growth,treebank")
+    parser.add_argument("--parts", default="quality,planted,random,growth,treebank")
     parser.add_argument("--queries", type=int, default=4000)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
@@ -295,8 +226,6 @@ def main() -> None:
         found["quality"] = quality(model, texts, given.queries)
     if "planted" in parts:
         found["planted"] = planted(model, texts, given.queries, given.seeds)
-    if "tiny" in parts:
-        found["tiny"] = tiny(given.file)
     if "random" in parts:
         found["random"] = random(model, texts, given.queries, given.seeds)
     if "growth" in parts:
