@@ -69,9 +69,11 @@ if TYPE_CHECKING:
     from attnscope.studies.compare.pictures import compare_pictures
     from attnscope.studies.compare.study import compare, compare_models
     from attnscope.studies.compare.texts import compare_heads, compare_texts
-    from attnscope.studies.describe.study import DescribeOptions, describe
+    from attnscope.studies.describe.sample import DescribeOptions
+    from attnscope.studies.describe.study import describe
     from attnscope.studies.heads.needles import retrieval_heads
-    from attnscope.studies.heads.options import HeadsOptions, NeedleOptions
+    from attnscope.studies.heads.options import HeadsOptions, NeedleOptions, StreamingOptions
+    from attnscope.studies.heads.streaming import check_streaming
     from attnscope.studies.heads.study import heads
     from attnscope.studies.maps.page import page
     from attnscope.studies.maps.pooled import pooled_heatmap
@@ -92,6 +94,7 @@ if TYPE_CHECKING:
     from attnscope.studies.timeline.watch import HeadWatch
     from attnscope.studies.why.heads import why_heads
     from attnscope.studies.why.study import why
+    from attnscope.views.export.formats import export
     from attnscope.views.page import Page
     from attnscope.views.pages.notebook import widget
 
@@ -133,9 +136,11 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.compare.pictures": ("compare_pictures",),
     "studies.compare.texts": ("compare_heads", "compare_texts"),
     "studies.teaching.cost": ("cost",),
-    "studies.describe.study": ("DescribeOptions", "describe"),
+    "studies.describe.sample": ("DescribeOptions",),
+    "studies.describe.study": ("describe",),
     "studies.timeline.watch": ("HeadWatch",),
-    "studies.heads.options": ("HeadsOptions", "NeedleOptions"),
+    "studies.heads.options": ("HeadsOptions", "NeedleOptions", "StreamingOptions"),
+    "studies.heads.streaming": ("check_streaming",),
     "studies.heads.study": ("heads",),
     "studies.maps.study": ("heatmap", "picture_heatmap", "sound_heatmap"),
     "studies.heads.needles": ("retrieval_heads",),
@@ -157,6 +162,7 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.teaching.trace": ("trace", "trace_example"),
     "studies.running.workers": ("Workers",),
     "views.pages.notebook": ("widget",),
+    "views.export.formats": ("export",),
     "views.page": ("Page",),
 }.items() for name in names} | {"load_record": ("records", "load")}  # fmt: skip
 """Where each name is defined: the module, and what it is called there."""
@@ -173,7 +179,7 @@ __all__ = [
     "picture_heads", "picture_heatmap", "picture_rollout", "pooled_heatmap", "prune", "record_from_arrays",
     "relations", "replaced", "retrieval_heads", "rollout", "sound_heads", "sound_heatmap", "split", "split_example",
     "timeline", "trace", "trace_example", "why", "why_heads", "widget", "Pairs", "PatchOptions", "Patching",
-    "patch",
+    "patch", "StreamingOptions", "check_streaming", "export",
 ]  # fmt: skip
 
 

@@ -26,7 +26,8 @@ from attnscope.studies.atlas.rows import WINDOW, window
 from attnscope.studies.atlas.scores import ScoredText, Scores
 from attnscope.studies.atlas.study import atlas
 from attnscope.studies.atlas.tables import KindTables, ReadText
-from attnscope.studies.describe.study import DescribeOptions, _expected, lot_of
+from attnscope.studies.describe.sample import DescribeOptions, lot_of
+from attnscope.studies.describe.study import _expected
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.running.workers import Workers
@@ -234,7 +235,7 @@ def test_the_model_of_parts_is_where_they_were_made_or_is_asked_for(
     assert run("merge", "../1", "../2", "-o", "whole", "-f", "npz")[0] == 0
     model.rename(tmp_path / "moved")
     status, _, err = run("merge", "../1", "../2", "-o", "other", "-f", "npz")
-    assert status == 2 and "the model of the parts, gpt2, is not at the path that they record" in err and "-m" in err
+    assert status == 2 and "the model of the record, gpt2, is not at the path that it names" in err and "-m" in err
     assert run("merge", "../1", "../2", "-m", "../moved", "-o", "other", "-f", "npz")[0] == 0
 
 

@@ -27,7 +27,7 @@ from attnscope.studies.atlas.scores import (
 )
 from attnscope.studies.heads.order import require_names
 from attnscope.studies.heads.study import add_effects, study_heads
-from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
 from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
 from attnscope.studies.running.late import failure
 from attnscope.studies.running.workers import Workers
@@ -96,7 +96,8 @@ def study(
     corpus = texts.corpus(spec)
     require_names(order.atlas.heads, order.measures, order.listing.only)
     require_evidence(order.beside)
-    return with_records(atlas(loading.load(spec), corpus, order.atlas, report, workers), order.beside)
+    model = loading.load(spec)
+    return with_records(atlas(model, all_texts(model, corpus), order.atlas, report, workers), order.beside)
 
 
 def _part(atlas: Atlas, findings: Findings, scores: Scores, failing: Iterable[CorpusText]) -> Atlas:
