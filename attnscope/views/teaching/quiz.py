@@ -84,7 +84,9 @@ def parse_numbers(written: str, n_numbers: int) -> NDArray[np.float64]:
     try:
         numbers = np.array([float(word) for word in words])
     except ValueError:
-        raise UsageError(f"{written.strip()!r} has a word that is no number", f"type {n_numbers} numbers") from None
+        raise UsageError(
+            f"{written.strip()!r} has a word that is no number", f"type {amount(n_numbers, 'number')}"
+        ) from None
     if len(numbers) != n_numbers:
         raise UsageError(f"you typed {amount(len(numbers), 'number')}", f"this step has {n_numbers}")
     return numbers
