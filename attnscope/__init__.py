@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from attnscope.records.batches import Batch
     from attnscope.records.circuits import Circuits
     from attnscope.records.comparison import (
-        Comparison,
         HeadComparison,
         MinimalPair,
         ModelComparison,
@@ -70,7 +69,8 @@ if TYPE_CHECKING:
     from attnscope.studies.compare.pictures import compare_pictures
     from attnscope.studies.compare.study import compare, compare_models
     from attnscope.studies.compare.texts import compare_heads, compare_texts
-    from attnscope.studies.describe.study import DescribeOptions, describe
+    from attnscope.studies.describe.sample import DescribeOptions
+    from attnscope.studies.describe.study import describe
     from attnscope.studies.heads.needles import retrieval_heads
     from attnscope.studies.heads.options import HeadsOptions, NeedleOptions, StreamingOptions
     from attnscope.studies.heads.streaming import check_streaming
@@ -97,16 +97,6 @@ if TYPE_CHECKING:
     from attnscope.views.export.formats import export
     from attnscope.views.page import Page
     from attnscope.views.pages.notebook import widget
-
-    load_ablation = Ablation.load
-    load_circuits = Circuits.load
-    load_comparison = Comparison.load
-    load_findings = Findings.load
-    load_patching = Patching.load
-    load_pooled = PooledHeatmap.load
-    load_relations = Relations.load
-    load_rollout = Rollout.load
-    load_timeline = Timeline.load
 
 _PUBLIC = {name: (module, name) for module, names in {
     "annotated": ("AnnotatedCorpus", "AnnotatedText", "Link"),
@@ -146,7 +136,8 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.compare.pictures": ("compare_pictures",),
     "studies.compare.texts": ("compare_heads", "compare_texts"),
     "studies.teaching.cost": ("cost",),
-    "studies.describe.study": ("DescribeOptions", "describe"),
+    "studies.describe.sample": ("DescribeOptions",),
+    "studies.describe.study": ("describe",),
     "studies.timeline.watch": ("HeadWatch",),
     "studies.heads.options": ("HeadsOptions", "NeedleOptions", "StreamingOptions"),
     "studies.heads.streaming": ("check_streaming",),
@@ -173,18 +164,7 @@ _PUBLIC = {name: (module, name) for module, names in {
     "views.pages.notebook": ("widget",),
     "views.export.formats": ("export",),
     "views.page": ("Page",),
-}.items() for name in names} | {
-    "load_ablation": ("records.ablation", "Ablation.load"),
-    "load_circuits": ("records.circuits", "Circuits.load"),
-    "load_comparison": ("records.comparison", "Comparison.load"),
-    "load_findings": ("records.heads.findings", "Findings.load"),
-    "load_patching": ("records.patch", "Patching.load"),
-    "load_pooled": ("records.maps.pooled", "PooledHeatmap.load"),
-    "load_record": ("records", "load"),
-    "load_relations": ("records.relations.record", "Relations.load"),
-    "load_rollout": ("records.maps.rollouts", "Rollout.load"),
-    "load_timeline": ("records.timeline", "Timeline.load"),
-}  # fmt: skip
+}.items() for name in names} | {"load_record": ("records", "load")}  # fmt: skip
 """Where each name is defined: the module, and what it is called there."""
 
 __all__ = [
@@ -195,12 +175,11 @@ __all__ = [
     "PooledHeatmap", "PruneOrder", "Relations", "RelationsOptions", "Rollout", "SplitOptions", "Timeline",
     "TimelineOptions", "Tokens", "Why", "WhyHeads", "Workers", "__version__", "ablate", "atlas", "batch", "circuits",
     "compare", "compare_heads", "compare_models", "compare_pictures", "compare_texts", "cost", "describe",
-    "fit_lines", "heads", "heatmap", "load", "load_ablation", "load_circuits", "load_comparison", "load_findings",
-    "load_pooled", "load_record", "load_relations", "load_rollout", "load_timeline", "own_decoder", "page",
+    "fit_lines", "heads", "heatmap", "load", "load_record", "own_decoder", "page",
     "picture_heads", "picture_heatmap", "picture_rollout", "pooled_heatmap", "prune", "record_from_arrays",
     "relations", "replaced", "retrieval_heads", "rollout", "sound_heads", "sound_heatmap", "split", "split_example",
     "timeline", "trace", "trace_example", "why", "why_heads", "widget", "Pairs", "PatchOptions", "Patching",
-    "load_patching", "patch", "StreamingOptions", "check_streaming", "export",
+    "patch", "StreamingOptions", "check_streaming", "export",
 ]  # fmt: skip
 
 

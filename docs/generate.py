@@ -364,8 +364,15 @@ _ROWS = {
 }
 
 
+_OWN_INPUTS = """attnscope refuses these types, because it cannot make up what they read or tell their attentions apart.
+They run when you [make their inputs](own-inputs.md). Each has a tiny random model among the tests. Its weights equal
+its own eager attention within 2e-6 where it gives out weights."""
+
+
 def architectures_page() -> str:
     """What became of every model type of transformers, as a page."""
+    from tests.input_cases import CASES
+
     found = json.loads((FOLDER / "architectures.json").read_text("utf-8"))
     types: dict[str, dict[str, Any]] = found["types"]
     rows = {
@@ -421,11 +428,15 @@ def architectures_page() -> str:
     ):
         held = {name: one["why"] for name, one in types.items() if chosen(one)}
         if held:
-            told = (f"| {name} | {' '.join(why.split()).replace('|', '/')[:240]} |" for name, why in held.items())
+            reasons = {
+                name: " ".join(why.split()).replace("|", "/")[:240].replace("[", "\\[") for name, why in held.items()
+            }
+            told = (f"| {name} | {why} |" for name, why in reasons.items())
             parts += [
                 f"## {title}",
                 "\n".join(["| model type | why |", "|---|---|", *told]),
             ]
+    parts += [f"## With your own inputs\n\n{_OWN_INPUTS}", textwrap.fill(", ".join(sorted(CASES)), 116)]
     return "\n\n".join(parts) + "\n"
 
 

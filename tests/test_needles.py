@@ -413,7 +413,7 @@ def test_the_command_prints_and_writes_it(tmp_path: Path, run: Run) -> None:
     assert "15 needles" in out
     status, out, err = run(*command, "-f", "npz,csv,json,png", "-o", tmp_path / "out")
     assert status == 0, err
-    loaded = attnscope.load_findings(tmp_path / "out" / "heads.npz")
+    loaded = attnscope.load_record(tmp_path / "out" / "heads.npz")
     assert loaded.needles.without[0].heads == ("L1H0",)
     lines = (tmp_path / "out" / "heads.csv").read_text().splitlines()
     assert "retrieval,retrieval_low" in lines[0] and len(lines) == 5

@@ -171,6 +171,8 @@ def _require_folder() -> None:
 
 def _run() -> int:
     """Parses and runs; of all commands, whose options follow from their signatures, the named one alone is built."""
+    if sys.argv[1:2] == ["help"]:
+        sys.argv[1:] = [*sys.argv[2:], "--help"]
     named = [command for command in _COMMANDS if command.callback and [command.callback.__name__] == sys.argv[1:2]]
     app.registered_commands = named or _COMMANDS
     try:

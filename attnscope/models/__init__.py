@@ -27,9 +27,11 @@ from attnscope.models.model import Batch, Model, ModelInfo, Tokenizer
 from attnscope.models.own.layouts import OWN_DECODER, Encoder, native_info, supports
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
     from attnscope.models.hf.dispatch import DeviceMap
+    from attnscope.models.inputs.labels import Labels
     from attnscope.models.own.decoder import OwnDecoder
 
 __all__ = ["Batch", "Model", "ModelInfo", "Source", "Tokenizer", "describe", "load", "open_tokenizer", "resolve"]
@@ -40,9 +42,11 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 @with_plain_torch
 def load(
-    spec: "str | os.PathLike[str] | Source | PreTrainedModel | OwnDecoder" = "minilm",
+    spec: "str | os.PathLike[str] | Source | PreTrainedModel | OwnDecoder | nn.Module" = "minilm",
     tokenizer: Any = None,
     *,
+    inputs: Any = None,
+    labels: "Labels | None" = None,
     engine: str = "auto",
     device: str = "cpu",
     dtype: str = "float32",
@@ -56,9 +60,14 @@ def load(
 
     Args:
         spec: A catalogue name, a folder (also of an adapter that names its model), a GGUF file, a Hub id, files of
-            captured queries and keys (`CapturedText`), what `resolve` made of one, or a transformers model, also one
-            that peft has wrapped; or attnscope's own decoder (`own_decoder`), of which a copy is taken as it is now.
+            captured queries and keys (`CapturedText`), a recipe (docs/own-inputs.md), or what `resolve` made of one.
+            A transformers model in memory, also one that peft has wrapped; attnscope's own decoder (`own_decoder`),
+            of which a copy is taken as it is now; or with `inputs` any torch module.
         tokenizer: The tokenizer of a transformers model in memory; without one, texts are token numbers ("17 4 9").
+        inputs: What the forward of a torch module in memory receives, where only you can make it: a tensor, a tuple by
+            position, or a mapping by name; a list holds several such inputs. Each sequence in them becomes a text.
+        labels: Names of the positions of a sequence: a list, range(0, 96, 8), a grid such as (4, 6), or one list per
+            sequence; None = numbers. They also choose which attention is shown, by how many positions it has.
         engine: "native" (BERT-family weights on the project's own attention), "hf" (transformers), "numpy" (BERT-family
             weights without torch, to look at single texts), or "auto": native where it computes the model as it is.
         device: Where it is to run, as torch names it; "auto" = the first there is of cuda, mps and cpu.
@@ -81,6 +90,14 @@ def load(
             raise UsageError("a model in memory stays as it is", "move or cast it yourself, and leave out the options")
         if adapter is not None:
             raise UsageError("a model in memory stays as it is", "give peft's PeftModel with the adapter")
+        if inputs is not None:
+            from attnscope.models.inputs.model import load_inputs
+
+            if tokenizer is not None:
+                raise UsageError("inputs are no texts", "leave out the tokenizer, or the inputs")
+            return load_inputs(spec, inputs, labels, check=check)
+        if labels is not None:
+            raise UsageError("labels name the positions of inputs", "give inputs=… too")
         if sys.modules.get("attnscope.models.own.decoder"):
             from attnscope.models.own.decoder import OwnDecoder, wrap_decoder
 
@@ -89,6 +106,8 @@ def load(
         from attnscope.models.hf.model import wrap
 
         return wrap(cast("PreTrainedModel", spec), tokenizer, check=check)
+    if inputs is not None or labels is not None:
+        raise UsageError("inputs go with a torch module in memory", "load the module, and give it instead of a name")
     if tokenizer is not None:
         raise UsageError(f"{spec} brings its own tokenizer", "a tokenizer goes with a transformers model in memory")
     if device_map is not None:
@@ -110,6 +129,14 @@ def load(
         from attnscope.models.captured.model import open_captures
 
         return open_captures(source.captures, source.name)
+    if source.recipe is not None:
+        if (device, dtype) not in (("cpu", "float32"), ("auto", "float32")) or device_map is not None:
+            raise UsageError(
+                "a recipe makes its model where and as it likes", "leave out --device, --dtype and --device-map"
+            )
+        from attnscope.models.inputs.recipes import load_recipe
+
+        return load_recipe(source.recipe, name=source.name, source=source.origin, check=check)
     if source.adapter is not None and device_map is not None:
         raise UsageError("an adapter is merged on one device", "leave out --device-map")
     # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
@@ -217,9 +244,10 @@ def _choose(
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if adapter is not None:
         source = with_adapter(source, Path(adapter))
-    if source.captures:
+    if source.captures or source.recipe is not None:
         if source.adapter is not None or engine != "auto":
-            raise UsageError("captures take no adapter and no engine", "leave out --adapter and --engine")
+            what = "captures" if source.captures else "recipes"
+            raise UsageError(f"{what} take no adapter and no engine", "leave out --adapter and --engine")
         return source, False
     if source.spec in BUILT_IN and source.folder is None:
         if source.adapter is not None:

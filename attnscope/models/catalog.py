@@ -38,6 +38,7 @@ class Source:
         adapter: The folder of an adapter that belongs to it; None = there is none.
         pinned_files: What the files beside the weights must hash to, as (name, SHA-256).
         captures: Files of queries and keys that another program computed, instead of a model.
+        recipe: A file of Python code that makes the model and its inputs; None = there is none.
     """
 
     spec: str
@@ -50,6 +51,7 @@ class Source:
     adapter: Path | None = None
     pinned_files: tuple[tuple[str, str], ...] = ()
     captures: tuple[Path, ...] = ()
+    recipe: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,13 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
         # Not resolved: in the Hub's cache it is a link to a file without its name.
         path = path.absolute()
         return Source(spec, path.stem, path.parent, origin=f"file {path}", file=path.name)
+    if is_file and is_recipe(spec):
+        if not trust_remote_code:
+            raise AttnscopeError(
+                f"{spec} is Python code, which could do anything",
+                "--trust-remote-code if you have read it and trust it",
+            )
+        return Source(spec, path.stem, None, origin=f"recipe {path.absolute()}", recipe=path.absolute())
     if is_file:
         raise AttnscopeError(f"{spec} is a file, not a model", "give the folder that holds config.json and the weights")
     repo_id, revision = _split_hub_id(spec)
@@ -178,6 +187,11 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
             raise AttnscopeError(f"there is no model {spec}", f"did you mean {close[0]}?")
         cached = _download(repo_id, allow_pickle, trust_remote_code, revision=revision)
     return Source(spec, spec, cached, repo_id=repo_id, origin=_hub_origin(repo_id, cached))
+
+
+def is_recipe(spec: str) -> bool:
+    """Whether a name is that of a file of Python code."""
+    return spec.endswith(".py")
 
 
 @contextlib.contextmanager

@@ -34,16 +34,14 @@ class ModelInfo:
         sha256: Hash of the weights, hex; of several files: of their names and hashes; with an adapter: of both hashes.
             Empty for models made in memory.
         architecture: The model_type of its configuration, such as "bert".
-        engine: "native", "hf", "numpy", or "captured" (queries and keys computed elsewhere).
-        path: How the weights are read: "seam" (through the one function), or "eager" (the model's own
-            output_attentions).
+        engine: "native", "hf", "numpy", "captured" (queries and keys from elsewhere), or "torch" (any module).
+        path: How weights are read: "seam" (the one function), or "eager" (the model's own output_attentions).
         kinds: The kinds of attention it has, in the order of computation: some of "encoder", "decoder", "cross".
         n_layers: Layers of each kind, in the order of `kinds`.
         n_heads: Query heads of each kind (the largest, where layers differ).
         n_kv_heads: Key/value heads of each kind.
         d_model: Width of the hidden states.
-        n_parameters: Number of parameters; shared ones once. The native engine counts what it computes with: no pooler,
-            no head on top.
+        n_parameters: Number of parameters, shared ones once; of the native engine without pooler and head.
         max_tokens: The longest text it takes, in tokens, special ones included; None where there is no limit.
         dtype: Precision of the weights as computed with, such as "float32".
         device: Where it runs, such as "cpu".
@@ -51,8 +49,7 @@ class ModelInfo:
         notes: What a user must know to read the pictures truly, one sentence each.
         adapter: The adapter that is part of the weights, "" = none.
         adapter_sha256: Hash of its weights.
-        heads: Of a model whose heads are known by construction: the name of each, such as "L0H1", and what it attends
-            to.
+        heads: Of a model whose heads are known by construction: the name of each ("L0H1"), and what it attends to.
     """
 
     name: str
@@ -92,8 +89,9 @@ class ModelInfo:
 
         has_pooler = self.engine == "native" and self.kinds == ("encoder",)
         counted = " in embeddings and layers; a pooler is not counted" if has_pooler else ""
+        equal = "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)"
         checked = {
-            True: "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)",
+            True: "equal to what the module computes by itself, on its inputs" if self.engine == "torch" else equal,
             False: "no: the comparison with eager attention was skipped",
             None: "not needed",
         }
@@ -408,6 +406,10 @@ class Model(Protocol):
         """What of it reads pictures and words."""
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts it came with; it knows no others. Empty = it reads any."""
+
+    @property
     def run_inputs(self) -> "Callable[[Mapping[str, Any], Probe], Tensor] | None":
         """As `run`, of whatever the model's forward takes, by name: `SensoryInput.inputs`."""
 
@@ -486,6 +488,7 @@ class ShownModel:
 
     info: ModelInfo
     tokenizer: Any
+    texts: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         extent = f"{amount(max(self.info.n_layers), 'layer')} of {amount(max(self.info.n_heads), 'head')}"
@@ -570,8 +573,7 @@ def viewer_of(model: Model) -> Model:
 def example_tokens(tokenizer: Tokenizer) -> Tokens:
     """A short text that a tokenizer reads, with the special tokens around it.
 
-    Tokenizers of SMILES or amino acids pass over whatever is not of their alphabet, letters and digits too: then it is
-    a text of their own vocabulary.
+    A tokenizer that drops letters and digits, as those of SMILES do, gets a text of its own vocabulary.
 
     Raises:
         AttnscopeError: It reads none of the texts that are tried.

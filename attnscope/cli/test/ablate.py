@@ -25,11 +25,13 @@ def ablate(
     - `attnscope ablate --file corpus.txt -m ./SmolLM2-135M --importance --curve -o out`
     """
     from attnscope.studies.ablation.study import ablate as study
+    from attnscope.studies.inputs.options import all_texts
 
     output = where.plan("ablate", printing, **drawing.options())
-    corpus = texts.corpus()
+    corpus = texts.corpus(model)
     load = loading if asked.loss == "none" else loading.with_head(model)
     shared = running.share(model, load)
     with options.progress(printing.quiet) as report:
-        found = study(load.load(model), corpus, asked, report, shared)
+        loaded = load.load(model)
+        found = study(loaded, all_texts(loaded, corpus), asked, report, shared)
     output.deliver(found)

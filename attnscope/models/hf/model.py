@@ -313,14 +313,32 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
         return _build(reading, check, lambda: assemble(seeing, check=check))
 
 
+def assemble_on(
+    model: PreTrainedModel, inputs: Mapping[str, Any], *, name: str, source: str, check: bool
+) -> HuggingFaceModel:
+    """A Model of a transformers model that is surveyed on inputs that come with it, by name.
+
+    Where its base takes them it is the base that runs, else the model with what it has on top.
+
+    Raises:
+        AttnscopeError: It cannot be shown truly on them.
+    """
+    base = base_of(model)
+    shown = base if all(accepts(base, given) for given in inputs) else model
+    with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
+        raw = RawModel(shown, wordless(name, base), name, source, notes=notes_on_quantisation(model.config))
+        return _build(raw, check, found=survey(shown, check=check, inputs=inputs), base=shown)
+
+
 def _build(
     raw: RawModel,
     check: bool,
     open_eyes: Callable[[], HuggingFaceModel] | None = None,
     open_viewer: Callable[[], HuggingFaceModel] | None = None,
     found: Survey | None = None,
+    base: PreTrainedModel | None = None,
 ) -> HuggingFaceModel:
-    base = base_of(raw.model)
+    base = base or base_of(raw.model)
     share_lock([raw.model])
     found = found or survey(base, check=check)
     kinds = tuple(found.layers)

@@ -449,7 +449,7 @@ _settings = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
-def use_attention(model: PreTrainedModel, implementation: str | None) -> Iterator[None]:
+def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None]:
     """Makes a model use an attention implementation, in eval mode and frozen, and puts everything back afterwards.
 
     What a forward pass itself changes is put back too (see hf.state), so that no text depends on those before it. It is
@@ -459,9 +459,10 @@ def use_attention(model: PreTrainedModel, implementation: str | None) -> Iterato
 
     Args:
         model: The model. Others that share its configuration objects wait for their turn.
-        implementation: A name, or None for the one it has.
+        implementation: A name, or None for the one it has, as of torch modules that are no model of transformers.
     """
-    with take_turn([model]), without_autocast(model.device), restore_state(model, configs := _configs(model)):
+    device = next((parameter.device for parameter in model.parameters()), "cpu")
+    with take_turn([model]), without_autocast(device), restore_state(model, configs := _configs(model)):
         settings = _settings.setdefault(model, {})
         # Those made in inference mode learn nothing, whatever they say, and torch does not let it be said again.
         learning = [one for one in model.parameters() if one.requires_grad and not one.is_inference()]
@@ -471,7 +472,7 @@ def use_attention(model: PreTrainedModel, implementation: str | None) -> Iterato
                     module.training = False
             for parameter in learning:
                 parameter.requires_grad_(False)
-            if implementation is not None and implementation not in settings:
+            if isinstance(model, PreTrainedModel) and implementation is not None and implementation not in settings:
                 # Slow and thorough the first time: it knows which parts can be switched. Then only its result is set.
                 model.set_attn_implementation(implementation)
                 # Classes chosen when the model was built ignore the name but for "eager", which some ask for anew.
@@ -487,7 +488,7 @@ def use_attention(model: PreTrainedModel, implementation: str | None) -> Iterato
                 parameter.requires_grad_(True)
 
 
-def _configs(model: PreTrainedModel) -> list[Any]:
+def _configs(model: nn.Module) -> list[Any]:
     found: dict[int, Any] = {}
     waiting: list[Any] = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
     while waiting:

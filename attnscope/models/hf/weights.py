@@ -24,11 +24,10 @@ from attnscope.models.inside.projections import (
     ROLES,
     OutputWatch,
     Role,
-    adapted_maps,
+    find_output_projections,
     hooks,
     is_transposed,
     linear_maps,
-    weight_of,
 )
 from attnscope.models.model import Slice
 
@@ -77,26 +76,9 @@ def head_slices(
 
 
 def output_projections(base: PreTrainedModel, found: Survey) -> dict[Place, Tensor]:
-    """W_O of each attention, found by running the model on a small input.
-
-    Returns:
-        Place -> (d_model, n_heads * d_value), as torch.nn.Linear stores it, whatever stores it here. Places are left
-        out where what the heads put out is changed before it is projected, where weights are quantised, or not there,
-        or not all of the map (an adapter beside them), and where a layer has fewer heads than others of its kind.
-    """
-    outputs = OutputWatch()
-
-    def observe(call: AttentionCall) -> Tensor:
-        output = attend(call)
-        if call.n_heads == found.n_heads[call.kind]:
-            outputs.expect((call.kind, call.layer), output)
-        return output
-
-    with torch.no_grad(), hooks(linear_maps([base]), outputs.look):
-        perform(base, {**examples(base)[1].inputs, **found.extras}, found.plan, observe)
-    adapted = adapted_maps([base])
-    weights = {place: weight_of(module) for place, module in outputs.found.items() if module not in adapted}
-    return {place: weight for place, weight in weights.items() if weight is not None}
+    """W_O of each attention, found by running the model on a small input; see `find_output_projections`."""
+    inputs = {**examples(base)[1].inputs, **found.extras}
+    return find_output_projections(base, lambda probe: perform(base, inputs, found.plan, probe), found.n_heads)
 
 
 def _trace(base: PreTrainedModel, found: Survey, heads: Mapping[Place, Sequence[int]]) -> dict[Place, _Attention]:

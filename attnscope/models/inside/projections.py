@@ -2,13 +2,14 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.core.attention.probes import Place
+from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.models.turns import take_turn
 
 Role = Literal["query", "key", "value"]
@@ -83,6 +84,36 @@ def weight_of(module: nn.Module) -> Tensor | None:
         return None
     turned: Tensor = weight.T if is_transposed(module) else weight
     return turned
+
+
+def find_output_projections(
+    root: nn.Module, run: Callable[[Probe], object], n_heads: Mapping[Kind, int]
+) -> dict[Place, Tensor]:
+    """W_O of each attention, found by running a model.
+
+    Args:
+        root: The model.
+        run: Runs it with a probe.
+        n_heads: Kind -> the most query heads of a layer.
+
+    Returns:
+        Place -> (d_model, n_heads * d_value), as torch.nn.Linear stores it, whatever stores it here. Places are left
+        out where what the heads put out is changed before it is projected, where weights are quantised, or not there,
+        or not all of the map (an adapter beside them), and where a layer has fewer heads than others of its kind.
+    """
+    outputs = OutputWatch()
+
+    def observe(call: AttentionCall) -> Tensor:
+        output = attend(call)
+        if call.n_heads == n_heads.get(call.kind):
+            outputs.expect((call.kind, call.layer), output)
+        return output
+
+    with torch.no_grad(), hooks(linear_maps([root]), outputs.look):
+        run(observe)
+    adapted = adapted_maps([root])
+    weights = {place: weight_of(module) for place, module in outputs.found.items() if module not in adapted}
+    return {place: weight for place, weight in weights.items() if weight is not None}
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from attnscope.studies.compare.options import CompareOrder
 from attnscope.studies.compare.pictures import compare_pictures
 from attnscope.studies.compare.study import compare, compare_models
 from attnscope.studies.compare.texts import compare_heads, compare_texts
-from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.running.workers import Workers
 from attnscope.text import read_text, require_text
@@ -66,8 +66,13 @@ def _comparison(
         def compare_two(model: Model, loading: LoadOptions) -> Comparison:
             loading = replace(loading, adapter=None)
             pair = None if workers is None else (workers, replace(workers, spec=second, loading=loading))
-            return compare_models(model, loading.load(second), corpus, order, report=report, workers=pair)
+            corpus_read = all_texts(model, corpus)
+            return compare_models(model, loading.load(second), corpus_read, order, report=report, workers=pair)
 
         return compare_two
     roles = None if order.heads_record is None else Findings.load(order.heads_record)
-    return lambda model, _: compare(model, corpus, order, roles=roles, report=report, workers=workers)
+
+    def compare_one(model: Model, _: LoadOptions) -> Comparison:
+        return compare(model, all_texts(model, corpus), order, roles=roles, report=report, workers=workers)
+
+    return compare_one

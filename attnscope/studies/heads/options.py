@@ -10,7 +10,7 @@ from attnscope.errors import UsageError, amount
 from attnscope.options import chunk_option, group, option, options, stride_option, whole_numbers
 
 if TYPE_CHECKING:
-    from attnscope.studies.describe.study import DescribeOptions
+    from attnscope.studies.describe.sample import DescribeOptions
 
 Weigh = Literal["texts", "queries"]
 """What weighs the same in measures and roles."""

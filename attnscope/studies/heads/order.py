@@ -17,7 +17,7 @@ from attnscope.studies.heads.needles import retrieval_heads
 from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
 from attnscope.studies.heads.roles import RULES, complete_thresholds
 from attnscope.studies.heads.study import heads
-from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.relations.study import require_relations
 from attnscope.studies.running.workers import Workers
@@ -55,7 +55,9 @@ def study(
         loading = loading.with_head(spec)
         workers = workers and replace(workers, loading=loading)
     model = loading.load(spec)
-    return heads(model, probe_texts(model) if corpus is None else corpus, order.heads, report, workers)
+    return heads(
+        model, probe_texts(model) if corpus is None else all_texts(model, corpus), order.heads, report, workers
+    )
 
 
 def _study_senses(

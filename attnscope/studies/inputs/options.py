@@ -102,6 +102,11 @@ class LoadOptions:
         )
 
 
+def all_texts(model: models.Model, corpus: Corpus | str | list[str]) -> Corpus | str | Sequence[str]:
+    """The texts; all that a model brings where none is given, of captures and recipes."""
+    return corpus if corpus != [] else model.texts
+
+
 def refuse_file_names(*texts: str | None) -> None:
     """Refuses texts that are names of files.
 
@@ -195,7 +200,7 @@ class TextsWanted:
             raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
 
     def corpus(self, model: str = "") -> Corpus | list[str]:
-        """The texts, read as they are used; of captures all that were captured, where none is given.
+        """The texts, read as they are used; none where the model brings its own (`all_texts`) and none is given.
 
         Args:
             model: The name of the model.
@@ -204,10 +209,11 @@ class TextsWanted:
             UsageError: Not exactly one of text and files is given, or there is no such split.
         """
         from attnscope.corpus import Corpus
-        from attnscope.models.captured.files import Capture, files_of
+        from attnscope.models.captured.files import files_of
+        from attnscope.models.catalog import is_recipe
 
-        if not self.given and (files := files_of(model)):
-            return [Capture(path).tokens.text for path in files]
+        if not self.given and (is_recipe(model) or files_of(model)):
+            return []
         if (self.text is not None) + bool(self.files) != 1:
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')
         self.require_split()

@@ -401,9 +401,9 @@ def check_rows(weights: Tensor, kind: Kind, layer: int, allowed: float) -> None:
 
 def not_weights(model: PreTrainedModel, example: Example, kind: Kind, weights: Tensor, allowed: float) -> str:
     """Why a tensor is no map of softmax weights of this kind, "" if it is one."""
-    batch = len(next(iter(example.inputs.values())))
+    batch = 0 if example.is_users else len(next(iter(example.inputs.values())))
     shape = tuple(weights.shape)
-    if len(shape) != 4 or shape[0] != batch:
+    if len(shape) != 4 or (shape[0] != batch and not example.is_users):
         return f"has the shape {shape}, not (batch, head, query, key)"
     if example.real is not None:
         source = example.real.shape[1]

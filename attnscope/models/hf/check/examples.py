@@ -19,6 +19,9 @@ TARGET_LENGTHS = (5, 3)
 
 _MANY_POSITIONS = 512
 
+OWN_INPUTS = "make its inputs yourself: attnscope.load(model, inputs=…, labels=…) in Python, or -m recipe.py"
+"""What to do where inputs cannot be made up."""
+
 
 @dataclass(frozen=True, eq=False)
 class Example:
@@ -28,11 +31,13 @@ class Example:
         inputs: What the forward gets.
         real: (batch, token), bool, of an encoder-decoder: of the encoder; None = all, or not texts.
         target_real: As real, of the decoder.
+        is_users: Whether the user made it: what its batch means is then not known.
     """
 
     inputs: dict[str, Any]
     real: Tensor | None = None
     target_real: Tensor | None = None
+    is_users: bool = False
 
 
 def examples(model: PreTrainedModel) -> tuple[Example, Example]:
@@ -53,7 +58,7 @@ def examples(model: PreTrainedModel) -> tuple[Example, Example]:
         if not accepts(model, "decoder_input_ids"):
             raise AttnscopeError(
                 f"{config.model_type} has a decoder that reads no text, which is not supported",
-                "encoder-decoders of text and of speech are",
+                OWN_INPUTS,
             )
         target_padded, target_alone = _text_examples(model, "decoder_", TARGET_LENGTHS, generator)
         if len(next(iter(padded.inputs.values()))) == 1:
@@ -188,7 +193,9 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
         return bands, 2 * inner.max_position_embeddings
     if name == "input_features" and bands:
         return _FRAMES, bands * getattr(inner, "input_channels", 1)
-    raise AttnscopeError(f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check")
+    raise AttnscopeError(
+        f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check", OWN_INPUTS
+    )
 
 
 _BANDS_FIRST = ("glmasr_encoder", "voxtral_realtime_encoder")

@@ -36,11 +36,12 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
                 f"it has attention of {shape[0]} queries on {shape[1]} keys where the text has {tokens} tokens"
             )
     pixels = example.inputs.get("pixel_values")
-    if tokens is None and pixels is not None and pixels.ndim == 4:
+    if tokens is None and pixels is not None and pixels.ndim == 4 and not example.is_users:
         _require_whole_pictures(weights, len(pixels))
     if not config.is_encoder_decoder:
         return ["decoder" if hides_later(weights) else "encoder"] * len(weights)
-    target = example.target_real.shape[1] if example.target_real is not None else 0
+    squares = (queries for queries, keys in shapes if queries == keys != source)
+    target = example.target_real.shape[1] if example.target_real is not None else next(squares, 0)
     if source is None:
         raise Unclear("its output holds no hidden states of the encoder, by whose length its attentions are told apart")
     if source == target:

@@ -28,7 +28,15 @@ from attnscope.models.hf.check.compare import (
     run_eager_or_own,
     tolerance,
 )
-from attnscope.models.hf.check.examples import LENGTHS, Example, examples, long_example, max_tokens, standing_arguments
+from attnscope.models.hf.check.examples import (
+    LENGTHS,
+    OWN_INPUTS,
+    Example,
+    examples,
+    long_example,
+    max_tokens,
+    standing_arguments,
+)
 from attnscope.models.hf.check.layers import (
     Unclear,
     configured_counts,
@@ -82,17 +90,21 @@ class Survey:
     through: Callable[..., Any] | None = None
 
 
-def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:
+def survey(model: PreTrainedModel, *, check: bool = True, inputs: Mapping[str, Any] | None = None) -> Survey:
     """Finds out what a model's attention is, and whether what we show of it is true.
 
     Args:
         model: The model without heads for tasks.
         check: Whether to compare with eager where that is not needed to tell the layers.
+        inputs: What its forward is to get; None = what attnscope makes up, texts of two lengths among it.
 
     Raises:
         AttnscopeError: It has no attention, differs from eager beyond rounding, or cannot be read by either path.
     """
-    padded, alone = examples(model)
+    if inputs is None:
+        padded, alone = examples(model)
+    else:
+        padded = alone = Example({**standing_arguments(model), **inputs}, is_users=True)
     extras: dict[str, Any] = {}
     seen: Sequence[Seen] = ()
     with torch.no_grad():
@@ -117,7 +129,7 @@ def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:
             try:
                 reason, more = _check_seam(model, found, padded, alone, output, seen)
                 found = replace(found, notes=(*found.notes, *more))
-                reason = reason or (_check_long(model, found) if check else "")
+                reason = reason or (_check_long(model, found) if check and inputs is None else "")
             except AttnscopeError as error:
                 raise _explain_difference(model, alone, error) from error
             except Exception as error:  # padding, too, may be more than a model can take
@@ -125,7 +137,7 @@ def survey(model: PreTrainedModel, *, check: bool = True) -> Survey:
         if not reason:
             return found if check else replace(found, checked=False)
         found = _read_eager(model, padded, alone, extras, reason, len(seen))
-        if not check:
+        if not check or inputs is not None:
             return found
         wrong = _check_long(model, found)
         return replace(found, notes=(*found.notes, wrong)) if wrong else found
@@ -222,7 +234,7 @@ def _check_seam(
     sizes = found.layers, found.n_layers
     single, notes = _outcome(found, output, seen), list[str]()
     reason = compare(model, alone, single, run_eager_or_own(model, alone), *sizes, notes)
-    if reason or len(next(iter(padded.inputs.values()))) == 1:  # it is the same input
+    if reason or padded is alone or len(next(iter(padded.inputs.values()))) == 1:  # it is the same input
         return reason, tuple(notes)
     both = _outcome(found, *rehearse(model, padded.inputs))
     try:
@@ -453,9 +465,10 @@ def _own_output(model: PreTrainedModel, padded: Example, alone: Example, extras:
                 own = model(**alone.inputs)
     except Exception as error:
         raise AttnscopeError(
-            f"{model.config.model_type} does not run on the {_input_names(alone)} that attnscope makes up for its "
-            f"self-check: its own code says {type(error).__name__}: {_one_line(error)}",
-            "it may need inputs that attnscope does not know",
+            f"{model.config.model_type} does not run on the {_input_names(alone)} that "
+            f"{'you give' if alone.is_users else 'attnscope makes up for its self-check'}: its own code says "
+            f"{type(error).__name__}: {_one_line(error)}",
+            OWN_INPUTS,
         ) from error
     return own
 

@@ -1,0 +1,20 @@
+"""PatchTST on sine waves: which earlier patch of a series each patch attends to.
+
+Run it with `attnscope heads -m examples/inputs/patchtst.py --trust-remote-code -o patchtst`.
+"""
+
+import torch
+from transformers import PatchTSTConfig, PatchTSTModel
+
+
+def attnscope_model():
+    """A small random PatchTST, 16 series of 96 steps in two channels, and the first step of each patch."""
+    torch.manual_seed(0)
+    config = PatchTSTConfig(
+        num_input_channels=2, context_length=96, patch_length=8, patch_stride=8, d_model=32, num_attention_heads=4,
+        num_hidden_layers=2, ffn_dim=32,
+    )  # fmt: skip
+    steps = torch.arange(96)[None, :, None]
+    periods = 8 + 40 * torch.rand(16, 1, 2)
+    series = torch.sin(2 * torch.pi * steps / periods) + 0.1 * torch.randn(16, 96, 2)
+    return PatchTSTModel(config), {"past_values": series}, range(0, 96, 8)

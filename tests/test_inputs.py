@@ -1,0 +1,251 @@
+"""Inputs that only the user can make: refused types, any torch module, and recipes, each held against the model."""
+
+import copy
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import attnscope
+from attnscope.core.attention.probes import Weights
+from attnscope.errors import AttnscopeError
+from attnscope.models.inputs.model import InputsModel
+from attnscope.studies.inputs.texts import batch_of
+from tests.conftest import Run
+from tests.input_cases import CASES
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "inputs"
+FAST = ("time_series_transformer", "blip_2_qformer", "timesformer")
+
+
+def load(model: Any, inputs: Any, labels: Any = None) -> InputsModel:
+    loaded: Any = attnscope.load(model, inputs=inputs, labels=labels)
+    return loaded  # type: ignore[no-any-return]
+
+
+def maps_of(model: InputsModel) -> list[Tensor]:
+    """The weights of all sequences of the first pass, by layer, (sequence, head, query, key)."""
+    probe = Weights()
+    model.run(batch_of([model.tokenizer.encode(text) for text in model.texts]), probe)
+    return list(probe.maps[model.info.kinds[0]].values())  # type: ignore[index]
+
+
+def own_maps(model: Any, inputs: dict[str, Any]) -> list[Tensor]:
+    """What a model of transformers built for eager attention gives out itself; empty where it gives out none."""
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = "eager"
+    twin = type(model)(config).eval()
+    twin.load_state_dict(model.state_dict())
+    torch.manual_seed(0)
+    with torch.no_grad():
+        output = twin(**inputs, output_attentions=True)
+    found = getattr(output, "encoder_attentions", None) or getattr(output, "attentions", None) or ()
+    return list(found)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+@torch.random.fork_rng(devices=[])
+def test_refused_types_run_with_inputs_and_equal_their_own_eager_attention(name: str) -> None:
+    torch.manual_seed(0)
+    model, inputs = CASES[name]()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.3)
+    assert len(inspect.getsource(CASES[name]).splitlines()) <= 30
+    with pytest.raises(AttnscopeError):
+        attnscope.load(model.eval())  # type: ignore[arg-type]
+    loaded = load(model, inputs)
+    assert loaded.info.checked and loaded.info.n_layers == (2,)
+    ours = maps_of(loaded)
+    shape = ours[0].shape
+    theirs = [weights.reshape(shape) for weights in own_maps(model, inputs) if weights.numel() == shape.numel()]
+    for own, other in zip(ours, theirs or ours, strict=True):
+        np.testing.assert_allclose(own, other, atol=2e-6)
+    assert bool(theirs) or name in ("qwen2_5_vl_vision", "qwen3_vl_vision", "glm4v_vision")
+
+
+class Attention(nn.Module):
+    """Attention of a kind that its subclass computes, on what the whole module is given, (batch, position, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return self.out(self.attend(query, key, value).transpose(1, 2).flatten(2))
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.3)
+
+
+class ByHand(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return (query @ key.mT).softmax(-1) @ value
+
+
+class Linear(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.elu(query) @ (F.elu(key).mT @ value)
+
+
+class Dropping(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=0.5)
+
+
+class Strings(Attention):
+    def forward(self, x: Tensor) -> Any:
+        super().forward(x)
+        return {"label": "cat"}
+
+
+class Broken(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ZeroDivisionError("no\nluck")
+
+
+X = torch.randn(5, 6, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_maps_of_any_module_are_softmax_weights_of_what_it_passes() -> None:
+    module = Attention()
+    loaded = load(module, X, (2, 3))
+    query, key, _ = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in module.qkv(X).chunk(3, -1))
+    scores = (0.3 * query @ key.mT).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+    torch.testing.assert_close(maps_of(loaded)[0], scores.softmax(-1).detach())
+    assert loaded.info.kinds == ("decoder",) and loaded.info.engine == "torch"
+    assert loaded.tokenizer.encode("1").labels == ("0,0", "0,1", "0,2", "1,0", "1,1", "1,2")
+    torch.testing.assert_close(loaded.output_projections()["decoder", 0], module.out.weight.detach())
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_multihead_attention_is_seen_off_its_fast_path_and_left_as_it_was(batch_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
+    module = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train()
+    x = X if batch_first else X.transpose(0, 1)
+    hidden = torch.zeros(5, 6, dtype=torch.bool)
+    hidden[:, 5] = True
+    loaded = load(module, {"src": x, "src_key_padding_mask": hidden})
+    assert module.training and not module.layers[0]._forward_hooks and all(p.requires_grad for p in module.parameters())
+    assert loaded.paths == {0: "layers.0.self_attn", 1: "layers.1.self_attn"}
+    first = module.eval().layers[0].self_attn
+    with torch.no_grad():
+        _, expected = first(x, x, x, hidden, average_attn_weights=False)
+    torch.testing.assert_close(maps_of(loaded)[0], expected)
+    # A head whose output counts for nothing changes nothing; that copies of the batch are told apart is part of this.
+    with torch.no_grad():
+        first.out_proj.weight[:, :4] = 0
+    effects = attnscope.ablate(loaded, loaded.texts, attnscope.AblateOptions(modes=("zero",))).heads
+    assert effects[0].effects["zero_l2"].value < 1e-6 < effects[1].effects["zero_l2"].value
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_a_module_that_asks_for_weights_gets_them(average: bool) -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            output, weights = self.attention(x, x, x, average_attn_weights=average)
+            return output, weights
+
+    assert load(Asking(), X).info.checked  # it compares both outputs
+
+
+def test_sequences_are_told_apart_and_named_alone() -> None:
+    loaded = load(Attention(), [X, X[:2, :4]], [list("abcdef"), list("uvwx")])
+    assert len(loaded.texts) == 7 and [len(loaded.tokenizer.encode(text)) for text in ("0", "6")] == [6, 4]
+    found = attnscope.heads(loaded, loaded.texts)  # two passes of different length
+    assert found.corpus["n_texts"] == 7
+    named = load(Attention(), X[:1], ["[CLS]", *"bcdef"]).tokenizer.encode("0")
+    assert named.special.tolist() == [True, False, False, False, False, False]
+    with pytest.raises(AttnscopeError, match="only the inputs that the model came with"):
+        loaded.tokenizer.encode("a text")
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "labels", "reason"),
+    [
+        (Linear(), X, None, "its attention, if it has any, is no softmax"),
+        (ByHand(), X, None, "computes softmax by hand in the module itself"),
+        (Dropping(), X, None, "another output than softmax weights times values"),
+        (Strings(), X, None, "returns no tensor"),
+        (Broken(), X, None, "ZeroDivisionError: no"),
+        (Attention(), X[..., :3], None, "does not run on these inputs"),
+        (Attention(), X * torch.nan, None, "inputs holds NaN or infinity"),
+        (Attention(), {"y": X}, None, "does not take inputs"),
+        (Attention(), {}, None, "inputs holds no tensor"),
+        (Attention(), [], None, "empty list"),
+        (Attention(), "a text", None, "inputs is of type str"),
+        (Attention(), X, ["a", "b"], "labels name 2 positions"),
+        (Attention(), X, [["a"] * 6] * 3, "labels holds 3 lists"),
+        (Attention(), X, "abcdef", "labels is of type str"),
+        (Attention(), X, [None] * 6, "labels holds None"),
+        ("minilm", X, None, "inputs go with a torch module"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_with_the_reason(module: Any, inputs: Any, labels: Any, reason: str) -> None:
+    with pytest.raises(AttnscopeError) as refused:
+        load(module, inputs, labels)
+    assert reason in str(refused.value) and "\n" not in str(refused.value)
+
+
+RECIPE = "import torch\nfrom torch import nn\n"
+DAMAGED = {
+    "def attnscope_model(:": "is no Python: ",
+    "x = 1": "has no function attnscope_model",
+    "attnscope_model = 3": "has no function attnscope_model",
+    "import no_such_package": "fails, line 3: ModuleNotFoundError",
+    "def attnscope_model():\n    return 1 / 0": "fails, line 4: ZeroDivisionError",
+    "raise SystemExit(0)": "fails, line 3: SystemExit",
+    "def attnscope_model():\n    return nn.Linear(2, 2)": "returns Linear",
+    "def attnscope_model():\n    return 3, torch.ones(2)": "inputs go with a torch module, not with int",
+    "def attnscope_model():\n    return nn.Linear(2, 2), torch.ones(1, 2)": "calls neither",
+    "def attnscope_model(name):\n    return name": "TypeError",
+}
+
+
+@pytest.mark.parametrize("body", DAMAGED)
+def test_damaged_recipes_give_one_line(body: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.py"
+    path.write_text(RECIPE + body, "utf-8")
+    with pytest.raises(AttnscopeError) as refused:
+        attnscope.load(path, trust_remote_code=True)
+    assert DAMAGED[body] in refused.value.message and "\n" not in str(refused.value)
+
+
+def test_recipes_run_only_where_they_are_trusted(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.py"
+    path.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nprint('noise')\nx = 1", "utf-8")
+    status, out, err = run("heatmap", "0", "-m", str(path))
+    assert (status, out) == (1, "") and "--trust-remote-code" in err and not (tmp_path / "ran").exists()
+    status, out, err = run("heatmap", "0", "-m", str(path), "--trust-remote-code")
+    assert (status, out) == (1, "") and "has no function attnscope_model" in err and (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "arguments"),
+    [
+        ("patchtst", ("heads",)),
+        ("diffusion", ("heatmap", "3", "-f", "npz")),
+        ("encoder", ("ablate", "-f", "csv")),
+        ("encoder", ("compare", "-f", "csv")),
+        ("diffusion", ("page", "0", "1")),
+    ],
+)
+def test_examples_run_on_the_command_line(recipe: str, arguments: tuple[str, ...], run: Run, tmp_path: Path) -> None:
+    path = EXAMPLES / f"{recipe}.py"
+    out = tmp_path / ("out.html" if arguments[0] == "page" else "out")
+    more = ("-f", "csv") if arguments == ("heads",) else ()
+    status, _, err = run(*arguments, *more, "-m", str(path), "--trust-remote-code", "-o", str(out), "-q")
+    assert status == 0, err
+    assert out.exists()
