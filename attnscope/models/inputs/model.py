@@ -39,6 +39,7 @@ class InputsModel(ShownModel):
         paths: Layer -> the name of the module that computes its attention; empty for models of transformers.
     """
 
+    tokenizer: LabelTokenizer
     writer = eyes = ears = viewer = run_inputs = head_slices = look = probe_forwards = loss = None
     resumes = False
 
