@@ -184,7 +184,7 @@ def test_figures_of_another_run_that_no_record_tells_of_are_said(run: Run, tmp_p
 def test_maps_of_another_run_are_not_replaced_without_being_told_to(
     run: Run, tmp_path: Path, other: tuple[str, ...], differs: str
 ) -> None:
-    run("heatmap", "x", "--pick", "L0H0", "-o", "out", "-f", "npz")
+    run("heatmap", "x", "--pick", "L0H0", "-o", "out", "-f", "npz,png")
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     refused = run(*other, "-o", "out")
     require_one_line(refused, re.escape(differs))
