@@ -166,12 +166,12 @@ def target_option() -> Any:
 
 def chunk_option() -> Any:
     """The field `chunk` of a dataclass of options."""
-    return option("Cut long texts into chunks of so many tokens.", default=None)
+    return option("Cut long texts into chunks of this many tokens.", default=None)
 
 
 def stride_option() -> Any:
     """The field `stride` of a dataclass of options."""
-    return option("How many tokens further the next chunk begins; overlaps count once.", default=None)
+    return option("How many tokens later the next chunk starts; overlaps count once.", default=None)
 
 
 # How values are read -------------------------------------------------------------------------------------------------

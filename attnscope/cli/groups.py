@@ -215,7 +215,7 @@ class Drawing:
         str | None,
         "Width of each figure in inches, exactly; or column (3.3), page (6.9).  [default: as wide as it needs to be]",
     ] = None
-    dpi: Annotated[int | None, "Pixels an inch of a PNG.  [default: 100; 300 with --width]"] = None
+    dpi: Annotated[int | None, "Pixels per inch of a PNG.  [default: 100; 300 with --width]"] = None
     font_size: Annotated[
         float | None, "Size in points of the smallest letters.  [default: as it comes; 6.5 with --width]"
     ] = None
@@ -241,8 +241,8 @@ class Describing:
 
     PANEL: ClassVar[str] = "Heads"
 
-    no_describe: Annotated[bool, "Leave out what each head does in a line."] = False
-    describe: Annotated[str | None, "Describe these heads alone, such as L3H1,L5H11."] = None
+    no_describe: Annotated[bool, "Leave out the one-line descriptions."] = False
+    describe: Annotated[str | None, "Describe only these heads, such as L3H1,L5H11."] = None
     feature: Annotated[
         list[str] | None,
         "A feature of your own for descriptions: 'NAME=PATTERN' of keys, or 'NAME=PATTERN > PATTERN' of queries and "

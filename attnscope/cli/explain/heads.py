@@ -22,7 +22,7 @@ def heads(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Say what each head is for: roles with their evidence, and a one-line description.
+    """Say what each head does: roles with their evidence, and a one-line description.
 
     Evidence is counted in texts. A text is a line of a file, or with `--split` a paragraph or the whole file. The
     decoder of an encoder-decoder writes the text that its encoder reads.

@@ -13,7 +13,7 @@ from attnscope.studies.teaching.options import TraceOptions
 @groups.command(
     omit=("formats", "engine"),
     text="A text; `-` reads stdin.  [default: the worked example]",
-    out="A folder for trace.npz, trace.json, and trace.py to run again.",
+    out="A folder for trace.npz, trace.json, and trace.py, which computes it again.",
 )
 def trace(
     *,
@@ -28,7 +28,7 @@ def trace(
         "example.",
         "Model",
     ] = "auto",
-    quiz: Annotated[bool, "Ask for the numbers of a query, and grade your answers.", "Output"] = False,
+    quiz: Annotated[bool, "Ask you for the numbers of a query, and grade your answers.", "Output"] = False,
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:

@@ -18,7 +18,7 @@ def complete_forms(incomplete: str) -> list[str]:
     return [name for name in FORMATS if name.startswith(incomplete)]
 
 
-@groups.command(omit=("text",), files="Of --stream: what needles are hidden in.  [default: random tokens]")
+@groups.command(omit=("text",), files="With --stream: texts to hide needles in.  [default: random tokens]")
 def export(
     *,
     record: Annotated[
@@ -28,12 +28,12 @@ def export(
         str,
         typer.Option(
             "--for",
-            help="Who reads it: scores (a plain table), retrieval, duo, whisper, whisper.cpp, openai-whisper, "
+            help="The format: scores (a plain table), retrieval, duo, whisper, whisper.cpp, openai-whisper, "
             "vllm-hook, alignatt.",
             autocompletion=complete_forms,
         ),
     ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The file; of duo a folder. `-` is stdout."), "Output"],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file, or for duo a folder. `-` is stdout."), "Output"],
     score: Annotated[
         str | None, "The number or relation that ranks heads.  [default: what the record ranks them by]", "Heads"
     ] = None,
@@ -45,16 +45,18 @@ def export(
         Path | None,
         typer.Option(
             "--with",
-            help="Of duo: heads.npz of the same model on texts. Its sink shares order heads with equal scores.",
+            help="For duo: heads.npz of the same model on texts. Its sink shares order heads with equal scores.",
         ),
         "Heads",
     ] = None,
     stream: Annotated[
-        bool, "Of duo and retrieval: let heads stream, and report loss and needle recall before and after."
+        bool, "For duo and retrieval: let heads stream, and report loss and needle recall before and after."
     ] = False,
     streaming: StreamingOptions,
     model: Annotated[
-        str | None, typer.Option("-m", "--model", help="Of --stream.  [default: as the record names it]"), "Model"
+        str | None,
+        typer.Option("-m", "--model", help="With --stream: the model.  [default: as the record names it]"),
+        "Model",
     ] = None,
     texts: TextsWanted,
     loading: LoadOptions,

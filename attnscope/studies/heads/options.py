@@ -66,24 +66,27 @@ class HeadsOptions:
     )  # fmt: skip
     chunk: int | None = chunk_option()
     stride: int | None = stride_option()
-    frequencies: Path | None = option("Counts of words (word, tab, count), instead of the corpus's own.", default=None)
+    frequencies: Path | None = option(
+        "Word counts (word, tab, count) to use instead of the corpus's own.", default=None
+    )
     weigh: Weigh = option(
-        "What weighs the same in measures and roles: all texts, or all queries, so that long texts weigh more.",
+        "What has equal weight in measures and roles: all texts, or all queries, so that long texts weigh more.",
         default="texts",
     )
     relations: Path | None = option(
-        "Annotated texts, or relations.npz: what heads link there joins the roles.", default=None
+        "Annotated texts, or relations.npz: lists the relations that a head expresses among its roles.", default=None
     )
     control: bool = option(
-        "untrained: study the same architecture with random weights beside.", default=False, read=_is_untrained
+        "untrained: also study the same architecture with random weights.", default=False, read=_is_untrained
     )
-    causal: bool = option("Take each head that has a role out, and say what changes.", default=False)
+    causal: bool = option("Take out each head that has a role, and say what changes.", default=False)
     in_place: bool = option(
-        "Put each head's line in its place, and say what changes beside uniform attention: its causal share.",
+        "Replace each head's attention by its description. The causal share compares the change with that of uniform "
+        "attention.",
         default=False,
     )  # fmt: skip
     writes: bool = option(
-        "Say what each head adds to the logits of right answers, next tokens or masked ones.", default=False
+        "Say what each head adds to the logits of the right answers: next tokens or masked ones.", default=False
     )
     shard: tuple[int, int] = option(
         "Study a part of the corpus only, such as 2/8; `merge` joins them.",
@@ -136,14 +139,14 @@ class NeedleOptions:
     PANEL: ClassVar[str] = "Text"
 
     lengths: tuple[int, ...] = option(
-        "Of --probe needle: lengths of the texts in tokens, such as 1024,4096.",
+        "With --probe needle: lengths of the texts in tokens, such as 1024,4096.",
         default=(1024,), read=_lengths, written="1024",
     )  # fmt: skip
     depths: tuple[float, ...] = option(
-        "Of --probe needle: around which per cent of the text it stands.",
+        "With --probe needle: where in the text the needle is, in per cent.",
         default=(0.0, 0.25, 0.5, 0.75, 1.0), read=_percents("--depths"), written="0,25,50,75,100",
     )  # fmt: skip
-    n: int = option("Of --probe needle: how many of each length.", "--needles", default=50, least=1)
+    n: int = option("With --probe needle: needles per length.", "--needles", default=50, least=1)
     answer: int = option(
         "How many tokens of each are to be found; fewer where a vocabulary is too small.",
         default=8, least=1, python_only=True,
@@ -195,10 +198,10 @@ class StreamingOptions:
     sink_size: int = option("First tokens that a streaming head keeps.", "--sinks", default=64, least=0)
     recent_size: int = option("Latest tokens that a streaming head keeps.", "--recent", default=256, least=1)
     shares: tuple[float, ...] = option(
-        "Of --stream: which per cent of the key/value heads stream.",
+        "With --stream: percentages of the key/value heads that stream.",
         default=(0.25, 0.5, 0.75), read=_percents("--shares"), written="25,50,75",
     )  # fmt: skip
-    n: int = option("Of --stream: how many needles of each length.", "--needles", default=20, least=2)
+    n: int = option("With --stream: needles per length.", "--needles", default=20, least=2)
     seed: int = option("Seed of the heads that are drawn.", default=0, least=0, python_only=True)
 
     def require(self) -> None:
@@ -222,7 +225,7 @@ class Listing:
         "[default: layer]",
         default=None,
     )
-    every: bool = option("List what every head attends to, not only the ten with most to say.", "--all", default=False)
+    every: bool = option("List every head's description, not only the ten with most to say.", "--all", default=False)
 
     def require(self) -> None:
         """Refuses a condition that cannot be read, and an order that there is not."""
