@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from attnscope.records.batches import Batch
     from attnscope.records.circuits import Circuits
     from attnscope.records.comparison import (
-        Comparison,
         HeadComparison,
         MinimalPair,
         ModelComparison,
@@ -70,9 +69,11 @@ if TYPE_CHECKING:
     from attnscope.studies.compare.pictures import compare_pictures
     from attnscope.studies.compare.study import compare, compare_models
     from attnscope.studies.compare.texts import compare_heads, compare_texts
-    from attnscope.studies.describe.study import DescribeOptions, describe
+    from attnscope.studies.describe.sample import DescribeOptions
+    from attnscope.studies.describe.study import describe
     from attnscope.studies.heads.needles import retrieval_heads
-    from attnscope.studies.heads.options import HeadsOptions, NeedleOptions
+    from attnscope.studies.heads.options import HeadsOptions, NeedleOptions, StreamingOptions
+    from attnscope.studies.heads.streaming import check_streaming
     from attnscope.studies.heads.study import heads
     from attnscope.studies.maps.page import page
     from attnscope.studies.maps.pooled import pooled_heatmap
@@ -93,18 +94,9 @@ if TYPE_CHECKING:
     from attnscope.studies.timeline.watch import HeadWatch
     from attnscope.studies.why.heads import why_heads
     from attnscope.studies.why.study import why
+    from attnscope.views.export.formats import export
     from attnscope.views.page import Page
     from attnscope.views.pages.notebook import widget
-
-    load_ablation = Ablation.load
-    load_circuits = Circuits.load
-    load_comparison = Comparison.load
-    load_findings = Findings.load
-    load_patching = Patching.load
-    load_pooled = PooledHeatmap.load
-    load_relations = Relations.load
-    load_rollout = Rollout.load
-    load_timeline = Timeline.load
 
 _PUBLIC = {name: (module, name) for module, names in {
     "annotated": ("AnnotatedCorpus", "AnnotatedText", "Link"),
@@ -144,9 +136,11 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.compare.pictures": ("compare_pictures",),
     "studies.compare.texts": ("compare_heads", "compare_texts"),
     "studies.teaching.cost": ("cost",),
-    "studies.describe.study": ("DescribeOptions", "describe"),
+    "studies.describe.sample": ("DescribeOptions",),
+    "studies.describe.study": ("describe",),
     "studies.timeline.watch": ("HeadWatch",),
-    "studies.heads.options": ("HeadsOptions", "NeedleOptions"),
+    "studies.heads.options": ("HeadsOptions", "NeedleOptions", "StreamingOptions"),
+    "studies.heads.streaming": ("check_streaming",),
     "studies.heads.study": ("heads",),
     "studies.maps.study": ("heatmap", "picture_heatmap", "sound_heatmap"),
     "studies.heads.needles": ("retrieval_heads",),
@@ -168,19 +162,9 @@ _PUBLIC = {name: (module, name) for module, names in {
     "studies.teaching.trace": ("trace", "trace_example"),
     "studies.running.workers": ("Workers",),
     "views.pages.notebook": ("widget",),
+    "views.export.formats": ("export",),
     "views.page": ("Page",),
-}.items() for name in names} | {
-    "load_ablation": ("records.ablation", "Ablation.load"),
-    "load_circuits": ("records.circuits", "Circuits.load"),
-    "load_comparison": ("records.comparison", "Comparison.load"),
-    "load_findings": ("records.heads.findings", "Findings.load"),
-    "load_patching": ("records.patch", "Patching.load"),
-    "load_pooled": ("records.maps.pooled", "PooledHeatmap.load"),
-    "load_record": ("records", "load"),
-    "load_relations": ("records.relations.record", "Relations.load"),
-    "load_rollout": ("records.maps.rollouts", "Rollout.load"),
-    "load_timeline": ("records.timeline", "Timeline.load"),
-}  # fmt: skip
+}.items() for name in names} | {"load_record": ("records", "load")}  # fmt: skip
 """Where each name is defined: the module, and what it is called there."""
 
 __all__ = [
@@ -191,12 +175,11 @@ __all__ = [
     "PooledHeatmap", "PruneOrder", "Relations", "RelationsOptions", "Rollout", "SplitOptions", "Timeline",
     "TimelineOptions", "Tokens", "Why", "WhyHeads", "Workers", "__version__", "ablate", "atlas", "batch", "circuits",
     "compare", "compare_heads", "compare_models", "compare_pictures", "compare_texts", "cost", "describe",
-    "fit_lines", "heads", "heatmap", "load", "load_ablation", "load_circuits", "load_comparison", "load_findings",
-    "load_pooled", "load_record", "load_relations", "load_rollout", "load_timeline", "own_decoder", "page",
+    "fit_lines", "heads", "heatmap", "load", "load_record", "own_decoder", "page",
     "picture_heads", "picture_heatmap", "picture_rollout", "pooled_heatmap", "prune", "record_from_arrays",
     "relations", "replaced", "retrieval_heads", "rollout", "sound_heads", "sound_heatmap", "split", "split_example",
     "timeline", "trace", "trace_example", "why", "why_heads", "widget", "Pairs", "PatchOptions", "Patching",
-    "load_patching", "patch",
+    "patch", "StreamingOptions", "check_streaming", "export",
 ]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ import attnscope
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
 from attnscope.studies.atlas.options import AtlasOptions
-from attnscope.studies.describe.study import DescribeOptions
+from attnscope.studies.describe.sample import DescribeOptions
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.views.page.atlas import page_of_atlas
 from tests.atlas_helpers import small_atlas

@@ -33,7 +33,8 @@ from attnscope.models.model import Batch, Model
 from attnscope.records.heads.descriptions import HeadDescription
 from attnscope.studies.describe.english import CLOSED_CLASSES
 from attnscope.studies.describe.rows import Group, Unit, measure
-from attnscope.studies.describe.study import DescribeOptions, describe_fitted, draw, fit_group
+from attnscope.studies.describe.sample import DescribeOptions, draw
+from attnscope.studies.describe.study import describe_fitted, fit_group
 from attnscope.studies.inputs.texts import special_ids
 from attnscope.studies.measuring.head_blocks import Frequencies
 

@@ -428,7 +428,10 @@ def architectures_page() -> str:
     ):
         held = {name: one["why"] for name, one in types.items() if chosen(one)}
         if held:
-            told = (f"| {name} | {' '.join(why.split()).replace('|', '/')[:240]} |" for name, why in held.items())
+            reasons = {
+                name: " ".join(why.split()).replace("|", "/")[:240].replace("[", "\\[") for name, why in held.items()
+            }
+            told = (f"| {name} | {why} |" for name, why in reasons.items())
             parts += [
                 f"## {title}",
                 "\n".join(["| model type | why |", "|---|---|", *told]),

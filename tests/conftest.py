@@ -264,6 +264,15 @@ def opened(_opened: Any) -> Iterator[Any]:
     yield from _opened.watched()
 
 
+@pytest.fixture
+def worker_here(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only worker is an object of this process, whatever is asked for: what is tested is not the processes."""
+    from attnscope import Workers
+    from tests.pretend_workers import Here
+
+    monkeypatch.setattr(Workers, "open", lambda *_: Here(1))
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """One headless Chromium for all tests of pages."""

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import attnscope
 from attnscope import BatchOptions, Corpus, Workers, batch, heads, relations
 from attnscope.errors import AttnscopeError
@@ -66,7 +68,18 @@ def start_ray() -> Any:
     return ray
 
 
+BLOCK = 64
+"""Texts of a block here, of links two times as many."""
+
+
+def cut_small(patch: pytest.MonkeyPatch) -> None:
+    """Cuts corpora into small blocks, in the process that hands them out."""
+    patch.setattr("attnscope.studies.heads.study.BLOCK", BLOCK)
+    patch.setattr("attnscope.studies.relations.study.BLOCK", 2 * BLOCK)
+
+
 def main() -> None:
+    cut_small(pytest.MonkeyPatch())
     folder, ray = Path(sys.argv[1]), start_ray()
     told: dict[str, Any] = {}
     try:

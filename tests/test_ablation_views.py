@@ -157,13 +157,13 @@ def test_bad_input_is_one_line_and_a_hint(run: Any, arguments: tuple[str, ...], 
 def test_heads_with_roles_are_taken_out_too(run: Any, tmp_path: Path) -> None:
     sentences = (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text().splitlines()
     (tmp_path / "t.txt").write_text("\n".join(sentences[:12]))
-    status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--causal", "--json")
+    status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--causal", "--no-describe", "--json")
     assert status == 0, err
     found = json.loads(out)
     assert found["options"]["causal"]["quantity"] == "l2"
     for head in found["heads"]:
         assert bool(head["roles"]) == ("effects" in head)
-    status, out, _ = run("heads", "--file", "t.txt", "-m", "own", "--causal")
+    status, out, _ = run("heads", "--file", "t.txt", "-m", "own", "--causal", "--no-describe")
     assert "effect" in out
     assert run("heads", "a cat", "-m", "own", "--causal", "--shard", "1/2")[0] == 2
 
@@ -174,7 +174,7 @@ def test_lines_take_the_place_of_heads_and_each_gets_a_causal_share(run: Any, tm
     status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--in-place", "-o", "out")
     assert status == 0, err
     assert "causal share" in out
-    found = attnscope.load_findings(tmp_path / "out" / "heads.npz")
+    found = attnscope.load_record(tmp_path / "out" / "heads.npz")
     assert found.options["replaced"]["n_texts"] == 4
     shares = {column.name: column for column in found.head_table().columns}["causal_share"]
     assert "uniform attention" in shares.what

@@ -2,7 +2,6 @@
 
 import random
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,8 @@ from attnscope.studies.atlas.rows import WINDOW, window
 from attnscope.studies.atlas.scores import ScoredText, Scores
 from attnscope.studies.atlas.study import atlas
 from attnscope.studies.atlas.tables import KindTables, ReadText
-from attnscope.studies.describe.study import DescribeOptions, _expected
+from attnscope.studies.describe.sample import DescribeOptions, lot_of
+from attnscope.studies.describe.study import _expected
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.running.workers import Workers
@@ -135,24 +135,15 @@ def test_what_a_decile_shows_lies_within_its_ends(n_texts: int) -> None:
         assert (drawn[head] >= 0).sum() == min(10, len(known))
 
 
-def test_the_sample_is_a_fair_draw_of_the_corpus(own: Model) -> None:
+def test_the_sample_is_a_fair_draw_of_the_corpus() -> None:
     counts = np.zeros(4)
-    texts = letters(40, set())
+    texts = [CorpusText(i, "t", i, text=text) for i, text in enumerate(letters(40, set()))]
     for seed in range(20):
-        scores = scores_of(own, texts, AtlasOptions(sample=10, examples=0, seed=seed))
-        counts += np.bincount([scores.texts[number].text.index // 10 for number in scores.sample], minlength=4)
+        scored = [ScoredText(text, 0, 9, int.from_bytes(lot_of(text, seed, 0), "big")) for text in texts]
+        scores = Scores.of([("encoder", 0, 0)], scored, np.zeros((40, 1), np.float32), 0, 10)
+        counts += np.bincount([text.text.index // 10 for text in scores.texts], minlength=4)
     assert counts.sum() == 200
     assert ((counts - 50) ** 2 / 50).sum() < chi2.ppf(0.999, 3)
-
-
-def scores_of(model: Model, texts: Sequence[str], options: AtlasOptions) -> Scores:
-    """The scores that the first pass of an atlas keeps."""
-    held: list[Scores] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study, "_in_order", lambda scores, places: held.append(scores) or scores)
-        patch.setattr(study, "read_rows", lambda *given: study.Rows({}))
-        atlas(model, texts, options)
-    return held[0]
 
 
 # The same for every cut -----------------------------------------------------------------------------------------
@@ -185,7 +176,7 @@ def test_parts_merge_to_what_all_texts_give(seed: int) -> None:
 
 
 def test_one_process_and_workers_write_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker_here: None
 ) -> None:
     monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 5)
     model, corpus = attnscope.load("own"), Corpus([SAMPLES / "sentences.txt"])
@@ -244,7 +235,7 @@ def test_the_model_of_parts_is_where_they_were_made_or_is_asked_for(
     assert run("merge", "../1", "../2", "-o", "whole", "-f", "npz")[0] == 0
     model.rename(tmp_path / "moved")
     status, _, err = run("merge", "../1", "../2", "-o", "other", "-f", "npz")
-    assert status == 2 and "the model of the parts, gpt2, is not at the path that they record" in err and "-m" in err
+    assert status == 2 and "the model of the record, gpt2, is not at the path that it names" in err and "-m" in err
     assert run("merge", "../1", "../2", "-m", "../moved", "-o", "other", "-f", "npz")[0] == 0
 
 
@@ -422,7 +413,7 @@ def test_long_texts_are_shown_by_their_chunks(own: Model) -> None:
     assert found.corpus["n_chunked"] == 1
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_a_text_that_is_too_long_to_be_read_is_passed_over(
     own: Model, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

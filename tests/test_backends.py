@@ -276,7 +276,7 @@ from tests.test_backends import sentences
 model, texts = attnscope.load(sys.argv[1]), sentences(150)
 whole, again = heads(model, texts), heads(model, texts)
 merged = merge_findings([heads(model, texts, HeadsOptions(shard=(k, 2))) for k in (1, 2)])
-shared = heads(model, texts, workers=Workers(sys.argv[1], 2))
+shared = heads(model, texts, workers=Workers(sys.argv[1], 1))
 for what, other in (("run again", again), ("merged", merged), ("by workers", shared)):
     assert other.run["backend"] == "numba"
     for name, array in whole.sums.items():

@@ -9,18 +9,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope import Batch, BatchOptions, Corpus, batch
+from attnscope import Batch, BatchOptions, Corpus, Workers, batch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import write
 from attnscope.records.batches import DrawnText, FailedText
@@ -36,6 +35,8 @@ from attnscope.studies.running.process import ProcessWorker
 from attnscope.studies.running.workers import TRIES
 from attnscope.views.drawing.style import Style
 from attnscope.views.pages.gallery import page
+from tests.conftest import Run
+from tests.pretend_workers import Here
 from tests.processes import LIMIT_S, started
 
 TEXTS = ["the cat sat on the mat", "<script>alert(1)</script> & ../..", "CON", "1, 2, 1, 2, 1", "a b c a b"]
@@ -78,16 +79,6 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "ProcessWorker", refuse)
 
 
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch, nobody: None) -> None:
-    def draw_here(_: Any, setup: worker.Setup, tasks: Iterable[worker.Task]) -> Iterator[Any]:
-        do = setup.begin()
-        for task in tasks:
-            yield SimpleNamespace(result=do(task))
-
-    monkeypatch.setattr(study, "start_workers", draw_here)
-
-
 def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (undisturbed / "manifest.jsonl").read_text("utf-8").splitlines()]
     assert [line["text"] for line in lines] == TEXTS
@@ -106,7 +97,9 @@ def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_pat
         assert path.read_bytes() == (undisturbed / folder_name(0, TEXTS[0]) / path.name).read_bytes(), path.name
 
 
-def test_the_number_of_workers_changes_no_byte(corpus: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_the_number_of_workers_changes_no_byte(
+    corpus: Path, undisturbed: Path, tmp_path: Path, worker_here: None
+) -> None:
     seen = []
     one = replace(HOW, workers=1)
     batch("own", Corpus([corpus]), tmp_path / "one", one, lambda done: seen.append((done.n_texts, done.share)))
@@ -124,7 +117,7 @@ def test_what_is_done_is_not_drawn_again(corpus: Path, undisturbed: Path, copied
 
 
 def test_what_is_missing_cut_off_or_stale_is_drawn_again(
-    corpus: Path, undisturbed: Path, copied: Path, in_this_process: None
+    corpus: Path, undisturbed: Path, copied: Path, worker_here: None
 ) -> None:
     first, second, third = (copied / folder_name(i, TEXTS[i]) for i in range(3))
     (first / "query-001.png").unlink(missing_ok=True)
@@ -193,7 +186,7 @@ def test_figures_of_another_model_or_an_earlier_version_are_not_deleted_either(
 
 
 def test_figures_of_other_options_are_replaced_where_it_is_said(
-    corpus: Path, tmp_path: Path, in_this_process: None
+    corpus: Path, tmp_path: Path, worker_here: None
 ) -> None:
     batch("own", Corpus([corpus]), tmp_path, replace(PLAIN, layers=None, pick=((0, 1),)))
     assert batch("own", Corpus([corpus]), tmp_path, replace(PLAIN, replace=True)).n_fresh == len(TEXTS)
@@ -201,47 +194,41 @@ def test_figures_of_other_options_are_replaced_where_it_is_said(
     assert batch("own", Corpus([corpus]), tmp_path, PLAIN).n_fresh == 0
 
 
-def test_a_text_that_fails_is_listed_and_the_others_are_drawn(tmp_path: Path, tiny_bert: Path) -> None:
+def test_a_text_that_fails_is_listed_and_the_others_are_drawn(
+    run: Run, tmp_path: Path, tiny_bert: Path, worker_here: None
+) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_text('{"text": "a b"}\n{"input_ids": [99999]}\n{"text": 3}\n{"input_ids": [5, 6, 7]}\n')
-    done = run_cli(path, "-o", tmp_path / "out", "-L", "0", "-m", tiny_bert, "--workers", "1", "--json")
-    assert done.returncode == 1
-    told = json.loads(done.stdout)
+    status, out, err = run("batch", path, "-o", "out", "-L", "0", "-m", tiny_bert, "--workers", "1", "--json")
+    assert status == 1
+    told = json.loads(out)
     assert told["schema"] == "attnscope.batch/1" and told["complete"]
     assert [text["line"] for text in told["texts"]] == [1, 4]
     assert [failure["line"] for failure in told["failed"]] == [2, 3]
-    assert re.search(r"^failed: .*texts\.jsonl, line 2: ", done.stderr, re.M)
-    assert done.stderr.splitlines()[-2] == "error: 2 texts could not be read or drawn"
+    assert re.search(r"^failed: .*texts\.jsonl, line 2: ", err, re.M)
+    assert err.splitlines()[-2] == "error: 2 texts could not be read or drawn"
     assert not (tmp_path / "out" / folder_name(1, "tokens")).exists()
     assert "line 3" in (tmp_path / "out" / "index.html").read_text()
 
 
 @pytest.mark.parametrize("times", [1, TRIES])
 def test_a_text_that_costs_three_workers_is_given_up(
-    times: int, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, bytes]
-) -> None:
-    killed: list[ProcessWorker] = []
-
-    class Watched(ProcessWorker):
-        def ask(self, message: object) -> object:
-            if getattr(message, "index", None) == 1 and len(killed) < times:
-                killed.append(self)
-                self.child.kill()
-            return super().ask(message)
-
-    monkeypatch.setattr(worker_process, "ProcessWorker", Watched)
+    times: int, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, bytes],
+    one_thread: None,
+) -> None:  # fmt: skip
+    strikes = iter([True] * times)
+    where = Here(1, lambda message: getattr(message, "index", None) == 1 and next(strikes, False))
+    monkeypatch.setattr(Workers, "open", lambda *_: where)
     result = batch("own", Corpus([corpus]), tmp_path, PLAIN)
-    assert result.complete and len(set(killed)) == times
+    assert result.complete and where.started == 1 + times
     if times < TRIES:
         assert files(tmp_path) == expected
         return
     assert [text.index for text in result.drawn] == [0, 2, 3, 4]
-    assert [(f.index, f.line, f.reason) for f in result.failed] == [
-        (1, 2, "its process was killed by signal 9: perhaps for want of memory; tried 3 times")
-    ]
+    assert [(f.index, f.line, f.reason) for f in result.failed] == [(1, 2, "struck; tried 3 times")]
 
 
-def test_what_no_text_can_be_drawn_with_is_said_at_once(corpus: Path, copied: Path, tmp_path: Path) -> None:
+def test_what_no_text_can_be_drawn_with_is_said_at_once(tmp_path: Path, worker_here: None) -> None:
     with pytest.raises(AttnscopeError, match="there is no layer 99"):
         batch("own", ["a"], tmp_path / "new", replace(PLAIN, layers=(99,)))
     assert not (tmp_path / "new").exists()
@@ -264,13 +251,9 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "attnscope", "batch", *map(str, arguments)]
 
 
-def run_cli(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
-
-
-def of_two_workers(corpus: Path, out: Path) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+def of_workers(corpus: Path, out: Path, n: int = 1) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     """A run of its own; its processes hold its stderr, so that this ends when the last of them ends."""
-    call = command(corpus, "-o", out, "-m", "own", "-L", "0", "--workers", "2")
+    call = command(corpus, "-o", out, "-m", "own", "-L", "0", "--workers", n)
     return started(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -286,7 +269,9 @@ def after_first_text(run: subprocess.Popen[bytes], out: Path) -> None:
 @pytest.fixture(scope="module")
 def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     out = tmp_path_factory.mktemp("expected")
-    batch("own", Corpus([corpus]), out, PLAIN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workers, "open", lambda *_: Here(1))
+        batch("own", Corpus([corpus]), out, PLAIN)
     return files(out)
 
 
@@ -299,9 +284,9 @@ def require_finished_by_one_more_run(corpus: Path, out: Path, expected: dict[str
 
 
 def test_ctrl_c_leaves_whole_files_and_the_same_command_goes_on(
-    corpus: Path, tmp_path: Path, expected: dict[str, bytes], in_this_process: None
+    corpus: Path, tmp_path: Path, expected: dict[str, bytes], worker_here: None
 ) -> None:
-    with of_two_workers(corpus, tmp_path) as run:
+    with of_workers(corpus, tmp_path) as run:
         after_first_text(run, tmp_path)
         os.kill(run.pid, signal.SIGINT)
         said = run.communicate(timeout=LIMIT_S)[1].decode()
@@ -315,9 +300,9 @@ def test_ctrl_c_leaves_whole_files_and_the_same_command_goes_on(
 
 
 def test_workers_end_with_a_run_that_is_killed(
-    corpus: Path, tmp_path: Path, expected: dict[str, bytes], in_this_process: None
+    corpus: Path, tmp_path: Path, expected: dict[str, bytes], worker_here: None
 ) -> None:
-    with of_two_workers(corpus, tmp_path) as run:
+    with of_workers(corpus, tmp_path) as run:
         after_first_text(run, tmp_path)
         run.kill()
         run.communicate(timeout=LIMIT_S)  # until none of its processes holds its stderr any more
@@ -329,7 +314,7 @@ def test_workers_end_with_a_run_that_is_killed(
 @pytest.mark.parametrize("seed", range(20))
 def test_killed_at_any_moment(seed: int, corpus: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
     """At even seeds the first process is killed, at odd ones all of them at once."""
-    with of_two_workers(corpus, tmp_path / "out") as run:
+    with of_workers(corpus, tmp_path / "out", 2) as run:
         try:
             run.wait(random.Random(seed).uniform(0, 8))
         except subprocess.TimeoutExpired:
@@ -351,7 +336,7 @@ def test_a_text_never_names_a_path(index: int, text: str) -> None:
 
 
 def test_an_earlier_result_is_whole_until_each_text_is_drawn_again(
-    corpus: Path, copied: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, copied: Path, worker_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As SIGKILL would find it: whenever a text begins, and as it has been drawn but has not moved."""
     before, seen = files(copied), []
@@ -370,7 +355,7 @@ def test_an_earlier_result_is_whole_until_each_text_is_drawn_again(
 
 
 def test_a_text_that_fails_leaves_what_was_there(
-    corpus: Path, copied: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, copied: Path, worker_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = files(copied)
     (copied / folder_name(0, TEXTS[0]) / "mine.png").write_text("mine")

@@ -149,6 +149,7 @@ def test_random_heads_of_many_models_have_no_role_of_behaviour() -> None:
 # Many texts, many cores -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("worker_here")
 def test_shards_and_workers_give_the_bits_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = [CorpusText(index, "texts", index + 1, text) for index, text in enumerate(repeated_texts(6))]
     for module in ("attnscope.studies.heads.study", "attnscope.studies.writes.study"):

@@ -24,7 +24,16 @@ __all__ = ["elsewhere", "loaded_once"]
 
 def test_help_and_version_are_on_stdout(run: Run) -> None:
     assert run("--version") == Result(0, f"attnscope {attnscope.__version__}\n", "")
-    for arguments in (["--help"], ["-h"], ["heatmap", "-h"], ["show", "--help"], ["models", "-h"], ["info", "-h"]):
+    for arguments in (
+        ["--help"],
+        ["-h"],
+        ["heatmap", "-h"],
+        ["show", "--help"],
+        ["models", "-h"],
+        ["info", "-h"],
+        ["help"],
+        ["help", "heads"],
+    ):
         result = run(*arguments)
         assert (result.status, result.err) == (0, "") and "Usage" in result.out
     result = run()

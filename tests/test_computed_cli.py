@@ -19,6 +19,7 @@ from attnscope.studies.teaching.split import split_example
 from attnscope.studies.teaching.trace import trace_example
 from attnscope.views.tables.plain_text import spell_out
 from attnscope.views.teaching.cost_terminal import table
+from attnscope.views.teaching.quiz import ask, is_close, parse_numbers
 from attnscope.views.teaching.split_terminal import summary
 from attnscope.views.teaching.trace_terminal import walk
 from tests.conftest import Run
@@ -210,3 +211,66 @@ def test_many_keys_go_on_below_and_many_columns_lose_their_middle() -> None:
     assert re.search(r"0\.4109 +… +0\.3663", out), "of four columns the middle is left out"
     wide = re.sub(r"\s+", " ", drawn(cost("gpt3"), 200))
     assert "attention weights, a layer 603,979,776 604.0 M 4 · d_model² = 4 · 12288²" in wide
+
+
+# The quiz
+
+SAT = ["1 1 2 0 1", "0.71, 0.71, 1.41, 0, 0.71", "(0.18 0.18 0.37 0.09 0.18)", "0.27 0.27"]
+
+
+def take_quiz(answers: list[str], token: str | None = "sat") -> str:
+    lines, printed = io.StringIO("".join(f"{answer}\n" for answer in answers)), io.StringIO()
+    ask(trace_example(token, [0], engine="reference"), Console(file=printed, width=100), lines.readline)
+    return printed.getvalue()
+
+
+def test_right_answers_are_graded_right() -> None:
+    out = take_quiz(SAT)
+    assert out.count("Right.") == 4 and "4 of 4 right" in out
+    assert "np.exp" not in out and "Softmax: exponentials" not in out and "Weighted values" not in out
+
+
+def test_a_number_is_hidden_until_it_is_answered() -> None:
+    printed = io.StringIO()
+    seen: list[str] = []
+
+    def read_line() -> str:
+        seen.append(printed.getvalue())
+        return SAT[len(seen) - 1] + "\n"
+
+    ask(trace_example("sat", [0], engine="reference"), Console(file=printed, width=100), read_line)
+    for hidden, before in zip(("2.0000", "1.4142", "0.3673", "0.2717"), seen, strict=True):
+        assert hidden not in before
+        assert hidden in printed.getvalue()
+
+
+def test_wrong_and_missing_answers_are_told_apart() -> None:
+    out = take_quiz([SAT[0], "1 1 2 0 1", "", "x y", "1 2 3", SAT[3]])
+    assert [out.count(grade) for grade in ("Right.", "Wrong.", "No answer.")] == [2, 1, 1]
+    assert "'x y' has a word that is no number (type 2 numbers)" in out
+    assert "you typed 3 numbers (this step has 2)" in out
+    assert "2 of 4 right" in out
+
+
+def test_two_decimals_are_enough_and_one_is_not() -> None:
+    weights = np.array(trace_example("sat", [0], engine="reference").of("weights"))
+    assert is_close(np.round(weights, 2), weights)
+    assert not is_close(np.round(weights, 1), weights)
+    np.testing.assert_array_equal(parse_numbers("[−1; .5]\n", 2), [-1, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--token", "sat"], "the answers end after 0 of 8"),
+        ([], "a quiz is about one query, and none is given"),
+        (["--token", "sat", "--json"], "--json cannot be given beside --quiz"),
+        (["--token", "sat", "-o", "out"], "--out cannot be given beside --quiz"),
+    ],
+)
+def test_a_quiz_without_answers_says_what_is_missing(
+    arguments: list[str], said: str, attnscope: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    status, _, err = attnscope("trace", "--engine", "reference", "--quiz", *arguments)
+    assert status and said in err

@@ -214,13 +214,13 @@ def show_damaged(made: Path, name: str, seeds: range, run: Run) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_any_damage_is_shown_or_is_one_line(name: str, made: Path, run: Run) -> None:
-    show_damaged(made, name, range(15), run)
+    show_damaged(made, name, range(8), run)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_much_damage_is_shown_or_is_one_line(name: str, made: Path, run: Run) -> None:
-    show_damaged(made, name, range(25, 350), run)
+    show_damaged(made, name, range(8, 350), run)
 
 
 def test_numbers_too_large_for_float32_are_refused_without_a_warning(run: Run, tmp_path: Path) -> None:

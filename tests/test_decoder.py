@@ -183,7 +183,7 @@ def test_every_command_takes_its_folder(folder: Path, run: Run, tmp_path: Path) 
     for command in commands:
         status, out, err = run(*command)
         assert (status, bool(out), err) == (0, True, ""), (command, err)
-    found = attnscope.load_findings("heads/heads.npz")
+    found = attnscope.load_record("heads/heads.npz")
     assert len(found.heads) == 6
     status, _, err = run("heatmap", "the dog sat", *beside)
     assert status == 1

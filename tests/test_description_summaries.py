@@ -12,6 +12,7 @@ from attnscope.records.heads.descriptions import Term
 from attnscope.studies.describe.english import class_of
 from attnscope.studies.describe.features import catalogue
 from attnscope.studies.describe.naming import Names
+from attnscope.studies.describe.rows import gates_of
 from attnscope.studies.describe.summary import LEAST_MORE, _relation, by_distance, by_kind, summarise
 
 WORDS = ("the", "she", "door", "key", "fell", "ran", ",", ".")
@@ -47,13 +48,17 @@ def names_of(attention: np.ndarray, columns: tuple[Column, ...] = ()) -> Names:
             flags[number] = TYPES < 6
         elif feature.name in ("determiners", "pronouns", "nouns", "verbs"):
             flags[number] = [class_of(WORDS[t]) == feature.name for t in TYPES]
+        elif feature.name == "same":
+            flags[number] = np.repeat(TYPES[OFFSETS == 0], N_KEYS) == TYPES
     rows = Rows(
         flags, np.array([feature.levels for feature in features]), np.arange(N_ROWS + 1) * N_KEYS, np.arange(N_ROWS),
         attention[None] / np.repeat(np.add.reduceat(attention, np.arange(N_ROWS) * N_KEYS), N_KEYS), None,
-        TYPES.astype(np.int32), TYPES[OFFSETS == 0].astype(np.int32), (columns,),
+        TYPES.astype(np.int32), TYPES[OFFSETS == 0].astype(np.int32), columns=(columns,),
     )  # fmt: skip
-    known = SimpleNamespace(ids=np.arange(len(WORDS)), labels=WORDS)
-    return Names(Part(rows, np.arange(N_ROWS)), features, OFFSETS.astype(np.int32), known)  # type: ignore[arg-type]
+    types, gates = SimpleNamespace(ids=np.arange(len(WORDS)), labels=WORDS), gates_of(features)
+    rows = replace(rows, gates=flags[gates][:, OFFSETS == 0] > 0)
+    group = SimpleNamespace(features=features, offsets=OFFSETS.astype(np.int32), types=types, gates=gates)
+    return Names(group, Part(rows, np.arange(N_ROWS)))  # type: ignore[arg-type]
 
 
 def test_kinds_are_named_by_how_much_more_attention_they_get() -> None:
@@ -109,6 +114,21 @@ def test_few_kinds_are_named_and_weak_ones_only_first() -> None:
 
 def test_what_gets_no_more_is_not_named() -> None:
     assert by_distance(names_of(EVEN), 0, np.zeros(len(EVEN))) == by_kind(names_of(EVEN), 0, np.zeros(len(EVEN))) == ""
+
+
+@pytest.mark.parametrize(
+    ("feature", "words"), [("nouns", "from pronouns: nouns "), ("same", "from pronouns: the same")]
+)
+def test_a_feature_from_some_queries_names_both(feature: str, words: str) -> None:
+    features = catalogue([])
+    at, gates = ([one.name for one in of].index(name) for of, name in ((features, feature), (features, "pronouns")))
+    gate = gates_of(features).index(gates)
+    from_she = np.repeat(TYPES[OFFSETS == 0] == 1, N_KEYS)
+    attention = np.where(from_she & np.isin(TYPES, (2, 3)), 9.0, 1.0)
+    names = names_of(attention, (Column(np.array([0.0, 1.0, 0.0]), 5, gate=gate, gated=at),))
+    found = Description((names.part.n_shared,), np.array([2.2]), (0.1,), 0.2)
+    assert summarise(names, 0, found, (), features)[1].startswith(words)
+    assert names.of_term(names.part.n_shared, 0) == f"from pronouns: {features[at].words}"
 
 
 def test_queries_of_a_pair_stand_before_what_they_attend_to() -> None:

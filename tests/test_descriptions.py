@@ -19,9 +19,10 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records.heads.descriptions import Active, Descriptions, HeadDescription, Pair, Term
 from attnscope.records.heads.findings import Findings
-from attnscope.studies.describe import study
+from attnscope.studies.describe import sample as sampling
 from attnscope.studies.describe.rows import measure
-from attnscope.studies.describe.study import DescribeOptions, describe
+from attnscope.studies.describe.sample import DescribeOptions
+from attnscope.studies.describe.study import describe
 from attnscope.studies.heads.merging import merge_findings
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
@@ -77,6 +78,7 @@ def test_shares_are_those_of_the_attention(of_own: Descriptions) -> None:
             assert math.isnan(term.share) or -1e-3 <= term.share <= 1.001
 
 
+@pytest.mark.slow
 def test_minilm_has_a_previous_and_a_next_token_head(minilm: Model, paragraphs: list[str]) -> None:
     found = describe(minilm, paragraphs, ["cats=(?i)^cats?$"], FEW)
     assert len(found.heads) == 72
@@ -100,6 +102,7 @@ def test_minilm_heads_are_said_to_find_what_they_find(minilm: Model) -> None:
     referents, brackets, names = (found.of(*place).active for place in places)
     assert ("she", "alice") in [(pair.query, pair.key) for pair in referents.pairs]
     assert {(")", "("), ("she", "alice")} <= {(pair.query, pair.key) for pair in brackets.pairs}
+    assert brackets.summary.startswith("from quotation marks: ") and "; from other tokens: " in brackets.summary
     assert names.terms[0].own and names.terms[0].words.startswith("tokens like alice, rabbit")
     assert "capitalised words" in names.terms[0].words
     assert names.summary.startswith("names ") and "alice" in names.summary
@@ -112,7 +115,8 @@ def test_minilm_heads_are_said_to_find_what_they_find(minilm: Model) -> None:
 def sampled(model: Model, texts: list[str], options: DescribeOptions = FEW) -> list[tuple[str, tuple[int, ...], bool]]:
     listed = [CorpusText(i, "texts", i + 1, text=text) for i, text in enumerate(texts)]
     return [
-        (unit.text.text or "", tuple(unit.queries.tolist()), unit.fits) for unit in study.draw(model, listed, options)
+        (unit.text.text or "", tuple(unit.queries.tolist()), unit.fits)
+        for unit in sampling.draw(model, listed, options)
     ]
 
 
@@ -142,11 +146,11 @@ def test_the_sample_is_bounded_and_its_halves_share_no_text(own: Model, paragrap
 
 
 def test_memory_is_bounded(own: Model, paragraphs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "MOST_BYTES", 3_000_000)
+    monkeypatch.setattr(sampling, "MOST_BYTES", 3_000_000)
     texts = [" ".join(text.split()[:12]) for text in paragraphs] * 8
     texts = [f"{text} {n}" for n, text in enumerate(texts)]
     listed = [CorpusText(i, "texts", i + 1, text=text) for i, text in enumerate(texts)]
-    units = study.draw(own, listed, DescribeOptions())
+    units = sampling.draw(own, listed, DescribeOptions())
     assert len(units) < len(texts)
     counts = count_tokens(listed, own.tokenizer.encode)
     groups = measure(own, units, Frequencies.of_counts(counts))
@@ -159,7 +163,7 @@ def test_memory_is_bounded(own: Model, paragraphs: list[str], monkeypatch: pytes
 def test_both_parts_of_the_rows_are_those_of_the_whole_map(own: Model, paragraphs: list[str]) -> None:
     """Attention off the sinks and on them, with the keys that are no sinks as one entry, for each sampled row."""
     listed = [CorpusText(i, "texts", i + 1, text=text) for i, text in enumerate(paragraphs[:6])]
-    units = study.draw(own, listed, DescribeOptions(queries=60))
+    units = sampling.draw(own, listed, DescribeOptions(queries=60))
     counts = count_tokens(listed, own.tokenizer.encode)
     for group in measure(own, units, Frequencies.of_counts(counts)):
         sink_mass = group.sinks.mass
@@ -201,7 +205,7 @@ def test_of_a_growing_corpus_a_text_stays_drawn_while_its_lot_is_small(own: Mode
 def test_a_long_text_is_sampled_by_its_chunks(own: Model, paragraphs: list[str]) -> None:
     whole = " ".join(paragraphs)
     listed = [CorpusText(0, "texts", 1, text=whole)]
-    units = study.draw(own, listed, replace(FEW, chunk=64))
+    units = sampling.draw(own, listed, replace(FEW, chunk=64))
     assert len(units) > 10
     assert {unit.fits for unit in units} == {True, False}
 
@@ -209,6 +213,7 @@ def test_a_long_text_is_sampled_by_its_chunks(own: Model, paragraphs: list[str])
 # In a study of heads --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # merged files are those of one run in test_heads_cli, descriptions among them
 def test_every_cut_of_a_corpus_gives_the_same_descriptions(
     own: Model, paragraphs: list[str], study_of_own: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,7 +354,7 @@ def test_links_of_annotated_texts_are_terms(own: Model) -> None:
         links = tuple(Link("back", (i,), (i - 1,)) for i in range(1, len(spans)))
         texts.append(AnnotatedText(line, spans, links, "texts", n))
     counts = count_tokens([CorpusText(0, "", 1, text=texts[0].text)], own.tokenizer.encode)
-    sample = study.draw(own, [CorpusText(n, "", 1, text=one.text) for n, one in enumerate(texts)], FEW)
+    sample = sampling.draw(own, [CorpusText(n, "", 1, text=one.text) for n, one in enumerate(texts)], FEW)
     for unit in sample:
         unit.annotation = next(one for one in texts if one.text == unit.text.text)
     group = measure(own, sample, Frequencies.of_counts(counts))[0]
@@ -390,7 +395,7 @@ def test_decoder_and_cross_attention_are_described(road: str, tmp_path: Path, mo
         if one.kind == "decoder" and one.head == 1:
             assert one.active.terms[0].feature == "offset-1" and one.explained > 0.9, one.words
     counts = count_tokens(texts, model.tokenizer.encode)
-    sample = study.draw(model, texts, FEW)
+    sample = sampling.draw(model, texts, FEW)
     groups = {group.kind: group for group in measure(model, sample, Frequencies.of_counts(counts))}
     start = decoder_start(model)
     assert start is not None

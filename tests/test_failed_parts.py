@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.text import Text
 
 from attnscope.errors import AttnscopeError
 from attnscope.records import load
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.record import Record
+from attnscope.views.drawing.canvas import Drawing
 from attnscope.views.page import empty_page
 from attnscope.views.pages.notebook import to_html
 from attnscope.views.tables.plain_text import open_console, print_record
@@ -45,14 +47,18 @@ def test_tables_name_the_part_that_failed(name: str, run: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", [*(name for name in WITH_RUN if load(RECORDS / name).record_kind().figures)])
-def test_figures_name_the_part_that_failed(name: str, tmp_path: Path) -> None:
+def test_figures_name_the_part_that_failed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[bool] = []
+
+    def look(self: Drawing, kind: str) -> bytes:
+        said.append(any("--frobnicate" in str(text.get_text()) for text in self.figure.findobj(Text)))
+        return b""  # writing it takes most of the time
+
+    monkeypatch.setattr(Drawing, "vector", look)
     record = failed_record(name)
     if isinstance(record, Atlas):  # the saved one has no queries and keys to draw
         record = replace(small_atlas(), run=record.run)
-    drawn = record.draw(tmp_path, "svg")
-    assert drawn
-    for path in drawn:
-        assert "--frobnicate" in path.read_text("utf-8"), path.name
+    assert len(record.draw(tmp_path, "svg")) == len(said) > 0 and all(said)
 
 
 def test_a_record_whose_failures_say_nothing_is_refused(tmp_path: Path) -> None:

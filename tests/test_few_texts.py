@@ -26,6 +26,7 @@ from attnscope.corpus import CorpusText, chunks, count_tokens
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.studies.atlas import rows, tables
+from attnscope.studies.describe import sample as sampling
 from attnscope.studies.describe import study
 from attnscope.studies.describe.rows import measure
 from attnscope.studies.heads.roles import interval_of
@@ -177,8 +178,8 @@ def coverage(held: NDArray[np.bool_]) -> str:
 def test_intervals_of_explained_shares_hold_for_every_head(
     model: Model, sentences: list[CorpusText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study, "MOST_BYTES", 2**40)
-    sample = study.draw(model, sentences, study.DescribeOptions(queries=8000))
+    monkeypatch.setattr(sampling, "MOST_BYTES", 2**40)
+    sample = sampling.draw(model, sentences, sampling.DescribeOptions(queries=8000))
     counts = count_tokens(sentences, model.tokenizer.encode, special_ids(model))
     (group,) = measure(model, sample, Frequencies.of_counts(counts))
     fitted, scored = (

@@ -60,7 +60,7 @@ def test_a_training_that_is_watched_is_the_same_bit_for_bit(tmp_path: Path) -> N
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, watched.state_dict()[name]), name
     assert not (tmp_path / "alone" / "timeline.npz").exists()
-    found = attnscope.load_timeline(tmp_path / "watched" / "timeline.npz")
+    found = attnscope.load_record(tmp_path / "watched" / "timeline.npz")
     assert found.steps == (0, 2, 4, 5) == watch.timeline.steps
     assert found.has_loss and not found.run.get("skipped")
     assert 0 < sum(one.elapsed_s for one in found.checkpoints) <= watch.elapsed_s

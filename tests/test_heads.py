@@ -1,6 +1,7 @@
 """The study of heads: what it finds on models that are known, and what it refuses."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,14 @@ TENTATIVE = {
 
 
 @pytest.mark.parametrize("name", ["own", "own-causal"])
-@pytest.mark.parametrize("weigh", ["texts", "queries"])
-@pytest.mark.parametrize(("file", "split"), [("sentences", "line"), ("alice", "paragraph"), ("multilingual", "line")])
+@pytest.mark.parametrize(
+    ("file", "split", "weigh"),
+    [
+        *product(["sentences", "multilingual"], ["line"], ["texts", "queries"]),
+        ("alice", "paragraph", "texts"),
+        pytest.param("alice", "paragraph", "queries", marks=pytest.mark.slow),
+    ],
+)
 def test_every_head_of_the_glass_box_is_named_right(name: str, weigh: Any, file: str, split: Any) -> None:
     corpus = attnscope.Corpus([SAMPLES / f"{file}.txt"], split=split)
     found = heads(attnscope.load(name), corpus, HeadsOptions(weigh=weigh))

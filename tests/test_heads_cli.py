@@ -110,7 +110,7 @@ def test_a_text_gives_measures_and_no_role_and_that_is_said(study: Run) -> None:
 
 
 def test_the_probe_finds_the_induction_head(study: Run) -> None:
-    status, out, err = study("--probe", "repeat", "--json")
+    status, out, err = study("--probe", "repeat", "--json", "--no-describe")
     assert status == 0, err
     found = document(out)
     assert roles_in(found, 1, 1) == {"induction"}
@@ -122,7 +122,7 @@ def test_the_probe_finds_the_induction_head(study: Run) -> None:
 
 
 def test_the_probe_on_an_encoder_has_its_special_tokens(run: Run, tiny_bert: Path) -> None:
-    status, out, err = run("heads", "-m", tiny_bert, "--probe", "repeat", "--chunk", "29", "--json")
+    status, out, err = run("heads", "-m", tiny_bert, "--probe", "repeat", "--chunk", "29", "--json", "--no-describe")
     assert status == 0, err
     assert all(head["measures"]["cls"]["value"] > 0 for head in document(out)["heads"])
 

@@ -88,7 +88,7 @@ def test_a_text_has_the_same_sums_whatever_it_is_batched_with(
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     "options",
-    [{}, {"chunk": 12, "stride": 5}, {"chunk": 12, "weigh": "queries"}, {"control": True}],
+    [{}, {"chunk": 12, "stride": 5, "weigh": "queries", "control": True}],
     ids=str,
 )
 def test_shards_merge_into_one_run_bit_for_bit(own: Any, options: dict[str, Any], tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_shards_merge_into_one_run_bit_for_bit(own: Any, options: dict[str, Any]
     half = merge_findings([parts[2], parts[0]])
     assert half.corpus["shards"] == ["1/3", "3/3"]
     assert whole.corpus["complete"] and not half.corpus["complete"] and not half.corpus["interrupted"]
-    saved = [attnscope.load_findings(part.save(tmp_path / f"{i}.npz")) for i, part in enumerate((half, parts[1]))]
+    saved = [attnscope.load_record(part.save(tmp_path / f"{i}.npz")) for i, part in enumerate((half, parts[1]))]
     require_same(whole, merge_findings(saved))
     assert whole.corpus["n_chunked"] == (
         0 if "chunk" not in options else sum(len(own.tokenizer.encode(t)) > 12 for t in SENTENCES)

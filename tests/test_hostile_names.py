@@ -95,6 +95,7 @@ COMMANDS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.usefixtures("worker_here")
 @pytest.mark.parametrize("json_wanted", [False, True], ids=["text", "json"])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_command_obeys_a_name(

@@ -146,7 +146,7 @@ def test_the_example_runs_as_it_stands_and_draws_both_timelines(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     for name in ("1-layer", "2-layers"):
-        found = attnscope.load_timeline(tmp_path / name / "timeline.npz")
+        found = attnscope.load_record(tmp_path / name / "timeline.npz")
         assert len(found.pairs) == (4 if name == "2-layers" else 0)
         assert found.steps == induction.SAVED
         assert (tmp_path / name / "timeline.png").stat().st_size > 10_000

@@ -210,7 +210,7 @@ def test_the_most_attended_offset_is_found_on_other_texts(gpt2: KnownModel) -> N
 
 
 QUICK = {
-    ("compiled", "shift_by -1"), ("compiled", "pair_balance"), ("grown", "induction"),
+    ("compiled", "shift_by -1"), ("compiled", "pair_balance"),
 }  # fmt: skip
 """Of each part what is quickest, of both kinds of model; the real one is verified below, and scored with `-m slow`."""
 

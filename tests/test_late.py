@@ -34,7 +34,7 @@ def fails(*_: Any, **__: Any) -> Any:
 def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run: Run, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "t5", "t5")
     sentences = (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text("utf-8").splitlines()
-    (tmp_path / "t.txt").write_text("\n".join(sentence[:24] for sentence in sentences[:8]), "utf-8")
+    (tmp_path / "t.txt").write_text("\n".join(sentence[:24] for sentence in sentences[:5]), "utf-8")
     status, out, err = run(
         "heads", "--file", "t.txt", "-m", folder, "--causal", "--json", "--threshold", "diffuse=0.01", "--no-describe"
     )
@@ -203,6 +203,7 @@ def test_comparisons_keep_the_texts_before_a_failure(run: Run, tmp_path: Path, m
     np.testing.assert_allclose(saved.tables[0].distances, alone.tables[0].distances, atol=1e-9)
 
 
+@pytest.mark.usefixtures("worker_here")
 def test_a_batch_indexes_what_was_drawn_before_a_failure(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

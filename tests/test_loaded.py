@@ -14,7 +14,7 @@ HEAVY = {"torch", "transformers", "matplotlib"}
 PROGRAMS = {
     "the package": (
         "import attnscope; assert 'HeadWatch' in dir(attnscope)\n"
-        "attnscope.Corpus, attnscope.Findings, attnscope.load_findings, attnscope.heads, attnscope.HeadsOptions",
+        "attnscope.Corpus, attnscope.Findings, attnscope.load_record, attnscope.heads, attnscope.HeadsOptions",
         HEAVY,
     ),
     "texts": ("import attnscope.text", HEAVY | {"tokenizers"}),

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnscope import load_pooled, load_record
+from attnscope import load_record
 from attnscope.errors import UsageError
 from attnscope.options import read_span
 from tests.conftest import Run
@@ -18,10 +18,10 @@ def test_a_long_text_is_pooled_of_itself_and_drawn_again(run: Run, tmp_path: Pat
     status, out, _ = run("heatmap", LONG, "-L", "1", "-H", "0-2", "-f", "png,npz,json", "-o", "a")
     assert status == 0
     assert out.split() == ["a/L01.png", "a/pooled.npz", "a/record.json"]
-    record = load_pooled("a/pooled.npz")
+    record = load_record("a/pooled.npz")
     n = len(record.maps[0].queries)
     assert n > 400 and record.maps[0].cells.shape == (1, 3, -(-n // 2), -(-n // 2))
-    np.testing.assert_array_equal(load_pooled("a/record.json").maps[0].cells, record.maps[0].cells)
+    np.testing.assert_array_equal(load_record("a/record.json").maps[0].cells, record.maps[0].cells)
     status, out, _ = run("show", "a", "--pick", "L1H2", "-o", "b")
     assert (status, out.split()) == (0, ["b/L01H02.png"])
     status, out, _ = run("show", "a")

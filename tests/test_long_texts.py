@@ -361,7 +361,7 @@ print(kib("VmHWM") - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from Linux")
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.slow), "numba"])
 def test_what_heads_add_to_a_process_grows_with_the_length_at_most(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from attnscope.core.measures import (
 from tests.core_helpers import make_call
 from tests.measure_helpers import make_facts
 
+ROOT = Path(__file__).parent.parent
 NAMES = [
     "resting",
     "entropy_nats",
@@ -153,21 +155,31 @@ def test_active_measures_leave_resting_keys_out() -> None:
     np.testing.assert_allclose(got.uniform("previous_token_active"), 1 / (n - 1))
 
 
-def test_the_measure_of_the_docs_is_all_that_it_takes(tmp_path: Path) -> None:
-    """The example of contributing.md is applied to a copy, and there held against the definition by every engine."""
-    root = Path(__file__).parent.parent
-    page = (root / "docs" / "contributing.md").read_text("utf-8")
+def measure_of_the_docs() -> Iterator[tuple[str, str]]:
+    """The files that the example of contributing.md changes, and what they hold then."""
+    page = (ROOT / "docs" / "contributing.md").read_text("utf-8")
     (diff,) = re.findall(r"```diff\n(.*?)```", page, re.S)
     assert len(diff.splitlines()) < 30
-    for name in ("attnscope", "sample_texts", "tests"):
-        shutil.copytree(root / name, tmp_path / name)
-    shutil.copy(root / "pyproject.toml", tmp_path)
     for path, hunks in re.findall(r"^\+\+\+ (\S+)\n(.*?)(?=^\+\+\+ |\Z)", diff, re.S | re.M):
-        file = tmp_path / path
+        text = (ROOT / path).read_text("utf-8")
         for after, added in re.findall(r"^ (.*\n)((?:\+.*\n)+)", hunks, re.M):
-            text = file.read_text("utf-8")
             assert text.count("\n" + after) == 1, after
-            file.write_text(text.replace("\n" + after, "\n" + after + re.sub(r"^\+", "", added, flags=re.M)), "utf-8")
+            text = text.replace("\n" + after, "\n" + after + re.sub(r"^\+", "", added, flags=re.M))
+        yield path, text
+
+
+def test_the_measure_of_the_docs_fits_into_what_is_there() -> None:
+    assert all(compile(text, path, "exec") for path, text in measure_of_the_docs() if path.endswith(".py"))
+
+
+@pytest.mark.slow
+def test_the_measure_of_the_docs_is_all_that_it_takes(tmp_path: Path) -> None:
+    """It is held against the definition by every engine, in a copy."""
+    for name in ("attnscope", "sample_texts", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for path, text in measure_of_the_docs():
+        (tmp_path / path).write_text(text, "utf-8")
     chosen = ["-k", "complete or without_it or fused_pass_is_its_definition or every_measure_is_its_definition"]
     tests = [f"tests/test_{name}.py" for name in ("measures", "sums", "backends")]
     subprocess.run(

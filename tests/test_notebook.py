@@ -291,6 +291,7 @@ def run_cell(cells: Any, at: int) -> Any:
     return cell
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(4 * LIMIT_S)
 def test_in_jupyterlab(browser: Any, lab: str, tmp_path: Path) -> None:
     pytest.importorskip("anywidget")

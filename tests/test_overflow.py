@@ -103,7 +103,7 @@ def test_a_text_in_chunks_is_left_out_as_a_whole(overflowing: Path) -> None:
         assert [problem["line"] for problem in found.corpus["problems"]] == [2]
 
 
-def test_workers_leave_out_the_same_texts(overflowing: Path) -> None:
+def test_workers_leave_out_the_same_texts(overflowing: Path, worker_here: None) -> None:
     loading = LoadOptions(dtype="float16", check=False)
     model = loading.load(str(overflowing))
     shared = heads(model, TEXTS, workers=Workers(str(overflowing), 1, loading=loading))
@@ -187,7 +187,9 @@ def test_layers_before_the_first_that_overflows_are_drawn(overflowing: Path) -> 
     assert np.isfinite(attnscope.heatmap(model, "the q", layers=0).maps[0].weights).all()
 
 
-def test_a_batch_says_which_text_it_could_not_draw(overflowing: Path, run: Run, tmp_path: Path) -> None:
+def test_a_batch_says_which_text_it_could_not_draw(
+    overflowing: Path, run: Run, tmp_path: Path, worker_here: None
+) -> None:
     path = write_texts(tmp_path, TEXTS)
     status, out, err = run(
         "batch", path, "-m", overflowing, "--dtype", "float16", "--no-check", "-o", "out", "--workers", "1"

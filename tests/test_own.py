@@ -121,8 +121,9 @@ def assert_every_head_looks_right(name, ids, attention, sharpness=16.0, *, but=(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_head_looks_where_its_role_says_on_every_sample_text(name):
-    for text in sample_texts():
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))])
+def test_every_head_looks_where_its_role_says_on_every_sample_text(name, part):
+    for text in sample_texts()[part::3]:
         ids = OwnTokenizer().encode(text).ids
         attention, _ = weights_of(model(name), batch_of(ids))
         assert_every_head_looks_right(name, ids, attention[:, 0])

@@ -1,6 +1,7 @@
 """Pages in headless Chromium: what each view of maps shows is what the record holds."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -142,18 +143,16 @@ def test_a_whole_map_as_records_have_it(opened: Opened, hide: bool, words: bool)
     assert opened.text("#readout .pair") == "cat attends to cat"
 
 
-@pytest.mark.parametrize(("hide", "words"), [(0, 0), (1, 0), (0, 1), (1, 1)])
-def test_large_pages_are_coarser_and_still_true(
-    open_page: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, hide: int, words: int
-) -> None:
+def test_large_pages_are_coarser_and_still_true(open_page: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document, "FINE_UP_TO", 0)
     opened = open_page(page_of([PageText(FIRST)]))
     assert "within 0.0005" in opened.text("footer")
-    record = FIRST.hide_special() if hide else FIRST
-    record = record.merge_words() if words else record
-    for head in range(3):
-        opened.show(v="matrix", h=f"1.{head}", hide=hide, words=words)
-        np.testing.assert_allclose(opened.matrix(), record.of(1, head), atol=SEEN)
+    for hide, words in product((0, 1), repeat=2):
+        record = FIRST.hide_special() if hide else FIRST
+        record = record.merge_words() if words else record
+        for head in range(3):
+            opened.show(v="matrix", h=f"1.{head}", hide=hide, words=words)
+            np.testing.assert_allclose(opened.matrix(), record.of(1, head), atol=SEEN)
 
 
 def test_scales(opened: Opened) -> None:

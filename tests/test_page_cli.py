@@ -210,3 +210,17 @@ def test_what_is_no_attention_names_the_command_that_shows_it(run: Run, tmp_path
     assert f"attnscope show {file} -f html -o FOLDER" in err and f"--heads-record {file}" in err
     status, out, err = run("show", str(file), "-f", "html", "-o", "made", "-q")
     assert status == 0 and "made/atlas.html" in out.splitlines()[-1], err
+
+
+def test_a_page_opens_on_the_head_whose_queries_choose_distant_tokens(tmp_path: Path) -> None:
+    record = simple(8, layers=1, heads=4)
+    weights = np.full((1, 4, 8, 8), 1 / 8)
+    weights[0, 0] = np.eye(8)[0]  # all rest on the first token
+    weights[0, 1] = np.eye(8, k=1) + np.eye(8)[0]  # the next token
+    weights[0, 2] = np.eye(8)[3]  # all attend to the same token
+    weights[0, 3] = 0.5 * np.eye(8, k=4) + 0.5 * np.eye(8, k=-4)  # each to a token of its own
+    attention = replace(record.maps[0], weights=weights / weights.sum(-1, keepdims=True))
+    assert document.head_to_open(replace(record, maps=(attention,))) == (0, 3)
+    assert document.head_to_open(simple(3)) is None
+    replace(record, maps=(attention,)).page().save(tmp_path / "p.html")
+    assert held(tmp_path / "p.html")["start"] == {"h": "0.3"}

@@ -249,7 +249,7 @@ def test_a_damaged_picture_is_left_out_and_the_rest_is_studied(run: Run, folders
     files = out.splitlines()[-3:]
     assert files == ["out/heads.npz", "out/heads.csv", "out/measures.png"]
     assert not Path("out/roles.png").exists()
-    found = attnscope.load_findings("out/heads.npz")
+    found = attnscope.load_record("out/heads.npz")
     assert found.corpus["of"] == "pictures" and found.corpus["grids"] == [[5, 5]] and len(found.corpus["problems"]) == 1
     assert found.options["measures"]["distance_patches"]["source"].startswith("Dosovitskiy")
     assert Path("out/heads.csv").read_text("utf-8").splitlines()[0].startswith("kind,layer,head,roles")

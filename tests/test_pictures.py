@@ -282,7 +282,7 @@ def test_rollout_follows_patches_through_layers(run: Run, folders: dict[str, Pat
     status, out, _ = run("rollout", "--image", "photo.png", "-m", str(folders["vit"]), "-o", "r")
     assert status == 0
     assert out.split()[-3:] == ["r/rollout.npz", "r/overview-CLS.png", "r/last-CLS.png"]
-    found = attnscope.load_rollout("r/rollout.npz")
+    found = attnscope.load_record("r/rollout.npz")
     first, second = (0.5 * layer.astype(np.float64).mean(0) + 0.5 * np.eye(10) for layer in record.weights)
     np.testing.assert_allclose(found.rollout[1], second @ first, atol=1e-6)
     assert found.picture is not None and found.picture.grid == (3, 3)
@@ -292,7 +292,7 @@ def test_rollout_follows_patches_through_layers(run: Run, folders: dict[str, Pat
     assert (overview.layers, overview.columns, last.heads) == ([0, 1], [0, 1], ((1, 1),))
     status, out, _ = run("show", "r", "-o", "s", "--query", "0,1", "-f", "png,json")
     assert status == 0 and out.split()[-3:] == ["s/rollout.json", "s/overview-0-1.png", "s/last-0-1.png"]
-    again = attnscope.load_rollout("s/rollout.json")
+    again = attnscope.load_record("s/rollout.json")
     assert again.picture is not None
     np.testing.assert_array_equal(again.picture.pixels, found.picture.pixels)
 

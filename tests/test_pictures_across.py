@@ -322,6 +322,7 @@ print(len(record.maps[-1].keys), record.maps[-1].n_layers * record.maps[-1].n_he
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from Linux")
 def test_a_long_prompt_of_queries_adds_a_tenth_of_what_eager_weights_take_at_most(tmp_path: Path) -> None:
     n_heads, n_tokens = 64, 1101

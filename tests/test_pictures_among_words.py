@@ -103,7 +103,7 @@ def _most_changed(picture: Any, change: NDArray[np.float32]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *ACROSS])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [*SIZES[:2], pytest.param(SIZES[2], marks=pytest.mark.slow)])
 def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(
     name: str, size: tuple[int, int], models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, timed: Path, misses: float = 0.1) -> 
     monkeypatch.setattr(relation_sounds, "run_probe", run_probe)
 
 
-def test_a_planted_head_is_found_among_random_ones(folder: Path, timed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_head_is_found_among_random_ones(
+    folder: Path, timed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(monkeypatch, timed)
     found = sound_relations(attnscope.load(folder, check=False), [str(timed)])
     one = found[NAME]
@@ -73,6 +75,8 @@ def test_a_planted_head_is_found_among_random_ones(folder: Path, timed: Path, mo
     assert one.rule.startswith("diagonal") and 0.2 < one.baseline < 0.7
     assert one.accuracy[0].max() < one.baseline
     assert found.run["notes"] == ["Heads that listen to the words: attnscope heatmap --audio … --times --pick L1H2"]
+    (listed,) = attnscope.export(found, "whisper", tmp_path / "generation_config.json")
+    assert json.loads(listed.read_text()) == {"alignment_heads": [[1, 2]]}
 
 
 def test_random_heads_and_other_lines(folder: Path, timed: Path, run: Run) -> None:

@@ -256,6 +256,7 @@ def test_batch_that_waits_for_a_text_can_be_interrupted(tiny_bert: Path, tmp_pat
         assert len((tmp_path / "out" / "manifest.jsonl").read_text("utf-8").splitlines()) == 1
 
 
+@pytest.mark.usefixtures("worker_here")
 def test_a_batch_of_stdin_is_that_of_a_file(
     run: Run, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +312,7 @@ def test_a_bar_begins_anew_with_each_step(monkeypatch: pytest.MonkeyPatch) -> No
     assert (seen[1]["completed"], seen[3]["total"], seen[4]["total"]) == (0.5, 1.0, None)
 
 
+@pytest.mark.usefixtures("worker_here")
 @pytest.mark.parametrize(
     "command",
     [

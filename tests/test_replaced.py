@@ -164,6 +164,7 @@ def sharp() -> Any:
     return known
 
 
+@pytest.mark.slow
 def test_heads_that_are_their_lines_lose_less_than_by_any_control(sharp: Any) -> None:
     texts = [text.written for text in (*sharp.texts, *sharp.held_out)]
     modes = ("line", "uniform", "sink", "other")

@@ -81,7 +81,9 @@ def _studies(model: Model) -> list[str]:
     return [name for name in STUDIES if name != "heads --writes" or model.loss is not None]
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "native", pytest.param("gpt2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["llama", "native", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "gpt2"))]
+)
 def test_studies_in_four_threads_give_what_each_gives_alone(name: str, tmp_path: Path) -> None:
     model = _model(name, tmp_path)
     alone = {study: STUDIES[study](model, tmp_path) for study in _studies(model)}

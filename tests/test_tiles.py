@@ -188,12 +188,9 @@ BY_KEY = torch.arange(2049) % 5 > 0
 @pytest.mark.parametrize(
     "fields",
     [
-        {"is_causal": True},
         {},
-        {"mask": BY_KEY},
         {"mask": BY_KEY.expand(1, 1, 1, -1)},
         {"mask": BY_KEY, "is_causal": True},
-        {"d_value": 5},
         {"d_value": 23, "is_causal": True},
         {"window": 100},
     ],

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.conftest import Run
 from tests.timeline_helpers import TEXTS, small_timeline, train
 
 MEASURES = ("induction", "entropy_nats")
+QUICK = TimelineOptions(measures=("induction",), loss=False)
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +38,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def own_run(tmp_path: Path) -> Path:
-    return train(tmp_path / "run")
+def own_run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained: Path) -> None:
@@ -92,7 +94,7 @@ def test_models_are_loaded_one_at_a_time_and_let_go(trained: Path, monkeypatch: 
         return model
 
     monkeypatch.setattr(LoadOptions, "load", count)
-    attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, TimelineOptions(measures=MEASURES))
+    attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, QUICK)
     assert alive == [0, 0, 0]
 
 
@@ -112,7 +114,7 @@ def test_composition_is_that_of_each_checkpoint_alone(trained: Path, tmp_path: P
                 for r in range(2):
                     got = found.composition(by, (0, s), (1, r))[number]
                     np.testing.assert_allclose(got, alone.excess[row, s, 2 + r], atol=1e-6)
-    again = attnscope.load_timeline(found.save(tmp_path / "timeline.npz"))
+    again = attnscope.load_record(found.save(tmp_path / "timeline.npz"))
     assert again.pairs == found.pairs
     lines = [line.split(",") for line in found.to_csv().splitlines()]
     assert lines[0][-6:] == ["K_from", "K_share", "K_expected", "V_from", "V_share", "V_expected"]
@@ -166,7 +168,7 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line_and_the_rest_go_on(own_run
     assert "checkpoint-7" in lines[1] and "holds no config.json" in lines[1]
     assert "checkpoint-8" in lines[2]
     assert lines[3] == "error: 3 checkpoints could not be measured"
-    found = attnscope.load_timeline("out/timeline.npz")
+    found = attnscope.load_record("out/timeline.npz")
     assert found.steps == (0, 10)
     assert [Path(one["source"]).name for one in found.run["skipped"]] == [
         "checkpoint-5",
@@ -179,7 +181,7 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line_and_the_rest_go_on(own_run
 def test_one_of_another_shape_or_vocabulary_is_left_out(own_run: Path) -> None:
     train(own_run / "other", (3,), n_heads=4)
     (own_run / "other" / "checkpoint-3").rename(own_run / "checkpoint-3")
-    found = attnscope.timeline(f"{own_run}/checkpoint-*", TEXTS, TimelineOptions(measures=("induction",)))
+    found = attnscope.timeline(f"{own_run}/checkpoint-*", TEXTS, QUICK)
     assert found.steps == (0, 5, 10)
     (one,) = found.run["skipped"]
     assert one["reason"].startswith("it has 8 heads, and not those of ")
@@ -201,7 +203,7 @@ def test_whatever_one_checkpoint_raises_the_others_are_not_lost(trained: Path, m
         return load(self, spec)
 
     monkeypatch.setattr(LoadOptions, "load", stumble)
-    found = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, TimelineOptions(measures=("induction",)))
+    found = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, QUICK)
     assert found.steps == (0, 10)
     assert [one["reason"] for one in found.run["skipped"]] == ["RuntimeError: mat1 and mat2"]
 
@@ -225,12 +227,16 @@ def test_ctrl_c_keeps_what_was_done(own_run: Path, run: Run, monkeypatch: pytest
         monkeypatch.setattr(LoadOptions, "load", stop_loading)
     else:
         monkeypatch.setattr(study, "heads", stop_measuring)
-    status, _, err = run("timeline", own_run / "checkpoint-*", "--probe", "repeat", "-o", "out", "-f", "npz", "-q")
+    texts = own_run.parent / "texts.txt"
+    texts.write_text("\n".join(TEXTS))
+    status, _, err = run(
+        "timeline", own_run / "checkpoint-*", "--file", texts, "--no-loss", "-o", "out", "-f", "npz", "-q"
+    )
     assert (status, err.splitlines()) == (
         130,
         ["note: incomplete: this is what 2 checkpoints say", "error: interrupted"],
     )
-    found = attnscope.load_timeline("out/timeline.npz")
+    found = attnscope.load_record("out/timeline.npz")
     assert (found.steps, found.corpus["complete"]) == ((0, 5), False)
 
 
@@ -332,10 +338,10 @@ def test_revisions_of_the_hub_are_checkpoints(trained: Path, monkeypatch: pytest
 
     monkeypatch.setattr(catalog, "_cached_folder", snapshot)
     names = ["org/name@step10", "org/name@step0", "org/name@step5"]
-    found = attnscope.timeline(names, TEXTS, TimelineOptions(measures=("induction",)))
+    found = attnscope.timeline(names, TEXTS, QUICK)
     assert (found.steps, found.run["model"]) == ((0, 5, 10), "org/name")
     assert {*asked} == {("org/name", f"step{n}") for n in (0, 5, 10)}
-    folders = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, TimelineOptions(measures=("induction",)))
+    folders = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, QUICK)
     np.testing.assert_array_equal(found.value, folders.value)
 
 
@@ -459,8 +465,10 @@ def test_what_is_undefined_is_said_to_be(run: Run, tmp_path: Path) -> None:
     assert replace(found, value=value).draw(tmp_path, ["svg"])
 
 
-@pytest.mark.parametrize("steps", [(3,), (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)])
-@pytest.mark.parametrize("style", [{}, {"width": "column", "title": False}])
+@pytest.mark.parametrize(
+    ("steps", "style"),
+    [((3,), {}), ((0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512), {"width": "column", "title": False})],
+)
 def test_it_is_drawn(steps: tuple[int, ...], style: dict[str, Any], tmp_path: Path) -> None:
     record = small_timeline(steps=steps, n_heads=13)
     (path,) = record.draw(tmp_path, ["svg"], **style)

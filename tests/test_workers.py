@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,14 +40,18 @@ from attnscope.studies.running import process as worker_process
 from attnscope.studies.running.options import SharedWork
 from attnscope.studies.running.passes import Task
 from attnscope.studies.running.process import LocalExecutor, ProcessWorker
-from attnscope.studies.running.worker import Doer, WorkerLostError
+from attnscope.studies.running.ray import RayExecutor
+from attnscope.studies.running.worker import WorkerLostError
 from attnscope.studies.running.workers import TRIES, Done, Lost, start_workers
 from tests.conftest import Run
 from tests.heads_helpers import after
+from tests.pretend_workers import Here, copied
 from tests.processes import started
-from tests.ray_run import NOT_STARTED
+from tests.ray_run import BLOCK, NOT_STARTED, cut_small
 
 ROOT = Path(__file__).parent.parent
+N = 150
+"""Texts of the corpus: three blocks."""
 LINKS = ROOT / "sample_texts" / "dependencies.conllu"
 TWO = Workers("own", 2)
 
@@ -60,45 +64,6 @@ class Doubling:
 
     def begin(self) -> Callable[[int], int]:
         return lambda number: 2 * number
-
-
-class Here:
-    """Workers that are objects of this process; `dies` says at which message a worker is lost.
-
-    They get messages and answer as processes do, by copies that pickle makes.
-    """
-
-    def __init__(self, n: int, dies: Callable[[object], bool]) -> None:
-        self.n, self._dies, self.started = n, dies, 0
-
-    def __enter__(self) -> "Here":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def worker(self) -> "HereWorker":
-        self.started += 1
-        return HereWorker(self._dies)
-
-
-def copied(message: object) -> Any:
-    return pickle.loads(pickle.dumps(message))
-
-
-class HereWorker:
-    def __init__(self, dies: Callable[[object], bool]) -> None:
-        self._doer, self._dies = Doer(), dies
-
-    def ask(self, message: object) -> object:
-        if self._dies(message):
-            raise WorkerLostError("struck")
-        return copied(self._doer.answer(copied(message)))
-
-    def end(self) -> None:
-        pass
-
-    stop = end
 
 
 @given(st.integers(1, 4), st.integers(0, 9), st.dictionaries(st.integers(0, 9), st.integers(0, 4)))
@@ -122,7 +87,7 @@ def test_each_task_is_done_once_whoever_is_lost(n: int, n_tasks: int, deaths: di
 
 
 def test_no_more_workers_than_tasks() -> None:
-    where = Here(7, lambda _: False)
+    where = Here(7)
     assert len(list(start_workers(where, Doubling(), range(3)))) == 3 == where.started
 
 
@@ -156,9 +121,9 @@ def test_what_tasks_and_their_makers_raise_comes_out() -> None:
         raise AttnscopeError("no more texts")
 
     with pytest.raises(AttnscopeError, match="no more texts"):
-        list(start_workers(Here(2, lambda _: False), Doubling(), broken()))
+        list(start_workers(Here(2), Doubling(), broken()))
     with pytest.raises(RuntimeError, match="in a worker: TypeError"):
-        list(start_workers(Here(2, lambda _: False), Doubling(), [None]))  # type: ignore[list-item]
+        list(start_workers(Here(2), Doubling(), [None]))  # type: ignore[list-item]
 
 
 def test_what_is_asked_for_must_mean_something() -> None:
@@ -179,13 +144,21 @@ def test_what_is_asked_for_must_mean_something() -> None:
 # Processes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks() -> Iterator[None]:
+    """Blocks of a corpus, as the process that hands them out cuts them."""
+    with pytest.MonkeyPatch.context() as patch:
+        cut_small(patch)
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus of three blocks of texts, one of two blocks of linked ones."""
     made = tmp_path_factory.mktemp("corpus")
-    (made / "many.txt").write_text("\n".join(f"{'abcdefg'[i % 7]} b {i}" for i in range(700)), "utf-8")
+    (made / "many.txt").write_text("\n".join(f"{'abcdefg'[i % 7]} b {i}" for i in range(N)), "utf-8")
     # The first word of each sentence has an ending that is the round's own: copies would count once.
-    rounds = (re.sub(r"(?m)^1\t(\S+)", rf"1\t\g<1>{chr(97 + i)}", LINKS.read_text("utf-8")) for i in range(22))
+    rounds = (re.sub(r"(?m)^1\t(\S+)", rf"1\t\g<1>{chr(97 + i)}", LINKS.read_text("utf-8")) for i in range(6))
     (made / "links.conllu").write_text("\n".join(rounds), "utf-8")
     return made
 
@@ -220,7 +193,7 @@ def links_alone(own: Model, folder: Path) -> bytes:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers in this process: real ones are those of `heads` below, and Ray's of `relations` too."""
-    monkeypatch.setattr(Workers, "open", lambda *_: Here(2, lambda _: False))
+    monkeypatch.setattr(Workers, "open", lambda *_: Here(2))
 
 
 def killing(doomed: Callable[[object], bool]) -> type[ProcessWorker]:
@@ -252,11 +225,11 @@ def test_one_of_two_is_killed_and_not_a_bit_differs(
         (counted if done.step else seen).append((done.n_texts, done.share))
 
     found = heads(own, corpus, None, report, Workers("own", 2))
-    assert [n for n, _ in counted] == [*range(32, 700, 32)]
+    assert [n for n, _ in counted] == [*range(32, N, 32)]
     assert len(killed) == 1
     assert [problem["source"] for problem in found.corpus["problems"]] == [str(corpus.sources[1])]
     assert found.save(tmp_path / "found.npz").read_bytes() == alone
-    assert seen[-1] == (700, 1.0) and [n for n, _ in seen] == sorted(n for n, _ in seen)
+    assert seen[-1] == (N, 1.0) and [n for n, _ in seen] == sorted(n for n, _ in seen)
 
 
 def test_a_block_that_costs_three_workers_is_listed_and_the_rest_kept(
@@ -265,9 +238,9 @@ def test_a_block_that_costs_three_workers_is_listed_and_the_rest_kept(
     where = Here(1, lambda message: isinstance(message, Task) and message.block.index == 1)
     monkeypatch.setattr(Workers, "open", lambda *_: where)
     told = heads(own, corpus, workers=Workers("own", 1)).corpus
-    assert told["complete"] and told["n_texts"] == 700 - 256 and where.started == 1 + TRIES
-    assert [problem["line"] for problem in told["problems"]] == [None, 257]
-    assert told["problems"][1]["reason"] == "256 texts from here on were not studied: struck; tried 3 times"
+    assert told["complete"] and told["n_texts"] == N - BLOCK and where.started == 1 + TRIES
+    assert [problem["line"] for problem in told["problems"]] == [None, BLOCK + 1]
+    assert told["problems"][1]["reason"] == f"{BLOCK} texts from here on were not studied: struck; tried 3 times"
 
 
 def test_on_the_command_line_that_is_a_result_and_one_line(
@@ -276,9 +249,10 @@ def test_on_the_command_line_that_is_a_result_and_one_line(
     where = Here(1, lambda message: isinstance(message, Task) and message.block.index == 1)
     monkeypatch.setattr(Workers, "open", lambda *_: where)
     status, out, err = run("heads", "-m", "own", "--file", folder / "many.txt", "--workers", 1, "-q")
-    assert status == 1 and "444 texts" in out
+    assert status == 1 and f"{N - BLOCK} texts" in out
     assert err.splitlines() == [
-        f"skipped: {folder}/many.txt, line 257: 256 texts from here on were not studied: struck; tried 3 times",
+        f"skipped: {folder}/many.txt, line {BLOCK + 1}: {BLOCK} texts from here on were not studied: struck; "
+        "tried 3 times",
         "error: 1 part of the texts could not be read or studied",
         "hint: all the rest was studied, and is in the result",
     ]
@@ -323,13 +297,13 @@ def test_comparisons_are_those_of_one_process(own: Model, monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("here")
 def test_what_changes_without_heads_is_that_of_one_process(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ablation_sweep, "BLOCK", 5)
-    texts = [f"{'abcdefg'[i % 7]} b {i}" for i in range(12)]
+    monkeypatch.setattr(ablation_sweep, "BLOCK", 3)
+    texts = [f"{'abcdefg'[i % 7]} b {i}" for i in range(7)]
     options = AblateOptions(importance=True, joint=True, curve=True, choice=Choice(layers=(0,)))
     seen: list[float | None] = []
     shared = ablate(own, texts, options, lambda done: seen.append(done.share), TWO)
     assert shared.as_json() == ablate(own, texts, options).as_json()
-    assert shared.corpus["n_texts"] > 10 and seen == sorted(seen, key=lambda share: share or 0)
+    assert shared.corpus["n_texts"] > 6 and seen == sorted(seen, key=lambda share: share or 0)
 
 
 def test_blocks_lost_in_any_pass_are_listed_once(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +335,7 @@ def test_ctrl_c_keeps_whole_blocks_and_ends_all_processes(
 
     monkeypatch.setattr(worker_process, "ProcessWorker", Kept)
     found = heads(own, corpus, None, after(0, ""), Workers("own", 1))  # once tokens are counted
-    assert not found.corpus["complete"] and found.corpus["n_texts"] == 256
+    assert not found.corpus["complete"] and found.corpus["n_texts"] == BLOCK
     assert len(workers) == 1 and all(worker.child.poll() is not None for worker in workers)
 
 
@@ -387,6 +361,11 @@ def test_a_message_that_a_worker_cannot_read_loses_the_worker_and_is_not_waited_
         with pytest.raises(WorkerLostError, match="its process"):
             worker.ask(Unreadable())
         worker.end()
+        killed = executor.worker()
+        killed.child.kill()
+        with pytest.raises(WorkerLostError, match="its process was killed by signal 9: perhaps for want of memory"):
+            killed.ask(Doubling())
+        killed.end()
 
 
 def test_a_worker_has_the_threads_that_it_is_given() -> None:
@@ -401,6 +380,66 @@ def test_what_is_wrong_with_ray_is_one_line(own: Model, corpus: Corpus, monkeypa
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(AttnscopeError, match=r"needs Ray \(pip install 'attnscope\[ray\]'\)"):
         heads(own, corpus, workers=Workers("own", executor="ray"))
+
+
+class PretendedRay:
+    """What is called of Ray, over actors that are objects of this process."""
+
+    class exceptions:  # noqa: N801
+        RayError = type("RayError", (Exception,), {})
+        RayTaskError = type("RayTaskError", (RayError,), {})
+
+    def __init__(self, dies: Callable[[object], bool]) -> None:
+        self.dies, self.killed, self.options, self.calls = dies, list[object](), dict[str, int](), list[str]()
+
+    def remote(self, **options: int) -> Any:
+        self.options = options
+        return lambda made: SimpleNamespace(remote=lambda *given: self.actor(made(*given)))
+
+    def actor(self, made: Any) -> Any:
+        return SimpleNamespace(answer=SimpleNamespace(remote=lambda message: (made, message)))
+
+    def get(self, asked: Any) -> object:
+        actor, message = asked
+        if self.dies(message):
+            raise self.exceptions.RayError("The actor died.\nIt was killed.")
+        return copied(actor.answer(copied(message)))
+
+    def kill(self, actor: object) -> None:
+        self.killed.append(actor)
+
+    def is_initialized(self) -> bool:
+        return self.calls[-1:] == ["init"]
+
+    def init(self, **_: object) -> None:
+        self.calls.append("init")
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 5.0, "GPU": 1.0}
+
+
+def test_an_actor_that_is_lost_is_replaced_and_room_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MPLBACKEND"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    strikes = iter([True])
+    ray = PretendedRay(lambda message: message == 2 and next(strikes, False))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with RayExecutor(None, 2, None) as where:
+        found = [*start_workers(where, Doubling(), range(5))]
+    assert sorted(one.result for one in found if isinstance(one, Done)) == [0, 2, 4, 6, 8]
+    assert where.n == 2 and len(ray.killed) == 3 and ray.calls == ["init", "shutdown"]
+    assert ray.options == {"num_cpus": 2, "num_gpus": 0, "max_restarts": 0, "max_task_retries": 0}
+    ray.dies = lambda message: message == 2
+    with RayExecutor(1, 1, None) as where:
+        (lost,) = (one for one in start_workers(where, Doubling(), [2]) if isinstance(one, Lost))
+    assert lost.reason == "its process died: The actor died.; tried 3 times"
+    with pytest.raises(AttnscopeError, match="room for 2 workers, not for 3 of 2 threads"):
+        RayExecutor(3, 2, None)
+    with pytest.raises(AttnscopeError, match="room for 1 workers, not for 2 of 1 thread and a GPU each"):
+        RayExecutor(2, 1, None, on_gpu=True)
 
 
 RAY_LIMIT_S = 900
@@ -427,6 +466,7 @@ def by_ray(folder: Path, alone: bytes, links_alone: bytes) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * RAY_LIMIT_S)
 def test_one_of_two_actors_is_killed_and_not_a_bit_differs(
     by_ray: dict[str, Any], folder: Path, alone: bytes, links_alone: bytes
@@ -437,6 +477,7 @@ def test_one_of_two_actors_is_killed_and_not_a_bit_differs(
     assert by_ray["drawn"] == [1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * RAY_LIMIT_S)
 def test_what_ray_cannot_do_is_said(by_ray: dict[str, Any]) -> None:
     assert by_ray["too_many"].startswith("Ray has room for 2 workers, not for 3 of 1 thread (")

@@ -132,6 +132,7 @@ def test_a_log_that_is_a_link_is_not_followed(corpus: Corpus, tmp_path: Path) ->
     assert (tmp_path / "foreign").read_text("utf-8") == "mine"
 
 
+@pytest.mark.usefixtures("worker_here")
 def test_the_folder_of_a_text_that_is_a_link_is_not_followed(corpus: Corpus, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     foreign.mkdir()
@@ -145,6 +146,7 @@ def test_the_folder_of_a_text_that_is_a_link_is_not_followed(corpus: Corpus, tmp
     assert [(path.name, path.read_text("utf-8")) for path in foreign.iterdir()] == [("weights.npz", "mine")]
 
 
+@pytest.mark.usefixtures("worker_here")
 def test_a_link_in_the_folder_of_a_text_is_not_followed(corpus: Corpus, tmp_path: Path) -> None:
     (tmp_path / "foreign").write_text("mine", "utf-8")
     folder = tmp_path / "out/00000-the-cat"
@@ -158,6 +160,7 @@ def test_a_link_in_the_folder_of_a_text_is_not_followed(corpus: Corpus, tmp_path
     assert (tmp_path / "foreign").read_text("utf-8") == "mine"
 
 
+@pytest.mark.usefixtures("worker_here")
 def test_a_batch_that_cannot_begin_leaves_nothing_of_its_own(corpus: Corpus, tmp_path: Path) -> None:
     impossible = BatchOptions(layers=(99,), workers=1)
     with pytest.raises(AttnscopeError, match="there is no layer 99"):

@@ -27,6 +27,7 @@ from attnscope.cli.test.circuits import circuits
 from attnscope.cli.test.patch import patch
 from attnscope.cli.test.prune import prune
 from attnscope.cli.test.timeline import timeline
+from attnscope.cli.tools.export import export
 from attnscope.cli.tools.merge import merge
 from attnscope.cli.tools.models import info, models
 from attnscope.cli.tools.show import show
@@ -81,7 +82,7 @@ app = typer.Typer(
 for command in (
     heatmap, batch, page, heads, atlas, merge, timeline, rollout, compare, relations, ablate, patch, prune, circuits,
     why,
-    show, viewer, trace, split, cost, models, info,
+    show, export, viewer, trace, split, cost, models, info,
 ):  # fmt: skip
     app.command(cls=_Command, rich_help_panel=_PANELS[_room(command)])(command)
 app.registered_commands.sort(key=lambda info: list(_PANELS).index(_room(info.callback)))
@@ -170,6 +171,8 @@ def _require_folder() -> None:
 
 def _run() -> int:
     """Parses and runs; of all commands, whose options follow from their signatures, the named one alone is built."""
+    if sys.argv[1:2] == ["help"]:
+        sys.argv[1:] = [*sys.argv[2:], "--help"]
     named = [command for command in _COMMANDS if command.callback and [command.callback.__name__] == sys.argv[1:2]]
     app.registered_commands = named or _COMMANDS
     try:

@@ -25,7 +25,7 @@ from attnscope.options import heads_from
 
 if TYPE_CHECKING:
     from attnscope.output import Output
-    from attnscope.studies.describe.study import DescribeOptions
+    from attnscope.studies.describe.sample import DescribeOptions
     from attnscope.views.drawing.style import Style
 
 
@@ -251,7 +251,7 @@ class Describing:
 
     def options(self) -> "DescribeOptions | None":
         """What is asked for; None = nothing is described."""
-        from attnscope.studies.describe.study import DescribeOptions
+        from attnscope.studies.describe.sample import DescribeOptions
 
         if self.no_describe and self.describe is not None:
             raise UsageError("--describe names heads, and --no-describe leaves all out", "leave out one of them")

@@ -19,7 +19,7 @@ from tests.hostile.check import RECORDS, WAIT_S, clean, problems, run_case
 from tests.hostile.generator import BASES, COMMANDS, Case, Generator
 from tests.processes import LIMIT_S, started
 
-FEW, MANY = 120, 4000
+FEW, MANY = 40, 4000
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,7 @@ def test_every_command_is_attacked() -> None:
     assert set(BASES) == set(COMMANDS)
 
 
+@pytest.mark.usefixtures("worker_here")
 @pytest.mark.parametrize(("name", "number"), [(name, number) for name in BASES for number in range(len(BASES[name]))])
 def test_what_is_changed_by_lot_works_unchanged(name: str, number: int, generator: Generator, home: Path) -> None:
     status, _, err = run_case(generator.base(name, number), home)
@@ -53,6 +54,7 @@ def attack(seeds: range, generator: Generator, home: Path) -> list[str]:
     return found
 
 
+@pytest.mark.usefixtures("worker_here")
 @pytest.mark.timeout(2 * WAIT_S)
 def test_whatever_is_given_one_line_says_why(generator: Generator, home: Path) -> None:
     assert not attack(range(FEW), generator, home)

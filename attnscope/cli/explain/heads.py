@@ -24,7 +24,8 @@ def heads(
 ) -> None:
     """Say what each head is for: roles with their evidence, and a one-line description.
 
-    The decoder of an encoder-decoder is given the text that its encoder reads, as if it were to write it again.
+    Evidence is counted in texts. A text is a line of a file, or with `--split` a paragraph or the whole file. The
+    decoder of an encoder-decoder writes the text that its encoder reads.
 
     - `attnscope heads --file sample_texts/alice.txt --split paragraph`
     - `attnscope heads --file 'corpus/*.txt.gz' -o out`

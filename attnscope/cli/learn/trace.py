@@ -1,9 +1,11 @@
 """`attnscope trace`."""
 
+import sys
 from dataclasses import replace
 from typing import Annotated
 
 from attnscope.cli import groups
+from attnscope.options import refuse_beside
 from attnscope.studies.inputs.options import LoadOptions, OneText
 from attnscope.studies.teaching.options import TraceOptions
 
@@ -26,6 +28,7 @@ def trace(
         "example.",
         "Model",
     ] = "auto",
+    quiz: Annotated[bool, "Ask for the numbers of a query, and grade your answers.", "Output"] = False,
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
@@ -34,6 +37,7 @@ def trace(
     Without a text: a worked example of 5 tokens, d_model 4 and 2 heads, small enough for pen and paper.
 
     - `attnscope trace --token cat`
+    - `attnscope trace --token sat -H 0 --quiz`
     - `attnscope trace "The cat sat on the mat." -L 3 -H 1 --token cat`
     """
     from attnscope.studies.teaching.trace import study
@@ -41,4 +45,12 @@ def trace(
     output, loops = where.plan("trace", printing), engine == "reference"
     text = one.read() if one.given else None
     load = loading if loops else replace(loading, engine=engine)
-    output.deliver(study(model, text, layer, asked, load, loops=loops))
+    if quiz:
+        refuse_beside("--quiz", out=where.out, json=printing.json)
+    record = study(model, text, layer, asked, load, loops=loops)
+    if not quiz:
+        return output.deliver(record)
+    from attnscope.views.tables.plain_text import open_console
+    from attnscope.views.teaching.quiz import ask
+
+    return ask(record, open_console(highlight=False), sys.stdin.readline)

@@ -33,12 +33,14 @@ class Replacement:
         texts: Which texts of the batch.
         hidden: Single edges that are taken out: the keys that a query does not see, broadcastable to (text, head,
             query, key), bool. The other weights of the query grow in proportion.
+        compute: What computes their attention, such as one to some keys alone.
     """
 
     heads: tuple[int, ...]
     scores: Float[Tensor, "#text #head #query #key"] | Callable[[Tensor], Tensor] | None = None
     texts: slice = field(default_factory=lambda: slice(None))
     hidden: Bool[Tensor, "#text #head #query #key"] | None = None
+    compute: Callable[[AttentionCall], Tensor] = attend
 
 
 def scores_of(weights: Tensor) -> Tensor:
@@ -87,7 +89,7 @@ class Replaced:
             if not all(0 <= head < call.n_heads for head in one.heads):
                 raise ValueError(f"{call.kind} layer {call.layer} has {call.n_heads} heads; got heads {one.heads}")
             chosen = _replace_scores(_select_texts(select_heads(call, one.heads), one.texts), one)
-            output[one.texts, list(one.heads)] = attend(chosen)
+            output[one.texts, list(one.heads)] = one.compute(chosen)
         return output
 
 

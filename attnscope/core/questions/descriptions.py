@@ -33,6 +33,7 @@ gain: Della Pietra, Della Pietra & Lafferty 1997, Inducing Features of Random Fi
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,7 +166,7 @@ def describe(
         needs: For each feature the one that must be a term before it, as it is a part of that; -1 = none must, LATER =
             any.
         until: (feature,): a search ends once it has one of these terms; None = none ends it.
-        most_own: How many of the terms at most may be features that the head alone has.
+        most_own: How many of the terms at most may be fitted to the head alone.
 
     Returns:
         One description a head, in their order.
@@ -185,8 +186,9 @@ def describe(
     while going := [search for search in searches if goes_on(search)]:
         for search, screened in zip(going, _screen(part, going), strict=True):
             ready = np.isin(wholes, [-1, *search.terms]) | ((wholes == LATER) & bool(search.terms))
-            n_own = sum(term >= part.n_shared for term in search.terms)
-            own = np.full(len(screened.gains) - len(usable), n_own < most_own)
+            is_fitted = [part.is_fitted(f, search.head) for f in range(len(usable), len(screened.gains))]
+            n_own = sum(part.is_fitted(term, search.head) for term in search.terms)
+            own = (n_own < most_own) | ~np.array(is_fitted, np.bool_)
             search.extend(screened, np.concatenate([usable & ready, own]))
     return [search.description() for search in searches]
 
@@ -216,13 +218,31 @@ def explains_more(part: Part, head: int, one: Description, other: Description) -
 
     Also where they cannot be told apart because there are not two texts.
     """
+    gain = compare_losses(part, head, row_losses(part, head, other), row_losses(part, head, one))
+    return not gain.low <= 0  # one text alone tells nothing apart: there is no interval, and no tie
+
+
+class Gain(NamedTuple):
+    """How much more one description explains than another.
+
+    Attributes:
+        share: Of the nats from uniform.
+        low: Lower end of the paired 95% interval over texts, in nats; NaN with fewer than two.
+    """
+
+    share: float
+    low: float
+
+
+def compare_losses(part: Part, head: int, before: Floats, after: Floats) -> Gain:
+    """How much less a head's rows have left of their nats, (row,) before and after; each text weighs the same."""
     texts, which, counts = np.unique(part.texts, return_inverse=True, return_counts=True)
-    more = row_losses(part, head, other) - row_losses(part, head, one)
-    more = np.bincount(which, more * part.mass[:, head], len(texts)) / counts
+    more = np.bincount(which, (before - after) * part.mass[:, head], len(texts)) / counts
+    nats = np.bincount(which, part.rows.uniform_nats[part.index, head] * part.mass[:, head], len(texts)) / counts
     sums = RunningSums(())
     for of_text in more:
         sums.add(of_text, 1.0)
-    return not sums.interval()[0] <= 0  # one text alone tells nothing apart: there is no interval, and no tie
+    return Gain(float(more.sum() / max(nats.sum(), 1e-30)), float(sums.interval()[0]))
 
 
 def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Score:

@@ -14,12 +14,14 @@ Source: ours. The step is iteratively reweighted least squares (McCullagh & Neld
 rank regression (Anderson 1951).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from attnscope.core.questions.gates import GATED_RANK, screen_gates
 from attnscope.core.questions.sampled_rows import Column, Part
 
 Singles = NDArray[np.float32]
@@ -55,10 +57,12 @@ class Directions:
     Attributes:
         keys: (type,): K, centred on the fitted entries.
         pairs: U and V of each pair, (type,) each.
+        gated: Known classes of queries and known features that say most beside K, see `gates.screen_gates`.
     """
 
     keys: Singles
     pairs: tuple[tuple[Singles, Singles], ...]
+    gated: tuple[tuple[int, int], ...] = ()
 
 
 def describe_types(embeddings: Singles, occurrences: NDArray[np.int64], more: Singles) -> Singles:
@@ -83,27 +87,36 @@ def describe_types(embeddings: Singles, occurrences: NDArray[np.int64], more: Si
     return np.concatenate([x, more - (more * weights).sum(0) / total], 1).astype(np.float32)
 
 
-def find_directions(part: Part, offsets: NDArray[np.int32], x: Singles) -> list[Directions]:
+def find_directions(
+    part: Part, offsets: NDArray[np.int32], x: Singles, candidates: Sequence[int] = ()
+) -> list[Directions]:
     """What each head looks for.
 
     Args:
         part: The rows to fit; their types are known.
         offsets: (entry,): how far each key is behind its query, in tokens.
         x: (type, column): see `describe_types`.
+        candidates: The known features that are screened by the rows' gates, if these are known.
     """
     n_heads = part.rows.n_heads
     if not part.size:
         return [Directions(np.zeros(len(x), np.float32), ())] * n_heads
     at_once = max(1, _AT_ONCE // max(1, part.size))
-    fits = [_Fit(part, offsets, x, range(n_heads)[start : start + at_once]) for start in range(0, n_heads, at_once)]
+    fits = [
+        _Fit(part, offsets, x, range(n_heads)[start : start + at_once], candidates)
+        for start in range(0, n_heads, at_once)
+    ]
     return [directions for fit in fits for directions in fit.run()]
 
 
 class _Fit:
     """The fit of some heads at once; arrays begin with the head."""
 
-    def __init__(self, part: Part, offsets: NDArray[np.int32], x: Singles, heads: range) -> None:
+    def __init__(
+        self, part: Part, offsets: NDArray[np.int32], x: Singles, heads: range, candidates: Sequence[int]
+    ) -> None:
         assert part.rows.key_types is not None and part.rows.query_types is not None
+        self._part, self._heads, self._candidates = part, heads, candidates
         self._first, self._row_of = part.first, part.row_of
         keys, queries = part.rows.key_types[part.entries], part.rows.query_types[part.index]
         # Types that do not occur are left out of the fit, and get what their columns say.
@@ -130,6 +143,9 @@ class _Fit:
         for _ in range(ROUNDS):
             self._fit_offsets()
             self._fit_keys()
+        gated: list[tuple[tuple[int, int], ...]] = [()] * len(self._heads)
+        if self._part.rows.gates is not None:
+            gated = screen_gates(self._part, self._heads, self._errors()[1], self._candidates)
         pairs = [self._fit_pair() for _ in range(N_PAIRS)]
         keys = self._linear @ self._all.T
         keys[:, self._types] += self._own
@@ -137,7 +153,8 @@ class _Fit:
         keys -= (keys @ occurrences)[:, None] / max(1, occurrences.sum())
         made = []
         for head, of_head in enumerate(keys):
-            made.append(Directions(of_head, tuple((self._all @ u[head], self._all @ v[head]) for u, v in pairs)))
+            of_pairs = tuple((self._all @ u[head], self._all @ v[head]) for u, v in pairs)
+            made.append(Directions(of_head, of_pairs, gated[head]))
         return made
 
     def _errors(self) -> tuple[Singles, Singles]:
@@ -241,7 +258,7 @@ def _whitening(second: NDArray[np.floating], share: float) -> Singles:
 
 
 def columns_of(directions: Directions, part: Part) -> tuple[Column, ...]:
-    """What a head looks for as features: the keys, and of each pair the upper ends and the lower ones."""
+    """What a head looks for as features: the keys, of each pair the upper ends and the lower ones, and known pairs."""
     assert part.rows.key_types is not None and part.rows.query_types is not None
     keys, queries = part.rows.key_types[part.entries], part.rows.query_types[part.index]
     levels, values = quantise(directions.keys, keys, KEY_CUTS)
@@ -252,6 +269,7 @@ def columns_of(directions: Directions, part: Part) -> tuple[Column, ...]:
             of_keys, key_values = quantise(sign * v, keys, KEY_CUTS)
             both = np.outer(query_values, key_values).ravel()
             made.append(Column(both, PAIR_RANK, of_keys, of_queries, n_key_levels=len(key_values)))
+    made += [part.gated_column(gate, feature, 0, GATED_RANK) for gate, feature in directions.gated]
     return tuple(made)
 
 

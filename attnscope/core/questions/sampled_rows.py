@@ -22,9 +22,10 @@ _MOST_DENSE, _MOST_CODES = 48, 1024
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """A feature of one head alone: a level per key, times a level per query or per row.
+    """A feature of one head alone: a level per key, times a level per query or per row; or a feature from some queries.
 
-    The level at a (query, key) is the query's level times `n_key_levels`, plus the key's.
+    The level at a (query, key) is the query's level times `n_key_levels`, plus the key's. A gated column has the levels
+    of another feature where the query is in the gate, and elsewhere one more, the last.
 
     Attributes:
         values: (level,): the value of each level, 0 to 1.
@@ -35,6 +36,9 @@ class Column:
         row_edges: Of these levels, where each but the first begins, in what was quantised.
         key_feature: The number of a feature.
         n_key_levels: How many levels keys have.
+        gate: The number of the gate, one of `Rows.gates`; -1 = the column holds for all queries.
+        gated: The number of the feature that holds in the gate.
+        is_other: Whether it holds for the queries outside the gate instead.
     """
 
     values: Floats
@@ -45,6 +49,9 @@ class Column:
     row_edges: Floats | None = None
     key_feature: int = -1
     n_key_levels: int = 2
+    gate: int = -1
+    gated: int = -1
+    is_other: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +68,7 @@ class Rows:
         counts: (entry,): how many keys an entry stands for; None = one each.
         key_types: (entry,): the type of each key's token; None = types are not known.
         query_types: (row,): the type of each query's token.
+        gates: (gate, row): which queries are in each class of queries.
         columns: For each head the features that it alone has; they are numbered after `features`.
 
     Raises:
@@ -75,6 +83,7 @@ class Rows:
     counts: Floats | None = None
     key_types: NDArray[np.int32] | None = None
     query_types: NDArray[np.int32] | None = None
+    gates: NDArray[np.bool_] | None = None
     columns: tuple[tuple[Column, ...], ...] = ()
 
     def __post_init__(self) -> None:
@@ -224,6 +233,12 @@ class Part:
             shared: NDArray[np.uint8] = self.levels[feature]
             return shared
         own = self.own_columns(head)[feature - self.n_shared]
+        if own.gate >= 0:
+            outside = np.uint8(len(own.values) - 1)
+            gated: NDArray[np.uint8] = np.where(
+                self.gate(own.gate) != own.is_other, self.column(own.gated, head), outside
+            )
+            return gated
         if own.keys is None:
             of_keys = self.levels[own.key_feature]
         else:
@@ -239,6 +254,23 @@ class Part:
             of_rows = own.queries[self.rows.query_types[self.index]]
         both: NDArray[np.uint8] = (of_rows * np.uint8(own.n_key_levels))[self.row_of] + of_keys
         return both
+
+    def gate(self, number: int) -> NDArray[np.bool_]:
+        """(entry,): whether the query is in a gate."""
+        assert self.rows.gates is not None
+        of_entries: NDArray[np.bool_] = self.rows.gates[number, self.index][self.row_of]
+        return of_entries
+
+    def gated_column(self, gate: int, feature: int, head: int, rank: int) -> Column:
+        """A feature from the queries of a gate alone."""
+        return Column(np.append(self.values_of(feature, head), 0.0), rank, gate=gate, gated=feature)
+
+    def is_fitted(self, feature: int, head: int) -> bool:
+        """Whether a term was fitted to a head alone, from some queries or from all."""
+        if feature < self.n_shared:
+            return False
+        own = self.own_columns(head)[feature - self.n_shared]
+        return own.gate < 0 or self.is_fitted(own.gated, head)
 
     def values_of(self, feature: int, head: int) -> Floats:
         """(level,): the values of a feature's levels."""

@@ -39,7 +39,6 @@ class InputsModel(ShownModel):
         paths: Layer -> the name of the module that computes its attention; empty for models of transformers.
     """
 
-    tokenizer: LabelTokenizer
     writer = eyes = ears = viewer = run_inputs = head_slices = look = probe_forwards = loss = None
     resumes = False
 
@@ -152,7 +151,8 @@ class InputsModel(ShownModel):
                 f"a text of {amount(len(ids), 'position')} is no sequence of the inputs",
                 "sequences cannot be cut or changed: no --chunk, no --relations",
             )
-        return self.tokenizer.places[ids]
+        place: tuple[int, int] = self.tokenizer.places[ids]
+        return place
 
     def _measure(self, sample: Sample) -> tuple[int, int]:
         """How many sequences a sample has, and of how many positions."""

@@ -14,7 +14,7 @@ from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model
 from attnscope.studies.describe.expected import Expectations, describe_to_expect
-from attnscope.studies.describe.study import DescribeOptions, lot_of
+from attnscope.studies.describe.sample import DescribeOptions, lot_of
 from attnscope.studies.inputs.texts import texts_of
 
 if TYPE_CHECKING:

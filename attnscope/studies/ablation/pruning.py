@@ -98,8 +98,8 @@ class Pruned:
 def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, report: Report | None = None) -> Pruned:
     """Writes a model without some heads into a folder, whole or not at all.
 
-    Zero are then: the heads' rows of W_Q, W_K and W_V with their biases, and their slice of W_O. Where queries are
-    grouped W_Q and W_O alone; W_K and W_V of a group only if all its heads go.
+    It sets the heads' rows of W_Q, W_K and W_V, their biases, and their slice of W_O to zero. With grouped queries it
+    does so in W_Q and W_O. W_K and W_V of a group become zero only if all its heads go.
 
     Args:
         spec: A catalogue name, a folder, or a Hub id.

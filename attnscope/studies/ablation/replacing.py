@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 def replaced(
     model: Model, lines: Lines, heads: Sequence[tuple[int, int]] | None = None, by: Mode = "line"
 ) -> Iterator[Any]:
-    """Within it, heads of a model attend to what their descriptions expect; the values stay the model's own.
+    """A context in which heads of a model attend to what their descriptions expect; the values stay the model's own.
 
         lines = attnscope.fit_lines(model, attnscope.Corpus("corpus.txt"))
         with attnscope.replaced(model, lines) as network:
             loss = network(input_ids=ids, labels=ids).loss
 
-    Every forward pass of the torch module is changed, whoever calls it. The module runs in evaluation mode, and its
-    parameters get no gradient. Studies of attnscope refuse to run the model within the context.
+    It changes every forward pass of the torch module, whoever calls it. The module runs in evaluation mode, and its
+    parameters get no gradient. Studies of attnscope refuse the model within the context.
 
     Args:
         model: A loaded transformers model, see `attnscope.load`; also a module in memory that was loaded.

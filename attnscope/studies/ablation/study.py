@@ -65,20 +65,20 @@ def ablate(
     """Takes heads out of a model, and measures what changes.
 
         model = attnscope.load("minilm")
-        found = attnscope.ablate(model, attnscope.Corpus("corpus.txt"))
-        found.heads[2].effects["zero_l2"]     # value, low, high, count
-        found.save("ablation.npz")
+        ablation = attnscope.ablate(model, attnscope.Corpus("corpus.txt"))
+        ablation.heads[2].effects["zero_l2"]  # value, low, high, count
+        ablation.save("ablation.npz")
 
-    A head is taken out at the seam: its output is multiplied by 0 before the output projection. Where queries are
-    grouped it is the query head, not its group. Each text is run once whole, and then from the layer of the head on.
+    A head is taken out at the seam: its output is multiplied by 0 before the output projection. With grouped queries
+    this is the query head, not its group. Each text is run once whole, and then again from the layer of the head on.
 
-    Where there is a loss, it is also given by position in the text: of tokens that come for the first time, of those
-    that came before, in the first half of each text and in the second.
+    If there is a loss, it is also split by position: first occurrences of a token, repeated tokens, and the first and
+    second half of each text.
 
-    Memory does not grow with the corpus. An interruption (KeyboardInterrupt) ends the study: what was found up to the
-    last whole block of texts is returned, and said to be incomplete. So it is where something fails after that, which
-    `run["failures"]` tells. Texts on which the model computes NaN or infinity are left out, and listed among
-    `corpus["problems"]`. Copies of a text count once (`corpus["n_copies"]`).
+    Memory does not grow with the corpus. After an interruption (KeyboardInterrupt) or a failure of a later step, the
+    record covers the texts up to the last whole block, and says that it is incomplete (`run["failures"]`). Texts on
+    which the model computes NaN or infinity are dropped, and `corpus["problems"]` lists them. Near-duplicates count
+    once (`corpus["n_copies"]`).
 
     Args:
         model: A loaded model, see `attnscope.load`.

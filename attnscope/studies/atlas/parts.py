@@ -6,15 +6,13 @@ Which of these the whole shows is known when all parts are there: then the model
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 from attnscope.corpus import CorpusText
-from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.catalog import BUILT_IN, HUB, KNOWN
+from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.heads.findings import Findings
@@ -24,7 +22,7 @@ from attnscope.studies.atlas.study import finish
 from attnscope.studies.heads.merging import merge_findings
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.options import LoadOptions
-from attnscope.studies.inputs.provenance import run_of
+from attnscope.studies.inputs.provenance import model_of, run_of
 from attnscope.studies.inputs.texts import Report
 
 
@@ -88,25 +86,6 @@ def merge_atlases(
     return finish(model, [*texts.values()], found, options, reduce(Scores.merge, scores) if scores else None, report)
 
 
-def _model_of(run: Mapping[str, Any]) -> str:
-    """The model that a part names, where the part says where it was: a bare name alone may mean another on the Hub.
-
-    Raises:
-        UsageError: The model is not there any more, or the part does not say where it was.
-    """
-    name, source = str(run["model"]), str(run.get("source", ""))
-    if name in KNOWN or name in BUILT_IN:
-        return name
-    kind, _, folder = source.partition(" ")
-    if kind in ("folder", "file") and Path(folder).exists():
-        return folder
-    if source.startswith(HUB):
-        return source.removeprefix(HUB)
-    raise UsageError(
-        f"the model of the parts, {name}, is not at the path that they record ({source or 'none'})", "name it with -m"
-    )
-
-
 def merge_files(
     parts: Sequence[tuple[Path, Atlas]], model: str | None, loading: LoadOptions, report: Report | None
 ) -> Atlas:
@@ -117,5 +96,5 @@ def merge_files(
     """
     run = parts[0][1].run
     how = replace(loading, dtype=str(run["dtype"]), engine=str(run["engine"]), adapter=loading.adapter)
-    loaded = how.load(model or _model_of(run))
+    loaded = how.load(model or model_of(run))
     return merge_atlases(loaded, [part for _, part in parts], [str(path) for path, _ in parts], report)

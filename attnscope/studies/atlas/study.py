@@ -41,19 +41,19 @@ def atlas(
     report: Report | None = None,
     workers: Workers | None = None,
 ) -> Atlas:
-    """Measures every head of a model on a corpus as `heads` does, and shows the texts that say what it does.
+    """Measures every head as `heads` does, and collects the texts that show what it does.
 
         model = attnscope.load("minilm")
-        found = attnscope.atlas(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
-        found.examples()[0].weights()  # (query, key) of the first head's best example
-        found.save("atlas.npz")
+        atlas = attnscope.atlas(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
+        atlas.examples()[0].weights()  # (query, key) of the first head's best example
+        atlas.save("atlas.npz")
 
-    The first pass is the study of heads; as blocks go by, the best texts of each head are kept, and a sample that is
-    drawn by hash. The second reads the attention of these texts. Both are the same whatever the workers, and the order
-    in which they are done. Memory does not grow with the corpus: it does with the number of heads times `examples`.
+    The first pass measures heads. It keeps the best texts of each head, and a sample drawn by hash. The second pass
+    reads the attention of these texts. Neither depends on the workers or their order. Memory does not grow with the
+    corpus, but with the number of heads times `examples`.
 
-    An interruption (KeyboardInterrupt) in the first pass ends it, and the second one reads what was kept up to there;
-    one in the second ends that. The record says that it is incomplete.
+    An interruption (KeyboardInterrupt) in the first pass ends that pass, and the second reads the texts kept so far.
+    One in the second pass ends the study. The record says that it is incomplete.
 
     Args:
         model: A loaded model, see `attnscope.load`.

@@ -43,9 +43,9 @@ def batch(
 ) -> Batch:
     """Draws every text into a folder of its own, with a manifest and an index.html of all.
 
-    What is done already, of the same text, model, options and versions, is not drawn again. So a run that was
-    interrupted or killed is finished by the same call. The same texts give the same files, byte for byte, whatever the
-    number of workers; `log.jsonl`, which says when what was done and how long it took, is the only one that differs.
+    A second call with the same arguments skips finished texts: those of the same text, model, options and versions. So
+    it completes a run that was interrupted or killed. The same texts give the same files, byte for byte, whatever the
+    number of workers. Only `log.jsonl` differs: it says when each step was done, and how long it took.
 
     Args:
         spec: The model, as `attnscope.load` takes it by name: each worker loads it.

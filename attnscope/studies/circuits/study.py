@@ -32,9 +32,9 @@ _UNKNOWN = Score(np.nan, np.nan, np.nan, np.nan)
 
 @with_plain_torch
 def circuits(model: Model, options: CircuitsOptions | None = None, *, report: Report | None = None) -> Circuits:
-    """What each head copies, matches, reads and writes, and which heads feed which, by their weights alone.
+    """Says what each head copies, matches, reads and writes, and which heads feed which, from the weights alone.
 
-    Norms are folded into the weights around them, but for the length that they divide by. Everything goes through
+    Norms are folded into the weights around them, except for the length that they divide by. All products go through
     matrices of d_head x d_head.
 
     Args:

@@ -33,14 +33,16 @@ def compare(
 ) -> HeadComparison:
     """Compares all heads of a model with each other.
 
-        found = attnscope.compare(model, "The animal didn't cross the street because it was too tired.")
-        found.tables[0].distances        # (head, head)
-        found.arrangements[0].places     # (head, 2), the map
+        comparison = attnscope.compare(model, "The animal didn't cross the street because it was too tired.")
+        comparison.tables[0].distances  # (head, head)
+        comparison.arrangements[0].places  # (head, 2), the map
 
-    The distance of two heads is the root of their mean divergence, over all queries of all texts, of which copies count
-    once: Σ divergence / Σ queries. It does not depend on padding or batches. Memory does not grow with the number of
-    texts, nor (but for models that only have dense weights) with the square of a text's length; it does with the square
-    of the number of heads. What is known when it is interrupted, up to the last whole text, is said to be incomplete.
+    The distance of two heads is the root of their mean divergence over all queries of all texts: Σ divergence / Σ
+    queries. Near-duplicate texts count once. Padding and batches do not change it.
+
+    Memory does not grow with the number of texts, but with the square of the number of heads. It does not grow with the
+    square of a text's length either, unless the model only has dense weights. After an interruption, the record covers
+    the texts up to the last whole one, and says that it is incomplete.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -92,9 +94,9 @@ def compare_models(
 ) -> ModelComparison:
     """Compares the heads of two models, or of two checkpoints of one.
 
-    Distances are as in `compare`, between each head of the one and each head of the other; the matching of heads is the
-    one with the least sum of distances. Where the models cut a text into different tokens, its shortest stretches that
-    both cut alike stand for them: weights to the tokens of a stretch are summed, weights from them averaged.
+    Distances are as in `compare`, between each head of one model and each head of the other. Heads are matched so that
+    the sum of their distances is least. If the models cut a text into different tokens, attnscope compares the shortest
+    stretches that both cut alike. It sums weights to the tokens of a stretch, and averages weights from them.
 
     Args:
         model: A loaded model, see `attnscope.load`.

@@ -34,9 +34,9 @@ def compare_heads(
 ) -> PickedHeads:
     """Puts a few heads of a model side by side on a text, with their mean and the single head that they would make.
 
-    The single head is softmax(scale / √n · Σ_h q_h · k_h) for n heads: that of the heads' queries and keys laid side by
-    side, its scores divided by the root of n · d_head. Of all heads of a layer it is what one head of full width would
-    see. It is not the mean.
+    The single head is softmax(scale / √n · Σ_h q_h · k_h) for n heads. It has the queries and keys of all n heads side
+    by side, and divides its scores by the root of n · d_head. With all heads of a layer, it is one head of full width.
+    It is not the mean of the heads.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -89,12 +89,11 @@ def compare_texts(
 ) -> MinimalPair:
     """Ranks all heads of a model by how much their rows change from one text to another: a minimal pair.
 
-    Tokens are aligned (Ratcliff & Obershelp's longest common runs, as Python's difflib has them). Equal tokens are
-    aligned, and so are replaced ones where as many stand in one text as in the other. A query's rows are compared
-    key by aligned key; of a stretch that is replaced by one of another length, the whole is one key; what stands in one
-    text alone is a key that weighs 0 in the other.
+    Tokens are aligned by their longest common runs (Ratcliff & Obershelp, as in Python's difflib). Equal tokens are
+    aligned. Replaced tokens are aligned if both texts have the same number of them. Otherwise, the whole replaced
+    stretch is one key. A key that only one text has weighs 0 in the other.
 
-    How much a head changes is the root of the mean divergence over the queries that are equal in both texts, or at the
+    The change of a head is the root of the mean divergence over the queries that are equal in both texts, or over the
     tokens that `query` names.
 
     Args:

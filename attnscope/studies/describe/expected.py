@@ -18,8 +18,8 @@ from attnscope.records import Tokens
 from attnscope.records.heads.descriptions import HeadDescription
 from attnscope.studies.describe.features import blocks_of
 from attnscope.studies.describe.rows import Group, _facts, _frequent
+from attnscope.studies.describe.sample import DescribeOptions
 from attnscope.studies.describe.study import (
-    DescribeOptions,
     Fitted,
     _resting,
     active_left,
@@ -199,11 +199,15 @@ def _values_of_terms(
         matches: (query,): what `match_column` is made of, of features that have a level per row.
     """
     n = len(text.types)
-    for term, weight in zip(found.terms, found.weights, strict=True):
+
+    def values_of(term: int) -> NDArray[np.float64]:
         if term < len(shared):
-            yield float(weight), text.features[shared[term]] / (group.features[shared[term]].levels - 1)
-            continue
+            return np.asarray(text.features[shared[term]] / (group.features[shared[term]].levels - 1))
         own = columns[term - len(shared)]
+        if own.gate >= 0:  # what a token is as a query it is as a key too
+            inside = text.features[group.gates[own.gate], 0] > 0
+            from_gate: NDArray[np.float64] = values_of(own.gated) * (inside != own.is_other)[:, None]
+            return from_gate
         keys = text.resting.astype(np.int64) if own.keys is None else own.keys[text.types].astype(np.int64)
         levels = np.broadcast_to(keys, (n, n))
         if own.queries is not None:
@@ -211,7 +215,11 @@ def _values_of_terms(
         elif own.row_edges is not None:
             assert matches is not None
             levels = levels + own.n_key_levels * np.searchsorted(own.row_edges, -matches, "right")[:, None]
-        yield float(weight), own.values[levels]
+        values: NDArray[np.float64] = own.values[levels]
+        return values
+
+    for term, weight in zip(found.terms, found.weights, strict=True):
+        yield float(weight), values_of(term)
 
 
 def describe_to_expect(

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from attnscope.records.heads.descriptions import Pair
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES
 from attnscope.studies.describe.features import RESTING, Feature
-from attnscope.studies.describe.rows import Types
+from attnscope.studies.describe.rows import Group
 
 if TYPE_CHECKING:
-    from attnscope.core.questions.sampled_rows import Column, Part
+    from attnscope.core.questions.sampled_rows import Part
 
 Floats = NDArray[np.float64]
 
@@ -43,7 +43,9 @@ ENGLISH = 0.25
 
 _SIGNS = ("sentence_end", "comma", "quote", "bracket", "punctuation")
 _SHORT = {"name": "names", "punctuation": "other punctuation", "digit": "digits"}
-_TOO_WIDE = frozenset((RESTING, "word", "last"))
+TOO_WIDE = frozenset((RESTING, "word", "last"))
+"""Classes that name nothing."""
+
 _WIDE = frozenset(("infrequent", "frequent", "nouns"))
 """Classes that name what no narrower one does, with these limits in place of COVERED and LIFTED."""
 
@@ -120,13 +122,12 @@ class Names:
     """The names of terms, from the fitted rows of a group.
 
     Args:
-        part: The fitted rows.
-        features: The features that all heads share.
-        offsets: (entry of the group,): how far each key is behind its query.
-        types: The types of token.
+        group: The group.
+        part: The fitted rows, or some of them.
 
     Attributes:
-        part: The fitted rows.
+        group: The group.
+        part: The rows.
         types: The types of token.
         keys: (entry,): the type of each key.
         queries: (row,): the type of each query.
@@ -134,16 +135,17 @@ class Names:
         kinds: The kinds of keys.
     """
 
-    def __init__(self, part: Part, features: Sequence[Feature], offsets: NDArray[np.int32], types: Types) -> None:
+    def __init__(self, group: Group, part: Part) -> None:
         assert part.rows.key_types is not None and part.rows.query_types is not None
-        self.part, self.types, self.kinds = part, types, Kinds.of(part, features)
+        features = group.features
+        self.group, self.part, self.types, self.kinds = group, part, group.types, Kinds.of(part, features)
         self.keys = part.rows.key_types[part.entries]
         self.queries = part.rows.query_types[part.index]
-        self.offsets = offsets[part.entries]
+        self.offsets = group.offsets[part.entries]
         self._classes = [
             (number, feature.words, feature.name in _WIDE)
             for number, feature in enumerate(features)
-            if feature.family == "key" and feature.levels == 2 and feature.name not in _TOO_WIDE
+            if feature.family == "key" and feature.levels == 2 and feature.name not in TOO_WIDE
         ]
         itself = np.flatnonzero(self.offsets == 0)
         self._itself = np.full(len(self.queries), -1)
@@ -160,8 +162,20 @@ class Names:
         label = self.types.labels[number]
         return label.strip("·Ġ▁ ") or label
 
-    def of_column(self, column: Column, head: int) -> str:
-        """What a column is called, such as "tokens like alice, dinah, abbas, 81% of them capitalised words"."""
+    def of_gate(self, gate: int, is_other: bool = False) -> str:
+        """What the queries of a gate are called, or all others."""
+        if is_other:
+            return "other tokens"
+        feature = self.group.features[self.group.gates[gate]]
+        return "names" if feature.name == "name" else feature.words.removeprefix("English ")
+
+    def of_term(self, term: int, head: int) -> str:
+        """What a term is called, such as "tokens like alice, dinah, abbas, 81% of them capitalised words"."""
+        if term < self.part.n_shared:
+            return self.group.features[term].words
+        column = self.part.own_columns(head)[term - self.part.n_shared]
+        if column.gate >= 0:
+            return f"from {self.of_gate(column.gate, column.is_other)}: {self.of_term(column.gated, head)}"
         on = self.part.attention(head) * self.part.weights[head][self.part.row_of]
         if column.queries is None:
             assert column.keys is not None

@@ -114,6 +114,7 @@ class Group:
         ordinary: (active row,): whether its query is no special token: descriptions are fitted to these.
         offsets: (active entry,): how far each key is behind its query, in tokens.
         queries: (active row,): the place of each query.
+        gates: The numbers of the features that are classes of queries too, in the order of `active.gates`.
         types: The types of token.
     """
 
@@ -127,6 +128,7 @@ class Group:
     ordinary: NDArray[np.bool_]
     offsets: NDArray[np.int32]
     queries: NDArray[np.int64]
+    gates: tuple[int, ...]
     types: Types
 
     def matches(self, feature: Feature) -> bool:
@@ -327,8 +329,17 @@ def _group(
         _joined([of.active for of in made]), _joined([of.sinks for of in made]), tuple(sink_features),
         np.concatenate([of.sink_rows + at for of, at in zip(made, before, strict=False)]),
         np.concatenate([of.ordinary for of in made]), np.concatenate([of.offsets for of in made]),
-        np.concatenate([of.queries for of in made]), types,
+        np.concatenate([of.queries for of in made]), tuple(gates_of(features)), types,
     )  # fmt: skip
+
+
+def gates_of(features: Sequence[Feature]) -> list[int]:
+    """The numbers of the features that are classes of queries too: those of 0 and 1 that go by the token alone."""
+    return [
+        number
+        for number, feature in enumerate(features)
+        if feature.family == "key" and feature.levels == 2 and not SINK.match(feature.name)
+    ]
 
 
 def _unit_rows(
@@ -358,6 +369,7 @@ def _unit_rows(
         np.ascontiguousarray(read.features[:, used][:, free[used]]), levels, _starts(free[used].sum(1)),
         np.full(len(used), number), np.ascontiguousarray(weights.transpose(1, 0, 2)[:, used][:, free[used]]),
         key_types=types.places(key_tokens.ids)[keys], query_types=query_types[used],
+        gates=read.features[gates_of(features)][:, used, unit.queries[used]] > 0,
     )  # fmt: skip
     # The first entry of a row stands for all keys that are free.
     n_free = free[rows].sum(1)
@@ -394,5 +406,5 @@ def _joined(parts: Sequence[Rows]) -> Rows:
     lengths = np.concatenate([np.diff(of.starts) for of in parts])
     return Rows(
         joined("features", 1), parts[0].levels, _starts(lengths), joined("texts"), joined("weights", 1),
-        joined("counts"), joined("key_types"), joined("query_types"),
+        joined("counts"), joined("key_types"), joined("query_types"), joined("gates", 1),
     )  # fmt: skip

@@ -7,8 +7,7 @@ over these reads whole rows of some of their queries. So a description is the sa
 from __future__ import annotations
 
 import hashlib
-import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,7 @@ from numpy.typing import NDArray
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
 from attnscope.annotated.texts import merged
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.corpus import Copies, Corpus, CorpusText, chunks, count_tokens, distinct, essence
-from attnscope.corpus.batching import tokens_of
+from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.records.heads.descriptions import (
@@ -31,35 +29,23 @@ from attnscope.records.heads.descriptions import (
     Failure,
     FeatureFacts,
     HeadDescription,
+    Pair,
     Term,
 )
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 from attnscope.studies.describe.features import RESTING, Feature
-from attnscope.studies.describe.naming import Names, least_named
+from attnscope.studies.describe.mixtures import Mixture, find_mixtures, sides_of, with_mixtures
+from attnscope.studies.describe.naming import TOO_WIDE, Names, least_named
 from attnscope.studies.describe.own_features import own_features
 from attnscope.studies.describe.rows import Group, Unit, measure
-from attnscope.studies.describe.summary import summarise
+from attnscope.studies.describe.sample import FEWEST_TEXTS, DescribeOptions, draw
+from attnscope.studies.describe.summary import scores_beside_pairs, summarise
 from attnscope.studies.inputs.texts import Texts, special_ids, texts_of
 from attnscope.studies.measuring.head_blocks import Frequencies
 
 if TYPE_CHECKING:
     from attnscope.core.questions.descriptions import Description
     from attnscope.core.questions.sampled_rows import Part
-
-QUERIES, QUERIES_A_TEXT = 4000, 8
-"""Queries that are sampled; and how many of a text at least, while that leaves texts out."""
-
-MOST_ENTRIES = 120_000
-"""Pairs of a sampled query and a key of its text: what a description takes time for."""
-
-MOST_BYTES = 160 * 2**20
-"""What the features of sampled rows, and what heads have of them, may take."""
-
-MOST_TEXTS, MOST_CHARACTERS = 1024, 4_000_000
-"""Texts that are drawn before they are tokenised, and their characters."""
-
-FEWEST_TEXTS = 2
-"""Below so many texts (chunks of long ones) nothing can be scored on others."""
 
 NEARLY = 0.05
 """By how much less of the nats another first term may explain, alone, that is named beside the first."""
@@ -74,29 +60,6 @@ EXPECTED = 4
 """Keys of such a token that are named of those that the description expects."""
 
 
-@dataclass(frozen=True)
-class DescribeOptions:
-    """How heads are described.
-
-    Attributes:
-        features: Features of one's own, `name=pattern` each: see `own_features.own_feature`.
-        most_terms: Terms of a description at most.
-        queries: How many queries are sampled.
-        heads: (layer, head) of the heads that are described, of every kind; None = all.
-        chunk: As of `HeadsOptions`; likewise stride.
-        stride: See there.
-        seed: Of the lots by which texts and queries are drawn.
-    """
-
-    features: tuple[str, ...] = ()
-    most_terms: int = 6
-    queries: int = QUERIES
-    heads: tuple[tuple[int, int], ...] | None = None
-    chunk: int | None = None
-    stride: int | None = None
-    seed: int = 0
-
-
 @with_plain_torch
 def describe(
     model: Model,
@@ -104,20 +67,20 @@ def describe(
     features: Sequence[str] = (),
     options: DescribeOptions | None = None,
 ) -> Descriptions:
-    """Says of every head of a model what it does, in the terms of a catalogue of features.
+    """Describes every head of a model in one line, by features of queries and keys.
 
-        found = attnscope.describe(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
-        print(found)  # a line a head
-        found.of(3, 1).terms, found.of(3, 1).explained
+        descriptions = attnscope.describe(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
+        print(descriptions)  # one line per head
+        descriptions.of(3, 1).terms, descriptions.of(3, 1).explained
 
     Args:
         model: A loaded model, see `attnscope.load`.
-        texts: What to run it on; copies of earlier texts are left out. The links of annotated texts are features too.
-        features: Further features, `name=pattern` each.
+        texts: What to run it on. Near-duplicates are dropped. Links of annotated texts become features.
+        features: Your own features, each as `name=pattern`.
         options: How.
 
     Raises:
-        AttnscopeError: There is no text, or a feature is none.
+        AttnscopeError: There is no text, or a feature cannot be read.
     """
     options = options or DescribeOptions()
     options = replace(options, features=(*options.features, *features))
@@ -155,7 +118,8 @@ def describe_texts(
     by_name = {one.name: FeatureFacts(one.words, one.family, one.source) for group in groups for one in group.features}
     found.sort(key=lambda one: (model.info.kinds.index(one.kind), one.layer, one.head))
     n_scored = len(sample) - sum(unit.fits for unit in sample) if fits else 0
-    used = {term.feature for one in found for term in (*one.terms, *(one.active.terms if one.active else ()))}
+    terms = [term for one in found for term in (*one.terms, *(one.active.terms if one.active else ()))]
+    used = {name for term in terms for name in (term.feature, *term.feature.split(" from "))}
     facts = {name: by_name[name] for name in by_name if name in used}
     unmatched = tuple(one.name for one in own if fits and not any(group.matches(one) for group in groups))
     return Descriptions(tuple(found), len(sample), n_queries, n_scored, facts, unmatched)
@@ -202,77 +166,6 @@ def require_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> None
             raise UsageError(f"there is no head L{layer}H{head} to describe", f"{model.info.name} has {sizes}")
 
 
-# The sample -----------------------------------------------------------------------------------------------------
-
-
-def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
-    """Draws texts and queries by a hash of what they say; those that are fitted come first."""
-    special = special_ids(model)
-    n_heads = max(1, sum(model.info.n_heads[i] * model.info.n_layers[i] for i in range(len(model.info.kinds))))
-    units: list[tuple[bytes, bytes, Unit]] = []
-    for text in _drawn(distinct(texts, Copies()), options.seed):
-        tokens = tokens_of(text, model.tokenizer.encode, special)
-        limit = model.info.max_tokens
-        for part in chunks(tokens, text.index, limit=limit, chunk=options.chunk, stride=options.stride):
-            queries = np.flatnonzero(~part.repeated)
-            if len(part) > 1 and len(queries):
-                of_text = lot_of(text, options.seed)
-                units.append((lot_of(text, options.seed, part.number), of_text, Unit(text, part, queries)))
-    units.sort(key=lambda one: one[0])
-    sizes = np.array([(len(unit.queries), len(unit.chunk)) for *_, unit in units]).reshape(-1, 2)
-
-    def fits(n_units: int, each: int) -> bool:
-        rows = np.minimum(sizes[:n_units, 0], each)
-        n_rows, n_entries = int(rows.sum()), int((rows * sizes[:n_units, 1]).sum())
-        size = n_entries * (_N_FEATURES * len(model.info.kinds) + 2 * n_heads)
-        is_small = size <= MOST_BYTES and n_entries <= MOST_ENTRIES
-        return n_rows <= options.queries and (is_small or n_rows <= _FEWEST_ROWS)
-
-    n_units = len(units)
-    each = QUERIES_A_TEXT
-    while n_units > FEWEST_TEXTS and not fits(n_units, each):
-        n_units -= max(1, n_units // 50)
-    longest = int(sizes[:n_units, 0].max(initial=0))
-    low, high = 1, max(1, longest)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(n_units, middle) else (low, middle - 1)
-    kept = units[:n_units]
-    for lot, _, unit in kept:
-        rng = np.random.default_rng(int.from_bytes(lot, "little"))
-        unit.queries = np.sort(rng.permutation(unit.queries)[:low]).astype(np.int64)
-    # Chunks of one text are in one half, where there are texts enough.
-    of_texts = sorted({of_text for _, of_text, _ in kept})
-    apart = len(of_texts) >= 6
-    names = [of_text if apart else lot for lot, of_text, _ in kept]
-    order = {name: number for number, name in enumerate(sorted(set(names), key=lambda name: name[::-1]))}
-    for name, (*_, unit) in zip(names, kept, strict=True):
-        unit.fits = order[name] % 2 == 0
-    return sorted((unit for *_, unit in kept), key=lambda unit: not unit.fits)
-
-
-_N_FEATURES, _FEWEST_ROWS = 132, 200
-"""About how many features there are; and how many rows are read whatever they take."""
-
-
-def _drawn(texts: Iterable[CorpusText], seed: int) -> list[CorpusText]:
-    """The texts with the smallest hashes, as many as are held."""
-    held: list[tuple[int, int, CorpusText]] = []
-    characters = 0
-    for text in texts:
-        lot = -int.from_bytes(lot_of(text, seed), "big")
-        heapq.heappush(held, (lot, text.index, text))
-        characters += text.n_characters
-        while len(held) > FEWEST_TEXTS and (len(held) > MOST_TEXTS or characters > MOST_CHARACTERS):
-            characters -= heapq.heappop(held)[2].n_characters
-    return [text for *_, text in sorted(held, key=lambda one: -one[0])]
-
-
-def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
-    """A number that depends on what a text says alone, and is the same for its copies: any of them may be the one."""
-    return hashlib.blake2b(essence(text) + f"{seed} {part}".encode(), digest_size=8).digest()
-
-
 # What is said of it ---------------------------------------------------------------------------------------------
 
 
@@ -287,6 +180,7 @@ class Fitted:
         sinks: One of how much it rests, where and when.
         is_fitted: (active row,): whether its text is for fitting.
         matches: (head, row of sinks): how much there is to attend to, in nats; see `_matches`.
+        mixtures: By the head's number, the two descriptions of those that do two things; `active` has both.
     """
 
     group: Group
@@ -295,6 +189,7 @@ class Fitted:
     sinks: tuple[Description, ...]
     is_fitted: NDArray[np.bool_]
     matches: NDArray[np.float64]
+    mixtures: Mapping[int, Mixture]
 
 
 def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> Fitted:
@@ -304,14 +199,20 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
 
     fitted, scored = ([n for n, unit in enumerate(sample) if unit.fits == fits] for fits in (True, False))
     x = _columns_of_types(group, fitted)
-    directions = find_directions(group.part(fitted), group.offsets, x)
+    candidates = _distinct(group)
+    screened = [n for n in candidates if group.features[n].family != "from" and group.features[n].name not in TOO_WIDE]
+    directions = find_directions(group.part(fitted), group.offsets, x, screened)
     columns = tuple(columns_of(of_head, group.part(fitted)) for of_head in directions)
     group = replace(group, active=replace(group.active, columns=columns))
-    ranks, needs, candidates = [feature.rank for feature in group.features], _bases(group.features), _distinct(group)
-    active, other_half = (
-        find_terms(group.part(texts), ranks, most=most, candidates=candidates, needs=needs, most_own=MOST_OWN)
-        for texts, most in ((fitted, options.most_terms), (scored, 1))
-    )
+    ranks, needs = [feature.rank for feature in group.features], _bases(group.features)
+
+    def search(part: Part, heads: Sequence[int] | None = None, most: int = options.most_terms) -> list[Description]:
+        return find_terms(part, ranks, heads, most=most, candidates=candidates, needs=needs, most_own=MOST_OWN)
+
+    halves = group.part(fitted), group.part(scored)
+    active, other_half = search(halves[0]), search(halves[1], most=1)
+    mixtures = find_mixtures(group, halves, active, search, screened, options.most_terms, MOST_OWN)
+    group, active = with_mixtures(group, active, mixtures)
     resting = group.sink_features.index(_resting(group))
     whole = group.sinks.of_texts(fitted)
     matches = _matches(group, active)
@@ -325,7 +226,7 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
     sink_needs = [numbers.get(needs[number], needs[number]) for number in group.sink_features]
     sinks = find_terms(group.sinks.of_texts(fitted), sink_ranks, most=MOST_SINK_TERMS, needs=sink_needs, most_own=2)
     is_fitted = np.isin(group.active.texts, fitted)
-    return Fitted(group, tuple(active), tuple(other_half), tuple(sinks), is_fitted, matches)
+    return Fitted(group, tuple(active), tuple(other_half), tuple(sinks), is_fitted, matches, mixtures)
 
 
 def _columns_of_types(group: Group, fitted: Sequence[int]) -> NDArray[np.float32]:
@@ -363,7 +264,7 @@ def describe_fitted(fit: Fitted, sample: Sequence[Unit]) -> list[HeadDescription
     """The descriptions of a group's heads."""
     group = fit.group
     fitted, scored = ([n for n, unit in enumerate(sample) if unit.fits == fits] for fits in (True, False))
-    names = Names(group.part(fitted), group.features, group.offsets, group.types)
+    names = Names(group, group.part(fitted))
     parts = group.part(scored), group.sinks.of_texts(scored)
     return [_head(fit, sample, parts, names, number) for number in range(len(group.heads))]
 
@@ -412,19 +313,35 @@ def _head(fit: Fitted, sample: Sequence[Unit], parts: tuple[Part, Part], names: 
     terms = tuple(_term(group, scored, number, active, place, names) for place in range(len(active.terms)))
     described = Active(
         terms, share, how.nats / share if share > 0 else float("nan"), how.explained, how.low, how.high,
-        *summarise(names, number, active, terms, group.features),
+        *_summarise(fit, names, scored, number, terms),
     )  # fmt: skip
-    other = fit.other_half[number]
-    agrees = active.terms[:1] == other.terms[:1] if active.terms or other.terms else None
-    (_, content), (_, others_content) = (_first(group, one, number, names) for one in (active, other))
+    other, first = fit.other_half[number], active.first or active
+    agrees = first.terms[:1] == other.terms[:1] if first.terms or other.terms else None
+    (_, content), (_, others_content) = (_first(group, one, number, names) for one in (first, other))
     other_half = (others_content or NO_TERM) if not agrees and agrees is not None else ""
     return HeadDescription(
         group.kind, layer, head,
         tuple(_sink_term(group, sinks, number, resting, place, names) for place in range(len(resting.terms))),
         whole.nats, whole.explained, whole.low, whole.high, float("nan"), agrees,
         _failures(group, sample, scored, number, active, of_rows * scored.mass[:, number]),
-        _or(group, scored, number, active), _first(group, active, number, names)[0], other_half, described,
+        _or(group, scored, number, active), _first(group, first, number, names)[0], other_half, described,
     )  # fmt: skip
+
+
+def _summarise(
+    fit: Fitted, names: Names, scored: Part, number: int, terms: tuple[Term, ...]
+) -> tuple[tuple[Pair, ...], str]:
+    """The pairs and the words of a head: of one that does two things, those of both."""
+    if number not in fit.mixtures:
+        return summarise(names, number, fit.active[number], terms, fit.group.features)
+    mixture, said = fit.mixtures[number], []
+    sides = zip(*(sides_of(fit.group, part, mixture.gate) for part in (names.part, scored)), mixture.sides, strict=True)
+    for is_other, (side, of_scored, found) in enumerate(sides):
+        of_side = Names(fit.group, side)
+        of_terms = [_term(fit.group, of_scored, number, found, place, of_side) for place in range(len(found.terms))]
+        words = summarise(of_side, number, found, of_terms, fit.group.features, most_pairs=0)[1]
+        said.append(f"from {names.of_gate(mixture.gate, bool(is_other))}: {words or 'any token'}")
+    return names.pairs(number, scores_beside_pairs(names, number, fit.active[number])), "; ".join(said)
 
 
 def _active_losses(fit: Fitted, number: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -461,13 +378,19 @@ def _first(group: Group, found: Description, head: int, names: Names) -> tuple[s
     sign = "not " if found.weights[0] < 0 else ""
     number = found.terms[0]
     if number >= len(group.features):
-        column = group.active.columns[head][number - len(group.features)]
-        return f"{sign}{_own_name(number - len(group.features))}", sign + names.of_column(column, head)
+        return f"{sign}{_own_name(group, head, number)}", sign + names.of_term(number, head)
     return sign + group.features[number].name, sign + group.features[number].words
 
 
-def _own_name(place: int) -> str:
-    """The name of a column that was fitted to a head: its keys, then either end of each pair."""
+def _own_name(group: Group, head: int, term: int) -> str:
+    """The name of a term of a head's own: its keys, then either end of each pair, then features from some queries."""
+    if term < len(group.features):
+        return group.features[term].name
+    place = term - len(group.features)
+    column = group.active.columns[head][place]
+    if column.gate >= 0:
+        gate = group.features[group.gates[column.gate]].name
+        return f"{_own_name(group, head, column.gated)} from {'not ' if column.is_other else ''}{gate}"
     return "keys" if place == 0 else f"pair{(place + 1) // 2}{'+' if place % 2 else '-'}"
 
 
@@ -499,11 +422,10 @@ def _term(group: Group, scored: Part, number: int, found: Description, place: in
     features, at = group.features, found.terms[place]
     nan = float("nan")
     if at >= len(features):
-        column = group.active.columns[number][at - len(features)]
-        words = names.of_column(column, number)
-        name = _own_name(at - len(features))
-        share, even = (nan, nan) if column.queries is not None else _on_high(scored, number, at)
-        return Term(name, words, float(found.weights[place]), share, even, found.gains[place], own=True)
+        column, is_fitted = group.active.columns[number][at - len(features)], scored.is_fitted(at, number)
+        share, even = (nan, nan) if column.queries is not None or column.gate >= 0 else _on_high(scored, number, at)
+        name, words = _own_name(group, number, at), names.of_term(at, number)
+        return Term(name, words, float(found.weights[place]), share, even, found.gains[place], own=is_fitted)
     own = {f: features[f].name for f in found.terms if f < len(features)}
     return _known_term(features, at, found, place, scored, number, set(own.values()), list(range(len(features))))
 

@@ -57,7 +57,12 @@ _REACHES, _SIDES = (0, 1, 2, 4, 8), ((-1, "before"), (1, "after"))
 
 
 def summarise(
-    names: Names, head: int, found: Description, terms: Sequence[Term], features: Sequence[Feature]
+    names: Names,
+    head: int,
+    found: Description,
+    terms: Sequence[Term],
+    features: Sequence[Feature],
+    most_pairs: int = MOST_PAIRS,
 ) -> tuple[tuple[Pair, ...], str]:
     """What a head attends to when it attends, such as "nouns 1.6× (door, key), least punctuation".
 
@@ -67,6 +72,7 @@ def summarise(
         found: Its description.
         terms: The same for readers.
         features: The features that all heads share.
+        most_pairs: Pairs that the words name.
 
     Returns:
         Pairs with much attention beyond what distances and kinds of keys give them, and the words.
@@ -103,17 +109,34 @@ def summarise(
     for group, said in words.items():
         text += f"; {'equally' if last < AS_MUCH * strengths[group] else 'then'} {said}" if text else said
         last = strengths[group]
-    pairs = names.pairs(head, sum((of for name, of in scores.items() if name != "pair"), np.zeros(part.size)))
+    pairs = names.pairs(head, scores_beside_pairs(names, head, found)) if most_pairs else ()
     if not text and terms:  # no kind and no distance stands out
         text = _relation(terms[0]) or terms[0].words
     if text and pairs and "pair" not in words and len(words) < MOST_GROUPS:
-        text += f", such as {', '.join(f'{pair.query} → {pair.key}' for pair in pairs[:MOST_PAIRS])}"
+        text += f", such as {', '.join(f'{pair.query} → {pair.key}' for pair in pairs[:most_pairs])}"
     return pairs, text
+
+
+def scores_beside_pairs(names: Names, head: int, found: Description) -> Floats:
+    """(entry,): what the terms say but for those about some queries alone; of a mixture all but found pairs."""
+    part = names.part
+    columns = {term: part.own_columns(head)[term - part.n_shared] for term in found.terms if term >= part.n_shared}
+    is_mixture = any(column.is_other for column in columns.values())
+
+    def is_pair(term: int) -> bool:
+        if term < part.n_shared:
+            return False
+        own = part.own_columns(head)[term - part.n_shared]
+        return own.queries is not None or (own.gate >= 0 and (not is_mixture or is_pair(own.gated)))
+
+    kept = [place for place, term in enumerate(found.terms) if not is_pair(term)]
+    return part.scores(tuple(found.terms[place] for place in kept), found.weights[kept], head)
 
 
 def _group_of(number: int, head: int, names: Names, features: Sequence[Feature]) -> str:
     if number >= len(features):
-        return "kind" if names.part.own_columns(head)[number - len(features)].queries is None else "pair"
+        column = names.part.own_columns(head)[number - len(features)]
+        return "kind" if column.queries is None and column.gate < 0 else "pair"
     feature = features[number]
     if feature.family == "key" or feature.name == "rarity":
         return "kind"
@@ -143,11 +166,26 @@ def _pair(names: Names, head: int, found: Description, place: int) -> str:
     terms = tuple(number for number in found.terms if number != found.terms[place])
     others = names.part.scores(terms, np.delete(found.weights, place), head)
     column = names.part.own_columns(head)[found.terms[place] - names.part.n_shared]
+    if column.gate >= 0:
+        return _gated(names, head, found, place, others)
     assert column.queries is not None
     values = column.values.reshape(-1, column.n_key_levels)[:, -1][column.queries]
     queries, of_rows = names.of_queries(values, head)
     keys = by_kind(names, head, others, of_rows)
     return f"from {queries}: {keys}" if keys else ""
+
+
+def _gated(names: Names, head: int, found: Description, place: int, others: Floats) -> str:
+    """A feature from some queries: its kinds of keys, or its words."""
+    part = names.part
+    column = part.own_columns(head)[found.terms[place] - part.n_shared]
+    assert part.rows.gates is not None
+    feature = names.group.features[column.gated]
+    if feature.family == "key" or feature.name == "rarity":
+        said = by_kind(names, head, others, part.rows.gates[column.gate, part.index].astype(float))
+    else:
+        said = f"{'avoids ' if found.weights[place] < 0 else ''}{feature.words}"
+    return f"from {names.of_gate(column.gate)}: {said}" if said else ""
 
 
 def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = None, least: float = MORE) -> str:

@@ -94,7 +94,7 @@ def retrieval_heads(
     for length in options.lengths:
         require_length(model.info, length)
     texts = None if corpus is None else texts_of(corpus)
-    study = _Study(model, _hay_of(model, texts, options), options)
+    study = _Study(model, make_hay(model, texts, options), options)
     n_passes = 1 + options.ablate
     found = study.run(texts, scale_report(report, 0, n_passes))
     if options.ablate and whole(found):
@@ -102,7 +102,7 @@ def retrieval_heads(
     return found
 
 
-def _hay_of(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay:
+def make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay:
     """What needles are hidden in.
 
     Raises:
@@ -332,8 +332,8 @@ class _Study:
         moved = {"retrieval": 0, "random": (drawn - wanted).total()}
         without = tuple(
             CopiedWithout(
-                what, len(taken[what]), names if what == "retrieval" else (), _share(still), _change(change),
-                moved[what], n_cut,
+                what, len(taken[what]), names if what == "retrieval" else (), share_of_tokens(still),
+                change_of_share(change), moved[what], n_cut,
             )
             for what, (still, change) in sums.items()
         )  # fmt: skip
@@ -481,7 +481,7 @@ class _Scores:
         for sums in self._written.values():
             every = every.merge(sums)
         order = sorted(self._written)
-        return _share(every), tuple(CopiedAt(*at, _share(self._written[at])) for at in order)
+        return share_of_tokens(every), tuple(CopiedAt(*at, share_of_tokens(self._written[at])) for at in order)
 
     def heads(self, threshold: float) -> tuple[Head, ...]:
         """Every head with its scores, and with the role where it has passed the test."""
@@ -513,13 +513,13 @@ class _Scores:
         return tuple(made)
 
 
-def _share(sums: RunningSums) -> Effect:
+def share_of_tokens(sums: RunningSums) -> Effect:
     """A share of tokens; needles are the units, as one may be copied as a whole or not at all."""
     low, high = sums.share_interval(hits=True, dependence=1)
     return Effect(float(sums.ratio()), float(low), float(high), float(sums.total("c")))
 
 
-def _change(sums: RunningSums) -> Effect:
+def change_of_share(sums: RunningSums) -> Effect:
     """A difference of two shares of the same needles, from sums of (1 + difference) / 2, which is a share itself."""
     value, low, high = (2 * float(one) - 1 for one in (sums.ratio(), *sums.share_interval(dependence=1)))
     return Effect(value, low, high, float(sums.total("c")))

@@ -76,31 +76,31 @@ def heads(
     report: Report | None = None,
     workers: Workers | None = None,
 ) -> Findings:
-    """Measures every head of a model on a corpus, and says what each is for.
+    """Measures every head of a model on a corpus, and gives it roles.
 
         model = attnscope.load("minilm")
-        found = attnscope.heads(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
-        found.heads[2].name, found.heads[2].roles  # L0H2: previous_token, with its value, interval and q
-        found.grid("encoder", "entropy_nats")      # (layer, head)
-        found.save("heads.npz")
+        findings = attnscope.heads(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
+        findings.heads[2].name, findings.heads[2].roles  # L0H2: previous_token, with its value, interval and q
+        findings.grid("encoder", "entropy_nats")  # (layer, head)
+        findings.save("heads.npz")
 
-    Memory does not grow with the corpus, nor (but for models that only have dense weights) with the square of a text's
-    length. A text that is a copy of an earlier one (`corpus.Copies`) is no further evidence: it is left out, and
-    `corpus["n_copies"]` says how many were. An interruption (KeyboardInterrupt) ends the study: what was found up to
-    the last whole block of texts (of the first one, in all texts that were done) is returned, and said to be
-    incomplete. Likewise where something fails after a block: `run["failures"]` says what.
+    Memory does not grow with the corpus. It does not grow with the square of a text's length either, unless the model
+    only has dense weights. Near-duplicates of an earlier text are dropped (`corpus["n_copies"]` counts them).
 
-    In an encoder-decoder the decoder is given the same text that the encoder reads, as if it were to write it again
-    (its start token first, each next token whatever it would have written). Its own heads, and those across, are listed
-    by kind; what asks for places in one text is undefined across.
+    An interruption (KeyboardInterrupt) ends the study. The record then covers the texts up to the last whole block, and
+    says that it is incomplete. If a later step fails, `run["failures"]` says what.
 
-    Sums over texts are exact, so that shards merge into what one run would give, bit for bit; each text's own sums are
-    rounded by torch, which rounds otherwise with another number of threads. What measures is chosen once for the whole
-    corpus (`studies.backend`), and `run["backend"]` names it: those of two back ends differ by at most 1e-5.
+    The decoder of an encoder-decoder writes the text that its encoder reads: it gets its start token first, then each
+    token of the text. Its own heads and those of cross-attention are listed by kind. Measures that compare places in
+    one text are undefined for cross-attention.
 
-    With `workers`, whole blocks are studied by them, and the result is that of one process with as many threads. After
-    an interruption all blocks that were done count. A block over which three workers were lost is listed in
-    `corpus["problems"]`, and all others are in the result.
+    Sums over texts are exact, so shards merge into what one run gives, bit for bit. The sums of one text are rounded by
+    torch, which rounds differently with another number of threads. One back end measures the whole corpus
+    (`run["backend"]`). Two back ends differ by at most 1e-5.
+
+    With `workers`, the result is that of one process with as many threads. After an interruption, all finished blocks
+    count. If three workers are lost over a block, `corpus["problems"]` lists it, and the other blocks are in the
+    result.
 
     Args:
         model: A loaded model, see `attnscope.load`.

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+from attnscope.errors import UsageError
+from attnscope.models.catalog import BUILT_IN, HUB, KNOWN
 from attnscope.models.model import ModelInfo
 from attnscope.records import Heatmap
 from attnscope.records.maps.pooled import PooledHeatmap
@@ -32,11 +35,31 @@ def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
         "device": info.device,
         "checked": info.checked,
         "n_parameters": info.n_parameters,
+        "n_kv_heads": dict(zip(info.kinds, info.n_kv_heads, strict=True)),
         "seed": None,
         "versions": {name: number for name, number in versions() if info.engine != "numpy" or name not in _HEAVY},
         "notes": [*info.notes, *notes],
         **({"adapter": info.adapter, "adapter_sha256": info.adapter_sha256} if info.adapter else {}),
     }
+
+
+def model_of(run: Mapping[str, Any]) -> str:
+    """The model that a record names, where the record says where it was: a bare name alone may mean another on the Hub.
+
+    Raises:
+        UsageError: The model is not there any more, or the record does not say where it was.
+    """
+    name, source = str(run["model"]), str(run.get("source", ""))
+    if name in KNOWN or name in BUILT_IN:
+        return name
+    kind, _, folder = source.partition(" ")
+    if kind in ("folder", "file") and Path(folder).exists():
+        return folder
+    if source.startswith(HUB):
+        return source.removeprefix(HUB)
+    raise UsageError(
+        f"the model of the record, {name}, is not at the path that it names ({source or 'none'})", "name it with -m"
+    )
 
 
 @cache

@@ -50,8 +50,8 @@ def pooled_heatmap(
 ) -> PooledHeatmap:
     """Runs a model on a long text and keeps pooled maps, marginals and the strongest far links of the chosen heads.
 
-    Exact, in memory that grows with the text's length alone. A link is far where query and key are more than a cell,
-    and more than 32 tokens, apart; links from or to special tokens, and to the text's first token, are left out.
+    The numbers are exact. Memory grows linearly with the text's length. A link is far if query and key are more than a
+    cell apart, and more than 32 tokens. Links from or to special tokens and the first token are left out.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -72,7 +72,7 @@ def pooled_heatmap(
             do, such as to pass its attention through the seam.
 
     Warns:
-        UserWarning: What was read is not just what was given: a text was cut, or a target was written by the model.
+        UserWarning: The text was cut, or the model wrote the target itself.
     """
     given = Prompt(text, **prompt)
     require_cells(cells, pool)

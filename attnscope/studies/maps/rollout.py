@@ -35,12 +35,10 @@ def rollout(
     flow: bool | None = None,
     report: Report | None = None,
 ) -> Rollout:
-    """Attention rollout and attention flow of a model on a text (Abnar & Zuidema 2020).
+    """Computes attention rollout and attention flow of a model on a text (Abnar & Zuidema 2020).
 
-    See `attnscope.core.questions.flow`.
-
-    The heads of a layer are averaged. Of an encoder-decoder this is the encoder's: the paper defines neither for two
-    stacks that meet.
+    The heads of a layer are averaged. In an encoder-decoder, only the encoder counts: the paper defines neither
+    quantity for two stacks that meet. See `attnscope.core.questions.flow`.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -59,9 +57,9 @@ def rollout(
 
 @with_plain_torch
 def picture_rollout(model: Model, image: Any, *, residual: float = 0.5) -> Rollout:
-    """Attention rollout of a vision model over a photo (Abnar & Zuidema 2020): which patches a token came from.
+    """Computes attention rollout of a vision model on a photo (Abnar & Zuidema 2020): the patches a token came from.
 
-    Without attention flow, which would take hours for hundreds of patches.
+    It leaves out attention flow, which would take hours for hundreds of patches.
 
     Args:
         model: A loaded vision model.

@@ -63,9 +63,9 @@ def heatmap(
         hide_special: Leaves special tokens out, of a decoder the first token too, and divides each row by what is left
             of it.
         words: Merges word pieces: sums over keys, means over queries (Clark et al. 2019, section 4.1).
-        rows: Keeps these queries alone, as (first, last + 1) or a slice: in memory of their number, whatever the text's
-            length.
-        cols: Keeps these keys alone, likewise. Weights stay what they are in the whole map.
+        rows: Keeps only these queries, as (first, last + 1) or a slice. Memory grows with their number, not with the
+            text's length.
+        cols: Keeps only these keys. Weights stay as in the whole map.
         prompt: How the text is read. `pair`: a second text, for models that read pairs. `target`: what the decoder of
             an encoder-decoder is to write; None = its own greedy output. `chat`: puts the text into the model's chat
             template, as the user's message. `generate`: lets a decoder write that many tokens after the text, and
@@ -79,7 +79,7 @@ def heatmap(
             do, not enough memory.
 
     Warns:
-        UserWarning: What was read is not just what was given: a text was cut, or a target was written by the model.
+        UserWarning: The text was cut, or the model wrote the target itself.
     """
     record = _record_of(
         model, Prompt(text, **prompt), choice_from(layers, heads, pick), Cut(span_from(rows), span_from(cols))
@@ -162,9 +162,9 @@ def sound_heatmap(
         record.sound.seconds_per_frame  # 0.02 for Whisper
         record.draw("figures", scale="head")
 
-    Of an encoder without decoder, such as wav2vec 2.0, it keeps the self-attention: frames by frames. Of Whisper only
-    frames with sound are kept, not the silence that the model's window is filled up with; so a row sums to less
-    than 1 by what goes there.
+    For an encoder without a decoder, such as wav2vec 2.0, it keeps the self-attention: frames by frames. For Whisper
+    it keeps the frames with sound, not the silence that fills the model's window. So a row sums to 1 minus what goes to
+    the silence.
 
     Args:
         model: A loaded model that listens as Whisper does, or an encoder of sound: wav2vec 2.0, HuBERT, WavLM …

@@ -71,19 +71,20 @@ def relations(
     """Measures how well every head of a model expresses every relation of annotated texts.
 
         model = attnscope.load("minilm")
-        found = attnscope.relations(model, "sample_texts/dependencies.conllu")
-        found["nsubj→head"].best, found["nsubj→head"].accuracy  # (layer, head); of every head
-        found.save("relations.npz")
+        links = attnscope.relations(model, "sample_texts/dependencies.conllu")
+        links["nsubj→head"].best, links["nsubj→head"].accuracy  # (layer, head); of every head
+        links.save("relations.npz")
 
-    To words from tokens by the rules of Clark et al. 2019 (see `core.relations`). For each relation the texts are
-    divided at random into halves: the head is chosen on the one and scored on the other, against the simple rule that
-    does best on that other half itself. Memory does not grow with the corpus, nor (but for models that only have dense
-    weights) with the square of a text's length. An interruption (KeyboardInterrupt) ends the study: what was found up
-    to the last whole block of texts is returned, and said to be incomplete.
+    Attention between tokens becomes attention between words by the rules of Clark et al. 2019 (see `core.relations`).
+    For each relation, the texts are split at random into two halves. One half chooses the head, and the other half
+    scores it against the best simple rule of that half.
 
-    With `workers`, the model runs in them, block by block, and the result is that of one process with as many threads;
-    what needs no model (tokens, places of links, lots) is done here. A block over which three workers were lost is
-    listed in `corpus["problems"]`, and all others are in the result.
+    Memory does not grow with the corpus. It does not grow with the square of a text's length either, unless the model
+    only has dense weights. After an interruption (KeyboardInterrupt), the record covers the texts up to the last whole
+    block, and says that it is incomplete.
+
+    With `workers`, the model runs in them block by block, and the result is that of one process with as many threads.
+    If three workers are lost over a block, `corpus["problems"]` lists it, and the other blocks are in the result.
 
     Args:
         model: A loaded model, see `attnscope.load`.

@@ -11,7 +11,7 @@ from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.options import LoadOptions
 
 if TYPE_CHECKING:
-    from attnscope.studies.describe.study import DescribeOptions
+    from attnscope.studies.describe.sample import DescribeOptions
 
 MEASURES = ("previous_token", "induction", "first_token", "entropy_nats")
 """What is followed where nothing else is asked for."""
@@ -78,7 +78,7 @@ class TimelineOptions:
     @property
     def heads_options(self) -> HeadsOptions:
         """How the heads of each checkpoint are studied."""
-        from attnscope.studies.describe.study import DescribeOptions
+        from attnscope.studies.describe.sample import DescribeOptions
 
         described = EXPLAINED in self.measures
         return replace(self.heads, describe=(self.describe or DescribeOptions()) if described else None)

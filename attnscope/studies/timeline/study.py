@@ -52,18 +52,18 @@ def timeline(
 ) -> Timeline:
     """Measures all heads of a model at each checkpoint of its training.
 
-        found = attnscope.timeline("run/checkpoint-*", attnscope.Corpus("texts.txt"))
-        found.of("induction", 1, 0)   # layer 1, head 0: (checkpoint, 3), value and interval
-        found.since("induction")      # {"L1H0": 300}: since step 300 it is an induction head
-        found.draw("figures")
+        timeline = attnscope.timeline("run/checkpoint-*", attnscope.Corpus("texts.txt"))
+        timeline.of("induction", 1, 0)  # layer 1, head 0: (checkpoint, 3), value and interval
+        timeline.since("induction")  # {"L1H0": 300}: an induction head since step 300
+        timeline.draw("figures")
 
-    Checkpoints are loaded one at a time, measured by `heads`, and let go. One that cannot be loaded or measured, or
-    whose heads or tokens are others than the first one's, is left out, and `run["skipped"]` says why. An interruption
-    (KeyboardInterrupt) ends the study: the checkpoints that were done are returned, and said to be incomplete.
+    Checkpoints are loaded one at a time, measured by `heads`, and released. A checkpoint is skipped if it cannot be
+    loaded or measured, or if its heads or tokens differ from those of the first one. `run["skipped"]` says why. After
+    an interruption (KeyboardInterrupt), the record has the finished checkpoints, and says that it is incomplete.
 
-    The step of a folder is the `global_step` of its trainer_state.json, which transformers writes; else the number in
-    its name, or in the revision of `org/name@revision`: the one after "step" or "checkpoint", else the last one. Where
-    none has a number, the steps are places in the order of their names, 0, 1, 2 …
+    The step of a folder is the `global_step` of its trainer_state.json, which transformers writes. Otherwise it is a
+    number in the folder's name or in the revision of `org/name@revision`: the one after "step" or "checkpoint", else
+    the last one. If no name has a number, steps count the names in order: 0, 1, 2 …
 
     Args:
         models: A pattern of folders such as "run/checkpoint-*"; folders, patterns and Hub models `org/name@revision` in

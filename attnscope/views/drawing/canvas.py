@@ -37,6 +37,8 @@ FontStyle = Literal["plain", "bold", "italic"]
 
 DPI = 100
 INK, FAINT, LINE = "#1a1a1a", "#6f6f6f", "#b8b8b8"
+MARK = "#ff5a00"
+"""The frame of the query that a figure is about."""
 
 # The same input gives the same bytes: no dates, and ids in SVG that do not depend on chance.
 _METADATA: dict[str, dict[str, str | None]] = {

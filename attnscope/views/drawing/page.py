@@ -40,6 +40,10 @@ class Page(Canvas):
     def __init__(self, width_px: int, lettering: Lettering) -> None:
         super().__init__(width_px, 0, lettering)
 
+    def title_px(self, zoom: float = 1.0) -> float:
+        """Size of the letters of its title, which are small on paper of a fixed width."""
+        return layout.PANEL_TITLE_PX if self.paper.fixed else layout.TITLE_PX * zoom
+
     def head(self, title: str, subtitle: str, *, zoom: float = 1.0, animated: bool = False, bold: float = 1.12) -> Text:
         """Title and subtitle.
 
@@ -51,9 +55,7 @@ class Page(Canvas):
             bold: How much wider than plain letters bold ones are taken to be.
         """
         left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
-        size, below = layout.TITLE_PX * zoom, layout.SUBTITLE_PX * zoom
-        if self.paper.fixed:  # where letters are to be small
-            size, below = layout.PANEL_TITLE_PX, layout.CAPTION_PX
+        size, below = self.title_px(zoom), layout.CAPTION_PX if self.paper.fixed else layout.SUBTITLE_PX * zoom
         title = self.lettering.fit(title, size * bold, room)
         first = self.write(left, left + 4 * zoom, title, size, ha="left", weight="bold", animated=animated)
         subtitle = self.lettering.fit(subtitle, below, room)

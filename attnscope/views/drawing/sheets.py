@@ -21,6 +21,7 @@ class Sheet:
         map: Which map of the record it shows.
         query: Number of the query that it is about; -1 = of none, or in a picture of the mean over all.
         title: What the figure says it shows; empty = which heads.
+        marked: Queries whose rows are framed in its maps.
         n_layers: How many layers the model has, where only some of them attend so; 0 = that goes without saying.
     """
 
@@ -30,6 +31,7 @@ class Sheet:
     map: int = 0
     query: int = -1
     title: str = ""
+    marked: tuple[int, ...] = ()
     n_layers: int = 0
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.bars import bar_grid, most_bars
-from attnscope.views.drawing.canvas import FAINT, INK, Canvas, colormap, matplotlib_defaults
+from attnscope.views.drawing.canvas import FAINT, INK, MARK, Canvas, colormap, matplotlib_defaults
 from attnscope.views.drawing.files import write_pages
 from attnscope.views.drawing.inks import is_dark
 from attnscope.views.drawing.lettering import Lettering, lettering_for
@@ -45,7 +45,8 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
     """The figures that a record is drawn as, in the order of their files.
 
     An overview of all layers and heads, then a figure a layer. Single heads that were picked make one figure. A query
-    adds a figure of bars for each token that it names. Encoder-decoders have all that for each kind of attention.
+    frames the rows of the tokens that it names, and adds a figure of bars for each. Encoder-decoders have all that for
+    each kind of attention.
 
     Raises:
         AttnscopeError: No token is what `query` names.
@@ -56,9 +57,10 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
         heads = record.chosen(attention)
         if not heads:  # all that were picked are in other maps
             continue
-        sheets += sheets_of_heads(heads, picked=record.picked is not None, number=number, before=mark)
-        for token in attention.queries.find(query) if query is not None else ():
-            sheets.append(Sheet(f"{mark}query-{token:03d}", "bars", heads, number, token))
+        tokens = attention.queries.find(query) if query is not None else ()
+        maps = sheets_of_heads(heads, picked=record.picked is not None, number=number, before=mark)
+        sheets += [replace(sheet, marked=() if sheet.form == "overview" else tokens) for sheet in maps]
+        sheets += [Sheet(f"{mark}query-{token:03d}", "bars", heads, number, token) for token in tokens]
     if query is not None and not any(sheet.form == "bars" for sheet in sheets):
         first, *others = (attention.queries for attention in record.maps)
         raise first.refuse(query, *others)
@@ -116,7 +118,8 @@ class Painter:
         )
         header = _header(record, attention, sheet.form)
         labels = (attention.queries.labels, attention.keys.labels)
-        name = (sheet.form, header, titles, *labels, sheet.query, record.picked is None, _label_traits(attention))
+        asked = (sheet.query, sheet.marked)
+        name = (sheet.form, header, titles, *labels, *asked, record.picked is None, _label_traits(attention))
         if name not in self._canvases:
             making = BarCanvas if sheet.form == "bars" else MapCanvas
             self._canvases[name] = making(record, sheet, titles, header, self.style)
@@ -210,7 +213,7 @@ class _Page(Page):
     def title(self, record: Heatmap, sheet: Sheet) -> None:
         """Says what the figure shows."""
         room = self.width_px - 2 * layout.MARGIN_PX
-        self._title.set_text(self.lettering.fit(_sheet_title(record, sheet), layout.TITLE_PX * self.zoom * 1.1, room))
+        self._title.set_text(self.lettering.fit(_sheet_title(record, sheet), self.title_px(self.zoom) * 1.1, room))
 
 
 class MapCanvas(_Page):
@@ -282,6 +285,7 @@ class MapCanvas(_Page):
             else:
                 self.label_all()
         self._seams(queries, keys)
+        self._frame_rows(sheet.marked)
         self._colour_bar(cmap)
         self.foot(grid.footer_y, grid.footer, zoom)
         single = sheet.form != "overview" and len(sheet.heads) == 1 and grid.number_px
@@ -366,6 +370,12 @@ class MapCanvas(_Page):
             lines += [[(x + at * cell, y), (x + at * cell, y + height)] for at in _seam_places(keys)]
         if lines:
             self.lines(lines, color="#d1495b", animated=True)
+
+    def _frame_rows(self, queries: Sequence[int]) -> None:
+        cell = self.grid.cell_px
+        rows = [(x, y + query // self.pool * cell, self.map_px[0], cell) for x, y in self.corners for query in queries]
+        if rows:
+            self.outline(rows, MARK, 2.0 * self.zoom, animated=True)
 
     def _number_cells(self, shape: tuple[int, int]) -> list[Text]:
         (x, y), cell, size = self.corners[0], self.grid.cell_px, self.grid.number_px

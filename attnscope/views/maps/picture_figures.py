@@ -18,7 +18,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.maps.pictures import MEAN, Picture
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, colormap
+from attnscope.views.drawing.canvas import FAINT, MARK, colormap
 from attnscope.views.drawing.layout import Paper
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.page import Page
@@ -34,7 +34,7 @@ Pixels = NDArray[np.uint8]
 DARKEST = 0.6
 """How much of a colour is left where the photo is black."""
 
-_MARK, _HALO = "#ff5a00", "#ffffff"
+_HALO = "#ffffff"
 _LARGEST_SINGLE_PX, _LARGEST_PANEL_PX, _LARGEST_SMALL_PX, _PHOTO_PX = 760, 420, 300, 224
 _TOP_PX, _GAP_PX, _CAPTION_PX = 92, 10, 24
 _SMALL_PANEL_PX = 130  # on paper of a given width
@@ -279,7 +279,7 @@ class PicturePage(Page):
             return
         row, column = divmod(int(framed[0]), self.picture.grid[1])
         box = (corner[0] + column * cell, corner[1] + row * cell, cell, cell)
-        for color, grown, thick in ((_HALO, 2.0, 3.0), (_MARK, 1.0, 2.0)):
+        for color, grown, thick in ((_HALO, 2.0, 3.0), (MARK, 1.0, 2.0)):
             grown_box = (box[0] - grown, box[1] - grown, box[2] + 2 * grown, box[3] + 2 * grown)
             self.outline([grown_box], color, thick, animated=True)
 

@@ -190,6 +190,8 @@ def page_of(
     if has_photos and not atlas:
         # One patch of hundreds seldom gets much: on a scale up to 1 none would be seen.
         manifest["start"] = {"scale": "head", **{k: v for k, v in manifest["start"].items() if k != "v"}}
+    elif texts and not atlas and (head := head_to_open(texts[0].record)):
+        manifest["start"] = {"h": f"{head[0]}.{head[1]}", **manifest["start"]}
     if atlas:
         manifest["atlas"] = {"landing": 0, "heads": list(range(1, len(atlas)))}
     if folder:
@@ -198,6 +200,26 @@ def page_of(
         beside = {f"{HEADS}/{n}.js": f'document.currentScript.textContent="{atlas[n]}"' for n in range(1, len(atlas))}
         return Page(_html(manifest, blocks[:1], ("atlas",), "'self'"), beside)
     return Page(_html(manifest, blocks, (*["atlas"] * bool(atlas), *["photo"] * has_photos)))
+
+
+def head_to_open(record: Heatmap) -> tuple[int, int] | None:
+    """The head that a page opens on: the one whose queries choose distant tokens most, each its own.
+
+    For each query, that is the largest weight above the key's mean over all queries, of keys that are neither special
+    nor first and more than two tokens away. The head with the largest mean is taken; None = no key is as far.
+    """
+    attention = record.maps[0]
+    queries, keys = np.arange(len(attention.queries)), np.arange(len(attention.keys))
+    counts = (np.abs(queries[:, None] - keys) > 2) & ~attention.keys.special & (keys > 0)
+    heads = record.chosen(attention)
+    if not heads or not counts.any():
+        return None
+
+    def choice(head: tuple[int, int]) -> float:
+        weights = attention.of(*head)
+        return float(np.where(counts, weights - weights.mean(0), 0.0).max(1).mean())
+
+    return max(heads, key=choice)
 
 
 def page_of_saved(record: Record, *, findings: Findings | None = None) -> Page:

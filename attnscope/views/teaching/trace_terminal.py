@@ -37,18 +37,19 @@ def walk(trace: Trace, console: Console) -> RenderableType:
     Numbers have four decimals. What is too wide for the terminal goes on below (keys) or is left out in the middle
     (columns), where a mark says so; `--json` has all of it.
     """
-    parts: list[RenderableType] = [_heading(trace)]
+    parts: list[RenderableType] = [draw_heading(trace)]
     head: int | None = -1
     for number, step in enumerate(trace.steps, start=1):
         if step.head != head:
             head = step.head
-            parts.append(Text(f"\n{_section(trace, head)}", style="bold underline"))
-        parts += _step(trace, step, number, console)
+            parts.append(Text(f"\n{name_section(trace, head)}", style="bold underline"))
+        parts += [*draw_title(step, number), *draw_numbers(trace, step, console)]
     parts.append(_check_line(trace))
     return Group(*(spell_out_text(part, console) if isinstance(part, Text) else part for part in parts))
 
 
-def _heading(trace: Trace) -> Text:
+def draw_heading(trace: Trace) -> Text:
+    """Which heads are traced, and for which query."""
     by_hand = trace.run.get("model", "") == "worked example"
     where = "worked example" if by_hand else f"{trace.kind} layer {trace.layer}"
     grouped = "" if trace.n_kv_heads == trace.n_heads else f" on {trace.n_kv_heads} key/value heads"
@@ -57,25 +58,31 @@ def _heading(trace: Trace) -> Text:
     return Text(safe(f"{model}{where}: {amount(trace.n_heads, 'head')}{grouped}; {query}"), style="bold")
 
 
-def _section(trace: Trace, head: int | None) -> str:
+def name_section(trace: Trace, head: int | None) -> str:
+    """The heading above the steps of a head, or above those of all heads."""
     return "All heads together" if head is None else f"Head {head} of 0 to {trace.n_heads - 1}"
 
 
-def _step(trace: Trace, step: Step, number: int, console: Console) -> list[RenderableType]:
+def draw_title(step: Step, number: int) -> list[Text]:
+    """The lines above the numbers of a step: its title and shape, its formula, and its line of NumPy."""
     shape = ", ".join(
         f"{size} {_PLURAL[axis][size != 1]}" for axis, size in zip(step.axes, step.value.shape, strict=True)
     )
-    said: list[RenderableType] = [
+    return [
         Text.assemble((f"\n{number:>2}  {safe(step.title)}", "bold"), (f"  ({shape})", "dim")),
         Text(f"    {safe(step.formula)}"),
         Text(f"    {safe(step.code)}", style="cyan"),
     ]
+
+
+def draw_numbers(trace: Trace, step: Step, console: Console) -> list[RenderableType]:
+    """The numbers of a step."""
     if step.name == "scores_by_pair":
-        return [*said, *_bands(trace, step, console)]
+        return _bands(trace, step, console)
     labels = {"query": trace.queries, "key": trace.keys}
     names = labels.get(step.axes[0]) if step.value.ndim == 2 else None
     bold = step.name == "weights"
-    return [*said, matrix(np.atleast_2d(step.value), names, labels.get(step.axes[-1]), console, bold=bold)]
+    return [matrix(np.atleast_2d(step.value), names, labels.get(step.axes[-1]), console, bold=bold)]
 
 
 def _bands(trace: Trace, step: Step, console: Console) -> list[RenderableType]:

@@ -96,7 +96,7 @@ export class AtlasView {
 
   hint() {
     const { columns } = catalogs.shown;
-    return `${columns.has("induction") ? "induction > 0.4 & layer > 3" : "layer > 3"}, or words`;
+    return `words, ")" -> "(", or ${columns.has("induction") ? "induction > 0.4" : "layer > 3"}`;
   }
 
   help(columns) {

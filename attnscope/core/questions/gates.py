@@ -1,0 +1,129 @@
+"""From which queries a head does something else: known classes of queries, screened together with features of keys.
+
+A gate g is a class of queries. With a the mean of E_A[f] over rows, π that of E_p[f], and b(a, π) = a ln(a / π) +
+(1 - a) ln((1 - a) / (1 - π)) the lower bound of what f can gain (`descriptions`), a weight of f on each side of the
+gate gains more than one weight for all rows by about
+
+    split(g, f) = W_g b(a_g, π_g) + W_h b(a_h, π_h) - b(a, π),      a = W_g a_g + W_h a_h
+
+where h are the queries outside the gate and W what rows weigh. As b is convex, split >= 0, and it is 0 where the gate
+says nothing of f.
+
+Source: ours. Splitting rows by what gains most: Morgan & Sonquist 1963.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.core.questions.sampled_rows import Floats, Part
+
+N_GATED = 4
+"""Features from some queries that a head is given as candidates."""
+
+LEAST_SPLIT, LEAST_MIXED = 0.005, 0.01
+"""Of the head's nats: what a gate must gain for a feature to be a candidate; and, beside a description, to be tried as
+the rule between two."""
+
+GATED_RANK = 5
+"""How simple a known feature from known queries is: it is taken before what is fitted to the head."""
+
+FEWEST_ROWS, FEWEST_TEXTS = 8, 3
+"""Queries that must lie on either side of a gate, and their texts."""
+
+_ENTRIES_AT_ONCE = 2**16
+
+
+def usable_gates(part: Part) -> NDArray[np.int64]:
+    """The gates with rows enough on either side."""
+    assert part.rows.gates is not None
+    kept = []
+    for number, inside in enumerate(part.rows.gates[:, part.index]):
+        sides = (inside, ~inside)
+        if all(side.sum() >= FEWEST_ROWS and len(np.unique(part.texts[side])) >= FEWEST_TEXTS for side in sides):
+            kept.append(number)
+    return np.array(kept, np.int64)
+
+
+def screen_gates(
+    part: Part,
+    heads: Sequence[int],
+    p: NDArray[np.floating],
+    candidates: Sequence[int],
+    least: float = LEAST_SPLIT,
+) -> list[tuple[tuple[int, int], ...]]:
+    """The gates and features that say most together, beyond what each feature says of all queries.
+
+    Args:
+        part: The rows to fit.
+        heads: Which heads.
+        p: (head, entry): what is expected, times what its row counts; sums to 1.
+        candidates: The features.
+        least: The smallest gain, as a share of the head's nats.
+
+    Returns:
+        For each head up to `N_GATED` pairs of a gate and a feature, the largest gain first, each feature once.
+    """
+    gates = usable_gates(part)
+    made: list[tuple[tuple[int, int], ...]] = []
+    if not len(gates) or not len(candidates):
+        return [()] * len(heads)
+    assert part.rows.gates is not None
+    inside = part.rows.gates[gates][:, part.index].astype(np.float64)
+    weights = part.weights[list(heads)]
+    on = np.stack([part.attention(head) for head in heads]) * weights[:, part.row_of]
+    both = _sums(part, np.concatenate([on, p]), inside > 0, candidates)
+    for at, head in enumerate(heads):
+        gains = split_gains(both[:, at], both[:, at + len(heads)], inside @ weights[at])
+        picked: list[tuple[int, int]] = []
+        while len(picked) < N_GATED and gains.max() >= least * part.uniform_nats[head]:
+            gate, feature = divmod(int(gains.argmax()), gains.shape[1])
+            picked.append((int(gates[gate]), int(candidates[feature])))
+            gains[:, feature] = -1.0
+        made.append(tuple(picked))
+    return made
+
+
+def split_gains(a: Floats, pi: Floats, weights: Floats) -> Floats:
+    """split(g, f) of the module's docstring, (gate, feature), in nats.
+
+    Args:
+        a: (gate + 1, feature): Σ w E_A[f] over the rows of each gate, and in the last place over all rows.
+        pi: (gate + 1, feature): the same of p.
+        weights: (gate,): W_g, what each gate's rows weigh, 0 to 1.
+    """
+    w = np.clip(weights, 1e-9, 1 - 1e-9)[:, None]
+    sides = [
+        share * _bound(side_a / share, side_pi / share)
+        for share, side_a, side_pi in ((w, a[:-1], pi[:-1]), (1 - w, a[-1] - a[:-1], pi[-1] - pi[:-1]))
+    ]
+    gains: Floats = sides[0] + sides[1] - _bound(a[-1], pi[-1])
+    return gains
+
+
+def _bound(a: Floats, pi: Floats) -> Floats:
+    tiny = 1e-9
+    a, pi = np.clip(a, tiny, 1 - tiny), np.clip(pi, tiny, 1 - tiny)
+    gain: Floats = a * np.log(a / pi) + (1 - a) * np.log((1 - a) / (1 - pi))
+    return gain
+
+
+def _sums(part: Part, values: Floats, inside: NDArray[np.bool_], candidates: Sequence[int]) -> Floats:
+    """Σ value f over the entries of each gate, and over all, (gate + 1, of values, feature)."""
+    # Gates overlap: rows are summed by the set of gates that they are in, and these sums are added.
+    sets, of_row = np.unique(inside, axis=1, return_inverse=True)
+    chosen = np.asarray(candidates)
+    sums = np.zeros((sets.shape[1], len(values), len(chosen)))
+    of_entry = of_row.ravel()[part.row_of]
+    for start in range(0, part.size, _ENTRIES_AT_ONCE):
+        some = np.arange(start, min(part.size, start + _ENTRIES_AT_ONCE))
+        some = some[np.argsort(of_entry[some], kind="stable")]
+        levels = part.levels[np.ix_(chosen, some)].astype(np.float32)
+        ends = np.searchsorted(of_entry[some], np.arange(sets.shape[1] + 1))
+        for number, (low, high) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+            if low < high:
+                sums[number] += values[:, some[low:high]].astype(np.float32) @ levels[:, low:high].T
+    of_gates = np.einsum("gs,shf->ghf", np.vstack([sets, np.ones((1, sets.shape[1]), np.bool_)]).astype(float), sums)
+    scaled: Floats = of_gates / (part.rows.levels[chosen] - 1)
+    return scaled

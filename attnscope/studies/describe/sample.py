@@ -1,0 +1,122 @@
+"""Which texts and queries descriptions are made of: drawn by a hash of what texts say, whatever their order."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnscope.corpus import Copies, CorpusText, chunks, distinct, essence
+from attnscope.corpus.batching import tokens_of
+from attnscope.models.model import Model
+from attnscope.studies.describe.rows import Unit
+from attnscope.studies.inputs.texts import Texts, special_ids
+
+QUERIES, QUERIES_A_TEXT = 4000, 8
+"""Queries that are sampled; and how many of a text at least, while that leaves texts out."""
+
+MOST_ENTRIES = 120_000
+"""Pairs of a sampled query and a key of its text: what a description takes time for."""
+
+MOST_BYTES = 160 * 2**20
+"""What the features of sampled rows, and what heads have of them, may take."""
+
+MOST_TEXTS, MOST_CHARACTERS = 1024, 4_000_000
+"""Texts that are drawn before they are tokenised, and their characters."""
+
+FEWEST_TEXTS = 2
+"""Below so many texts (chunks of long ones) nothing can be scored on others."""
+
+
+@dataclass(frozen=True)
+class DescribeOptions:
+    """How heads are described.
+
+    Attributes:
+        features: Features of one's own, `name=pattern` each: see `own_features.own_feature`.
+        most_terms: Terms of a description at most.
+        queries: How many queries are sampled.
+        heads: (layer, head) of the heads that are described, of every kind; None = all.
+        chunk: As of `HeadsOptions`; likewise stride.
+        stride: See there.
+        seed: Of the lots by which texts and queries are drawn.
+    """
+
+    features: tuple[str, ...] = ()
+    most_terms: int = 6
+    queries: int = QUERIES
+    heads: tuple[tuple[int, int], ...] | None = None
+    chunk: int | None = None
+    stride: int | None = None
+    seed: int = 0
+
+
+def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
+    """Draws texts and queries by a hash of what they say; those that are fitted come first."""
+    special = special_ids(model)
+    n_heads = max(1, sum(model.info.n_heads[i] * model.info.n_layers[i] for i in range(len(model.info.kinds))))
+    units: list[tuple[bytes, bytes, Unit]] = []
+    for text in _drawn(distinct(texts, Copies()), options.seed):
+        tokens = tokens_of(text, model.tokenizer.encode, special)
+        limit = model.info.max_tokens
+        for part in chunks(tokens, text.index, limit=limit, chunk=options.chunk, stride=options.stride):
+            queries = np.flatnonzero(~part.repeated)
+            if len(part) > 1 and len(queries):
+                of_text = lot_of(text, options.seed)
+                units.append((lot_of(text, options.seed, part.number), of_text, Unit(text, part, queries)))
+    units.sort(key=lambda one: one[0])
+    sizes = np.array([(len(unit.queries), len(unit.chunk)) for *_, unit in units]).reshape(-1, 2)
+
+    def fits(n_units: int, each: int) -> bool:
+        rows = np.minimum(sizes[:n_units, 0], each)
+        n_rows, n_entries = int(rows.sum()), int((rows * sizes[:n_units, 1]).sum())
+        size = n_entries * (_N_FEATURES * len(model.info.kinds) + 2 * n_heads)
+        is_small = size <= MOST_BYTES and n_entries <= MOST_ENTRIES
+        return n_rows <= options.queries and (is_small or n_rows <= _FEWEST_ROWS)
+
+    n_units = len(units)
+    each = QUERIES_A_TEXT
+    while n_units > FEWEST_TEXTS and not fits(n_units, each):
+        n_units -= max(1, n_units // 50)
+    longest = int(sizes[:n_units, 0].max(initial=0))
+    low, high = 1, max(1, longest)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(n_units, middle) else (low, middle - 1)
+    kept = units[:n_units]
+    for lot, _, unit in kept:
+        rng = np.random.default_rng(int.from_bytes(lot, "little"))
+        unit.queries = np.sort(rng.permutation(unit.queries)[:low]).astype(np.int64)
+    # Chunks of one text are in one half, where there are texts enough.
+    of_texts = sorted({of_text for _, of_text, _ in kept})
+    apart = len(of_texts) >= 6
+    names = [of_text if apart else lot for lot, of_text, _ in kept]
+    order = {name: number for number, name in enumerate(sorted(set(names), key=lambda name: name[::-1]))}
+    for name, (*_, unit) in zip(names, kept, strict=True):
+        unit.fits = order[name] % 2 == 0
+    return sorted((unit for *_, unit in kept), key=lambda unit: not unit.fits)
+
+
+_N_FEATURES, _FEWEST_ROWS = 132, 200
+"""About how many features there are; and how many rows are read whatever they take."""
+
+
+def _drawn(texts: Iterable[CorpusText], seed: int) -> list[CorpusText]:
+    """The texts with the smallest hashes, as many as are held."""
+    held: list[tuple[int, int, CorpusText]] = []
+    characters = 0
+    for text in texts:
+        lot = -int.from_bytes(lot_of(text, seed), "big")
+        heapq.heappush(held, (lot, text.index, text))
+        characters += text.n_characters
+        while len(held) > FEWEST_TEXTS and (len(held) > MOST_TEXTS or characters > MOST_CHARACTERS):
+            characters -= heapq.heappop(held)[2].n_characters
+    return [text for *_, text in sorted(held, key=lambda one: -one[0])]
+
+
+def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
+    """A number that depends on what a text says alone, and is the same for its copies: any of them may be the one."""
+    return hashlib.blake2b(essence(text) + f"{seed} {part}".encode(), digest_size=8).digest()

@@ -1,0 +1,1 @@
+"""Head lists and head scores for other programs."""

@@ -1,0 +1,299 @@
+"""Lists of heads in the forms that other programs read: one table, an entry per form, each with its source."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnscope.errors import AttnscopeError, UsageError, one_line, parse_json
+from attnscope.records import Record
+from attnscope.records.frame.file_sets import replace_together
+from attnscope.records.frame.storage import finite, is_stream, plain, write_stream, write_whole
+from attnscope.records.heads.findings import RECORDINGS
+from attnscope.records.relations.record import Relations
+from attnscope.version import VERSION
+from attnscope.views.export.scores import (
+    HeadScores,
+    full_attention_values,
+    require_needles,
+    scores_of,
+)
+
+SCHEMA = "attnscope.scores/1"
+
+SINK_SIZE, RECENT_SIZE = 64, 256
+"""First and latest tokens that a streaming head keeps, as DuoAttention is trained with them."""
+
+Heads = list[list[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """What is written.
+
+    Attributes:
+        scores: The scores.
+        out: The file or folder.
+        top: How many heads are listed at most; None = all that pass the record's test.
+        sinks: The scores `resting_share` of the same model; None = not known.
+        sink_size: First tokens that a streaming head keeps.
+        recent_size: Latest tokens that it keeps.
+    """
+
+    scores: HeadScores
+    out: Path
+    top: int | None = None
+    sinks: HeadScores | None = None
+    sink_size: int = SINK_SIZE
+    recent_size: int = RECENT_SIZE
+
+    @property
+    def heads(self) -> Heads:
+        """(layer, head) of those that are listed, the best first.
+
+        Raises:
+            AttnscopeError: No head passes the record's test.
+        """
+        if not self.scores.chosen:
+            raise AttnscopeError(
+                f"no head passes the test on {self.scores.name}, so there is none to list",
+                "study more texts; --for scores writes the scores of all heads",
+            )
+        return [list(head) for head in self.scores.chosen[: self.top]]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A form of list.
+
+    Attributes:
+        source: The program, its file that reads the form, and the version of it.
+        write: What makes it: file name -> content; the name is empty where it is one file.
+    """
+
+    source: str
+    write: Callable[[Wanted], Mapping[str, bytes]]
+
+
+def export(
+    record: Record,
+    for_: str,
+    out: str | Path,
+    *,
+    score: str | None = None,
+    kind: str | None = None,
+    top: int | None = None,
+    sinks: Record | None = None,
+    sink_size: int = SINK_SIZE,
+    recent_size: int = RECENT_SIZE,
+) -> list[Path]:
+    """Writes what a record says of heads in a form that another program reads.
+
+        found = attnscope.load_record("needles/heads.npz")
+        attnscope.export(found, "duo", "pattern")    # pattern/full_attention_heads.tsv and pattern/config.json
+
+    Args:
+        record: What was measured.
+        for_: The form, one of `FORMATS`.
+        out: The file, or for "duo" the folder.
+        score: As of `scores_of`; likewise kind.
+        kind: See there.
+        top: As of `Wanted`; likewise sink_size and recent_size.
+        sinks: For "duo": a record of heads on texts; its sink shares put heads in order that retrieve nothing.
+        sink_size: See there.
+        recent_size: See there.
+
+    Returns:
+        The files.
+
+    Raises:
+        UsageError: There is no such form or score.
+        AttnscopeError: The record cannot answer, or a file cannot be written.
+    """
+    if for_ not in FORMATS:
+        raise UsageError(f"there is no form {for_!r}", f"choose from {', '.join(FORMATS)}")
+    if sinks is not None and for_ != "duo":
+        raise UsageError(f"sink shares are for duo, not for {for_}", "leave out --with")
+    out = Path(out)
+    resting = None if sinks is None else scores_of(sinks, "resting_share", kind)
+    wanted = Wanted(scores_of(record, score, kind), out, top, resting, sink_size, recent_size)
+    files = FORMATS[for_].write(wanted)
+    if "" not in files:
+        with replace_together(out) as staged:
+            for name, content in files.items():
+                write_whole(staged / name, content)
+        return [out / name for name in files]
+    if is_stream(out):
+        write_stream(out, files[""])
+        return []
+    return [write_whole(out, files[""])]
+
+
+def _json(document: Any, indent: int | None = 2) -> bytes:
+    return (json.dumps(plain(document, finite), indent=indent) + "\n").encode()
+
+
+# Each form ------------------------------------------------------------------------------------------------------------
+
+
+def _scores(wanted: Wanted) -> dict[str, bytes]:
+    """A plain table, one row per head: as JSON, or as safetensors with one tensor per column."""
+    scores = wanted.scores
+    about = {
+        "schema": SCHEMA, "score": scores.name, "what": scores.what, "kind": scores.kind,
+        "n_layers": scores.shape[0], "n_heads": scores.shape[1], "n_kv_heads": scores.n_kv_heads,
+        "run": {name: scores.run.get(name) for name in ("model", "source", "sha256", "architecture")},
+        "attnscope": VERSION, "chosen": scores.chosen,
+    }  # fmt: skip
+    columns: dict[str, Any] = {
+        "layer": [layer for layer, _ in scores.heads], "head": [head for _, head in scores.heads],
+        "kv_head": [scores.kv_head(head) for _, head in scores.heads],
+        "score": scores.score, "low": scores.low, "high": scores.high, scores.baseline_name: scores.baseline,
+    }  # fmt: skip
+    if wanted.out.suffix == ".safetensors":
+        from safetensors.numpy import save
+
+        known = {name: values for name, values in columns.items() if None not in list(values)}
+        tensors = {name: np.ascontiguousarray(values) for name, values in known.items()}
+        return {"": save(tensors, {name: json.dumps(plain(value, finite)) for name, value in about.items()})}
+    if wanted.out.suffix not in (".json", "") and not is_stream(wanted.out):
+        raise UsageError(f"{wanted.out} is no name for scores", "end it in .json or .safetensors")
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return {"": _json({**about, "heads": rows}, None)}
+
+
+def _retrieval(wanted: Wanted) -> dict[str, bytes]:
+    """{"layer-head": [score of each test]}, on one line: readers take the mean of the list."""
+    record = require_needles(wanted.scores)
+    n_answer, by_depth = record.options.get("n_answer"), "retrieval_at_"
+    if not isinstance(n_answer, int) or n_answer < 1:
+        raise AttnscopeError("the record does not say how long its needles are", "make it again")
+    listed = {
+        f"{head.layer}-{head.head}": [
+            one.value
+            for name, one in head.measures.items()
+            if name.startswith(by_depth)
+            for _ in range(round(one.count / n_answer))
+        ]
+        for head in record.heads
+    }
+    return {"": _json(listed, None)}
+
+
+def _duo(wanted: Wanted) -> dict[str, bytes]:
+    """A matrix of layers and key/value heads with tabs between, and the sizes of sink and window."""
+    table = io.StringIO()
+    np.savetxt(table, full_attention_values(wanted.scores, wanted.sinks), delimiter="\t")
+    sizes = {"sink_size": wanted.sink_size, "recent_size": wanted.recent_size}
+    about = {"model_name": wanted.scores.run.get("model"), **sizes, "attnscope": VERSION}
+    return {"full_attention_heads.tsv": table.getvalue().encode(), "config.json": _json(about)}
+
+
+def _listening_heads(wanted: Wanted) -> Heads:
+    """Heads of cross-attention that listen to words as they are written, by layer and head."""
+    record = wanted.scores.record
+    if not isinstance(record, Relations) or record.corpus.get("of") != RECORDINGS:
+        raise AttnscopeError(
+            f"{record.record_kind().one} does not say which heads listen to words",
+            'make one: attnscope relations timed.jsonl -m WHISPER -o FOLDER, with {"audio", "words"} per line',
+        )
+    return sorted(wanted.heads)
+
+
+def _whisper(wanted: Wanted) -> dict[str, bytes]:
+    """`alignment_heads` in the JSON of a model, whose other fields stay as they are."""
+    listed, before = _listening_heads(wanted), b"{}"
+    if wanted.out.is_file():
+        before = wanted.out.read_bytes()
+    try:
+        return {"": _json({**parse_json(before), "alignment_heads": listed})}
+    except (ValueError, TypeError):
+        raise AttnscopeError(
+            f"{wanted.out} is no JSON with fields", "name a generation_config.json, or a new file"
+        ) from None
+
+
+def _whisper_cpp(wanted: Wanted) -> dict[str, bytes]:
+    """An array of C, and how it is given to a context."""
+    listed = _listening_heads(wanted)
+    pairs = ", ".join(f"{{{layer}, {head}}}" for layer, head in listed)
+    model = one_line(str(wanted.scores.run.get("model")))
+    lines = (
+        f"// Alignment heads of {model}, found by attnscope {VERSION}.",
+        f"static const whisper_ahead aheads[] = {{ {pairs} }};",
+        "// params.dtw_token_timestamps = true; params.dtw_aheads_preset = WHISPER_AHEADS_CUSTOM;",
+        f"// params.dtw_aheads = {{ {len(listed)}, aheads }};",
+    )
+    return {"": ("\n".join(lines) + "\n").encode()}
+
+
+def _openai_whisper(wanted: Wanted) -> dict[str, bytes]:
+    """The dump that `model.set_alignment_heads` reads: a mask (layer, head) of truth values, compressed, as text."""
+    mask = np.zeros(wanted.scores.shape, np.bool_)
+    mask[tuple(np.array(_listening_heads(wanted)).T)] = True
+    return {"": base64.b85encode(gzip.compress(mask.tobytes(), mtime=0))}
+
+
+def _vllm_hook(wanted: Wanted) -> dict[str, bytes]:
+    """A configuration with the heads whose queries and keys are kept."""
+    scores = wanted.scores
+    if scores.kind != "decoder":
+        raise AttnscopeError(
+            f"{scores.name} is of {scores.kind} attention", "vLLM-Hook watches decoders: give a record of one"
+        )
+    model = str(scores.run.get("model"))
+    about = {
+        "provider": "attn-hf", "name": model, "model_id": model,
+        "note": f"Heads by {scores.name}, found by attnscope {VERSION}.",
+    }  # fmt: skip
+    return {
+        "": _json(
+            {"model_info": about, "params": {"important_heads": wanted.heads}, "hookq": {"hookq_mode": "all_tokens"}}
+        )
+    }
+
+
+def _alignatt(wanted: Wanted) -> dict[str, bytes]:
+    """Heads that look at the source word of what is translated, each with its share of right words."""
+    scores = wanted.scores
+    if not isinstance(scores.record, Relations):
+        raise AttnscopeError(
+            f"{scores.record.record_kind().one} does not say which heads align words",
+            "make one: attnscope relations aligned.jsonl -m MODEL -o FOLDER",
+        )
+    relation, accuracy = scores.record[scores.name], scores.grid(scores.score)
+    listed = [{"layer": layer, "head": head, "ts": float(accuracy[layer, head])} for layer, head in wanted.heads]
+    return {
+        "": _json({
+            "model": scores.run.get("model"), "relation": relation.name, "kind": scores.kind,
+            "num_layers": scores.shape[0], "num_heads": scores.shape[1], "num_kv_heads": scores.n_kv_heads,
+            "num_sentences": relation.n_texts_scored, "total_alignable_tokens": relation.n_scored,
+            "ts_threshold": relation.baseline, "ts_matrix": np.nan_to_num(accuracy), "token_alignment_heads": listed,
+        })
+    }  # fmt: skip
+
+
+_CT2, _KVPRESS = (
+    "OpenNMT/CTranslate2 converters/transformers.py 001b942",
+    "NVIDIA/kvpress presses/duo_attention_press.py",
+)
+
+FORMATS = {
+    "scores": Format("attnscope's own: docs/export.md", _scores),
+    "retrieval": Format("nightdessert/Retrieval_Head README.md, retrieval_head_detection.py 2d9fb9d", _retrieval),
+    "duo": Format(f"mit-han-lab/duo-attention duo_attn/utils.py 03dca84; {_KVPRESS}", _duo),
+    "whisper": Format(f"transformers models/whisper/generation_whisper.py 5.23; {_CT2}", _whisper),
+    "whisper.cpp": Format("ggml-org/whisper.cpp include/whisper.h 050b23a", _whisper_cpp),
+    "openai-whisper": Format("openai/whisper whisper/model.py set_alignment_heads 20231117", _openai_whisper),
+    "vllm-hook": Format("IBM/vLLM-Hook model_configs/core_reranker/granite-4.0-micro.json 08030c2", _vllm_hook),
+    "alignatt": Format("QuentinFuxa/NoLanguageLeftWaiting nllw/alignatt.py load_heads 01eee25", _alignatt),
+}
+"""By the name that `--for` takes."""
