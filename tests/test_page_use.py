@@ -208,6 +208,7 @@ def test_back_goes_one_view_back(pages: Pages) -> None:
 
 def test_steps_within_a_view_are_no_steps_back(pages: Pages) -> None:
     opened = pages(FIRST)
+    opened.show(h="0.0")
     before = opened.page.evaluate("history.length")
     opened.page.keyboard.press("2")
     for _ in range(4):
