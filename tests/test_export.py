@@ -170,6 +170,21 @@ def test_every_form_names_its_source() -> None:
         assert form.write.__doc__ and re.search(r"[\w./-]+\.(py|md|h|json)\b", form.source), name
 
 
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    whisper, model = tmp_path / "whisper.json", tmp_path / "config.json"
+    whisper.write_text('{"least": -Infinity}')
+    attnscope.export(relations(), "whisper", whisper)
+    assert json.loads(whisper.read_text())["least"] == float("-inf")
+    model.write_text('{"model_type": "llama"}')
+    with pytest.raises(AttnscopeError, match="config.json belongs to something else"):
+        attnscope.export(findings(), "duo", tmp_path)
+    assert json.loads(model.read_text()) == {"model_type": "llama"}
+    for _ in range(2):  # its own files are replaced
+        attnscope.export(findings(), "duo", tmp_path / "pattern")
+    with pytest.raises(AttnscopeError, match="cannot read"):
+        attnscope.export(relations(), "whisper", tmp_path / ("x" * 300))
+
+
 # What cannot answer -----------------------------------------------------------------------------------------------
 
 
@@ -184,9 +199,23 @@ def without_decoy() -> Findings:
     )
 
 
+def damaged(**changes: Any) -> Findings:
+    """Needles with one head changed, or all its measures."""
+    one, *others = findings().heads
+    of_measure = {name: changes.pop(name) for name in ("count",) if name in changes}
+    measures = {name: replace(each, **of_measure) for name, each in one.measures.items()}
+    return findings(heads=(replace(one, **changes, measures=measures), *others))
+
+
 @pytest.mark.parametrize(
     ("form", "record", "said"),
     [
+        ("retrieval", damaged(count=float("nan")), "does not say how many needles"),
+        ("retrieval", damaged(count=float("inf")), "does not say how many needles"),
+        ("retrieval", damaged(count=1e12), "does not say how many needles"),
+        ("duo", damaged(layer=10**12), "some heads have no scores"),
+        ("duo", damaged(layer=-1), "some heads have no scores"),
+        ("duo", findings(kv_heads=True), "does not say how many key/value heads"),
         ("duo", findings(kv_heads=None), "does not say how many key/value heads"),
         ("duo", findings(kv_heads=3), "does not say how many key/value heads"),
         ("duo", without_decoy(), "has no decoy"),
@@ -212,6 +241,8 @@ def test_what_is_asked_for_wrongly_is_refused(tmp_path: Path) -> None:
         ({"for_": "bert"}, "there is no form 'bert'"),
         ({"for_": "scores", "score": "loudness"}, "has no score 'loudness'"),
         ({"for_": "retrieval", "sinks": findings()}, "sink shares are for duo"),
+        ({"for_": "vllm-hook", "top": -1}, "top is -1"),
+        ({"for_": "duo", "recent_size": float("nan")}, "recent_size is nan"),
         ({"for_": "scores", "out": tmp_path / "scores.txt"}, "is no name for scores"),
     ):
         with pytest.raises(UsageError, match=said):

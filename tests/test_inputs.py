@@ -112,6 +112,16 @@ class Broken(Attention):
         raise ZeroDivisionError("no\nluck")
 
 
+class Exits(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        raise SystemExit(3)
+
+
+class PutsOutNothing(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:0]
+
+
 X = torch.randn(5, 6, 8, generator=torch.Generator().manual_seed(0))
 
 
@@ -190,6 +200,12 @@ def test_sequences_are_told_apart_and_named_alone() -> None:
         (Attention(), X, [["a"] * 6] * 3, "labels holds 3 lists"),
         (Attention(), X, "abcdef", "labels is of type str"),
         (Attention(), X, [None] * 6, "labels holds None"),
+        (Attention(), X, (10**5, 10**5), "labels name more than 1,048,576 positions"),
+        (Attention(), X, range(10**12), "labels name more than 1,048,576 positions"),
+        (Attention(), X.to_sparse(), None, "inputs holds a nested, sparse or meta tensor"),
+        (nn.Sequential(torch.compile(Attention(), backend="eager")), X, None, "torch.compile hides the attention of 0"),
+        (Exits(), X, None, "SystemExit: 3"),
+        (PutsOutNothing(), X, None, "returns no tensor of numbers"),
         ("minilm", X, None, "inputs go with a torch module"),
     ],
 )

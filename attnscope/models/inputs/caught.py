@@ -288,7 +288,7 @@ def first_output(output: Any, name: str) -> Tensor:
         AttnscopeError: There is none, or it holds NaN or infinity.
     """
     tensors = _floats(output)
-    if not tensors or not tensors[0].ndim:
+    if not tensors or not tensors[0].ndim or not tensors[0].numel():
         raise AttnscopeError(f"{name} returns no tensor of numbers", "return its output from forward")
     if not bool(tensors[0].isfinite().all()):
         raise AttnscopeError(f"{name} returns NaN or infinity on the inputs", "give other inputs, or check its weights")

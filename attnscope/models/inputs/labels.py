@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from attnscope.errors import AttnscopeError, amount
 from attnscope.records import Tokens
 from attnscope.text import build_tokens
+
+MOST_NAMES = 2**20
+"""More names than any attention has positions."""
 
 Labels = Sequence[Any]
 """Names of positions; (4, 6) = a grid of 4 rows and 6 columns, also as one of the names, in which it stands for all its
@@ -68,7 +72,8 @@ def read_samples(module: nn.Module, inputs: Any) -> list[Sample]:
     """What `inputs` means: a tensor, a tuple by position, a mapping by name; a list of these = several passes.
 
     Raises:
-        AttnscopeError: It is none of these, holds no tensor, holds NaN or infinity, or forward does not take it.
+        AttnscopeError: It is none of these, holds no tensor, holds a nested or sparse one, NaN or infinity, or forward
+            does not take it.
     """
     samples = []
     for number, given in enumerate(inputs if isinstance(inputs, list) else [inputs]):
@@ -85,6 +90,10 @@ def read_samples(module: nn.Module, inputs: Any) -> list[Sample]:
         tensors = [leaf for leaf in tree_leaves((sample.args, sample.named)) if isinstance(leaf, Tensor)]
         if not tensors:
             raise AttnscopeError(f"{which} holds no tensor", "give what the model's forward receives")
+        if any(tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided for tensor in tensors):
+            raise AttnscopeError(
+                f"{which} holds a nested, sparse or meta tensor", "give dense ones, and several in a list"
+            )
         if any(tensor.is_floating_point() and not bool(tensor.isfinite().all()) for tensor in tensors):
             raise AttnscopeError(f"{which} holds NaN or infinity", "fill the gaps first: attention would be NaN too")
         try:
@@ -153,7 +162,7 @@ def _names(labels: Labels) -> tuple[str, ...]:
     """The names that labels stand for.
 
     Raises:
-        AttnscopeError: One is neither a string, a number nor a grid.
+        AttnscopeError: One is neither a string, a number nor a grid, or there are more than `MOST_NAMES`.
     """
     if isinstance(labels, str) or not isinstance(labels, Sequence):
         raise AttnscopeError(
@@ -163,7 +172,10 @@ def _names(labels: Labels) -> tuple[str, ...]:
         labels = [labels]
     names: list[str] = []
     for label in labels:
-        if isinstance(label, tuple) and label and all(isinstance(size, int) and size > 0 for size in label):
+        is_grid = isinstance(label, tuple) and label and all(isinstance(size, int) and size > 0 for size in label)
+        if len(names) + (prod(label) if is_grid else 1) > MOST_NAMES:
+            raise AttnscopeError(f"labels name more than {MOST_NAMES:,} positions", "give one label per position")
+        if is_grid:
             names += [",".join(map(str, place)) for place in product(*map(range, label))]
         elif isinstance(label, str | int | float) and str(label).strip():
             names.append(" ".join(str(label).split()))

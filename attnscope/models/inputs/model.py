@@ -159,6 +159,8 @@ class InputsModel(ShownModel):
         """How many sequences a sample has, and of how many positions."""
         shapes = set(self._shapes(sample).values())
         n_sequences, n_queries, n_keys = next(iter(shapes))
+        if not n_sequences * n_queries:
+            raise AttnscopeError("one of the inputs has no positions", "leave it out")
         if len(shapes) != 1 or n_queries != n_keys:
             raise AttnscopeError(
                 f"on one of the inputs layers have attention of {_list(sorted(shapes))}",
@@ -305,6 +307,9 @@ def _open_module(
     check: bool,
 ) -> InputsModel:  # fmt: skip
     """Any module, by the attention functions of torch that it calls."""
+    compiled = [path for path, part in model.named_modules() if _is_compiled(part)]
+    if compiled:
+        raise AttnscopeError(f"torch.compile hides the attention of {_named(compiled)}", "load it before torch.compile")
     caught = CaughtModule(model)
     sample = samples[0]
     with _its_own_errors(name), torch.no_grad():
@@ -344,6 +349,12 @@ def _open_module(
         return first_output(caught.run(sample.args, dict(sample.named), probe), name)
 
     return InputsModel(model, info, run, samples, labels, shown, {i: call.path for i, call in enumerate(chosen)})
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile made it or its forward."""
+    by_method = getattr(module, "_compiled_call_impl", None) is not None
+    return by_method or hasattr(module, "_orig_mod") or hasattr(module.forward, "_torchdynamo_orig_callable")
 
 
 def _width(model: nn.Module, sample: Sample, caught: CaughtModule) -> int:
@@ -390,7 +401,7 @@ def _its_own_errors(name: str) -> Iterator[None]:
         yield
     except AttnscopeError:
         raise
-    except Exception as error:  # a module may raise anything
+    except (Exception, SystemExit) as error:  # a module may raise anything
         if is_out_of_memory(error):
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"

@@ -29,8 +29,13 @@ from attnscope.views.export.scores import (
 
 SCHEMA = "attnscope.scores/1"
 
+_CONFIG = "config.json"
+
 SINK_SIZE, RECENT_SIZE = 64, 256
 """First and latest tokens that a streaming head keeps, as DuoAttention is trained with them."""
+
+MOST_NEEDLES = 10**5
+"""More needles at one depth than anybody reads; a record of more is damaged."""
 
 Heads = list[list[int]]
 
@@ -120,6 +125,9 @@ def export(
     """
     if for_ not in FORMATS:
         raise UsageError(f"there is no form {for_!r}", f"choose from {', '.join(FORMATS)}")
+    for said, number, least in (("top", top, 1), ("sink_size", sink_size, 0), ("recent_size", recent_size, 1)):
+        if number is not None and (not isinstance(number, int) or number < least):
+            raise UsageError(f"{said} is {number}", f"give a whole number from {least}")
     if sinks is not None and for_ != "duo":
         raise UsageError(f"sink shares are for duo, not for {for_}", "leave out --with")
     out = Path(out)
@@ -176,25 +184,29 @@ def _retrieval(wanted: Wanted) -> dict[str, bytes]:
     n_answer, by_depth = record.options.get("n_answer"), "retrieval_at_"
     if not isinstance(n_answer, int) or n_answer < 1:
         raise AttnscopeError("the record does not say how long its needles are", "make it again")
-    listed = {
-        f"{head.layer}-{head.head}": [
-            one.value
-            for name, one in head.measures.items()
-            if name.startswith(by_depth)
-            for _ in range(round(one.count / n_answer))
-        ]
+    by_head = {
+        f"{head.layer}-{head.head}": [one for name, one in head.measures.items() if name.startswith(by_depth)]
         for head in record.heads
+    }
+    if not all(0 <= one.count / n_answer <= MOST_NEEDLES for measures in by_head.values() for one in measures):
+        raise AttnscopeError("the record does not say how many needles were read at each depth", "make it again")
+    listed = {
+        name: [one.value for one in measures for _ in range(round(one.count / n_answer))]
+        for name, measures in by_head.items()
     }
     return {"": _json(listed, None)}
 
 
 def _duo(wanted: Wanted) -> dict[str, bytes]:
     """A matrix of layers and key/value heads with tabs between, and the sizes of sink and window."""
+    before = _fields_of(wanted.out / _CONFIG, hint := "choose another folder with --out")
+    if before and "sink_size" not in before:
+        raise AttnscopeError(f"{wanted.out / _CONFIG} belongs to something else, such as a model", hint)
     table = io.StringIO()
     np.savetxt(table, full_attention_values(wanted.scores, wanted.sinks), delimiter="\t")
     sizes = {"sink_size": wanted.sink_size, "recent_size": wanted.recent_size}
     about = {"model_name": wanted.scores.run.get("model"), **sizes, "attnscope": VERSION}
-    return {"full_attention_heads.tsv": table.getvalue().encode(), "config.json": _json(about)}
+    return {"full_attention_heads.tsv": table.getvalue().encode(), _CONFIG: _json(about)}
 
 
 def _listening_heads(wanted: Wanted) -> Heads:
@@ -210,15 +222,25 @@ def _listening_heads(wanted: Wanted) -> Heads:
 
 def _whisper(wanted: Wanted) -> dict[str, bytes]:
     """`alignment_heads` in the JSON of a model, whose other fields stay as they are."""
-    listed, before = _listening_heads(wanted), b"{}"
-    if wanted.out.is_file():
-        before = wanted.out.read_bytes()
+    document = {
+        **_fields_of(wanted.out, "name a generation_config.json, or a new file"),
+        "alignment_heads": _listening_heads(wanted),
+    }
+    return {"": (json.dumps(document, indent=2) + "\n").encode()}  # infinity in other fields stays, too
+
+
+def _fields_of(path: Path, hint: str) -> dict[str, Any]:
+    """The fields of a file of JSON; none if there is no such file.
+
+    Raises:
+        AttnscopeError: It cannot be read, or is something else.
+    """
     try:
-        return {"": _json({**parse_json(before), "alignment_heads": listed})}
+        return {**parse_json(path.read_bytes())} if path.is_file() else {}
+    except OSError as error:
+        raise AttnscopeError(f"cannot read {path}: {error.strerror or error}", hint) from None
     except (ValueError, TypeError):
-        raise AttnscopeError(
-            f"{wanted.out} is no JSON with fields", "name a generation_config.json, or a new file"
-        ) from None
+        raise AttnscopeError(f"{path} is no JSON with fields", hint) from None
 
 
 def _whisper_cpp(wanted: Wanted) -> dict[str, bytes]:

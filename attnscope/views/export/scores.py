@@ -130,7 +130,8 @@ def scores_of(record: Record, name: str | None = None, kind: str | None = None) 
         said = f"{record.record_kind().one} has no score {name!r}" if name else "a record of several scores"
         raise UsageError(said, f"choose with --score from {', '.join(columns)}")
     column = columns[name]
-    kinds = [of for of in dict.fromkeys(of for of, *_ in table.heads) if np.isfinite(table.grid(of, name)).any()]
+    is_known = np.isfinite(np.asarray(column.values, np.float64))
+    kinds = [*dict.fromkeys(of for (of, *_), known in zip(table.heads, is_known, strict=True) if known)]
     if kind is None and len(kinds) > 1:
         raise UsageError(f"{name} is of {' and '.join(kinds)} attention", "choose one with --kind")
     kind = kind or next(iter(kinds), "")
@@ -185,7 +186,7 @@ def _scores_of_relation(record: Relations, name: str | None) -> HeadScores:
 def _kv_heads(record: Record, kind: str) -> int | None:
     known = getattr(record, "run", {}).get("n_kv_heads")
     number = known.get(kind) if isinstance(known, Mapping) else None
-    return number if isinstance(number, int) and number > 0 else None
+    return number if type(number) is int and number > 0 else None
 
 
 def require_needles(scores: HeadScores) -> Findings:
@@ -229,6 +230,8 @@ def full_attention_values(scores: HeadScores, sinks: HeadScores | None = None) -
     n_kv_heads = scores.require_kv_heads()
     if np.isnan(scores.baseline).any() or scores.baseline_name != "decoy":
         raise AttnscopeError("the record has no decoy to compare scores with", _NEEDLES_HINT)
+    if np.prod(scores.shape) != len(scores.heads):  # before a layer of a damaged record takes all memory
+        raise AttnscopeError("some heads have no scores", "study all heads of the model")
     needs = np.clip(scores.grid(scores.score - scores.baseline), 0, 1)
     if sinks is not None:
         if scores.run.get("sha256") != sinks.run.get("sha256"):
