@@ -116,6 +116,12 @@ def test_distances_are_those_of_rows_pooled_by_hand(
     assert any("2 texts into different tokens" in note for note in found.run["notes"])
 
 
+def test_a_text_without_tokens_is_left_out(tiny: Model, minilm: Model) -> None:
+    assert minilm.tokenizer.encode("\u200b").special.all()
+    found = compare_models(tiny, minilm, [*TEXTS[:2], "\u200b"])
+    assert found.corpus["n_texts"] == 2
+
+
 def test_workers_and_batches_change_nothing(tiny: Model, minilm: Model) -> None:
     together = compare_models(tiny, minilm, TEXTS)
     turned = compare_models(minilm, tiny, TEXTS[::-1])

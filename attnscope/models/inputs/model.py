@@ -335,6 +335,8 @@ def _open_module(
     notes = [f"Layers are {_named([call.path for call in chosen])}, in the order of computation."]
     if seen.softmaxes:
         notes.append(f"It also computes softmax by hand in {_named(seen.softmaxes)}: attention there is not shown.")
+    if all(call.n_heads[0] == 1 for call in chosen):
+        notes.append("Each sequence has one head. Heads that the module folds into the batch look like more sequences.")
     first = next(model.parameters(), torch.zeros(()))
     info = ModelInfo(
         name=name, source=source, sha256="", architecture=type(model).__name__, engine="torch", path="seam",

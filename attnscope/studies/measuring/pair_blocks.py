@@ -129,7 +129,8 @@ class PairMeasurer:
         parts = [part for batch in block_batches(block, self._models[0].tokenizer.encode, **given) for part in batch]
         for other in self._models[1:]:
             theirs = [part for batch in block_batches(block, other.tokenizer.encode, **given) for part in batch]
-            self._others = _cut_otherwise(self._models[0], other, parts, theirs)
+            self._others, without = _cut_otherwise(self._models[0], other, parts, theirs)
+            parts = [part for part in parts if part.text not in without]
         yield from batches((part for part in parts if part.n_chunks == 1), TOKEN_BUDGET)
         for text in dict.fromkeys(part.text for part in parts if part.n_chunks > 1):
             yield tuple(sorted((part for part in parts if part.text == text), key=lambda part: part.number))
@@ -431,10 +432,13 @@ def _cut_otherwise(model: Model, other: Model, ours: Sequence[Chunk], theirs: Se
     """
     # Batches are sorted by length, so chunks of one place in the lists may be of different texts.
     first, second = ({(part.text, part.number): part for part in parts} for parts in (ours, theirs))
-    found = {}
+    found, without = dict[int, _Otherwise](), set[int]()
     for text, number in sorted(first.keys() | second.keys()):
         a, b = first.get((text, number)), second.get((text, number))
         if a and b and _are_equal(a.tokens, b.tokens):
+            continue
+        if any(part and part.tokens.special.all() for part in (a, b)):
+            without.add(text)
             continue
         if not a or not b or max(a.n_chunks, b.n_chunks) > 1:
             raise AttnscopeError(
@@ -451,7 +455,7 @@ def _cut_otherwise(model: Model, other: Model, ours: Sequence[Chunk], theirs: Se
                 "compare models that share a tokenizer, such as two checkpoints of one",
             )
         found[text] = _Otherwise(b, stretches)
-    return found
+    return found, without
 
 
 def _are_equal(a: Tokens, b: Tokens) -> bool:
