@@ -424,8 +424,12 @@ class _Otherwise:
     stretches: tuple[Stretches, Stretches]
 
 
-def _cut_otherwise(model: Model, other: Model, ours: Sequence[Chunk], theirs: Sequence[Chunk]) -> dict[int, _Otherwise]:
-    """The texts that two models cut into different tokens, by their number.
+def _cut_otherwise(
+    model: Model, other: Model, ours: Sequence[Chunk], theirs: Sequence[Chunk]
+) -> tuple[dict[int, _Otherwise], set[int]]:
+    """The texts that two models cut into different tokens, by their number; and those without tokens in one of them.
+
+    Of characters that one of them drops, such as spaces of no width, nothing is left to compare.
 
     Raises:
         AttnscopeError: The tokens of such a text cannot be placed in it, or it is too long for one of the models.
