@@ -45,6 +45,18 @@ def test_all_heads_with_all_their_numbers(opened: OpenedAtlas) -> None:
         assert row["description"] == one.words, "in the words of the record"
 
 
+def test_a_head_alone_is_its_card(opened: OpenedAtlas) -> None:
+    opened.go()
+    opened.page.evaluate("location.hash = 'head=L2H1'")
+    opened.page.wait_for_selector(".view.head[data-shown='L2H1']")
+
+
+def test_where_nothing_is_found_it_says_what_to_type(opened: OpenedAtlas) -> None:
+    opened.go(f="zzzz")
+    opened.page.wait_for_selector(".view.atlas")
+    assert opened.text("#readout").startswith('0 of 12 heads: type words, ")" -> "("')
+
+
 def fits(expression: str) -> list[str]:
     """The heads for which a Python expression of measures holds."""
     return [

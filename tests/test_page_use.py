@@ -217,6 +217,12 @@ def test_steps_within_a_view_are_no_steps_back(pages: Pages) -> None:
     assert opened.page.evaluate("history.length") == before + 1
 
 
+def test_a_head_alone_is_its_map(pages: Pages) -> None:
+    opened = pages(FIRST)
+    opened.page.evaluate("location.hash = 'head=L1H2'")
+    opened.until("document.querySelector('.title b')?.textContent === 'L1H2'")
+
+
 # Sizes -----------------------------------------------------------------------------------------------------------
 
 

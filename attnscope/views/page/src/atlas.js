@@ -354,7 +354,7 @@ export class AtlasView {
     const n = this.order.length;
     fill(
       this.count,
-      el("span", {}, el("b", {}, n === heads.length ? `${n}` : `${n} of ${heads.length}`), ` head${heads.length === 1 ? "" : "s"}`),
+      el("span", {}, el("b", {}, n === heads.length ? `${n}` : `${n} of ${heads.length}`), ` head${heads.length === 1 ? "" : "s"}${n ? "" : `: type ${this.hint()}`}`),
       state.br ? el("button", { type: "button", class: "chip", onclick: () => update({ br: "" }) }, "clear the brush") : null,
     );
   }

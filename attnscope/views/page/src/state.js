@@ -161,10 +161,10 @@ function mend() {
     .join(",");
 }
 
-/** The address that shows this again; what is as it is at first is left out. */
+/** The address that shows this again; what is as it is at first is left out. A head by itself means its own view. */
 export function addressOf(s = state) {
   const told = new URLSearchParams();
-  const atFirst = { ...DEFAULTS, v: viewsOf()[0] };
+  const atFirst = { ...DEFAULTS, v: s.head ? "" : viewsOf()[0] };
   for (const [name, first] of Object.entries(atFirst)) if (s[name] !== first) told.set(name, String(s[name]));
   return "#" + told.toString().replaceAll("%2C", ",");
 }
@@ -187,6 +187,10 @@ function readAddress(text) {
     const given = told.get(name);
     state[name] = given === null ? first : typeof first === "number" ? Number(given) : given;
   }
+  if (told.has("v") || !state.head) return;
+  // A head by itself: its card in an atlas, else its map.
+  if (manifest.atlas) state.v = "head";
+  else Object.assign(state, { v: "matrix", h: state.head.replace(/^L(\d+)H(\d+)$/, "$1.$2"), head: "" });
 }
 
 /** Reads the address, or what the page was made to show at first. */
