@@ -200,9 +200,7 @@ class LabelTokenizer:
 
     def __init__(self, rows: Sequence[Sequence[tuple[str, ...]]]) -> None:
         names = [
-            (place, labels)
-            for s, row in enumerate(rows)
-            for place, labels in ((((s, i)), x) for i, x in enumerate(row))
+            (place, labels) for s, row in enumerate(rows) for place, labels in (((s, i), x) for i, x in enumerate(row))
         ]
         numbers = {label: i for i, label in enumerate(dict.fromkeys(x for _, labels in names for x in labels))}
         self._spelled = list(numbers)

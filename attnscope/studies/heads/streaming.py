@@ -17,12 +17,12 @@ from attnscope.models.model import Batch, Model
 from attnscope.records import Record
 from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import Findings
+from attnscope.records.heads.scores import full_attention_values, scores_of
 from attnscope.records.heads.streaming import Streamed, StreamingCheck
 from attnscope.studies.heads.needles import change_of_share, make_hay, share_of_tokens
 from attnscope.studies.heads.options import NeedleOptions, StreamingOptions
 from attnscope.studies.inputs.texts import Progress, Report, texts_of
 from attnscope.studies.running.memory import give_memory_back
-from attnscope.views.export.scores import full_attention_values, scores_of
 
 if TYPE_CHECKING:
     from attnscope.core.attention.probes import Place
@@ -48,7 +48,7 @@ def check_streaming(
         check = attnscope.check_streaming(attnscope.load("./model"), found, attnscope.Corpus("book.txt", split="file"))
         check.streamed[0].loss_rise, check.streamed[0].recall
 
-    Heads are ordered by `views.export.scores.full_attention_values`; those with the smallest values stream first. The
+    Heads are ordered by `records.heads.scores.full_attention_values`; those with the smallest values stream first. The
     needles are new ones, of the lengths and depths of the record. The loss is of each next token before the answer.
 
     Args:

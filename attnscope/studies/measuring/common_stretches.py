@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,14 @@ class Stretches:
                 yield slice(start, start + len(first)), means.astype(weights.dtype)
                 start += len(first)
 
-    def _pool_keys(self, rows: NDArray[Any]) -> NDArray[np.float64]:
+    @cached_property
+    def _runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens in the order of their stretches, the stretches that have any, and where each begins in that order."""
         order = np.argsort(self.of_token, kind="stable")
-        there, first = np.unique(self.of_token[order], return_index=True)
+        return order, *np.unique(self.of_token[order], return_index=True)
+
+    def _pool_keys(self, rows: NDArray[Any]) -> NDArray[np.float64]:
+        order, there, first = self._runs
         pooled = np.zeros((*rows.shape[:2], self.n + 1))
         pooled[..., there] = np.add.reduceat(rows[..., order], first, axis=2, dtype=np.float64)
         return pooled

@@ -18,14 +18,14 @@ from attnscope.records import Record
 from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.storage import finite, is_stream, plain, write_stream, write_whole
 from attnscope.records.heads.findings import RECORDINGS
-from attnscope.records.relations.record import Relations
-from attnscope.version import VERSION
-from attnscope.views.export.scores import (
+from attnscope.records.heads.scores import (
     HeadScores,
     full_attention_values,
     require_needles,
     scores_of,
 )
+from attnscope.records.relations.record import Relations
+from attnscope.version import VERSION
 
 SCHEMA = "attnscope.scores/1"
 
