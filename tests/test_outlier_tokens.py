@@ -11,7 +11,7 @@ import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.core.measures import TextFacts
 from attnscope.core.measures.facts import outlying
-from attnscope.models.inside.residual import HiddenNorms
+from attnscope.models.inside.projections import HiddenNorms
 from attnscope.models.model import Batch
 from attnscope.studies.heads.study import heads
 from tests.conftest import write_tiny

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnscope.core.attention.calls import iterate_rows, single_head
-from attnscope.core.attention.full_width import full_width
+from attnscope.core.attention.calls import full_width, iterate_rows, single_head
 from attnscope.core.attention.pooling import Grid, part_of_weights, pool_attention
 from attnscope.core.attention.probes import Gate, Means
 from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights, attention_weights

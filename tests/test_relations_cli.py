@@ -128,7 +128,7 @@ def made_up(n: int, shape: tuple[int, int] = (2, 3), *, hostile: str = "", shown
 
 
 def printed(what: Any, width: int = 120) -> str:
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     console.print(what)
     console.file.close()
     return console.export_text()

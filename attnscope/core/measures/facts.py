@@ -8,8 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnscope.core.attention.precision import move
-from attnscope.core.measures.catalogue import MEASURES, OUTLYING
-from attnscope.core.measures.families import Keys, PairFact
+from attnscope.core.measures.catalogue import MEASURES, OUTLYING, Keys, PairFact
 
 OFF_REST = "off rest"
 """The column of keys outside the sinks: 1, others 0."""

@@ -117,7 +117,7 @@ class HeadMeasurer:
         alike: bool = False,
     ) -> None:
         from attnscope.core.attention.tiles import Buffers
-        from attnscope.models.inside.residual import HiddenNorms
+        from attnscope.models.inside.projections import HiddenNorms
 
         require_backend(backend)
         self._model, self._frequencies, self._special = model, frequencies, special
