@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from attnscope.records import load as load_record
+from attnscope.records import load_record as load_record
 from attnscope.records.relations.record import Example, ExampleLink, Relation, Relations
 from attnscope.views.relations import summary
 from attnscope.views.relations.figures import MOST_RELATIONS, map_of, pages

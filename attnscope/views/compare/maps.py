@@ -137,9 +137,8 @@ def panels_page(
         for tokens_of in ([panel.queries for panel in panels], [panel.keys for panel in panels])
     )
     notes = [*notes, *([lettering.note] if lettering.note else [])]
-    pool, _, grid = layout.pooled_grid(
-        len(panels), tokens, (rows, columns), notes, lettering.width_px, meaning=meaning, paper=paper
-    )
+    around = layout.Surroundings(notes, lettering.width_px, meaning, paper)
+    pool, _, grid = layout.pooled_grid(len(panels), tokens, (rows, columns), around)
     page = Page(grid.width_px, lettering)
     page.head(title, subtitle)
     cmap = colormap(_WEIGHTS if limit is None else _SIGNED)
