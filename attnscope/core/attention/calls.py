@@ -1,4 +1,7 @@
-"""Attention kept as calls, not as maps: what weights of several layers follow from, a few queries at a time. Ours."""
+"""Attention kept as calls, not as maps: what weights of several layers follow from, a few queries at a time. Ours.
+
+Also the single head that a layer's heads could have been (Vaswani et al. 2017): attention by all of their columns.
+"""
 
 import math
 from collections.abc import Iterator, Sequence

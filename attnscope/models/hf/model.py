@@ -179,7 +179,7 @@ class HuggingFaceModel(ShownModel):
         return self.network.outputs(self.network.text_inputs(batch), probe, logits=logits, last=last)
 
     def probe_forwards(self, probe_of: ProbeOf) -> AbstractContextManager[Any]:
-        """See models.model.Model, and hf.live."""
+        """See models.model.Model, and hf.network.probe_forwards."""
         self.network.require_seam("its heads cannot be changed")
         return probe_forwards(self.network, probe_of)
 

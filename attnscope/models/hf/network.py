@@ -1,6 +1,7 @@
 """A transformers model whose attention is known, run with a probe at its seam: what its forward gets, what comes of it.
 
-What it is run for, a text read or written, a photo, a recording, others know.
+What it is run for, a text read or written, a photo, a recording, others know. `probe_forwards` has a probe at the seam
+of a model that others call.
 """
 
 import contextlib

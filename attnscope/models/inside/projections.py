@@ -1,4 +1,4 @@
-"""Which linear map is an attention's output projection: seen as a model runs, not guessed from names."""
+"""What is seen as a model runs: which linear map is an attention's output projection, how long hidden states are."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""What a model finds in long texts, whole and without some of its heads. NumPy only."""
+"""What a model finds in long texts, whole and without some of its heads, or with parts of their memory. NumPy only."""
 
 from __future__ import annotations
 

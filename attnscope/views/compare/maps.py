@@ -1,4 +1,4 @@
-"""Maps of heads side by side, their differences on one signed scale, and rows of two texts bar by bar."""
+"""Maps of heads side by side, their differences on one signed scale, rows of two texts bar by bar, and photos."""
 
 from __future__ import annotations
 

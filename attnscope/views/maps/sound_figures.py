@@ -1,4 +1,7 @@
-"""What a speech model listens to as it writes each token: token by time, with seconds on the axis."""
+"""What a speech model listens to as it writes each token: token by time, with seconds on the axis.
+
+And when each word is spoken, over the spectrogram that the model was given: seconds across, kilohertz up.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every view says of heads together: rows and how to read them. Plain values."""
+"""What several heads reach together on a relation: rows, how to read them, and their figure."""
 
 from __future__ import annotations
 

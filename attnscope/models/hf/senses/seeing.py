@@ -1,4 +1,8 @@
-"""What Hugging Face models see: a photo through the model's own image processor, and its patches as tokens."""
+"""What Hugging Face models see: a photo through the model's own image processor, and its patches as tokens.
+
+And the processors of models that read pictures among words. What of them is for videos is left out: it needs
+torchvision, and no video is shown.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
