@@ -33,7 +33,8 @@ class FastTokenizer:
         backend: As given.
     """
 
-    mask_id = chat = None  # what needs them, a language-model head or a decoder, the native engine does not run
+    # What needs them, a language-model head or a decoder, the native engine does not run.
+    mask_id = chat = write_chat = None
 
     def __init__(self, backend: tokenizers.Tokenizer, name: str) -> None:
         backend.no_truncation()
