@@ -13,17 +13,38 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import attnscope
 import attnscope.studies.heads.zones as zones_study
+from attnscope.annotated.texts import annotate_zones
+from attnscope.corpus import count_tokens
 from attnscope.corpus.chats import zones_of_tokens
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.model import HuggingFaceModel, wrap
+from attnscope.studies.describe.sample import DescribeOptions
+from attnscope.studies.describe.study import fit_texts
 from attnscope.studies.heads.merging import merge_findings
+from attnscope.studies.measuring.head_blocks import Frequencies
 from tests.ablation_helpers import tiny
 from tests.conftest import Run
 from tests.heads_helpers import require_same, small_blocks
 
 __all__ = ["small_blocks"]
 
-WORDS = "who wrote it ada bob cleo the page says read answer be brief now and then in rome oslo lima".split()
+WORDS = (
+    "who",
+    "wrote",
+    "it",
+    "ada",
+    "bob",
+    "cleo",
+    "the",
+    "page",
+    "says",
+    "read",
+    "be",
+    "brief",
+    "now",
+    "rome",
+    "oslo",
+)
 FRAME = ["system", "user", "assistant", "tool"]
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'narrator' %}{{ raise_exception('no narrators') }}{% endif %}"
@@ -150,8 +171,145 @@ def test_shards_and_workers_give_what_one_run_gives(tmp_path: Path, monkeypatch:
     shared = attnscope.heads(model, attnscope.Corpus([path]), workers=attnscope.Workers(str(folder), 2))
     require_same(whole, shared)
     parts = [
-        attnscope.heads(model, attnscope.Corpus([path]), attnscope.HeadsOptions(shard=(k, 2))).save(tmp_path / f"{k}.npz")
+        attnscope.heads(model, attnscope.Corpus([path]), attnscope.HeadsOptions(shard=(k, 2))).save(
+            tmp_path / f"{k}.npz"
+        )
         for k in (1, 2)
     ]
     require_same(whole, merge_findings([attnscope.load_record(part) for part in parts]))
     assert "zone_answer_to_document" in whole.measure_names
+
+
+def read(path: Path, model: HuggingFaceModel, **more: Any) -> tuple[list[Any], list[str]]:
+    """The texts of a file, and what was wrong with others."""
+    corpus = attnscope.Corpus([path], **more)
+    corpus.write_by(model.tokenizer.write_chat)
+    return list(corpus), [problem.reason for problem in corpus.problems]
+
+
+GOOD = {"messages": [{"role": "user", "content": "who wrote it"}, {"role": "assistant", "content": "ada"}]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "zones"),
+    [
+        ([{"role": "user", "content": "who"}, {"role": "tool", "content": None, "tool_calls": [{"id": 1}]}], {"user"}),
+        ([{"role": "user", "content": ""}, {"role": "assistant", "content": "ada"}], {"answer"}),
+        ([{"role": "assistant"}, {"role": "USER", "content": "who"}], {"user"}),
+        ([{"role": "user", "content": ["who", {"type": "text", "text": " page", "zone": "Page"}]}], {"user", "page"}),
+        ([{"role": "user", "content": "who", "zone": "question"}], {"question"}),
+        ([{"role": "<b>/", "content": "who <b> &amp; </b>"}], {"b"}),
+        ([{"role": "user", "content": "user"}, {"role": "user", "content": "<|im_end|> who"}], {"user"}),
+    ],
+)  # fmt: skip
+def test_odd_messages_have_their_zones(
+    llama: HuggingFaceModel, tmp_path: Path, messages: list[Any], zones: set[str]
+) -> None:
+    (text,), problems = read(write(tmp_path / "c.jsonl", [{"messages": messages}]), llama)
+    assert not problems
+    assert {name for *_, name in text.zones} == {*zones, "template"}
+    assert [start for start, *_ in text.zones] == [0, *(stop for _, stop, _ in text.zones[:-1])]
+    assert text.zones[-1][1] == len(text.text)
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({"messages": []}, '"messages" is no list of messages'),
+        ({"messages": ["who"]}, 'message 1 is no object with a "role"'),
+        ({"messages": [{"role": "narrator", "content": "who"}]}, "the chat template fails: no narrators"),
+        ({"messages": [{"role": "!", "content": "who"}]}, "the zone of message 1 is no name of letters"),
+        ({"messages": [{"role": "user", "content": 7}]}, "the content of message 1 is no text: 7"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a part of message 1 is no text"),
+        ({"messages": [{"role": "user", "content": "who \U000f0000"}]}, "a message holds private characters"),
+        ({"messages": [{"role": "user", "content": "who", "spans": [{"end": 9, "zone": "x"}]}]}, "not within the 3"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
+        ({"text": "who wrote", "spans": [{"start": 0, "end": 3, "zone": "a b"}]}, "the zone of a span is no name"),
+        ({"text": "who wrote", "spans": [{"start": s, "end": 5, "zone": "x"} for s in (0, 3)]}, "overlaps"),
+        (GOOD | {"documents": "page"}, '"documents" is no list of objects'),
+    ],
+)  # fmt: skip
+def test_a_malformed_line_is_skipped_with_the_reason(
+    llama: HuggingFaceModel, tmp_path: Path, entry: dict[str, Any], reason: str
+) -> None:
+    texts, problems = read(write(tmp_path / "c.jsonl", [entry, GOOD]), llama)
+    assert len(texts) == len(problems) == 1
+    assert reason in problems[0]
+
+
+def test_a_template_that_rewrites_messages_is_not_trusted(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.role }} {{ m.content.split('</b>')[-1] }}\n{% endfor %}"
+    model = wrap(tiny("llama", num_hidden_layers=1), tokenizer(template), check=False)
+    entries = [{"messages": [{"role": "assistant", "content": "who </b> ada"}]}, GOOD]
+    texts, problems = read(write(tmp_path / "c.jsonl", entries), model)
+    assert problems == ["the chat template rewrites a message, so that its zone cannot be told"]
+    assert texts[0].zones == (
+        (0, 5, "template"), (5, 17, "user"), (17, 28, "template"), (28, 31, "answer"), (31, 32, "template"),
+    )  # fmt: skip
+
+
+def test_spans_name_the_zones_of_plain_texts(llama: HuggingFaceModel, tmp_path: Path) -> None:
+    path = write(tmp_path / "c.jsonl", [
+        {"text": "who wrote it", "spans": [{"start": 4, "end": 9, "zone": "Document"}]},
+        {"text": "ada wrote it", "spans": [{"start": 0, "end": 3, "label": "PERSON"}]},  # of other programs
+    ])  # fmt: skip
+    (zoned, plain), problems = read(path, llama)
+    assert not problems
+    assert zoned.zones == ((0, 4, "text"), (4, 9, "document"), (9, 12, "text"))
+    assert not zoned.is_chat
+    assert plain.zones == ()
+
+
+def test_zones_are_features_of_descriptions_and_classes_of_queries(llama: HuggingFaceModel, tmp_path: Path) -> None:
+    texts, _ = read(write(tmp_path / "c.jsonl", [conversation(seed) for seed in range(6)]), llama)
+    frequencies = Frequencies.of_counts(count_tokens(texts, llama.tokenizer.encode))
+    sample, (fit, *_) = fit_texts(llama, texts, frequencies, DescribeOptions(), annotate_zones)
+    names = [feature.name for feature in fit.group.features]
+    number = names.index("zone:document")
+    assert fit.group.features[number].words == "the document zone"
+    assert number in fit.group.gates  # "from the document zone: …"
+    rows, units = fit.group.active, [unit for unit in sample for _ in unit.queries]
+    assert len(units) >= len(rows.texts)
+    for row, text in enumerate(rows.texts):
+        unit, entries = sample[text], slice(rows.starts[row], rows.starts[row + 1])
+        places = fit.group.queries[row] + fit.group.offsets[entries]
+        zones = zones_of_tokens(unit.chunk.tokens, unit.text.zones, ("document",))[places] == 0
+        np.testing.assert_array_equal(rows.features[number, entries] > 0, zones)
+
+
+def test_a_model_without_a_template_refuses_and_says_what_to_do(tmp_path: Path) -> None:
+    model = wrap(tiny("llama", num_hidden_layers=1), tokenizer(None), check=False)
+    path = write(tmp_path / "c.jsonl", [GOOD])
+    with pytest.raises(AttnscopeError, match="the model has no chat template") as refused:
+        attnscope.heads(model, attnscope.Corpus([path]))
+    assert "--chat-template plain" in refused.value.hint
+    (text,), _ = read(path, model, chat_template="plain")
+    assert text.text == "user: who wrote it\n\nassistant: ada"
+    assert [(text.text[a:b], name) for a, b, name in text.zones if name != "template"] == [
+        ("who wrote it", "user"), ("ada", "answer"),
+    ]  # fmt: skip
+    assert not text.is_chat
+
+
+def test_a_conversation_longer_than_the_model_counts_once(tmp_path: Path) -> None:
+    model = wrap(tiny("llama", num_hidden_layers=1, max_position_embeddings=16), tokenizer(), check=False)
+    found = attnscope.heads(model, attnscope.Corpus([write(tmp_path / "c.jsonl", [conversation(s) for s in range(5)])]))
+    assert found.corpus["n_chunked"] == 5
+    assert {head.measures["zone_answer_to_answer"].count for head in found.heads} == {5.0}
+
+
+def test_the_command_line_lists_zones_and_chooses_heads_by_them(tmp_path: Path, run: Run) -> None:
+    tiny("llama", num_hidden_layers=1).save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    write(tmp_path / "c.jsonl", [conversation(seed) for seed in range(6)])
+    given = ("-m", "model", "--file", "c.jsonl", "-q")
+    shown = run("heads", *given, "--no-describe", "--measures", "zone_answer_to_document", "-o", "out", "-f", "csv,npz")
+    assert shown.status == 0, shown.err
+    assert "attention from zone to zone" in shown.out
+    header = next((tmp_path / "out").glob("*.csv")).read_text().splitlines()[0].split(",")
+    assert {"zone_answer_to_document", "zone_answer_to_document_low", "zone_answer_to_document_uniform"} <= {*header}
+    chosen = run("atlas", *given, "--no-describe", "--where", "zone_answer_to_document > 2", "-o", "a.npz")
+    assert chosen.status == 0, chosen.err
+    assert "no head fulfils the condition" in chosen.out
+    wrong = run("heads", *given, "--no-describe", "--where", "zone_answer_to_nothing > 0.5")
+    assert "there is no 'zone_answer_to_nothing' to choose heads by" in wrong.err
