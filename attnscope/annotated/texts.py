@@ -9,6 +9,9 @@ from attnscope.corpus import CorpusText
 Span = tuple[int, int]
 """First and last + 1 character in a text."""
 
+ZONE = "zone:"
+"""What stands before the name of a zone where it is a kind of words."""
+
 
 @dataclass(frozen=True)
 class Link:
@@ -92,7 +95,7 @@ def annotate_zones(text: CorpusText) -> AnnotatedText | None:
     if not text.zones:
         return None
     words = tuple((start, stop) for start, stop, _ in text.zones)
-    kinds = tuple(f"zone:{name}" for *_, name in text.zones)
+    kinds = tuple(f"{ZONE}{name}" for *_, name in text.zones)
     return AnnotatedText(text.text or "", words, (), text.source, text.line, kinds=kinds)
 
 

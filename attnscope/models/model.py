@@ -135,10 +135,6 @@ class Tokenizer(Protocol):
     def chat(self) -> "Callable[[str], Tokens] | None":
         """Tokenises a text as the user's message in the model's chat template; None where there is no template."""
 
-    @property
-    def write_chat(self) -> "Callable[..., str] | None":
-        """Writes messages by the model's chat template; None where there is none."""
-
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
 

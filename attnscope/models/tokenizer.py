@@ -33,8 +33,7 @@ class FastTokenizer:
         backend: As given.
     """
 
-    # What needs them, a language-model head or a decoder, the native engine does not run.
-    mask_id = chat = write_chat = None
+    mask_id = chat = None  # what needs them, a language-model head or a decoder, the native engine does not run
 
     def __init__(self, backend: tokenizers.Tokenizer, name: str) -> None:
         backend.no_truncation()

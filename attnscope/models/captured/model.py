@@ -26,7 +26,7 @@ class CapturedTokenizer:
     """
 
     name = "none: the captured texts bring their tokens"
-    mask_id = chat = write_chat = None
+    mask_id = chat = None
 
     def __init__(self, captures: Sequence[Capture]) -> None:
         self._captures = captures

@@ -343,7 +343,7 @@ class NumbersTokenizer:
     note = "There is no tokenizer: texts are given as token numbers."
     type_ids: dict[int, int] = {}  # noqa: RUF012
     prefix_ids: tuple[int, ...] = ()
-    mask_id = chat = write_chat = None
+    mask_id = chat = None
 
     def ordinary_ids(self) -> list[int]:
         """None are known."""

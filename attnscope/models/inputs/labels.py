@@ -196,7 +196,7 @@ class LabelTokenizer:
     """
 
     name = "none: labels name the positions"
-    mask_id = chat = write_chat = None
+    mask_id = chat = None
 
     def __init__(self, rows: Sequence[Sequence[tuple[str, ...]]]) -> None:
         names = [

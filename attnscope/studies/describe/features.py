@@ -355,14 +355,6 @@ def _of_kind(kind: str) -> Callable[[TextFacts, NDArray[np.int64]], Flags]:
     return _key(lambda facts: facts.of_kind.get(kind, np.zeros(facts.n, np.bool_)))
 
 
-def _kind(kind: str) -> Feature:
-    """What is of a kind, or in a zone ("zone:answer")."""
-    zone = kind.removeprefix("zone:")
-    if zone != kind:
-        return Feature(kind, f"the {zone} zone", "key", 3, _of_kind(kind))
-    return Feature(f"kind:{kind}", f"{kind} (annotated)", "key", 3, _of_kind(kind))
-
-
 def _near_log(side: int) -> Callable[[TextFacts, NDArray[np.int64]], NDArray[np.int64]]:
     def of(facts: TextFacts, queries: NDArray[np.int64]) -> NDArray[np.int64]:
         offset = np.arange(facts.n) - queries[:, None]
@@ -552,7 +544,7 @@ def catalogue(special_labels: Sequence[str], relations: Sequence[str] = (), kind
         Feature("brackets", "the same brackets", "group", 4, _group(lambda f: f.opener)),
         Feature("opener", "the bracket that it stands in", "list", 4, _opener),
         *_arcs(relations),
-        *map(_kind, kinds),
+        *(Feature(f"kind:{kind}", f"{kind} (annotated)", "key", 3, _of_kind(kind)) for kind in kinds),
     ]  # fmt: skip
     bases = [*specials, first, features[0]]
     return [*features, *(product for base in bases for product in _products(base))]

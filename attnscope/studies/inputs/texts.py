@@ -55,7 +55,7 @@ def texts_of(given: Corpus | str | Sequence[str] | Sequence[CorpusText], model: 
     """
     if isinstance(given, Corpus):
         if model is not None:
-            given.write_by(model.tokenizer.write_chat)
+            given.write_by(getattr(model.tokenizer, "write_chat", None))  # of transformers alone
         return given
     if isinstance(given, str):
         refuse_file_name(given, f"read it as attnscope.Corpus({given!r}); a text like this one stands in a list")
