@@ -18,6 +18,7 @@ from attnscope.corpus import count_tokens
 from attnscope.corpus.chats import zones_of_tokens
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.model import HuggingFaceModel, wrap
+from attnscope.studies.atlas.parts import merge_atlases
 from attnscope.studies.describe.sample import DescribeOptions
 from attnscope.studies.describe.study import fit_texts
 from attnscope.studies.heads.merging import merge_findings
@@ -25,6 +26,7 @@ from attnscope.studies.measuring.head_blocks import Frequencies
 from tests.ablation_helpers import tiny
 from tests.conftest import Run
 from tests.heads_helpers import require_same, small_blocks
+from tests.test_damaged import change_one
 
 __all__ = ["small_blocks"]
 
@@ -115,11 +117,12 @@ def measured_by_hand(model: HuggingFaceModel, entries: list[Any], a: str, b: str
         tokens = tokens_by_hand(entry)
         with torch.no_grad():
             maps = plain(torch.tensor([[ids_of(word) for word, _ in tokens]]), output_attentions=True).attentions
+        maps = [of[0].numpy() for of in maps]
         rows, even = [], []
         for q, (_, zone) in enumerate(tokens):
             keys = [k for k in range(q + 1) if tokens[k][1] == b]
             if zone == a and keys:
-                rows.append([[float(sum(of[0, h, q, k] for k in keys)) for h in range(6)] for of in maps])
+                rows.append([[sum(float(of[h, q, k]) for k in keys) for h in range(6)] for of in maps])
                 even.append(len(keys) / (q + 1))
         if rows:
             values.append(np.mean(rows, 0))
@@ -166,7 +169,7 @@ def test_shards_and_workers_give_what_one_run_gives(tmp_path: Path, monkeypatch:
     tiny("llama", num_hidden_layers=2).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     model = attnscope.load(folder)
-    path = write(tmp_path / "chats.jsonl", [conversation(seed) for seed in range(11)])
+    path = write(tmp_path / "chats.jsonl", [conversation(seed) for seed in range(7)])
     whole = attnscope.heads(model, attnscope.Corpus([path]))
     shared = attnscope.heads(model, attnscope.Corpus([path]), workers=attnscope.Workers(str(folder), 2))
     require_same(whole, shared)
@@ -178,6 +181,22 @@ def test_shards_and_workers_give_what_one_run_gives(tmp_path: Path, monkeypatch:
     ]
     require_same(whole, merge_findings([attnscope.load_record(part) for part in parts]))
     assert "zone_answer_to_document" in whole.measure_names
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_part_of_an_atlas_reads_its_conversations_again(llama: HuggingFaceModel, tmp_path: Path) -> None:
+    corpus = attnscope.Corpus([write(tmp_path / "chats.jsonl", [conversation(seed) for seed in range(6)])])
+    whole = attnscope.atlas(llama, corpus, attnscope.AtlasOptions(examples=2, sample=3))
+    parts = [
+        attnscope.load_record(
+            attnscope.atlas(
+                llama, corpus, attnscope.AtlasOptions(heads=attnscope.HeadsOptions(shard=(k, 2)), examples=2, sample=3)
+            ).save(tmp_path / f"{k}.npz")
+        )
+        for k in (1, 2)
+    ]
+    assert parts[0].kept[0].is_chat
+    assert merge_atlases(llama, parts).as_json() == whole.as_json()
 
 
 def read(path: Path, model: HuggingFaceModel, **more: Any) -> tuple[list[Any], list[str]]:
@@ -235,6 +254,22 @@ def test_a_malformed_line_is_skipped_with_the_reason(
     texts, problems = read(write(tmp_path / "c.jsonl", [entry, GOOD]), llama)
     assert len(texts) == len(problems) == 1
     assert reason in problems[0]
+
+
+def test_damaged_conversations_are_read_or_skipped_with_the_reason(llama: HuggingFaceModel, tmp_path: Path) -> None:
+    chance = random.Random(0)
+    n_read = n_skipped = 0
+    for number in range(60):
+        entries = [conversation(seed) for seed in range(4 * number, 4 * number + 4)]
+        for entry in entries:
+            change_one(entry, chance)
+        texts, problems = read(write(tmp_path / "c.jsonl", [GOOD, *entries]), llama)
+        assert len(texts) + len(problems) == 5
+        assert not any("\n" in reason for reason in problems)
+        for text in texts:
+            zones_of_tokens(llama.tokenizer.encode(text.text or "", is_whole=text.is_chat), text.zones, ("user",))
+        n_read, n_skipped = n_read + len(texts), n_skipped + len(problems)
+    assert n_read > 60 < n_skipped
 
 
 def test_a_template_that_rewrites_messages_is_not_trusted(tmp_path: Path) -> None:

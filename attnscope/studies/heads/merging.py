@@ -102,8 +102,22 @@ def add_zones(
     corpus: Mapping[str, Any],
     options: Mapping[str, Any],
     tallies: Mapping[str, Tally],
+    names: Sequence[str],
 ) -> Findings:
-    """Findings with what zones give to zones; see `studies.heads.zones`."""
+    """Findings with what zones give to zones; see `studies.heads.zones`.
+
+    A shard without zones has sums of nothing, so that it merges with others.
+
+    Args:
+        found: What heads attend to.
+        run: As of `conclude`; likewise corpus and options.
+        corpus: See there.
+        options: See there.
+        tallies: By kind of attention, the measures between zones.
+        names: Of these measures.
+    """
+    for kind, tally in [*_tallies(found.sums)[0].items()][:1]:
+        tallies = tallies or {kind: Tally.empty(kind, tally.layers, tally.measures.shape[1], names)}
     return conclude(run, corpus, options, {**found.sums, **_sums_under(_ZONES, tallies)})
 
 

@@ -66,7 +66,7 @@ def with_zones(
         for name, (a, b) in zip(names_of(zones), _pairs(zones), strict=True)
     }
     options = {**found.options, "measures": {**found.options["measures"], **measures}, "zones": list(zones)}
-    return add_zones(found, *said_of_pass(found, done), options, done.done.tallies)
+    return add_zones(found, *said_of_pass(found, done), options, done.done.tallies, names_of(zones))
 
 
 def _pairs(zones: Sequence[str]) -> list[tuple[str, str]]:

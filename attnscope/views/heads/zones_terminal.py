@@ -17,7 +17,10 @@ Row = tuple[str, Head, Estimate]
 
 
 def zones_table(findings: Findings) -> list[RenderableType]:
-    """For each pair of zones the head that attends most beyond uniform attention; the strongest pairs first."""
+    """For each pair of zones the head that attends most beyond uniform attention; the strongest pairs first.
+
+    Pairs of two zones of text come before a zone with itself and before what the template writes.
+    """
     zones = findings.options.get("zones")
     if not isinstance(zones, list):
         return []
@@ -26,7 +29,7 @@ def zones_table(findings: Findings) -> list[RenderableType]:
         known = [(head, head.measures.get(f"zone_{a}_to_{b}")) for head in findings.heads]
         mine = [(f"{a} → {b}", head, of) for head, of in known if of is not None and math.isfinite(of.value)]
         rows += sorted(mine, key=_beyond)[-1:]
-    rows.sort(key=_beyond, reverse=True)
+    rows.sort(key=lambda row: ("template" in row[0], len({*row[0].split(" → ")}) == 1, -_beyond(row)))
     columns = [
         Column("zones", lambda row: printable(row[0])),
         Column("best head", lambda row: row[1].name, style="bold"),
