@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,15 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import attnscope
+import attnscope.studies.describe.study as describe_study
 import attnscope.studies.heads.zones as zones_study
-from attnscope.annotated.texts import annotate_zones
-from attnscope.corpus import count_tokens
 from attnscope.corpus.chats import zones_of_tokens
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.studies.atlas.parts import merge_atlases
+from attnscope.studies.describe.rows import measure
 from attnscope.studies.describe.sample import DescribeOptions
-from attnscope.studies.describe.study import fit_texts
 from attnscope.studies.heads.merging import merge_findings
-from attnscope.studies.measuring.head_blocks import Frequencies
 from tests.ablation_helpers import tiny
 from tests.conftest import Run
 from tests.heads_helpers import require_same, small_blocks
@@ -295,21 +294,28 @@ def test_spans_name_the_zones_of_plain_texts(llama: HuggingFaceModel, tmp_path: 
     assert plain.zones == ()
 
 
-def test_zones_are_features_of_descriptions_and_classes_of_queries(llama: HuggingFaceModel, tmp_path: Path) -> None:
-    texts, _ = read(write(tmp_path / "c.jsonl", [conversation(seed) for seed in range(6)]), llama)
-    frequencies = Frequencies.of_counts(count_tokens(texts, llama.tokenizer.encode))
-    sample, (fit, *_) = fit_texts(llama, texts, frequencies, DescribeOptions(), annotate_zones)
-    names = [feature.name for feature in fit.group.features]
-    number = names.index("zone:document")
-    assert fit.group.features[number].words == "the document zone"
-    assert number in fit.group.gates  # "from the document zone: …"
-    rows, units = fit.group.active, [unit for unit in sample for _ in unit.queries]
-    assert len(units) >= len(rows.texts)
-    for row, text in enumerate(rows.texts):
-        unit, entries = sample[text], slice(rows.starts[row], rows.starts[row + 1])
-        places = fit.group.queries[row] + fit.group.offsets[entries]
-        zones = zones_of_tokens(unit.chunk.tokens, unit.text.zones, ("document",))[places] == 0
-        np.testing.assert_array_equal(rows.features[number, entries] > 0, zones)
+def test_a_head_from_the_answer_to_the_document_is_described_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = wrap(tiny("llama", num_hidden_layers=1), tokenizer(), check=False)
+    texts, _ = read(write(tmp_path / "c.jsonl", [conversation(seed) for seed in range(40)]), model)
+
+    def plant(model: Any, sample: Any, *more: Any) -> list[Any]:
+        """Rows of one head: even, but that queries in the answer give keys in the document 21 times as much."""
+        (group,) = measure(model, sample, *more)
+        rows, weights = group.active, group.active.weights.astype(np.float32)
+        for row, text in enumerate(rows.texts):
+            unit, entries = sample[text], slice(rows.starts[row], rows.starts[row + 1])
+            zones = zones_of_tokens(unit.chunk.tokens, unit.text.zones, ("answer", "document"))
+            keys = zones[group.queries[row] + group.offsets[entries]]
+            planted = np.where((keys == 1) & (zones[group.queries[row]] == 0), 21.0, 1.0)
+            weights[0, entries] = weights[0, entries].sum() * planted / planted.sum()
+        return [replace(group, active=replace(rows, weights=weights))]
+
+    monkeypatch.setattr(describe_study, "measure", plant)
+    (head,) = attnscope.describe(model, texts, options=DescribeOptions(heads=((0, 0),))).heads
+    assert head.words.startswith("from the answer zone: the document zone")
+    assert head.active is not None and head.active.explained > 0.99
 
 
 def test_a_model_without_a_template_refuses_and_says_what_to_do(tmp_path: Path) -> None:

@@ -58,6 +58,10 @@ class Zoned:
     zones: tuple[Zone, ...]
     is_chat: bool = False
 
+    def __post_init__(self) -> None:
+        if not is_unicode(self.text):
+            raise ValueError("its text is not valid Unicode: it holds half of a surrogate pair")
+
 
 def write_plainly(messages: Sequence[dict[str, Any]], **_: Any) -> str:
     """Messages as `role: content`, with a blank line between two."""
@@ -148,8 +152,6 @@ def _part(part: Any, zone: str, name: str) -> Iterator[tuple[str, str]]:
 
 def _parts(text: str, spans: Any, zone: str) -> Iterator[tuple[str, str]]:
     """A text cut where its spans begin and end: the zone and the text of each part."""
-    if not is_unicode(text):
-        raise ValueError("a text is not valid Unicode: it holds half of a surrogate pair")
     if not (isinstance(spans, list) and all(isinstance(span, dict) for span in spans)):
         raise ValueError(f'"spans" is no list of objects: {shortened(repr(spans))}')
     cuts = [(span.get("start"), span.get("end"), _name(span.get("zone"), "a span")) for span in spans]
@@ -200,7 +202,7 @@ class _Marks:
         opened: tuple[int, int] | None = None
         for char in written:
             part, is_end = divmod(ord(char) - _FIRST_MARK, 2)
-            if part < 0:
+            if not 0 <= part < len(self.zones):
                 kept.append(char)
             elif is_end:
                 if opened is None or opened[0] != part:

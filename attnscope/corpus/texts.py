@@ -152,11 +152,12 @@ class Corpus:
             name = "stdin" if source == "-" else source
             try:
                 for line, content in self._read(source, name):
+                    written = content.text if isinstance(content, Zoned) else content
+                    if is_blank(written) if isinstance(written, str) else not written:
+                        continue
                     if isinstance(content, Zoned):
                         text = CorpusText(index, name, line, content.text, None, content.zones, content.is_chat)
                         zones |= {zone for *_, zone in content.zones}
-                    elif is_blank(content) if isinstance(content, str) else not content:
-                        continue
                     elif isinstance(content, str):
                         text = CorpusText(index, name, line, text=content)
                     else:

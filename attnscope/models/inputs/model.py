@@ -312,7 +312,7 @@ def _open_module(
         raise AttnscopeError(f"torch.compile hides the attention of {_named(compiled)}", "load it before torch.compile")
     caught = CaughtModule(model)
     sample = samples[0]
-    with its_own_errors(name), torch.no_grad():
+    with _its_own_errors(name), torch.no_grad():
         seen = caught.rehearse(sample.args, dict(sample.named), check=check)
     if not seen.calls:
         by_hand = f", and computes softmax by hand in {_named(seen.softmaxes)}" if seen.softmaxes else ""
@@ -348,7 +348,7 @@ def _open_module(
     )  # fmt: skip
 
     def run(sample: Sample, probe: Probe) -> Tensor:
-        with its_own_errors(name):
+        with _its_own_errors(name):
             return first_output(caught.run(sample.args, dict(sample.named), probe), name)
 
     return InputsModel(model, info, run, samples, labels, shown, {i: call.path for i, call in enumerate(chosen)})
@@ -398,7 +398,7 @@ def _named(paths: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def its_own_errors(name: str) -> Iterator[None]:
+def _its_own_errors(name: str) -> Iterator[None]:
     """Within it, whatever a module's own code raises becomes one line, but for an interruption."""
     try:
         yield
