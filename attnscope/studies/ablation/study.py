@@ -92,7 +92,7 @@ def ablate(
             be taken out, or no worker can begin.
     """
     options = options or AblateOptions()
-    return _Study(model, texts_of(corpus), options, report, workers).run()
+    return _Study(model, texts_of(corpus, model), options, report, workers).run()
 
 
 class _Study:
