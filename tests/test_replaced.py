@@ -20,7 +20,7 @@ from attnscope.studies.ablation.lines import Lines
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.reading import PaddedTexts
 from attnscope.studies.ablation.study import causal_share
-from attnscope.studies.ablation.sweep import Cut, replaced_of
+from attnscope.studies.ablation.sweep import Cut, HeadMeans, replaced_of
 from attnscope.studies.inputs.choice import Choice
 from benchmarks.known.planted import plant
 from tests import ablation_helpers
@@ -257,7 +257,9 @@ def test_a_replaced_model_runs_on_its_lines_whoever_calls_it(gpt2: HuggingFaceMo
     cut = Cut((("decoder", 0, 1), ("decoder", 1, 2)), "line")
     with torch.no_grad():
         own = network(padded, attention_mask=real.long()).logits
-        expected = gpt2.outputs(Batch(padded, real), replaced_of([cut], "line", texts, lines)).logits
+        expected = gpt2.outputs(
+            Batch(padded, real), replaced_of([cut], "line", texts, HeadMeans({}, lines=lines))
+        ).logits
         with attnscope.replaced(gpt2, lines, heads=[(0, 1), (1, 2)]) as inside:
             ours = inside(padded, attention_mask=real.long()).logits
             hidden = network.transformer(input_ids=padded, attention_mask=real.long()).last_hidden_state
@@ -267,6 +269,16 @@ def test_a_replaced_model_runs_on_its_lines_whoever_calls_it(gpt2: HuggingFaceMo
     torch.testing.assert_close(network.lm_head(hidden), ours)
     assert (ours - own)[real].abs().max() > 1e-3
     assert torch.equal(after, own) and "forward" not in vars(network)
+
+
+def test_a_model_runs_on_its_mean_patterns(gpt2: HuggingFaceModel, lines: Lines) -> None:
+    network = gpt2.network.model
+    with torch.no_grad():
+        own = network(IDS[:1]).logits
+        with attnscope.replaced(gpt2, lines, heads=[(1, 2)], by="pattern"):
+            inside = network(IDS[:1]).logits
+    torch.testing.assert_close(inside[:, 0], own[:, 0])
+    assert (inside - own).abs().max() > 1e-3
 
 
 def test_a_replaced_model_refuses_what_lines_cannot_be_computed_for(gpt2: HuggingFaceModel, lines: Lines) -> None:

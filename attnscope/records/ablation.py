@@ -150,7 +150,7 @@ class Ablation(Record):
     @property
     def main(self) -> str:
         """The quantity that heads are ranked by: a change of loss, else of hidden states, else importance."""
-        modes = ("zero", "mean", "line", "uniform", "sink", "other")
+        modes = ("zero", "mean", "line", "pattern", "uniform", "sink", "other")
         ranked = (*(f"{m}_loss" for m in modes), *(f"{m}_l2" for m in modes), "importance", "sensitivity")
         return next((name for name in ranked if name in self.names), "")
 
@@ -220,6 +220,7 @@ _LABELS = {
 
 MODE_LABELS = {
     "line": "its line in place",
+    "pattern": "its mean pattern",
     "uniform": "uniform attention",
     "sink": "all on the first token",
     "other": "another head's line",

@@ -72,7 +72,7 @@ def with_lines(
     texts: Corpus | Sequence[str] | Sequence[CorpusText],
     report: Report | None = None,
 ) -> R:
-    """Puts the line of each head in its place, and uniform attention: what changes, and the causal share.
+    """Puts the line of each head in its place, its mean pattern, and uniform attention: what changes, the causal share.
 
     Lines are fitted on half of the first texts, and take the place of weights on the other half.
 
@@ -86,7 +86,7 @@ def with_lines(
         AttnscopeError: The model has several kinds of attention, or there are too few texts.
     """
     first = list(islice(distinct(texts_of(texts), Copies()), 2 * FIRST_TEXTS))
-    ablation = ablate(model, first, AblateOptions(modes=("line", "uniform")), report)
+    ablation = ablate(model, first, AblateOptions(modes=("line", "pattern", "uniform")), report)
     return _add(found, [ablation], "replaced", {})
 
 

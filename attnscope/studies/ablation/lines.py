@@ -33,11 +33,11 @@ class Lines:
 
     Attributes:
         expectations: What they expect in a text.
-        n_fitted: How many texts they were fitted on.
+        texts: The texts that they were fitted on.
     """
 
     expectations: Expectations
-    n_fitted: int
+    texts: tuple[CorpusText, ...]
     _batch: PaddedTexts | None = field(default=None, repr=False)
     _of_batch: dict[tuple[Place, int], Tensor] = field(default_factory=dict, repr=False)
 
@@ -108,7 +108,7 @@ def fit_lines(
     fitted = list(distinct(texts_of(texts), Copies()))
     if len(fitted) < FEWEST // 2:
         raise AttnscopeError(f"lines cannot be fitted on {amount(len(fitted), 'text')}", f"give {FEWEST // 2} or more")
-    return Lines(describe_to_expect(model, fitted, others, DescribeOptions(seed=seed)), len(fitted))
+    return Lines(describe_to_expect(model, fitted, others, DescribeOptions(seed=seed)), tuple(fitted))
 
 
 def require_one_kind(model: Model) -> None:

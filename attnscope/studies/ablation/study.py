@@ -19,7 +19,7 @@ from attnscope.models.model import Loss, Model, ModelInfo
 from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
 from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer
 from attnscope.studies.ablation.lines import Lines, apart, fit_lines, require_one_kind
-from attnscope.studies.ablation.options import EACH, REPLACED, AblateOptions, Mode
+from attnscope.studies.ablation.options import EACH, FITTED, REPLACED, AblateOptions, Mode
 from attnscope.studies.ablation.reading import PLACES, Reader
 from attnscope.studies.ablation.sweep import (
     ALL_QUANTITIES,
@@ -42,6 +42,8 @@ from attnscope.studies.running.passes import Pass, merge_halving
 from attnscope.studies.running.workers import Workers
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnscope.core.attention.probes import Place
 
 R = TypeVar("R")
@@ -104,8 +106,9 @@ class _Study:
         self.model, self.texts, self.options = model, texts, options
         self.loss = _loss(model, options.loss)
         reader = Reader(model, self.loss, masked=options.masked, seed=options.seed, target=options.target)
-        self._lines, tried = self._fit_lines(workers)
-        self._going = Going(model, reader, tried, workers)
+        fitted, tried = self._apart()
+        self._lines = self._fit_lines(fitted, tried)
+        self._going, self._fitting = (Going(model, reader, some, workers) for some in (tried, fitted))
         self._halved_to: int | None = None
         self._lost: list[dict[str, Any]] = []
         self._notes: list[str] = []
@@ -118,7 +121,14 @@ class _Study:
             from attnscope.models.inside.linear_runs import require_gradients
 
             require_gradients(model)
-        passes = ("mean" in options.modes, options.modes, wants_importance, options.joint, options.curve)
+        passes = (
+            "mean" in options.modes,
+            "pattern" in options.modes,
+            options.modes,
+            wants_importance,
+            options.joint,
+            options.curve,
+        )
         self._n_passes = sum(map(bool, passes))
         self._pass = 0
         self._failures: list[Mapping[str, str]] = []
@@ -130,7 +140,11 @@ class _Study:
             self.known, self._lost = means_of(self._going, self._next())
         else:
             self.known = heads_of(self._going)
-        self.known = replace(self.known, lines=self._lines)
+        patterns: Mapping[Place, Tensor] = {}
+        if "pattern" in options.modes:
+            means, lost = means_of(self._fitting, self._next(), patterns=True)
+            patterns, self._lost = means.means, self._lost + lost
+        self.known = replace(self.known, lines=self._lines, patterns=patterns)
         if not self.known.n_heads:
             raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
         heads = self._heads()
@@ -245,15 +259,19 @@ class _Study:
 
     # Lines in the place of weights ---------------------------------------------------------------------------------
 
-    def _fit_lines(self, workers: Workers | None) -> tuple[Lines | None, Texts]:
-        """Descriptions of heads fitted on half of the texts, if a mode asks for them; and the texts that are left."""
+    def _apart(self) -> tuple[Sequence[CorpusText], Texts]:
+        """The texts to fit lines and patterns on, half of them if a mode asks for it, and those to try them on."""
+        if not set(FITTED) & set(self.options.modes):
+            return (), self.texts
+        if {"line", "other"} & set(self.options.modes):
+            require_one_kind(self.model)
+        return apart(list(distinct(self.texts, Copies())), self.options.seed)
+
+    def _fit_lines(self, fitted: Sequence[CorpusText], tried: Texts) -> Lines | None:
+        """Descriptions of heads, if a mode asks for them."""
         if not {"line", "other"} & set(self.options.modes):
-            return None, self.texts
-        require_one_kind(self.model)
-        if workers is not None:
-            raise AttnscopeError("lines take the place of weights in one process", "leave out --workers")
-        fitted, others = apart(list(distinct(self.texts, Copies())), self.options.seed)
-        return fit_lines(self.model, fitted, others, self.options.seed), others
+            return None
+        return fit_lines(self.model, fitted, list(tried), self.options.seed)
 
     @property
     def _compares_lines(self) -> bool:
@@ -364,9 +382,10 @@ class _Study:
 
     def _run(self) -> dict[str, Any]:
         notes = []
-        if self._lines is not None:
-            fitted = amount(self._lines.n_fitted, "text")
-            notes.append(f"Lines were fitted on {fitted}, and take the place of weights on the others.")
+        if fitted := self._fitting.texts:
+            names = ["Lines"] * (self._lines is not None) + ["mean patterns"] * ("pattern" in self.options.modes)
+            what, n_fitted = " and ".join(names).capitalize(), amount(len(list(fitted)), "text")
+            notes.append(f"{what} were fitted on {n_fitted}, and take the place of weights on the others.")
         if not require_rerunnable(self.model).resumes:
             notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
         if "cross" in self.model.info.kinds and self.options.target is None:
@@ -456,6 +475,7 @@ def _quantities(options: AblateOptions) -> dict[str, dict[str, str]]:
         "zero": "without the head",
         "mean": "with the mean of its outputs in the head's place",
         "line": "with the weights that the head's description expects",
+        "pattern": "with the head's mean attention pattern",
         "uniform": "with uniform attention",
         "sink": "with all attention on the first token",
         "other": "with the weights that the description of the next head of its layer expects",

@@ -30,7 +30,8 @@ from attnscope.studies.running.workers import Workers
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.attention.probes import Gate, Place
+    from attnscope.core.attention.mean_pattern import MeanPattern
+    from attnscope.core.attention.probes import Gate, Means, Place
     from attnscope.core.attention.replaced import Replaced
     from attnscope.core.attention.seam import Probe
     from attnscope.studies.ablation.lines import Lines
@@ -77,11 +78,13 @@ class HeadMeans:
         n_heads: How many.
         means: The mean of their outputs over all real queries of all texts.
         lines: Their descriptions; None = no cut asks for them.
+        patterns: Their weights by class of key, over all real queries of the texts to fit, as `MeanPattern.sums`.
     """
 
     n_heads: Mapping[Place, int]
     means: Mapping[Place, Tensor] = field(default_factory=dict)
     lines: Lines | None = None
+    patterns: Mapping[Place, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -171,9 +174,11 @@ def heads_of(going: Going) -> HeadMeans:
     return HeadMeans({})
 
 
-def means_of(going: Going, report: Report | None = None) -> tuple[HeadMeans, list[dict[str, Any]]]:
-    """The mean output of each head, over all texts; and the texts that workers were lost over."""
-    found = going.run(MeanMeasurer, {}, BlockMeans(), report, in_order=True)
+def means_of(
+    going: Going, report: Report | None = None, *, patterns: bool = False
+) -> tuple[HeadMeans, list[dict[str, Any]]]:
+    """The mean output of each head, or its pattern, over all texts; and the texts that workers were lost over."""
+    found = going.run(MeanMeasurer, {"patterns": patterns}, BlockMeans(), report, in_order=True)
     if not found.complete:
         raise KeyboardInterrupt
     return _means_of(found.done), found.lost
@@ -388,12 +393,13 @@ def _fitting(numbers: Sequence[int], read: ReadBatch, whole: Outputs, pass_token
 def probe_of(cuts: Sequence[Cut], mode: Mode, read: ReadBatch, known: HeadMeans) -> Probe:
     """A probe for as many repetitions of a batch as there are cuts, each of which has one of them."""
     if mode in REPLACED:
-        return replaced_of(cuts, mode, read.padded, known.lines)
+        return replaced_of(cuts, mode, read.padded, known)
     return gate_of(cuts, mode, len(read.texts), known)
 
 
-def replaced_of(cuts: Sequence[Cut], mode: Mode, texts: PaddedTexts, lines: Lines | None) -> Replaced:
+def replaced_of(cuts: Sequence[Cut], mode: Mode, texts: PaddedTexts, known: HeadMeans) -> Replaced:
     """The same of cuts that give heads other weights."""
+    from attnscope.core.attention.mean_pattern import pattern_scores
     from attnscope.core.attention.replaced import Replaced, Replacement, evenly, on_key
 
     n_texts, n_tokens = texts.real.shape
@@ -407,10 +413,12 @@ def replaced_of(cuts: Sequence[Cut], mode: Mode, texts: PaddedTexts, lines: Line
                 scores = evenly()
             elif mode == "sink":
                 scores = on_key(n_tokens)
+            elif mode == "pattern":
+                scores = partial(pattern_scores, known.patterns[place][head])
             else:
-                assert lines is not None  # a cut asks for them
-                described = head if mode == "line" else (head + 1) % lines.n_heads(place)
-                scores = lines.scores(texts, place, described)
+                assert known.lines is not None  # a cut asks for them
+                described = head if mode == "line" else (head + 1) % known.lines.n_heads(place)
+                scores = known.lines.scores(texts, place, described)
             replacements.setdefault(place, []).append(Replacement((head,), scores, rows))
     return Replaced(replacements)
 
@@ -479,54 +487,46 @@ def _by_row_and_place(values: Tensor, read: ReadBatch) -> Tensor:
 
 
 class BlockMeans:
-    """Sums of the outputs of heads, batch by batch.
+    """Sums of the outputs of heads, or of their patterns, batch by batch.
 
     Attributes:
-        probes: What was found on each batch that is added yet.
-        sums: The same added up, one after the other.
+        sums: Of all batches with numbers alone, one after the other.
         counts: Over how many queries.
         blank: Zeros like them, of every attention that there is.
     """
 
     def __init__(self) -> None:
         self.n_texts = self.n_tokens = 0
-        self.probes: list[ProbedMeans] = []
         self.sums: dict[Place, Tensor] = {}
         self.counts: dict[Place, int] = {}
         self.blank: dict[Place, Tensor] = {}
 
     def merge(self, other: BlockMeans) -> BlockMeans:
         """These, and after them those of another block: sums are rounded, so that their order counts."""
-        for probe in other.probes:
-            self.add(probe)
+        for place, blank in other.blank.items():
+            self._add(place, blank, other.sums.get(place), other.counts.get(place, 0))
         self.n_texts, self.n_tokens = self.n_texts + other.n_texts, self.n_tokens + other.n_tokens
         return self
 
-    def add(self, found: ProbedMeans) -> None:
-        """Adds what was found on a batch."""
+    def add(self, probe: Means | MeanPattern, *, finite: bool) -> None:
+        """Adds what was found on a batch, if all of it are numbers."""
         import torch
 
-        for place, total in found.sums.items():
-            self.blank.setdefault(place, torch.zeros_like(total))
-            if found.finite:
-                self.sums[place] = total if place not in self.sums else self.sums[place] + total
-                self.counts[place] = self.counts.get(place, 0) + found.counts[place]
+        for place, total in probe.sums.items():
+            self._add(place, torch.zeros_like(total), total if finite else None, probe.counts[place])
 
-
-@dataclass(frozen=True, eq=False)
-class ProbedMeans:
-    """Sums of the outputs of heads over a batch, over how many queries, and whether all are numbers."""
-
-    sums: Mapping[Place, Tensor]
-    counts: Mapping[Place, int]
-    finite: bool
+    def _add(self, place: Place, blank: Tensor, total: Tensor | None, count: int) -> None:
+        self.blank.setdefault(place, blank)
+        if total is not None:
+            self.sums[place] = total if place not in self.sums else self.sums[place] + total
+            self.counts[place] = self.counts.get(place, 0) + count
 
 
 class MeanMeasurer:
-    """Adds up the outputs of heads over the texts of blocks."""
+    """Adds up the outputs of heads, or their patterns, over the texts of blocks."""
 
-    def __init__(self, model: Model, reader: Reader) -> None:
-        self._runs, self._reader = require_rerunnable(model), reader
+    def __init__(self, model: Model, reader: Reader, *, patterns: bool = False) -> None:
+        self._runs, self._reader, self._patterns = require_rerunnable(model), reader, patterns
 
     def begin(self, block: Block) -> BlockMeans:
         """Sums of nothing yet."""
@@ -536,32 +536,31 @@ class MeanMeasurer:
         """Adds a block, batch by batch."""
         for read in longest_first(self._reader.batches(block)):
             for _, probes in self._reader.room.each(read, self._run_batch, self._reader.halves, lambda part: part.size):
-                sums.probes += probes
+                for probe, finite in probes:
+                    sums.add(probe, finite=finite)
             sums.n_texts, sums.n_tokens = sums.n_texts + len(read.texts), sums.n_tokens + read.n_tokens
             yield
 
     def finish(self, block: Block, sums: BlockMeans, *, whole: bool) -> BlockMeans:
-        """What was found on each batch."""
+        """The sums themselves."""
         return sums
 
-    def _run_batch(self, read: ReadBatch) -> list[ProbedMeans]:
+    def _run_batch(self, read: ReadBatch) -> list[tuple[Means | MeanPattern, bool]]:
         import torch
 
+        from attnscope.core.attention.mean_pattern import MeanPattern
         from attnscope.core.attention.probes import Means
 
-        probe = Means(read.queries)
+        probe = (MeanPattern if self._patterns else Means)(read.queries)
         with torch.no_grad():
             self._runs.outputs(read.batch, probe, logits=False)
         finite = all(bool(total.isfinite().all()) for total in probe.sums.values())
-        found = ProbedMeans(dict(probe.sums), dict(probe.counts), finite)
         # One row that is no number would be in every mean: it is found by halves, and left out.
         halves = [] if finite else self._reader.halves(read)
-        return [found, *(one for half in halves for one in self._run_batch(half))]
+        return [(probe, finite), *(one for half in halves for one in self._run_batch(half))]
 
 
 def _means_of(found: BlockMeans) -> HeadMeans:
-    for probe in found.probes:
-        found.add(probe)
     means = {place: total / max(1, found.counts[place]) for place, total in found.sums.items()}
     return HeadMeans({place: len(total) for place, total in found.blank.items()}, {**found.blank, **means})
 

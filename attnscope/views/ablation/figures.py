@@ -24,7 +24,8 @@ from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, 
 
 _COLORS = {
     "zero effect": "#0072B2", "zero importance": "#D55E00", "zero sensitivity": "#D55E00", "zero random": "#8a8a8a",
-    "line explained": "#0072B2", "line unexplained": "#56B4E9", "line random": "#009E73", "uniform random": "#8a8a8a",
+    "line explained": "#0072B2", "line unexplained": "#56B4E9", "line random": "#009E73", "pattern random": "#D55E00",
+    "uniform random": "#8a8a8a",
     "sink random": "#E69F00", "other random": "#CC79A7",
 }  # fmt: skip
 
