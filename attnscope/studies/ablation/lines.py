@@ -45,6 +45,10 @@ class Lines:
         """How many heads an attention has."""
         return 1 + max(one.head for one in self.expectations.heads if (one.kind, one.layer) == place)
 
+    def of_model(self, model: Model) -> Lines:
+        """The same in a worker, for its model."""
+        return Lines(self.expectations.of_model(model), self.texts)
+
     def scores(self, texts: PaddedTexts, place: Place, head: int) -> Callable[[Tensor], Tensor]:
         """What gives one head's scores, (row, 1, query, key), float32, for the keys that are allowed; padding has 0.
 

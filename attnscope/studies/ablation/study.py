@@ -16,7 +16,7 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Loss, Model, ModelInfo
-from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
+from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects, TokenChange
 from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer
 from attnscope.studies.ablation.lines import Lines, apart, fit_lines, require_one_kind
 from attnscope.studies.ablation.options import EACH, FITTED, REPLACED, AblateOptions, Mode
@@ -34,6 +34,8 @@ from attnscope.studies.ablation.sweep import (
     measure,
     require_rerunnable,
 )
+from attnscope.studies.ablation.worst_tokens import WorstTokens
+from attnscope.studies.describe.study import FAILURES
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, Texts, problems_of, scale_report, sha256_of, texts_of
 from attnscope.studies.running.late import failure
@@ -51,6 +53,9 @@ R = TypeVar("R")
 CURVE_POINTS, RANDOM_ORDERS = 24, 5
 REPLACED_POINTS, REPLACED_ORDERS = 8, 3
 """The same where heads get other weights, each control as many: nearly every point is a whole forward of each text."""
+
+WORST_HEADS = 10
+"""Heads of which as many tokens are kept that suffer from their lines as of all together."""
 
 MOST_IMPORTANT = 8
 """Heads of which all pairs are taken out where none are picked."""
@@ -152,9 +157,10 @@ class _Study:
             raise AttnscopeError("a pair has two heads, and one is chosen", "choose more heads")
         singles = [Cut((head,), mode) for mode in options.modes for head in heads]
         picked = self.options.choice.pick is not None and len(heads) > 1
-        together = [Cut(tuple(heads), mode) for mode in options.modes] if picked else []
+        together = [Cut(tuple(heads), mode) for mode in options.modes if picked or mode == "line" and len(heads) > 1]
         cuts = [*singles, *together]
-        found = self._measure(cuts, self._beside_uniform(heads, len(cuts)))
+        lines = [number for number, cut in enumerate(cuts) if cut.mode == "line"]
+        found = self._measure(cuts, self._beside_uniform(heads, len(cuts)), lines)
         found.done.left_out.require_some_left(found.done.n_texts, self.model.info)
         effects = _by_cut(found, [*singles, *together], self.loss)
         by_head: dict[HeadPlace, dict[str, Effect]] = {head: {} for head in heads}
@@ -186,6 +192,7 @@ class _Study:
             heads=tuple(HeadEffects(*head, by_head[head]) for head in heads),
             sets=tuple(sets),
             curves=tuple(curves),
+            tokens=self._worst_tokens(cuts, effects, found.done.worst),
         )
 
     def _try(self, step: str, do: Callable[[], R]) -> R | None:
@@ -206,10 +213,12 @@ class _Study:
         self._pass += 1
         return scale_report(self._report, self._pass - 1, self._n_passes)
 
-    def _measure(self, cuts: Sequence[Cut], contrasts: NDArray[np.float64] | None = None) -> Pass[Found]:
+    def _measure(
+        self, cuts: Sequence[Cut], contrasts: NDArray[np.float64] | None = None, tokens_of: Sequence[int] = ()
+    ) -> Pass[Found]:
         # Without cuts it is the whole model's loss and how many texts there are: no pass of its own is shown for it.
         report = self._next() if cuts else None
-        found = measure(self._going, cuts, self.known, contrasts=contrasts, report=report)
+        found = measure(self._going, cuts, self.known, contrasts=contrasts, tokens_of=tokens_of, report=report)
         self._note(found)
         return found
 
@@ -294,6 +303,20 @@ class _Study:
         for at, effects in enumerate(by_head.values()):
             line, uniform = (rows[modes.index(mode) * n + at] for mode in ("line", "uniform"))
             effects["causal_share"] = causal_share(line, uniform, rows[n_cuts + at])
+
+    def _worst_tokens(
+        self, cuts: Sequence[Cut], effects: Mapping[Cut, Effects], worst: WorstTokens
+    ) -> tuple[TokenChange, ...]:
+        """The tokens that suffer most, all heads together first, then by head; fewer of heads that matter less."""
+        name = "line_loss" if self.loss else "line_l2"
+        singles = [cut for number, cut in enumerate(cuts) if number in worst.by_cut and len(cut.heads) == 1]
+        most = sorted(singles, key=lambda cut: -effects[cut][name].value)[:WORST_HEADS]
+        rows = sorted(worst.by_cut.items(), key=lambda row: len(cuts[row[0]].heads) == 1)
+        return tuple(
+            replace(token, heads=self._names(cut.heads)[0] if cut in singles else "")
+            for cut, tokens in ((cuts[number], tokens) for number, tokens in rows)
+            for token in (tokens if cut in most or cut not in singles else tokens[:FAILURES])
+        )
 
     def _pairs(self, heads: Sequence[HeadPlace], by_head: Mapping[HeadPlace, Effects]) -> tuple[list[SetEffects], bool]:
         """All pairs, and by how much more changes without both than without each alone, text by text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -9,20 +10,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.corpus import CorpusText
+from attnscope.corpus import Block, CorpusText
 from attnscope.records.ablation import TokenChange
 
 if TYPE_CHECKING:
-    from attnscope.models.model import Tokenizer
+    from attnscope.models.model import Loss, Model
     from attnscope.studies.ablation.reading import ReadBatch
+    from attnscope.studies.ablation.sweep import Measured
 
 MOST = 20
 """Tokens that are kept of each set of heads."""
 
 BEFORE = 6
 """Tokens that are shown before one."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ class WorstTokens:
 
     def without(self, texts: Collection[int]) -> WorstTokens:
         """Those of other texts."""
-        return WorstTokens(
-            {cut: tuple(one for one in of if one.text not in texts) for cut, of in self.by_cut.items()}
-        )
+        return WorstTokens({cut: tuple(one for one in of if one.text not in texts) for cut, of in self.by_cut.items()})
 
 
 def _worst(tokens: Sequence[TokenChange]) -> tuple[TokenChange, ...]:
@@ -50,42 +48,55 @@ def _worst(tokens: Sequence[TokenChange]) -> tuple[TokenChange, ...]:
 
 
 def worst_of_batch(
-    read: ReadBatch,
-    texts: Mapping[int, CorpusText],
-    tokenizer: Tokenizer,
-    changes: Mapping[int, Floats],
-    own: Floats | None,
+    read: ReadBatch, measured: Measured, cuts: Collection[int], model: Model, loss: Loss | None, block: Block
 ) -> WorstTokens:
-    """The tokens of a batch for which most changes.
+    """The tokens of a batch for which most changes: their loss, or without a loss their last hidden state.
 
     Args:
         read: The batch.
-        texts: The texts, by their index.
-        tokenizer: Spells tokens that are hidden from a masked model.
-        changes: By set of heads, the rise of the loss of each prediction, in nats (prediction,); without a loss the
-            relative change of the hidden state of each token, (row, token).
-        own: The loss of the whole model at each prediction; None = there is none.
+        measured: What was measured on it.
+        cuts: Of which sets of heads.
+        model: The model.
+        loss: What it predicts.
+        block: The texts.
     """
-    if own is None:
-        ordinary = np.zeros(read.padded.real.shape, np.bool_)
-        for row, tokens in enumerate(read.padded.tokens):
-            ordinary[row][read.padded.real[row]] = ~tokens.special
-        rows, places = np.nonzero(ordinary)
+    texts = {text.index: text for text in block.texts}
+    if loss is None:
+        rows, places = np.nonzero(_ordinary(read))
     else:
-        rows, places = (np.asarray(part.cpu()) for part in (read.rows, read.token_places))
+        rows, places = read.rows.cpu().numpy(), read.places.cpu().numpy() + (loss == "causal")
     found = {}
-    for cut, change in changes.items():
-        of_token = change if own is not None else change[rows, places]
-        of_token = np.where(np.isfinite(of_token), of_token, -np.inf)
-        made = []
-        for at in np.argsort(-of_token, kind="stable")[:MOST].tolist():
-            row, place = read.made_of[int(rows[at])], int(places[at])
-            text, labels = texts[row.text], row.tokens.labels
-            shown = labels[place] if own is None else tokenizer.spell(int(read.answers[at])) or labels[place]
-            loss = float("nan") if own is None else float(own[at])
-            before = " ".join(labels[max(0, place - BEFORE) : place])
-            made.append(
-                TokenChange("", row.text, f"{text.source}:{text.line}", place, before, shown, loss, float(of_token[at]))
-            )
-        found[cut] = _worst([one for one in made if np.isfinite(one.change)])
+    for numbers, (changed, nll, _) in measured.cuts:
+        for at, cut in enumerate(numbers):
+            if cut not in cuts:
+                continue
+            moved = (changed[at] / measured.size).sqrt()[rows, places] if loss is None else nll[at] - measured.nll
+            change = moved.cpu().double().numpy()
+            change = np.where(np.isfinite(change), change, -np.inf)
+            found[cut] = _worst([
+                _token(read, number, texts, model, (int(rows[number]), int(places[number])),
+                       float(measured.nll[number]) if loss else math.nan, float(change[number]))
+                for number in np.argsort(-change, kind="stable")[:MOST].tolist() if np.isfinite(change[number])
+            ])  # fmt: skip
     return WorstTokens(found)
+
+
+def _ordinary(read: ReadBatch) -> NDArray[np.bool_]:
+    """Which tokens are neither special nor padding, (row, token)."""
+    ordinary = read.padded.real.copy()
+    for row, tokens in zip(ordinary, read.padded.tokens, strict=True):
+        row[row] = ~tokens.special
+    return ordinary
+
+
+def _token(
+    read: ReadBatch, number: int, texts: Mapping[int, CorpusText], model: Model, where: tuple[int, int],
+    loss: float, change: float,
+) -> TokenChange:  # fmt: skip
+    row, place = read.made_of[where[0]], where[1]
+    text, labels = texts[row.text], row.tokens.labels
+    shown = labels[place]
+    if not math.isnan(loss) and int(row.tokens.ids[place]) != (answer := int(read.answers[number])):
+        shown = model.tokenizer.spell(answer)  # it is hidden
+    before = " ".join(labels[max(0, place - BEFORE) : place])
+    return TokenChange("", row.text, f"{text.source}:{text.line}", place, before, shown, loss, change)
