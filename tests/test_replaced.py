@@ -1,6 +1,7 @@
 """Weights from elsewhere in the place of heads' own: equal to plain hooks; a line that is the head changes nothing."""
 
 import importlib
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.replaced import Replaced, Replacement, evenly, on_key, scores_of
 from attnscope.core.attention.seam import attend
+from attnscope.corpus import CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.models.model import Batch
 from attnscope.records.ablation import Effect
-from attnscope.studies.ablation.lines import Lines
+from attnscope.studies.ablation.lines import Lines, apart
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.reading import PaddedTexts
 from attnscope.studies.ablation.study import causal_share
 from attnscope.studies.ablation.sweep import Cut, HeadMeans, replaced_of
 from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.running.workers import Workers
 from benchmarks.known.planted import plant
 from tests import ablation_helpers
 from tests.ablation_helpers import tiny
@@ -204,6 +207,81 @@ def test_lines_of_a_model_with_several_kinds_are_refused_and_uniform_is_not() ->
     model = wrap(tiny("bart"))
     with pytest.raises(AttnscopeError, match="one kind"):
         attnscope.ablate(model, ["5 7 9"] * 4, AblateOptions(modes=("line",)))
+
+
+def test_the_tokens_that_suffer_most_are_kept_with_their_losses(gpt2: HuggingFaceModel) -> None:
+    texts = numbered_texts(8)
+    found = attnscope.ablate(gpt2, texts, AblateOptions(modes=("line",)))
+    together = [token for token in found.worst_tokens if not token.heads]
+    assert len(together) == 20 and [one.change for one in together] == sorted(
+        (t.change for t in together), reverse=True
+    )
+    assert len(found.worst_tokens) == 20 + 9 * 20 and len({(one.text, one.place) for one in together}) == 20
+    lines = fit_lines_of(gpt2, texts)
+    worst, risen = together[0], []
+    with torch.no_grad(), attnscope.replaced(gpt2, lines) as network:
+        replaced = {index: losses(network, texts[index]) for index in {one.text for one in together}}
+    for index, after in replaced.items():
+        with torch.no_grad():
+            own = losses(gpt2.network.model, texts[index])
+        risen += (after - own).tolist()
+        if index == worst.text:
+            assert worst.loss == pytest.approx(float(own[worst.place - 1]), rel=1e-4)
+            assert worst.change == pytest.approx(float((after - own)[worst.place - 1]), rel=1e-3)
+            words = texts[index].split()
+            assert worst.token.strip("#") == words[worst.place] and worst.before.endswith(words[worst.place - 1])
+    assert max(risen) == pytest.approx(worst.change, rel=1e-3)
+    assert worst.source == f"texts:{worst.text + 1}"
+
+
+def numbered_texts(n: int) -> list[str]:
+    numbers = np.random.default_rng(0).permuted(np.tile(np.delete(np.arange(41), UNKNOWN), (n, 1)), axis=1)[:, :14]
+    return [" ".join(map(str, row)) for row in numbers.tolist()]
+
+
+def losses(network: Any, text: str) -> torch.Tensor:
+    ids = torch.tensor([[int(word) for word in text.split()]])
+    logs = network(ids).logits[0, :-1].log_softmax(-1)
+    return -logs[torch.arange(len(logs)), ids[0, 1:]]
+
+
+def fit_lines_of(model: HuggingFaceModel, texts: list[str]) -> Lines:
+    """Lines as an ablation fits them: on half of the texts."""
+    written = [CorpusText(n, "texts", n + 1, text=text) for n, text in enumerate(texts)]
+    fitted, tried = apart(written, 0)
+    return attnscope.fit_lines(model, fitted, tried)
+
+
+def test_without_a_loss_tokens_are_ranked_by_their_hidden_states(gpt2: HuggingFaceModel) -> None:
+    texts = numbered_texts(8)
+    found = attnscope.ablate(gpt2, texts, AblateOptions(modes=("line",), loss="none"))
+    worst = found.worst_tokens[0]
+    base, ids = gpt2.network.base, torch.tensor([[int(word) for word in texts[worst.text].split()]])
+    with torch.no_grad():
+        own = base(ids).last_hidden_state[0]
+        with attnscope.replaced(gpt2, fit_lines_of(gpt2, texts)):
+            moved = base(ids).last_hidden_state[0]
+    change = (moved - own).norm(dim=-1) / own.norm(dim=-1)
+    assert worst.place == int(change.argmax()) and np.isnan(worst.loss)
+    assert worst.change == pytest.approx(float(change.max()), rel=1e-3)
+
+
+def test_lines_are_the_same_in_a_worker(gpt2: HuggingFaceModel, lines: Lines) -> None:
+    sent = pickle.loads(pickle.dumps(lines)).of_model(gpt2)
+    tokens = gpt2.tokenizer.encode_ids(IDS[0].tolist())
+    allowed = np.tril(np.ones((7, 7), np.bool_))
+    for head in range(3):
+        ours, theirs = (one.expectations.scores(tokens, ("decoder", 1), head, allowed) for one in (lines, sent))
+        assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_workers_put_lines_in_place_to_the_same_result() -> None:
+    texts = (Path(__file__).parents[1] / "sample_texts" / "sentences.txt").read_text("utf-8").splitlines()[:8]
+    options = AblateOptions(modes=("line", "pattern", "uniform"), choice=Choice(pick=((0, 2), (0, 4))))
+    alone = attnscope.ablate(attnscope.load("own"), texts, options)
+    shared = attnscope.ablate(attnscope.load("own"), texts, options, workers=Workers("own", 2))
+    assert (alone.heads, alone.sets, alone.worst_tokens) == (shared.heads, shared.sets, shared.worst_tokens)
 
 
 def test_curves_replace_more_and_more_heads_with_each_control(sharp: Any) -> None:

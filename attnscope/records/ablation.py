@@ -143,8 +143,8 @@ class Ablation(Record):
         heads: One entry a head, by kind, layer, head.
         sets: The heads of `--pick` taken out together, and pairs.
         curves: Heads taken out one after another.
-        tokens: Those that suffer most from lines in the place of weights, the worst first: 20 with all heads replaced,
-            20 with each of the 10 heads by whose line most changes, and 3 with each other one.
+        worst_tokens: Those that suffer most from lines in the place of weights, the worst first: 20 with all heads
+            replaced, 20 with each of the 10 heads by whose line most changes, and 3 with each other one.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.ablate/1"
@@ -157,7 +157,7 @@ class Ablation(Record):
     heads: tuple[HeadEffects, ...]
     sets: tuple[SetEffects, ...] = ()
     curves: tuple[Curve, ...] = ()
-    tokens: tuple[TokenChange, ...] = field(default=(), metadata=OMITTED)
+    worst_tokens: tuple[TokenChange, ...] = field(default=(), metadata=OMITTED)
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -192,7 +192,7 @@ class _Study:
             heads=tuple(HeadEffects(*head, by_head[head]) for head in heads),
             sets=tuple(sets),
             curves=tuple(curves),
-            tokens=self._worst_tokens(cuts, effects, found.done.worst),
+            worst_tokens=self._worst_tokens(cuts, effects, found.done.worst),
         )
 
     def _try(self, step: str, do: Callable[[], R]) -> R | None:
