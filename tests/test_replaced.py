@@ -194,6 +194,50 @@ def test_a_head_that_is_its_line_loses_nothing_by_it() -> None:
         assert head.effects["line_l2"].value < 1e-4 < 0.1 < head.effects["other_l2"].value
 
 
+def attends_to_first(nats: list[float]) -> HuggingFaceModel:
+    """A model of one layer whose heads' weights are the softmax of so many nats for the first token, 0 for others."""
+    network = tiny("gpt2", n_layer=1)
+    base, width = network.transformer, network.config.n_embd
+    chance = torch.Generator().manual_seed(0)
+    signs = torch.tensor([1.0, -1.0] * 5)
+    place = torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0])
+    with torch.no_grad():
+        # Mean 0 and one length, whatever the token and place are: then the norm of the layer only scales.
+        rows = [signs[torch.randperm(10, generator=chance)] for _ in base.wte.weight]
+        base.wte.weight.copy_(torch.cat([torch.stack(rows), torch.zeros(len(rows), 5)], 1))
+        base.wpe.weight.copy_(
+            torch.cat([torch.zeros(len(base.wpe.weight), 10), -place.repeat(len(base.wpe.weight), 1)], 1)
+        )
+        base.wpe.weight[0] *= -1
+        block = base.h[0]
+        block.ln_1.weight.fill_(1)
+        block.ln_1.bias.zero_()
+        block.attn.c_attn.weight[:, : 2 * width] = 0
+        block.attn.c_attn.bias[: 2 * width] = 0
+        for head, score in enumerate(nats):
+            block.attn.c_attn.bias[5 * head] = score * 5**0.5 / 2
+            block.attn.c_attn.weight[10, width + 5 * head] = (14 / 15) ** 0.5
+    return wrap(network)
+
+
+def test_heads_that_are_their_lines_lose_nothing_by_them_and_much_by_anothers() -> None:
+    nats = [8.0, 3.0, 1.0]
+    model = attends_to_first(nats)
+    kept = Weights()
+    with torch.no_grad():
+        model.run(Batch(IDS[:1]), kept)
+    own = kept.maps["decoder"][0][0]
+    for head, score in enumerate(nats):
+        expected = torch.tensor([score, *[0.0] * 6]).softmax(0)
+        torch.testing.assert_close(own[head, 6], expected, rtol=1e-4, atol=1e-5)
+    found = attnscope.ablate(model, numbered_texts(24), AblateOptions(modes=("line", "other")))
+    print(
+        [(h.name, [round(h.effects[k].value, 7) for k in ("line_loss", "other_loss", "line_l2")]) for h in found.heads]
+    )
+    for head in found.heads:
+        assert abs(head.effects["line_loss"].value) < 1e-4 < 0.01 < abs(head.effects["other_loss"].value)
+
+
 def test_lines_are_fitted_on_other_texts_than_they_replace_weights_on(sharp: Any) -> None:
     texts = [text.written for text in sharp.texts[:9]]
     found = attnscope.ablate(sharp.model, texts, AblateOptions(modes=("line",)))

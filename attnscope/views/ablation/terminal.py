@@ -148,7 +148,7 @@ def worst_tokens(found: Ablation) -> Table:
     predicted = any(math.isfinite(token.loss) for token in found.worst_tokens)
     columns = [
         Column("worst with lines in", lambda token: printable(token.heads) or "all heads", style="bold"),
-        Column("after", lambda token: printable(token.before), part=1, least=16, drop=4),
+        Column("after", lambda token: printable(token.before), part=1, least=16),
         Column("token", lambda token: printable(token.token)),
     ]
     if predicted:
