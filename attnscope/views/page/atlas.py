@@ -79,6 +79,7 @@ def pack_atlas(atlas: Atlas) -> list[str]:
             "even": atlas.even_profiles[number],
             "near": _near(atlas.distances[number], number),
             "examples": [_example(one) for one in examples],
+            "worst": [codec.describe(token) for token in atlas.heads[number].worst_tokens],
         }
         points = [held[first[number] : first[number + 1]] for held in (atlas.points[side] for side in sides)]
         card["n_points"] = len(points[0]) if points else 0
