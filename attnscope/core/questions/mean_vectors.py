@@ -100,7 +100,8 @@ def _indicators(groups: Numbers, n_groups: int) -> sp.csr_array:
 
 def _by_head(values: Floats, shape: tuple[int, ...]) -> Floats:
     """(head,): the sums of (group, head * width)."""
-    return values.sum(0).reshape(shape).sum(-1)
+    sums: Floats = values.sum(0).reshape(shape).sum(-1)
+    return sums
 
 
 def _shrunk(sums: Floats, counts: Floats, squares: Floats) -> Floats:

@@ -371,7 +371,7 @@ class Descriptions:
     n_scored: int
     features: Mapping[str, FeatureFacts] = field(default_factory=dict)
     unmatched: tuple[str, ...] = ()
-    unseen: float | None = field(default=None, metadata=OMITTED)
+    unseen: float | None = None
     no_sources: str = field(default="", metadata=OMITTED)
 
     def sample_line(self, n_texts: int | None = None) -> str:

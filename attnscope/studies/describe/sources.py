@@ -27,7 +27,7 @@ from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.running.memory import Room, halves, padded_size
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from attnscope.core.attention.seam import AttentionCall
     from attnscope.core.questions.mean_vectors import MeanVectors
@@ -45,7 +45,7 @@ MOST_BYTES = 2**28
 KNOWN = ("position", "token", "both")
 
 _SAME, _APART = 1e-4, 1e-2
-"""Relative differences: below, values come of one state; above, queries do not."""
+"""Relative differences: below, two states are the same; above, two queries are not."""
 
 _MOVES = 1e-3
 """Nats by which a position bias differs between texts if it depends on words."""
@@ -99,6 +99,10 @@ class _Study:
         self._numbers = {id(unit.chunk): number for number, unit in enumerate(sample)}
         self.left = [np.zeros((len(KNOWN), len(group.active.texts), len(group.heads))) for group in groups]
         self.reasons: dict[Place, str] = {}
+        # In the first layer of a self-attention tokens may have equal states; later ones have met others.
+        blocks = model.blocks().items()
+        self._first = {block: (str(kind), layer) for (kind, layer), block in blocks if not layer and kind != "cross"}
+        self._states: dict[Place, Tensor] = {}
 
     def run(self) -> None:
         """Averages and scores, some layers after the others."""
@@ -128,6 +132,7 @@ class _Study:
 
         from attnscope.core.attention.tiles import attend_lean
         from attnscope.models.inside.around import TurnWatch
+        from attnscope.models.inside.projections import hooks
 
         def run(batch: Sequence[Chunk]) -> list[Any]:
             units = [self._sample[self._numbers[id(chunk)]] for chunk in batch]
@@ -141,7 +146,8 @@ class _Study:
 
             targets = [unit.target for unit in units if unit.target is not None]
             given = batch_of([chunk.tokens for chunk in batch], targets).to(self._model.info.device)
-            with torch.no_grad(), turns.watch(self._model.modules()):
+            modules = self._model.modules()
+            with torch.no_grad(), turns.watch(modules), hooks(self._first, self._note_states, before=True):
                 self._model.run(given, probe)
             return made
 
@@ -150,6 +156,12 @@ class _Study:
         for batch in cut:
             for _, made in room.each(batch, run, halves, padded_size):
                 yield from made
+
+    def _note_states(self, block: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        states: Any = given[0] if given else named.get("hidden_states")
+        self._states.pop(self._first[block], None)
+        if getattr(states, "ndim", 0) == 3:
+            self._states[self._first[block]] = states
 
     def _average(self, places: Sequence[Place]) -> dict[Place, _Means]:
         """The mean queries and keys of some layers, over the fitted texts."""
@@ -161,7 +173,9 @@ class _Study:
                 return []
             query, key, turned = turns.bare(call)
             types = [self._types_of(unit, call.kind) for unit in units]
-            if turned == "after" or (turned == "never" and _is_turned_unseen(call, types)):
+            if turned == "after" or (
+                turned == "never" and _is_turned_unseen(call, self._states.pop(place, None), types)
+            ):
                 self.reasons[place] = "positions turn its queries and keys in a way that attnscope cannot see"
                 return []
             return [
@@ -266,20 +280,28 @@ def _rows(vectors: Tensor, text: int, n_tokens: int) -> NDArray[np.float32]:
     return rows
 
 
-def _is_turned_unseen(call: AttentionCall, types: Sequence[tuple[Numbers, Numbers]]) -> bool:
-    """Whether tokens of the first layer have the same values at two positions, but other queries or keys."""
-    if call.layer or call.kind == "cross":
+def _is_turned_unseen(
+    call: AttentionCall, states: Tensor | None, types: Sequence[tuple[Numbers, Numbers]]
+) -> bool:  # fmt: skip
+    """Whether tokens of one state have other queries or keys at another position.
+
+    Args:
+        call: The attention.
+        states: What its layer reads, (batch, token, d_model); None = unknown.
+        types: Of each text the types of its tokens.
+    """
+    if states is None:
         return False
     for text, (mine, _) in enumerate(types):
         order = np.argsort(mine, kind="stable")
         again = mine[order[1:]] == mine[order[:-1]]
         if not again.any():
             continue
-        values, *turned = (
+        states_apart, *turned = (
             _distance(_rows(x, text, len(mine)), order[1:][again], order[:-1][again])
-            for x in (call.value, call.query, call.key)
+            for x in (states[:, None], call.query, call.key)
         )
-        if ((values < _SAME) & (np.maximum(*turned) > _APART)).any():
+        if ((states_apart < _SAME) & (np.maximum(*turned) > _APART)).any():
             return True
     return False
 
@@ -305,27 +327,43 @@ def _bias_varies(call: AttentionCall, units: Sequence[Unit]) -> bool:
     return False
 
 
-def with_sources(
-    found: Sequence[HeadDescription], model: Model, sample: Sequence[Unit], groups: Sequence[Group]
-) -> tuple[list[HeadDescription], float | None, str]:
-    """Adds how well each head's attention on keys that are no sinks follows from positions, tokens, and both.
+@dataclass(frozen=True, eq=False)
+class FoundSources:
+    """What heads' attention follows from.
+
+    Attributes:
+        heads: By kind, layer and head.
+        unseen: The share of the scored texts' tokens whose type the fitted texts lack; None = nothing was averaged.
+        reason: Why there are no numbers of some layers; "" = there are of all.
+    """
+
+    heads: Mapping[tuple[str, int, int], Sources]
+    unseen: float | None = None
+    reason: str = ""
+
+    def beside(self, one: HeadDescription) -> HeadDescription:
+        """A head's description with its sources."""
+        if one.active is None:
+            return one
+        return replace(one, active=replace(one.active, sources=self.heads.get((one.kind, one.layer, one.head))))
+
+
+def find_sources(model: Model, sample: Sequence[Unit], groups: Sequence[Group]) -> FoundSources:
+    """How well each head's attention on keys that are no sinks follows from positions, tokens, and both.
 
         share = 1 - Σ_t KL(A ‖ p) / Σ_t KL(A ‖ uniform),  p = the attention that mean queries and keys give
 
     Args:
-        found: The descriptions.
         model: The model.
-        sample: Their texts. Means are over those that are fitted, and the others are scored.
+        sample: The texts of descriptions. Means are over those that are fitted, and the others are scored.
         groups: The rows of the heads.
-
-    Returns:
-        The descriptions; the share of the scored texts' tokens whose type the fitted texts lack; and why there are no
-        numbers of some layers, "" = there are of all.
     """
     from attnscope.core.questions.descriptions import score_of_texts
 
-    if model.info.path != "seam":
-        return list(found), None, "the model does not show its queries and keys"
+    if not groups:
+        return FoundSources({})
+    if model.info.path != "seam" or not list(model.modules()):
+        return FoundSources({}, None, "the model does not show how its queries and keys are made")
     study = _Study(model, sample, groups)
     study.run()
     made: dict[tuple[str, int, int], Sources] = {}
@@ -339,10 +377,4 @@ def with_sources(
             nats = group.active.uniform_nats[part.index, number] * mass
             scores = [score_of_texts(part.texts, of[part.index, number] * mass, nats) for of in left]
             made[group.kind, layer, head] = Sources(*(SourceShare(how.explained, how.low, how.high) for how in scores))
-    described = [
-        replace(one, active=replace(one.active, sources=made.get((one.kind, one.layer, one.head))))
-        if one.active
-        else one
-        for one in found
-    ]
-    return described, study.unseen, "; ".join(dict.fromkeys(study.reasons.values()))
+    return FoundSources(made, study.unseen, "; ".join(dict.fromkeys(study.reasons.values())))
