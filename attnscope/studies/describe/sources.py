@@ -44,6 +44,8 @@ MOST_BYTES = 2**28
 
 KNOWN = ("position", "token", "both")
 
+_UNSEEN = "positions turn its queries and keys in a way that attnscope cannot see"
+
 _SAME, _APART = 1e-4, 1e-2
 """Relative differences: below, two states are the same; above, two queries are not."""
 
@@ -103,6 +105,7 @@ class _Study:
         blocks = model.blocks().items()
         self._first = {block: (str(kind), layer) for (kind, layer), block in blocks if not layer and kind != "cross"}
         self._states: dict[Place, Tensor] = {}
+        self._hides_turns: set[str] = set()
 
     def run(self) -> None:
         """Averages and scores, some layers after the others."""
@@ -167,16 +170,21 @@ class _Study:
         """The mean queries and keys of some layers, over the fitted texts."""
         from attnscope.core.questions.mean_vectors import mean_vectors
 
+        unturned: set[Place] = set()
+
         def visit(call: AttentionCall, units: Sequence[Unit], turns: TurnWatch) -> list[Any]:
-            place = (call.kind, call.layer)
-            if place not in places or place in self.reasons:
+            place, states = (call.kind, call.layer), self._states.pop((call.kind, call.layer), None)
+            if states is None and place not in places:
                 return []
             query, key, turned = turns.bare(call)
             types = [self._types_of(unit, call.kind) for unit in units]
-            if turned == "after" or (
-                turned == "never" and _is_turned_unseen(call, self._states.pop(place, None), types)
-            ):
-                self.reasons[place] = "positions turn its queries and keys in a way that attnscope cannot see"
+            if turned == "never":
+                unturned.add(place)
+                if states is not None and _is_turned_unseen(call, states, types):
+                    self._hides_turns.add(call.kind)
+            elif turned == "after":
+                self.reasons[place] = _UNSEEN
+            if place not in places or place in self.reasons:
                 return []
             return [
                 (place, mine, [_rows(of, text, len(numbers)) for of, numbers in zip((query, key), mine, strict=True)])
@@ -186,6 +194,7 @@ class _Study:
         kept: dict[Place, list[tuple[Any, Any]]] = {}
         for place, types, vectors in self._read(0, visit):
             kept.setdefault(place, []).append((types, vectors))
+        self.reasons |= {place: _UNSEEN for place in unturned if place[0] in self._hides_turns}
         means = {}
         for place in [place for place in kept if place not in self.reasons]:
             of_texts, sides = kept.pop(place), []
@@ -281,17 +290,15 @@ def _rows(vectors: Tensor, text: int, n_tokens: int) -> NDArray[np.float32]:
 
 
 def _is_turned_unseen(
-    call: AttentionCall, states: Tensor | None, types: Sequence[tuple[Numbers, Numbers]]
+    call: AttentionCall, states: Tensor, types: Sequence[tuple[Numbers, Numbers]]
 ) -> bool:  # fmt: skip
     """Whether tokens of one state have other queries or keys at another position.
 
     Args:
         call: The attention.
-        states: What its layer reads, (batch, token, d_model); None = unknown.
+        states: What its layer reads, (batch, token, d_model).
         types: Of each text the types of its tokens.
     """
-    if states is None:
-        return False
     for text, (mine, _) in enumerate(types):
         order = np.argsort(mine, kind="stable")
         again = mine[order[1:]] == mine[order[:-1]]
