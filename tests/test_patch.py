@@ -16,6 +16,7 @@ from attnscope.core.attention.patched import ALL_BY, Activations
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.model import wrap
 from attnscope.records.patch import Patching
+from attnscope.studies.inputs.texts import texts_of
 from attnscope.studies.patch.reading import batches_of, read_pairs
 from attnscope.studies.patch.runs import Change, PairRuns
 from attnscope.studies.patch.study import _shares, rank_correlation
@@ -163,6 +164,75 @@ def test_effects_are_those_of_plain_hooks(network: Any, by: str, direction: str)
         expected = score(logits, pairs) - corrupt if direction == "denoise" else clean - score(logits, pairs)
         np.testing.assert_allclose(found.by_pair[number], expected, **WITHIN)
         assert head.effects["effect"].value == pytest.approx(expected.mean(), rel=1e-4, abs=1e-4)
+
+
+def put_z(network: Any, layer: int, head: int, base: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """Logits of the last token of a run in which a head has these outputs."""
+    width = 20 // 4 if isinstance(network, GPT2LMHeadModel) else 4
+    module, _ = modules(network, layer, "z")
+
+    def put(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.clone()
+        tensor[..., head * width : (head + 1) * width] = part
+        return tensor
+
+    with changed(module, put, before=True):
+        return network(base).logits[:, -1]
+
+
+def outputs_of(network: Any, layer: int, by: str, given: torch.Tensor, at: int) -> torch.Tensor:
+    """One head's z, or one key/value head's values, of a plain run."""
+    width, seen = 20 // 4 if isinstance(network, GPT2LMHeadModel) else 4, []
+    module, start = modules(network, layer, by)
+    with changed(module, lambda x: seen.append(x) or x, before=by == "z"):
+        network(given)
+    return seen[0][..., start + at * width : start + (at + 1) * width]
+
+
+def test_means_are_those_of_plain_hooks(network: Any) -> None:
+    """Of two lengths: the mean of a token is over pairs of as many."""
+    short, long = entries(4, 5, seed=3), entries(5)
+    found = attnscope.patch(
+        wrap(network, name="tiny", check=False), [*short, *long], attnscope.PatchOptions(by="mean", attribution=True)
+    )
+    assert found.options["direction"] == "noise" and any("4 or more" in note for note in found.run["notes"])
+    for number in (1, len(found.heads) - 1):
+        head = found.heads[number]
+        for pairs, place in ((short, slice(0, 4)), (long, slice(4, 9))):
+            clean, corrupt = (ids(pairs, which) for which in ("clean", "corrupt"))
+            mean = outputs_of(network, head.layer, "z", corrupt, head.head).mean(0)
+            whole = score(network(clean).logits[:, -1], pairs)
+            expected = whole - score(put_z(network, head.layer, head.head, clean, mean), pairs)
+            np.testing.assert_allclose(found.by_pair[number, place], expected, rtol=1e-5, atol=1e-5)
+    assert len({head.effects["attribution"].value for head in found.heads}) == len(found.heads)
+    with pytest.raises(UsageError, match="--by mean changes the clean run"):
+        attnscope.PatchOptions(by="mean", direction="denoise")
+
+
+def test_lines_are_those_of_plain_hooks(network: Any) -> None:
+    """A head's weights are what a line expects that was fitted on the other half of the pairs."""
+    pairs, model = entries(6), wrap(network, name="tiny", check=False)
+    found = attnscope.patch(model, pairs, attnscope.PatchOptions(by="line"))
+
+    def texts(half: Sequence[dict[str, Any]]) -> list[str]:
+        return [pair[which] for pair in half for which in ("clean", "corrupt")]
+
+    mine, others = pairs[::2], pairs[1::2]
+    lines = attnscope.fit_lines(model, texts(others), list(texts_of(texts(mine))))
+    tokens = [model.tokenizer.encode(pair["clean"]) for pair in mine]
+    causal, clean = np.tril(np.ones((7, 7), np.bool_)), ids(mine, "clean")
+    whole = score(network(clean).logits[:, -1], mine)
+    for number in (2, len(found.heads) - 1):
+        head = found.heads[number]
+        scores = np.stack([lines.expectations.scores(one, ("decoder", head.layer), head.head, causal) for one in tokens])
+        weights = torch.from_numpy(np.where(causal, scores, -np.inf)).softmax(-1)
+        kv_head = head.head if isinstance(network, GPT2LMHeadModel) else head.head // 3
+        part = weights @ outputs_of(network, head.layer, "value", clean, kv_head)
+        expected = whole - score(put_z(network, head.layer, head.head, clean, part), mine)
+        np.testing.assert_allclose(found.by_pair[number, ::2], expected, rtol=1e-5, atol=1e-5)
+    assert np.isfinite(found.by_pair).all()
+    with pytest.raises(UsageError, match="--by line patches single heads"):
+        attnscope.PatchOptions(by="line", curve=True)
 
 
 @pytest.mark.parametrize("by", ["z", "key"])

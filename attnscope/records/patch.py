@@ -146,13 +146,18 @@ class Patching(Ablation):
         return [self.run.get("model", ""), *self.positions, *map(str, self.corpus.get("sources", ()))]
 
 
+def noise_of(by: str) -> str:
+    """What a head of the clean run gets."""
+    instead = {"mean": "the mean z of the corrupt runs", "line": "the weights that the head's line expects"}
+    return instead.get(by, f"the {by} of the corrupt run")
+
+
 def quantities(by: str, direction: str) -> Mapping[str, Mapping[str, str]]:
     """What every name in a record means."""
-    runs = (
-        f"where the corrupt run gets the {by} of the clean one: patched - corrupt"
-        if direction == "denoise"
-        else f"where the clean run gets the {by} of the corrupt one: clean - patched"
-    )
+    if direction == "denoise":
+        runs = f"where the corrupt run gets the {by} of the clean one: patched - corrupt"
+    else:
+        runs = f"where the clean run gets {noise_of(by)}: clean - patched"
     return {
         "effect": {"what": f"change of the logit difference right - wrong {runs}", "unit": "logits"},
         "share": {"what": "the mean effect by the mean total effect, clean - corrupt", "unit": ""},

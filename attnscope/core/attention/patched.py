@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 from jaxtyping import Float
 from torch import Tensor
 
+from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights, select_heads
 
@@ -119,6 +120,30 @@ class Activations:
             return attention_weights(select_heads(self.calls[place], heads))
         whole: Tensor = self.outputs[place] if by == "z" else getattr(self.calls[place], by)
         return whole[:, list(heads)]
+
+
+class MeanOutputs(Activations):
+    """Activations whose outputs are means over the texts of several runs of one length; a text with NaN is left out.
+
+    Attributes:
+        outputs: By place, (1, head, query, d_value).
+        n_texts: By place: over how many texts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_texts: dict[Place, int] = {}
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention, and adds it to the means; see Activations."""
+        output, place = self._compute(call), (call.kind, call.layer)
+        finite = output[output.isfinite().flatten(1).all(1)].to(sum_dtype(output.device))
+        n_before = self.n_texts.get(place, 0)
+        total = finite.sum(0, keepdim=True) + (self.outputs[place] * n_before if n_before else 0.0)
+        self.n_texts[place] = n_before + len(finite)
+        self.outputs[place] = total / self.n_texts[place]
+        self.calls[place] = call
+        return output
 
 
 class Leaves:

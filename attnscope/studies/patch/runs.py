@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from attnscope.core.attention.patched import Activations, By, Leaves, Patch, Patched, attribute
+from attnscope.core.attention.replaced import Replaced, Replacement
 from attnscope.models.model import Model
 from attnscope.studies.ablation.sweep import LOGITS_AT_ONCE, PASS_TOKENS
 from attnscope.studies.patch.options import Direction
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention.probes import Place
+    from attnscope.studies.ablation.lines import Lines
+    from attnscope.studies.ablation.reading import PaddedTexts
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,10 @@ class Unit:
 
 
 class Change(NamedTuple):
-    """Values of another run for a head at a place."""
+    """Values of another run for a head at a place, or the weights of its line."""
 
     place: Place
-    by: By
+    by: By | Literal["line"]
     heads: tuple[int, ...]
     tokens: slice = slice(None)
 
@@ -49,21 +52,31 @@ class PairRuns:
         model: A model that predicts tokens.
         batch: The pairs.
         direction: "denoise": the corrupt run is changed; "noise": the clean one.
+        source: Where values come from; None = the other run.
+        lines: The descriptions of heads, with the tokens of the run that is changed.
 
     Attributes:
-        source: What heads computed in the run that values come from.
+        source: What heads computed where values come from.
         clean: The logit differences of the clean run, (pair,), on the CPU.
         corrupt: Those of the corrupt one.
     """
 
-    def __init__(self, model: Model, batch: PairBatch, direction: Direction) -> None:
-        self._model, self._batch, self.direction = model, batch, direction
+    def __init__(
+        self,
+        model: Model,
+        batch: PairBatch,
+        direction: Direction,
+        source: Activations | None = None,
+        lines: tuple[Lines, PaddedTexts] | None = None,
+    ) -> None:
+        self._model, self._batch, self.direction, self._lines = model, batch, direction, lines
         self._changed, given = (batch.corrupt, batch.clean) if direction == "denoise" else (batch.clean, batch.corrupt)
-        self.source, self._own = Activations(), Activations()
-        source = self._difference(model.outputs(given, self.source, last=batch.last).logits)[0]
+        other, self._own = Activations(), Activations()
+        unchanged = self._difference(model.outputs(given, other, last=batch.last).logits)[0]
+        self.source = source or other
         self._rerun = model.rerun(self._changed, last=batch.last)
         changed = self._difference(self._rerun.whole.logits)[0]
-        self.clean, self.corrupt = (source, changed) if direction == "denoise" else (changed, source)
+        self.clean, self.corrupt = (unchanged, changed) if direction == "denoise" else (changed, unchanged)
 
     def units(self, by: By) -> list[Unit]:
         """What can be patched, in the order of layers and heads."""
@@ -100,13 +113,23 @@ class PairRuns:
             for start in range(0, len(numbers), step):
                 some = numbers[start : start + step]
                 patches: dict[Place, list[Patch]] = {}
+                replaced: dict[Place, list[Replacement]] = {}
                 for row, number in enumerate(some):
                     texts = slice(row * n_pairs, (row + 1) * n_pairs)
                     for place, by, heads, tokens in sets[number]:
+                        if by == "line":
+                            replaced.setdefault(place, []).append(self._line(place, heads, texts))
+                            continue
                         values = source.values(by, place, heads)[:, :, tokens]
                         patches.setdefault(place, []).append(Patch(by, heads, values, texts, tokens))
-                found[some] = self._difference(self._rerun.again(Patched(patches), first, len(some)).logits)
+                probe = Replaced(replaced, Patched(patches))
+                found[some] = self._difference(self._rerun.again(probe, first, len(some)).logits)
         return found
+
+    def _line(self, place: Place, heads: tuple[int, ...], texts: slice) -> Replacement:
+        assert self._lines is not None  # a study by lines fits them
+        lines, read = self._lines
+        return Replacement(heads, lines.scores(read, place, *heads), texts)
 
     def isolate(self, sender: Unit) -> tuple[Activations, Tensor]:
         """A run in which one head has the z of the other run, and all other heads keep theirs; MLPs compute anew.

@@ -6,27 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.exact.running import RunningSums, benjamini_hochberg
 from attnscope.core.plain_torch import with_plain_torch
+from attnscope.corpus import CorpusText
 from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pairs
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model
 from attnscope.records.ablation import Curve, Effect, HeadEffects
 from attnscope.records.patch import Edge, PatchedPair, Patching, quantities
+from attnscope.studies.ablation.lines import Lines, fit_lines
+from attnscope.studies.ablation.reading import PaddedTexts
 from attnscope.studies.ablation.study import effects_of
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.texts import Progress, Report
+from attnscope.studies.inputs.texts import Progress, Report, texts_of
 from attnscope.studies.patch.options import PatchOptions
 from attnscope.studies.patch.reading import PairBatch, ReadPair, batches_of, read_pairs
 
 if TYPE_CHECKING:
-    from attnscope.core.attention.patched import By
+    from attnscope.core.attention.patched import By, MeanOutputs
     from attnscope.studies.patch.runs import PairRuns, Unit
 
 Floats = NDArray[np.float64]
@@ -97,6 +100,10 @@ class _Study:
         self._clean, self._corrupt = np.full(n, np.nan), np.full(n, np.nan)
         self._effects, self._estimated = np.zeros((n, 0)), np.zeros((n, 0))
         self._position_effects = np.zeros((n, 0, n_tokens))
+        # What is patched: a mean takes the place of z.
+        self._by: By | Literal["line"] = "z" if options.by == "mean" else options.by
+        self._means: dict[int, MeanOutputs] = {}
+        self._lines: Lines | None = None
 
     def run(self) -> Patching:
         """All that is asked for."""
@@ -105,7 +112,7 @@ class _Study:
                 f"no pair can be patched: {self._problems[0]}",
                 "a pair has two texts of as many tokens, and answers of one token",
             )
-        complete = self._each_batch("patching", range(len(self._read)), self._measure)
+        complete = self._measure_all()
         if self._options.exact is not None:
             complete = complete and self._each_batch("exact", range(len(self._read)), self._measure_best)
         there = np.isfinite(self._clean) & np.isfinite(self._corrupt)
@@ -120,6 +127,32 @@ class _Study:
         curves = [self._curve()] if complete and self._options.curve and self._has_total else []
         edges = self._edges() if complete and self._options.paths else ()
         return self._record(complete, curves, edges)
+
+    def _measure_all(self) -> bool:
+        """Every head on every pair, or with `exact` the estimates; False where it was interrupted."""
+        every, by = list(range(len(self._read))), self._options.by
+        if by == "mean" and not self._each_batch("means", every, self._add_means):
+            raise KeyboardInterrupt
+        if by != "line":
+            return self._each_batch("patching", every, self._measure)
+        # A head's line comes from pairs on which it does not take the place of its weights.
+        halves = every[::2], every[1::2]
+        for mine, others in (halves, halves[::-1]):
+            self._lines = fit_lines(self._model, self._texts(others), self._texts(mine))
+            if not self._each_batch("patching", mine, self._measure):
+                return False
+        return True
+
+    def _texts(self, numbers: Sequence[int]) -> list[CorpusText]:
+        pairs = [self._read[number].pair for number in numbers]
+        return list(texts_of([text for pair in pairs for text in (pair.clean, pair.corrupt)]))
+
+    def _add_means(self, batch: PairBatch) -> None:
+        from attnscope.core.attention.patched import MeanOutputs
+
+        length = batch.shape[1]
+        corrupt = self._means.setdefault(length, MeanOutputs())
+        self._model.outputs(batch.corrupt, corrupt, logits=False)
 
     def _each_batch(self, step: str, numbers: Sequence[int], measure: Any) -> bool:
         """Measures batch by batch; False where it was interrupted after the first."""
@@ -142,11 +175,16 @@ class _Study:
     def _runs(self, batch: PairBatch, direction: Any = None) -> PairRuns:
         from attnscope.studies.patch.runs import PairRuns
 
-        return PairRuns(self._model, batch, direction or self._options.direction)
+        lines = None
+        if self._lines is not None:
+            read = tuple(self._read[number].clean for number in batch.numbers.tolist())
+            lines = self._lines, PaddedTexts(read, np.ones(batch.shape, np.bool_))
+        means = self._means.get(batch.shape[1])
+        return PairRuns(self._model, batch, direction or self._options.runs, means, lines)
 
     def _measure(self, batch: PairBatch) -> None:
         """Every head on a batch, or with `exact` the estimates of all."""
-        runs, by = self._runs(batch), self._options.by
+        runs, by = self._runs(batch), self._by
         if not self._units:
             self._choose_units(runs)
         self._clean[batch.numbers], self._corrupt[batch.numbers] = runs.clean.numpy(), runs.corrupt.numpy()
@@ -166,7 +204,7 @@ class _Study:
     def _measure_units(self, runs: PairRuns, batch: PairBatch, chosen: Sequence[int]) -> None:
         from attnscope.studies.patch.runs import Change
 
-        by, rows = self._options.by, batch.numbers
+        by, rows = self._by, batch.numbers
 
         def change(number: int, tokens: slice = slice(None)) -> list[Change]:
             return [Change(self._units[number].place, by, self._units[number].patched, tokens)]
@@ -193,7 +231,7 @@ class _Study:
                 return any((layer, head) in picked for head in unit.heads)
             return layer in layers and any(head in heads for head in unit.heads)
 
-        self._units = [unit for unit in runs.units(self._options.by) if is_wanted(unit)]
+        self._units = [unit for unit in runs.units(self._by) if is_wanted(unit)]
         if not self._units:
             raise AttnscopeError(f"{self._model.info.name} has no such heads", "choose other layers or heads")
         n, n_units = len(self._read), len(self._units)
@@ -212,7 +250,7 @@ class _Study:
         """The k best heads kept, all others from the corrupt run; pairs are measured by the order of the other half."""
         from attnscope.studies.patch.runs import Change
 
-        n_units, by = len(self._units), self._options.by
+        n_units, by = len(self._units), self._by
         folds = [self._there[half::2] for half in (0, 1)] if len(self._there) > 3 else []
         if not folds:
             raise AttnscopeError(
@@ -356,6 +394,11 @@ class _Study:
             notes.append(
                 f"The {self._options.by} of heads that share a key/value head is patched for all of them together."
             )
+        if self._means:
+            fewest = min(n for means in self._means.values() for n in means.n_texts.values())
+            notes.append(f"The mean at a token is over the corrupt runs of all pairs of as many tokens: {fewest} or more.")
+        if self._lines is not None:
+            notes.append("A head's line is fitted on the texts of one half of the pairs, and used on the other half.")
         return run_of(self._model.info, notes) | {"kinds": list(self._model.info.kinds)}
 
     def _corpus(self, complete: bool) -> dict[str, Any]:
@@ -378,10 +421,10 @@ class _Study:
             agreement = rank_correlation(effects[:, both].mean(0), self._estimated[self._there][:, both].mean(0))
         return {
             "by": options.by,
-            "direction": options.direction,
+            "direction": options.runs,
             "exact": options.exact,
             "rank_agreement": agreement,
-            "quantities": quantities(options.by, options.direction),
+            "quantities": quantities(options.by, options.runs),
         }
 
 

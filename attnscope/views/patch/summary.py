@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnscope.records.patch import Patching
+from attnscope.records.patch import Patching, noise_of
 from attnscope.views.ablation.summary import interval
 from attnscope.views.tables.numbers import digits, small_number
 from attnscope.views.tables.wording import corpus_notes, printable
@@ -12,7 +12,7 @@ def title_of(found: Patching) -> str:
     """What was patched, such as "denoising: the corrupt run gets the z of the clean run"."""
     by = printable(found.options.get("by", "z"))
     if found.options.get("direction") == "noise":
-        return f"noising: the clean run gets the {by} of the corrupt run"
+        return f"noising: the clean run gets {noise_of(by)}"
     return f"denoising: the corrupt run gets the {by} of the clean run"
 
 
