@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import attnscope
 from attnscope.core.attention.patched import ALL_BY, Activations
@@ -18,7 +19,7 @@ from attnscope.models.hf.model import wrap
 from attnscope.records.patch import Patching
 from attnscope.studies.inputs.texts import texts_of
 from attnscope.studies.patch.reading import batches_of, read_pairs
-from attnscope.studies.patch.runs import Change, PairRuns
+from attnscope.studies.patch.runs import Change, PairRuns, Unit
 from attnscope.studies.patch.study import _shares, rank_correlation
 from examples import induction
 from tests.conftest import VOCABULARY as VOCABULARY_OF_TINY
@@ -282,6 +283,58 @@ def test_attribution_is_the_slope_of_the_exact_effect(by: Any) -> None:
         moved = runs.effects(runs.run([[Change(unit.place, by, unit.patched)]], Between()))[0] / step
         slope = estimates[unit.place][:, unit.patched].sum((1, 2))
         np.testing.assert_allclose(slope, moved, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_attribution_of_paths_is_the_slope_of_their_exact_effects(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through query, key and value and to the logits, with feed-forward networks on the way; all in float64."""
+    monkeypatch.setattr(
+        LlamaRMSNorm, "forward", lambda self, x: torch.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
+    )
+    model = wrap(build().double(), name="tiny", check=False)
+    read, _ = read_pairs(model, attnscope.Pairs(entries(3)))
+    (batch,) = batches_of(model, read, range(3))
+    runs, own, step = PairRuns(model, batch, "noise"), Activations(), 1e-4
+    model.outputs(batch.clean, own)
+    direct, found = runs.path_attribution()
+    through = {by: by_sender["decoder", 0] for place, by, by_sender in found if place == ("decoder", 1)}
+    source = runs.source
+
+    class Between(Activations):
+        def values(self, by: Any, place: Any, heads: Any) -> torch.Tensor:
+            there, here = source.values(by, place, heads), own.values(by, place, heads)
+            return here + step * (there - here)
+
+    runs.source = Between()
+    for head, sender in enumerate(senders := [unit for unit in units_of(own) if unit.place[1] == 0]):
+        reached, moved = runs.isolate(sender)
+        np.testing.assert_allclose(direct[sender.place][:, head], runs.effects(moved) / step, rtol=5e-3, atol=1e-4)
+        for by, values in through.items():
+            for number in range(values.shape[0]):
+                change = Change(("decoder", 1), by, (number,))
+                exact = runs.effects(runs.run([[change]], reached))[0] / step
+                np.testing.assert_allclose(values[number, :, head], exact, rtol=5e-3, atol=1e-4)
+    assert set(through) == {"query", "key", "value"} and len(senders) > 3
+
+
+def units_of(activations: Activations) -> list[Unit]:
+    places = activations.outputs.items()
+    return [Unit(place, (head,), (head,)) for place, z in places for head in range(z.shape[1])]
+
+
+def test_the_paths_with_the_largest_estimates_are_patched(grouped: Any) -> None:
+    """The exact effects are those that path patching gives; the estimates rank them."""
+    every = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(paths=50)).edges
+    found = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(edges=12))
+    exact = {(edge.sender, edge.receiver, edge.by): edge.effect.value for edge in every}
+    assert found.options["n_paths"] == len(every) and len(found.edges) == 12
+    for edge in found.edges:
+        assert edge.effect.value == pytest.approx(exact[edge.sender, edge.receiver, edge.by], rel=1e-4, abs=1e-4)
+    sizes = [abs(edge.attribution) for edge in found.edges]
+    assert min(sizes) > 0 and -1 <= found.options["path_agreement"] <= 1
+    assert all(np.isnan(edge.attribution) for edge in every)
+    with pytest.raises(UsageError, match="--paths and --edges choose paths in two ways"):
+        attnscope.PatchOptions(paths=4, edges=4)
 
 
 # Pairs --------------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class Edge:
         effect: What the path alone changes.
         share: Of the total effect.
         q: The smallest false discovery rate among the edges at which it is not 0.
+        attribution: The mean estimate by gradients, in logits; NaN = not estimated.
     """
 
     sender: str
@@ -58,6 +59,7 @@ class Edge:
     effect: Effect
     share: Effect
     q: float
+    attribution: float = np.nan
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -42,6 +42,10 @@ class PatchOptions:
         "Path patching among the N strongest heads: head to head through query, key and value, and head to logits.",
         default=None, least=1,
     )  # fmt: skip
+    edges: int | None = option(
+        "Estimate the paths among all heads by gradient times difference, and patch the N with the largest estimates.",
+        default=None, least=1,
+    )  # fmt: skip
     choice: Choice = group(Choice)
 
     @property
@@ -60,5 +64,8 @@ class PatchOptions:
             )
         if self.curve and self.exact is not None:
             raise UsageError("--curve ranks all heads by exact values", "leave out --exact")
-        if self.paths is not None and self.by != "z":
-            raise UsageError(f"--paths begin at the z of heads, and --by is {self.by}", "leave out --by")
+        if self.paths is not None and self.edges is not None:
+            raise UsageError("--paths and --edges choose paths in two ways", "leave out one of them")
+        if (self.paths or self.edges) is not None and self.by != "z":
+            option = "--paths" if self.paths is not None else "--edges"
+            raise UsageError(f"{option} begin at the z of heads, and --by is {self.by}", "leave out --by")

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from attnscope.core.attention.patched import By, MeanOutputs
     from attnscope.studies.patch.runs import PairRuns, Unit
 
+    Route = tuple[Unit, Unit | None, By]  # from a head, to what reads it, through what; z: to the logits
+
 Floats = NDArray[np.float64]
 
 CURVE_POINTS = 16
@@ -84,7 +86,7 @@ class _Study:
         self._problems = [*pairs.problems, *problems]
         self._chosen = options.choice.within(model.info)
         self._estimates = options.attribution or options.exact is not None
-        if self._estimates:
+        if self._estimates or options.edges is not None:
             from attnscope.models.inside.linear_runs import require_gradients
 
             require_gradients(model)
@@ -104,6 +106,8 @@ class _Study:
         self._by: By | Literal["line"] = "z" if options.by == "mean" else options.by
         self._means: dict[int, MeanOutputs] = {}
         self._lines: Lines | None = None
+        self._inputs: dict[By, list[Unit]] = {}
+        self._n_paths, self._path_agreement = 0, float("nan")
 
     def run(self) -> Patching:
         """All that is asked for."""
@@ -125,7 +129,7 @@ class _Study:
             raise AttnscopeError("on every pair the model computes NaN or infinity", "try --dtype float32")
         self._has_total = bool(np.isfinite(_shares(self._total[:, None], self._total)[0].value))
         curves = [self._curve()] if complete and self._options.curve and self._has_total else []
-        edges = self._edges() if complete and self._options.paths else ()
+        edges = self._edges() if complete and (self._options.paths or self._options.edges) else ()
         return self._record(complete, curves, edges)
 
     def _measure_all(self) -> bool:
@@ -232,6 +236,7 @@ class _Study:
             return layer in layers and any(head in heads for head in unit.heads)
 
         self._units = [unit for unit in runs.units(self._by) if is_wanted(unit)]
+        self._inputs = {by: runs.units(by) for by in ("query", "key", "value")}
         if not self._units:
             raise AttnscopeError(f"{self._model.info.name} has no such heads", "choose other layers or heads")
         n, n_units = len(self._read), len(self._units)
@@ -289,38 +294,86 @@ class _Study:
     # Path patching ----------------------------------------------------------------------------------------------
 
     def _edges(self) -> tuple[Edge, ...]:
-        """Paths between the strongest heads, and from each of them to the logits; none where it is interrupted."""
+        """Paths between the strongest heads and to the logits, or those with the largest estimates.
+
+        None where it is interrupted.
+        """
         from attnscope.studies.patch.runs import Change
 
-        sizes = np.nan_to_num(np.abs(self._effects[self._there].mean(0)), nan=-1)
-        best = sorted(np.argsort(-sizes, kind="stable")[: self._options.paths].tolist())
-        senders = [self._units[number] for number in best]
-        edges: dict[tuple[str, str, str], Floats] = {}
+        if self._options.edges is not None:
+            estimates = self._estimate_paths()
+        else:
+            sizes = np.nan_to_num(np.abs(self._effects[self._there].mean(0)), nan=-1)
+            best = sorted(np.argsort(-sizes, kind="stable")[: self._options.paths].tolist())
+            estimates = dict.fromkeys(self._paths_among([self._units[number] for number in best]), np.nan)
+        receivers: dict[Unit, list[tuple[Unit, By]]] = {}
+        for sender, receiver, by in estimates:
+            receivers.setdefault(sender, []).extend([(receiver, by)] if receiver is not None and by != "z" else [])
+        effects = {path: np.full(len(self._read), np.nan) for path in estimates}
 
         def measure(batch: PairBatch) -> None:
             runs = self._runs(batch)
-            groups: dict[By, list[Unit]] = {by: runs.units(by) for by in ("query", "key", "value")}
-            for sender in senders:
+            for sender, read in receivers.items():
                 reached, direct = runs.isolate(sender)
-                found = {("logits", ""): runs.effects(direct)}
-                named = {
-                    (self._name(unit), by): unit
-                    for receiver, by in product(senders, groups)
-                    if receiver.place[0] == sender.place[0] and receiver.place[1] > sender.place[1]
-                    for unit in groups[by]
-                    if unit.place == receiver.place and receiver.heads[0] in unit.heads
-                }
-                changes = [[Change(unit.place, by, unit.patched)] for (_, by), unit in named.items()]
-                found |= zip(named, runs.effects(runs.run(changes, reached)), strict=True)
-                for (receiver, by), effects in found.items():
-                    key = (self._name(sender), receiver, by)
-                    edges.setdefault(key, np.full(len(self._read), np.nan))[batch.numbers] = effects.numpy()
+                changes = [[Change(unit.place, by, unit.patched)] for unit, by in read]
+                found = zip(read, runs.effects(runs.run(changes, reached)), strict=True)
+                for (unit, by), values in [((None, "z"), runs.effects(direct)), *found]:
+                    if (sender, unit, by) in effects:
+                        effects[sender, unit, by][batch.numbers] = values.numpy()
 
-        if not self._each_batch("paths", self._there.tolist(), measure):
+        if not effects or not self._each_batch("paths", self._there.tolist(), measure):
             return ()
-        values = np.stack([effects[self._there] for effects in edges.values()], 1)
+        values = np.stack([each[self._there] for each in effects.values()], 1)
         (means, q), shares = _means(values), _shares(values, self._total)
-        return tuple(map(lambda key, *known: Edge(*key, *known), edges, means, shares, q.tolist()))
+        if self._options.edges is not None and len(effects) > 2:
+            self._path_agreement = rank_correlation(values.mean(0), np.array(list(estimates.values())))
+        ends = [
+            (self._name(sender), "logits" if receiver is None else self._name(receiver), "" if by == "z" else by)
+            for sender, receiver, by in effects
+        ]
+        return tuple(map(lambda end, *known: Edge(*end, *known), ends, means, shares, q.tolist(), estimates.values()))
+
+    def _paths_among(self, senders: Sequence[Unit]) -> list[Route]:
+        """All paths between heads, through query, key and value, and from each head to the logits."""
+        paths: list[Route] = []
+        for sender in senders:
+            paths.append((sender, None, "z"))
+            for receiver, by in product(senders, self._inputs):
+                if receiver.place[0] == sender.place[0] and receiver.place[1] > sender.place[1]:
+                    unit = next(
+                        one for one in self._inputs[by] if one.place == receiver.place and receiver.heads[0] in one.heads
+                    )
+                    paths.append((sender, unit, by))
+        return list(dict.fromkeys(paths))
+
+    def _estimate_paths(self) -> dict[Route, float]:
+        """The paths with the largest mean estimates among all; none where it is interrupted."""
+        sums: dict[Route, float] = {}
+        senders = {(unit.place, unit.heads[0]): unit for unit in self._units}
+        receivers = {
+            (unit.place, by, unit.patched[0]): unit
+            for by, units in self._inputs.items() for unit in units if any((unit.place, h) in senders for h in unit.heads)
+        }  # fmt: skip
+
+        def measure(batch: PairBatch) -> None:
+            to_logits, found = self._runs(batch).path_attribution()
+            for place, values in to_logits.items():
+                for head, value in enumerate(values.sum(0).tolist()):
+                    if (place, head) in senders:
+                        path: Route = (senders[place, head], None, "z")
+                        sums[path] = sums.get(path, 0.0) + value
+            for place, by, by_sender in found:
+                for origin, values in by_sender.items():
+                    for (number, head), value in np.ndenumerate(values.sum(1).numpy()):
+                        if (origin, head) in senders and (place, by, number) in receivers:
+                            path = (senders[origin, head], receivers[place, by, number], by)
+                            sums[path] = sums.get(path, 0.0) + float(value)
+
+        if not self._each_batch("estimates of paths", self._there.tolist(), measure):
+            return {}
+        self._n_paths = len(sums)
+        best = sorted(sums, key=lambda path: -abs(sums[path]))[: self._options.edges]
+        return {path: sums[path] / len(self._there) for path in best}
 
     def _name(self, unit: Unit) -> str:
         return "+".join(f"L{unit.place[1]}H{head}" for head in unit.heads)
@@ -424,6 +477,9 @@ class _Study:
             "direction": options.runs,
             "exact": options.exact,
             "rank_agreement": agreement,
+            "edges": options.edges,
+            "n_paths": self._n_paths,
+            "path_agreement": self._path_agreement if np.isfinite(self._path_agreement) else None,
             "quantities": quantities(options.by, options.runs),
         }
 

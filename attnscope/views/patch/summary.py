@@ -33,6 +33,10 @@ def notes(found: Patching) -> list[str]:
     agreement = found.options.get("rank_agreement")
     if isinstance(agreement, float):
         said.append(f"attribution patching ranks heads like exact patching: rank correlation {digits(agreement, 2)}")
+    if (n_paths := found.options.get("n_paths")) and found.edges:
+        agreement = found.options.get("path_agreement")
+        ranks = f": rank correlation {digits(agreement, 2)}" if isinstance(agreement, float) else ""
+        said.append(f"the {len(found.edges):,} of {n_paths:,} paths with the largest estimates were patched{ranks}")
     if found.options.get("exact") is not None:
         said.append("only the heads that attribution patching puts first were patched: q counts these alone")
     if found.curves:
