@@ -11,10 +11,8 @@ needed follows from the sum: a single head gives a name that comes twice at leas
 Two layers of one head solve it by composition: the head of layer 1 reads what that of layer 0 wrote.
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np

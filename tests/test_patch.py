@@ -225,7 +225,9 @@ def test_lines_are_those_of_plain_hooks(network: Any) -> None:
     whole = score(network(clean).logits[:, -1], mine)
     for number in (2, len(found.heads) - 1):
         head = found.heads[number]
-        scores = np.stack([lines.expectations.scores(one, ("decoder", head.layer), head.head, causal) for one in tokens])
+        scores = np.stack(
+            [lines.expectations.scores(one, ("decoder", head.layer), head.head, causal) for one in tokens]
+        )
         weights = torch.from_numpy(np.where(causal, scores, -np.inf)).softmax(-1)
         kv_head = head.head if isinstance(network, GPT2LMHeadModel) else head.head // 3
         part = weights @ outputs_of(network, head.layer, "value", clean, kv_head)

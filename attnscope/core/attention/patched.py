@@ -176,8 +176,8 @@ class Leaves:
             self.tensors[(call.kind, call.layer), by] = watched
             return watched
 
-        inputs: tuple[By, ...] = ("query", "key", "value")
-        call = replace(call, **{by: watch(by, getattr(call, by)) for by in inputs})
+        query, key, value = watch("query", call.query), watch("key", call.key), watch("value", call.value)
+        call = replace(call, query=query, key=key, value=value)
         if "pattern" not in self._by:
             return watch("z", attend(call), self._cut)
         every = select_heads(call, range(call.n_heads))

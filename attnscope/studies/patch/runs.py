@@ -82,7 +82,7 @@ class PairRuns:
         changed = self._difference(self._rerun.whole.logits)[0]
         self.clean, self.corrupt = (unchanged, changed) if direction == "denoise" else (changed, unchanged)
 
-    def units(self, by: By) -> list[Unit]:
+    def units(self, by: By | Literal["line"]) -> list[Unit]:
         """What can be patched, in the order of layers and heads."""
         units = []
         for place, call in self.source.calls.items():
@@ -195,7 +195,7 @@ class PairRuns:
                 n = reads.shape[1]
                 each = torch.eye(n, dtype=reads.dtype, device=reads.device)[:, None, :, None, None] * slopes[place, by]
                 at_once, parts = max(1, MOST_SLOPES // reads.numel()), []
-                for some in each.split(at_once):
+                for some in torch.split(each, at_once):
                     found = torch.autograd.grad(
                         reads, [outputs[sender] for sender in senders], some, retain_graph=True, is_grads_batched=True
                     )

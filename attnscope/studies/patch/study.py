@@ -192,7 +192,7 @@ class _Study:
         if not self._units:
             self._choose_units(runs)
         self._clean[batch.numbers], self._corrupt[batch.numbers] = runs.clean.numpy(), runs.corrupt.numpy()
-        if self._estimates:
+        if self._estimates and by != "line":
             tokens = runs.attribution(by)
             for number, unit in enumerate(self._units):
                 self._estimated[batch.numbers, number] = tokens[unit.place][:, unit.patched].sum((1, 2)).numpy()
@@ -341,7 +341,9 @@ class _Study:
             for receiver, by in product(senders, self._inputs):
                 if receiver.place[0] == sender.place[0] and receiver.place[1] > sender.place[1]:
                     unit = next(
-                        one for one in self._inputs[by] if one.place == receiver.place and receiver.heads[0] in one.heads
+                        one
+                        for one in self._inputs[by]
+                        if one.place == receiver.place and receiver.heads[0] in one.heads
                     )
                     paths.append((sender, unit, by))
         return list(dict.fromkeys(paths))
@@ -352,7 +354,8 @@ class _Study:
         senders = {(unit.place, unit.heads[0]): unit for unit in self._units}
         receivers = {
             (unit.place, by, unit.patched[0]): unit
-            for by, units in self._inputs.items() for unit in units if any((unit.place, h) in senders for h in unit.heads)
+            for by, units in self._inputs.items() for unit in units
+            if any((unit.place, head) in senders for head in unit.heads)
         }  # fmt: skip
 
         def measure(batch: PairBatch) -> None:
@@ -449,7 +452,9 @@ class _Study:
             )
         if self._means:
             fewest = min(n for means in self._means.values() for n in means.n_texts.values())
-            notes.append(f"The mean at a token is over the corrupt runs of all pairs of as many tokens: {fewest} or more.")
+            notes.append(
+                f"The mean at a token is over the corrupt runs of all pairs of as many tokens: {fewest} or more."
+            )
         if self._lines is not None:
             notes.append("A head's line is fitted on the texts of one half of the pairs, and used on the other half.")
         return run_of(self._model.info, notes) | {"kinds": list(self._model.info.kinds)}

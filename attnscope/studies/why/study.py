@@ -97,9 +97,7 @@ def why(
 
 
 @with_plain_torch
-def why_cells(
-    model: Model, reading: Reading, kind: str, layer: int, head: int, least: float = 0.05
-) -> Iterator[Why]:
+def why_cells(model: Model, reading: Reading, kind: str, layer: int, head: int, least: float = 0.05) -> Iterator[Why]:
     """Takes the scores of one head apart, of all cells that get much of a query's attention.
 
     Args:
