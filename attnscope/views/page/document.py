@@ -25,6 +25,7 @@ from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.record import Record
 from attnscope.records.frame.storage import PAGE_MARK, finite, plain, require_replaceable
 from attnscope.records.heads.findings import Findings
+from attnscope.records.why.score import Why
 from attnscope.version import VERSION
 from attnscope.views.heads.summary import MARKS, MORE_COLORS, marks_of
 from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, most_pieces, pack
