@@ -102,7 +102,7 @@ def require_names(options: HeadsOptions, measures: str | None, where: str | None
 
     Before the model runs for minutes; the roles of relations are not known before.
     """
-    from attnscope.core.measures import FROM_OFFSETS, measure_names
+    from attnscope.core.measures.catalogue import FROM_OFFSETS, measure_names
 
     complete_thresholds(options.thresholds)
     own_features(options.describe.features if options.describe else ())

@@ -253,7 +253,7 @@ def page_text(model: Model, given: Given, choice: Choice, why: Sequence[tuple[in
         found = model.look(reading.tokens, chosen.layers)
         record = fill_maps(record, found.weights, model.info)
         return PageText(record, {m.kind: _by_layer(m, found.full) for m in record.maps})
-    from attnscope.core.attention.full_width import WeightsBesideFullWidth
+    from attnscope.core.attention.calls import WeightsBesideFullWidth
 
     full: Mapping[Any, Mapping[int, Tensor]] = {}
 
