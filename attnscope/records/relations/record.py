@@ -36,7 +36,7 @@ class Relation:
     rule's favour.
 
     Attributes:
-        name: Such as "nsubj→head": from the dependent to its head.
+        name: Such as "nsubj→governor": from the dependent to its governor.
         n: Links that were measured, in both halves.
         n_texts: Texts that hold them.
         n_scored: Links of the half that is scored.
@@ -374,11 +374,15 @@ def with_relations(findings: Findings, relations: Relations) -> Findings:
     return replace(findings, run=run, corpus=corpus, heads=heads, options=options)
 
 
+_GOVERNOR = ("governor", "head")
+"""What a word depends on; records of older versions say head, as CoNLL-U does."""
+
+
 def explained(name: str) -> str:
     """A relation in words."""
     origin, arrow, goal = name.partition("→")
     if not arrow:
         return f"attends along {name!r}"
-    if goal == "head":
+    if goal in _GOVERNOR:
         return f"attends from the {origin} to what it depends on"
-    return f"attends from the head to its {goal}" if origin == "head" else f"attends from {origin} to {goal}"
+    return f"attends from a word to its {goal}" if origin in _GOVERNOR else f"attends from {origin} to {goal}"

@@ -572,10 +572,10 @@ def _products(base: Feature) -> list[Feature]:
 
 
 def _arcs(relations: Sequence[str]) -> list[Feature]:
-    """Links of annotations: each relation, and all that go to a word's head or to what depends on it."""
+    """Links of annotations: each relation, and all that go to a word's governor or to what depends on it."""
     groups = {
-        "head": ("its head", [name for name in relations if name.endswith("→head")]),
-        "dependents": ("what depends on it", [name for name in relations if name.startswith("head→")]),
+        "governor": ("its governor", [name for name in relations if name.endswith("→governor")]),
+        "dependents": ("what depends on it", [name for name in relations if name.startswith("governor→")]),
         "linked": ("what it is linked to", list(relations)),
     }
     made = [
