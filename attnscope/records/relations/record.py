@@ -36,7 +36,7 @@ class Relation:
     rule's favour.
 
     Attributes:
-        name: Such as "nsubj→governor": from the dependent to its governor.
+        name: Such as "nsubj→parent": from the dependent to its parent.
         n: Links that were measured, in both halves.
         n_texts: Texts that hold them.
         n_scored: Links of the half that is scored.
@@ -374,7 +374,7 @@ def with_relations(findings: Findings, relations: Relations) -> Findings:
     return replace(findings, run=run, corpus=corpus, heads=heads, options=options)
 
 
-_GOVERNOR = ("governor", "head")
+_PARENT = ("parent", "head")
 """What a word depends on; records of older versions say head, as CoNLL-U does."""
 
 
@@ -383,6 +383,6 @@ def explained(name: str) -> str:
     origin, arrow, goal = name.partition("→")
     if not arrow:
         return f"attends along {name!r}"
-    if goal in _GOVERNOR:
+    if goal in _PARENT:
         return f"attends from the {origin} to what it depends on"
-    return f"attends from a word to its {goal}" if origin in _GOVERNOR else f"attends from {origin} to {goal}"
+    return f"attends from a word to its {goal}" if origin in _PARENT else f"attends from {origin} to {goal}"

@@ -572,10 +572,10 @@ def _products(base: Feature) -> list[Feature]:
 
 
 def _arcs(relations: Sequence[str]) -> list[Feature]:
-    """Links of annotations: each relation, and all that go to a word's governor or to what depends on it."""
+    """Links of annotations: each relation, and all that go to a word's parent or to what depends on it."""
     groups = {
-        "governor": ("its governor", [name for name in relations if name.endswith("→governor")]),
-        "dependents": ("what depends on it", [name for name in relations if name.startswith("governor→")]),
+        "parent": ("its parent", [name for name in relations if name.endswith("→parent")]),
+        "dependents": ("what depends on it", [name for name in relations if name.startswith("parent→")]),
         "linked": ("what it is linked to", list(relations)),
     }
     made = [
