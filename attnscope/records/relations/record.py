@@ -374,15 +374,11 @@ def with_relations(findings: Findings, relations: Relations) -> Findings:
     return replace(findings, run=run, corpus=corpus, heads=heads, options=options)
 
 
-_PARENT = ("parent", "head")
-"""What a word depends on; records of older versions say head, as CoNLL-U does."""
-
-
 def explained(name: str) -> str:
     """A relation in words."""
     origin, arrow, goal = name.partition("→")
     if not arrow:
         return f"attends along {name!r}"
-    if goal in _PARENT:
+    if goal == "parent":
         return f"attends from the {origin} to what it depends on"
-    return f"attends from a word to its {goal}" if origin in _PARENT else f"attends from {origin} to {goal}"
+    return f"attends from a word to its {goal}" if origin == "parent" else f"attends from {origin} to {goal}"
