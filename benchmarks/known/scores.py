@@ -30,7 +30,7 @@ SCORES: dict[str, str] = {
     "silent": "of heads without a rule that the tool has a name for: it says that it cannot describe them, or names a "
     "sink alone",
     "right_or_silent": "of the same heads: it says so, or its words expect the attention (explained is 0.9 or more)",
-    "explained": "1 - KL(attention || prediction) / KL(attention || even) on held-out texts (docs/how-descriptions.md)",
+    "explained": "1 - KL(attention || prediction) / KL(attention || even) on held-out texts (docs/descriptions.md)",
     "iou": "intersection over union of the keys that hold 90% of a row, and of those that the tool expects to "
     "(Hayes et al. 2026, arXiv 2606.19317; the share is ours)",
     "auc": "whether the tool's weight tells the strongest 40 pairs of a head from 40 random weak ones (one-at-a-time "
