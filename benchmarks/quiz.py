@@ -12,7 +12,7 @@ are drawn where the head attends: in proportion to the attention outside sinks.
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Question:
         candidates: Places of eight tokens, in the order of the text.
         right: Which of them gets most attention, 0 to 7.
         nearest: Which is nearest to the query; the earlier of two.
+        by_terms: To which the head's fitted terms give most attention; -1 = not computed. A line sums these terms up,
+            so that readers of lines can hardly choose better.
     """
 
     number: int
@@ -48,6 +50,7 @@ class Question:
     candidates: tuple[int, ...]
     right: int
     nearest: int
+    by_terms: int = -1
 
     @property
     def text(self) -> str:
@@ -104,6 +107,27 @@ def draw_questions(
     return made
 
 
+def choose_by_terms(
+    expectations: Any, model: Any, questions: Sequence[Question], texts: Sequence[str]
+) -> list[Question]:
+    """The questions with the answers of the fitted terms themselves.
+
+    Args:
+        expectations: The heads' descriptions, as of `describe_to_expect`.
+        model: The model.
+        questions: The questions.
+        texts: The texts that they ask about.
+    """
+    encoded = {tuple(tokens.labels): tokens for tokens in map(model.tokenizer.encode, texts)}
+    answered = []
+    for question in questions:
+        tokens, (layer, head) = encoded[question.tokens], map(int, question.head[1:].split("H"))
+        allowed = np.ones((len(tokens.labels),) * 2, bool)
+        scores = expectations.scores(tokens, (model.info.kinds[0], layer), head, allowed)[question.query]
+        answered.append(replace(question, by_terms=int(scores[list(question.candidates)].argmax())))
+    return answered
+
+
 def _sinks(encoded: Any) -> np.ndarray:
     sinks = np.array(encoded.special, bool)
     sinks[0] = True
@@ -145,7 +169,7 @@ care*: pairs of a query and a key with more attention than the rest of the line 
 
 
 def grade(questions: Sequence[Question], answers: Mapping[int, str]) -> dict[str, Any]:
-    """How many are right: of the reader, of the nearest token, and by chance."""
+    """How many are right: of the reader, by the fitted terms, of the nearest token, and by chance."""
     right = np.array([answers.get(one.number, "").upper() == LETTERS[one.right] for one in questions])
     share, n = float(right.mean()), len(right)
     spread = 1.96 * np.sqrt(share * (1 - share) / n + 1.96**2 / (4 * n * n))  # Wilson 1927
@@ -156,6 +180,7 @@ def grade(questions: Sequence[Question], answers: Mapping[int, str]) -> dict[str
         "right": round(share, 3),
         "low": round((middle - spread) / (1 + 1.96**2 / n), 3),
         "high": round((middle + spread) / (1 + 1.96**2 / n), 3),
+        "terms": round(float(np.mean([one.by_terms == one.right for one in questions])), 3),
         "nearest": round(float(np.mean([one.right == one.nearest for one in questions])), 3),
         "chance": 1 / N_CANDIDATES,
         "by_head": {
@@ -194,18 +219,22 @@ def main() -> None:
         print(json.dumps(grade(questions, read_answers(options.answers.read_text("utf-8")))))
         return
     import attnscope
+    from attnscope.studies.describe.expected import describe_to_expect
+    from attnscope.studies.inputs.texts import texts_of
 
     model = attnscope.load(options.model)
-    described = attnscope.describe(model, attnscope.Corpus([options.fit]))
-    lines = {(head.layer, head.head): head.line for head in described.heads}
-    texts = Path(options.texts).read_text("utf-8").splitlines()
+    texts = [text for text in Path(options.texts).read_text("utf-8").splitlines() if text.strip()]
+    expectations = describe_to_expect(model, attnscope.Corpus([options.fit]), texts_of(texts))
+    lines = {(head.layer, head.head): head.line for head in expectations.heads}
     questions = draw_questions(model, lines, texts, options.heads, options.each, options.seed)
+    questions = choose_by_terms(expectations, model, questions, texts)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "questions.md").write_text(
         RULES + "\n" + "\n\n".join(question.text for question in questions) + "\n", "utf-8"
     )
     (options.out / "answers.json").write_text(json.dumps([asdict(question) for question in questions]), "utf-8")
-    print(f"{len(questions)} questions in {options.out / 'questions.md'}")
+    by_terms = np.mean([question.by_terms == question.right for question in questions])
+    print(f"{len(questions)} questions in {options.out / 'questions.md'}; the terms choose right in {by_terms:.1%}")
 
 
 if __name__ == "__main__":

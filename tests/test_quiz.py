@@ -1,5 +1,7 @@
 """The quiz on lines: what is right is what the model attends to, and marks are counted."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,31 @@ def test_equal_seeds_ask_the_same(questions: list[quiz.Question]) -> None:
     texts = [text.written for text in known.held_out]
     assert quiz.draw_questions(known.model, lines, texts, 4, 3, seed=1) == questions
     assert quiz.draw_questions(known.model, lines, texts, 4, 3, seed=2) != questions
+
+
+class Mirror:
+    """Expectations that are the heads' own weights."""
+
+    def __init__(self, sign: int) -> None:
+        self.sign = sign
+
+    def scores(self, tokens: Any, place: tuple[str, int], head: int, allowed: np.ndarray) -> np.ndarray:
+        known = plant("gpt2", 0)
+        (written,) = (
+            text.written
+            for text in known.held_out
+            if known.model.tokenizer.encode(text.written).labels == tokens.labels
+        )
+        (block,) = attnscope.heatmap(known.model, written).maps
+        return self.sign * np.asarray(block.weights[place[1], head])
+
+
+def test_terms_that_are_the_weights_choose_right(questions: list[quiz.Question]) -> None:
+    known = plant("gpt2", 0)
+    texts = [text.written for text in known.held_out]
+    for sign, share in ((1, 1.0), (-1, 0.0)):
+        answered = quiz.choose_by_terms(Mirror(sign), known.model, questions, texts)
+        assert quiz.grade(answered, {})["terms"] == share
 
 
 def test_marks_count_what_is_right(questions: list[quiz.Question]) -> None:
