@@ -133,8 +133,9 @@ def test_a_phone_shows_what_heads_do(opened: OpenedAtlas) -> None:
     opened.go()
     words = opened.page.locator(".rows .row .words").first
     box, said = words.bounding_box(), words.inner_text()
+    header = opened.page.locator("[data-sort=words]").bounding_box()
     opened.page.set_viewport_size({"width": 1280, "height": 800})
-    assert box["width"] > 120
+    assert box["width"] > 120 and header["x"] == pytest.approx(box["x"], abs=2)
     assert said.startswith("[CLS] ")
 
 
