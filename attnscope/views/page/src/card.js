@@ -1,11 +1,12 @@
 // A head's card: what is known of it in numbers, how far it looks, which tokens, and what is like it.
 import { markOf } from "./atlas.js";
 import { figureOfCard } from "./cardfigure.js";
-import { catalogs, commandOfExample, detailsOf, evenNumber, headOf, percent, predictedOf, sampleOf, shortNumber, warningOf } from "./catalog.js";
+import { bare, catalogs, commandOfExample, detailsOf, evenNumber, headOf, percent, predictedOf, sampleOf, shortNumber, warningOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import { canvas, el, fill, say, segmented } from "./dom.js";
 import { CanvasPen } from "./pen.js";
 import { Plane } from "./plane.js";
+import { filterOf, isAsked } from "./query.js";
 import { state, update } from "./state.js";
 import { copyButton, inQuotes, modelOf, wordOf } from "./why.js";
 
@@ -328,10 +329,13 @@ export class Card {
     return this.by === "mass" ? row.mass : (row.low ?? row.lift ?? 0);
   }
 
+  /** The rows of a table, those that the filter asks for first. */
   rowsOf(side) {
+    const { asked } = filterOf(state.f, catalogs.shown.facts);
     return (this.card.tables || [])
       .filter((row) => row.side === side)
-      .sort((a, b) => this.key(b) - this.key(a))
+      .map((row) => ({ ...row, asked: isAsked(asked, row.tokens.map(bare)) }))
+      .sort((a, b) => b.asked - a.asked || this.key(b) - this.key(a))
       .slice(0, MOST_TOKENS);
   }
 
@@ -352,7 +356,7 @@ export class Card {
             mine.map((row) =>
               el(
                 "tr",
-                { title: `seen with ${row.count} queries in ${row.n_texts} texts` },
+                { class: row.asked ? "asked" : "", title: `seen with ${row.count} queries in ${row.n_texts} texts` },
                 el("th", { scope: "row" }, row.tokens.flatMap((token, at) => [at ? el("span", { class: "faint" }, "\u2192") : null, el("q", { class: "token" }, token)])),
                 el("td", { class: "number" }, percent(row.mass)),
                 el("td", { class: "number" }, el("b", {}, `${shortNumber(row.lift ?? NaN)}\u00d7`), el("span", { class: "faint" }, interval(row.low ?? NaN, row.high ?? NaN))),
