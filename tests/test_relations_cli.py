@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from attnscope.records import load as load_record
+from attnscope.records import load_record as load_record
 from attnscope.records.relations.record import Example, ExampleLink, Relation, Relations
 from attnscope.views.relations import summary
 from attnscope.views.relations.figures import MOST_RELATIONS, map_of, pages
@@ -128,7 +128,7 @@ def made_up(n: int, shape: tuple[int, int] = (2, 3), *, hostile: str = "", shown
 
 
 def printed(what: Any, width: int = 120) -> str:
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     console.print(what)
     console.file.close()
     return console.export_text()

@@ -380,6 +380,7 @@ async function exampleAsText(head, number) {
     title: `${head.name}, ${nameOfExample({ ...example, few: areFew(examples) })}: ${example.source}`,
     run: catalogs.shown.run,
     changes: [],
+    part: !example.excerpt || example.length < example.n_tokens,
     maps: [{ kind: head.kind, heads: [[head.layer, head.head]], full: [], focus: [focus], queries, keys: null, chunks: [], weights: () => weights }],
     within: 1 / 510 + 0.00005,
     kept: { missing, least },
