@@ -59,7 +59,7 @@ def most_previous(found: Circuits, most: int) -> list[CircuitHead]:
 def likeness_of(found: Circuits) -> str:
     """How far tokens stand for what is written; empty where they are logits."""
     if found.ends == "static embeddings":
-        return "no head for words: static embeddings stand for W_U; tokens and copying are only a likeness, no logits"
+        return "no head for words: static embeddings stand for W_U; tokens and copying are only a likeness"
     if found.kind == "encoder":
         return "an encoder fills in masked words: tokens and copying are only a likeness of what a head does there"
     return ""
