@@ -109,7 +109,8 @@ def pattern_scores(
     known = count > 0
     means = np.divide(weight, count, out=np.zeros_like(weight), where=known)
     means, known = _carry(means, known)
-    means, known = (made[::-1] for made in _carry(means[::-1], known[::-1]))
+    means, known = _carry(means[::-1], known[::-1])
+    means, known = means[::-1], known[::-1]
     for side in (slice(BACK, AHEAD), slice(AHEAD, None)):
         means[:, side] = _carry(means[:, side].T, known[:, side].T)[0].T
     return scores_of(torch.from_numpy(means.copy()).to(seen.device, torch.float32).flatten()[key_cells(seen)])
