@@ -64,7 +64,7 @@ def worst_of_batch(
         read: The batch.
         nll: The loss of the whole model at each prediction, (prediction,), in nats.
         size: Its squared hidden states, (row, token).
-        moved: Of sets of heads, by number, how far these move, squared, (set, row, token); and losses, (set, prediction).
+        moved: Sets of heads by number, how far states move, squared, (set, row, token), and losses, (set, prediction).
         wanted: The sets whose tokens are wanted.
         model: The model.
         loss: What it predicts.
