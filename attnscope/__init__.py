@@ -15,7 +15,7 @@
     attnscope.trace_example("cat").of("weights", 0)  # the worked example, number by number
     attnscope.cost("gpt3", 2048).value("kv_cache_own_float16")  # bytes
     links = attnscope.relations(model, "sample_texts/dependencies.conllu")
-    links["case→head"].best  # the head that best expresses it: (layer, head)
+    links["case→parent"].best  # the head that best expresses it: (layer, head)
 
 Importing it loads no torch; the first use of a model does.
 """

@@ -124,7 +124,8 @@ def test_ablate_prints_writes_and_is_shown_again(run: Any, tmp_path: Path) -> No
     (tmp_path / "t.txt").write_text("the cat sat\na dog ran off\n")
     status, out, err = run("ablate", "--file", "t.txt", "-m", "own", "--curve", "-o", "out", "-f", "npz,csv,json,png")
     assert status == 0, err
-    assert "zero ablation: change of hidden states" in out
+    assert "zero ablation: change of the last layer's hidden states, relative L2\n" in out
+    assert "late layers are closer to the last hidden states" in " ".join(out.split())
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
         "ablation.npz", "ablation.csv", "ablation.json", "effect-zero_l2.png", "effect-mean_l2.png", "curve.png",

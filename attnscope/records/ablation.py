@@ -237,7 +237,7 @@ class Ablation(Record):
 
 
 _LABELS = {
-    "l2": "change of hidden states",
+    "l2": "change of the last layer's hidden states",
     "loss": "rise of the loss",
     "kl": "KL of the predictions",
     "importance": "importance E |dL/dξ|",

@@ -99,7 +99,7 @@ def ablate(
             be taken out, or no worker can begin.
     """
     options = options or AblateOptions()
-    return _Study(model, texts_of(corpus), options, report, workers).run()
+    return _Study(model, texts_of(corpus, model), options, report, workers).run()
 
 
 class _Study:
@@ -506,7 +506,7 @@ def _quantities(options: AblateOptions) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for mode in options.modes:
         found |= {
-            f"{mode}_l2": {"what": f"relative change of the last hidden states {places[mode]}", "unit": ""},
+            f"{mode}_l2": {"what": f"relative change of the last hidden states {places[mode]}", "unit": "relative L2"},
             f"{mode}_loss": {"what": f"how much the loss rises {places[mode]}", "unit": "nats"},
             f"{mode}_kl": {"what": f"KL divergence of the predictions {places[mode]}", "unit": "nats"},
         }

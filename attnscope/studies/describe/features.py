@@ -571,10 +571,10 @@ def _products(base: Feature) -> list[Feature]:
 
 
 def _arcs(relations: Sequence[str]) -> list[Feature]:
-    """Links of annotations: each relation, and all that go to a word's head or to what depends on it."""
+    """Links of annotations: each relation, and all that go to a word's parent or to what depends on it."""
     groups = {
-        "head": ("its head", [name for name in relations if name.endswith("→head")]),
-        "dependents": ("what depends on it", [name for name in relations if name.startswith("head→")]),
+        "parent": ("its parent", [name for name in relations if name.endswith("→parent")]),
+        "dependents": ("what depends on it", [name for name in relations if name.startswith("parent→")]),
         "linked": ("what it is linked to", list(relations)),
     }
     made = [

@@ -205,10 +205,11 @@ class SoundPage(Page):
                 for tick, at in ticks.items():
                     self.write(x - 8, at, f"{tick:g} s", layout.CAPTION_PX * 0.9, ha="right", color=FAINT)
                 continue
-            for row in range(len(self.queries)):
-                label = self.lettering.fit(self.queries.labels[row][:24], layout.CAPTION_PX, self.left_px)
+            later = int(bool(self.sound.words))  # timed: a row is named by the token that it writes, the next one
+            for row in range(len(self.queries) - later):
+                label = self.lettering.fit(self.queries.labels[row + later][:24], layout.CAPTION_PX, self.left_px)
                 at = y + (row + 0.5) * self.row_px
-                color = label_color(self.queries, row)
+                color = label_color(self.queries, row + later)
                 self.write(x - 6, at, label, layout.CAPTION_PX, ha="right", va="center_baseline", color=color)
 
     def _meaning(self) -> str:
@@ -226,8 +227,9 @@ class SoundPage(Page):
             return notes + run_notes(self.record.run)
         shares = [share_after_sound(self.record, pair) for pair in self.sheet.heads]
         shown = f"{min(shares):.2f} to {max(shares):.2f}" if len(shares) > 1 else f"{shares[0]:.2f}"
+        rows = "the token that is written; the query is the one before it" if self.sound.words else "tokens (queries)"
         notes = [
-            "rows: tokens of the text (queries) · columns: frames of the recording (keys), its loudness above",
+            f"rows: {rows} · columns: frames of the recording (keys), its loudness above",
             f"only frames with sound are drawn; {shown} of a head's attention goes to the silence after them",
         ]
         if self.sound.words:
