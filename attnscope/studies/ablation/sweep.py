@@ -252,8 +252,8 @@ class CutMeasurer:
             for part, found in _parts(self._runs, read, self._cuts, self._known, self._reader):
                 sums.add(part, found)
                 if self._tokens_of:
-                    worst = worst_of_batch(part, found, self._tokens_of, self._runs, self._reader.given["loss"], block)
-                    sums.worst = sums.worst.merge(worst)
+                    given = part, found.nll, found.size, found.cuts, self._tokens_of, self._runs
+                    sums.worst = sums.worst.merge(worst_of_batch(*given, self._reader.given["loss"], block))
                 yield
 
     def finish(self, block: Block, sums: _Held, *, whole: bool) -> Found:

@@ -14,9 +14,10 @@ from attnscope.corpus import Block, CorpusText
 from attnscope.records.ablation import TokenChange
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnscope.models.model import Loss, Model
     from attnscope.studies.ablation.reading import ReadBatch
-    from attnscope.studies.ablation.sweep import Measured
 
 MOST = 20
 """Tokens that are kept of each set of heads."""
@@ -48,14 +49,23 @@ def _worst(tokens: Sequence[TokenChange]) -> tuple[TokenChange, ...]:
 
 
 def worst_of_batch(
-    read: ReadBatch, measured: Measured, cuts: Collection[int], model: Model, loss: Loss | None, block: Block
+    read: ReadBatch,
+    nll: Tensor,
+    size: Tensor,
+    moved: Sequence[tuple[Sequence[int], tuple[Tensor, Tensor, Tensor]]],
+    wanted: Collection[int],
+    model: Model,
+    loss: Loss | None,
+    block: Block,
 ) -> WorstTokens:
     """The tokens of a batch for which most changes: their loss, or without a loss their last hidden state.
 
     Args:
         read: The batch.
-        measured: What was measured on it.
-        cuts: Of which sets of heads.
+        nll: The loss of the whole model at each prediction, (prediction,), in nats.
+        size: Its squared hidden states, (row, token).
+        moved: Sets of heads by number, how far states move, squared, (set, row, token), and losses, (set, prediction).
+        wanted: The sets whose tokens are wanted.
         model: The model.
         loss: What it predicts.
         block: The texts.
@@ -66,18 +76,18 @@ def worst_of_batch(
     else:
         rows, places = read.rows.cpu().numpy(), read.places.cpu().numpy() + (loss == "causal")
     found = {}
-    for numbers, (changed, nll, _) in measured.cuts:
-        for at, cut in enumerate(numbers):
-            if cut not in cuts:
-                continue
-            moved = (changed[at] / measured.size).sqrt()[rows, places] if loss is None else nll[at] - measured.nll
-            change = moved.cpu().double().numpy()
-            change = np.where(np.isfinite(change), change, -np.inf)
-            found[cut] = _worst([
-                _token(read, number, texts, model, (int(rows[number]), int(places[number])),
-                       float(measured.nll[number]) if loss else math.nan, float(change[number]))
-                for number in np.argsort(-change, kind="stable")[:MOST].tolist() if np.isfinite(change[number])
-            ])  # fmt: skip
+    numbered = [(cut, at, changed, losses) for cuts, (changed, losses, _) in moved for at, cut in enumerate(cuts)]
+    for cut, at, changed, losses in numbered:
+        if cut not in wanted:
+            continue
+        of_token = (changed[at] / size).sqrt()[rows, places] if loss is None else losses[at] - nll
+        change = of_token.cpu().double().numpy()
+        change = np.where(np.isfinite(change), change, -np.inf)
+        found[cut] = _worst([
+            _token(read, number, texts, model, (int(rows[number]), int(places[number])),
+                   float(nll[number]) if loss else math.nan, float(change[number]))
+            for number in np.argsort(-change, kind="stable")[:MOST].tolist() if np.isfinite(change[number])
+        ])  # fmt: skip
     return WorstTokens(found)
 
 
