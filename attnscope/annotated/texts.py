@@ -18,7 +18,7 @@ class Link:
     """A word, or several that stand for one thing, and the words of which any is right to look at.
 
     Attributes:
-        relation: What the link is, such as "nsubj→head".
+        relation: What the link is, such as "nsubj→parent".
         source: Numbers of the words that look, ascending.
         targets: Numbers of the words that may be looked at, ascending; none of them is in `source`.
         is_mutual: Whether it is an undirected link, which stands in both directions.

@@ -39,6 +39,7 @@ from attnscope.studies.describe.naming import TOO_WIDE, Names, least_named
 from attnscope.studies.describe.own_features import own_features
 from attnscope.studies.describe.rows import Group, Unit, measure
 from attnscope.studies.describe.sample import FEWEST_TEXTS, DescribeOptions, draw
+from attnscope.studies.describe.sources import find_sources
 from attnscope.studies.describe.summary import scores_beside_pairs, summarise
 from attnscope.studies.inputs.texts import Texts, special_ids, texts_of
 from attnscope.studies.measuring.head_blocks import Frequencies
@@ -120,13 +121,17 @@ def describe_texts(
     found = [one for fit in fits for one in describe_fitted(fit, sample)]
     groups = [fit.group for fit in fits]
     by_name = {one.name: FeatureFacts(one.words, one.family, one.source) for group in groups for one in group.features}
+    sources = find_sources(model, sample, groups)
+    found = [sources.beside(one) for one in found]
     found.sort(key=lambda one: (model.info.kinds.index(one.kind), one.layer, one.head))
     n_scored = len(sample) - sum(unit.fits for unit in sample) if fits else 0
     terms = [term for one in found for term in (*one.terms, *(one.active.terms if one.active else ()))]
     used = {name for term in terms for name in (term.feature, *term.feature.split(" from "))}
     facts = {name: by_name[name] for name in by_name if name in used}
     unmatched = tuple(one.name for one in own if fits and not any(group.matches(one) for group in groups))
-    return Descriptions(tuple(found), len(sample), n_queries, n_scored, facts, unmatched)
+    return Descriptions(
+        tuple(found), len(sample), n_queries, n_scored, facts, unmatched, sources.unseen, sources.reason
+    )
 
 
 def fit_texts(

@@ -8,7 +8,7 @@ import numpy as np
 
 from attnscope.core.questions.written import WRITTEN
 from attnscope.corpus import CorpusText, repeat_probe
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError, UsageError, require_choice
 from attnscope.models.model import Model, example_tokens
 from attnscope.options import refuse_beside
 from attnscope.records.heads.findings import Findings
@@ -47,8 +47,8 @@ def study(
         return _study_needles(spec, texts, order, loading, report, workers)
     if order.probe is not None and texts.given:
         raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
-    if order.probe not in (None, "repeat"):
-        raise UsageError(f"there is no probe {order.probe!r}", "there are: repeat, needle")
+    if order.probe is not None:
+        require_choice("probe", order.probe, ("repeat", "needle"))
     corpus = None if order.probe else texts.corpus(spec)
     if order.heads.relations is not None:
         require_relations(order.heads.relations)
@@ -104,7 +104,7 @@ def require_names(options: HeadsOptions, measures: str | None, where: str | None
 
     Before the model runs for minutes; the roles of relations are not known before.
     """
-    from attnscope.core.measures import FROM_OFFSETS, measure_names
+    from attnscope.core.measures.catalogue import FROM_OFFSETS, measure_names
 
     complete_thresholds(options.thresholds)
     own_features(options.describe.features if options.describe else ())

@@ -285,7 +285,7 @@ def _note_unprojected(model: Model, done: Found) -> list[str]:
 
 def _describe(options: HeadsOptions, frequencies: Frequencies) -> dict[str, Any]:
     """What was chosen, and what names mean: all that shards of one run have in common."""
-    from attnscope.core.measures import MEASURES
+    from attnscope.core.measures.catalogue import MEASURES
 
     thresholds = complete_thresholds(options.thresholds)
     return {
