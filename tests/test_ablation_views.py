@@ -178,7 +178,8 @@ def test_lines_take_the_place_of_heads_and_each_gets_a_causal_share(run: Any, tm
     assert found.options["replaced"]["n_texts"] == 4
     shares = {column.name: column for column in found.head_table().columns}["causal_share"]
     assert "uniform attention" in shares.what
-    assert all({"line_l2", "uniform_l2", "causal_share"} <= set(head.effects) for head in found.heads)
+    assert all(len(head.worst_tokens) == 3 and head.worst_tokens[0].heads == head.name for head in found.heads)
+    assert all({"line_l2", "pattern_l2", "uniform_l2", "causal_share"} <= set(head.effects) for head in found.heads)
     assert not any(found.does_nothing(head) for head in found.heads)
     status, out, _ = run("heads", "--file", "t.txt", "-m", "own", "--shard", "1/2", "--in-place")
     assert status == 2

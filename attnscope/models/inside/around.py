@@ -148,6 +148,15 @@ class TurnWatch:
         found = _match(call, turns[-1])
         return (call.query, call.key, "after") if found is None else (*found.before, "before")
 
+    def rotation(self, call: AttentionCall, text: int) -> tuple[Rotation | None, str]:
+        """How the attention that is computed now turns queries and keys, read off one text of the batch; None = not.
+
+        Returns:
+            The rotation; and why it is not known, "" = it is.
+        """
+        rotation, _, note = _rotation(call, self.take(), text)
+        return rotation, note
+
     @contextlib.contextmanager
     def watch(self, roots: Iterable[nn.Module]) -> Iterator[None]:
         """Sees what the model's own functions for rotary positions do, in this thread.
@@ -194,7 +203,7 @@ class TurnWatch:
 
 
 def _rotation(
-    call: AttentionCall, turns: list[_Turn]
+    call: AttentionCall, turns: list[_Turn], text: int = 0
 ) -> tuple[Rotation | None, tuple[Tensor, Tensor] | None, str]:  # fmt: skip
     """How queries and keys were turned before they reached the seam, themselves before it, and why that is not known.
 
@@ -207,12 +216,12 @@ def _rotation(
     if found is None:
         return None, None, unseen
     n_tokens, d_head = call.query.shape[2:]
-    rotation = _learn_rotation(turns[-1], found.heads_axis, n_tokens, found.columns, d_head)
+    rotation = _learn_rotation(turns[-1], text, found.heads_axis, n_tokens, found.columns, d_head)
     if rotation is None or not all(
-        _agrees(rotation, old, new) for old, new in zip(found.before, (call.query, call.key), strict=True)
+        _agrees(rotation, old[text], new[text]) for old, new in zip(found.before, (call.query, call.key), strict=True)
     ):
         return None, None, unseen
-    return rotation, (found.before[0][0], found.before[1][0]), ""
+    return rotation, (found.before[0][text], found.before[1][text]), ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,18 +263,20 @@ def _match(call: AttentionCall, turn: _Turn) -> _Match | None:
 
 
 def _learn_rotation(
-    turn: _Turn, heads_axis: int, n_tokens: int, columns: slice, d_head: int
+    turn: _Turn, text: int, heads_axis: int, n_tokens: int, columns: slice, d_head: int
 ) -> Rotation | None:  # fmt: skip
     """Learns a rotation from what the model's own function does to each column alone; None if it is not by pairs."""
     width = columns.stop - columns.start
-    matrix = np.zeros((n_tokens, width, width))
     like = turn.before[0]
-    for j in range(width):
-        shape = (1, 1, n_tokens, width) if heads_axis == 1 else (1, n_tokens, 1, width)
-        one = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        one[..., j] = 1
-        turned = turn.function(one, one.clone(), *turn.others, **turn.named)[0]
-        matrix[:, :, j] = turned.reshape(n_tokens, width).cpu().double().numpy()
+    # A head for each column, which is 1 at every place.
+    each = torch.eye(width, dtype=like.dtype, device=like.device)
+    each = (each[None, :, None] if heads_axis == 1 else each[None, None]).expand(
+        *((1, width, n_tokens, width) if heads_axis == 1 else (1, n_tokens, width, width))
+    )
+    turned = turn.function(each, each.clone(), *turn.others, **turn.named)[0]
+    turned = turned[min(text, len(turned) - 1)]  # the same positions for all texts, or each text's own
+    matrix = turned.movedim(0, -1) if heads_axis == 1 else turned.mT
+    matrix = matrix.cpu().double().numpy()
     own = np.arange(width)
     off = np.abs(matrix).max(0)
     off[own, own] = 0
@@ -290,7 +301,7 @@ def _learn_rotation(
 
 def _agrees(found: Rotation, before: Tensor, after: Tensor) -> bool:
     """Whether the rotation that was learnt gives what the model's own function gave, within rounding."""
-    old, new = (x[0].cpu().double().numpy() for x in (before, after))
+    old, new = (x.cpu().double().numpy() for x in (before, after))
     redone: NDArray[np.float64] = old * found.cos + old[..., found.partner] * found.sin
     eps = torch.finfo(after.dtype).eps
     return bool(np.abs(redone - new).max(initial=0.0) <= 8 * eps * max(1.0, float(np.abs(old).max(initial=0.0))))

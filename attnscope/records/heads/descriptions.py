@@ -112,6 +112,37 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class SourceShare:
+    """How well attention follows from what is known of tokens, without their contexts.
+
+    Attributes:
+        value: The share of the nats from uniform attention that it predicts, on texts that it was not averaged on;
+            below 0 where it is worse than uniform.
+        low: Lower end of its 95% interval over texts.
+        high: Upper end, at most 1.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Sources:
+    """How well a head's attention follows from mean queries and keys: what they do not predict needs context.
+
+    Attributes:
+        position: Each token's query and key are the means given its position.
+        token: They are the means given the token.
+        both: They are the means given both, whose parts add up.
+    """
+
+    position: SourceShare
+    token: SourceShare
+    both: SourceShare
+
+
+@dataclass(frozen=True)
 class Active:
     """What a head attends to when it attends: its attention on keys that are neither special tokens nor the first.
 
@@ -127,6 +158,7 @@ class Active:
         high: Upper end.
         pairs: Pairs of tokens with much attention on the fitted texts, the strongest first.
         summary: What the terms come to, in few words; "" = in records of earlier versions.
+        sources: How well it follows from positions and tokens alone; None = unknown, see `Descriptions.no_sources`.
     """
 
     terms: tuple[Term, ...]
@@ -137,6 +169,7 @@ class Active:
     high: float
     pairs: tuple[Pair, ...] = ()
     summary: str = ""
+    sources: Sources | None = field(default=None, metadata=OMITTED)
 
     @property
     def tells(self) -> float:
@@ -328,6 +361,8 @@ class Descriptions:
         n_scored: On how many of the texts descriptions were scored; on the others they were fitted.
         features: The features that terms are made of, by name.
         unmatched: Names of the user's own features that are found nowhere in the sampled texts.
+        unseen: Share of the scored texts' tokens that the fitted texts lack; None = sources are unknown.
+        no_sources: Why sources are unknown for some layers or for all; "" = they are known, or were not asked for.
     """
 
     heads: tuple[HeadDescription, ...]
@@ -336,6 +371,8 @@ class Descriptions:
     n_scored: int
     features: Mapping[str, FeatureFacts] = field(default_factory=dict)
     unmatched: tuple[str, ...] = ()
+    unseen: float | None = None
+    no_sources: str = field(default="", metadata=OMITTED)
 
     def sample_line(self, n_texts: int | None = None) -> str:
         """Such as "described from 274 of 2,001 texts (2,000 queries): fitted on 137, scored on 137 others".

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.ablation import Effect
+from attnscope.records.ablation import Effect, TokenChange
 from attnscope.records.frame.codec import OMITTED, beside
 from attnscope.records.frame.head_table import Column, HeadTable, number_column
 from attnscope.records.frame.pair_tables import OneHead, require_known
@@ -91,6 +91,7 @@ class Head(OneHead):
     """One head: its roles, the strongest first but sinks last (none = unclassified), and its measures by name.
 
     With `--causal`, `effects` has what changes without it, as `records.ablation` names it; else it is empty. With
+    `--in-place` it has what changes with its line, and `worst_tokens` the three tokens that suffer most. With
     `--writes`, measures of what it adds to logits are among its measures, and roles of behaviour among its roles.
     """
 
@@ -101,6 +102,7 @@ class Head(OneHead):
     resting_share: float
     measures: Mapping[str, Estimate]
     effects: Mapping[str, Effect] = field(default_factory=dict, metadata=OMITTED)
+    worst_tokens: tuple[TokenChange, ...] = field(default=(), metadata=OMITTED)
 
 
 @dataclass(frozen=True)
@@ -268,6 +270,14 @@ class Findings(Record):
         interval = {"low": of_active("low"), "high": of_active("high")}
         of_explained = of_active("explained")
         yield Column("active_explained", of_explained, interval, what, unit="share", range=(None, 1), in_files=listed)
+        sources = [None if each is None else each.sources for each in active]
+        for name in ("position", "token", "both"):
+            given = "position and token" if name == "both" else name
+            yield number_column(
+                f"from_{name}", [getattr(each, name, None) for each in sources], ("low", "high"),
+                what=f"share that follows from mean queries and keys given {given}, held out", unit="share",
+                range=(None, 1), in_files=any(sources),
+            )  # fmt: skip
         yield Column("terms", np.array(n_terms, np.float64), in_files=False)
 
     def grid(self, kind: str, measure: str) -> NDArray[np.float64]:

@@ -18,11 +18,12 @@ from attnscope.records.frame.head_table import HeadTable
 from attnscope.records.heads.condition import Condition, Facts, GrammarError, truth
 from attnscope.records.heads.findings import Head, condition_name
 
-_ORDERS = {"explained": ("explained", 1), "entropy": ("entropy_nats", -1)}
+_SOURCES = ("from_position", "from_token", "from_both")
+_ORDERS = {"explained": ("explained", 1), "entropy": ("entropy_nats", -1), **{name: (name, 1) for name in _SOURCES}}
 """By the name of an order: the column that it goes by, and 1 where the largest value comes first."""
 
 SORTS = ("layer", *_ORDERS)
-"""Orders: as in the model, the best described first, or the sharpest first."""
+"""Orders: as in the model; the best described, the sharpest, or what follows most from positions and tokens first."""
 
 _HINT = "such as 'induction > 0.4 and layer > 3'; names have no blanks: previous_token, is_induction, unclassified"
 
@@ -118,9 +119,8 @@ _PIECE = re.compile(r"^(##|·)(?=.)")
 
 def names_for(roles: Sequence[str], measures: Sequence[str], has_descriptions: bool) -> tuple[str, ...]:
     """The names that conditions may hold where heads have these roles and measures, and descriptions or none."""
-    described = (
-        ("explained", "nats", "active_explained", "active_nats", "active_share", "terms") if has_descriptions else ()
-    )
+    shares = ("explained", "nats", "active_explained", "active_nats", "active_share", "terms", *_SOURCES)
+    described = shares if has_descriptions else ()
     named = (condition_name(role, measures) for role in roles)
     return ("layer", "head", "resting_share", *described, "unclassified", *measures, *(name for name in named if name))
 

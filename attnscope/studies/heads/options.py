@@ -221,7 +221,8 @@ class Listing:
         "List only the heads for which this holds, such as 'induction > 0.4 and layer > 3'.", "--where", default=None
     )
     sort: str | None = option(
-        "List heads by layer, by explained (the best described first) or by entropy (the sharpest first).  "
+        "List heads by layer, by explained (the best described first), by entropy (the sharpest first), or by "
+        "from_position, from_token or from_both.  "
         "[default: layer]",
         default=None,
     )

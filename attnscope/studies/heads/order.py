@@ -1,5 +1,6 @@
 """From what a command line asks of heads to findings: of texts, repeated tokens, needles, photos or recordings."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from attnscope.studies.heads.roles import RULES, complete_thresholds
 from attnscope.studies.heads.study import heads
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
 from attnscope.studies.inputs.texts import Report
+from attnscope.studies.measuring.tally import ZONE
 from attnscope.studies.relations.study import require_relations
 from attnscope.studies.running.workers import Workers
 from attnscope.studies.senses.study import picture_heads, sound_heads
@@ -106,7 +108,8 @@ def require_names(options: HeadsOptions, measures: str | None, where: str | None
 
     complete_thresholds(options.thresholds)
     own_features(options.describe.features if options.describe else ())
-    known = (*measure_names(), *(WRITTEN if options.writes else ()), FROM_OFFSETS)
+    zones = re.findall(rf"{ZONE}\w+", f"{measures} {where}")  # what texts have is known when they are read
+    known = (*measure_names(), *(WRITTEN if options.writes else ()), FROM_OFFSETS, *zones)
     roles = tuple(name for name, rule in RULES.items() if options.writes or not rule.does)
     _require_named(measures, where if options.relations is None else None, known, roles, options.describe is not None)
 

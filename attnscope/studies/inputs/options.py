@@ -178,6 +178,10 @@ class TextsWanted:
     )  # fmt: skip
     split: str = option("How a text file is split into texts: line, paragraph or file.", default="line")
     field: str = option("The field of jsonl, csv or parquet that holds the text.", default="text")
+    chat_template: str | None = option(
+        "How conversations in jsonl are written; plain: as ROLE: TEXT.  [default: by the model's chat template]",
+        default=None,
+    )  # fmt: skip
 
     def require(self) -> None:
         """Refuses the name of a file, as `refuse_file_names`."""
@@ -218,5 +222,5 @@ class TextsWanted:
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')
         self.require_split()
         if self.files or self.text == "-":
-            return Corpus(self.files or ["-"], split=self.split, field=self.field)  # type: ignore[arg-type]  # as above
+            return Corpus(self.files or ["-"], split=self.split, field=self.field, chat_template=self.chat_template)  # type: ignore[arg-type]  # as above
         return [self.text or ""]

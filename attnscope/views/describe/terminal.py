@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
+from functools import partial
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.heads.descriptions import EVEN, LITTLE, UNSURE, HeadDescription
-from attnscope.records.heads.findings import Findings
+from attnscope.records.heads.descriptions import EVEN, LITTLE, UNSURE, Descriptions, HeadDescription
+from attnscope.records.heads.findings import Findings, Head
 from attnscope.views.heads.summary import description_notes
 from attnscope.views.tables.numbers import fixed, percent
 from attnscope.views.tables.plain_text import dim_lines
@@ -57,6 +59,7 @@ def _columns(findings: Findings) -> list[Column]:
         Column("attends", lambda row: attends(row[1]), right=True, drop=1),
         Column("nats", lambda row: fixed(row[1].main.nats, 2), right=True),
         Column("predicted", lambda row: _predicted(row[1]), right=True),
+        *(Column(name, partial(_source, name), right=True, drop=2) for name in ("position", "token", "both")),
         Column("what it does", lambda row: _words(row[1]), wraps=True, least=48),
     ]
 
@@ -68,6 +71,34 @@ def _predicted(one: HeadDescription) -> Text:
     known = "" if math.isnan(part.low) else f" {_bound(part.low)}-{_bound(part.high)}"
     text = Text(percent(part.explained), style="cyan" if part.explained >= LITTLE else "")
     return text.append(known, style="dim")
+
+
+def _source(name: str, row: tuple[Head, HeadDescription]) -> str:
+    """How much follows from one kind of mean queries and keys; "" = unknown, or there is little to predict."""
+    active = row[1].active
+    known = active is not None and active.sources is not None and active.nats >= EVEN
+    return percent(max(0.0, getattr(active.sources, name).value)) if known else ""  # type: ignore[union-attr]
+
+
+def _source_notes(described: Descriptions) -> list[str]:
+    """What attention follows from without context, over all heads; why that is unknown."""
+    actives = [one.active for one in described.heads if one.active is not None and one.active.nats >= EVEN]
+    sources = [active.sources for active in actives if active.sources is not None]
+    said = []
+    if sources:
+        medians = [
+            percent(statistics.median(getattr(each, name).value for each in sources))
+            for name in ("position", "token", "both")
+        ]
+        said.append(
+            "position, token, both: the share that follows if each query and key is the mean for its position, its "
+            "token, or both; the rest needs context. Medians: {}, {} and {}. Of the scored tokens, {} do not occur in "
+            "the fitted texts and count as the mean of all tokens.".format(*medians, percent(described.unseen or 0.0))
+        )
+    if described.no_sources:
+        left = "" if not sources else f" for {amount(len(actives) - len(sources), 'head')}"
+        said.append(f"position, token and both are unknown{left}: {printable(described.no_sources, 200)}.")
+    return said
 
 
 def _bound(share: float) -> str:
@@ -92,6 +123,7 @@ def _notes(findings: Findings, n_left: int) -> list[str]:
         "A description says where a head looks, not what for.",
     ]
     said = [" ".join(said), "; ".join(description_notes(findings))]
+    said += _source_notes(described)
     n_unsure = sum(one.is_unsure for one in described.heads if not one.spreads_evenly)
     if n_unsure:
         said.append(

@@ -24,6 +24,7 @@ from attnscope.views.drawing.inks import ink_on
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads.needles_terminal import needles_table
 from attnscope.views.heads.summary import UNCLASSIFIED, Mark, does
+from attnscope.views.heads.zones_terminal import zones_table
 from attnscope.views.tables.head_grid import head_grid, room_for
 from attnscope.views.tables.numbers import UNDEFINED, fixed, interval, number, percent, q_value, small_number
 from attnscope.views.tables.plain_text import dim_lines, heading, shade
@@ -87,7 +88,7 @@ def show(
             console.print(description_table(findings, console, few=not (is_chosen or every or sort)))
         elif where is not None or sort is not None:
             console.print(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads)}"))
-    for part in (*writes_table(findings), *needles_table(findings)):
+    for part in (*writes_table(findings), *zones_table(findings), *needles_table(findings)):
         console.print(part)
     if measures or is_picked:
         names = heads_summary.named_measures(findings, measures or "all")

@@ -28,7 +28,10 @@ N_NEAR = 12
 
 _DIGITS = 6
 
-_FIRST = ("explained", "nats", "active_explained", "active_share", "active_nats", "score", "score_p90")
+_FIRST = (
+    "explained", "nats", "active_explained", "active_share", "active_nats", "from_position", "from_token", "from_both",
+    "score", "score_p90",
+)  # fmt: skip
 """The columns that stand first where an axis is chosen."""
 
 _HIDDEN = ("terms",)
@@ -79,6 +82,7 @@ def pack_atlas(atlas: Atlas) -> list[str]:
             "even": atlas.even_profiles[number],
             "near": _near(atlas.distances[number], number),
             "examples": [_example(one) for one in examples],
+            "worst": [codec.describe(token) for token in atlas.heads[number].worst_tokens],
         }
         points = [held[first[number] : first[number + 1]] for held in (atlas.points[side] for side in sides)]
         card["n_points"] = len(points[0]) if points else 0

@@ -447,6 +447,8 @@ function tableOf({ heads, positions, deciles, rank, descriptions, options = {} }
   add("active_explained", mine.map((one) => one?.active && { ...one.active, value: one.active.explained }), { what: `share of what sets that ${apart} its terms predict, held out`, unit: "share" });
   numbers("active_share", mine.map((one) => one?.active?.share), { what: `${share} on keys that are neither special tokens nor the first`, unit: "share" });
   numbers("active_nats", mine.map((one) => one?.active?.nats), { what: "how far that attention is from uniform: mean KL divergence", unit: "nats" });
+  for (const name of ["position", "token", "both"])
+    add(`from_${name}`, mine.map((one) => one?.active?.sources?.[name]), { what: `share that follows from mean queries and keys given ${name === "both" ? "position and token" : name}, held out`, unit: "share" });
   for (const [name, end, text] of deciles ? [["score", 5, "median text"], ["score_p90", 9, "90th percentile"]] : [])
     numbers(name, deciles.map((ends) => ends[end]), { label: `${rank} (${text})`, what: options.rank });
   numbers("resting_share", heads.map((head) => head.resting_share), { label: "sink share", what: `${share} on sinks: special tokens and the first`, unit: "share" });
