@@ -1,8 +1,9 @@
 """The exceptions that a user sees as one clean line."""
 
 import contextlib
+import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 
@@ -27,6 +28,18 @@ class AttnscopeError(Exception):
 
 class UsageError(AttnscopeError):
     """What was asked for means nothing, whatever the text and the model: the command line exits with 2 then."""
+
+
+def require_choice(what: str, name: str, known: Sequence[str]) -> None:
+    """Refuses a name that is none of those known.
+
+    Raises:
+        UsageError: Its hint is the likeliest of the known names, or lists them.
+    """
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+        raise UsageError(f"there is no {what} {name!r}", hint)
 
 
 class RoundingError(AttnscopeError):

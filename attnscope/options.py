@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
 
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, require_choice
 
 C = TypeVar("C", bound=type)
 
@@ -243,8 +243,7 @@ def read_names(listed: str, known: Sequence[str], what: str) -> tuple[str, ...]:
     """
     names = tuple(dict.fromkeys(part.strip().lower() for part in listed.split(",") if part.strip()))
     for name in names:
-        if name not in known:
-            raise UsageError(f"there is no {what} {name!r}", f"choose from {', '.join(known)}")
+        require_choice(what, name, known)
     if not names:
         raise UsageError(f"no {what} is given", f"choose from {', '.join(known)}")
     return names

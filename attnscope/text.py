@@ -3,6 +3,7 @@
 Knows no model and no tokenizer library, so that it loads at once.
 """
 
+import contextlib
 import re
 import sys
 import unicodedata
@@ -271,6 +272,7 @@ def refuse_file_name(text: str, hint: str) -> None:
     except OSError:  # longer than any name
         return
     if is_file:
+        refuse_other_format(text, f"the text {text!r} names a file that")
         raise UsageError(f"the text {text!r} is the name of a file", hint)
     if text.startswith("hf://") and not any(letter.isspace() for letter in text):
         raise UsageError(f"the text {text!r} is the address of a file", hint)
@@ -338,6 +340,17 @@ _NO_TEXT = {
 def other_format(start: bytes) -> tuple[str, str] | None:
     """What a file is that begins like this and is no UTF-8 text, and what to do; None where it may be text."""
     return next((said for magic, said in _NO_TEXT.items() if re.match(magic, start, re.DOTALL)), None)
+
+
+def refuse_other_format(path: str, name: str) -> None:
+    """Refuses a file that holds no plain text, by its first bytes; one that cannot be read is left to its reader.
+
+    Raises:
+        UsageError: It says that `name` is, for example, a PDF, and what to do.
+    """
+    with contextlib.suppress(OSError), Path(path).open("rb") as file:
+        if other := other_format(file.read(16)):
+            raise UsageError(f"{name} is {other[0]}", other[1])
 
 
 def _decode(raw: bytes, name: str) -> str:

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 import torch
 import transformers
 
-from attnscope.core.measures import TextFacts
+from attnscope.core.measures.facts import TextFacts
 from attnscope.core.measures.sums import Sums
 from attnscope.models.hf.model import wrap
 from attnscope.models.model import Batch

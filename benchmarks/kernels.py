@@ -20,7 +20,7 @@ import torch
 
 from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights
 from attnscope.core.attention.tiles import attend_in_tiles
-from attnscope.core.measures import TextFacts
+from attnscope.core.measures.facts import TextFacts
 from attnscope.core.measures.sums import Sums
 
 BACKENDS = ["torch", *(["numba"] if find_spec("numba") else [])]

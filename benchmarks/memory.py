@@ -21,7 +21,7 @@ def measure(case: str, n: int) -> None:
     import transformers
 
     from attnscope.core.attention.seam import attend
-    from attnscope.core.measures import TextFacts
+    from attnscope.core.measures.facts import TextFacts
     from attnscope.core.measures.sums import Sums
     from attnscope.models import load
     from attnscope.models.model import Batch

@@ -66,7 +66,7 @@ def main() -> None:
         print(markdown(found))
     margins = {}
     for label in ASKED:
-        one = found[f"{label}→head"]
+        one = found[f"{label}→parent"]
         margins[label] = round(float(one.accuracy[one.best]) - one.baseline, 3)
     middle = {name: statistics.median(seconds) for name, seconds in times.items()}
     ratios = {

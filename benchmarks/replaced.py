@@ -1,7 +1,8 @@
-"""What is lost with lines in the place of weights: a share of a model's heads, at random, against four controls.
+"""What is lost with lines in the place of weights: a share of a model's heads, at random, against five controls.
 
 - shares: a quarter, half and all of the heads, drawn at random; the rise of the loss (or the change of the hidden
-  states) with their lines, uniform attention, all on the first token, another head's line, and without the heads.
+  states) with their lines, their mean patterns, uniform attention, all on the first token, another head's line, and
+  without the heads.
 - best: the same of the quarter and the half of the heads whose lines explain most, with their lines and uniform
   attention.
 - time: heads by themselves with their lines, against taking them out, on 8 texts of at most 64 tokens.
@@ -28,11 +29,11 @@ from attnscope.models.model import Model
 from attnscope.studies.ablation.lines import Lines, apart, fit_lines
 from attnscope.studies.ablation.reading import Reader
 from attnscope.studies.ablation.study import effects_of
-from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Going, HeadMeans, heads_of, measure
+from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Going, HeadMeans, heads_of, means_of, measure
 from attnscope.studies.inputs.options import LoadOptions
 
 ROOT = Path(__file__).resolve().parents[1]
-MODES = ("line", "uniform", "sink", "other", "zero")
+MODES = ("line", "pattern", "uniform", "sink", "other", "zero")
 LEAST_CHARACTERS, MOST_CHARACTERS = 150, 400
 
 
@@ -123,7 +124,8 @@ def main() -> None:
         "explained_median": round(float(np.nanmedian([head.explained for head in lines.expectations.heads])), 3),
     }  # fmt: skip
     going = Going(model, Reader(model, model.loss), tried)
-    known = HeadMeans(heads_of(going).n_heads, lines=lines)
+    patterns = means_of(Going(model, Reader(model, model.loss), fitted), patterns=True)[0].means
+    known = HeadMeans(heads_of(going).n_heads, lines=lines, patterns=patterns)
     parts = given.parts.split(",")
     if "shares" in parts:
         made["shares"] = shares(going, known, given.orders)

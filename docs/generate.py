@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnscope.core.measures import Measure
+    from attnscope.core.measures.catalogue import Measure
 
 FOLDER = Path(__file__).resolve().parent
 WIDTH = 100
@@ -236,7 +236,7 @@ def _about(measure: "Measure") -> list[str]:
 def measures_page() -> str:
     """The catalogue of measures and the rules of roles, as a page."""
     from attnscope.core.exact.running import DEPENDENCE
-    from attnscope.core.measures import MEASURES, REACH
+    from attnscope.core.measures.catalogue import MEASURES, REACH
     from attnscope.core.questions.written import WRITTEN
     from attnscope.studies.heads import roles
     from attnscope.studies.writes.copy_targets import AMONG, N_CANDIDATES, RAISED

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope.core.attention.seam import AttentionCall, allowed
-from attnscope.core.measures import OFFSETS, TextFacts, measure_names
+from attnscope.core.measures.catalogue import OFFSETS, measure_names
+from attnscope.core.measures.facts import TextFacts
 
 PLACES = ("previous_token", "self_token", "next_token", "window", "distance_tokens", "signed_distance_tokens",
           "rms_distance_tokens", "same_token", "induction", "similar_token")  # fmt: skip

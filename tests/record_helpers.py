@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.records import AttentionMap, Heatmap, Tokens, load
+from attnscope.records import AttentionMap, Heatmap, Tokens
+from attnscope.records import load_record as load
 from attnscope.records.frame.record import Record
 from attnscope.records.maps.pictures import Picture
 

@@ -124,7 +124,8 @@ def test_ablate_prints_writes_and_is_shown_again(run: Any, tmp_path: Path) -> No
     (tmp_path / "t.txt").write_text("the cat sat\na dog ran off\n")
     status, out, err = run("ablate", "--file", "t.txt", "-m", "own", "--curve", "-o", "out", "-f", "npz,csv,json,png")
     assert status == 0, err
-    assert "zero ablation: change of hidden states" in out
+    assert "zero ablation: change of the last layer's hidden states, relative L2\n" in out
+    assert "late layers are closer to the last hidden states" in " ".join(out.split())
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
         "ablation.npz", "ablation.csv", "ablation.json", "effect-zero_l2.png", "effect-mean_l2.png", "curve.png",
@@ -178,7 +179,8 @@ def test_lines_take_the_place_of_heads_and_each_gets_a_causal_share(run: Any, tm
     assert found.options["replaced"]["n_texts"] == 4
     shares = {column.name: column for column in found.head_table().columns}["causal_share"]
     assert "uniform attention" in shares.what
-    assert all({"line_l2", "uniform_l2", "causal_share"} <= set(head.effects) for head in found.heads)
+    assert all(len(head.worst_tokens) == 3 and head.worst_tokens[0].heads == head.name for head in found.heads)
+    assert all({"line_l2", "pattern_l2", "uniform_l2", "causal_share"} <= set(head.effects) for head in found.heads)
     assert not any(found.does_nothing(head) for head in found.heads)
     status, out, _ = run("heads", "--file", "t.txt", "-m", "own", "--shard", "1/2", "--in-place")
     assert status == 2

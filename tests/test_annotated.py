@@ -50,13 +50,13 @@ def test_both_directions_of_each_dependency(tmp_path: Path) -> None:
     assert text.text == "Cats, dogs sleep."
     assert [text.word(n) for n in range(5)] == ["Cats", ",", "dogs", "sleep", "."]
     assert shown(text) == {
-        ("nsubj→head", "Cats", "sleep"),
-        ("nsubj→head", "dogs", "sleep"),
-        ("punct→head", ",", "dogs"),
-        ("punct→head", ".", "sleep"),
-        ("head→nsubj", "sleep", "Cats dogs"),  # any of them is right
-        ("head→punct", "dogs", ","),
-        ("head→punct", "sleep", "."),
+        ("nsubj→parent", "Cats", "sleep"),
+        ("nsubj→parent", "dogs", "sleep"),
+        ("punct→parent", ",", "dogs"),
+        ("punct→parent", ".", "sleep"),
+        ("parent→nsubj", "sleep", "Cats dogs"),  # any of them is right
+        ("parent→punct", "dogs", ","),
+        ("parent→punct", "sleep", "."),
     }
 
 
@@ -87,7 +87,7 @@ def test_words_of_a_multiword_token_and_empty_nodes(tmp_path: Path) -> None:
     (text,) = read(tmp_path, "\n".join(lines))
     assert text.text == "Don't parler du chat"
     assert [text.word(n) for n in range(6)] == ["Do", "n't", "parler", "du", "du", "chat"]
-    assert ("det→head", "du", "chat") in shown(text)
+    assert ("det→parent", "du", "chat") in shown(text)
 
 
 def test_coreference_goes_from_heads_of_mentions_to_earlier_ones(tmp_path: Path) -> None:
@@ -427,5 +427,5 @@ def test_the_sample_texts_are_whole(name: str) -> None:
             assert text.word(link.source[0]) in ("it", "she", "he", "they")
     if name == "dependencies.conllu":
         for text in texts:
-            heads = [link for link in text.links if link.relation.endswith("→head")]
+            heads = [link for link in text.links if link.relation.endswith("→parent")]
             assert len(heads) == len(text.words) - 1  # a tree

@@ -168,6 +168,6 @@ def test_the_card_shows_relations_effects_and_partners(open_page: Callable[..., 
     lacking = next(name for name, one in zip(names, told.heads, strict=True) if "zero_l2" in one.measures)
     opened.go(lacking)
     said = opened.text(".evidence")
-    assert "What changes without it" in said and "zero ablation: change of hidden states" in said
+    assert "What changes without it" in said and "zero ablation: change of the last layer's hidden states" in said
     assert "by, share" not in said and "+\u2212" not in said
     opened.go(ax="k_composition_sent", ay="v_composition_received")

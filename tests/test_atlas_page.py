@@ -74,10 +74,13 @@ PAIR = next(row.tokens for row in ATLAS.tables[0] if row.side == "pairs")
 
 
 def having(query: str, key: str) -> list[str]:
-    """The heads with a pair that stands out."""
-    return [
-        name for name, rows in zip(NAMES, ATLAS.tables, strict=True) if (query, key) in {row.tokens for row in rows}
-    ]
+    """The heads with a pair that stands out, the one that gives it most of a query's attention first."""
+    masses = {name: mass_of(name, query, key) for name in NAMES}
+    return sorted((name for name, mass in masses.items() if mass), key=lambda name: -masses[name])
+
+
+def mass_of(name: str, query: str, key: str) -> float:
+    return max((row.mass for row in ATLAS.tables[NAMES.index(name)] if row.tokens == (query, key)), default=0.0)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def having(query: str, key: str) -> list[str]:
         ("   ", NAMES),
         *[(f"{q} -> {k}", having(q, k)) for q, k in (PAIR, PAIR[::-1])],
         (f'"{PAIR[0].upper()}"\u2192{PAIR[1]} & layer < 1', [name for name in having(*PAIR) if name.startswith("L0")]),
-        (f"!({PAIR[0]}->{PAIR[1]})", [name for name in NAMES if name not in having(*PAIR)]),
+        (f"!({PAIR[0]}->{PAIR[1]})", [name for name in NAMES if not mass_of(name, *PAIR)]),
     ],
 )
 def test_the_filter(opened: OpenedAtlas, typed: str, wanted: list[str]) -> None:
@@ -108,10 +111,38 @@ def test_the_filter(opened: OpenedAtlas, typed: str, wanted: list[str]) -> None:
     opened.page.fill("input.filter", "")
 
 
+def test_a_pair_that_is_asked_for_has_its_mass_in_the_list_and_its_row_marked(opened: OpenedAtlas) -> None:
+    rare = min((row for row in ATLAS.tables[0] if row.side == "pairs"), key=lambda row: row.lift).tokens
+    typed = quote(f'"{rare[0]}" -> "{rare[1]}"', safe="")
+    opened.go(f=typed)
+    shares = opened.page.locator(".rows .words strong").all_inner_texts()
+    assert [float(share.strip("%\xa0 ")) for share in shares] == pytest.approx(
+        [100 * mass_of(name, *rare) for name in having(*rare)], abs=0.5
+    )
+    opened.go("L0H0", f=typed)
+    marked = opened.page.locator(".tokens tr.asked")
+    assert marked.count() == 1
+    assert marked.locator("q").all_inner_texts() == list(rare)
+    assert marked.evaluate("row => row === row.parentElement.firstElementChild"), "the first of its table"
+    opened.go("L0H0", f="")
+    assert marked.count() == 0
+
+
+def test_a_phone_shows_what_heads_do(opened: OpenedAtlas) -> None:
+    opened.page.set_viewport_size({"width": 390, "height": 844})
+    opened.go()
+    words = opened.page.locator(".rows .row .words").first
+    box, said = words.bounding_box(), words.inner_text()
+    header = opened.page.locator("[data-sort=words]").bounding_box()
+    opened.page.set_viewport_size({"width": 1280, "height": 800})
+    assert box["width"] > 120 and header["x"] == pytest.approx(box["x"], abs=2)
+    assert said.startswith("[CLS] ")
+
+
 def test_the_filter_box_has_the_grammar_of_where(opened: OpenedAtlas) -> None:
     for condition, heads in CONDITIONS:
         opened.go(f=quote(condition, safe=""))
-        assert (opened.listed(), opened.text(".wrong")) == (heads, ""), condition
+        assert (sorted(opened.listed(), key=NAMES.index), opened.text(".wrong")) == (heads, ""), condition
 
 
 def test_words_are_looked_for_in_tokens(opened: OpenedAtlas) -> None:

@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 
 import attnscope
 from attnscope.core.attention.seam import AttentionCall, allowed, attention_weights
-from attnscope.core.measures import SumsOf, TextFacts, measures_of_weights, output_factor, plan
+from attnscope.core.measures import plan
 from attnscope.core.measures.backends import choose as backends
-from attnscope.core.measures.facts import outlying
+from attnscope.core.measures.dense import measures_of_weights
+from attnscope.core.measures.facts import TextFacts, outlying
+from attnscope.core.measures.norms import output_factor
 from attnscope.core.measures.sums import Sums
+from attnscope.core.measures.totals import SumsOf
 from attnscope.errors import AttnscopeError
 from attnscope.studies.heads.merging import merge_findings
 from attnscope.studies.heads.options import HeadsOptions

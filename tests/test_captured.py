@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import attnscope
 from attnscope.core.attention.pooling import part_of_weights
 from attnscope.core.attention.seam import AttentionCall, attend
-from attnscope.core.measures import measure_names
+from attnscope.core.measures.catalogue import measure_names
 from attnscope.errors import AttnscopeError
 from attnscope.models.captured.files import HEADER
 from attnscope.models.hf.model import HuggingFaceModel, wrap

@@ -18,7 +18,7 @@ import typer
 
 from attnscope import cli
 from attnscope.models import catalog
-from attnscope.records import load
+from attnscope.records import load_record as load
 from attnscope.studies.maps import order as heatmap_order
 from tests.cli_helpers import elsewhere, files, loaded_once, process, require_one_line
 from tests.conftest import Run

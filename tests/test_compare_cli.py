@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.records import load
+from attnscope.records import load_record as load
 from attnscope.records.comparison import HeadComparison, MinimalPair
 from attnscope.views.compare import figures as compare_figures
 from attnscope.views.compare.figures import pages, tree_of

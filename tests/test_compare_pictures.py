@@ -14,7 +14,7 @@ import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.records.comparison import PicturePair
 from attnscope.studies.compare.pictures import spread
-from attnscope.views.compare.pictures import maps_page
+from attnscope.views.compare.maps import maps_page
 from attnscope.views.drawing.style import Style
 from tests.conftest import Run
 from tests.record_helpers import require_lossless

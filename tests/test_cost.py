@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
 from attnscope.models.own.decoder import own_decoder
@@ -144,6 +145,11 @@ def test_the_number_of_heads_changes_no_parameters() -> None:
     assert [row.n_heads for row in rows if row.chosen] == [12]
     assert all(row.n_heads * row.d_head == 768 and np.isclose(row.scale, row.d_head**-0.5) for row in rows)
     assert next(row for row in rows if row.n_heads == 12).weights_mqa == 2 * 768**2 + 2 * 768 * 64
+
+
+def test_a_loaded_model_is_no_list_of_sizes() -> None:
+    with pytest.raises(UsageError, match="the name or the folder"):
+        cost(attnscope.load("own"))  # type: ignore[arg-type]
 
 
 def test_a_cost_says_in_a_line_what_it_is_of() -> None:

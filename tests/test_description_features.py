@@ -123,13 +123,13 @@ def test_every_feature_has_a_name_words_and_a_source_of_its_own() -> None:
 
 
 def test_links_of_annotated_texts_are_features() -> None:
-    links = (Link("nsubj→head", (1,), (2,)),)  # cat → sat, which is two pieces
+    links = (Link("nsubj→parent", (1,), (2,)),)  # cat → sat, which is two pieces
     known = facts(words=((0, 3), (4, 7), (8, 11)), links=links)
-    arc = {feature.name: feature for feature in catalogue([], ["nsubj→head", "obj→head"])}
-    assert np.flatnonzero(arc["arc:nsubj→head"].of(known, np.array([2]))[0]).tolist() == [3, 4]
-    assert not arc["arc:nsubj→head"].of(known, np.array([7]))[0].any()
-    assert not arc["arc:obj→head"].of(known, np.array([2]))[0].any()
-    assert np.flatnonzero(arc["arc:head"].of(known, np.array([2]))[0]).tolist() == [3, 4]
+    arc = {feature.name: feature for feature in catalogue([], ["nsubj→parent", "obj→parent"])}
+    assert np.flatnonzero(arc["arc:nsubj→parent"].of(known, np.array([2]))[0]).tolist() == [3, 4]
+    assert not arc["arc:nsubj→parent"].of(known, np.array([7]))[0].any()
+    assert not arc["arc:obj→parent"].of(known, np.array([2]))[0].any()
+    assert np.flatnonzero(arc["arc:parent"].of(known, np.array([2]))[0]).tolist() == [3, 4]
     assert "arc:dependents" not in arc
 
 

@@ -204,7 +204,7 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixt
 
 def names_in_files(folder: Path) -> set[str]:
     """Names of members, fields and columns in all records of a folder, as `formats.md` writes them."""
-    from attnscope.core.measures import measure_names
+    from attnscope.core.measures.catalogue import measure_names
 
     measures = "|".join(sorted({*measure_names(), "positional"}, key=len, reverse=True))
     generic = (

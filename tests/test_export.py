@@ -44,6 +44,7 @@ def findings(kv_heads: int | None = 2, **changes: Any) -> Findings:
         return Head("decoder", layer, number, (role,) if score > 0.2 else (), float("nan"), measures)
 
     run = {"model": "tiny", "source": "folder ./tiny", "sha256": "ab", "notes": []}
+    run |= {"n_layers": {"decoder": 2}, "n_heads": {"decoder": 4}}
     run |= {} if kv_heads is None else {"n_kv_heads": {"decoder": kv_heads}}
     heads = tuple(head(layer, number) for layer in range(2) for number in range(4))
     made = Findings(run, {"of": "needles"}, {"n_answer": 4}, heads, {}, needles=Needles(Effect(1, 1, 1, 1), ()))
@@ -119,6 +120,9 @@ def test_sink_shares_order_heads_that_retrieve_nothing(tmp_path: Path) -> None:
     other = replace(rests, run={**rests.run, "sha256": "cd"})
     with pytest.raises(AttnscopeError, match="sink shares are of tiny"):
         attnscope.export(still, "duo", tmp_path, sinks=other)
+    nameless, other = (replace(each, run={**each.run, "sha256": ""}) for each in (still, rests))
+    with pytest.raises(AttnscopeError, match="both lack a sha256"):
+        attnscope.export(nameless, "duo", tmp_path, sinks=other)
     with pytest.raises(AttnscopeError, match="not of the same heads"):
         attnscope.export(still, "duo", tmp_path, sinks=replace(rests, heads=rests.heads[:3]))
 
@@ -213,8 +217,11 @@ def damaged(**changes: Any) -> Findings:
         ("retrieval", damaged(count=float("nan")), "does not say how many needles"),
         ("retrieval", damaged(count=float("inf")), "does not say how many needles"),
         ("retrieval", damaged(count=1e12), "does not say how many needles"),
-        ("duo", damaged(layer=10**12), "some heads have no scores"),
-        ("duo", damaged(layer=-1), "some heads have no scores"),
+        ("duo", damaged(layer=10**12), "has a head L1000000000000H0, which its model has not"),
+        ("scores", damaged(layer=-1), "has a head L-1H0"),
+        ("retrieval", damaged(head=4), "has a head L0H4"),
+        ("vllm-hook", damaged(layer=2), "has a head L2H0"),
+        ("duo", findings(heads=findings().heads[1:]), "some heads have no scores"),
         ("duo", findings(kv_heads=True), "does not say how many key/value heads"),
         ("duo", findings(kv_heads=None), "does not say how many key/value heads"),
         ("duo", findings(kv_heads=3), "does not say how many key/value heads"),
@@ -247,6 +254,12 @@ def test_what_is_asked_for_wrongly_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             attnscope.export(findings(), **({"out": tmp_path / "x.json"} | wrong))
+    for form in ("scores", "duo", "whisper"):
+        record = relations() if form == "whisper" else findings()
+        with pytest.raises(AttnscopeError, match="a name holds no NUL"):
+            attnscope.export(record, form, tmp_path / "a\0b")
+    with pytest.raises(AttnscopeError, match="a name holds no NUL"):
+        findings().save(tmp_path / "a\0.npz")
     several = replace(relations(), relations=relations().relations * 2)
     with pytest.raises(UsageError, match="a record of several relations"):
         attnscope.export(several, "scores", tmp_path / "x.json")

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.text import Text
 
 from attnscope.errors import AttnscopeError
-from attnscope.records import load
+from attnscope.records import load_record as load
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.record import Record
 from attnscope.views.drawing.canvas import Drawing

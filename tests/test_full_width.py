@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core.attention.full_width import WeightsBesideFullWidth, full_width
+from attnscope.core.attention.calls import WeightsBesideFullWidth, full_width
 from attnscope.core.attention.seam import AttentionCall
 from tests.core_helpers import EXACT, WORKED
 from tests.oracle import attention

@@ -302,6 +302,4 @@ def test_chunks_that_cannot_be_are_refused_before_anything_is_read(tiny_bert: Pa
 
 
 def test_offsets_of_both_sides_agree() -> None:
-    from attnscope.core import measures
-
-    assert measures.OFFSETS == OFFSETS
+    assert catalogue.OFFSETS == OFFSETS

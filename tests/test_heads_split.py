@@ -249,7 +249,8 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path
     import torch
 
     from attnscope.core.attention.probes import Weights
-    from attnscope.core.measures import TextFacts, measures_of_weights
+    from attnscope.core.measures.dense import measures_of_weights
+    from attnscope.core.measures.facts import TextFacts
     from attnscope.models.model import Batch
 
     write_tiny(

@@ -117,6 +117,23 @@ class Exits(Attention):
         raise SystemExit(3)
 
 
+class Leaves(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        raise GeneratorExit("gone")
+
+
+class Draws(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn(8))
+
+
+class LeavesLater(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 2:
+            raise SystemExit(4)
+        return super().forward(x)
+
+
 class PutsOutNothing(Attention):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x)[:0]
@@ -205,6 +222,9 @@ def test_sequences_are_told_apart_and_named_alone() -> None:
         (Attention(), X.to_sparse(), None, "inputs holds a nested, sparse or meta tensor"),
         (nn.Sequential(torch.compile(Attention(), backend="eager")), X, None, "torch.compile hides the attention of 0"),
         (Exits(), X, None, "SystemExit: 3"),
+        (Leaves(), X, None, "GeneratorExit: gone"),
+        (LeavesLater(), [X, X[:2]], None, "SystemExit: 4"),
+        (Draws(), X, None, "must not drop weights or draw random numbers"),
         (PutsOutNothing(), X, None, "returns no tensor of numbers"),
         ("minilm", X, None, "inputs go with a torch module"),
     ],
@@ -223,6 +243,7 @@ DAMAGED = {
     "import no_such_package": "fails, line 3: ModuleNotFoundError",
     "def attnscope_model():\n    return 1 / 0": "fails, line 4: ZeroDivisionError",
     "raise SystemExit(0)": "fails, line 3: SystemExit",
+    "class End(BaseException): pass\nraise End('of it')": "fails, line 4: End: of it",
     "def attnscope_model():\n    return nn.Linear(2, 2)": "returns Linear",
     "def attnscope_model():\n    return 3, torch.ones(2)": "inputs go with a torch module, not with int",
     "def attnscope_model():\n    return nn.Linear(2, 2), torch.ones(1, 2)": "calls neither",
@@ -237,6 +258,26 @@ def test_damaged_recipes_give_one_line(body: str, tmp_path: Path) -> None:
     with pytest.raises(AttnscopeError) as refused:
         attnscope.load(path, trust_remote_code=True)
     assert DAMAGED[body] in refused.value.message and "\n" not in str(refused.value)
+
+
+def test_a_recipe_leaves_the_settings_of_torch_as_they_were(tmp_path: Path) -> None:
+    def settings() -> list[Any]:
+        return [
+            torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_device(),
+            torch.random.get_rng_state().tolist(),
+        ]  # fmt: skip
+
+    path = tmp_path / "recipe.py"
+    changes = (
+        "torch.set_default_dtype(torch.float64)\ntorch.set_grad_enabled(False)\ntorch.set_num_threads(3)\n"
+        "torch.set_default_device('meta')\ntorch.manual_seed(7)\nx = 1 / "
+    )
+    before = settings()
+    for body in (f"{changes} 0", f"def attnscope_model():\n    return 1\n{changes} 1"):
+        path.write_text(RECIPE + body, "utf-8")
+        with pytest.raises(AttnscopeError):
+            attnscope.load(path, trust_remote_code=True)
+        assert settings() == before
 
 
 def test_recipes_run_only_where_they_are_trusted(run: Run, tmp_path: Path) -> None:

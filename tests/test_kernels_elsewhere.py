@@ -9,7 +9,7 @@ import torch
 from attnscope.core.attention.pooling import Grid, pool_attention
 from attnscope.core.attention.seam import attend, attention_weights
 from attnscope.core.attention.tiles import attend_lean
-from attnscope.core.measures import measures_of_weights
+from attnscope.core.measures.dense import measures_of_weights
 from attnscope.core.measures.sums import Sums
 from tests import rounding
 from tests.core_helpers import gpu_test, make_call, on, read_tiles

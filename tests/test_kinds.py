@@ -15,7 +15,7 @@ import pytest
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import plan
-from attnscope.records import load
+from attnscope.records import load_record as load
 from attnscope.records.frame.kinds import FIGURE_FORMATS, KINDS, Kind, kind_of_schema
 from attnscope.records.frame.record import Record
 from tests.conftest import Run

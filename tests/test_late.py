@@ -11,9 +11,9 @@ import attnscope
 from attnscope import AblateOptions, HeadsOptions, ablate, compare, heads
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.records import load as load_ablation
-from attnscope.records import load as load_comparison
-from attnscope.records import load as load_findings
+from attnscope.records import load_record as load_ablation
+from attnscope.records import load_record as load_comparison
+from attnscope.records import load_record as load_findings
 from attnscope.studies.ablation import study as ablation
 from attnscope.studies.ablation import sweep as ablation_sweep
 from attnscope.studies.compare import study as comparing

@@ -66,6 +66,7 @@ def boxes_of(grid: Grid, shape: tuple[int, int], letters: float) -> list[Box]:
 
 SIZES = st.integers(1, 600)
 NOTES = ["rows: queries (attend) · columns: keys (are attended to)", "word pieces are merged " * 8]
+AROUND = layout.Surroundings(NOTES, width_of)
 
 
 @given(st.integers(1, 64), SIZES, SIZES, st.floats(1, 18))
@@ -74,7 +75,7 @@ NOTES = ["rows: queries (attend) · columns: keys (are attended to)", "word piec
 @example(1, 1, 600, 18)
 @example(2, 600, 1, 1)
 def test_maps_with_labels_never_overlap(n_panels: int, rows: int, columns: int, letters: float) -> None:
-    grid = labelled_grid(n_panels, (rows, columns), widest_of(letters), NOTES, width_of)
+    grid = labelled_grid(n_panels, (rows, columns), widest_of(letters), AROUND)
     assert len(grid.corners) == n_panels
     assert grid.width_px >= 560
     require_apart(boxes_of(grid, (rows, columns), letters), grid.width_px, grid.height_px)
@@ -92,7 +93,7 @@ def test_maps_with_labels_never_overlap(n_panels: int, rows: int, columns: int, 
 def test_small_maps_never_overlap(n_layers: int, n_heads: int, rows: int, columns: int) -> None:
     pool = layout.pool_factor(max(rows, columns), n_heads)
     shape = (math.ceil(rows / pool), math.ceil(columns / pool))
-    grid = overview_grid(n_layers, n_heads, shape, NOTES, width_of)
+    grid = overview_grid(n_layers, n_heads, shape, AROUND)
     assert len(grid.corners) == n_layers * n_heads
     assert grid.width_px >= (1000 if shape[0] > shape[1] else 1600)
     # Two screens and what stands between maps, unless even 96 pixels a head are wider.
@@ -110,7 +111,7 @@ def test_small_maps_never_overlap(n_layers: int, n_heads: int, rows: int, column
 
 @given(st.integers(1, 64), st.integers(1, 24), st.integers(1, 24), st.floats(1, 18))
 def test_bars_never_overlap(n_panels: int, columns: int, n_bars: int, letters: float) -> None:
-    bars = bar_grid(n_panels, min(columns, n_panels), n_bars, widest_of(letters)[0], NOTES, width_of)
+    bars = bar_grid(n_panels, min(columns, n_panels), n_bars, widest_of(letters)[0], AROUND)
     label = letters * 0.6 * bars.label_px
     boxes = [
         (x - (label + 6 if i in bars.first_of_row else 0), y - 18, x + bars.panel_px, y + n_bars * bars.bar_px)
@@ -122,7 +123,7 @@ def test_bars_never_overlap(n_panels: int, columns: int, n_bars: int, letters: f
 
 
 def test_a_layer_of_twelve_heads_fills_the_page() -> None:
-    grid = labelled_grid(12, (16, 16), widest_of(7), NOTES, width_of)
+    grid = labelled_grid(12, (16, 16), widest_of(7), AROUND)
     assert (grid.width_px, grid.label_step) == (1600, 1)
     assert grid.height_px >= 1200
     assert len({x for x, _ in grid.corners}) == 4
@@ -130,7 +131,7 @@ def test_a_layer_of_twelve_heads_fills_the_page() -> None:
 
 @pytest.mark.parametrize(("n_layers", "n_heads"), [(6, 12), (2, 7), (30, 9), (12, 12)])
 def test_layers_stand_as_close_as_heads(n_layers: int, n_heads: int) -> None:
-    corners = overview_grid(n_layers, n_heads, (16, 16), NOTES, width_of).corners
+    corners = overview_grid(n_layers, n_heads, (16, 16), AROUND).corners
     across, down = corners[1][0] - corners[0][0], corners[n_heads][1] - corners[0][1]
     assert down == across
 
@@ -139,20 +140,20 @@ def test_layers_stand_as_close_as_heads(n_layers: int, n_heads: int) -> None:
 def test_maps_of_a_long_target_and_a_short_text_fill_their_page(
     n_layers: int, n_heads: int, shape: tuple[int, int]
 ) -> None:
-    grid = overview_grid(n_layers, n_heads, shape, NOTES, width_of)
+    grid = overview_grid(n_layers, n_heads, shape, AROUND)
     room = (grid.width_px - 2 * layout.MARGIN_PX) * (grid.bar[1] - grid.corners[0][1])
     assert len(grid.corners) * shape[0] * shape[1] * grid.cell_px**2 >= 0.25 * room
     assert grid.height_px <= 1.7 * grid.width_px
 
 
 def test_one_head_has_numbers_while_they_fit() -> None:
-    assert labelled_grid(1, (16, 16), widest_of(7), NOTES, width_of).number_px
-    assert not labelled_grid(1, (100, 100), widest_of(7), NOTES, width_of).number_px
+    assert labelled_grid(1, (16, 16), widest_of(7), AROUND).number_px
+    assert not labelled_grid(1, (100, 100), widest_of(7), AROUND).number_px
 
 
 @pytest.mark.parametrize(("n_panels", "n", "widths"), [(1, 2, (560, 560)), (2, 2, (560, 800)), (1, 16, (560, 1250))])
 def test_few_cells_make_no_wide_page(n_panels: int, n: int, widths: tuple[int, int]) -> None:
-    grid = labelled_grid(n_panels, (n, n), widest_of(7), NOTES, width_of)
+    grid = labelled_grid(n_panels, (n, n), widest_of(7), AROUND)
     assert widths[0] <= grid.width_px <= widths[1]
     assert n_panels * n * grid.cell_px >= 0.3 * grid.width_px
 
@@ -164,7 +165,9 @@ def test_maps_on_paper_fill_their_width_and_never_overlap(
     n_panels: int, rows: int, columns: int, letters: float, inches: float, points: float
 ) -> None:
     paper = Paper.of_width(inches, points, 300, True, None)
-    grid = labelled_grid(n_panels, (rows, columns), widest_of(letters), NOTES, width_of, paper=paper)
+    grid = labelled_grid(
+        n_panels, (rows, columns), widest_of(letters), layout.Surroundings(NOTES, width_of, paper=paper)
+    )
     assert (grid.width_px - 2 * paper.crop_px) / paper.inch_px == pytest.approx(inches)
     assert grid.label_px / paper.inch_px * 72 == pytest.approx(points)
     assert grid.cell_px * grid.label_step >= grid.label_px
@@ -197,7 +200,7 @@ def test_rows_of_panels_are_nearly_full(n_panels: int) -> None:
 @example(32, 4096)
 @example(1, 20_000)
 def test_no_figure_is_too_large_to_draw(n_panels: int, n_tokens: int) -> None:
-    pool, shape, grid = pooled_grid(n_panels, (n_tokens, n_tokens), widest_of(7), NOTES, width_of)
+    pool, shape, grid = pooled_grid(n_panels, (n_tokens, n_tokens), widest_of(7), AROUND)
     assert grid.width_px * grid.height_px <= layout.MOST_PX
     assert max(grid.width_px, grid.height_px) < 2**16  # which matplotlib cannot draw
     assert shape == (math.ceil(n_tokens / pool),) * 2
@@ -207,8 +210,8 @@ def test_no_figure_is_too_large_to_draw(n_panels: int, n_tokens: int) -> None:
 
 
 def test_texts_that_fit_are_not_pooled() -> None:
-    assert pooled_grid(12, (512, 512), widest_of(7), NOTES, width_of)[0] == 1
-    assert pooled_grid(12, (1024, 1024), widest_of(7), NOTES, width_of)[0] == 1
+    assert pooled_grid(12, (512, 512), widest_of(7), AROUND)[0] == 1
+    assert pooled_grid(12, (1024, 1024), widest_of(7), AROUND)[0] == 1
     assert layout.pool_factor(133, 12) == 1
     assert layout.pool_factor(512, 12) == 2
 

@@ -58,10 +58,10 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_what_is_public_is_there_for_people_and_for_type_checkers() -> None:
-    (typed,) = (
-        node for node in ast.parse(Path(attnscope.__file__).read_text("utf-8")).body if isinstance(node, ast.If)
-    )
-    imported = {name.asname or name.name for node in ast.walk(typed) for name in getattr(node, "names", ())}
-    assigned = {target.id for node in typed.body if isinstance(node, ast.Assign) for target in node.targets}
-    assert {*attnscope.__all__} - {"__version__"} == {*attnscope._PUBLIC} == (imported | assigned) - {"Comparison"}
+    stub = ast.parse(Path(attnscope.__file__).with_suffix(".pyi").read_text("utf-8"))
+    names = [name for line in stub.body if isinstance(line, ast.ImportFrom) for name in line.names]
+    assert [name.asname for name in names] == [name.name for name in names]  # else type checkers do not export it
+    assert {name.name for name in names} == {*attnscope.__all__} == {*dir(attnscope)}
     assert all(getattr(attnscope, name) is not None for name in attnscope.__all__)
+    exec("from attnscope import *", everything := {})
+    assert {*attnscope.__all__} <= {*everything}

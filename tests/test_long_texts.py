@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 from attnscope import heads, heatmap, pooled_heatmap
 from attnscope.core.attention import tiles
 from attnscope.core.attention.seam import AttentionCall, attend
-from attnscope.core.measures import TextFacts, plan
+from attnscope.core.measures import plan
 from attnscope.core.measures.backends.choose import Backend
+from attnscope.core.measures.facts import TextFacts
 from attnscope.core.measures.sums import Sums
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.records import load
+from attnscope.records import load_record as load
 from attnscope.records.frame.kinds import KINDS
 from tests.conftest import Run
 

@@ -161,6 +161,28 @@ def test_the_name_of_a_file_is_no_text(run: Run, tmp_path: Path, command_line: s
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize(
+    ("command_line", "start", "says"),
+    [
+        ("heatmap", b"%PDF-1.7", "hint: extract its text first"),
+        ("compare", b"PK\x03\x04", "hint: save it as plain text first"),
+        ("relations", b"\x89PNG\r\n\x1a\n", "hint: give pictures with --image"),
+        ("batch -o out", b"%PDF-1.7", "error: no text is left: nothing to read in 1 source; notes.x: a PDF"),
+    ],
+)
+def test_a_file_that_is_no_text_is_recognised(
+    run: Run, tmp_path: Path, command_line: str, start: bytes, says: str
+) -> None:
+    (tmp_path / "notes.x").write_bytes(start + b"\n\x00\xff" * 20)
+    status, out, err = run(*command_line.split(), "notes.x")
+    assert status and not out and any(line.startswith(says) for line in err.splitlines()), err
+
+
+def test_a_misspelt_probe_or_engine_is_suggested(run: Run) -> None:
+    for command_line, meant in (("heads --probe repet", "repeat"), ("heatmap The. --engine natve", "native")):
+        assert f"hint: did you mean {meant}?" in run(*command_line.split())[2]
+
+
 def test_what_names_no_file_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()

@@ -9,9 +9,8 @@ import torch
 
 import attnscope
 from attnscope.core.attention.probes import Weights
-from attnscope.core.measures import TextFacts
-from attnscope.core.measures.facts import outlying
-from attnscope.models.inside.residual import HiddenNorms
+from attnscope.core.measures.facts import TextFacts, outlying
+from attnscope.models.inside.projections import HiddenNorms
 from attnscope.models.model import Batch
 from attnscope.studies.heads.study import heads
 from tests.conftest import write_tiny

@@ -12,7 +12,8 @@ import pytest
 from matplotlib.text import Text
 
 from attnscope.errors import UsageError
-from attnscope.records import Heatmap, load
+from attnscope.records import Heatmap
+from attnscope.records import load_record as load
 from attnscope.records.frame.record import Record
 from attnscope.views.drawing import canvas
 from attnscope.views.drawing.canvas import Canvas, Drawing

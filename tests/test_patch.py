@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import attnscope
 from attnscope.core.attention.patched import ALL_BY, Activations
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.model import wrap
 from attnscope.records.patch import Patching
+from attnscope.studies.inputs.texts import texts_of
 from attnscope.studies.patch.reading import batches_of, read_pairs
-from attnscope.studies.patch.runs import Change, PairRuns
+from attnscope.studies.patch.runs import Change, PairRuns, Unit
 from attnscope.studies.patch.study import _shares, rank_correlation
-from examples import induction
 from tests.conftest import VOCABULARY as VOCABULARY_OF_TINY
 from tests.conftest import Run, write_tiny, write_tokenizer
 from tests.record_helpers import require_lossless
@@ -165,6 +166,77 @@ def test_effects_are_those_of_plain_hooks(network: Any, by: str, direction: str)
         assert head.effects["effect"].value == pytest.approx(expected.mean(), rel=1e-4, abs=1e-4)
 
 
+def put_z(network: Any, layer: int, head: int, base: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """Logits of the last token of a run in which a head has these outputs."""
+    width = 20 // 4 if isinstance(network, GPT2LMHeadModel) else 4
+    module, _ = modules(network, layer, "z")
+
+    def put(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.clone()
+        tensor[..., head * width : (head + 1) * width] = part
+        return tensor
+
+    with changed(module, put, before=True):
+        return network(base).logits[:, -1]
+
+
+def outputs_of(network: Any, layer: int, by: str, given: torch.Tensor, at: int) -> torch.Tensor:
+    """One head's z, or one key/value head's values, of a plain run."""
+    width, seen = 20 // 4 if isinstance(network, GPT2LMHeadModel) else 4, []
+    module, start = modules(network, layer, by)
+    with changed(module, lambda x: seen.append(x) or x, before=by == "z"):
+        network(given)
+    return seen[0][..., start + at * width : start + (at + 1) * width]
+
+
+def test_means_are_those_of_plain_hooks(network: Any) -> None:
+    """Of two lengths: the mean of a token is over pairs of as many."""
+    short, long = entries(4, 5, seed=3), entries(5)
+    found = attnscope.patch(
+        wrap(network, name="tiny", check=False), [*short, *long], attnscope.PatchOptions(by="mean", attribution=True)
+    )
+    assert found.options["direction"] == "noise" and any("4 or more" in note for note in found.run["notes"])
+    for number in (1, len(found.heads) - 1):
+        head = found.heads[number]
+        for pairs, place in ((short, slice(0, 4)), (long, slice(4, 9))):
+            clean, corrupt = (ids(pairs, which) for which in ("clean", "corrupt"))
+            mean = outputs_of(network, head.layer, "z", corrupt, head.head).mean(0)
+            whole = score(network(clean).logits[:, -1], pairs)
+            expected = whole - score(put_z(network, head.layer, head.head, clean, mean), pairs)
+            np.testing.assert_allclose(found.by_pair[number, place], expected, rtol=1e-5, atol=1e-5)
+    assert len({head.effects["attribution"].value for head in found.heads}) == len(found.heads)
+    with pytest.raises(UsageError, match="--by mean changes the clean run"):
+        attnscope.PatchOptions(by="mean", direction="denoise")
+
+
+def test_lines_are_those_of_plain_hooks(network: Any) -> None:
+    """A head's weights are what a line expects that was fitted on the other half of the pairs."""
+    pairs, model = entries(6), wrap(network, name="tiny", check=False)
+    found = attnscope.patch(model, pairs, attnscope.PatchOptions(by="line"))
+
+    def texts(half: Sequence[dict[str, Any]]) -> list[str]:
+        return [pair[which] for pair in half for which in ("clean", "corrupt")]
+
+    mine, others = pairs[::2], pairs[1::2]
+    lines = attnscope.fit_lines(model, texts(others), list(texts_of(texts(mine))))
+    tokens = [model.tokenizer.encode(pair["clean"]) for pair in mine]
+    causal, clean = np.tril(np.ones((7, 7), np.bool_)), ids(mine, "clean")
+    whole = score(network(clean).logits[:, -1], mine)
+    for number in (2, len(found.heads) - 1):
+        head = found.heads[number]
+        scores = np.stack(
+            [lines.expectations.scores(one, ("decoder", head.layer), head.head, causal) for one in tokens]
+        )
+        weights = torch.from_numpy(np.where(causal, scores, -np.inf)).softmax(-1)
+        kv_head = head.head if isinstance(network, GPT2LMHeadModel) else head.head // 3
+        part = weights @ outputs_of(network, head.layer, "value", clean, kv_head)
+        expected = whole - score(put_z(network, head.layer, head.head, clean, part), mine)
+        np.testing.assert_allclose(found.by_pair[number, ::2], expected, rtol=1e-5, atol=1e-5)
+    assert np.isfinite(found.by_pair).all()
+    with pytest.raises(UsageError, match="--by line patches single heads"):
+        attnscope.PatchOptions(by="line", curve=True)
+
+
 @pytest.mark.parametrize("by", ["z", "key"])
 def test_positions_are_those_of_plain_hooks(network: Any, by: str) -> None:
     pairs = entries()
@@ -212,6 +284,58 @@ def test_attribution_is_the_slope_of_the_exact_effect(by: Any) -> None:
         moved = runs.effects(runs.run([[Change(unit.place, by, unit.patched)]], Between()))[0] / step
         slope = estimates[unit.place][:, unit.patched].sum((1, 2))
         np.testing.assert_allclose(slope, moved, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_attribution_of_paths_is_the_slope_of_their_exact_effects(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through query, key and value and to the logits, with feed-forward networks on the way; all in float64."""
+    monkeypatch.setattr(
+        LlamaRMSNorm, "forward", lambda self, x: torch.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
+    )
+    model = wrap(build().double(), name="tiny", check=False)
+    read, _ = read_pairs(model, attnscope.Pairs(entries(3)))
+    (batch,) = batches_of(model, read, range(3))
+    runs, own, step = PairRuns(model, batch, "noise"), Activations(), 1e-4
+    model.outputs(batch.clean, own)
+    direct, found = runs.path_attribution()
+    through = {by: by_sender["decoder", 0] for place, by, by_sender in found if place == ("decoder", 1)}
+    source = runs.source
+
+    class Between(Activations):
+        def values(self, by: Any, place: Any, heads: Any) -> torch.Tensor:
+            there, here = source.values(by, place, heads), own.values(by, place, heads)
+            return here + step * (there - here)
+
+    runs.source = Between()
+    for head, sender in enumerate(senders := [unit for unit in units_of(own) if unit.place[1] == 0]):
+        reached, moved = runs.isolate(sender)
+        np.testing.assert_allclose(direct[sender.place][:, head], runs.effects(moved) / step, rtol=5e-3, atol=1e-4)
+        for by, values in through.items():
+            for number in range(values.shape[0]):
+                change = Change(("decoder", 1), by, (number,))
+                exact = runs.effects(runs.run([[change]], reached))[0] / step
+                np.testing.assert_allclose(values[number, :, head], exact, rtol=5e-3, atol=1e-4)
+    assert set(through) == {"query", "key", "value"} and len(senders) > 3
+
+
+def units_of(activations: Activations) -> list[Unit]:
+    places = activations.outputs.items()
+    return [Unit(place, (head,), (head,)) for place, z in places for head in range(z.shape[1])]
+
+
+def test_the_paths_with_the_largest_estimates_are_patched(grouped: Any) -> None:
+    """The exact effects are those that path patching gives; the estimates rank them."""
+    every = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(paths=50)).edges
+    found = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(edges=12))
+    exact = {(edge.sender, edge.receiver, edge.by): edge.effect.value for edge in every}
+    assert found.options["n_paths"] == len(every) and len(found.edges) == 12
+    for edge in found.edges:
+        assert edge.effect.value == pytest.approx(exact[edge.sender, edge.receiver, edge.by], rel=1e-4, abs=1e-4)
+    sizes = [abs(edge.attribution) for edge in found.edges]
+    assert min(sizes) > 0 and -1 <= found.options["path_agreement"] <= 1
+    assert all(np.isnan(edge.attribution) for edge in every)
+    with pytest.raises(UsageError, match="--paths and --edges choose paths in two ways"):
+        attnscope.PatchOptions(paths=4, edges=4)
 
 
 # Pairs --------------------------------------------------------------------------------------------------------------
@@ -425,75 +549,3 @@ def test_the_command_prints_and_writes(run: Run, tmp_path: Path) -> None:
     found = Patching.load(tmp_path / "out")
     assert found.pairs[0].clean_difference == pytest.approx(right - np.logaddexp(a, b), abs=1e-4)
     assert run("patch", "pairs.jsonl", "-m", "model", "--by", "nothing")[0] == 2
-
-
-# Circuits that are known ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_planted_head_alone_has_the_effect(seed: int) -> None:
-    """One head's output is all that the model adds to embeddings, so it has all of the effect and others have none."""
-    network, layer, head = strong(gpt2(), seed), seed % 2, (3 * seed + 1) % 4
-    with torch.no_grad():
-        for number, block in enumerate(network.transformer.h):
-            block.mlp.c_proj.weight.zero_()
-            kept = block.attn.c_proj.weight[head * 5 : (head + 1) * 5].clone()
-            block.attn.c_proj.weight.zero_()
-            if number == layer:
-                block.attn.c_proj.weight[head * 5 : (head + 1) * 5] = kept
-    pairs = shown_by(network, entries(40, seed=seed))
-    found = attnscope.patch(wrap(network, name="planted", check=False), pairs)
-    above = [each.name for each in found.heads if each.effects["effect"].low > 0]
-    assert above == [f"L{layer}H{head}"]
-    planted = next(each for each in found.heads if each.name == above[0])
-    assert planted.effects["share"].value == pytest.approx(1, abs=1e-3)
-    assert all(each.effects["effect"].value == 0 for each in found.heads if each is not planted)
-
-
-def two_places(n: int, seed: int) -> list[dict[str, Any]]:
-    """Words of examples/induction.py: A B … C D … A, and the same with A and C exchanged; B is right, D is wrong."""
-    chance = np.random.default_rng(seed)
-    made: list[dict[str, Any]] = []
-    while len(made) < n:
-        first, second, *others = chance.permutation(induction.WORDS).tolist()
-        words = chance.choice(others, 14)
-        one, other = chance.permutation(np.arange(1, 12, 2))[:2].tolist()
-        if words[one + 1] != words[other + 1]:
-            clean, corrupt = words.tolist(), words.tolist()
-            clean[one], clean[other] = corrupt[other], corrupt[one] = first, second
-            texts = {"clean": [*clean, first], "corrupt": [*corrupt, first]}
-            answers = {"right": int(words[one + 1]), "wrong": int(words[other + 1])}
-            made.append({name: " ".join(map(str, text)) for name, text in texts.items()} | answers)
-    return made
-
-
-def induction_circuit(model: Any, pairs: Sequence[dict[str, Any]]) -> set[str]:
-    """Heads of layer 0 that attend to the token before, and heads of layer 1 whose last query attends to the answer.
-
-    A fifth of the attention is the least: uniform attention gives less than a tenth to one token.
-    """
-    circuit = np.zeros((2, 2))
-    for pair in pairs:
-        before, after = attnscope.heatmap(model, pair["clean"]).maps[0].weights
-        words = pair["clean"].split()
-        circuit[0] += before.diagonal(-1, 1, 2).mean(1)
-        circuit[1] += after[:, -1, words.index(words[-1]) + 1]
-    return {f"L{layer}H{head}" for layer, head in np.argwhere(circuit > 0.2 * len(pairs))}
-
-
-@pytest.mark.slow
-def test_patching_finds_the_induction_circuit(tmp_path: Path) -> None:
-    """The heads of the circuit have effects above 0 and no other has; layer 1 reads layer 0 by its keys alone."""
-    held = []
-    for seed in range(20):
-        folder = induction.Run(2, seed, tmp_path / str(seed), (induction.STEPS,)).train()
-        model, pairs = attnscope.load(f"{folder}/checkpoint-{induction.STEPS}"), two_places(100, seed)
-        found = attnscope.patch(model, pairs, attnscope.PatchOptions(paths=4))
-        circuit = induction_circuit(model, pairs[:40])
-        paths = [edge for edge in found.edges if edge.receiver != "logits" and edge.share.value > 0.1]
-        held.append(
-            {head.name for head in found.heads if head.effects["effect"].low > 0} == circuit
-            and {edge.by for edge in paths} == {"key"}
-            and {edge.sender for edge in paths} | {edge.receiver for edge in paths} <= circuit
-        )
-    assert sum(held) >= 19, held

@@ -11,7 +11,7 @@ import torch
 
 import attnscope
 from attnscope import models
-from attnscope.core.attention.full_width import WeightsBesideFullWidth
+from attnscope.core.attention.calls import WeightsBesideFullWidth
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import Batch
 from attnscope.models.own.plain import _erf

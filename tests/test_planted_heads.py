@@ -12,7 +12,9 @@ from rich.console import Console
 from torch import Tensor
 
 import attnscope
-from attnscope.core.measures import SumsOf, TextFacts, measures_of_weights
+from attnscope.core.measures.dense import measures_of_weights
+from attnscope.core.measures.facts import TextFacts
+from attnscope.core.measures.totals import SumsOf
 from attnscope.corpus import CorpusText
 from attnscope.records.heads.findings import Head
 from attnscope.studies.heads.options import HeadsOptions

@@ -16,9 +16,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap
 from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
 from attnscope.views.maps.pooled_figures import sheets_of
-from attnscope.views.maps.pooled_terminal import pooled_drawing
 from attnscope.views.maps.pooling import log_share
-from attnscope.views.maps.terminal import strongest_links
+from attnscope.views.maps.terminal import pooled_drawing, strongest_links
 from tests.record_helpers import RUN, map_of, record_of, require_lossless, shares, tokens_of
 
 

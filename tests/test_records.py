@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from attnscope import records
 from attnscope.errors import AttnscopeError
-from attnscope.records import AttentionMap, Heatmap, Tokens, load, spans, write_whole
+from attnscope.records import AttentionMap, Heatmap, Tokens, spans, write_whole
+from attnscope.records import load_record as load
 from attnscope.records.heads.findings import Findings
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import RUN, map_of, record_of, simple, tokens_of

@@ -14,7 +14,7 @@ import attnscope
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
 from attnscope.annotated.texts import merged
 from attnscope.errors import AttnscopeError
-from attnscope.records import load
+from attnscope.records import load_record as load
 from attnscope.records.relations.record import Relation, Relations
 from attnscope.studies.relations.evidence import RULES, Cell, Lots, Tally, judge
 from attnscope.studies.relations.study import RelationsOptions, relations

@@ -89,11 +89,11 @@ def test_a_simple_rule_takes_its_part(own: Any) -> None:
 def test_minilm_expresses_dependencies(minilm: Any) -> None:
     found = relations(minilm, str(SAMPLES / "dependencies.conllu"), RelationsOptions(n_examples=2))
     expressed = {one.name for one in found.relations if one.found.any()}
-    assert "head→punct" in expressed
-    assert found["amod→head"].baseline == 1  # the noun follows at once: no head can do better
-    assert not found["compound→head"].found.any()
-    assert found["compound→head"].why_no_verdict == "fewer than 20 examples"
-    (left_out,) = found["advmod→head"].left_out.items()
+    assert "parent→punct" in expressed
+    assert found["amod→parent"].baseline == 1  # the noun follows at once: no head can do better
+    assert not found["compound→parent"].found.any()
+    assert found["compound→parent"].why_no_verdict == "fewer than 20 examples"
+    (left_out,) = found["advmod→parent"].left_out.items()
     assert left_out == ("words that the tokens do not tell apart", 1)  # n't
     assert found.examples
     assert any(link.right for link in found.examples[0].links)
@@ -298,10 +298,10 @@ def test_of_decoders_only_what_they_can_see_is_asked(kind: str, tmp_path: Path) 
     found = relations(model, SAMPLES.joinpath("dependencies.conllu").as_posix())
     assert found.kind == "decoder"
     det = {one.name: one for one in found.relations}
-    assert "det→head" not in det  # a determiner stands before its noun
-    assert det["head→det"].n > 30
+    assert "det→parent" not in det  # a determiner stands before its noun
+    assert det["parent→det"].n > 30
     note = next(note for note in found.run["notes"] if "causality" in note)
-    assert "det→head" in note or "…" in note
+    assert "det→parent" in note or "…" in note
 
 
 def test_the_dense_road_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from attnscope.records import load as load_record
+from attnscope.records import load_record as load_record
 from attnscope.records.relations.record import Example, ExampleLink, Relation, Relations
 from attnscope.views.relations import summary
 from attnscope.views.relations.figures import MOST_RELATIONS, map_of, pages
@@ -31,7 +31,7 @@ def study(run: Run) -> Run:
 def test_a_table_and_the_files(study: Run, tmp_path: Path) -> None:
     status, out, err = study(TREES, "-o", "out", "-f", "npz,csv,json,png", "--only", "det,case", "--examples", "2")
     assert status == 0, err
-    assert "det→head" in out
+    assert "det→parent" in out
     assert "nsubj" not in out
     assert "expressed" in out
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -59,7 +59,7 @@ def test_relations_join_the_table_of_heads(study: Run, run: Run) -> None:  # noq
     for given in ("out", "out/relations.npz"):
         status, out, err = run("heads", "The cat sat.", "-m", "minilm", "--relations", given)
         assert status == 0, err
-        assert "head→punct" in out
+        assert "parent→punct" in out
     assert run("heads", "a", "-m", "own", "--relations", "out")[0] == 1
     assert run("heads", "a", "--shard", "1/2", "--relations", "out")[0] == 2
     status, out, err = run("heads", "a", "-m", "own", "--relations", "gone.conllu")
@@ -86,7 +86,7 @@ def test_what_is_broken_is_said_and_the_rest_is_studied(study: Run, tmp_path: Pa
     (tmp_path / "c.jsonl").write_text('{"text": "a b", "links": [{"from": [0, 1], "to": [2, 9]}]}\n', "utf-8")
     status, out, err = study("a.conllu", "b.py", "c.jsonl", "gone.py", "-o", "out", "-f", "npz")
     assert status == 1
-    assert "det→head" in out
+    assert "det→parent" in out
     number = good.count("\n") + 2
     for expected in (f"a.conllu, line {number}: 2 columns", "b.py, line 1: not Python", "c.jsonl, line 1", "gone.py"):
         assert expected in err
@@ -113,7 +113,7 @@ def made_up(n: int, shape: tuple[int, int] = (2, 3), *, hostile: str = "", shown
         nan = np.full(shape, np.nan)
         relations.append(
             Relation(
-                f"x{number}{hostile}→head", 100 - number, 50, 50, 25, {}, "offset +1", 0.4,
+                f"x{number}{hostile}→parent", 100 - number, 50, 50, 25, {}, "offset +1", 0.4,
                 "fewer than 20 examples" if kind == 3 else "", accuracy, accuracy, accuracy - 0.05, accuracy + 0.05,
                 accuracy / 2, nan, nan, found,
             )
@@ -128,7 +128,7 @@ def made_up(n: int, shape: tuple[int, int] = (2, 3), *, hostile: str = "", shown
 
 
 def printed(what: Any, width: int = 120) -> str:
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     console.print(what)
     console.file.close()
     return console.export_text()
@@ -147,7 +147,7 @@ def test_the_table_fits_the_terminal(width: int) -> None:
     found = made_up(8)
     out = printed(table(found), width)
     assert all(len(line) <= width for line in out.splitlines())
-    assert "x0→head" in out
+    assert "x0→parent" in out
     assert ("rule" in out.splitlines()[0]) == (width >= 80)
     assert "4 of 6 relations" in " ".join(out.split())
     assert "and 2 more" in " ".join(printed(table(made_up(8), most=6), width).split())
@@ -194,7 +194,7 @@ def test_figures_are_drawn_whole(shape: tuple[int, int], tmp_path: Path) -> None
     nothing = np.full((1, 1), np.nan)
     if shape == (1, 1):
         found = Relations({}, {}, {}, "encoder", tuple(
-            Relation("x→head", 1, 1, 0, 0, {}, "", np.nan, "few", *[nothing] * 7, nothing > 0) for _ in range(2)
+            Relation("x→parent", 1, 1, 0, 0, {}, "", np.nan, "few", *[nothing] * 7, nothing > 0) for _ in range(2)
         ))  # fmt: skip
     else:
         found = made_up(60, shape, hostile="$\\alpha$ 中\u202e", shown=3)

@@ -1,6 +1,7 @@
 """Weights from elsewhere in the place of heads' own: equal to plain hooks; a line that is the head changes nothing."""
 
 import importlib
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.replaced import Replaced, Replacement, evenly, on_key, scores_of
 from attnscope.core.attention.seam import attend
+from attnscope.corpus import CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.models.model import Batch
 from attnscope.records.ablation import Effect
-from attnscope.studies.ablation.lines import Lines
+from attnscope.studies.ablation.lines import Lines, apart
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.reading import PaddedTexts
 from attnscope.studies.ablation.study import causal_share
-from attnscope.studies.ablation.sweep import Cut, replaced_of
+from attnscope.studies.ablation.sweep import Cut, HeadMeans, replaced_of
 from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.running.workers import Workers
 from benchmarks.known.planted import plant
 from tests import ablation_helpers
 from tests.ablation_helpers import tiny
@@ -191,6 +194,50 @@ def test_a_head_that_is_its_line_loses_nothing_by_it() -> None:
         assert head.effects["line_l2"].value < 1e-4 < 0.1 < head.effects["other_l2"].value
 
 
+def attends_to_first(nats: list[float]) -> HuggingFaceModel:
+    """A model of one layer whose heads' weights are the softmax of so many nats for the first token, 0 for others."""
+    network = tiny("gpt2", n_layer=1)
+    base, width = network.transformer, network.config.n_embd
+    chance = torch.Generator().manual_seed(0)
+    signs = torch.tensor([1.0, -1.0] * 5)
+    place = torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0])
+    with torch.no_grad():
+        # Mean 0 and one length, whatever the token and place are: then the norm of the layer only scales.
+        rows = [signs[torch.randperm(10, generator=chance)] for _ in base.wte.weight]
+        base.wte.weight.copy_(torch.cat([torch.stack(rows), torch.zeros(len(rows), 5)], 1))
+        base.wpe.weight.copy_(
+            torch.cat([torch.zeros(len(base.wpe.weight), 10), -place.repeat(len(base.wpe.weight), 1)], 1)
+        )
+        base.wpe.weight[0] *= -1
+        block = base.h[0]
+        block.ln_1.weight.fill_(1)
+        block.ln_1.bias.zero_()
+        block.attn.c_attn.weight[:, : 2 * width] = 0
+        block.attn.c_attn.bias[: 2 * width] = 0
+        for head, score in enumerate(nats):
+            block.attn.c_attn.bias[5 * head] = score * 5**0.5 / 2
+            block.attn.c_attn.weight[10, width + 5 * head] = (14 / 15) ** 0.5
+    return wrap(network)
+
+
+def test_heads_that_are_their_lines_lose_nothing_by_them_and_much_by_anothers() -> None:
+    nats = [8.0, 3.0, 1.0]
+    model = attends_to_first(nats)
+    kept = Weights()
+    with torch.no_grad():
+        model.run(Batch(IDS[:1]), kept)
+    own = kept.maps["decoder"][0][0]
+    for head, score in enumerate(nats):
+        expected = torch.tensor([score, *[0.0] * 6]).softmax(0)
+        torch.testing.assert_close(own[head, 6], expected, rtol=1e-4, atol=1e-5)
+    found = attnscope.ablate(model, numbered_texts(24), AblateOptions(modes=("line", "other")))
+    print(
+        [(h.name, [round(h.effects[k].value, 7) for k in ("line_loss", "other_loss", "line_l2")]) for h in found.heads]
+    )
+    for head in found.heads:
+        assert abs(head.effects["line_loss"].value) < 1e-4 < 0.01 < abs(head.effects["other_loss"].value)
+
+
 def test_lines_are_fitted_on_other_texts_than_they_replace_weights_on(sharp: Any) -> None:
     texts = [text.written for text in sharp.texts[:9]]
     found = attnscope.ablate(sharp.model, texts, AblateOptions(modes=("line",)))
@@ -204,6 +251,81 @@ def test_lines_of_a_model_with_several_kinds_are_refused_and_uniform_is_not() ->
     model = wrap(tiny("bart"))
     with pytest.raises(AttnscopeError, match="one kind"):
         attnscope.ablate(model, ["5 7 9"] * 4, AblateOptions(modes=("line",)))
+
+
+def test_the_tokens_that_suffer_most_are_kept_with_their_losses(gpt2: HuggingFaceModel) -> None:
+    texts = numbered_texts(8)
+    found = attnscope.ablate(gpt2, texts, AblateOptions(modes=("line",)))
+    together = [token for token in found.worst_tokens if not token.heads]
+    assert len(together) == 20 and [one.change for one in together] == sorted(
+        (t.change for t in together), reverse=True
+    )
+    assert len(found.worst_tokens) == 20 + 9 * 20 and len({(one.text, one.place) for one in together}) == 20
+    lines = fit_lines_of(gpt2, texts)
+    worst, risen = together[0], []
+    with torch.no_grad(), attnscope.replaced(gpt2, lines) as network:
+        replaced = {index: losses(network, texts[index]) for index in {one.text for one in together}}
+    for index, after in replaced.items():
+        with torch.no_grad():
+            own = losses(gpt2.network.model, texts[index])
+        risen += (after - own).tolist()
+        if index == worst.text:
+            assert worst.loss == pytest.approx(float(own[worst.place - 1]), rel=1e-4)
+            assert worst.change == pytest.approx(float((after - own)[worst.place - 1]), rel=1e-3)
+            words = texts[index].split()
+            assert worst.token.strip("#") == words[worst.place] and worst.before.endswith(words[worst.place - 1])
+    assert max(risen) == pytest.approx(worst.change, rel=1e-3)
+    assert worst.source == f"texts:{worst.text + 1}"
+
+
+def numbered_texts(n: int) -> list[str]:
+    numbers = np.random.default_rng(0).permuted(np.tile(np.delete(np.arange(41), UNKNOWN), (n, 1)), axis=1)[:, :14]
+    return [" ".join(map(str, row)) for row in numbers.tolist()]
+
+
+def losses(network: Any, text: str) -> torch.Tensor:
+    ids = torch.tensor([[int(word) for word in text.split()]])
+    logs = network(ids).logits[0, :-1].log_softmax(-1)
+    return -logs[torch.arange(len(logs)), ids[0, 1:]]
+
+
+def fit_lines_of(model: HuggingFaceModel, texts: list[str]) -> Lines:
+    """Lines as an ablation fits them: on half of the texts."""
+    written = [CorpusText(n, "texts", n + 1, text=text) for n, text in enumerate(texts)]
+    fitted, tried = apart(written, 0)
+    return attnscope.fit_lines(model, fitted, tried)
+
+
+def test_without_a_loss_tokens_are_ranked_by_their_hidden_states(gpt2: HuggingFaceModel) -> None:
+    texts = numbered_texts(8)
+    found = attnscope.ablate(gpt2, texts, AblateOptions(modes=("line",), loss="none"))
+    worst = found.worst_tokens[0]
+    base, ids = gpt2.network.base, torch.tensor([[int(word) for word in texts[worst.text].split()]])
+    with torch.no_grad():
+        own = base(ids).last_hidden_state[0]
+        with attnscope.replaced(gpt2, fit_lines_of(gpt2, texts)):
+            moved = base(ids).last_hidden_state[0]
+    change = (moved - own).norm(dim=-1) / own.norm(dim=-1)
+    assert worst.place == int(change.argmax()) and np.isnan(worst.loss)
+    assert worst.change == pytest.approx(float(change.max()), rel=1e-3)
+
+
+def test_lines_are_the_same_in_a_worker(gpt2: HuggingFaceModel, lines: Lines) -> None:
+    sent = pickle.loads(pickle.dumps(lines)).of_model(gpt2)
+    tokens = gpt2.tokenizer.encode_ids(IDS[0].tolist())
+    allowed = np.tril(np.ones((7, 7), np.bool_))
+    for head in range(3):
+        ours, theirs = (one.expectations.scores(tokens, ("decoder", 1), head, allowed) for one in (lines, sent))
+        assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_workers_put_lines_in_place_to_the_same_result() -> None:
+    texts = (Path(__file__).parents[1] / "sample_texts" / "sentences.txt").read_text("utf-8").splitlines()[:8]
+    options = AblateOptions(modes=("line", "pattern", "uniform"), choice=Choice(pick=((0, 2), (0, 4))))
+    alone = attnscope.ablate(attnscope.load("own"), texts, options)
+    shared = attnscope.ablate(attnscope.load("own"), texts, options, workers=Workers("own", 2))
+    assert (alone.heads, alone.sets, alone.worst_tokens) == (shared.heads, shared.sets, shared.worst_tokens)
 
 
 def test_curves_replace_more_and_more_heads_with_each_control(sharp: Any) -> None:
@@ -257,7 +379,9 @@ def test_a_replaced_model_runs_on_its_lines_whoever_calls_it(gpt2: HuggingFaceMo
     cut = Cut((("decoder", 0, 1), ("decoder", 1, 2)), "line")
     with torch.no_grad():
         own = network(padded, attention_mask=real.long()).logits
-        expected = gpt2.outputs(Batch(padded, real), replaced_of([cut], "line", texts, lines)).logits
+        expected = gpt2.outputs(
+            Batch(padded, real), replaced_of([cut], "line", texts, HeadMeans({}, lines=lines))
+        ).logits
         with attnscope.replaced(gpt2, lines, heads=[(0, 1), (1, 2)]) as inside:
             ours = inside(padded, attention_mask=real.long()).logits
             hidden = network.transformer(input_ids=padded, attention_mask=real.long()).last_hidden_state
@@ -267,6 +391,16 @@ def test_a_replaced_model_runs_on_its_lines_whoever_calls_it(gpt2: HuggingFaceMo
     torch.testing.assert_close(network.lm_head(hidden), ours)
     assert (ours - own)[real].abs().max() > 1e-3
     assert torch.equal(after, own) and "forward" not in vars(network)
+
+
+def test_a_model_runs_on_its_mean_patterns(gpt2: HuggingFaceModel, lines: Lines) -> None:
+    network = gpt2.network.model
+    with torch.no_grad():
+        own = network(IDS[:1]).logits
+        with attnscope.replaced(gpt2, lines, heads=[(1, 2)], by="pattern"):
+            inside = network(IDS[:1]).logits
+    torch.testing.assert_close(inside[:, 0], own[:, 0])
+    assert (inside - own).abs().max() > 1e-3
 
 
 def test_a_replaced_model_refuses_what_lines_cannot_be_computed_for(gpt2: HuggingFaceModel, lines: Lines) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnscope.core.exact.running import benjamini_hochberg
-from attnscope.core.measures import MEASURES
+from attnscope.core.measures.catalogue import MEASURES
 from attnscope.errors import UsageError
 from attnscope.records.heads.findings import Head
 from attnscope.studies.heads.options import HeadsOptions, read_thresholds

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from attnscope.records import load
+from attnscope.records import load_record as load
 from attnscope.records.frame.record import Record
 from attnscope.views.tables import numbers
 from attnscope.views.tables.plain_text import open_console

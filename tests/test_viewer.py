@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from attnscope.cli import app
-from attnscope.records import Heatmap, load
+from attnscope.records import Heatmap
+from attnscope.records import load_record as load
 from attnscope.views.page import empty_page
 from tests.atlas_helpers import small_atlas
 from tests.findings_helpers import described_findings

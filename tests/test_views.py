@@ -17,7 +17,7 @@ from attnscope.views.drawing.files import distinct, write_pages
 from attnscope.views.drawing.inks import blend
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.maps import pages as figures
-from attnscope.views.maps import show as terminal
+from attnscope.views.maps import terminal as terminal
 from attnscope.views.tables.plain_text import open_console
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 from tests.test_pooled_records import pooled_record

@@ -19,6 +19,8 @@ from attnscope.models.model import Batch, Model
 from attnscope.records.why.heads import WhyHeads
 from attnscope.records.why.score import Why
 from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.reading import Prompt, read
+from attnscope.studies.why.study import why_cells
 from tests.conftest import Run, write_tiny
 from tests.test_stream import GROUPED, SIZES, random_model
 
@@ -146,7 +148,7 @@ def test_a_head_s_part_is_what_it_wrote_through_norm_projection_and_turn() -> No
 def test_what_cannot_be_taken_apart_is_refused_in_a_line() -> None:
     with pytest.raises(AttnscopeError, match="something else adds to the stream of olmo"):
         attnscope.why(loaded("olmo"), TEXT, 1, 0, QUERY, KEY)  # its norm has no weight by which it could be known
-    with pytest.raises(AttnscopeError, match="does not show what its queries and keys are made of"):
+    with pytest.raises(AttnscopeError, match="made of: its own modules compute attention"):
         attnscope.why(loaded("bloom"), TEXT, 1, 0, QUERY, KEY)
     llama = loaded("llama")
     with pytest.raises(AttnscopeError, match=r"a mask hides token @6 #8 from token @2 #3 in layer 1"):
@@ -250,3 +252,16 @@ def test_the_command_lists_what_heads_rest_on(run: Run, tmp_path: Path) -> None:
     assert "what heads' choices of keys rest on · 3 texts" in out and "L1H2" in out
     assert WhyHeads.load(tmp_path / "out" / "why-heads.npz").heads == ((1, 0), (1, 2))
     assert run(*told, "--query", "cat")[0] == 2
+
+
+def test_every_cell_of_a_head_is_taken_apart_as_alone(tiny_bert: Path) -> None:
+    model = attnscope.load(str(tiny_bert), engine="hf")
+    reading = read(model, Prompt("the cat a"))
+    cells = list(why_cells(model, reading, "encoder", 1, 0, least=0))
+    assert len(cells) == len(reading.tokens) ** 2
+    for cell in cells[1::7]:
+        alone = attnscope.why(model, "the cat a", 1, 0, cell.query, cell.key)
+        np.testing.assert_allclose(cell.pairs, alone.pairs, atol=1e-6)
+        assert (cell.parts, cell.weight, cell.mean) == (alone.parts, alone.weight, alone.mean)
+    strong = list(why_cells(model, reading, "encoder", 1, 0, least=0.5))
+    assert [cell.query for cell in strong] == list(range(len(reading.tokens)))

@@ -17,7 +17,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.maps.sounds import SpokenWord
 from attnscope.studies.maps.word_times import time_words
 from attnscope.views.drawing.style import Style
-from attnscope.views.maps.sound_spectrogram import SpectrogramPage
+from attnscope.views.maps.sound_figures import SpectrogramPage
 from tests.conftest import Run
 from tests.senses_helpers import speech, write_whisper
 

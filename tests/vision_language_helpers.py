@@ -43,7 +43,7 @@ def _tokenizer(marks: list[str], **named: str) -> Any:
 
 
 def _without_videos(kind: type) -> Any:
-    from attnscope.models.hf.senses.processors import without_videos
+    from attnscope.models.hf.senses.seeing import without_videos
 
     return without_videos(kind)
 

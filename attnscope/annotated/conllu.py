@@ -226,10 +226,10 @@ def _dependencies(rows: _Rows) -> Iterator[Link]:
         if not row["head"]:
             continue
         word, head, label = row["id"] - 1, row["head"] - 1, row["deprel"]
-        yield Link(f"{label}→head", (word,), (head,))
+        yield Link(f"{label}→parent", (word,), (head,))
         dependents.setdefault((head, label), []).append(word)
     for (head, label), words in dependents.items():
-        yield Link(f"head→{label}", (head,), tuple(words))
+        yield Link(f"parent→{label}", (head,), tuple(words))
 
 
 # Coreference ----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from attnscope.corpus import Corpus, Problem
 from attnscope.corpus.formats import BadLines
 from attnscope.corpus.lines import UnreadableError
 from attnscope.errors import AttnscopeError, amount
+from attnscope.text import refuse_other_format
 
 Kind = Literal["auto", "conllu", "jsonl", "python"]
 """How files are annotated; "auto" goes by the name: .conllu, .conll; .jsonl, .ndjson, .json; .py, .pyi."""
@@ -135,6 +136,8 @@ def _kind_of(source: str) -> str:
     suffixes = [suffix.lower() for suffix in Path(source).suffixes if suffix.lower() not in {".gz", ".zst"}]
     kind = _BY_NAME.get(suffixes[-1]) if suffixes else None
     if kind is None:
+        if source != "-":
+            refuse_other_format(source, source)
         raise AttnscopeError(
             f"how {'stdin' if source == '-' else source} is annotated cannot be told by its name",
             f"say it with --kind: {', '.join(KINDS[1:])}",

@@ -4,8 +4,13 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from attnscope.corpus import CorpusText
+
 Span = tuple[int, int]
 """First and last + 1 character in a text."""
+
+ZONE = "zone:"
+"""What stands before the name of a zone where it is a kind of words."""
 
 
 @dataclass(frozen=True)
@@ -13,7 +18,7 @@ class Link:
     """A word, or several that stand for one thing, and the words of which any is right to look at.
 
     Attributes:
-        relation: What the link is, such as "nsubj→head".
+        relation: What the link is, such as "nsubj→parent".
         source: Numbers of the words that look, ascending.
         targets: Numbers of the words that may be looked at, ascending; none of them is in `source`.
         is_mutual: Whether it is an undirected link, which stands in both directions.
@@ -83,6 +88,15 @@ class AnnotationError(Exception):
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason)
         self.reason, self.line = reason, line
+
+
+def annotate_zones(text: CorpusText) -> AnnotatedText | None:
+    """The zones of a text as words of a kind that is named by them, such as "zone:answer"; None where it has none."""
+    if not text.zones:
+        return None
+    words = tuple((start, stop) for start, stop, _ in text.zones)
+    kinds = tuple(f"{ZONE}{name}" for *_, name in text.zones)
+    return AnnotatedText(text.text or "", words, (), text.source, text.line, kinds=kinds)
 
 
 def merged(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:

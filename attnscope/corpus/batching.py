@@ -14,7 +14,7 @@ from attnscope.text import build_tokens
 
 T = TypeVar("T")
 
-Encode = Callable[[str], Tokens]
+Encode = Callable[..., Tokens]
 """Tokenises a text, special tokens included: `encode` of a model's tokenizer."""
 
 BLOCK = 256
@@ -245,4 +245,4 @@ def tokens_of(text: CorpusText, encode: Encode, special: frozenset[int]) -> Toke
     """The tokens of a text, whether it came as a text or as numbers."""
     if text.ids is not None:
         return tokens_of_ids(text.ids, special)
-    return encode(text.text or "")
+    return encode(text.text or "", is_whole=True) if text.is_chat else encode(text.text or "")

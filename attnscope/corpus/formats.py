@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from attnscope.corpus.lines import UnreadableError
 from attnscope.errors import parse_json
 from attnscope.text import MOST_BYTES, too_long
+
+Other = TypeVar("Other")
 
 Split = Literal["line", "paragraph", "file"]
 """How a plain text file is split into texts; blank lines separate paragraphs."""
@@ -112,8 +114,19 @@ SPLITTERS: dict[Split, Callable[[Iterator[str]], Iterator[tuple[int, str]]]] = {
 }
 
 
-def read_jsonl(lines: Iterator[str], field: str, bad: BadLines) -> Iterator[tuple[int, str | tuple[int, ...]]]:
+def read_jsonl(
+    lines: Iterator[str],
+    field: str,
+    bad: BadLines,
+    read_other: Callable[[dict[str, Any]], Other | None] = lambda _: None,
+) -> Iterator[tuple[int, str | tuple[int, ...] | Other]]:
     """A field of each line of JSON: texts or token numbers, with the lines that they stand on.
+
+    Args:
+        lines: The lines.
+        field: The field.
+        bad: Lists malformed lines.
+        read_other: What else an object may be; a ValueError says what is wrong with it.
 
     Raises:
         UnreadableError: Too many lines are malformed.
@@ -124,6 +137,14 @@ def read_jsonl(lines: Iterator[str], field: str, bad: BadLines) -> Iterator[tupl
         entry = json_object(line)
         if isinstance(entry, str):
             bad.add(number, entry)
+            continue
+        try:
+            other = read_other(entry)
+        except ValueError as error:
+            bad.add(number, str(error))
+            continue
+        if other is not None:
+            yield number, other
             continue
         used = field if field in entry or "input_ids" not in entry else "input_ids"
         if used not in entry:

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, get_args
+from typing import Any, BinaryIO, get_args
 
 import numpy as np
 
+from attnscope.corpus.chats import PLAIN, Render, Zone, Zoned, read_zoned, write_plainly
 from attnscope.corpus.formats import SPLITTERS, BadLines, Format, Problem, Split, format_of, read_csv, read_jsonl
 from attnscope.corpus.lines import Replay, UnreadableError, decompressed, lines_of, read_pieces, zstd
 from attnscope.corpus.parquet import read_parquet
@@ -31,6 +32,8 @@ class CorpusText:
         line: The line it begins on, from 1.
         text: The text; None where token numbers were given instead.
         ids: Token numbers, special ones included; None where a text was given.
+        zones: Where its zones are, such as the messages of a conversation; none = it has none.
+        is_chat: Whether its special tokens stand in the text, as a chat template wrote them.
     """
 
     index: int
@@ -38,6 +41,8 @@ class CorpusText:
     line: int
     text: str | None = None
     ids: tuple[int, ...] | None = None
+    zones: tuple[Zone, ...] = ()
+    is_chat: bool = False
 
     @property
     def n_characters(self) -> int:
@@ -51,7 +56,8 @@ class CorpusText:
             if self.ids is None
             else np.array(self.ids, "<i8").tobytes()
         )
-        return f"{'text' if self.ids is None else 'ids'} {len(raw)}\n".encode() + raw
+        zones = repr((self.zones, self.is_chat)).encode() if self.zones else b""
+        return f"{'text' if self.ids is None else 'ids'} {len(raw)}\n".encode() + raw + zones
 
 
 class Corpus:
@@ -75,6 +81,8 @@ class Corpus:
         field: The field (jsonl) or column (CSV, Parquet) that holds the text. In jsonl and Parquet it may also be a
             list of token numbers; where there is no such field, there may be `input_ids`.
         format: How to read all of them.
+        chat_template: How the conversations of jsonl are written; None = by the model's chat template, "plain" =
+            `role: content`.
 
     Attributes:
         sources: What will be read, in order.
@@ -83,6 +91,8 @@ class Corpus:
         bytes_read: How much of it the last iteration has read.
         sha256: Hash of all texts of the last whole iteration, hex: the same texts in the same order have the same one,
             whatever files they came in. Empty before.
+        zones: The names of all zones of the last whole iteration, sorted.
+        chat: Writes conversations by the chat template of the model that studies them, which sets it.
 
     Raises:
         AttnscopeError: No file is given, an argument is unknown, or a .zst is named and cannot be read for want of
@@ -97,8 +107,13 @@ class Corpus:
         split: Split = "line",
         field: str = "text",
         format: Format = "auto",
+        chat_template: str | None = None,
     ) -> None:
-        for name, value, known in (("split", split, get_args(Split)), ("format", format, get_args(Format))):
+        for name, value, known in (
+            ("split", split, get_args(Split)),
+            ("format", format, get_args(Format)),
+            ("chat template", chat_template or PLAIN, (PLAIN,)),
+        ):
             if value not in known:
                 raise AttnscopeError(f"there is no {name} {value!r}", f"choose one of {', '.join(known)}")
         if isinstance(files, str | Path):
@@ -110,6 +125,8 @@ class Corpus:
         self.problems: list[Problem] = []
         self.bytes_read = 0
         self.sha256 = ""
+        self.zones: tuple[str, ...] = ()
+        self.chat: Render | None = write_plainly if chat_template else None
         self._stdin: Replay | None = None
         self._sizes: list[int | None] | None = None
         if any(name.endswith(".zst") for name in self.sources):
@@ -128,16 +145,20 @@ class Corpus:
         return sum(known) if len(known) == len(self._sizes) else None
 
     def __iter__(self) -> Iterator[CorpusText]:
-        self.problems, self.bytes_read, self.sha256 = [], 0, ""
-        digest = hashlib.sha256()
+        self.problems, self.bytes_read, self.sha256, self.zones = [], 0, "", ()
+        digest, zones = hashlib.sha256(), set[str]()
         index = 0
         for source in self.sources:
             name = "stdin" if source == "-" else source
             try:
                 for line, content in self._read(source, name):
-                    if is_blank(content) if isinstance(content, str) else not content:
+                    written = content.text if isinstance(content, Zoned) else content
+                    if is_blank(written) if isinstance(written, str) else not written:
                         continue
-                    if isinstance(content, str):
+                    if isinstance(content, Zoned):
+                        text = CorpusText(index, name, line, content.text, None, content.zones, content.is_chat)
+                        zones |= {zone for *_, zone in content.zones}
+                    elif isinstance(content, str):
                         text = CorpusText(index, name, line, text=content)
                     else:
                         text = CorpusText(index, name, line, ids=content)
@@ -155,7 +176,12 @@ class Corpus:
                 f"no text is left: nothing to read in {amount(len(self.sources), 'source')}{why}{more}",
                 self._hint(),
             )
-        self.sha256 = digest.hexdigest()
+        self.sha256, self.zones = digest.hexdigest(), tuple(sorted(zones))
+
+    def write_by(self, chat: Render | None) -> None:
+        """Has conversations written by the chat template of a model, where none was chosen."""
+        if self.chat is not write_plainly:
+            self.chat = chat
 
     def _hint(self) -> str:
         if not self.problems:
@@ -166,7 +192,7 @@ class Corpus:
             return "check the address; without a network give a file that is here"
         return "name files that hold text"
 
-    def _read(self, source: str, name: str) -> "Iterator[tuple[int, str | tuple[int, ...]]]":
+    def _read(self, source: str, name: str) -> "Iterator[tuple[int, str | tuple[int, ...] | Zoned]]":
         """Texts and token numbers of one source, with the lines that they begin on; blank ones too."""
         bad = BadLines(name, self.problems)
         wanted = self._format_of(name)
@@ -179,13 +205,16 @@ class Corpus:
             lines = lines_of(decompressed(read_pieces(file, self._count_bytes), name))
             match wanted:
                 case "jsonl":
-                    yield from read_jsonl(lines, self.field, bad)
+                    yield from read_jsonl(lines, self.field, bad, self._read_zoned)
                 case "csv":
                     yield from read_csv(lines, self.field, ",", bad)
                 case "tsv":
                     yield from read_csv(lines, self.field, "\t", bad)
                 case _:
                     yield from SPLITTERS[self.split](lines)
+
+    def _read_zoned(self, entry: dict[str, Any]) -> Zoned | None:
+        return read_zoned(entry, self.field, self.chat)
 
     def _format_of(self, name: str) -> Format:
         return format_of(name) if self.format == "auto" else self.format

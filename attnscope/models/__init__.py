@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError, UsageError, require_choice
 from attnscope.models.catalog import (
     BUILT_IN,
     Source,
@@ -177,8 +177,7 @@ def require_known(engine: str, dtype: str = "float32") -> None:
         UsageError: There is no such engine or precision.
     """
     for what, name, known in (("engine", engine, ENGINES), ("precision", dtype, DTYPES)):
-        if name not in known:
-            raise UsageError(f"there is no {what} {name!r}", f"choose from {', '.join(known)}")
+        require_choice(what, name, known)
 
 
 def open_tokenizer(source: Source) -> Tokenizer | None:

@@ -268,7 +268,7 @@ class Maps(NamedTuple):
 
     Attributes:
         weights: (head, query, key).
-        full: What one head over the full width of the layer would attend to, (query, key); see core.full_width.
+        full: What one head over the full width of the layer would attend to, (query, key); see calls.full_width.
     """
 
     weights: "Mapping[int, NDArray[Any]]"

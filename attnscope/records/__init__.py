@@ -17,14 +17,14 @@ __all__ = [
     "Record",
     "Tokens",
     "file_of",
-    "load",
+    "load_record",
     "record_from_arrays",
     "spans",
     "write_whole",
 ]
 
 
-def load(path: str | Path) -> Record:
+def load_record(path: str | Path) -> Record:
     """Reads a record of any kind, which it is known by, not by its name; without loss.
 
     An npz archive of bare arrays is read as well: `weights` and `tokens`, as `record_from_arrays` takes them.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from attnscope.records.frame.codec import OMITTED
 from attnscope.records.frame.head_table import HeadTable, number_column
 from attnscope.records.frame.pair_tables import OneHead
 from attnscope.records.frame.reading import require_places
@@ -91,6 +92,32 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class TokenChange:
+    """A token, and what changes there with the lines of heads in the place of their weights.
+
+    Attributes:
+        heads: The head, such as "L3H1"; "" = all heads of the record together.
+        text: The text's number in the corpus.
+        source: Where it comes from, such as "alice.txt:12".
+        place: The token's place in the text, or in the chunk of a long one.
+        before: What stands before it, in a few words.
+        token: The token; where it is hidden from a masked model, the one that is right.
+        loss: Its loss in the whole model, in nats; NaN where nothing is predicted.
+        change: How much its loss rises, in nats; where nothing is predicted, the relative change of its last hidden
+            state.
+    """
+
+    heads: str
+    text: int
+    source: str
+    place: int
+    before: str
+    token: str
+    loss: float
+    change: float
+
+
+@dataclass(frozen=True)
 class Facts:
     """What a record says about a quantity.
 
@@ -116,6 +143,8 @@ class Ablation(Record):
         heads: One entry a head, by kind, layer, head.
         sets: The heads of `--pick` taken out together, and pairs.
         curves: Heads taken out one after another.
+        worst_tokens: Those that suffer most from lines in the place of weights, the worst first: 20 with all heads
+            replaced, 20 with each of the 10 heads by whose line most changes, and 3 with each other one.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.ablate/1"
@@ -128,6 +157,7 @@ class Ablation(Record):
     heads: tuple[HeadEffects, ...]
     sets: tuple[SetEffects, ...] = ()
     curves: tuple[Curve, ...] = ()
+    worst_tokens: tuple[TokenChange, ...] = field(default=(), metadata=OMITTED)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -150,7 +180,7 @@ class Ablation(Record):
     @property
     def main(self) -> str:
         """The quantity that heads are ranked by: a change of loss, else of hidden states, else importance."""
-        modes = ("zero", "mean", "line", "uniform", "sink", "other")
+        modes = ("zero", "mean", "line", "pattern", "uniform", "sink", "other")
         ranked = (*(f"{m}_loss" for m in modes), *(f"{m}_l2" for m in modes), "importance", "sensitivity")
         return next((name for name in ranked if name in self.names), "")
 
@@ -207,7 +237,7 @@ class Ablation(Record):
 
 
 _LABELS = {
-    "l2": "change of hidden states",
+    "l2": "change of the last layer's hidden states",
     "loss": "rise of the loss",
     "kl": "KL of the predictions",
     "importance": "importance E |dL/dξ|",
@@ -220,6 +250,7 @@ _LABELS = {
 
 MODE_LABELS = {
     "line": "its line in place",
+    "pattern": "its mean pattern",
     "uniform": "uniform attention",
     "sink": "all on the first token",
     "other": "another head's line",

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnscope.errors import parse_json
+from attnscope.records.frame import codec
+from attnscope.records.frame.reading import require_types
 
 BATCH_SCHEMA = "attnscope.batch/1"
 
@@ -46,38 +48,23 @@ class DrawnText:
 
     def as_json(self) -> dict[str, Any]:
         """One line of the manifest, as plain JSON values; files with their folder, `/` between."""
-        return {
-            "index": self.index,
-            "source": self.source,
-            "line": self.line,
-            "text": self.text,
-            "tokens": list(self.tokens),
-            "n_tokens": len(self.tokens),
-            "model": self.model,
-            "run": dict(self.run),
-            "notes": list(self.notes),
-            "files": {f"{self.folder}/{name}": size for name, size in self.files.items()},
-            "fingerprint": self.fingerprint,
-        }
+        files = {f"{self.folder}/{name}": size for name, size in self.files.items()}
+        described = {**codec.describe(self), "n_tokens": len(self.tokens), "files": files}
+        return {name: described[name] for name in _LISTED}
 
     def entry(self) -> str:
         """What is kept beside the files: all that does not depend on where in a corpus the text stands."""
-        kept = {
-            "schema": BATCH_SCHEMA,
-            "fingerprint": self.fingerprint,
-            "text": self.text,
-            "tokens": list(self.tokens),
-            "model": self.model,
-            "run": dict(self.run),
-            "notes": list(self.notes),
-            "files": dict(self.files),
-            "asked": dict(self.asked),
-        }
+        described = codec.describe(self)
+        kept = {"schema": BATCH_SCHEMA, **{name: described[name] for name in _KEPT}}
         return json.dumps(kept, ensure_ascii=False) + "\n"
 
     @classmethod
-    def from_entry(cls, content: str, *, index: int, source: str, line: int, folder: str) -> DrawnText:
+    def from_entry(cls, content: str, **place: Any) -> DrawnText:
         """The text that `entry` described.
+
+        Args:
+            content: What `entry` gave.
+            place: Where in a corpus it stands: `index`, `source`, `line` and `folder`.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError: It is no such description.
@@ -85,12 +72,15 @@ class DrawnText:
         kept = parse_json(content)
         if kept["schema"] != BATCH_SCHEMA:
             raise ValueError(f"it holds {kept['schema']!r}")
-        return cls(
-            index, source, line, folder, str(kept["text"]), tuple(map(str, kept["tokens"])),
-            {str(name): int(size) for name, size in kept["files"].items()}, str(kept["model"]), dict(kept["run"]),
-            tuple(map(str, kept["notes"])), str(kept["fingerprint"]),
-            {str(name): str(value) for name, value in kept.get("asked", {}).items()},
-        )  # fmt: skip
+        text: DrawnText = codec.build(cls, kept, **place)
+        require_types(text)
+        return text
+
+
+_KEPT = ("fingerprint", "text", "tokens", "model", "run", "notes", "files", "asked")
+_LISTED = (
+    "index", "source", "line", "text", "tokens", "n_tokens", "model", "run", "notes", "files", "fingerprint",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class Edge:
         effect: What the path alone changes.
         share: Of the total effect.
         q: The smallest false discovery rate among the edges at which it is not 0.
+        attribution: The mean estimate by gradients, in logits; NaN = not estimated.
     """
 
     sender: str
@@ -58,6 +59,7 @@ class Edge:
     effect: Effect
     share: Effect
     q: float
+    attribution: float = np.nan
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -146,13 +148,18 @@ class Patching(Ablation):
         return [self.run.get("model", ""), *self.positions, *map(str, self.corpus.get("sources", ()))]
 
 
+def noise_of(by: str) -> str:
+    """What a head of the clean run gets."""
+    instead = {"mean": "the mean z of the corrupt runs", "line": "the weights that the head's line expects"}
+    return instead.get(by, f"the {by} of the corrupt run")
+
+
 def quantities(by: str, direction: str) -> Mapping[str, Mapping[str, str]]:
     """What every name in a record means."""
-    runs = (
-        f"where the corrupt run gets the {by} of the clean one: patched - corrupt"
-        if direction == "denoise"
-        else f"where the clean run gets the {by} of the corrupt one: clean - patched"
-    )
+    if direction == "denoise":
+        runs = f"where the corrupt run gets the {by} of the clean one: patched - corrupt"
+    else:
+        runs = f"where the clean run gets {noise_of(by)}: clean - patched"
     return {
         "effect": {"what": f"change of the logit difference right - wrong {runs}", "unit": "logits"},
         "share": {"what": "the mean effect by the mean total effect, clean - corrupt", "unit": ""},

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
-from attnscope.options import refuse_beside
+from attnscope.options import heads_from, refuse_beside
 from attnscope.studies.inputs.choice import Choice, Tokens
 from attnscope.studies.inputs.options import LoadOptions, ReadingOptions, TextsWanted, refuse_file_names
 
@@ -42,6 +42,9 @@ def page(
         Path | None,
         "What `attnscope heads` saved (heads.npz): names the heads' roles; an atlas (atlas.npz) is shown beside.",
     ] = None,
+    why: Annotated[
+        str | None, "Heads, such as L3H1,L5H11: list what their strongest cells' queries and keys read.", "Heads"
+    ] = None,
     reading: ReadingOptions,
     model: groups.Model = "minilm",
     which: Choice,
@@ -71,7 +74,7 @@ def page(
     wanted = PageWanted(
         texts=tuple(texts or ()), several=several, reading=reading, images=tuple(image or ()),
         records=tuple(record or ()), heads_record=heads_record, choice=which, tokens=tokens, scale=drawing.scale,
-        out=where.out,
+        out=where.out, why=heads_from(why) if why is not None else (),
     )  # fmt: skip
     with options.progress(printing.quiet) as report:
         written = write_page(model, wanted, loading, report)

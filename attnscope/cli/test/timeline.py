@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from attnscope.cli import groups, options
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, require_choice
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 from attnscope.studies.timeline.options import TimelineOptions
 
@@ -52,8 +52,8 @@ def timeline(
 
     if (probe is None) != texts.given:
         raise UsageError("give one of --file and --probe", 'such as --file "corpus/*.txt", or --probe repeat')
-    if probe not in (None, "repeat"):
-        raise UsageError(f"there is no probe {probe!r}", "there is: repeat")
+    if probe is not None:
+        require_choice("probe", probe, ("repeat",))
     output = where.plan("timeline", printing, **drawing.options())
     corpus = None if probe else texts.corpus()
     with options.progress(printing.quiet) as report:

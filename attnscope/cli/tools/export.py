@@ -70,14 +70,14 @@ def export(
     - `attnscope export patching.npz --for scores -o scores.safetensors`
     """
     from attnscope.output import print_document
-    from attnscope.records import load
+    from attnscope.records import load_record
     from attnscope.views.export.formats import SCHEMA, export
 
     if not stream:
         refuse_beside("a list alone", texts, file=texts.files, model=model)
     elif for_ not in ("duo", "retrieval"):
         refuse_beside(f"--for {for_}", stream=stream)
-    found, sinks = load(record), None if beside is None else load(beside)
+    found, sinks = load_record(record), None if beside is None else load_record(beside)
     sizes = {"sink_size": streaming.sink_size, "recent_size": streaming.recent_size}
     paths = export(found, for_, out, score=score, kind=kind, top=top, sinks=sinks, **sizes)
     document: dict[str, object] = {"schema": SCHEMA, "for": for_}

@@ -27,13 +27,13 @@ def merge(
 ) -> None:
     """Join the records of shards into the record of the whole corpus, bit for bit."""
     from attnscope.output import plan
-    from attnscope.records import file_of, load
+    from attnscope.records import file_of, load_record
     from attnscope.records.atlas.record import Atlas
     from attnscope.records.heads.findings import Findings
     from attnscope.studies.heads.merging import merge_findings
 
     paths = [file_of(part) for part in parts]
-    if isinstance(load(paths[0]), Atlas):
+    if isinstance(load_record(paths[0]), Atlas):
         from attnscope.studies.atlas.parts import merge_files
 
         output = plan("atlas", out, where.formats, **vars(printing), **drawing.options())

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor
 
+from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights, select_heads
 
@@ -121,19 +122,44 @@ class Activations:
         return whole[:, list(heads)]
 
 
-class Leaves:
-    """Makes what heads compute with a leaf of the graph, so that a loss has a gradient there.
-
-    Args:
-        by: What.
+class MeanOutputs(Activations):
+    """Activations whose outputs are means over the texts of several runs of one length; a text with NaN is left out.
 
     Attributes:
-        tensors: By place, as `Activations.values` has them for all heads.
+        outputs: By place, (1, head, query, d_value).
+        n_texts: By place: over how many texts.
     """
 
-    def __init__(self, by: By) -> None:
-        self._by = by
-        self.tensors: dict[Place, Tensor] = {}
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_texts: dict[Place, int] = {}
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Computes an attention, and adds it to the means; see Activations."""
+        output, place = self._compute(call), (call.kind, call.layer)
+        finite = output[output.isfinite().flatten(1).all(1)].to(sum_dtype(output.device))
+        n_before = self.n_texts.get(place, 0)
+        total = finite.sum(0, keepdim=True) + (self.outputs[place] * n_before if n_before else 0.0)
+        self.n_texts[place] = n_before + len(finite)
+        self.outputs[place] = total / self.n_texts[place]
+        self.calls[place] = call
+        return output
+
+
+class Leaves:
+    """Makes what heads compute with leaves of the graph, so that a loss has gradients there.
+
+    Args:
+        by: What: z, query, key, value or pattern, also several.
+        cut: Whether z follows from nothing: then paths from one head to another pass no third head.
+
+    Attributes:
+        tensors: By place and `by`, as `Activations.values` has them for all heads.
+    """
+
+    def __init__(self, *by: By, cut: bool = False) -> None:
+        self._by, self._cut = by, cut
+        self.tensors: dict[tuple[Place, By], Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Computes an attention with gradient.
@@ -141,21 +167,22 @@ class Leaves:
         Returns:
             Its output, (batch, n_heads, query, d_value), in the dtype and unit of the values.
         """
-        by, place = self._by, (call.kind, call.layer)
 
-        def watch(tensor: Tensor) -> Tensor:
+        def watch(by: By, tensor: Tensor, cut: bool = False) -> Tensor:
+            if by not in self._by:
+                return tensor
             # What depends on earlier layers is part of the graph already.
-            self.tensors[place] = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
-            return self.tensors[place]
+            watched = tensor if tensor.requires_grad and not cut else tensor.detach().requires_grad_()
+            self.tensors[(call.kind, call.layer), by] = watched
+            return watched
 
-        if by == "z":
-            return watch(attend(call))
-        if by == "pattern":
-            every = select_heads(call, range(call.n_heads))
-            weights = watch(attention_weights(call))
-            return (weights @ every.value.to(weights.dtype)).to(call.value.dtype)
-        changed: dict[str, Any] = {by: watch(getattr(call, by))}
-        return attend(replace(call, **changed))
+        query, key, value = watch("query", call.query), watch("key", call.key), watch("value", call.value)
+        call = replace(call, query=query, key=key, value=value)
+        if "pattern" not in self._by:
+            return watch("z", attend(call), self._cut)
+        every = select_heads(call, range(call.n_heads))
+        weights = watch("pattern", attention_weights(call))
+        return watch("z", (weights @ every.value.to(weights.dtype)).to(call.value.dtype), self._cut)
 
 
 def attribute(slope: Tensor, base: Tensor, source: Tensor) -> Float[Tensor, "text head token"]:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, allowed, attend, select_heads
+from attnscope.core.attention.seam import AttentionCall, allowed, attend, may_attend, select_heads
 
 LEAST = -1e4
 """The score of a weight of 0: exp of it is 0 in every precision, and it is finite, as biases must be."""
@@ -102,10 +102,7 @@ def _replace_scores(call: AttentionCall, by: Replacement) -> AttentionCall:
         return call
     scores = by.scores
     if callable(scores) and not isinstance(scores, Tensor):
-        shape = (len(call.query), 1, call.query.shape[2], call.key.shape[2])
-        mask = allowed(call)
-        seen = torch.ones(shape, dtype=torch.bool) if mask is None else mask[:, :1].expand(shape)
-        scores = scores(seen)
+        scores = scores(may_attend(call))
     # Queries and keys of one 0 have scores of 0, to which the bias is all that is added.
     return replace(
         call,

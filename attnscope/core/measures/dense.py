@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnscope.core.measures.catalogue import MEASURES, measure_names, unit_queries
+from attnscope.core.measures.catalogue import MEASURES, Keys, Pairs, Row, Statistic, measure_names, unit_queries
 from attnscope.core.measures.facts import OFF_REST, TextFacts
-from attnscope.core.measures.families import Keys, Pairs, Row, Statistic
 from attnscope.core.measures.norms import value_norms
 from attnscope.core.measures.queries import MASS, Ground, Rows, at_offsets, ground, linear_rows
 from attnscope.core.measures.totals import SumsOf, Totals, internal_names, join_totals

@@ -8,8 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnscope.core.attention.precision import move
-from attnscope.core.measures.catalogue import MEASURES, OUTLYING
-from attnscope.core.measures.families import Keys, PairFact
+from attnscope.core.measures.catalogue import MEASURES, OUTLYING, Keys, PairFact
 
 OFF_REST = "off rest"
 """The column of keys outside the sinks: 1, others 0."""
@@ -120,7 +119,7 @@ def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tens
 
 
 def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "batch key"]]:
-    """What each key is worth, by fact (`families.Keys`): the one place where a fact of keys alone is made.
+    """What each key is worth, by fact (`catalogue.Keys`): the one place where a fact of keys alone is made.
 
     Args:
         keys: The texts.
@@ -162,7 +161,7 @@ def key_columns(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, 
 def pair_facts(
     texts: TextFacts, queries: slice, keys: slice, dtype: torch.dtype, cosines: Tensor | None = None
 ) -> dict[PairFact, Float[Tensor, "#batch query key"]]:
-    """Functions of query and key in one text, by fact (`families.Pairs`): the one place where one is made.
+    """Functions of query and key in one text, by fact (`catalogue.Pairs`): the one place where one is made.
 
     Args:
         texts: The texts.

@@ -11,9 +11,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from attnscope.core.attention.precision import move
-from attnscope.core.measures.catalogue import MEASURES, OFFSETS, REACH
+from attnscope.core.measures.catalogue import MEASURES, OFFSETS, REACH, Keys, Pairs, Places, Row, Statistic
 from attnscope.core.measures.facts import OFF_REST, TextFacts, key_columns, pair_facts
-from attnscope.core.measures.families import Keys, Pairs, Places, Row, Statistic
 
 MASS = "mass"
 """The row of what a query gives to all keys together."""

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from attnscope.core.measures.catalogue import MEASURES, OFFSETS, REACH
+from attnscope.core.measures.catalogue import MEASURES, OFFSETS, REACH, Pairs, Places, Row
 from attnscope.core.measures.facts import OFF_REST, TextFacts, key_columns
-from attnscope.core.measures.families import Pairs, Places, Row
 from attnscope.core.measures.queries import MASS, Ground, Rows, ground_of
 
 RARE, PADDING, PLACE, PLACE_OFF, SQUARE = "rare", "padding", "place", "place off rest", "square of place"

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.exact import mapped_arrays
-from attnscope.core.measures.catalogue import MEASURES, OFFSETS, SINK_THRESHOLD, measure_names
-from attnscope.core.measures.families import Keys, Text
+from attnscope.core.measures.catalogue import MEASURES, OFFSETS, SINK_THRESHOLD, Keys, Text, measure_names
 
 Sum = NDArray[np.float64]
 

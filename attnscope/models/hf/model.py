@@ -23,8 +23,7 @@ from attnscope.models.hf.check.examples import accepts, examples, max_tokens
 from attnscope.models.hf.check.reach import mixes_lengths
 from attnscope.models.hf.check.survey import Survey, survey
 from attnscope.models.hf.dispatch import input_device
-from attnscope.models.hf.live import ProbeOf, probe_forwards
-from attnscope.models.hf.network import Network
+from attnscope.models.hf.network import Network, ProbeOf, probe_forwards
 from attnscope.models.hf.outputs import blocks_by_layer, can_resume, skipped_calls
 from attnscope.models.hf.parts import (
     base_of,
@@ -180,7 +179,7 @@ class HuggingFaceModel(ShownModel):
         return self.network.outputs(self.network.text_inputs(batch), probe, logits=logits, last=last)
 
     def probe_forwards(self, probe_of: ProbeOf) -> AbstractContextManager[Any]:
-        """See models.model.Model, and hf.live."""
+        """See models.model.Model, and hf.network.probe_forwards."""
         self.network.require_seam("its heads cannot be changed")
         return probe_forwards(self.network, probe_of)
 

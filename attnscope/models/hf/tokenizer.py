@@ -66,9 +66,15 @@ class HuggingFaceTokenizer:
         """The text of one token."""
         return f"<{number}>" if self._piece(number) is None else str(self.backend.decode([number]))
 
-    def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
-        return self._encode(text, pair, add_special_tokens=True)
+    def encode(self, text: str, pair: str | None = None, *, is_whole: bool = False) -> Tokens:
+        """Tokenises a text, or a pair of texts, with the special tokens that the model expects.
+
+        Args:
+            text: The text.
+            pair: The second text of a pair.
+            is_whole: Whether the special tokens stand in the text: none is added.
+        """
+        return self._encode(text, pair, add_special_tokens=not is_whole)
 
     @property
     def chat(self) -> Callable[[str], Tokens] | None:
@@ -76,16 +82,24 @@ class HuggingFaceTokenizer:
 
         The template writes the tokens that begin a text; none is added a second time.
         """
-        return self._chat if getattr(self.backend, "chat_template", None) else None
+        write = self.write_chat
+        if write is None:
+            return None
+        return lambda text: self.encode(
+            write([{"role": "user", "content": text}], add_generation_prompt=True), is_whole=True
+        )
 
-    def _chat(self, text: str) -> Tokens:
-        messages = [{"role": "user", "content": text}]
+    @property
+    def write_chat(self) -> Callable[..., str] | None:
+        """Writes messages, each with `role` and `content`, by the model's chat template; None where there is none."""
+        return self._write_chat if getattr(self.backend, "chat_template", None) else None
+
+    def _write_chat(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
         try:
             with limit_template():
-                written = self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+                return str(self.backend.apply_chat_template(messages, tokenize=False, **more))
         except Exception as error:  # templates are programs, and raise what they like
             raise AttnscopeError(f"the chat template fails: {first_line(error)}", "leave out --chat") from error
-        return self._encode(written, None, add_special_tokens=False)
 
     def encode_target(self, text: str, start: int) -> Tokens:
         """What a decoder reads that is to write `text`: the start token, then the text but for its last token.

@@ -232,7 +232,7 @@ class CaughtModule:
 
         output = self._forward(args, named, do, seen.softmaxes)
         if check and seen.calls:
-            with self._turn():
+            with self._turn(seed=1):  # what draws random numbers shows here
                 theirs = self.module(*args, **named)
             for own, other in zip(_floats(output), _floats(theirs), strict=True):
                 what = "self-check: the module's output differs from its own with attention at the seam"
@@ -261,18 +261,18 @@ class CaughtModule:
             return self.module(*args, **named)
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """This thread's turn with the module, in eval mode, with the same random numbers each time."""
-        with use_attention(self.module, None), same_draws(self.module):
+    def _turn(self, seed: int = 0) -> Iterator[None]:
+        """This thread's turn with the module, in eval mode, with the same random numbers for the same seed."""
+        with use_attention(self.module, None), same_draws(self.module, seed):
             yield
 
 
 @contextlib.contextmanager
-def same_draws(module: nn.Module) -> Iterator[None]:
-    """Within it, torch draws the same random numbers each time; afterwards the caller's own go on."""
+def same_draws(module: nn.Module, seed: int = 0) -> Iterator[None]:
+    """Within it, torch draws the same random numbers for the same seed; afterwards the caller's own go on."""
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         yield
 
 

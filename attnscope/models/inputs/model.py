@@ -348,7 +348,8 @@ def _open_module(
     )  # fmt: skip
 
     def run(sample: Sample, probe: Probe) -> Tensor:
-        return first_output(caught.run(sample.args, dict(sample.named), probe), name)
+        with _its_own_errors(name):
+            return first_output(caught.run(sample.args, dict(sample.named), probe), name)
 
     return InputsModel(model, info, run, samples, labels, shown, {i: call.path for i, call in enumerate(chosen)})
 
@@ -398,12 +399,12 @@ def _named(paths: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def _its_own_errors(name: str) -> Iterator[None]:
-    """Within it, whatever a module's own code raises becomes one line."""
+    """Within it, whatever a module's own code raises becomes one line, but for an interruption."""
     try:
         yield
-    except AttnscopeError:
+    except (AttnscopeError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # a module may raise anything
+    except BaseException as error:  # a module may raise anything
         if is_out_of_memory(error):
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"

@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from attnscope.core.plain_torch import keep_settings
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.inputs.model import InputsModel, load_inputs
 
@@ -22,7 +23,7 @@ def load_recipe(path: Path, *, name: str, source: str, check: bool = True) -> In
     Raises:
         AttnscopeError: The file cannot be run, or what it returns cannot be shown; one line says why.
     """
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), keep_settings():
         function = getattr(_run(path), FUNCTION, None)
         if not callable(function):
             raise AttnscopeError(f"{path.name} has no function {FUNCTION}", _FORM)
@@ -46,12 +47,12 @@ def _call(path: Path, function: Any) -> Any:
     """What a function of a recipe returns; whatever it raises becomes one line, with the line of the recipe."""
     try:
         return function()
-    except AttnscopeError:
+    except (AttnscopeError, KeyboardInterrupt):
         raise
     except SyntaxError as error:
         message = f"{path.name} is no Python: {error.msg}, line {error.lineno}"
         raise AttnscopeError(message, "mend that line") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # SystemExit too
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         where = f", line {lines[-1]}" if lines else ""

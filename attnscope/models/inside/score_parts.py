@@ -37,7 +37,8 @@ class ScoreRuns:
         if info.path != "seam" or info.engine == "numpy" or not model.modules():
             raise AttnscopeError(
                 f"{info.name} ({info.architecture}, engine {info.engine}) does not show what its queries and keys are "
-                "made of",
+                "made of"
+                + (": its own modules compute attention, and give its weights alone" * (info.path == "eager")),
                 "leave out --engine" if info.engine == "numpy" else "choose a model that runs here through the seam",
             )
         self._model, self._runs = model, LinearRuns(model, reaches_seam=True)

@@ -124,7 +124,7 @@ class PlainEncoder(ShownModel):
 
 
 def _attend(inputs: Inputs) -> _Attention:
-    """Attention of all heads of a layer, and of one head over the full width (see core.full_width)."""
+    """Attention of all heads of a layer, and of one head over the full width (see `full_width` of core)."""
 
     def by_head(rows: Array) -> Array:
         return rows.reshape(len(rows), inputs.n_heads, -1).swapaxes(0, 1)

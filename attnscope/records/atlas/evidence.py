@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from attnscope.errors import AttnscopeError
-from attnscope.records import load
+from attnscope.records import load_record
 from attnscope.records.ablation import Ablation
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.circuits import COMPOSITIONS, Circuits, Link
@@ -63,7 +63,7 @@ def load_with(path: Path, beside: Iterable[Path], where: str | None = None) -> R
         UsageError: Others are given, and it is no atlas; or the condition means nothing here.
         AttnscopeError: As of `load` and `with_records`.
     """
-    record, paths = load(path), [*beside]
+    record, paths = load_record(path), [*beside]
     if paths:
         record.record_kind().require_options(["with"])
         assert isinstance(record, Atlas)
@@ -81,7 +81,7 @@ def require_evidence(paths: Iterable[Path]) -> list[tuple[Path, Evidence]]:
     """
     found: list[tuple[Path, Evidence]] = []
     for path in paths:
-        record = load(path)
+        record = load_record(path)
         has_needles = isinstance(record, Findings) and record.needles is not None
         if not has_needles and not isinstance(record, Relations | Ablation | Circuits):
             raise AttnscopeError(

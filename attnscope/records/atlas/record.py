@@ -172,6 +172,8 @@ class KeptText:
         line: On which line.
         text: What it says; None where it came as token numbers.
         ids: These.
+        zones: As of `attnscope.CorpusText`; likewise is_chat.
+        is_chat: See there.
     """
 
     index: int
@@ -179,6 +181,8 @@ class KeptText:
     line: int
     text: str | None = None
     ids: tuple[int, ...] | None = None
+    zones: tuple[tuple[int, int, str], ...] = ()
+    is_chat: bool = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)

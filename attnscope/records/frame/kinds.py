@@ -139,14 +139,14 @@ KINDS = {
     for kind in (
         Kind(
             "attnscope.heatmap", "record of attention", "maps.heatmap:Heatmap", "heatmap", "weights", ("npz", "json"),
-            ("png", "npz"), "maps.show:show", "maps.pages:pages", "maps.pages:glance", "maps.pages:require_query",
+            ("png", "npz"), "maps.terminal:show", "maps.pages:pages", "maps.pages:glance", "maps.pages:require_query",
             "page:page_of_record", ("drawn", "query"), ("query",),
             (*WHICH, "scale", "cmap", "words", "hide_special"), ("npz", "json"),
             (("json", "record.json"),),
         ),
         Kind(
             "attnscope.pooled", "record of pooled attention", "maps.pooled:PooledHeatmap", "heatmap", "pooled",
-            ("npz", "json"), ("png", "npz"), "maps.show:show", "maps.pages:pages", "maps.pages:glance",
+            ("npz", "json"), ("png", "npz"), "maps.terminal:show", "maps.pages:pages", "maps.pages:glance",
             page="page:page_of_saved", shown_with=("drawn",), others=(*WHICH, "scale", "cmap"),
             lossless=("npz", "json"), files=(("json", "record.json"),),
         ),

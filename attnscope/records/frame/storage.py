@@ -56,6 +56,8 @@ def making_folders_for(path: Path, what: str = "write", named: Path | None = Non
     Raises:
         AttnscopeError: It cannot be written.
     """
+    if "\0" in str(path):
+        raise AttnscopeError(f"cannot {what} {str(named or path)!r}: a name holds no NUL", "choose another with --out")
     made: list[Path] = []
     try:
         made = [folder for folder in path.parents if not folder.exists()]
@@ -76,7 +78,7 @@ def is_stream(path: Path) -> bool:
     """Whether a name is `-`, which is stdout, or that of a pipe: what is written there goes through, and is no file."""
     try:
         return str(path) == "-" or stat.S_ISFIFO(path.stat().st_mode)
-    except OSError:
+    except (OSError, ValueError):  # a name with a NUL
         return False
 
 
@@ -115,7 +117,7 @@ def require_replaceable(path: Path, holds: bytes = b"") -> None:
     """
     try:
         mode = path.lstat().st_mode
-    except OSError:  # nothing there; or what is wrong will be said as it is written
+    except (OSError, ValueError):  # nothing there; or what is wrong will be said as it is written
         return
     if not stat.S_ISREG(mode):
         raise AttnscopeError(

@@ -30,6 +30,9 @@ RETRIEVAL = "retrieval"
 TIE = 1e-3
 """The weight of the sink share in a value of `full_attention_values`: less than one needle token in 400 weighs."""
 
+_MOST_HEADS = 10_000
+"""Layers of a model, and heads of a layer, where the record does not say how many there are."""
+
 _NEEDLES_HINT = "make one: attnscope heads --probe needle -m MODEL -o FOLDER"
 
 
@@ -113,6 +116,17 @@ def scores_of(record: Record, name: str | None = None, kind: str | None = None) 
         UsageError: There is no such score, or it is to be said which.
         AttnscopeError: Records of this kind say nothing per head, or it holds no heads.
     """
+    scores = _scores_of(record, name, kind)
+    sizes = [_size_of(record, part, scores.kind) or _MOST_HEADS for part in ("n_layers", "n_heads")]
+    for place in scores.heads:
+        if not all(0 <= number < size for number, size in zip(place, sizes, strict=True)):
+            raise AttnscopeError(
+                f"the record has a head L{place[0]}H{place[1]}, which its model has not", "make the record again"
+            )
+    return scores
+
+
+def _scores_of(record: Record, name: str | None, kind: str | None) -> HeadScores:
     if isinstance(record, Relations):
         if kind not in (None, record.kind):
             raise UsageError(f"the record has no {kind} attention", f"it is of {record.kind} attention")
@@ -146,7 +160,7 @@ def scores_of(record: Record, name: str | None = None, kind: str | None = None) 
         record, kind, name, column.what, tuple(table.heads[row][1:] for row in rows), values[rows],
         _part(column, "low")[rows], _part(column, "high")[rows], baseline[rows],
         "baseline" if control is None else "decoy", tuple(table.heads[row][1:] for row in best_first),
-        _kv_heads(record, kind),
+        _size_of(record, "n_kv_heads", kind),
     )  # fmt: skip
 
 
@@ -179,12 +193,13 @@ def _scores_of_relation(record: Relations, name: str | None) -> HeadScores:
     chosen = sorted(((layer, head) for layer, head in strong), key=lambda place: -relation.accuracy[place])
     return HeadScores(
         record, record.kind, name, f"accuracy on {name}; baseline: {relation.rule}", heads, accuracy, low, high,
-        np.full(len(heads), relation.baseline), "baseline", tuple(chosen), _kv_heads(record, record.kind),
+        np.full(len(heads), relation.baseline), "baseline", tuple(chosen), _size_of(record, "n_kv_heads", record.kind),
     )  # fmt: skip
 
 
-def _kv_heads(record: Record, kind: str) -> int | None:
-    known = getattr(record, "run", {}).get("n_kv_heads")
+def _size_of(record: Record, part: str, kind: str) -> int | None:
+    """How many layers, heads or key/value heads a model has; None where the record does not say."""
+    known = getattr(record, "run", {}).get(part)
     number = known.get(kind) if isinstance(known, Mapping) else None
     return number if type(number) is int and number > 0 else None
 
@@ -234,6 +249,10 @@ def full_attention_values(scores: HeadScores, sinks: HeadScores | None = None) -
         raise AttnscopeError("some heads have no scores", "study all heads of the model")
     needs = np.clip(scores.grid(scores.score - scores.baseline), 0, 1)
     if sinks is not None:
+        if not scores.run.get("sha256") and not sinks.run.get("sha256"):
+            raise AttnscopeError(
+                "neither record says which weights it is of: both lack a sha256", "make both with a model from a folder"
+            )
         if scores.run.get("sha256") != sinks.run.get("sha256"):
             raise AttnscopeError(
                 f"sink shares are of {sinks.run.get('model')}, and scores of {scores.run.get('model')}",

@@ -36,7 +36,7 @@ class Relation:
     rule's favour.
 
     Attributes:
-        name: Such as "nsubj→head": from the dependent to its head.
+        name: Such as "nsubj→parent": from the dependent to its parent.
         n: Links that were measured, in both halves.
         n_texts: Texts that hold them.
         n_scored: Links of the half that is scored.
@@ -379,6 +379,6 @@ def explained(name: str) -> str:
     origin, arrow, goal = name.partition("→")
     if not arrow:
         return f"attends along {name!r}"
-    if goal == "head":
+    if goal == "parent":
         return f"attends from the {origin} to what it depends on"
-    return f"attends from the head to its {goal}" if origin == "head" else f"attends from {origin} to {goal}"
+    return f"attends from a word to its {goal}" if origin == "parent" else f"attends from {origin} to {goal}"

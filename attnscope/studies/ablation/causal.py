@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
-from attnscope.records.ablation import Ablation
+from attnscope.records.ablation import Ablation, TokenChange
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.shards import settle_corpus
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.study import ablate
+from attnscope.studies.describe.study import FAILURES
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.texts import Report, scale_report, texts_of
 
@@ -72,7 +73,7 @@ def with_lines(
     texts: Corpus | Sequence[str] | Sequence[CorpusText],
     report: Report | None = None,
 ) -> R:
-    """Puts the line of each head in its place, and uniform attention: what changes, and the causal share.
+    """Puts the line of each head in its place, its mean pattern, and uniform attention: what changes, the causal share.
 
     Lines are fitted on half of the first texts, and take the place of weights on the other half.
 
@@ -86,8 +87,14 @@ def with_lines(
         AttnscopeError: The model has several kinds of attention, or there are too few texts.
     """
     first = list(islice(distinct(texts_of(texts), Copies()), 2 * FIRST_TEXTS))
-    ablation = ablate(model, first, AblateOptions(modes=("line", "uniform")), report)
-    return _add(found, [ablation], "replaced", {})
+    ablation = ablate(model, first, AblateOptions(modes=("line", "pattern", "uniform")), report)
+    worst: dict[tuple[str, int, int], tuple[TokenChange, ...]] = {}
+    for head in ablation.heads:
+        mine = [token for token in ablation.worst_tokens if token.heads == head.name]
+        worst[head.kind, head.layer, head.head] = tuple(mine[:FAILURES])
+    made = _add(found, [ablation], "replaced", {})
+    heads = [replace(head, worst_tokens=worst.get((head.kind, head.layer, head.head), ())) for head in made.heads]
+    return replace(made, heads=tuple(heads))
 
 
 def _add(found: R, ablations: Sequence[Ablation], name: str, facts: Mapping[str, Any]) -> R:

@@ -33,17 +33,21 @@ class Lines:
 
     Attributes:
         expectations: What they expect in a text.
-        n_fitted: How many texts they were fitted on.
+        texts: The texts that they were fitted on.
     """
 
     expectations: Expectations
-    n_fitted: int
+    texts: tuple[CorpusText, ...]
     _batch: PaddedTexts | None = field(default=None, repr=False)
     _of_batch: dict[tuple[Place, int], Tensor] = field(default_factory=dict, repr=False)
 
     def n_heads(self, place: Place) -> int:
         """How many heads an attention has."""
         return 1 + max(one.head for one in self.expectations.heads if (one.kind, one.layer) == place)
+
+    def of_model(self, model: Model) -> Lines:
+        """The same in a worker, for its model."""
+        return Lines(self.expectations.of_model(model), self.texts)
 
     def scores(self, texts: PaddedTexts, place: Place, head: int) -> Callable[[Tensor], Tensor]:
         """What gives one head's scores, (row, 1, query, key), float32, for the keys that are allowed; padding has 0.
@@ -108,7 +112,7 @@ def fit_lines(
     fitted = list(distinct(texts_of(texts), Copies()))
     if len(fitted) < FEWEST // 2:
         raise AttnscopeError(f"lines cannot be fitted on {amount(len(fitted), 'text')}", f"give {FEWEST // 2} or more")
-    return Lines(describe_to_expect(model, fitted, others, DescribeOptions(seed=seed)), len(fitted))
+    return Lines(describe_to_expect(model, fitted, others, DescribeOptions(seed=seed)), tuple(fitted))
 
 
 def require_one_kind(model: Model) -> None:

@@ -10,13 +10,16 @@ from attnscope.options import group, heads_from, kind_option, option, options, r
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import TextsWanted
 
-Mode = Literal["zero", "mean", "line", "uniform", "sink", "other"]
+Mode = Literal["zero", "mean", "line", "pattern", "uniform", "sink", "other"]
 CUTS: tuple[Mode, ...] = ("zero", "mean")
 """What takes a head's output away."""
 
-REPLACED: tuple[Mode, ...] = ("line", "uniform", "sink", "other")
-"""What gives a head other weights, and keeps the model's values: those that its description expects, the same for all
-keys, all on the first token, and those that the description of the next head of its layer expects."""
+REPLACED: tuple[Mode, ...] = ("line", "pattern", "uniform", "sink", "other")
+"""What gives a head other weights, and keeps the model's values: those that its description expects, its mean pattern,
+the same for all keys, all on the first token, and those that the description of the next head of its layer expects."""
+
+FITTED: tuple[Mode, ...] = ("line", "pattern", "other")
+"""Those of them that are fitted on other texts than they are tried on."""
 
 MODES = (*CUTS, *REPLACED)
 EACH: Literal["each"] = "each"
@@ -53,7 +56,8 @@ class AblateOptions:
 
     modes: tuple[Mode, ...] = option(
         "What is put in a head's place: zero, mean (of its outputs); or in that of its weights: line (those that its "
-        "description expects), uniform, sink (the first token), other (another head's line); none: no sweep.",
+        "description expects), pattern (their mean by offset), uniform, sink (the first token), other (another head's "
+        "line); none: no sweep.",
         "--ablation", "--by", default=CUTS, choices=MODES, read=_modes, written="zero,mean",
     )  # fmt: skip
     importance: bool = option("Also E |dL/dξ| of each head, by one backward pass (Michel et al.).", default=False)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.studies.ablation.lines import Lines
 from attnscope.studies.ablation.options import REPLACED, Mode
-from attnscope.studies.ablation.reading import PaddedTexts
-from attnscope.studies.ablation.sweep import Cut, replaced_of
+from attnscope.studies.ablation.reading import PaddedTexts, Reader
+from attnscope.studies.ablation.sweep import Cut, Going, HeadMeans, means_of, replaced_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,8 +38,9 @@ def replaced(
         model: A loaded transformers model, see `attnscope.load`; also a module in memory that was loaded.
         lines: The descriptions, see `attnscope.fit_lines`.
         heads: (layer, head) of the heads that are replaced; None = all.
-        by: What takes the place of their weights: "line", "uniform", "sink" (the first token) or "other" (the line of
-            the next head of the layer).
+        by: What takes the place of their weights: "line", "pattern" (the mean of their weights by offset, over the
+            texts that the lines were fitted on), "uniform", "sink" (the first token) or "other" (the line of the next
+            head of the layer).
 
     Yields:
         The torch module, with the model's head.
@@ -59,10 +61,15 @@ def replaced(
     for head in heads or ():
         if head not in [place[1:] for place in places]:
             raise UsageError(f"there is no line for L{head[0]}H{head[1]}", "choose heads that were described")
+    known = HeadMeans({}, lines=lines)
+    if by == "pattern":
+        known = replace(
+            known, patterns=means_of(Going(model, Reader(model, None), lines.texts), patterns=True)[0].means
+        )
     cut = Cut(tuple(place for place in places if heads is None or place[1:] in heads), by)
 
     def probe_of(tokens: Sequence[Tokens], real: NDArray[Any]) -> Probe:
-        return replaced_of([cut], by, PaddedTexts(tuple(tokens), real), lines)
+        return replaced_of([cut], by, PaddedTexts(tuple(tokens), real), known)
 
     with model.probe_forwards(probe_of) as network:
         yield network

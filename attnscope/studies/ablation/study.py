@@ -16,10 +16,10 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Loss, Model, ModelInfo
-from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
+from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects, TokenChange
 from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer
 from attnscope.studies.ablation.lines import Lines, apart, fit_lines, require_one_kind
-from attnscope.studies.ablation.options import EACH, REPLACED, AblateOptions, Mode
+from attnscope.studies.ablation.options import EACH, FITTED, REPLACED, AblateOptions, Mode
 from attnscope.studies.ablation.reading import PLACES, Reader
 from attnscope.studies.ablation.sweep import (
     ALL_QUANTITIES,
@@ -34,6 +34,8 @@ from attnscope.studies.ablation.sweep import (
     measure,
     require_rerunnable,
 )
+from attnscope.studies.ablation.worst_tokens import WorstTokens
+from attnscope.studies.describe.study import FAILURES
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, Texts, problems_of, scale_report, sha256_of, texts_of
 from attnscope.studies.running.late import failure
@@ -42,6 +44,8 @@ from attnscope.studies.running.passes import Pass, merge_halving
 from attnscope.studies.running.workers import Workers
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnscope.core.attention.probes import Place
 
 R = TypeVar("R")
@@ -49,6 +53,9 @@ R = TypeVar("R")
 CURVE_POINTS, RANDOM_ORDERS = 24, 5
 REPLACED_POINTS, REPLACED_ORDERS = 8, 3
 """The same where heads get other weights, each control as many: nearly every point is a whole forward of each text."""
+
+WORST_HEADS = 10
+"""Heads of which as many tokens are kept that suffer from their lines as of all together."""
 
 MOST_IMPORTANT = 8
 """Heads of which all pairs are taken out where none are picked."""
@@ -92,7 +99,7 @@ def ablate(
             be taken out, or no worker can begin.
     """
     options = options or AblateOptions()
-    return _Study(model, texts_of(corpus), options, report, workers).run()
+    return _Study(model, texts_of(corpus, model), options, report, workers).run()
 
 
 class _Study:
@@ -104,8 +111,9 @@ class _Study:
         self.model, self.texts, self.options = model, texts, options
         self.loss = _loss(model, options.loss)
         reader = Reader(model, self.loss, masked=options.masked, seed=options.seed, target=options.target)
-        self._lines, tried = self._fit_lines(workers)
-        self._going = Going(model, reader, tried, workers)
+        fitted, tried = self._apart()
+        self._lines = self._fit_lines(fitted, tried)
+        self._going, self._fitting = (Going(model, reader, some, workers) for some in (tried, fitted))
         self._halved_to: int | None = None
         self._lost: list[dict[str, Any]] = []
         self._notes: list[str] = []
@@ -118,7 +126,14 @@ class _Study:
             from attnscope.models.inside.linear_runs import require_gradients
 
             require_gradients(model)
-        passes = ("mean" in options.modes, options.modes, wants_importance, options.joint, options.curve)
+        passes = (
+            "mean" in options.modes,
+            "pattern" in options.modes,
+            options.modes,
+            wants_importance,
+            options.joint,
+            options.curve,
+        )
         self._n_passes = sum(map(bool, passes))
         self._pass = 0
         self._failures: list[Mapping[str, str]] = []
@@ -130,7 +145,11 @@ class _Study:
             self.known, self._lost = means_of(self._going, self._next())
         else:
             self.known = heads_of(self._going)
-        self.known = replace(self.known, lines=self._lines)
+        patterns: Mapping[Place, Tensor] = {}
+        if "pattern" in options.modes:
+            means, lost = means_of(self._fitting, self._next(), patterns=True)
+            patterns, self._lost = means.means, self._lost + lost
+        self.known = replace(self.known, lines=self._lines, patterns=patterns)
         if not self.known.n_heads:
             raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
         heads = self._heads()
@@ -138,9 +157,10 @@ class _Study:
             raise AttnscopeError("a pair has two heads, and one is chosen", "choose more heads")
         singles = [Cut((head,), mode) for mode in options.modes for head in heads]
         picked = self.options.choice.pick is not None and len(heads) > 1
-        together = [Cut(tuple(heads), mode) for mode in options.modes] if picked else []
+        together = [Cut(tuple(heads), mode) for mode in options.modes if picked or mode == "line" and len(heads) > 1]
         cuts = [*singles, *together]
-        found = self._measure(cuts, self._beside_uniform(heads, len(cuts)))
+        lines = [number for number, cut in enumerate(cuts) if cut.mode == "line"]
+        found = self._measure(cuts, self._beside_uniform(heads, len(cuts)), lines)
         found.done.left_out.require_some_left(found.done.n_texts, self.model.info)
         effects = _by_cut(found, [*singles, *together], self.loss)
         by_head: dict[HeadPlace, dict[str, Effect]] = {head: {} for head in heads}
@@ -172,6 +192,7 @@ class _Study:
             heads=tuple(HeadEffects(*head, by_head[head]) for head in heads),
             sets=tuple(sets),
             curves=tuple(curves),
+            worst_tokens=self._worst_tokens(cuts, effects, found.done.worst),
         )
 
     def _try(self, step: str, do: Callable[[], R]) -> R | None:
@@ -192,10 +213,12 @@ class _Study:
         self._pass += 1
         return scale_report(self._report, self._pass - 1, self._n_passes)
 
-    def _measure(self, cuts: Sequence[Cut], contrasts: NDArray[np.float64] | None = None) -> Pass[Found]:
+    def _measure(
+        self, cuts: Sequence[Cut], contrasts: NDArray[np.float64] | None = None, tokens_of: Sequence[int] = ()
+    ) -> Pass[Found]:
         # Without cuts it is the whole model's loss and how many texts there are: no pass of its own is shown for it.
         report = self._next() if cuts else None
-        found = measure(self._going, cuts, self.known, contrasts=contrasts, report=report)
+        found = measure(self._going, cuts, self.known, contrasts=contrasts, tokens_of=tokens_of, report=report)
         self._note(found)
         return found
 
@@ -245,15 +268,19 @@ class _Study:
 
     # Lines in the place of weights ---------------------------------------------------------------------------------
 
-    def _fit_lines(self, workers: Workers | None) -> tuple[Lines | None, Texts]:
-        """Descriptions of heads fitted on half of the texts, if a mode asks for them; and the texts that are left."""
+    def _apart(self) -> tuple[Sequence[CorpusText], Texts]:
+        """The texts to fit lines and patterns on, half of them if a mode asks for it, and those to try them on."""
+        if not set(FITTED) & set(self.options.modes):
+            return (), self.texts
+        if {"line", "other"} & set(self.options.modes):
+            require_one_kind(self.model)
+        return apart(list(distinct(self.texts, Copies())), self.options.seed)
+
+    def _fit_lines(self, fitted: Sequence[CorpusText], tried: Texts) -> Lines | None:
+        """Descriptions of heads, if a mode asks for them."""
         if not {"line", "other"} & set(self.options.modes):
-            return None, self.texts
-        require_one_kind(self.model)
-        if workers is not None:
-            raise AttnscopeError("lines take the place of weights in one process", "leave out --workers")
-        fitted, others = apart(list(distinct(self.texts, Copies())), self.options.seed)
-        return fit_lines(self.model, fitted, others, self.options.seed), others
+            return None
+        return fit_lines(self.model, fitted, list(tried), self.options.seed)
 
     @property
     def _compares_lines(self) -> bool:
@@ -276,6 +303,20 @@ class _Study:
         for at, effects in enumerate(by_head.values()):
             line, uniform = (rows[modes.index(mode) * n + at] for mode in ("line", "uniform"))
             effects["causal_share"] = causal_share(line, uniform, rows[n_cuts + at])
+
+    def _worst_tokens(
+        self, cuts: Sequence[Cut], effects: Mapping[Cut, Effects], worst: WorstTokens
+    ) -> tuple[TokenChange, ...]:
+        """The tokens that suffer most, all heads together first, then by head; fewer of heads that matter less."""
+        name = "line_loss" if self.loss else "line_l2"
+        singles = [cut for number, cut in enumerate(cuts) if number in worst.by_cut and len(cut.heads) == 1]
+        most = sorted(singles, key=lambda cut: -effects[cut][name].value)[:WORST_HEADS]
+        rows = sorted(worst.by_cut.items(), key=lambda row: len(cuts[row[0]].heads) == 1)
+        return tuple(
+            replace(token, heads=self._names(cut.heads)[0] if cut in singles else "")
+            for cut, tokens in ((cuts[number], tokens) for number, tokens in rows)
+            for token in (tokens if cut in most or cut not in singles else tokens[:FAILURES])
+        )
 
     def _pairs(self, heads: Sequence[HeadPlace], by_head: Mapping[HeadPlace, Effects]) -> tuple[list[SetEffects], bool]:
         """All pairs, and by how much more changes without both than without each alone, text by text."""
@@ -364,9 +405,10 @@ class _Study:
 
     def _run(self) -> dict[str, Any]:
         notes = []
-        if self._lines is not None:
-            fitted = amount(self._lines.n_fitted, "text")
-            notes.append(f"Lines were fitted on {fitted}, and take the place of weights on the others.")
+        if fitted := self._fitting.texts:
+            names = ["Lines"] * (self._lines is not None) + ["mean patterns"] * ("pattern" in self.options.modes)
+            what, n_fitted = " and ".join(names).capitalize(), amount(len(list(fitted)), "text")
+            notes.append(f"{what} were fitted on {n_fitted}, and take the place of weights on the others.")
         if not require_rerunnable(self.model).resumes:
             notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
         if "cross" in self.model.info.kinds and self.options.target is None:
@@ -456,6 +498,7 @@ def _quantities(options: AblateOptions) -> dict[str, dict[str, str]]:
         "zero": "without the head",
         "mean": "with the mean of its outputs in the head's place",
         "line": "with the weights that the head's description expects",
+        "pattern": "with the head's mean attention pattern",
         "uniform": "with uniform attention",
         "sink": "with all attention on the first token",
         "other": "with the weights that the description of the next head of its layer expects",
@@ -463,7 +506,7 @@ def _quantities(options: AblateOptions) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for mode in options.modes:
         found |= {
-            f"{mode}_l2": {"what": f"relative change of the last hidden states {places[mode]}", "unit": ""},
+            f"{mode}_l2": {"what": f"relative change of the last hidden states {places[mode]}", "unit": "relative L2"},
             f"{mode}_loss": {"what": f"how much the loss rises {places[mode]}", "unit": "nats"},
             f"{mode}_kl": {"what": f"KL divergence of the predictions {places[mode]}", "unit": "nats"},
         }

@@ -6,7 +6,7 @@ Several sets are taken out in one forward pass, as further rows of the batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, Outputs, Rerun
 from attnscope.studies.ablation.options import REPLACED, Mode
 from attnscope.studies.ablation.reading import PLACES, PaddedTexts, ReadBatch, Reader
+from attnscope.studies.ablation.worst_tokens import WorstTokens, worst_of_batch
 from attnscope.studies.inputs.texts import Report, Texts
 from attnscope.studies.running import passes
 from attnscope.studies.running.memory import Room
@@ -30,7 +31,8 @@ from attnscope.studies.running.workers import Workers
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.attention.probes import Gate, Place
+    from attnscope.core.attention.mean_pattern import MeanPattern
+    from attnscope.core.attention.probes import Gate, Means, Place
     from attnscope.core.attention.replaced import Replaced
     from attnscope.core.attention.seam import Probe
     from attnscope.studies.ablation.lines import Lines
@@ -77,11 +79,13 @@ class HeadMeans:
         n_heads: How many.
         means: The mean of their outputs over all real queries of all texts.
         lines: Their descriptions; None = no cut asks for them.
+        patterns: Their weights by class of key, over all real queries of the texts to fit, as `MeanPattern.sums`.
     """
 
     n_heads: Mapping[Place, int]
     means: Mapping[Place, Tensor] = field(default_factory=dict)
     lines: Lines | None = None
+    patterns: Mapping[Place, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,11 +96,13 @@ class Found(passes.Found):
         sums: Of each cut (or contrast) and quantity of ALL_QUANTITIES.
         whole: The loss of the whole model, and that by position.
         n_predictions: How many predictions.
+        worst: The tokens for which most changes, of the cuts for which they are asked.
     """
 
     sums: RunningSums
     whole: RunningSums
     n_predictions: int = 0
+    worst: WorstTokens = WorstTokens()
 
 
 def require_rerunnable(model: Model) -> Model:
@@ -171,9 +177,11 @@ def heads_of(going: Going) -> HeadMeans:
     return HeadMeans({})
 
 
-def means_of(going: Going, report: Report | None = None) -> tuple[HeadMeans, list[dict[str, Any]]]:
-    """The mean output of each head, over all texts; and the texts that workers were lost over."""
-    found = going.run(MeanMeasurer, {}, BlockMeans(), report, in_order=True)
+def means_of(
+    going: Going, report: Report | None = None, *, patterns: bool = False
+) -> tuple[HeadMeans, list[dict[str, Any]]]:
+    """The mean output of each head, or its pattern, over all texts; and the texts that workers were lost over."""
+    found = going.run(MeanMeasurer, {"patterns": patterns}, BlockMeans(), report, in_order=True)
     if not found.complete:
         raise KeyboardInterrupt
     return _means_of(found.done), found.lost
@@ -185,6 +193,7 @@ def measure(
     known: HeadMeans,
     *,
     contrasts: Floats | None = None,
+    tokens_of: Sequence[int] = (),
     report: Report | None = None,
 ) -> Pass[Found]:
     """Takes cuts out of every text, one at a time, and adds up what changes.
@@ -198,11 +207,12 @@ def measure(
         cuts: What is taken out.
         known: The heads, and their means where a cut wants them.
         contrasts: Sums of cuts to add up instead, (contrast, cut): differences of a text's own values.
+        tokens_of: The numbers of cuts of which the tokens are kept for which most changes.
         report: Called after each batch.
     """
     mixed = np.eye(len(cuts)) if contrasts is None else contrasts
     nothing = Found(sums=RunningSums((len(mixed), len(ALL_QUANTITIES))), whole=RunningSums((1 + len(PLACES),)))
-    given = {"cuts": tuple(cuts), "known": known, "contrasts": mixed}
+    given = {"cuts": tuple(cuts), "known": known, "contrasts": mixed, "tokens_of": tuple(tokens_of)}
     return going.run(CutMeasurer, given, nothing, report, step="taking heads out of a later text")
 
 
@@ -215,10 +225,21 @@ class CutMeasurer:
         cuts: What is taken out.
         known: The heads, and their means.
         contrasts: See `measure`.
+        tokens_of: See there.
     """
 
-    def __init__(self, model: Model, reader: Reader, cuts: Sequence[Cut], known: HeadMeans, contrasts: Floats) -> None:
-        self._runs, self._reader, self._cuts, self._known = require_rerunnable(model), reader, cuts, known
+    def __init__(
+        self,
+        model: Model,
+        reader: Reader,
+        cuts: Sequence[Cut],
+        known: HeadMeans,
+        contrasts: Floats,
+        tokens_of: Sequence[int],
+    ) -> None:
+        self._runs, self._reader, self._cuts = require_rerunnable(model), reader, cuts
+        self._known = known if known.lines is None else replace(known, lines=known.lines.of_model(model))
+        self._tokens_of = frozenset(tokens_of)
         self._contrasts, self._several_kinds = contrasts, len(model.info.kinds) > 1
 
     def begin(self, block: Block) -> _Held:
@@ -230,6 +251,9 @@ class CutMeasurer:
         for read in longest_first(self._reader.batches(block)):
             for part, found in _parts(self._runs, read, self._cuts, self._known, self._reader):
                 sums.add(part, found)
+                if self._tokens_of:
+                    worst = worst_of_batch(part, found, self._tokens_of, self._runs, self._reader.given["loss"], block)
+                    sums.worst = sums.worst.merge(worst)
                 yield
 
     def finish(self, block: Block, sums: _Held, *, whole: bool) -> Found:
@@ -251,12 +275,13 @@ class _Held:
         self._size = np.zeros(n)
         self._whole_nll, self._n = (np.zeros((n, n_losses)) for _ in range(2))
         self.n_tokens = 0
+        self.worst = WorstTokens()
 
     @property
     def n_texts(self) -> int:
         return int((self._size > 0).sum())
 
-    def add(self, read: ReadBatch, found: _Measured) -> None:
+    def add(self, read: ReadBatch, found: Measured) -> None:
         """Adds what was measured on a batch."""
         for row, place in found.broken.items():
             self._broken.setdefault(int(read.texts[row]), place)
@@ -266,7 +291,7 @@ class _Held:
 
     def _add_whole(self, read: ReadBatch, size: Tensor, nll: Tensor) -> None:
         rows = self._rows(read)
-        np.add.at(self._size, rows, _numpy(size))
+        np.add.at(self._size, rows, _numpy(size.sum(-1)))
         np.add.at(self._whole_nll, rows, _numpy(_by_row_and_place(nll, read)).T)
         np.add.at(self._n, rows, _numpy(_by_row_and_place(nll.new_ones(len(read.rows)), read)).T)
         self.n_tokens += read.n_tokens
@@ -274,7 +299,7 @@ class _Held:
     def _add_cuts(self, read: ReadBatch, cuts: Sequence[int], changed: Tensor, nll: Tensor, kl: Tensor) -> None:
         rows = self._rows(read)
         for place, cut in enumerate(cuts):
-            np.add.at(self._changed[:, cut], rows, _numpy(changed[place]))
+            np.add.at(self._changed[:, cut], rows, _numpy(changed[place].sum(-1)))
             np.add.at(self._nll[:, cut], rows, _numpy(_by_row_and_place(nll[place], read)).T)
             np.add.at(self._kl[:, cut], rows, _numpy(_by_row(kl[place], read)))
 
@@ -306,6 +331,7 @@ class _Held:
         return Found(
             sums=sums, whole=whole, n_texts=int(there.sum()), n_tokens=self.n_tokens,
             n_predictions=int(n[:, 0].sum()), left_out=LeftOut.of(self._texts, broken), halved_to=halved_to,
+            worst=self.worst.without(broken),
         )  # fmt: skip
 
     def _rows(self, read: ReadBatch) -> NDArray[np.int64]:
@@ -313,8 +339,8 @@ class _Held:
 
 
 @dataclass(frozen=True, eq=False)
-class _Measured:
-    """What was measured on a batch: sizes and losses of the whole, and how outputs without some cuts differ."""
+class Measured:
+    """What was measured on a batch: sizes (row, token) and losses of the whole, and how outputs with cuts differ."""
 
     size: Tensor
     nll: Tensor
@@ -324,13 +350,13 @@ class _Measured:
 
 def _parts(
     runs: Model, read: ReadBatch, cuts: Sequence[Cut], known: HeadMeans, reader: Reader
-) -> Iterator[tuple[ReadBatch, _Measured]]:
+) -> Iterator[tuple[ReadBatch, Measured]]:
     """Measures a batch; where memory does not suffice, fewer cuts at a time, and then fewer texts."""
     import torch
 
     room = reader.room
 
-    def measure(part: ReadBatch) -> _Measured:
+    def measure(part: ReadBatch) -> Measured:
         with torch.no_grad():
             return _measure_batch(runs, part, cuts, known, _pass_tokens(room))
 
@@ -350,13 +376,13 @@ def _pass_tokens(room: Room) -> int:
     return PASS_TOKENS if room.tokens is None else min(PASS_TOKENS, room.tokens)
 
 
-def _measure_batch(runs: Model, read: ReadBatch, cuts: Sequence[Cut], known: HeadMeans, pass_tokens: int) -> _Measured:
+def _measure_batch(runs: Model, read: ReadBatch, cuts: Sequence[Cut], known: HeadMeans, pass_tokens: int) -> Measured:
     rerun = runs.rerun(read.batch, logits=bool(len(read.rows)))
     whole = _Whole(rerun.whole, read)
     broken = broken_rows(
         {k: {n: fine.float().log() for n, fine in by_layer.items()} for k, by_layer in rerun.are_numbers.items()}
     )
-    found = _Measured(whole.size, whole.nll, [], broken)
+    found = Measured(whole.size, whole.nll, [], broken)
     for first, mode, numbers in _groups(rerun, cuts):
         for some in _fitting(numbers, read, rerun.whole, pass_tokens):
             probe = probe_of([cuts[number] for number in some], mode, read, known)
@@ -388,12 +414,13 @@ def _fitting(numbers: Sequence[int], read: ReadBatch, whole: Outputs, pass_token
 def probe_of(cuts: Sequence[Cut], mode: Mode, read: ReadBatch, known: HeadMeans) -> Probe:
     """A probe for as many repetitions of a batch as there are cuts, each of which has one of them."""
     if mode in REPLACED:
-        return replaced_of(cuts, mode, read.padded, known.lines)
+        return replaced_of(cuts, mode, read.padded, known)
     return gate_of(cuts, mode, len(read.texts), known)
 
 
-def replaced_of(cuts: Sequence[Cut], mode: Mode, texts: PaddedTexts, lines: Lines | None) -> Replaced:
+def replaced_of(cuts: Sequence[Cut], mode: Mode, texts: PaddedTexts, known: HeadMeans) -> Replaced:
     """The same of cuts that give heads other weights."""
+    from attnscope.core.attention.mean_pattern import pattern_scores
     from attnscope.core.attention.replaced import Replaced, Replacement, evenly, on_key
 
     n_texts, n_tokens = texts.real.shape
@@ -407,10 +434,12 @@ def replaced_of(cuts: Sequence[Cut], mode: Mode, texts: PaddedTexts, lines: Line
                 scores = evenly()
             elif mode == "sink":
                 scores = on_key(n_tokens)
+            elif mode == "pattern":
+                scores = partial(pattern_scores, known.patterns[place][head])
             else:
-                assert lines is not None  # a cut asks for them
-                described = head if mode == "line" else (head + 1) % lines.n_heads(place)
-                scores = lines.scores(texts, place, described)
+                assert known.lines is not None  # a cut asks for them
+                described = head if mode == "line" else (head + 1) % known.lines.n_heads(place)
+                scores = known.lines.scores(texts, place, described)
             replacements.setdefault(place, []).append(Replacement((head,), scores, rows))
     return Replaced(replacements)
 
@@ -440,14 +469,14 @@ class _Whole:
         self._read = read
         self._dtype = torch.promote_types(outputs.hidden.dtype, torch.float32)
         self._hidden = outputs.hidden.to(self._dtype)
-        self.size = (self._hidden.square().sum(-1) * read.real).sum(-1)
+        self.size = self._hidden.square().sum(-1) * read.real
         self._logs = None if outputs.logits is None else self._log_probabilities(outputs.logits[None])[0]
         self.nll = self.size.new_zeros(0) if self._logs is None else self._nll(self._logs[None])[0]
 
     def compare(self, outputs: Outputs, times: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Squared change of the hidden states, (time, row); loss and KL of each prediction, (time, prediction)."""
+        """Squared change of hidden states, (time, row, token); loss and KL of each prediction, (time, prediction)."""
         hidden = outputs.hidden.to(self._dtype).view(times, *self._hidden.shape)
-        changed = ((hidden - self._hidden).square_().sum(-1) * self._read.real).sum(-1)
+        changed = (hidden - self._hidden).square_().sum(-1) * self._read.real
         if outputs.logits is None or self._logs is None:
             nothing = changed.new_zeros(times, 0)
             return changed, nothing, nothing
@@ -479,54 +508,46 @@ def _by_row_and_place(values: Tensor, read: ReadBatch) -> Tensor:
 
 
 class BlockMeans:
-    """Sums of the outputs of heads, batch by batch.
+    """Sums of the outputs of heads, or of their patterns, batch by batch.
 
     Attributes:
-        probes: What was found on each batch that is added yet.
-        sums: The same added up, one after the other.
+        sums: Of all batches with numbers alone, one after the other.
         counts: Over how many queries.
         blank: Zeros like them, of every attention that there is.
     """
 
     def __init__(self) -> None:
         self.n_texts = self.n_tokens = 0
-        self.probes: list[ProbedMeans] = []
         self.sums: dict[Place, Tensor] = {}
         self.counts: dict[Place, int] = {}
         self.blank: dict[Place, Tensor] = {}
 
     def merge(self, other: BlockMeans) -> BlockMeans:
         """These, and after them those of another block: sums are rounded, so that their order counts."""
-        for probe in other.probes:
-            self.add(probe)
+        for place, blank in other.blank.items():
+            self._add(place, blank, other.sums.get(place), other.counts.get(place, 0))
         self.n_texts, self.n_tokens = self.n_texts + other.n_texts, self.n_tokens + other.n_tokens
         return self
 
-    def add(self, found: ProbedMeans) -> None:
-        """Adds what was found on a batch."""
+    def add(self, probe: Means | MeanPattern, *, finite: bool) -> None:
+        """Adds what was found on a batch, if all of it are numbers."""
         import torch
 
-        for place, total in found.sums.items():
-            self.blank.setdefault(place, torch.zeros_like(total))
-            if found.finite:
-                self.sums[place] = total if place not in self.sums else self.sums[place] + total
-                self.counts[place] = self.counts.get(place, 0) + found.counts[place]
+        for place, total in probe.sums.items():
+            self._add(place, torch.zeros_like(total), total if finite else None, probe.counts[place])
 
-
-@dataclass(frozen=True, eq=False)
-class ProbedMeans:
-    """Sums of the outputs of heads over a batch, over how many queries, and whether all are numbers."""
-
-    sums: Mapping[Place, Tensor]
-    counts: Mapping[Place, int]
-    finite: bool
+    def _add(self, place: Place, blank: Tensor, total: Tensor | None, count: int) -> None:
+        self.blank.setdefault(place, blank)
+        if total is not None:
+            self.sums[place] = total if place not in self.sums else self.sums[place] + total
+            self.counts[place] = self.counts.get(place, 0) + count
 
 
 class MeanMeasurer:
-    """Adds up the outputs of heads over the texts of blocks."""
+    """Adds up the outputs of heads, or their patterns, over the texts of blocks."""
 
-    def __init__(self, model: Model, reader: Reader) -> None:
-        self._runs, self._reader = require_rerunnable(model), reader
+    def __init__(self, model: Model, reader: Reader, *, patterns: bool = False) -> None:
+        self._runs, self._reader, self._patterns = require_rerunnable(model), reader, patterns
 
     def begin(self, block: Block) -> BlockMeans:
         """Sums of nothing yet."""
@@ -536,32 +557,31 @@ class MeanMeasurer:
         """Adds a block, batch by batch."""
         for read in longest_first(self._reader.batches(block)):
             for _, probes in self._reader.room.each(read, self._run_batch, self._reader.halves, lambda part: part.size):
-                sums.probes += probes
+                for probe, finite in probes:
+                    sums.add(probe, finite=finite)
             sums.n_texts, sums.n_tokens = sums.n_texts + len(read.texts), sums.n_tokens + read.n_tokens
             yield
 
     def finish(self, block: Block, sums: BlockMeans, *, whole: bool) -> BlockMeans:
-        """What was found on each batch."""
+        """The sums themselves."""
         return sums
 
-    def _run_batch(self, read: ReadBatch) -> list[ProbedMeans]:
+    def _run_batch(self, read: ReadBatch) -> list[tuple[Means | MeanPattern, bool]]:
         import torch
 
+        from attnscope.core.attention.mean_pattern import MeanPattern
         from attnscope.core.attention.probes import Means
 
-        probe = Means(read.queries)
+        probe = (MeanPattern if self._patterns else Means)(read.queries)
         with torch.no_grad():
             self._runs.outputs(read.batch, probe, logits=False)
         finite = all(bool(total.isfinite().all()) for total in probe.sums.values())
-        found = ProbedMeans(dict(probe.sums), dict(probe.counts), finite)
         # One row that is no number would be in every mean: it is found by halves, and left out.
         halves = [] if finite else self._reader.halves(read)
-        return [found, *(one for half in halves for one in self._run_batch(half))]
+        return [(probe, finite), *(one for half in halves for one in self._run_batch(half))]
 
 
 def _means_of(found: BlockMeans) -> HeadMeans:
-    for probe in found.probes:
-        found.add(probe)
     means = {place: total / max(1, found.counts[place]) for place, total in found.sums.items()}
     return HeadMeans({place: len(total) for place, total in found.blank.items()}, {**found.blank, **means})
 

@@ -34,7 +34,7 @@ class AtlasOptions:
 
     def require(self) -> None:
         """Refuses a score that there is not, and the roles of relations."""
-        from attnscope.core.measures import measure_names
+        from attnscope.core.measures.catalogue import measure_names
 
         known = (CONTENT, *measure_names())
         if self.rank not in known:

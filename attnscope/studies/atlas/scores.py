@@ -20,7 +20,7 @@ from attnscope.studies.measuring.block_sums import BlockSums, Hits
 from attnscope.studies.measuring.head_blocks import Found, HeadMeasurer
 
 if TYPE_CHECKING:
-    from attnscope.core.measures import SumsOf
+    from attnscope.core.measures.totals import SumsOf
 
 CONTENT_WHAT = (
     "the share of attention that rests on neither special tokens nor the first one, times the nats that attention is "

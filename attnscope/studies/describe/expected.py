@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.records import Tokens
 from attnscope.records.heads.descriptions import HeadDescription
-from attnscope.studies.describe.features import blocks_of
+from attnscope.studies.describe.features import SPECIAL, blocks_of, catalogue
 from attnscope.studies.describe.rows import Group, _facts, _frequent
 from attnscope.studies.describe.sample import DescribeOptions
 from attnscope.studies.describe.study import (
@@ -76,6 +76,26 @@ class Expectations:
     frequent: frozenset[int]
     _follow: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)
     _texts: OrderedDict[int, tuple[Tokens, dict[int, _Text]]] = field(default_factory=OrderedDict, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What workers get: features by name, and no model, for they have one of their own; see `of_model`."""
+        fits = [(replace(fit, group=replace(fit.group, features=())), fit.group.features) for fit in self.fits]
+        named = [(fit, [one.name for one in features]) for fit, features in fits]
+        special = {one.base or one.name for _, features in fits for one in features}
+        labels = sorted(name.removeprefix(SPECIAL) for name in special if name.startswith(SPECIAL))
+        return {**vars(self), "model": None, "_texts": OrderedDict(), "fits": named, "labels": labels}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        known = {one.name: one for one in catalogue(state.pop("labels"))}
+        made = [
+            replace(fit, group=replace(fit.group, features=tuple(known[n] for n in names)))
+            for fit, names in state["fits"]
+        ]
+        vars(self).update(state, fits=tuple(made))
+
+    def of_model(self, model: Model) -> Expectations:
+        """The same for a model that was loaded anew."""
+        return replace(self, model=model)
 
     def scores(self, tokens: Tokens, place: Place, head: int, allowed: NDArray[np.bool_]) -> Singles:
         """The logarithm of the weights that a head's description expects, but for a summand of each query.

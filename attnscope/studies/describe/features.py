@@ -429,7 +429,8 @@ _CLARK, _VOITA = "Clark et al. 2019, section 3", "Voita et al. 2019, section 4"
 RESTING = "resting"
 """The feature of all tokens on which heads rest: special ones and the first."""
 
-SINK = re.compile(r"special:|first$|resting$")
+SPECIAL = "special:"
+SINK = re.compile(rf"{SPECIAL}|first$|resting$")
 """The features that tell these tokens apart, by name."""
 
 WITHIN = 4
@@ -495,9 +496,7 @@ def catalogue(special_labels: Sequence[str], relations: Sequence[str] = (), kind
         relations: Relations of annotated texts.
         kinds: Kinds of words of annotated texts.
     """
-    specials = [
-        Feature(f"special:{label}", label, "key", 1, _special(label), source=_CLARK) for label in special_labels
-    ]
+    specials = [Feature(SPECIAL + one, one, "key", 1, _special(one), source=_CLARK) for one in special_labels]
     first = Feature("first", "the first token", "key", 2, _key(_first), source="Xiao et al. 2024, section 3.1")
     features = [
         *_offsets(),
@@ -572,10 +571,10 @@ def _products(base: Feature) -> list[Feature]:
 
 
 def _arcs(relations: Sequence[str]) -> list[Feature]:
-    """Links of annotations: each relation, and all that go to a word's head or to what depends on it."""
+    """Links of annotations: each relation, and all that go to a word's parent or to what depends on it."""
     groups = {
-        "head": ("its head", [name for name in relations if name.endswith("→head")]),
-        "dependents": ("what depends on it", [name for name in relations if name.startswith("head→")]),
+        "parent": ("its parent", [name for name in relations if name.endswith("→parent")]),
+        "dependents": ("what depends on it", [name for name in relations if name.startswith("parent→")]),
         "linked": ("what it is linked to", list(relations)),
     }
     made = [

@@ -1,4 +1,4 @@
-"""Features of the user's own, for descriptions: patterns that are looked for in words."""
+"""Features of the user's own, for descriptions: patterns that are looked for in words, and zones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.annotated.texts import ZONE
 from attnscope.errors import UsageError
 from attnscope.studies.describe.features import Feature, Flags, TextFacts, catalogue
 
@@ -57,6 +58,15 @@ def own_feature(given: str) -> Feature:
         return found & _matches(facts, patterns[0])[queries][:, None] if len(parts) > 1 else found
 
     return Feature(name, name, "from" if len(parts) > 1 else "key", 2, of, source="given")
+
+
+def zone_feature(kind: str) -> Feature:
+    """The feature of keys in a zone, such as "zone:answer"; annotations have zones as kinds of words."""
+
+    def of(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
+        return np.broadcast_to(facts.of_kind.get(kind, np.zeros(facts.n, np.bool_)), (len(queries), facts.n))
+
+    return Feature(kind, f"the {kind.removeprefix(ZONE)} zone", "key", 3, of)
 
 
 def _matches(facts: TextFacts, pattern: re.Pattern[str]) -> Flags:

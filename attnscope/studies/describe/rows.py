@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedText
+from attnscope.annotated.texts import ZONE
 from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records import Tokens
 from attnscope.studies.describe.features import RESTING, SINK, Feature, TextFacts, blocks_of, catalogue
+from attnscope.studies.describe.own_features import zone_feature
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of, unit_embeddings
 from attnscope.studies.running.memory import Room, halves, padded_size
@@ -176,7 +178,9 @@ def measure(
     labels = dict.fromkeys(t.labels[i] for t in tokens for i in np.flatnonzero(t.special))
     relations = sorted({link.relation for unit in sample if unit.annotation for link in unit.annotation.links})
     kinds = sorted({kind for unit in sample if unit.annotation for kind in unit.annotation.kinds if kind})
-    features = [*catalogue(list(labels), relations, kinds), *own]
+    zones = [kind for kind in kinds if kind.startswith(ZONE)]
+    words = [kind for kind in kinds if kind not in zones]
+    features = [*catalogue(list(labels), relations, words), *map(zone_feature, zones), *own]
     frequent = _frequent(sample, frequencies)
     reads: dict[str, dict[int, _Read]] = {}
     place_of = {id(unit.chunk): number for number, unit in enumerate(sample)}

@@ -7,7 +7,7 @@ over these reads whole rows of some of their queries. So a description is the sa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
-from attnscope.annotated.texts import merged
+from attnscope.annotated.texts import annotate_zones, merged
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.errors import UsageError
@@ -86,7 +86,7 @@ def describe(
     options = options or DescribeOptions()
     options = replace(options, features=(*options.features, *features))
     annotations: dict[str, AnnotatedText] = {}
-    corpus = texts_of(_without_annotation(texts, annotations))
+    corpus = texts_of(_without_annotation(texts, annotations), model)
     counts = count_tokens(distinct(corpus, Copies()), model.tokenizer.encode, special_ids(model))
     return describe_texts(model, corpus, Frequencies.of_counts(counts), options, annotations)
 
@@ -112,7 +112,11 @@ def describe_texts(
 ) -> Descriptions:
     """As `describe`, of texts that are listed, with what is known of how frequent tokens are, and of annotated ones."""
     own = own_features(options.features)
-    sample, fits = fit_texts(model, texts, frequencies, options, annotations)
+
+    def annotation_of(text: CorpusText) -> AnnotatedText | None:
+        return (annotations or {}).get(text.text or "") or annotate_zones(text)
+
+    sample, fits = fit_texts(model, texts, frequencies, options, annotation_of)
     n_queries = sum(len(unit.queries) for unit in sample)
     found = [one for fit in fits for one in describe_fitted(fit, sample)]
     groups = [fit.group for fit in fits]
@@ -135,7 +139,7 @@ def fit_texts(
     texts: Texts,
     frequencies: Frequencies,
     options: DescribeOptions,
-    annotations: Mapping[str, AnnotatedText] | None = None,
+    annotation_of: Callable[[CorpusText], AnnotatedText | None] = lambda _: None,
     also: Mapping[int, str] | None = None,
 ) -> tuple[list[Unit], list[Fitted]]:
     """The sample of some texts, and what is fitted to it; nothing where there are too few texts.
@@ -145,13 +149,13 @@ def fit_texts(
         texts: The texts.
         frequencies: How frequent tokens are.
         options: How.
-        annotations: Annotated texts, by what they are of.
+        annotation_of: What is annotated of a text.
         also: See `rows.measure`.
     """
     require_heads(model, options.heads)
     sample = draw(model, texts, options)
     for unit in sample:
-        unit.annotation = (annotations or {}).get(unit.text.text or "")
+        unit.annotation = annotation_of(unit.text)
     if len(sample) < FEWEST_TEXTS:
         return sample, []
     groups = measure(model, sample, frequencies, own_features(options.features), options.heads, also)

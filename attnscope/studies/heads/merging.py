@@ -1,8 +1,10 @@
 """From exact sums to findings, and from the findings of shards to those of the whole. Needs no model and no torch."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -15,11 +17,15 @@ from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.roles import effective_texts, judge
 from attnscope.studies.measuring.tally import Tally, tallies_of
 
+if TYPE_CHECKING:
+    from attnscope.studies.running.passes import Pass
+
 _LATER = ("causal", "replaced", "quantities")
 """Options that say how a step after the measures was made: a part may have had it by itself."""
 
 _CONTROL = "control-"
 _WRITES = "writes-"
+_ZONES = "zones-"
 _PARTS = _WRITES + "parts."
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -28,7 +34,7 @@ Arrays = Mapping[str, NDArray[Any]]
 def sums_of(trained: Mapping[str, Tally], control: Mapping[str, Tally]) -> dict[str, NDArray[Any]]:
     """The state of tallies by kind, as a record holds it."""
     arrays = {name: array for tally in trained.values() for name, array in tally.to_arrays().items()}
-    return arrays | {_CONTROL + name: array for tally in control.values() for name, array in tally.to_arrays().items()}
+    return arrays | _sums_under(_CONTROL, control)
 
 
 def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping[str, Any], sums: Arrays) -> Findings:
@@ -55,6 +61,8 @@ def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping
         n_answers = parts.total("s" if parts.shape[0] > len(PARTS) else "c")[-1]
         facts["writes"] = {"n_predictions": int(n_answers), "parts": means}
     whole = [tally.beside(written[kind]) if kind in written else tally for kind, tally in trained.items()]
+    zones = _tallies_under(_ZONES, sums)
+    whole = [tally.beside(zones[tally.kind]) if tally.kind in zones else tally for tally in whole]
     return Findings(
         run=run,
         corpus={**corpus, **facts},
@@ -88,8 +96,53 @@ def add_writes(
     return _with_effects(replace(whole, descriptions=found.descriptions), [found])
 
 
+def add_zones(
+    found: Findings,
+    run: Mapping[str, Any],
+    corpus: Mapping[str, Any],
+    options: Mapping[str, Any],
+    tallies: Mapping[str, Tally],
+    names: Sequence[str],
+) -> Findings:
+    """Findings with what zones give to zones; see `studies.heads.zones`.
+
+    A shard without zones has sums of nothing, so that it merges with others.
+
+    Args:
+        found: What heads attend to.
+        run: As of `conclude`; likewise corpus and options.
+        corpus: See there.
+        options: See there.
+        tallies: By kind of attention, the measures between zones.
+        names: Of these measures.
+    """
+    for kind, tally in [*_tallies(found.sums)[0].items()][:1]:
+        tallies = tallies or {kind: Tally.empty(kind, tally.layers, tally.measures.shape[1], names)}
+    return conclude(run, corpus, options, {**found.sums, **_sums_under(_ZONES, tallies)})
+
+
+def said_of_pass(found: Findings, done: Pass[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What made a record, and on what, after one more pass over its texts."""
+    run = {**found.run, "notes": [*found.run["notes"], *done.notes]}
+    if done.failures:
+        run["failures"] = [*run.get("failures", ()), *done.failures]
+    known = found.corpus["problems"]
+    corpus = {**found.corpus, "problems": [*known, *(one for one in done.lost if one not in known)]}
+    return run, settle_corpus(corpus, interrupted=not done.complete)
+
+
+def _sums_under(prefix: str, tallies: Mapping[str, Tally]) -> dict[str, NDArray[Any]]:
+    """The state of tallies by kind, with a prefix before each name."""
+    return {prefix + name: array for tally in tallies.values() for name, array in tally.to_arrays().items()}
+
+
+def _tallies_under(prefix: str, sums: Arrays) -> dict[str, Tally]:
+    """The tallies that `_sums_under` wrote, by kind."""
+    return tallies_of({name.removeprefix(prefix): array for name, array in sums.items() if name.startswith(prefix)})
+
+
 def _sums_of_writes(tallies: Mapping[str, Tally], parts: RunningSums | None) -> dict[str, NDArray[Any]]:
-    arrays = {_WRITES + name: array for tally in tallies.values() for name, array in tally.to_arrays().items()}
+    arrays = _sums_under(_WRITES, tallies)
     return arrays | ({} if parts is None else {_PARTS + name: array for name, array in parts.to_arrays().items()})
 
 
@@ -122,12 +175,13 @@ def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Find
         _require_alike((parts[0], names[0]), (part, name))
     _require_apart(parts, names)
     ordered = sorted(parts, key=lambda part: _shard(part.corpus["shards"][0]))
-    tallies: tuple[dict[str, Tally], ...] = ({}, {}, {})
+    tallies: tuple[dict[str, Tally], ...] = ({}, {}, {}, {})
     answers: RunningSums | None = None
     for part, name in zip(parts, names, strict=True):
         try:
             written, mine_answers = _written(part.sums)
-            for mine, added in zip((*_tallies(part.sums), written), tallies, strict=True):
+            zones = _tallies_under(_ZONES, part.sums)
+            for mine, added in zip((*_tallies(part.sums), written, zones), tallies, strict=True):
                 for kind, tally in mine.items():
                     added[kind] = added[kind].merge(tally) if kind in added else tally
             if mine_answers is not None:
@@ -136,7 +190,7 @@ def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Find
             raise AttnscopeError(f"{name} is damaged: {error}", "make this part again") from None
     backends = dict.fromkeys(str(part.run["backend"]) for part in ordered if "backend" in part.run)
     run = {**ordered[0].run, **({"backend": " and ".join(sorted(backends))} if backends else {})}
-    sums = {**sums_of(*tallies[:2]), **_sums_of_writes(tallies[2], answers)}
+    sums = {**sums_of(*tallies[:2]), **_sums_of_writes(tallies[2], answers), **_sums_under(_ZONES, tallies[3])}
     whole = conclude(run, _join([part.corpus for part in ordered]), parts[0].options, sums)
     # Descriptions are of texts drawn from the whole corpus, whatever the shard: all parts say the same.
     described = next((part.descriptions for part in ordered if part.descriptions is not None), None)
@@ -162,9 +216,8 @@ def _with_effects(whole: Findings, parts: Sequence[Findings]) -> Findings:
 
 def _tallies(sums: Arrays) -> tuple[dict[str, Tally], dict[str, Tally]]:
     """The tallies of a model and of its control."""
-    control = {name.removeprefix(_CONTROL): array for name, array in sums.items() if name.startswith(_CONTROL)}
-    trained = {name: array for name, array in sums.items() if not name.startswith((_CONTROL, _WRITES))}
-    return tallies_of(trained), tallies_of(control)
+    trained = {name: array for name, array in sums.items() if not name.startswith((_CONTROL, _WRITES, _ZONES))}
+    return tallies_of(trained), _tallies_under(_CONTROL, sums)
 
 
 def _written(sums: Arrays) -> tuple[dict[str, Tally], RunningSums | None]:

@@ -1,5 +1,6 @@
 """From what a command line asks of heads to findings: of texts, repeated tokens, needles, photos or recordings."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from attnscope.core.questions.written import WRITTEN
 from attnscope.corpus import CorpusText, repeat_probe
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError, UsageError, require_choice
 from attnscope.models.model import Model, example_tokens
 from attnscope.options import refuse_beside
 from attnscope.records.heads.findings import Findings
@@ -19,6 +20,7 @@ from attnscope.studies.heads.roles import RULES, complete_thresholds
 from attnscope.studies.heads.study import heads
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
 from attnscope.studies.inputs.texts import Report
+from attnscope.studies.measuring.tally import ZONE
 from attnscope.studies.relations.study import require_relations
 from attnscope.studies.running.workers import Workers
 from attnscope.studies.senses.study import picture_heads, sound_heads
@@ -45,8 +47,8 @@ def study(
         return _study_needles(spec, texts, order, loading, report, workers)
     if order.probe is not None and texts.given:
         raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
-    if order.probe not in (None, "repeat"):
-        raise UsageError(f"there is no probe {order.probe!r}", "there are: repeat, needle")
+    if order.probe is not None:
+        require_choice("probe", order.probe, ("repeat", "needle"))
     corpus = None if order.probe else texts.corpus(spec)
     if order.heads.relations is not None:
         require_relations(order.heads.relations)
@@ -102,11 +104,12 @@ def require_names(options: HeadsOptions, measures: str | None, where: str | None
 
     Before the model runs for minutes; the roles of relations are not known before.
     """
-    from attnscope.core.measures import FROM_OFFSETS, measure_names
+    from attnscope.core.measures.catalogue import FROM_OFFSETS, measure_names
 
     complete_thresholds(options.thresholds)
     own_features(options.describe.features if options.describe else ())
-    known = (*measure_names(), *(WRITTEN if options.writes else ()), FROM_OFFSETS)
+    zones = re.findall(rf"{ZONE}\w+", f"{measures} {where}")  # what texts have is known when they are read
+    known = (*measure_names(), *(WRITTEN if options.writes else ()), FROM_OFFSETS, *zones)
     roles = tuple(name for name, rule in RULES.items() if options.writes or not rule.does)
     _require_named(measures, where if options.relations is None else None, known, roles, options.describe is not None)
 

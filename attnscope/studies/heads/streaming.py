@@ -17,8 +17,8 @@ from attnscope.models.model import Batch, Model
 from attnscope.records import Record
 from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import Findings
+from attnscope.records.heads.needles import Streamed, StreamingCheck
 from attnscope.records.heads.scores import full_attention_values, scores_of
-from attnscope.records.heads.streaming import Streamed, StreamingCheck
 from attnscope.studies.heads.needles import change_of_share, make_hay, share_of_tokens
 from attnscope.studies.heads.options import NeedleOptions, StreamingOptions
 from attnscope.studies.inputs.texts import Progress, Report, texts_of

@@ -41,6 +41,7 @@ from attnscope.studies.heads.roles import (
     RULES,
     complete_thresholds,
 )
+from attnscope.studies.heads.zones import with_zones, zones_of
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import (
     Progress,
@@ -161,7 +162,7 @@ def study_heads(
     options = options or HeadsOptions()
     if options.describe is not None:
         require_heads(model, options.describe.heads)
-    texts = texts_of(corpus)
+    texts = texts_of(corpus, model)
     _require_measurable(model, options)
     special = special_ids(model)
     counts, n_read, n_copies = _counts(model, texts, options, special, report)
@@ -216,6 +217,8 @@ def study_heads(
     if options.writes and whole(found):
         thresholds, step = complete_thresholds(options.thresholds), scale_report(report, n_passes - 1, n_passes)
         found = try_step(found, "--writes", lambda known: with_writes(known, model, texts, thresholds, step, workers))
+    if zones_of(texts) and whole(found):
+        found = try_step(found, "zones", lambda known: with_zones(known, model, texts, report, workers))
     if options.describe is None or not whole(found):
         return found, passes[0].done
     how = replace(options.describe, chunk=options.chunk, stride=options.stride)
@@ -282,7 +285,7 @@ def _note_unprojected(model: Model, done: Found) -> list[str]:
 
 def _describe(options: HeadsOptions, frequencies: Frequencies) -> dict[str, Any]:
     """What was chosen, and what names mean: all that shards of one run have in common."""
-    from attnscope.core.measures import MEASURES
+    from attnscope.core.measures.catalogue import MEASURES
 
     thresholds = complete_thresholds(options.thresholds)
     return {

@@ -30,18 +30,19 @@ class LoadOptions:
         "The folder of an adapter of peft, such as LoRA, to merge into the model (needs the extra peft).", default=None
     )
     engine: str = option(
-        "native: attnscope's own attention, for BERT-family weights; hf: transformers; numpy: BERT-family weights "
-        "without torch, to look at texts; auto: native where it can, numpy where a short text is only looked at.",
+        "What runs the model. hf: transformers. native: attnscope's own BERT, which starts faster. numpy: the same "
+        "without torch, for pictures of short texts. auto: the fastest of them that can run your model.",
         default="auto",
     )
     device: str = option(
-        "Where the model runs: cpu, cuda, cuda:1, mps; auto: the first there is of cuda, mps, cpu.", default="cpu"
+        "The device that runs the model: cpu, cuda, cuda:1 or mps. auto: a GPU if you have one.", default="cpu"
     )
     dtype: str = option(
         "Precision of the model: float32, bfloat16, float16, float64. Sums are float32 or better.", default="float32"
     )
     device_map: str | None = option(
-        "auto: spread a model that is too large over all devices (needs the extra accelerate).", default=None
+        "auto: split a model that is too large for one device over all of them (needs the extra accelerate).",
+        default=None,
     )
     check: bool = option(
         "Skip comparing a Hugging Face model with its own eager attention.", "--no-check", default=True
@@ -178,6 +179,10 @@ class TextsWanted:
     )  # fmt: skip
     split: str = option("How a text file is split into texts: line, paragraph or file.", default="line")
     field: str = option("The field of jsonl, csv or parquet that holds the text.", default="text")
+    chat_template: str | None = option(
+        "How conversations in jsonl are written; plain: as ROLE: TEXT.  [default: by the model's chat template]",
+        default=None,
+    )  # fmt: skip
 
     def require(self) -> None:
         """Refuses the name of a file, as `refuse_file_names`."""
@@ -218,5 +223,5 @@ class TextsWanted:
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')
         self.require_split()
         if self.files or self.text == "-":
-            return Corpus(self.files or ["-"], split=self.split, field=self.field)  # type: ignore[arg-type]  # as above
+            return Corpus(self.files or ["-"], split=self.split, field=self.field, chat_template=self.chat_template)  # type: ignore[arg-type]  # as above
         return [self.text or ""]

@@ -35,6 +35,8 @@ def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
         "device": info.device,
         "checked": info.checked,
         "n_parameters": info.n_parameters,
+        "n_layers": dict(zip(info.kinds, info.n_layers, strict=True)),
+        "n_heads": dict(zip(info.kinds, info.n_heads, strict=True)),
         "n_kv_heads": dict(zip(info.kinds, info.n_kv_heads, strict=True)),
         "seed": None,
         "versions": {name: number for name, number in versions() if info.engine != "numpy" or name not in _HEAVY},

@@ -42,14 +42,20 @@ def scale_report(report: Report | None, number: int, of: int) -> Report | None:
     return within
 
 
-def texts_of(given: Corpus | str | Sequence[str] | Sequence[CorpusText]) -> Texts:
+def texts_of(given: Corpus | str | Sequence[str] | Sequence[CorpusText], model: Model | None = None) -> Texts:
     """A corpus as it is; a text, or texts, with their numbers. Blank ones are left out, as of files.
+
+    Args:
+        given: The texts.
+        model: The model by whose chat template conversations are written.
 
     Raises:
         AttnscopeError: There is no text.
         UsageError: The text is the name of a file.
     """
     if isinstance(given, Corpus):
+        if model is not None:
+            given.write_by(getattr(model.tokenizer, "write_chat", None))  # of transformers alone
         return given
     if isinstance(given, str):
         refuse_file_name(given, f"read it as attnscope.Corpus({given!r}); a text like this one stands in a list")

@@ -24,6 +24,7 @@ from attnscope.records.frame.reading import schema_of
 from attnscope.records.frame.storage import PAGE_MARK, is_stream, require_replaceable, write_stream, write_whole
 from attnscope.records.heads.findings import Findings
 from attnscope.records.maps.elsewhere import load_arrays
+from attnscope.records.why.score import Why
 from attnscope.senses.photos import Photo, read_photo
 from attnscope.studies.inputs.choice import Choice, Tokens
 from attnscope.studies.inputs.options import LoadOptions, ReadingOptions, TextsWanted
@@ -31,6 +32,7 @@ from attnscope.studies.inputs.provenance import fingerprint
 from attnscope.studies.inputs.reading import Given, Prompt, PromptOptions, View, read, reader_of
 from attnscope.studies.inputs.texts import Progress, Report, share_read
 from attnscope.studies.maps.study import fill_maps, outline, run_model
+from attnscope.studies.why.study import why_cells
 from attnscope.text import read_text, slug
 from attnscope.views.page import PAGE_SCHEMA, Page, PageText, page_of, require_room
 from attnscope.views.page.atlas import pack_atlas
@@ -58,6 +60,7 @@ class PageWanted:
         tokens: How the page opens: with word pieces merged, with special tokens hidden.
         scale: What the darkest colour means as it opens: "fixed", "head" or "figure"; None = "fixed", of pictures
             "head".
+        why: Heads whose strongest cells are taken apart; see `attnscope.why`.
         out: The file; `-` is stdout, and a pipe is written to; None = one under `attnscope-out/`, named after model,
             text and heads.
     """
@@ -72,10 +75,13 @@ class PageWanted:
     tokens: Tokens = Tokens()
     scale: str | None = None
     out: Path | None = None
+    why: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.texts or self.several.files or self.images or self.records):
             raise UsageError("there is nothing to show", "give TEXT, --file, --image, or --record")
+        if self.why and not (self.texts or self.several.files) or self.why and self.images:
+            raise UsageError("--why takes the scores of texts apart", "give TEXT or --file, without --image")
         self.several.require_split()
         if self.scale is not None and self.scale not in SCALES:
             raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
@@ -180,10 +186,10 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions, report: Repo
         first = [*islice(prompts, _FEW + 1)]
         texts = [prompt for prompt, _ in first if isinstance(prompt, Prompt)]
         few = len(texts) == len(first) <= _FEW
-        model = loading.load_to_look(spec, texts) if few else loading.load(spec)
+        model = loading.load_to_look(spec, texts) if few and not wanted.why else loading.load(spec)
         n_tokens = 0
         for number, (prompt, share) in enumerate(chain(first, prompts), 1):
-            shown.append(page_text(model, prompt, wanted.choice))
+            shown.append(page_text(model, prompt, wanted.choice, wanted.why))
             require_room(shown)
             n_tokens += sum(len(attention.queries) for attention in shown[-1].record.maps)
             if report is not None:
@@ -203,7 +209,12 @@ def write_page(spec: str, wanted: PageWanted, loading: LoadOptions, report: Repo
 
 @with_plain_torch
 def page(
-    model: Model, texts: str | Sequence[str], *, findings: Findings | None = None, **prompt: Unpack[PromptOptions]
+    model: Model,
+    texts: str | Sequence[str],
+    *,
+    findings: Findings | None = None,
+    why: Sequence[tuple[int, int]] = (),
+    **prompt: Unpack[PromptOptions],
 ) -> Page:
     """Runs a model on texts and makes one page of them, with the full-width head of each layer to compare with.
 
@@ -211,6 +222,7 @@ def page(
         model: A loaded model, see `attnscope.load`.
         texts: One text or several.
         findings: What `attnscope.heads` found about the model's heads: names their roles.
+        why: (layer, head) of heads whose strongest cells say why their query attends there, as `attnscope.why` does.
         prompt: `pair`, `target`, `chat` and `generate`, as `attnscope.heatmap` takes them.
 
     Returns:
@@ -221,15 +233,15 @@ def page(
     """
     shown = []
     for text in [texts] if isinstance(texts, str) else texts:
-        shown.append(page_text(model, Prompt(text, **prompt), Choice()))
+        shown.append(page_text(model, Prompt(text, **prompt), Choice(), why))
         require_room(shown)
         if findings is not None:
             _require_same_model(findings, shown[-1].record)
     return page_of(shown, findings=findings)
 
 
-def page_text(model: Model, given: Given, choice: Choice) -> PageText:
-    """Runs a model on what it is given and keeps what a page shows of it.
+def page_text(model: Model, given: Given, choice: Choice, why: Sequence[tuple[int, int]] = ()) -> PageText:
+    """Runs a model on what it is given and keeps what a page shows of it, with why some heads attend where they do.
 
     Raises:
         AttnscopeError: As `attnscope.heatmap`.
@@ -241,7 +253,7 @@ def page_text(model: Model, given: Given, choice: Choice) -> PageText:
         found = model.look(reading.tokens, chosen.layers)
         record = fill_maps(record, found.weights, model.info)
         return PageText(record, {m.kind: _by_layer(m, found.full) for m in record.maps})
-    from attnscope.core.attention.full_width import WeightsBesideFullWidth
+    from attnscope.core.attention.calls import WeightsBesideFullWidth
 
     full: Mapping[Any, Mapping[int, Tensor]] = {}
 
@@ -252,8 +264,12 @@ def page_text(model: Model, given: Given, choice: Choice) -> PageText:
         return made
 
     record = run_model(model, record, reading, probe)
+    cells: list[Why] = []
+    for layer, head in why:
+        Choice((layer,), (head,)).within(model.info)
+        cells += why_cells(model, reading, model.info.kinds[0], layer, head)
     by_kind = {kind: {layer: one.numpy() for layer, one in of.items()} for kind, of in full.items()}
-    return PageText(record, {m.kind: _by_layer(m, by_kind.get(m.kind, {})) for m in record.maps})
+    return PageText(record, {m.kind: _by_layer(m, by_kind.get(m.kind, {})) for m in record.maps}, cells)
 
 
 def _by_layer(attention: AttentionMap, full: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ from attnscope.studies.measuring.tally import Tally, weigh_units
 from attnscope.studies.running.overflow import Place, broken_rows
 
 if TYPE_CHECKING:
-    from attnscope.core.measures import SumsOf
+    from attnscope.core.measures.totals import SumsOf
 
 Hits = tuple[NDArray[np.float64], NDArray[np.float64]]
 """What `pair_hits` gives: hits and counts."""

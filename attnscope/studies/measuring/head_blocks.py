@@ -27,8 +27,9 @@ from attnscope.studies.running.overflow import LeftOut
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.measures import SumsOf, TextFacts
     from attnscope.core.measures.backends.choose import Backend
+    from attnscope.core.measures.facts import TextFacts
+    from attnscope.core.measures.totals import SumsOf
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +118,7 @@ class HeadMeasurer:
         alike: bool = False,
     ) -> None:
         from attnscope.core.attention.tiles import Buffers
-        from attnscope.models.inside.residual import HiddenNorms
+        from attnscope.models.inside.projections import HiddenNorms
 
         require_backend(backend)
         self._model, self._frequencies, self._special = model, frequencies, special
@@ -170,7 +171,7 @@ class HeadMeasurer:
         import torch
 
         from attnscope.core.attention.probes import Weights
-        from attnscope.core.measures import measures_of_weights
+        from attnscope.core.measures.dense import measures_of_weights
         from attnscope.core.measures.sums import Sums
 
         tokens = [part.tokens for part in batch]
@@ -222,7 +223,7 @@ class HeadMeasurer:
         import torch
 
         from attnscope.core.attention.precision import move
-        from attnscope.core.measures import TextFacts
+        from attnscope.core.measures.facts import TextFacts
 
         lengths = np.array([len(t) for t in tokens])
         real = np.arange(lengths.max()) < lengths[:, None]
@@ -306,7 +307,7 @@ def target_of(start: Tokens, tokens: Tokens) -> Tokens:
 
 def _factors(model: Model) -> dict[tuple[Any, int], Tensor]:
     """What the measures need of the output projections, worked out once for all batches."""
-    from attnscope.core.measures import output_factor
+    from attnscope.core.measures.norms import output_factor
 
     n_heads = dict(zip(model.info.kinds, model.info.n_heads, strict=True))
     return {place: output_factor(weight, n_heads[place[0]]) for place, weight in model.output_projections().items()}

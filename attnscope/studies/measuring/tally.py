@@ -19,7 +19,9 @@ MOVED_PAIRS = ("copying_weight", "suppression_weight")
 """The same of what heads write: the rows of `Tally.pairs` of such measures."""
 
 OF_TEXTS = ("sink",)
-"""Measures of which each text counts 1, however texts weigh."""
+"""Measures of which each text counts 1, however texts weigh; so do those between zones, named by ZONE."""
+
+ZONE = "zone_"
 
 _PARTS = ("measures", "uniform", "offsets", "offsets_uniform", "pairs", "lengths")
 
@@ -79,7 +81,7 @@ class Tally:
 
     def units(self, names: Sequence[str]) -> NDArray[np.float64]:
         """Of each measure, what `RunningSums.share_interval` asks for as `units`."""
-        return np.where(np.isin(names, OF_TEXTS), 1.0, self.queries_per_count)
+        return np.where(np.isin(names, OF_TEXTS) | are_zones(names), 1.0, self.queries_per_count)
 
     def merge(self, other: "Tally") -> "Tally":
         """The sums over the texts of both."""
@@ -135,6 +137,11 @@ def _tally_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Tally:
         if sums.shape != getattr(empty, part).shape:
             raise ValueError(f"{part} are {sums.shape}, not {getattr(empty, part).shape}")
     return Tally(kind, layers, names, **parts)
+
+
+def are_zones(names: Sequence[str]) -> NDArray[np.bool_]:
+    """Which measures are between zones, (measure,)."""
+    return np.array([name.startswith(ZONE) for name in names], np.bool_)
 
 
 def weigh_units(

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from attnscope.errors import UsageError
 from attnscope.options import group, option, options
 from attnscope.studies.inputs.choice import Choice
 
 Direction = Literal["denoise", "noise"]
-BY = ("z", "query", "key", "value", "pattern")
+By = Literal["z", "query", "key", "value", "pattern", "mean", "line"]
+BY: tuple[By, ...] = get_args(By)
 
 
 @options
 class PatchOptions:
     """What comes from which run, and what is measured."""
 
-    by: Literal["z", "query", "key", "value", "pattern"] = option(
+    by: By = option(
         "What a head gets from the other run: z (its output before the output projection), query, key, value, or "
-        "pattern (its weights).", default="z", choices=BY,
+        "pattern (its weights). Or in place of its own: the mean of z over the corrupt runs, or the weights that its "
+        "line expects.", default="z", choices=BY,
     )  # fmt: skip
-    direction: Direction = option(
-        "denoise: the corrupt run gets values of the clean one; noise: the clean run gets values of the corrupt one.",
-        default="denoise", choices=("denoise", "noise"),
+    direction: Direction | None = option(
+        "denoise: the corrupt run gets values of the clean one; noise: the clean run gets values of the corrupt one.  "
+        "[default: denoise; noise for mean and line]", default=None, choices=("denoise", "noise"),
     )  # fmt: skip
     positions: bool = option(
         "Also patch each position alone; all pairs must have the same number of tokens.", default=False
@@ -40,11 +42,30 @@ class PatchOptions:
         "Path patching among the N strongest heads: head to head through query, key and value, and head to logits.",
         default=None, least=1,
     )  # fmt: skip
+    edges: int | None = option(
+        "Estimate the paths among all heads by gradient times difference, and patch the N with the largest estimates.",
+        default=None, least=1,
+    )  # fmt: skip
     choice: Choice = group(Choice)
+
+    @property
+    def runs(self) -> Direction:
+        """Which run is changed: the direction that was chosen, else that of `by`."""
+        return self.direction or ("noise" if self.by in ("mean", "line") else "denoise")
 
     def require(self) -> None:
         """Refuses what needs values that are not measured."""
+        if self.by in ("mean", "line") and self.direction == "denoise":
+            raise UsageError(f"--by {self.by} changes the clean run", "leave out --direction")
+        if self.by == "line" and (self.positions or self.attribution or self.exact or self.curve):
+            raise UsageError(
+                "--by line patches single heads, at all positions",
+                "leave out --positions, --attribution, --exact and --curve",
+            )
         if self.curve and self.exact is not None:
             raise UsageError("--curve ranks all heads by exact values", "leave out --exact")
-        if self.paths is not None and self.by != "z":
-            raise UsageError(f"--paths begin at the z of heads, and --by is {self.by}", "leave out --by")
+        if self.paths is not None and self.edges is not None:
+            raise UsageError("--paths and --edges choose paths in two ways", "leave out one of them")
+        if (self.paths or self.edges) is not None and self.by != "z":
+            option = "--paths" if self.paths is not None else "--edges"
+            raise UsageError(f"{option} begin at the z of heads, and --by is {self.by}", "leave out --by")

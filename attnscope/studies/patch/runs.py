@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from attnscope.core.attention.patched import Activations, By, Leaves, Patch, Patched, attribute
+from attnscope.core.attention.replaced import Replaced, Replacement
 from attnscope.models.model import Model
 from attnscope.studies.ablation.sweep import LOGITS_AT_ONCE, PASS_TOKENS
 from attnscope.studies.patch.options import Direction
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention.probes import Place
+    from attnscope.studies.ablation.lines import Lines
+    from attnscope.studies.ablation.reading import PaddedTexts
+
+
+MOST_SLOPES = 2**22
+"""Numbers whose slopes are followed at once."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +41,10 @@ class Unit:
 
 
 class Change(NamedTuple):
-    """Values of another run for a head at a place."""
+    """Values of another run for a head at a place, or the weights of its line."""
 
     place: Place
-    by: By
+    by: By | Literal["line"]
     heads: tuple[int, ...]
     tokens: slice = slice(None)
 
@@ -49,23 +56,33 @@ class PairRuns:
         model: A model that predicts tokens.
         batch: The pairs.
         direction: "denoise": the corrupt run is changed; "noise": the clean one.
+        source: Where values come from; None = the other run.
+        lines: The descriptions of heads, with the tokens of the run that is changed.
 
     Attributes:
-        source: What heads computed in the run that values come from.
+        source: What heads computed where values come from.
         clean: The logit differences of the clean run, (pair,), on the CPU.
         corrupt: Those of the corrupt one.
     """
 
-    def __init__(self, model: Model, batch: PairBatch, direction: Direction) -> None:
-        self._model, self._batch, self.direction = model, batch, direction
+    def __init__(
+        self,
+        model: Model,
+        batch: PairBatch,
+        direction: Direction,
+        source: Activations | None = None,
+        lines: tuple[Lines, PaddedTexts] | None = None,
+    ) -> None:
+        self._model, self._batch, self.direction, self._lines = model, batch, direction, lines
         self._changed, given = (batch.corrupt, batch.clean) if direction == "denoise" else (batch.clean, batch.corrupt)
-        self.source, self._own = Activations(), Activations()
-        source = self._difference(model.outputs(given, self.source, last=batch.last).logits)[0]
+        other, self._own = Activations(), Activations()
+        unchanged = self._difference(model.outputs(given, other, last=batch.last).logits)[0]
+        self.source = source or other
         self._rerun = model.rerun(self._changed, last=batch.last)
         changed = self._difference(self._rerun.whole.logits)[0]
-        self.clean, self.corrupt = (source, changed) if direction == "denoise" else (changed, source)
+        self.clean, self.corrupt = (unchanged, changed) if direction == "denoise" else (changed, unchanged)
 
-    def units(self, by: By) -> list[Unit]:
+    def units(self, by: By | Literal["line"]) -> list[Unit]:
         """What can be patched, in the order of layers and heads."""
         units = []
         for place, call in self.source.calls.items():
@@ -100,13 +117,23 @@ class PairRuns:
             for start in range(0, len(numbers), step):
                 some = numbers[start : start + step]
                 patches: dict[Place, list[Patch]] = {}
+                replaced: dict[Place, list[Replacement]] = {}
                 for row, number in enumerate(some):
                     texts = slice(row * n_pairs, (row + 1) * n_pairs)
                     for place, by, heads, tokens in sets[number]:
+                        if by == "line":
+                            replaced.setdefault(place, []).append(self._line(place, heads, texts))
+                            continue
                         values = source.values(by, place, heads)[:, :, tokens]
                         patches.setdefault(place, []).append(Patch(by, heads, values, texts, tokens))
-                found[some] = self._difference(self._rerun.again(Patched(patches), first, len(some)).logits)
+                probe = Replaced(replaced, Patched(patches))
+                found[some] = self._difference(self._rerun.again(probe, first, len(some)).logits)
         return found
+
+    def _line(self, place: Place, heads: tuple[int, ...], texts: slice) -> Replacement:
+        assert self._lines is not None  # a study by lines fits them
+        lines, read = self._lines
+        return Replacement(heads, lines.scores(read, place, *heads), texts)
 
     def isolate(self, sender: Unit) -> tuple[Activations, Tensor]:
         """A run in which one head has the z of the other run, and all other heads keep theirs; MLPs compute anew.
@@ -137,21 +164,65 @@ class PairRuns:
 
         One forward and one backward pass of the changed run, whose other run was kept.
         """
+        leaves, slopes = self._slopes(Leaves(by))
+        return {
+            place: self._sign * attribute(slopes[place, by], base.detach(), self._given(by, place, base)).cpu().double()
+            for (place, _), base in leaves.tensors.items()
+        }
+
+    def path_attribution(self) -> tuple[dict[Place, Tensor], Iterator[tuple[Place, By, dict[Place, Tensor]]]]:
+        """The effects of paths to first order, as `isolate` patches them: no third head on the way, MLPs pass them on.
+
+        Two forward and two backward passes, and for each place that heads read at one backward pass without attention
+        for each head, through the layers before.
+
+        Returns:
+            Of each place's heads to the logits, (pair, sender); and of each place and of query, key and value the
+            effects by the place of the senders, (receiver, pair, sender). Of keys and values key/value heads receive.
+        """
         import torch
 
-        leaves = Leaves(by)
+        _, slopes = self._slopes(Leaves("query", "key", "value"))
+        leaves, to_logits = self._slopes(Leaves("z", "query", "key", "value", cut=True))
+        outputs = {place: tensor for (place, by), tensor in leaves.tensors.items() if by == "z"}
+        change = {place: self._sign * (self._given("z", place, z) - z).detach() for place, z in outputs.items()}
+
+        def paths() -> Iterator[tuple[Place, By, dict[Place, Tensor]]]:
+            for (place, by), reads in leaves.tensors.items():
+                senders = [sender for sender in outputs if sender[1] < place[1]]
+                if by == "z" or not senders or not reads.requires_grad:
+                    continue
+                n = reads.shape[1]
+                each = torch.eye(n, dtype=reads.dtype, device=reads.device)[:, None, :, None, None] * slopes[place, by]
+                at_once, parts = max(1, MOST_SLOPES // reads.numel()), []
+                for some in torch.split(each, at_once):
+                    found = torch.autograd.grad(
+                        reads, [outputs[sender] for sender in senders], some, retain_graph=True, is_grads_batched=True
+                    )
+                    parts.append([(f * change[s]).sum((3, 4)).cpu() for s, f in zip(senders, found, strict=True)])
+                yield place, by, {s: torch.cat(part) for s, part in zip(senders, zip(*parts), strict=True)}  # noqa: B905
+
+        return {place: (to_logits[place, "z"] * change[place]).sum((2, 3)).cpu() for place in outputs}, paths()
+
+    def _slopes(self, leaves: Leaves) -> tuple[Leaves, dict[tuple[Place, By], Tensor]]:
+        """Gradients of the logit difference of the changed run; 0 where it does not depend on a leaf."""
+        import torch
+
         with torch.enable_grad():
             outputs = self._model.outputs(self._changed, leaves, last=self._batch.last)
             assert outputs.logits is not None  # the model predicts tokens
             target = self._batch.difference(outputs.logits).sum()
-            slopes = torch.autograd.grad(target, list(leaves.tensors.values()), allow_unused=True)
-        sign = 1 if self.direction == "denoise" else -1
-        found = {}
-        for (place, base), slope in zip(leaves.tensors.items(), slopes, strict=True):
-            given = self.source.values(by, place, range(base.shape[1]))
-            slope = torch.zeros_like(base) if slope is None else slope
-            found[place] = sign * attribute(slope, base.detach(), given).cpu().double()
-        return found
+            tensors = leaves.tensors
+            found = torch.autograd.grad(target, list(tensors.values()), allow_unused=True, retain_graph=True)
+        pairs = zip(tensors.items(), found, strict=True)
+        return leaves, {key: torch.zeros_like(leaf) if slope is None else slope for (key, leaf), slope in pairs}
+
+    @property
+    def _sign(self) -> int:
+        return 1 if self.direction == "denoise" else -1
+
+    def _given(self, by: By, place: Place, base: Tensor) -> Tensor:
+        return self.source.values(by, place, range(base.shape[1]))
 
     def _difference(self, logits: Tensor | None) -> Tensor:
         assert logits is not None  # the model predicts tokens

@@ -6,28 +6,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.exact.running import RunningSums, benjamini_hochberg
 from attnscope.core.plain_torch import with_plain_torch
+from attnscope.corpus import CorpusText
 from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pairs
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model
 from attnscope.records.ablation import Curve, Effect, HeadEffects
 from attnscope.records.patch import Edge, PatchedPair, Patching, quantities
+from attnscope.studies.ablation.lines import Lines, fit_lines
+from attnscope.studies.ablation.reading import PaddedTexts
 from attnscope.studies.ablation.study import effects_of
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.texts import Progress, Report
+from attnscope.studies.inputs.texts import Progress, Report, texts_of
 from attnscope.studies.patch.options import PatchOptions
 from attnscope.studies.patch.reading import PairBatch, ReadPair, batches_of, read_pairs
 
 if TYPE_CHECKING:
-    from attnscope.core.attention.patched import By
+    from attnscope.core.attention.patched import By, MeanOutputs
     from attnscope.studies.patch.runs import PairRuns, Unit
+
+    Route = tuple[Unit, Unit | None, By]  # from a head, to what reads it, through what; z: to the logits
 
 Floats = NDArray[np.float64]
 
@@ -81,7 +86,7 @@ class _Study:
         self._problems = [*pairs.problems, *problems]
         self._chosen = options.choice.within(model.info)
         self._estimates = options.attribution or options.exact is not None
-        if self._estimates:
+        if self._estimates or options.edges is not None:
             from attnscope.models.inside.linear_runs import require_gradients
 
             require_gradients(model)
@@ -97,6 +102,12 @@ class _Study:
         self._clean, self._corrupt = np.full(n, np.nan), np.full(n, np.nan)
         self._effects, self._estimated = np.zeros((n, 0)), np.zeros((n, 0))
         self._position_effects = np.zeros((n, 0, n_tokens))
+        # What is patched: a mean takes the place of z.
+        self._by: By | Literal["line"] = "z" if options.by == "mean" else options.by
+        self._means: dict[int, MeanOutputs] = {}
+        self._lines: Lines | None = None
+        self._inputs: dict[By, list[Unit]] = {}
+        self._n_paths, self._path_agreement = 0, float("nan")
 
     def run(self) -> Patching:
         """All that is asked for."""
@@ -105,7 +116,7 @@ class _Study:
                 f"no pair can be patched: {self._problems[0]}",
                 "a pair has two texts of as many tokens, and answers of one token",
             )
-        complete = self._each_batch("patching", range(len(self._read)), self._measure)
+        complete = self._measure_all()
         if self._options.exact is not None:
             complete = complete and self._each_batch("exact", range(len(self._read)), self._measure_best)
         there = np.isfinite(self._clean) & np.isfinite(self._corrupt)
@@ -118,8 +129,34 @@ class _Study:
             raise AttnscopeError("on every pair the model computes NaN or infinity", "try --dtype float32")
         self._has_total = bool(np.isfinite(_shares(self._total[:, None], self._total)[0].value))
         curves = [self._curve()] if complete and self._options.curve and self._has_total else []
-        edges = self._edges() if complete and self._options.paths else ()
+        edges = self._edges() if complete and (self._options.paths or self._options.edges) else ()
         return self._record(complete, curves, edges)
+
+    def _measure_all(self) -> bool:
+        """Every head on every pair, or with `exact` the estimates; False where it was interrupted."""
+        every, by = list(range(len(self._read))), self._options.by
+        if by == "mean" and not self._each_batch("means", every, self._add_means):
+            raise KeyboardInterrupt
+        if by != "line":
+            return self._each_batch("patching", every, self._measure)
+        # A head's line comes from pairs on which it does not take the place of its weights.
+        halves = every[::2], every[1::2]
+        for mine, others in (halves, halves[::-1]):
+            self._lines = fit_lines(self._model, self._texts(others), self._texts(mine))
+            if not self._each_batch("patching", mine, self._measure):
+                return False
+        return True
+
+    def _texts(self, numbers: Sequence[int]) -> list[CorpusText]:
+        pairs = [self._read[number].pair for number in numbers]
+        return list(texts_of([text for pair in pairs for text in (pair.clean, pair.corrupt)]))
+
+    def _add_means(self, batch: PairBatch) -> None:
+        from attnscope.core.attention.patched import MeanOutputs
+
+        length = batch.shape[1]
+        corrupt = self._means.setdefault(length, MeanOutputs())
+        self._model.outputs(batch.corrupt, corrupt, logits=False)
 
     def _each_batch(self, step: str, numbers: Sequence[int], measure: Any) -> bool:
         """Measures batch by batch; False where it was interrupted after the first."""
@@ -142,15 +179,20 @@ class _Study:
     def _runs(self, batch: PairBatch, direction: Any = None) -> PairRuns:
         from attnscope.studies.patch.runs import PairRuns
 
-        return PairRuns(self._model, batch, direction or self._options.direction)
+        lines = None
+        if self._lines is not None:
+            read = tuple(self._read[number].clean for number in batch.numbers.tolist())
+            lines = self._lines, PaddedTexts(read, np.ones(batch.shape, np.bool_))
+        means = self._means.get(batch.shape[1])
+        return PairRuns(self._model, batch, direction or self._options.runs, means, lines)
 
     def _measure(self, batch: PairBatch) -> None:
         """Every head on a batch, or with `exact` the estimates of all."""
-        runs, by = self._runs(batch), self._options.by
+        runs, by = self._runs(batch), self._by
         if not self._units:
             self._choose_units(runs)
         self._clean[batch.numbers], self._corrupt[batch.numbers] = runs.clean.numpy(), runs.corrupt.numpy()
-        if self._estimates:
+        if self._estimates and by != "line":
             tokens = runs.attribution(by)
             for number, unit in enumerate(self._units):
                 self._estimated[batch.numbers, number] = tokens[unit.place][:, unit.patched].sum((1, 2)).numpy()
@@ -166,7 +208,7 @@ class _Study:
     def _measure_units(self, runs: PairRuns, batch: PairBatch, chosen: Sequence[int]) -> None:
         from attnscope.studies.patch.runs import Change
 
-        by, rows = self._options.by, batch.numbers
+        by, rows = self._by, batch.numbers
 
         def change(number: int, tokens: slice = slice(None)) -> list[Change]:
             return [Change(self._units[number].place, by, self._units[number].patched, tokens)]
@@ -193,7 +235,8 @@ class _Study:
                 return any((layer, head) in picked for head in unit.heads)
             return layer in layers and any(head in heads for head in unit.heads)
 
-        self._units = [unit for unit in runs.units(self._options.by) if is_wanted(unit)]
+        self._units = [unit for unit in runs.units(self._by) if is_wanted(unit)]
+        self._inputs = {by: runs.units(by) for by in ("query", "key", "value")}
         if not self._units:
             raise AttnscopeError(f"{self._model.info.name} has no such heads", "choose other layers or heads")
         n, n_units = len(self._read), len(self._units)
@@ -212,7 +255,7 @@ class _Study:
         """The k best heads kept, all others from the corrupt run; pairs are measured by the order of the other half."""
         from attnscope.studies.patch.runs import Change
 
-        n_units, by = len(self._units), self._options.by
+        n_units, by = len(self._units), self._by
         folds = [self._there[half::2] for half in (0, 1)] if len(self._there) > 3 else []
         if not folds:
             raise AttnscopeError(
@@ -251,38 +294,89 @@ class _Study:
     # Path patching ----------------------------------------------------------------------------------------------
 
     def _edges(self) -> tuple[Edge, ...]:
-        """Paths between the strongest heads, and from each of them to the logits; none where it is interrupted."""
+        """Paths between the strongest heads and to the logits, or those with the largest estimates.
+
+        None where it is interrupted.
+        """
         from attnscope.studies.patch.runs import Change
 
-        sizes = np.nan_to_num(np.abs(self._effects[self._there].mean(0)), nan=-1)
-        best = sorted(np.argsort(-sizes, kind="stable")[: self._options.paths].tolist())
-        senders = [self._units[number] for number in best]
-        edges: dict[tuple[str, str, str], Floats] = {}
+        if self._options.edges is not None:
+            estimates = self._estimate_paths()
+        else:
+            sizes = np.nan_to_num(np.abs(self._effects[self._there].mean(0)), nan=-1)
+            best = sorted(np.argsort(-sizes, kind="stable")[: self._options.paths].tolist())
+            estimates = dict.fromkeys(self._paths_among([self._units[number] for number in best]), np.nan)
+        receivers: dict[Unit, list[tuple[Unit, By]]] = {}
+        for sender, receiver, by in estimates:
+            receivers.setdefault(sender, []).extend([(receiver, by)] if receiver is not None and by != "z" else [])
+        effects = {path: np.full(len(self._read), np.nan) for path in estimates}
 
         def measure(batch: PairBatch) -> None:
             runs = self._runs(batch)
-            groups: dict[By, list[Unit]] = {by: runs.units(by) for by in ("query", "key", "value")}
-            for sender in senders:
+            for sender, read in receivers.items():
                 reached, direct = runs.isolate(sender)
-                found = {("logits", ""): runs.effects(direct)}
-                named = {
-                    (self._name(unit), by): unit
-                    for receiver, by in product(senders, groups)
-                    if receiver.place[0] == sender.place[0] and receiver.place[1] > sender.place[1]
-                    for unit in groups[by]
-                    if unit.place == receiver.place and receiver.heads[0] in unit.heads
-                }
-                changes = [[Change(unit.place, by, unit.patched)] for (_, by), unit in named.items()]
-                found |= zip(named, runs.effects(runs.run(changes, reached)), strict=True)
-                for (receiver, by), effects in found.items():
-                    key = (self._name(sender), receiver, by)
-                    edges.setdefault(key, np.full(len(self._read), np.nan))[batch.numbers] = effects.numpy()
+                changes = [[Change(unit.place, by, unit.patched)] for unit, by in read]
+                found = zip(read, runs.effects(runs.run(changes, reached)), strict=True)
+                for (unit, by), values in [((None, "z"), runs.effects(direct)), *found]:
+                    if (sender, unit, by) in effects:
+                        effects[sender, unit, by][batch.numbers] = values.numpy()
 
-        if not self._each_batch("paths", self._there.tolist(), measure):
+        if not effects or not self._each_batch("paths", self._there.tolist(), measure):
             return ()
-        values = np.stack([effects[self._there] for effects in edges.values()], 1)
+        values = np.stack([each[self._there] for each in effects.values()], 1)
         (means, q), shares = _means(values), _shares(values, self._total)
-        return tuple(map(lambda key, *known: Edge(*key, *known), edges, means, shares, q.tolist()))
+        if self._options.edges is not None and len(effects) > 2:
+            self._path_agreement = rank_correlation(values.mean(0), np.array(list(estimates.values())))
+        ends = [
+            (self._name(sender), "logits" if receiver is None else self._name(receiver), "" if by == "z" else by)
+            for sender, receiver, by in effects
+        ]
+        return tuple(map(lambda end, *known: Edge(*end, *known), ends, means, shares, q.tolist(), estimates.values()))
+
+    def _paths_among(self, senders: Sequence[Unit]) -> list[Route]:
+        """All paths between heads, through query, key and value, and from each head to the logits."""
+        paths: list[Route] = []
+        for sender in senders:
+            paths.append((sender, None, "z"))
+            for receiver, by in product(senders, self._inputs):
+                if receiver.place[0] == sender.place[0] and receiver.place[1] > sender.place[1]:
+                    unit = next(
+                        one
+                        for one in self._inputs[by]
+                        if one.place == receiver.place and receiver.heads[0] in one.heads
+                    )
+                    paths.append((sender, unit, by))
+        return list(dict.fromkeys(paths))
+
+    def _estimate_paths(self) -> dict[Route, float]:
+        """The paths with the largest mean estimates among all; none where it is interrupted."""
+        sums: dict[Route, float] = {}
+        senders = {(unit.place, unit.heads[0]): unit for unit in self._units}
+        receivers = {
+            (unit.place, by, unit.patched[0]): unit
+            for by, units in self._inputs.items() for unit in units
+            if any((unit.place, head) in senders for head in unit.heads)
+        }  # fmt: skip
+
+        def measure(batch: PairBatch) -> None:
+            to_logits, found = self._runs(batch).path_attribution()
+            for place, values in to_logits.items():
+                for head, value in enumerate(values.sum(0).tolist()):
+                    if (place, head) in senders:
+                        path: Route = (senders[place, head], None, "z")
+                        sums[path] = sums.get(path, 0.0) + value
+            for place, by, by_sender in found:
+                for origin, values in by_sender.items():
+                    for (number, head), value in np.ndenumerate(values.sum(1).numpy()):
+                        if (origin, head) in senders and (place, by, number) in receivers:
+                            path = (senders[origin, head], receivers[place, by, number], by)
+                            sums[path] = sums.get(path, 0.0) + float(value)
+
+        if not self._each_batch("estimates of paths", self._there.tolist(), measure):
+            return {}
+        self._n_paths = len(sums)
+        best = sorted(sums, key=lambda path: -abs(sums[path]))[: self._options.edges]
+        return {path: sums[path] / len(self._there) for path in best}
 
     def _name(self, unit: Unit) -> str:
         return "+".join(f"L{unit.place[1]}H{head}" for head in unit.heads)
@@ -356,6 +450,13 @@ class _Study:
             notes.append(
                 f"The {self._options.by} of heads that share a key/value head is patched for all of them together."
             )
+        if self._means:
+            fewest = min(n for means in self._means.values() for n in means.n_texts.values())
+            notes.append(
+                f"The mean at a token is over the corrupt runs of all pairs of as many tokens: {fewest} or more."
+            )
+        if self._lines is not None:
+            notes.append("A head's line is fitted on the texts of one half of the pairs, and used on the other half.")
         return run_of(self._model.info, notes) | {"kinds": list(self._model.info.kinds)}
 
     def _corpus(self, complete: bool) -> dict[str, Any]:
@@ -378,10 +479,13 @@ class _Study:
             agreement = rank_correlation(effects[:, both].mean(0), self._estimated[self._there][:, both].mean(0))
         return {
             "by": options.by,
-            "direction": options.direction,
+            "direction": options.runs,
             "exact": options.exact,
             "rank_agreement": agreement,
-            "quantities": quantities(options.by, options.direction),
+            "edges": options.edges,
+            "n_paths": self._n_paths,
+            "path_agreement": self._path_agreement if np.isfinite(self._path_agreement) else None,
+            "quantities": quantities(options.by, options.runs),
         }
 
 

@@ -39,5 +39,5 @@ class RelationsOptions:
 
     def wants(self, relation: str) -> bool:
         """Whether a relation is among those that are wanted."""
-        labels = set(relation.split("→")) - {"head"}
+        labels = set(relation.split("→")) - {"parent"}
         return self.only is None or any(name == relation or name in labels for name in self.only)

@@ -72,7 +72,7 @@ def relations(
 
         model = attnscope.load("minilm")
         links = attnscope.relations(model, "sample_texts/dependencies.conllu")
-        links["nsubj→head"].best, links["nsubj→head"].accuracy  # (layer, head); of every head
+        links["nsubj→parent"].best, links["nsubj→parent"].accuracy  # (layer, head); of every head
         links.save("relations.npz")
 
     Attention between tokens becomes attention between words by the rules of Clark et al. 2019 (see `core.relations`).

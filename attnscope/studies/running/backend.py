@@ -85,7 +85,7 @@ def agrees_with_torch(info: ModelInfo) -> bool:
     import torch
 
     from attnscope.core.attention.seam import AttentionCall
-    from attnscope.core.measures import TextFacts
+    from attnscope.core.measures.facts import TextFacts
     from attnscope.core.measures.sums import Sums
 
     n, chance = 70, torch.Generator().manual_seed(0)

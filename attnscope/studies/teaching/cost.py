@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.errors import AttnscopeError, UsageError, amount
+from attnscope.errors import AttnscopeError, UsageError, amount, require_choice
 from attnscope.models.catalog import find_config, read_config
 from attnscope.models.sizes import (
     PRESETS,
@@ -81,10 +81,11 @@ def cost(
         AttnscopeError: There is no such model, or sizes that make no sense.
         UsageError: An unknown precision, or no tokens.
     """
-    if dtype not in BYTES:
-        raise UsageError(f"there is no precision {dtype!r}", f"choose from {', '.join(BYTES)}")
+    require_choice("precision", dtype, tuple(BYTES))
     if n_tokens is not None and n_tokens < 1:
         raise UsageError(f"a text of {n_tokens} tokens is none", "give at least 1")
+    if not isinstance(model, str | Sizes):
+        raise UsageError("a loaded model has no list of sizes", "give the name or the folder that it was loaded from")
     sizes = find_sizes(model, **given) if isinstance(model, str) else change_sizes(model, **given)
     n = n_tokens or sizes.max_tokens or DEFAULT_TOKENS
     notes = list(sizes.notes)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.teaching import example, splitting
+from attnscope.core.teaching.stepwise import Inputs
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records.teaching.split import Drop, Seen, Split
@@ -42,10 +43,8 @@ def split_example(options: SplitOptions | None = None) -> Split:
         "versions": {"attnscope": VERSION, "python": platform.python_version(), "numpy": version("numpy")},
         "notes": [],
     }
-    text = " ".join(example.TOKENS)
-    return _split(
-        example.Q, example.K, example.V, None, options, run, text, example.TOKENS, example.TOKENS
-    )  # fmt: skip
+    inputs = Inputs(example.Q, example.K, example.V, example.N_HEADS, example.N_HEADS, 1.0)
+    return _split(inputs, options, run, " ".join(example.TOKENS), example.TOKENS, example.TOKENS)
 
 
 @with_plain_torch
@@ -97,39 +96,30 @@ def split(
             f"the weights of {sum(options.counts)} heads on {len(queries)} tokens are {numbers:,} numbers",
             "choose fewer heads (--counts) or a shorter text",
         )
-    may = None if inputs.may is None else inputs.may[0]
     run = run_of(model.info, (*reading.notes, *notes))
     run["seed"] = options.seed if options.project else None
-    return _split(inputs.Q, inputs.K, inputs.V, may, options, run, prompt.text, queries, keys)
+    return _split(inputs, options, run, prompt.text, queries, keys)
 
 
 def _split(
-    query: Array,
-    key: Array,
-    value: Array,
-    may: NDArray[np.bool_] | None,
-    options: SplitOptions,
-    run: dict[str, Any],
-    text: str,
-    queries: Sequence[str],
-    keys: Sequence[str],
+    inputs: Inputs, options: SplitOptions, run: dict[str, Any], text: str, queries: Sequence[str], keys: Sequence[str]
 ) -> Split:
-    d_model = query.shape[1]
+    d_model, may = inputs.Q.shape[1], None if inputs.may is None else inputs.may[0]
     _require_fit(options.counts, d_model, AttnscopeError)
     w_o = _output_projection(options, d_model)
     seen = []
     for count in dict.fromkeys(options.counts):
-        found = splitting.cut(query, key, value, count, may=may, twins=options.same_columns)
-        output = found.joined if w_o is None else found.joined @ w_o.T
+        cut = splitting.cut(inputs.Q, inputs.K, inputs.V, count, may=may, twins=options.same_columns)
+        output = cut.joined if w_o is None else cut.joined @ w_o.T
         d_head = d_model // count
         own = np.stack([np.arange(count) * d_head, np.arange(1, count + 1) * d_head], 1)
         seen.append(
             Seen(
-                n_heads=count, d_head=d_head, scale=d_head**-0.5, columns=found.columns, weights=found.weights,
-                mean_weights=found.weights.mean(0), output=output, entropy_nats=found.entropy_nats,
-                uniform=found.uniform, rank=found.rank, disagreement_nats=found.disagreement_nats,
+                n_heads=count, d_head=d_head, scale=d_head**-0.5, columns=cut.columns, weights=cut.weights,
+                mean_weights=cut.weights.mean(0), output=output, entropy_nats=cut.entropy_nats,
+                uniform=cut.uniform, rank=cut.rank, disagreement_nats=cut.disagreement_nats,
                 mixing=None if w_o is None else splitting.head_shares(w_o, own),
-                drops=tuple(_drop(found, head, w_o, output) for head in options.drop if head < count),
+                drops=tuple(_drop(cut, head, w_o, output) for head in options.drop if head < count),
             )
         )  # fmt: skip
     return Split(
@@ -145,8 +135,8 @@ def _require_fit(counts: Sequence[int], d_model: int, error: type[AttnscopeError
         raise error(f"{d_model} columns cannot be cut into {unfit[0]} heads", f"what fits: {fits}")
 
 
-def _drop(found: splitting.Cut, head: int, w_o: Array | None, output: Array) -> Drop:
-    heads_out = found.heads_out.copy()
+def _drop(cut: splitting.Cut, head: int, w_o: Array | None, output: Array) -> Drop:
+    heads_out = cut.heads_out.copy()
     heads_out[head] = 0
     joined = heads_out.transpose(1, 0, 2).reshape(output.shape[0], -1)
     change = output - (joined if w_o is None else joined @ w_o.T)

@@ -88,11 +88,8 @@ def trace_example(token: str | int | None = None, heads: Sequence[int] | None = 
         "versions": {"attnscope": VERSION, "python": platform.python_version(), "numpy": version("numpy")},
         "notes": ["no projections: heads take columns of Q, K and V as they stand, and joined they are the output"],
     }
-    inputs = _with_other_heads(inputs, kernel.outputs, wanted)
-    return _build(
-        inputs, kernel, wanted, query, loops=engine == "reference", run=run, text=" ".join(example.TOKENS),
-        kind="encoder", layer=0, queries=example.TOKENS, keys=example.TOKENS,
-    )  # fmt: skip
+    asked = _Asked(" ".join(example.TOKENS), "encoder", 0, wanted, example.TOKENS, example.TOKENS, query)
+    return asked.build(inputs, kernel, run, loops=engine == "reference")
 
 
 @with_plain_torch
@@ -127,11 +124,11 @@ def trace(
     from attnscope.models.inside.around import surroundings
 
     prompt = Prompt(text) if isinstance(text, str) else text
-    asked = _Asked.of(model, prompt, layer, heads, token, kind)
-    found = surroundings(model, batch_of(asked.reading, model.info.device), asked.kind, layer)
-    inputs, kernel = _inputs_of(found), _kernel_of(found)
+    reading, asked = _ask(model, prompt, layer, heads, token, kind)
+    around = surroundings(model, batch_of(reading, model.info.device), asked.kind, layer)
+    inputs, kernel = _inputs_of(around), _kernel_of(around)
     _require_numbers(model, inputs, asked.kind, layer)
-    run = run_of(model.info, (*asked.reading.notes, *found.notes))
+    run = run_of(model.info, (*reading.notes, *around.notes))
     return asked.build(inputs, kernel, run, loops=loops)
 
 
@@ -148,56 +145,35 @@ def trace_plain(
     The steps are held against the lines of NumPy, in float64 like them.
     """
     prompt = Prompt(text) if isinstance(text, str) else text
-    asked = _Asked.of(cast("Model", model), prompt, layer, heads, token, None)
-    inputs = model.inputs(asked.reading.tokens, layer)
-    run = run_of(model.info, asked.reading.notes) | {"engine": "reference"}
+    reading, asked = _ask(cast("Model", model), prompt, layer, heads, token, None)
+    inputs = model.inputs(reading.tokens, layer)
+    run = run_of(model.info, reading.notes) | {"engine": "reference"}
     return asked.build(inputs, _numpy_kernel(inputs), run, loops=True)
 
 
-@dataclass(frozen=True, eq=False)
-class _Asked:
-    """What of a model is to be traced, once it is known that the model has it."""
-
-    prompt: Prompt
-    reading: Reading
-    kind: str
-    layer: int
-    heads: tuple[int, ...]
-    queries: Tokens
-    keys: Tokens
-    query: int | None
-
-    @classmethod
-    def of(
-        cls,
-        model: Model,
-        prompt: Prompt,
-        layer: int,
-        heads: int | Sequence[int] | None,
-        token: str | int | None,
-        kind: str | None,
-    ) -> _Asked:
-        wanted = (heads,) if isinstance(heads, int) else None if heads is None else tuple(heads)
-        chosen = Choice((layer,), wanted).within(model.info).heads
-        kind = model.info.kinds[0] if kind is None else kind
-        reading = read(model, prompt)
-        queries, keys = _tokens_of(model, kind, reading)
-        query = _query_of(token, queries)
-        n_numbers = len(keys) * (1 if query is not None else len(queries)) * len(chosen)
-        if n_numbers > _MOST_NUMBERS:
-            raise AttnscopeError(
-                f"the scores of {len(chosen)} heads on {len(queries)} queries and {len(keys)} keys are "
-                f"{n_numbers:,} numbers",
-                "trace one query (--token) or fewer heads (-H)",
-            )
-        return cls(prompt, reading, kind, layer, chosen, queries, keys, query)
-
-    def build(self, inputs: Inputs, kernel: _Kernel, run: dict[str, Any], *, loops: bool) -> Trace:
-        return _build(
-            _with_other_heads(inputs, kernel.outputs, self.heads), kernel, self.heads, self.query, loops=loops,
-            run=run, text=self.prompt.text, kind=self.kind, layer=self.layer, queries=self.queries.labels,
-            keys=self.keys.labels,
-        )  # fmt: skip
+def _ask(
+    model: Model,
+    prompt: Prompt,
+    layer: int,
+    heads: int | Sequence[int] | None,
+    token: str | int | None,
+    kind: str | None,
+) -> tuple[Reading, _Asked]:
+    """What a model reads, and what of it is to be traced, once it is known that the model has it."""
+    wanted = (heads,) if isinstance(heads, int) else None if heads is None else tuple(heads)
+    chosen = Choice((layer,), wanted).within(model.info).heads
+    kind = model.info.kinds[0] if kind is None else kind
+    reading = read(model, prompt)
+    queries, keys = _tokens_of(model, kind, reading)
+    query = _query_of(token, queries)
+    n_numbers = len(keys) * (1 if query is not None else len(queries)) * len(chosen)
+    if n_numbers > _MOST_NUMBERS:
+        raise AttnscopeError(
+            f"the scores of {len(chosen)} heads on {len(queries)} queries and {len(keys)} keys are "
+            f"{n_numbers:,} numbers",
+            "trace one query (--token) or fewer heads (-H)",
+        )
+    return reading, _Asked(prompt.text, kind, layer, chosen, queries.labels, keys.labels, query)
 
 
 def layer_inputs(
@@ -229,37 +205,35 @@ def _require_numbers(model: Model, inputs: Inputs, kind: str, layer: int) -> Non
 # Steps ------------------------------------------------------------------------------------------------------------
 
 
-def _build(
-    inputs: Inputs,
-    kernel: _Kernel,
-    heads: tuple[int, ...],
-    query: int | None,
-    *,
-    loops: bool,
-    run: dict[str, Any],
-    text: str,
-    kind: str,
-    layer: int,
-    queries: tuple[str, ...],
-    keys: tuple[str, ...],
-) -> Trace:
-    lines = [line for head in heads for line in stepwise.head_lines(inputs, head, query)]
-    lines += stepwise.concatenation_lines(inputs, query)
-    values = _by_loops(lines, inputs, query) if loops else stepwise.compute(lines, inputs)
-    steps = tuple(Step(**vars(line), value=value) for line, value in zip(lines, values, strict=True))
-    given = {name: value for name, value in inputs.names().items() if name != "np"}
-    empty = [step for step in steps if step.name == "weights" and np.isnan(step.value).any()]
-    if empty:
-        raise AttnscopeError("a query of this text may attend to nothing", "trace another one with --token")
-    rotation = inputs.rotation
-    check = _check(steps, kernel, inputs, heads, query)
-    return Trace(
-        run=run, text=text, kind=kind, layer=layer, heads=heads, n_heads=inputs.n_heads, n_kv_heads=inputs.n_kv_heads,
-        queries=tuple(queries), keys=tuple(keys), query=query, inputs=given, steps=steps,
-        bands=_bands(steps, inputs, heads, query),
-        radians_per_token=np.zeros(0) if rotation is None else rotation.radians_per_token,
-        check=check,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class _Asked:
+    """Which heads and which query of a text are traced; as the fields of `Trace`."""
+
+    text: str
+    kind: str
+    layer: int
+    heads: tuple[int, ...]
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    query: int | None
+
+    def build(self, inputs: Inputs, kernel: _Kernel, run: dict[str, Any], *, loops: bool) -> Trace:
+        """Computes the steps, and compares them with the kernel."""
+        inputs, query = _with_other_heads(inputs, kernel.outputs, self.heads), self.query
+        lines = [line for head in self.heads for line in stepwise.head_lines(inputs, head, query)]
+        lines += stepwise.concatenation_lines(inputs, query)
+        values = _by_loops(lines, inputs, query) if loops else stepwise.compute(lines, inputs)
+        steps = tuple(Step(**vars(line), value=value) for line, value in zip(lines, values, strict=True))
+        if any(step.name == "weights" and np.isnan(step.value).any() for step in steps):
+            raise AttnscopeError("a query of this text may attend to nothing", "trace another one with --token")
+        rotation = inputs.rotation
+        return Trace(
+            run=run, n_heads=inputs.n_heads, n_kv_heads=inputs.n_kv_heads, steps=steps,
+            inputs={name: value for name, value in inputs.names().items() if name != "np"},
+            bands=_bands(steps, inputs, self.heads, query),
+            radians_per_token=np.zeros(0) if rotation is None else rotation.radians_per_token,
+            check=_check(steps, kernel, inputs, self.heads, query), **vars(self),
+        )  # fmt: skip
 
 
 def _by_loops(lines: list[Line], inputs: Inputs, query: int | None) -> list[Array]:

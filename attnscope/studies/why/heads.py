@@ -69,7 +69,7 @@ def why_heads(
         )
     chosen, limit = (choice or Choice()).within(info), min(info.max_tokens or MOST_TOKENS, MOST_TOKENS)
     heads = chosen.picked or tuple((layer, head) for layer in chosen.layers for head in chosen.heads)
-    texts, copies, runs = texts_of(corpus), Copies(), ScoreRuns(model)
+    texts, copies, runs = texts_of(corpus, model), Copies(), ScoreRuns(model)
     special, n_cut = special_ids(model), 0
     tally: _Tally | None = None
     n_texts = n_tokens = 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from attnscope.records.why.part import Part
 from attnscope.records.why.score import Why
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.reading import Prompt, batch_of, read
+from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +79,7 @@ def why(
     query_at = _place_of(query, queries, "--query")
     runs, batch = ScoreRuns(model), batch_of(reading, model.info.device)
     place: Place = (kind, layer)  # type: ignore[assignment]
-    row = _run_row(model, batch, place, head, query_at)
+    row = _row_of(_run_head(model, batch, place, head), query_at)
     if key is None:
         others = row.may & ~keys.sinks(kind)
         key_at = int(np.where(others if others.any() else row.may, row.weights, -1.0).argmax())
@@ -90,13 +91,66 @@ def why(
             f"layer {layer}",
             "choose a key that the query may attend to" + (": an earlier one" if key_at > query_at else ""),
         )
-    parts, pairs = _pairs(runs.trace(batch, [place]), place, head, query_at, key_at, row.may)
-    hidden, bias = np.flatnonzero(~row.may), None if row.bias is None else row.less_mean(row.bias, key_at)
+    less_mean = row.less_mean(np.eye(len(keys))[key_at])
+    sides = _sides(runs.trace(batch, [place]), place, head, np.eye(len(queries))[[query_at]], less_mean[None])
+    return _record(model, reading, place, head, (query_at, key_at), row, sides.pairs(0, np.ones(1)))
+
+
+@with_plain_torch
+def why_cells(model: Model, reading: Reading, kind: str, layer: int, head: int, least: float = 0.05) -> Iterator[Why]:
+    """Takes the scores of one head apart, of all cells that get much of a query's attention.
+
+    Args:
+        model: A loaded model.
+        reading: What it read.
+        kind: Kind of attention.
+        layer: The head's layer.
+        head: Its number.
+        least: The weight from which on a key is taken, 0 to 1. The key with the most is taken in any case.
+
+    Yields:
+        A record as `why` makes it for each cell, query by query.
+
+    Raises:
+        AttnscopeError: As `why`.
+    """
+    from attnscope.models.inside.score_parts import ScoreRuns
+
+    queries, keys = reading.queries_and_keys(kind)
+    batch, place = batch_of(reading, model.info.device), cast("Place", (kind, layer))
+    call, runs = _run_head(model, batch, place, head), ScoreRuns(model)
+    sides = _sides(runs.trace(batch, [place]), place, head, np.eye(len(queries)), np.eye(len(keys)))
+    for query in range(len(queries)):
+        row = _row_of(call, query)
+        strong = (row.weights >= least) | (row.weights == row.weights.max())
+        for key in np.flatnonzero(strong & row.may).tolist():
+            pairs = sides.pairs(query, row.less_mean(np.eye(len(keys))[key]))
+            yield _record(model, reading, place, head, (query, key), row, pairs)
+
+
+def _record(
+    model: Model,
+    reading: Reading,
+    place: Place,
+    head: int,
+    cell: tuple[int, int],
+    row: _Row,
+    parts_and_pairs: tuple[tuple[Part, ...], NDArray[np.float64]],
+) -> Why:
+    """What is known of a cell.
+
+    Raises:
+        AttnscopeError: The parts do not sum to the score.
+    """
+    (query, key), (parts, pairs), (kind, layer) = cell, parts_and_pairs, place
+    queries, keys = reading.queries_and_keys(kind)
+    hidden = np.flatnonzero(~row.may)
+    bias = None if row.bias is None else float(row.bias @ row.less_mean(np.eye(len(keys))[key]))
     record = Why(
-        run=run_of(model.info, reading.notes), text=prompt.text, kind=kind, layer=layer, head=head, queries=queries,
-        keys=keys, query=query_at, key=key_at, weight=float(row.weights[key_at]), score=float(row.scores[key_at]),
-        mean=float(row.scores[row.may].mean()), masked_before=int((hidden < query_at).sum()),
-        masked_after=int((hidden >= query_at).sum()), softcap=row.softcap, parts=parts, pairs=pairs, bias=bias,
+        run=run_of(model.info, reading.notes), text=reading.text, kind=kind, layer=layer, head=head, queries=queries,
+        keys=keys, query=query, key=key, weight=float(row.weights[key]), score=float(row.scores[key]),
+        mean=float(row.scores[row.may].mean()), masked_before=int((hidden < query).sum()),
+        masked_after=int((hidden >= query).sum()), softcap=row.softcap, parts=parts, pairs=pairs, bias=bias,
         rounding=ROUNDING * row.eps * float(row.size + np.linalg.norm(pairs) + abs(bias or 0.0)),
     )  # fmt: skip
     require_rounding(
@@ -129,20 +183,21 @@ class _Row:
     size: float
     eps: float
 
-    def less_mean(self, values: NDArray[np.float64], key: int) -> float:
-        """A key's value above the mean of those that the query may attend to."""
-        return float(values[key] - values[self.may].mean())
+    def less_mean(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Weights of keys, (key,), less those of the mean of all that the query may attend to."""
+        less: NDArray[np.float64] = weights - weights.sum() * self.may / self.may.sum()
+        return less
 
 
-def _run_row(model: Model, batch: Batch, place: Place, head: int, query: int) -> _Row:
-    """Runs the model as it is, and keeps a query's scores.
+def _run_head(model: Model, batch: Batch, place: Place, head: int) -> AttentionCall:
+    """Runs the model as it is, and keeps one head's attention.
 
     Raises:
         AttnscopeError: A bias is added after a cap.
     """
     import torch
 
-    from attnscope.core.attention.seam import allowed, attend, attention_weights, select_heads
+    from attnscope.core.attention.seam import attend, select_heads
 
     seen: list[AttentionCall] = []
 
@@ -150,12 +205,6 @@ def _run_row(model: Model, batch: Batch, place: Place, head: int, query: int) ->
         if (call.kind, call.layer) == place:
             seen.append(select_heads(call, [head]))
         return attend(call)
-
-    def row_of(values: Tensor) -> NDArray[Any]:
-        shape = (1, 1, call.query.shape[2], call.key.shape[2])
-        values = values.detach()[(None,) * (4 - values.ndim)].expand(shape)[0, 0, query]
-        numbers: NDArray[Any] = (values.double() if values.is_floating_point() else values).cpu().numpy()
-        return numbers
 
     with torch.no_grad():
         model.run(batch, keep)
@@ -165,6 +214,22 @@ def _run_row(model: Model, batch: Batch, place: Place, head: int, query: int) ->
                 f"{model.info.name} adds a bias after it caps scores: such a score is no sum of both",
                 "choose a model with one of them",
             )
+    return call
+
+
+def _row_of(call: AttentionCall, query: int) -> _Row:
+    """One query's scores."""
+    import torch
+
+    from attnscope.core.attention.seam import allowed, attention_weights
+
+    def row_of(values: Tensor) -> NDArray[Any]:
+        shape = (1, 1, call.query.shape[2], call.key.shape[2])
+        values = values.detach()[(None,) * (4 - values.ndim)].expand(shape)[0, 0, query]
+        numbers: NDArray[Any] = (values.double() if values.is_floating_point() else values).cpu().numpy()
+        return numbers
+
+    with torch.no_grad():
         weights, mask = row_of(attention_weights(call)), allowed(call)
     q, k = call.query[0, 0, query].double().cpu().numpy(), call.key[0, 0].double().cpu().numpy()
     may = np.ones(len(k), np.bool_) if mask is None else row_of(mask)
@@ -174,25 +239,54 @@ def _run_row(model: Model, batch: Batch, place: Place, head: int, query: int) ->
     return _Row(scores, weights, may, bias, call.softcap, size, torch.finfo(call.query.dtype).eps)
 
 
-def _pairs(
-    traced: TracedScores, place: Place, head: int, query: int, key: int, may: NDArray[np.bool_]
-) -> tuple[tuple[Part, ...], NDArray[np.float64]]:
-    """The parts, and what each at the query times each at the key adds to a score, less its mean over keys."""
+@dataclass(frozen=True, eq=False)
+class _Sides:
+    """What the parts add to a head's queries and keys, each (part, row, d_head), float64, on the CPU.
+
+    Attributes:
+        parts: The parts, in the order of the model.
+        queries: Rows of queries.
+        keys: Rows of keys.
+        scale: Of the scores.
+    """
+
+    parts: tuple[Part, ...]
+    queries: NDArray[np.float64]
+    keys: NDArray[np.float64]
+    scale: float
+
+    def pairs(self, query: int, keys: NDArray[np.float64]) -> tuple[tuple[Part, ...], NDArray[np.float64]]:
+        """What each part at a query times each at a sum of keys with weights adds to the score, (part, part)."""
+        at_keys = np.tensordot(self.keys, keys, (1, 0))
+        return self.parts, self.scale * self.queries[:, query] @ at_keys.T
+
+
+def _sides(
+    traced: TracedScores, place: Place, head: int, queries: NDArray[np.float64], keys: NDArray[np.float64]
+) -> _Sides:
+    """The parts of a head's queries and keys, in sums with weights, (sum, token)."""
     import torch
 
     call = traced.calls[place]
-    width = call.query.shape[3]
-    each = torch.eye(width, dtype=call.query.dtype, device=call.query.device)
-    at_query, at_key = call.query.new_zeros(width, *call.query.shape), call.key.new_zeros(width, *call.key.shape)
-    at_query[:, 0, head, query] = each
-    less_mean = -torch.from_numpy(may / may.sum()).to(each)
-    less_mean[key] += 1
-    at_key[:, 0, head // (call.n_heads // call.n_kv_heads)] = less_mean[None, :, None] * each[:, None]
-    read, offered = traced.along(call.query, at_query), traced.along(call.key, at_key)
+    kv_head = head // (call.n_heads // call.n_kv_heads)
+
+    def along(tensor: Tensor, number: int, weights: NDArray[np.float64]) -> dict[Part, NDArray[np.float64]]:
+        width = tensor.shape[3]
+        each = torch.eye(width, dtype=tensor.dtype, device=tensor.device)
+        sums: list[dict[Part, Tensor]] = []
+        for row in torch.from_numpy(weights).to(each):
+            slopes = tensor.new_zeros(width, *tensor.shape)
+            slopes[:, 0, number] = row[None, :, None] * each[:, None]
+            sums.append(traced.along(tensor, slopes))
+        return {part: torch.stack([row[part][:, 0] for row in sums]).cpu().numpy() for part in sums[0]}
+
+    read, offered = along(call.query, head, queries), along(call.key, kv_head, keys)
     parts = tuple(sorted({*read, *offered}, key=in_order))
-    nothing = each.new_zeros(width, 1).double()
-    left, right = (torch.stack([side.get(part, nothing)[:, 0] for part in parts]) for side in (read, offered))
-    return parts, (call.scale * (left @ right.mT)).cpu().numpy()
+    left, right = (
+        np.stack([side.get(part, np.zeros((len(rows), call.query.shape[3]))) for part in parts])
+        for side, rows in ((read, queries), (offered, keys))
+    )
+    return _Sides(parts, left, right, call.scale)
 
 
 def in_order(part: Part) -> tuple[int, int, int, int, str]:

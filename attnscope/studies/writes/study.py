@@ -14,11 +14,10 @@ from attnscope.core.exact.running import RunningSums
 from attnscope.core.questions.written import PARTS, WRITTEN
 from attnscope.corpus import BLOCK, Block, Corpus, CorpusText
 from attnscope.models.model import Model
-from attnscope.records.frame.shards import settle_corpus
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.ablation.reading import ReadBatch, Reader
 from attnscope.studies.ablation.sweep import longest_first
-from attnscope.studies.heads.merging import add_writes
+from attnscope.studies.heads.merging import add_writes, said_of_pass
 from attnscope.studies.heads.roles import RULES
 from attnscope.studies.inputs.texts import Report, special_ids, texts_of
 from attnscope.studies.measuring.tally import OFFSETS, Tally, weigh_units
@@ -122,13 +121,7 @@ def with_writes(
         "measures": {**found.options["measures"], **measures},
         "writes": described,
     }
-    run = {**found.run, "notes": [*found.run["notes"], *done.notes]}
-    if done.failures:
-        run["failures"] = [*run.get("failures", ()), *done.failures]
-    known = found.corpus["problems"]
-    corpus = {**found.corpus, "problems": [*known, *(one for one in done.lost if one not in known)]}
-    corpus = settle_corpus(corpus, interrupted=not done.complete)
-    return add_writes(found, run, corpus, options, done.done.tallies, done.done.parts)
+    return add_writes(found, *said_of_pass(found, done), options, done.done.tallies, done.done.parts)
 
 
 def _measurer_of(model: Model, *, reading: Mapping[str, Any], alike: bool) -> WritesMeasurer:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.ablation import Ablation, Curve
+from attnscope.records.ablation import MODE_LABELS, Ablation, Curve
 from attnscope.records.heads.findings import Estimate, Findings, Head
 from attnscope.views.ablation.summary import curve_label, label, notes, predicted_line
 from attnscope.views.drawing.canvas import INK, Drawing, matplotlib_defaults
@@ -24,7 +24,8 @@ from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, 
 
 _COLORS = {
     "zero effect": "#0072B2", "zero importance": "#D55E00", "zero sensitivity": "#D55E00", "zero random": "#8a8a8a",
-    "line explained": "#0072B2", "line unexplained": "#56B4E9", "line random": "#009E73", "uniform random": "#8a8a8a",
+    "line explained": "#0072B2", "line unexplained": "#56B4E9", "line random": "#009E73", "pattern random": "#D55E00",
+    "uniform random": "#8a8a8a",
     "sink random": "#E69F00", "other random": "#CC79A7",
 }  # fmt: skip
 
@@ -134,7 +135,9 @@ def curve_drawing(ablation: Ablation, paper: Paper) -> Drawing:
     height = sheet.above + 0.4 * size + tall + below + foot.height
     said = (corpus_line(ablation, predictions=True), predicted_line(ablation))
     subtitle = lettering.fit(" · ".join(filter(None, said)), 11 * 96 / 72, sheet.width * 92 / size)
-    figure = sheet.open_figure(height, f"{model_of(ablation.run)} · heads taken out one after another", subtitle)
+    replaced = all(curve.mode in MODE_LABELS for curve in ablation.curves)
+    gone, left_over = ("replaced", "heads with their own attention") if replaced else ("taken out", "heads left")
+    figure = sheet.open_figure(height, f"{model_of(ablation.run)} · heads {gone} one after another", subtitle)
     left = 0.6 * size / sheet.width
     bottom = (foot.height + below) / height
     axes = figure.add_axes((left, bottom, 0.97 - left, tall / height))
@@ -147,7 +150,7 @@ def curve_drawing(ablation: Ablation, paper: Paper) -> Drawing:
         axes.set_ylim(0, None)
     axes.locator_params(axis="x", integer=True)
     finish_axes(axes, sheet)
-    letter_axes(axes, what, sheet, across="heads left")
+    letter_axes(axes, what, sheet, across=left_over)
     sheet.add_legend(axes, (-0.01, -0.45 * size / tall))
     foot.write(figure)
     return Drawing(figure, lettering.families)

@@ -54,6 +54,8 @@ def predicted_line(found: Ablation) -> str:
 def notes(found: Ablation) -> list[str]:
     """What a reader must know: one sentence each."""
     said = []
+    if any(name.endswith("_l2") for name in found.names):
+        said.append("late layers are closer to the last hidden states: compare heads of one layer first")
     if "mean" in (found.options.get("modes") or ()):
         said.append("mean ablation: the mean of a head's outputs over all real tokens of all texts takes their place")
     if "sensitivity" in found.names:

@@ -31,6 +31,7 @@ _MOST = 15
 _FEW = 3
 _MOST_PAIRS = 10
 _MOST_PLACES = 8
+_MOST_TOKENS = 10
 _CURVE_ROWS = 9
 _CELL = 8
 
@@ -55,6 +56,8 @@ def drawing(found: Ablation, console: Console) -> RenderableType:
     several = [one for one in found.sets if not one.interaction]
     if by_position := _by_position(found, several):
         parts += [Text(), *by_position]
+    if found.worst_tokens:
+        parts += [Text(), worst_tokens(found)]
     pairs = [one for one in found.sets if one.interaction]
     if several:
         parts += [renderable for one in several for renderable in (Text(), _together(one))]
@@ -137,6 +140,28 @@ def _by_position(found: Ablation, several: Sequence[SetEffects]) -> list[Rendera
     return [Table(columns, rows, gap=1), *dim_lines(["; ".join(said)])]
 
 
+def worst_tokens(found: Ablation) -> Table:
+    """The tokens that suffer most from lines: several with all heads replaced, and one of each head that matters."""
+    together = [token for token in found.worst_tokens if not token.heads][:_MOST_TOKENS]
+    by_head = {token.heads: token for token in reversed(found.worst_tokens) if token.heads}
+    ranked = sorted(by_head.values(), key=lambda token: -token.change)[:_MOST_TOKENS]
+    predicted = any(math.isfinite(token.loss) for token in found.worst_tokens)
+    columns = [
+        Column("worst with lines in", lambda token: printable(token.heads) or "all heads", style="bold"),
+        Column("after", lambda token: printable(token.before), part=1, least=16),
+        Column("token", lambda token: printable(token.token)),
+    ]
+    if predicted:
+        columns += [
+            Column("loss", lambda token: small_number(token.loss), right=True, drop=2),
+            Column("with lines", lambda token: small_number(token.loss + token.change), right=True),
+        ]
+    else:
+        columns.append(Column("Δ hidden", lambda token: small_number(token.change), right=True))
+    columns.append(Column("source", lambda token: printable(token.source), style="dim", drop=3))
+    return Table(columns, [*together, *ranked], gap=1)
+
+
 def _largest_size(effects: Effects) -> float:
     return max((abs(effect.value) for effect in effects.values() if math.isfinite(effect.value)), default=-math.inf)
 
@@ -147,11 +172,20 @@ def _together(one: SetEffects) -> Table:
     named = ", ".join(heads[:_MOST]) + (f" and {len(heads) - _MOST} more" if len(heads) > _MOST else "")
     intervals = any(math.isfinite(effect.low) for effect in one.effects.values())
     columns = [
-        Column(f"without {named}", lambda row: label(row[0]), wraps=True, least=24),
+        Column(
+            f"{'with lines in' if _lines_alone(one) else 'without'} {named}",
+            lambda row: label(row[0]),
+            wraps=True,
+            least=24,
+        ),
         *effect_columns("together", lambda row: row[1], intervals=intervals, drop=0),
     ]
     # Places have a table of their own.
     return Table(columns, [row for row in one.effects.items() if not row[0].endswith(tuple(PLACE_LABELS))], gap=1)
+
+
+def _lines_alone(one: SetEffects) -> bool:
+    return all(name.startswith("line_") for name in one.effects)
 
 
 def _pairs(name: str, rows: Sequence[tuple[str, Effects, Effect]], n_pairs: int) -> Table:

@@ -56,6 +56,15 @@ def most_previous(found: Circuits, most: int) -> list[CircuitHead]:
     return sorted(known, key=lambda head: -head.previous)[:most]
 
 
+def likeness_of(found: Circuits) -> str:
+    """How far tokens stand for what is written; empty where they are logits."""
+    if found.ends == "static embeddings":
+        return "no head for words: static embeddings stand for W_U; tokens and copying are only a likeness, no logits"
+    if found.kind == "encoder":
+        return "an encoder fills in masked words: tokens and copying are only a likeness of what a head does there"
+    return ""
+
+
 def notes_of(found: Circuits, *, marks: bool = True) -> list[str]:
     """What must be known to read the numbers; `marks`: where scores have stars."""
     notes = [
@@ -64,8 +73,7 @@ def notes_of(found: Circuits, *, marks: bool = True) -> list[str]:
         + f"; * = beyond all of {found.n_draws} random heads with the same singular values"
         * marks
     ]
-    if found.ends == "static embeddings":
-        notes.append("without a head for words, W_U is the static embeddings: a likeness, no logits")
+    notes += [likeness_of(found)] * bool(likeness_of(found))
     notes.append(
         "composition: |X Y| / (|X| |Y|) of what one head writes and another reads; chance: its mean for matrices of "
         "the same singular values whose directions are random"

@@ -12,6 +12,7 @@ from rich.text import Text
 from attnscope.records.circuits import COMPOSITIONS, CircuitHead, Circuits, Direction, Link
 from attnscope.views.circuits.summary import (
     READS,
+    likeness_of,
     link_line,
     most_copying,
     most_previous,
@@ -31,13 +32,15 @@ _MOST = 8
 
 def show(found: Circuits, console: Console) -> None:
     """Prints what the weights say: of all heads the strongest, of picked heads everything."""
-    parts: list[RenderableType] = [Text(title_of(found), style="bold")]
+    likeness, notes = likeness_of(found), notes_of(found)
+    parts: list[RenderableType] = [Text(title_of(found), style="bold"), *dim_lines([likeness] * bool(likeness))]
     if found.picked:
         for place in found.picked:
             parts += _head(found, place)
     else:
-        parts += [*_compositions(found), *_copying(found), *_places(found)]
-    for part in [*parts, Text(), *dim_lines(notes_of(found))]:
+        parts += [*_compositions(found), *([] if likeness else _copying(found)), *_places(found)]
+        notes = notes[1:] if likeness else notes  # nothing is said of copying
+    for part in [*parts, Text(), *dim_lines(note for note in notes if note != likeness)]:
         console.print(spell_out_text(part, console) if isinstance(part, Text) else part)
 
 

@@ -20,7 +20,7 @@ from attnscope.records.comparison import (
 )
 from attnscope.records.frame.pair_tables import HeadPlace, PairTable, head_name
 from attnscope.views.compare import maps as compare_maps
-from attnscope.views.compare import pictures as compare_pictures
+from attnscope.views.compare import maps as compare_pictures
 from attnscope.views.compare.plane import NO_ROLE, layer_colors, map_page, role_entries
 from attnscope.views.compare.summary import (
     PICTURE_NOTES,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.layout import SCREEN, Paper
+from attnscope.views.drawing.layout import Paper, Surroundings
 
 _MOST_BARS = 24
 
@@ -51,9 +51,7 @@ def bar_grid(
     columns: int,
     n_bars: int,
     widest: Callable[[float], float],
-    notes: Sequence[str],
-    width_of: layout.WidthPx,
-    paper: Paper = SCREEN,
+    around: Surroundings,
 ) -> Bars:
     """Places the bars of several heads.
 
@@ -62,10 +60,9 @@ def bar_grid(
         columns: How many of them stand side by side.
         n_bars: How many keys each has.
         widest: Gives the width of the widest label at a font size.
-        notes: What stands below.
-        width_of: Measures a text.
-        paper: What it is laid out on.
+        around: What stands around them.
     """
+    paper = around.paper
     rows = math.ceil(n_panels / columns)
     bar = max(_bar_pitch(paper), min(30, 1000 // (rows * n_bars)))
     font = paper.least_px or min(layout.MAX_LABEL_PX, bar * 0.82)
@@ -87,7 +84,7 @@ def bar_grid(
     width = paper.width_for(
         layout.MIN_WIDTH_PX if columns > 1 else 0, 2 * layout.MARGIN_PX + left + columns * (panel + gap) - gap + end
     )
-    lines = layout.wrap(" · ".join(notes), width - 2 * layout.MARGIN_PX, width_of)
+    lines = layout.wrap(" · ".join(around.notes), width - 2 * layout.MARGIN_PX, around.width_of)
     footer_y = layout.HEADER_PX + rows * pitch_y + 16
     return Bars(
         width_px=width,

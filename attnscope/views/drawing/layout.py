@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MIN_WIDTH_PX = 1600
 MIN_SINGLE_PX = 1200  # height that a figure of one head aims at
@@ -111,6 +111,27 @@ WidthPx = Callable[[str, float], float]
 
 
 @dataclass(frozen=True)
+class Surroundings:
+    """What stands around the maps of a figure, and what it is laid out on.
+
+    Attributes:
+        notes: What stands below.
+        width_of: Measures a text.
+        meaning: What the colours mean: the first of the notes where it has no room beside the colour bar.
+        paper: What it is laid out on.
+    """
+
+    notes: Sequence[str]
+    width_of: WidthPx
+    meaning: str = ""
+    paper: Paper = SCREEN
+
+    def with_note(self, note: str) -> Surroundings:
+        """The same with one more note."""
+        return replace(self, notes=[*self.notes, note])
+
+
+@dataclass(frozen=True)
 class Grid:
     """Maps of heads side by side, with what stands around them.
 
@@ -160,12 +181,8 @@ def labelled_grid(
     n_panels: int,
     shape: tuple[int, int],
     widest: tuple[Callable[[float], float], Callable[[float], float]],
-    notes: Sequence[str],
-    width_of: WidthPx,
+    around: Surroundings,
     pool: int = 1,
-    *,
-    meaning: str = "",
-    paper: Paper = SCREEN,
 ) -> Grid:
     """A grid of maps of which each has its token labels, at the left and below.
 
@@ -173,13 +190,10 @@ def labelled_grid(
         n_panels: How many maps.
         shape: Rows and columns of a map.
         widest: Give the width of the widest label of a row, and of a column, at a font size.
-        notes: What stands below.
-        width_of: Measures a text.
+        around: What stands around them.
         pool: How many tokens a row or column of a map stands for.
-        meaning: What the colours mean: the first of the notes where it has no room beside the colour bar.
-        paper: What it is laid out on.
     """
-    n_queries, n_keys = shape
+    (n_queries, n_keys), paper = shape, around.paper
     spaced = paper.least_px / _LABEL_SHARE or LEGIBLE_PX  # between two labels
 
     def sizes(cell: float) -> tuple[int, float, int, int]:
@@ -213,9 +227,9 @@ def labelled_grid(
         for i in range(n_panels)
     )
     if step * pool > 1:
-        notes = [*notes, f"one label for {step * pool} tokens"]
+        around = around.with_note(f"one label for {step * pool} tokens")
     bottom = math.ceil(header + rows * pitch_y)
-    return _with_footer(total, bottom, cell, corners, font, step, notes, width_of, meaning, paper, left - 8.0)
+    return _with_footer(total, bottom, cell, corners, around, (font, step, left - 8.0))
 
 
 def _fill_page(n_panels: int, shape: tuple[int, int], sizes: Callable[[float], tuple[int, float, int, int]]) -> int:
@@ -263,11 +277,7 @@ def pooled_grid(
     n_panels: int,
     tokens: tuple[int, int],
     widest: tuple[Callable[[float], float], Callable[[float], float]],
-    notes: Sequence[str],
-    width_of: WidthPx,
-    *,
-    meaning: str = "",
-    paper: Paper = SCREEN,
+    around: Surroundings,
 ) -> tuple[int, tuple[int, int], Grid]:
     """As `labelled_grid`, for maps of any size: where the figure would be too large to draw, its cells are pooled.
 
@@ -277,8 +287,8 @@ def pooled_grid(
     pool = 1
     while True:
         shape = (-(-tokens[0] // pool), -(-tokens[1] // pool))
-        lines = [*notes, pool_note(pool)] if pool > 1 else notes
-        grid = labelled_grid(n_panels, shape, widest, lines, width_of, pool, meaning=meaning, paper=paper)
+        noted = around.with_note(pool_note(pool)) if pool > 1 else around
+        grid = labelled_grid(n_panels, shape, widest, noted, pool)
         if grid.width_px * grid.height_px <= MOST_PX or max(shape) == 1:
             return pool, shape, grid
         pool += 1
@@ -293,12 +303,8 @@ def overview_grid(
     n_rows: int,
     n_columns: int,
     shape: tuple[int, int],
-    notes: Sequence[str],
-    width_of: WidthPx,
+    around: Surroundings,
     left: int = 52,
-    *,
-    meaning: str = "",
-    paper: Paper = SCREEN,
 ) -> Grid:
     """A grid of small maps without token labels.
 
@@ -306,12 +312,10 @@ def overview_grid(
         n_rows: Rows of maps, most often a row a layer.
         n_columns: Maps in a row, most often a column a head.
         shape: Rows and columns of a map.
-        notes: What stands below.
-        width_of: Measures a text.
+        around: What stands around them.
         left: Room for the rows' names.
-        meaning: What the colours mean: the first of the notes where it has no room beside the colour bar.
-        paper: What it is laid out on.
     """
+    paper = around.paper
     gap = 8 if not paper.is_narrow else 4
     room = (paper.room_px - left - (n_columns - 1) * gap) / n_columns
     # As large as fits the page, but not huge where a layer has few heads. Maps of few keys, such as those from a long
@@ -337,7 +341,7 @@ def overview_grid(
         for column in range(n_columns)
     )
     bottom = math.ceil(header + n_rows * pitch_y)
-    return _with_footer(total, bottom, cell, corners, 0.0, 1, notes, width_of, meaning, paper, 0.0)
+    return _with_footer(total, bottom, cell, corners, around, (0.0, 1, 0.0))
 
 
 def _with_footer(
@@ -345,18 +349,14 @@ def _with_footer(
     bottom: int,
     cell: float,
     corners: tuple[tuple[float, float], ...],
-    font: float,
-    step: int,
-    notes: Sequence[str],
-    width_of: WidthPx,
-    meaning: str,
-    paper: Paper,
-    label_room: float,
+    around: Surroundings,
+    labels: tuple[float, int, float],
 ) -> Grid:
-    zoom = _zoom(width)
+    """The grid with its colour bar and notes; `labels`: the font size of labels, of how many one stands, their room."""
+    zoom, paper, (font, step, label_room) = _zoom(width), around.paper, labels
     beside = width >= _NARROW_PX
-    parts = notes if beside or not meaning else [meaning, *notes]
-    lines = wrap(" · ".join(parts), (width - 2 * MARGIN_PX) / zoom, width_of)
+    parts = around.notes if beside or not around.meaning else [around.meaning, *around.notes]
+    lines = wrap(" · ".join(parts), (width - 2 * MARGIN_PX) / zoom, around.width_of)
     bar_px = min(_BAR_WIDTH_PX * zoom, width - 2 * MARGIN_PX - 20)
     inset = 8 if paper.fixed else 0  # half of its first number
     bar = (MARGIN_PX + inset, bottom + 12, round(bar_px), round(_BAR_HEIGHT_PX * zoom))

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.ablation import Effect
-from attnscope.records.heads.streaming import StreamingCheck
+from attnscope.records.heads.needles import StreamingCheck
 from attnscope.views.tables.numbers import interval, number, percent
 from attnscope.views.tables.plain_text import dim_lines
 from attnscope.views.tables.table import Column, Table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from textwrap import wrap
 from typing import Any
@@ -22,12 +23,11 @@ from attnscope.views.describe.terminal import description_table
 from attnscope.views.drawing.inks import ink_on
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads.needles_terminal import needles_table
-from attnscope.views.heads.senses_terminal import picture_measures
 from attnscope.views.heads.summary import UNCLASSIFIED, Mark, does
-from attnscope.views.heads.writes_terminal import writes_table
+from attnscope.views.heads.zones_terminal import zones_table
 from attnscope.views.tables.head_grid import head_grid, room_for
-from attnscope.views.tables.numbers import UNDEFINED, interval, number, percent, q_value, small_number
-from attnscope.views.tables.plain_text import dim_lines, heading
+from attnscope.views.tables.numbers import UNDEFINED, fixed, interval, number, percent, q_value, small_number
+from attnscope.views.tables.plain_text import dim_lines, heading, shade
 from attnscope.views.tables.table import Column, Table
 from attnscope.views.tables.wording import corpus_line, corpus_notes, full_name, label, printable, title_of
 
@@ -88,7 +88,7 @@ def show(
             console.print(description_table(findings, console, few=not (is_chosen or every or sort)))
         elif where is not None or sort is not None:
             console.print(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads)}"))
-    for part in (*writes_table(findings), *needles_table(findings)):
+    for part in (*writes_table(findings), *zones_table(findings), *needles_table(findings)):
         console.print(part)
     if measures or is_picked:
         names = heads_summary.named_measures(findings, measures or "all")
@@ -366,3 +366,129 @@ def _explanation(findings: Findings, roles: Sequence[str], shown: Collection[str
     )
     columns = [f"{name}: {what}" for name, what in said.items() if name in shown]
     return "; ".join([*columns, f"a role must exceed its baseline and: {needed}"])
+
+
+_MOST = 6
+_NONE = Estimate(math.nan, math.nan, math.nan, math.nan, 0)
+
+
+def writes_table(findings: Findings) -> list[RenderableType]:
+    """The heads that raise and lower the logits of right answers most, and what all parts amount to."""
+    heads = [head for head in findings.heads if math.isfinite(head.measures.get("writes", _NONE).value)]
+    chosen, recorded = findings.options.get("writes"), findings.corpus.get("writes")
+    if not heads or not isinstance(chosen, dict) or not isinstance(recorded, dict):
+        return []
+    said: list[RenderableType] = []
+    ranked = sorted(heads, key=lambda head: -head.measures["writes"].value)
+    for title, shown in (
+        ("raise the logits of right answers most", [h for h in ranked[:_MOST] if h.measures["writes"].value > 0]),
+        ("lower them most", [h for h in ranked[::-1][:_MOST] if h.measures["writes"].value < 0]),
+    ):
+        if shown:
+            said += [heading(f"heads that {title}"), _table(shown)]
+    parts = recorded.get("parts", {})
+    line = " + ".join(f"{name.replace('_', '-')} {_number(value)}" for name, value in parts.items() if name != "logit")
+    return [
+        *said,
+        Text(),
+        *dim_lines(
+            [
+                f"mean of {amount(recorded.get('n_predictions', 0), 'answer')} ({chosen.get('predicted', '')}): logit "
+                f"above the vocabulary's mean {_number(parts.get('logit', math.nan))} = {line}",
+                f"attended to: the answer's own occurrences get {chosen.get('attended', 0):.0%} of the head's weight "
+                "or more; intervals are over texts",
+                "of all measures writes alone is drawn large: --measures all draws every one",
+            ]
+        ),
+    ]
+
+
+def _table(heads: list[Head]) -> Table:
+    def of(name: str, write: Callable[[Estimate], str]) -> Callable[[Head], str]:
+        return lambda head: write(head.measures.get(name, _NONE))
+
+    def attended(head: Head) -> str:
+        n_all, n_attended = (head.measures.get(name, _NONE).count for name in ("writes", "writes_attended"))
+        return percent(n_attended / n_all if n_all else None, 1)
+
+    columns = [
+        Column("head", lambda head: head.name, style="bold"),
+        Column("adds", of("writes", lambda one: _number(one.value)), style="cyan"),
+        Column("95% interval", of("writes", lambda one: interval(one.low, one.high, _number)), style="dim", drop=1),
+        Column("attended to", of("writes_attended", lambda one: _number(one.value)), style="cyan", drop=3),
+        Column("answers", attended, drop=4),
+        Column("elsewhere", of("writes_elsewhere", lambda one: _number(one.value)), drop=2),
+    ]
+    return Table(columns, heads)
+
+
+_number = partial(fixed, decimals=3, signed=True)
+
+
+LEADING = ("distance_patches", "looks", "monotonicity")
+"""The measure that the map shows: how far heads look is the first thing that is asked of a vision transformer, and
+whether they move on with the tokens of one that listens."""
+
+
+def picture_measures(findings: Findings, console: Console) -> RenderableType:
+    """A map of the leading measure with numbers, layers down and heads across; then each measure's extremes.
+
+    Numbers alone suffice (NO_COLOR is respected). Where a layer is wider than the terminal, its heads go on below.
+    """
+    names = findings.measure_names
+    parts: list[RenderableType] = []
+    if names:
+        leading = next((name for name in LEADING if name in names), names[0])
+        facts = findings.measure_facts(leading)
+        title = Text(title_of(findings, leading), style="bold")
+        parts += [title.append(f": {printable(facts.what)}", style="not bold"), Text()]
+        parts += [_map(findings, leading, console.width), Text(), _extremes(findings)]
+    said = ["uniform: the value of a head that attends to all keys alike", corpus_line(findings)]
+    said += corpus_notes(findings)
+    grounding = [(head.name, role) for head in findings.heads for role in head.roles if role.name == "grounding"]
+    if "grounding" in findings.options.get("roles", {}):
+        named = ", ".join(f"{name} ({role.value:.2f}, q {role.q:.2g})" for name, role in grounding)
+        said.append(f"heads that look into the box by {0.1:g} more than its area: {named or 'none'}")
+    return Group(*parts, *dim_lines(said))
+
+
+def _map(findings: Findings, measure: str, width: int) -> Text:
+    values = {(head.layer, head.head): _value(head, measure) for head in findings.heads}
+    known = [value for value in values.values() if math.isfinite(value)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    layers, n_heads = sorted({layer for layer, _ in values}), max(head for _, head in values) + 1
+    cell = max(len(f"H{n_heads - 1}"), *(len(small_number(value)) for value in values.values())) + 2
+
+    def draw(text: Text, layer: int, head: int) -> None:
+        value = values.get((layer, head), math.nan)
+        share = (value - low) / (high - low) if high > low and math.isfinite(value) else 0.0
+        text.append(small_number(value).rjust(cell - 1) + " ", style=shade(share, "#f7fbff", "#08519c"))
+
+    return head_grid(layers, range(n_heads), cell, width, draw)
+
+
+def _extremes(findings: Findings) -> Table:
+    """A row per measure: uniform attention's value, and the heads of the least and the largest value."""
+    rows = []
+    for name in findings.measure_names:
+        heads = [head for head in findings.heads if math.isfinite(_value(head, name))]
+        if heads:
+            ends = [end(heads, key=lambda head: _value(head, name)) for end in (min, max)]
+            rows.append((name, *((head.name, head.measures[name]) for head in ends)))
+    columns = [
+        Column("measure", lambda row: printable(row[0])),
+        Column("uniform", lambda row: small_number(row[1][1].uniform), right=True, drop=1),
+    ]
+    for at, title in ((1, "least"), (2, "largest")):
+        columns += [
+            Column(title, partial(lambda at, row: small_number(row[at][1].value), at), right=True, style="cyan"),
+            Column("head", partial(lambda at, row: row[at][0], at)),
+            Column("95% interval", partial(lambda at, row: interval(row[at][1].low, row[at][1].high, small_number), at),
+                   right=True, drop=2),
+        ]  # fmt: skip
+    return Table(columns, rows)
+
+
+def _value(head: Head, measure: str) -> float:
+    found = head.measures.get(measure)
+    return math.nan if found is None else found.value

@@ -246,9 +246,8 @@ class MapCanvas(_Page):
             shape = (-(-len(queries) // self.pool), -(-len(keys) // self.pool))
             size = paper.letters(layout.PANEL_TITLE_PX * self._zoom_of_names(len(rows), paper))
             left = max(52, *(math.ceil(lettering.width_px(row, size * 1.1)) + 20 for row in rows))
-            grid = layout.overview_grid(
-                len(rows), len(columns), shape, notes, lettering.width_px, left, meaning=meaning, paper=paper
-            )
+            around = layout.Surroundings(notes, lettering.width_px, meaning, paper)
+            grid = layout.overview_grid(len(rows), len(columns), shape, around, left)
             at = [(layers.index(layer), heads.index(head)) for layer, head in sheet.heads]
             panels = [
                 head * len(columns) + layer if self.layers_across else layer * len(columns) + head for layer, head in at
@@ -256,11 +255,11 @@ class MapCanvas(_Page):
         else:
             widest = (widest_label(lettering, queries.labels), widest_label(lettering, keys.labels))
             tokens = (len(queries), len(keys))
-            said = partial(layout.pooled_grid, len(sheet.heads), tokens, widest, meaning=meaning, paper=paper)
-            self.pool, shape, grid = said(notes, lettering.width_px)
+            around = layout.Surroundings(notes, lettering.width_px, meaning, paper)
+            self.pool, shape, grid = layout.pooled_grid(len(sheet.heads), tokens, widest, around)
             if len(sheet.heads) == 1 and grid.number_px:
-                notes.append("cells without a number: less than 0.005")
-                self.pool, shape, grid = said(notes, lettering.width_px)
+                around = around.with_note("cells without a number: less than 0.005")
+                self.pool, shape, grid = layout.pooled_grid(len(sheet.heads), tokens, widest, around)
             panels = list(range(len(sheet.heads)))
         super().__init__(grid.width_px, grid.height_px, lettering, header, grid.zoom)
         self.grid, zoom = grid, grid.zoom
@@ -421,7 +420,8 @@ class BarCanvas(_Page):
             notes.append(f"the {self.n_bars} of {len(keys)} keys with the largest weight in any of these heads")
         notes += [lettering.note] if lettering.note else []
         widest = widest_label(lettering, keys.labels)
-        self.bars = bar_grid(len(sheet.heads), columns, self.n_bars, widest, notes, lettering.width_px, style.paper)
+        around = layout.Surroundings(notes, lettering.width_px, paper=style.paper)
+        self.bars = bar_grid(len(sheet.heads), columns, self.n_bars, widest, around)
         super().__init__(self.bars.width_px, self.bars.height_px, lettering, header)
         tall = self.n_bars * self.bars.bar_px
         size = self.paper.letters(min(layout.PANEL_TITLE_PX, self.bars.panel_px / 4))

@@ -328,7 +328,7 @@ class _Page(Page):
         self.entitle(left, top, heading)
         if not links:
             self.write(left, top + 28, "there are none", size, ha="left", color=FAINT)
-        numbered: list[tuple[float, float]] = []
+        numbered: dict[tuple[float, float], list[int]] = {}
         rings: list[list[tuple[float, float]]] = []
         for number, (link, ends) in enumerate(zip(links, self._ends, strict=True), 1):
             at = (
@@ -336,19 +336,20 @@ class _Page(Page):
                 y + height * (link.query + 0.5) / (attention.cells.shape[2] * attention.query_cell),
             )
             rings.append(_circle(*at, 6.0))
-            # Of links at one place only the first has its number beside it.
-            if all(abs(at[0] - a) + abs(at[1] - b) > 16 for a, b in numbered):
-                numbered.append(at)
-                beside = (at[0] + 10, "left") if at[0] < x + width - 30 else (at[0] - 10, "right")
-                # Not a halo: with one, letters would no longer be text in PDF and SVG.
-                ground = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-                self.write(beside[0], at[1], str(number), size, ha=beside[1], color=_MARK, weight="bold", bbox=ground)
+            near = (other for other in numbered if abs(at[0] - other[0]) + abs(at[1] - other[1]) <= 2 * size)
+            numbered.setdefault(next(near, at), []).append(number)
             line = top + 34 + (number - 1) * _LINK_PX
             self.entitle(left, line, f"{number}", size, color=_MARK)
             self.entitle(left + 26, line, weight(link.weight), size)
             for row, (token, end) in enumerate(((link.query, ends[0]), (link.key, ends[1]))):
                 words = f"{'→ ' if row else ''}{token:,}  {end}"
                 self.write(left + 76, line + row * 21, self.lettering.fit(words, size, room - 76), size, ha="left")
+        for at, numbers in numbered.items():  # links at one place share a label
+            beside = (at[0] + 10, "left") if at[0] < x + width / 2 else (at[0] - 10, "right")
+            # Not a halo: with one, letters would no longer be text in PDF and SVG.
+            ground = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+            label = ", ".join(map(str, numbers))
+            self.write(beside[0], at[1], label, size, ha=beside[1], color=_MARK, weight="bold", bbox=ground)
         self.lines(rings, color=_MARK, width_px=1.3)
 
     def _draw_bar(self, plan: _Plan, cmap: Colormap, top: float) -> bool:

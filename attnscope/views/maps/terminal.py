@@ -1,4 +1,4 @@
-"""Heatmap records drawn in the terminal, with rich: maps, strongest links, what one query attends to."""
+"""Records of attention weights in the terminal, whatever was read: text, a long text pooled, a picture, a recording."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from rich.console import Console, Group, RenderableType
 from rich.style import Style
 from rich.text import Text
 
+from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap
+from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
+from attnscope.records.maps.sounds import Sound
 from attnscope.views.drawing.inks import blend
-from attnscope.views.maps.pooling import max_pool
-from attnscope.views.tables.numbers import percent
+from attnscope.views.maps.picture_figures import over_patches, query_of, row_of
+from attnscope.views.maps.picture_words import ASKERS, asker_of, share_of, weights_of, words_of
+from attnscope.views.maps.pooling import DECADES, log_share, max_pool
+from attnscope.views.tables.numbers import percent, weight
 from attnscope.views.tables.plain_text import cut, has_unicode, heading, safe, weighted
 from attnscope.views.tables.table import Column, Table
 from attnscope.views.tables.wording import change_notes
@@ -249,3 +254,184 @@ def _shade(weight: float, shades: str) -> str:
     if not weight >= _LEAST_SHOWN:
         return shades[0]
     return shades[min(len(shades) - 1, 1 + int(weight * (len(shades) - 1)))]
+
+
+def picture_drawing(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
+    """What a query attends to in a picture: patches of each head side by side, a layer below the other.
+
+    Each head is shaded by its own largest weight, which stands beside its name.
+
+    Args:
+        record: What to draw.
+        console: Tells the width, and whether there are colours.
+        query: Whose attention; see `picture_figures.query_of`.
+
+    Raises:
+        AttnscopeError: No token is what `query` names.
+    """
+    attention, picture = record.maps[0], record.picture
+    assert picture is not None
+    place, name = query_of(attention, query)
+    parts: list[RenderableType] = [Text(safe(f"{picture.facts}; what {name} attends to"))]
+    heads = record.chosen(attention)
+    for layer in sorted({layer for layer, _ in heads}):
+        titled = []
+        for pair in (pair for pair in heads if pair[0] == layer):
+            patches = over_patches(record, pair, place)
+            top = float(patches.max())
+            special = float(row_of(attention, pair, place)[attention.keys.special].sum())
+            elsewhere = f" +{special:.2f}" if attention.keys.special.any() else ""
+            titled.append((f"H{pair[1]} {top:.2g}{elsewhere}", (patches / (top or 1.0)).astype(np.float32)))
+        parts += [heading(f"layer {layer}"), side_by_side(titled, console, "weights")]
+    parts.append(Text("\nbeside a head: its largest weight on a patch, by which it is shaded", style="dim"))
+    if attention.keys.special.any():
+        parts.append(Text("+: what goes to tokens that have no place in the picture", style="dim"))
+    return Group(*parts)
+
+
+def words_drawing(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
+    """Where words look: the share of each picture, then each picture's patches, a word beside the other.
+
+    Args:
+        record: What to draw; it has pictures among its words.
+        console: Tells the width, and whether there are colours.
+        query: Words, such as `cat,dog`; None = those that the model wrote.
+
+    Raises:
+        AttnscopeError: No word is what `query` names.
+    """
+    words, n_words = words_of(record, query)
+    heads = record.chosen(record.maps[0])
+    parts: list[RenderableType] = []
+    for picture in record.pictures:
+        titled = []
+        for word in words:
+            row = weights_of(record, word, heads)
+            patches = np.nan_to_num(picture.over(row))
+            shaded = (patches / (float(patches.max()) or 1.0)).astype(np.float32)
+            titled.append((safe(f"{word.name} {share_of(picture, row):.0%}"), shaded))
+        parts += [Text(safe(picture.facts)), side_by_side(titled, console, "weights", least_width=16), Text()]
+    of_heads = "all heads" if record.picked is None else "the heads that were picked"
+    asker = asker_of(record)
+    said = f"the mean of {of_heads}; beside a {asker}: how much of its attention goes to the picture"
+    more = f" (the first {len(words)} of {n_words} {ASKERS[asker]}: --query names others)" * (n_words > len(words))
+    return Group(*parts, Text(said + more, style="dim"))
+
+
+def show(record: Heatmap | PooledHeatmap, console: Console, *, drawn: bool = True, query: str | None = None) -> None:
+    """Prints a record's maps, and what one query attends to.
+
+    Args:
+        record: What to print.
+        console: Where to.
+        drawn: Whether maps are printed. Without them and without a query nothing is; a query alone has its table, but
+            of a picture and of pooled maps it has the maps too.
+        query: Whose attention is printed.
+
+    Raises:
+        AttnscopeError: No token of a picture is what `query` names.
+    """
+    if not drawn and query is None:
+        return
+    if not isinstance(record, Heatmap):
+        console.print(pooled_drawing(record, console))
+    elif record.picture is not None:
+        console.print(picture_drawing(record, console, query))
+    elif record.pictures:
+        console.print(words_drawing(record, console, query))
+    elif drawn:
+        console.print(drawing(record, console, query))
+        if record.sound is not None and record.sound.words:
+            console.print(word_table(record.sound))
+    elif query is not None:
+        console.print(query_tables(record, query))
+
+
+def word_table(sound: Sound) -> Table:
+    """When each word of a recording is spoken, a row a word."""
+    columns = [
+        Column("start (s)", lambda word: f"{word.start:.2f}", right=True),
+        Column("end (s)", lambda word: f"{word.end:.2f}", right=True),
+        Column("word", lambda word: word.text, wraps=True, least=8),
+    ]
+    return Table(columns, sound.words)
+
+
+_LARGE_WIDTH = 64
+_LINKS_OF_MANY = 2
+
+
+def pooled_drawing(record: PooledHeatmap, console: Console) -> RenderableType:
+    """A record as the terminal shows it: a map a head, then a table of marginals and far links."""
+    parts: list[RenderableType] = []
+    for attention in record.maps:
+        heads = record.chosen(attention)
+        if not heads:
+            continue
+        if len(record.maps) > 1:
+            parts.append(heading(f"{attention.kind} attention"))
+        if len(heads) <= _MOST_LARGE:
+            for layer, head in heads:
+                parts.append(Text())
+                parts.append(_pooled_maps(attention, [(layer, head)], console, _LARGE_WIDTH))
+        else:
+            for layer in sorted({layer for layer, _ in heads}):
+                parts.append(heading(f"layer {layer}"))
+                parts.append(_pooled_maps(attention, [pair for pair in heads if pair[0] == layer], console, 24))
+        parts.append(_pooled_legend(record, attention))
+        parts.append(Text())
+        parts.append(_pooled_table(attention, heads))
+    return Group(*parts)
+
+
+def _pooled_maps(attention: PooledMap, heads: Sequence[tuple[int, int]], console: Console, width: int) -> Text:
+    titled = [
+        (f"H{head}" if len(heads) > 1 else f"L{layer}H{head}", log_share(attention.of(layer, head), 1.0))
+        for layer, head in heads
+    ]
+    return side_by_side(titled, console, "cells", width)
+
+
+def _pooled_legend(record: PooledHeatmap, attention: PooledMap) -> Text:
+    cells = "the share of a query's attention" if record.pool == "mean" else "the largest weight"
+    return Text(
+        f"\nrows: {amount(len(attention.queries), 'query', 'queries')}, {attention.query_cell} a cell · "
+        f"columns: {amount(len(attention.keys), 'key')}, {attention.key_cell} a cell · shades: {cells}, logarithmic "
+        f"from 1e-{DECADES} to 1",
+        style="dim",
+    )
+
+
+def _pooled_table(attention: PooledMap, heads: Sequence[tuple[int, int]]) -> Table:
+    far = "strongest links" if attention.far_tokens is None else f"strongest links over {attention.far_tokens} tokens"
+
+    def entropy(pair: tuple[int, int]) -> str:
+        return f"{np.exp(attention.entropy_nats[attention.place(*pair)].mean(dtype=np.float64)):,.0f} keys"
+
+    def received(pair: tuple[int, int]) -> str:
+        shares = attention.received[attention.place(*pair)] / len(attention.queries)
+        most = int(shares.argmax())
+        return f"{percent(shares[most])} {safe(attention.keys.labels[most])} @{most}"
+
+    def links(pair: tuple[int, int]) -> Text:
+        return _pooled_links(attention, pair, with_text=len(heads) <= _MOST_LARGE)
+
+    columns = [
+        Column("head", lambda pair: f"L{pair[0]}H{pair[1]}", style="bold"),
+        Column("e^entropy", entropy, right=True, drop=2),
+        Column("most received", received, wraps=True, least=20, drop=1),
+        Column(f"{far} (query → key weight)", links, wraps=True, least=16),
+    ]
+    return Table(columns, heads)
+
+
+def _pooled_links(attention: PooledMap, pair: tuple[int, int], *, with_text: bool) -> Text:
+    lines = Text()
+    links = attention.links(*pair)
+    for number, link in enumerate(links if with_text else links[:_LINKS_OF_MANY]):
+        lines.append("\n" if number and with_text else "   " if number else "")
+        ends = ((attention.queries, link.query), (attention.keys, link.key))
+        names = [safe(around(*end, 20) if with_text else end[0].labels[end[1]]) for end in ends]
+        lines.append(f"{names[0]} @{link.query} → {names[1]} @{link.key} ")
+        lines.append(weight(link.weight), style="cyan")
+    return lines

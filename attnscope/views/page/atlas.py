@@ -66,9 +66,10 @@ def pack_atlas(atlas: Atlas) -> list[str]:
     heads = [{name: head[name] for name in ("kind", "layer", "head", "roles")} for head in described["heads"]]
     options = {name: value for name, value in atlas.options.items() if name != "measures"}
     table = atlas.head_table()
-    texts = {column.name: column.values for column in table.columns if column.name in ("tokens", "pairs")}
+    (tokens,) = (column.values for column in table.columns if column.name == "tokens")
+    pairs = [[(*row.tokens, row.mass) for row in rows if row.side == "pairs"] for rows in atlas.tables]
     landing = {**shown, "heads": heads, "options": options, "deciles": atlas.deciles, "table": table_of(table)}
-    blocks = [_packed({**landing, **texts})]
+    blocks = [_packed({**landing, "tokens": tokens, "pairs": pairs})]
     mine: list[list[Example]] = [[] for _ in atlas.heads]
     for example in atlas.examples():
         mine[example.facts.head].append(example)
@@ -82,6 +83,7 @@ def pack_atlas(atlas: Atlas) -> list[str]:
             "even": atlas.even_profiles[number],
             "near": _near(atlas.distances[number], number),
             "examples": [_example(one) for one in examples],
+            "worst": [codec.describe(token) for token in atlas.heads[number].worst_tokens],
         }
         points = [held[first[number] : first[number + 1]] for held in (atlas.points[side] for side in sides)]
         card["n_points"] = len(points[0]) if points else 0

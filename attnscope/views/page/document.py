@@ -25,19 +25,25 @@ from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.record import Record
 from attnscope.records.frame.storage import PAGE_MARK, finite, plain, require_replaceable
 from attnscope.records.heads.findings import Findings
+from attnscope.records.why.score import Why
 from attnscope.version import VERSION
 from attnscope.views.heads.summary import MARKS, MORE_COLORS, marks_of
 from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, most_pieces, pack
 from attnscope.views.page.photos import pack_photos, with_ordinary_patches
+from attnscope.views.tables.numbers import signed
 from attnscope.views.tables.wording import label, printable
+from attnscope.views.why.summary import lists_of, score_line
 
 PAGE_SCHEMA = "attnscope.page/1"
 
 MOST_WEIGHTS = 1 << 27
 """A page of more would be beyond what a browser opens in comfort."""
 
+MOST_PARTS = 6
+"""Parts of the model that a page lists of each side of a cell."""
+
 MODULES = (
-    "colour", "data", "state", "dom", "pen", "kept", "heat", "heads", "grid", "matrix", "links", "words", "text",
+    "colour", "data", "state", "dom", "pen", "kept", "heat", "heads", "grid", "why", "matrix", "links", "words", "text",
     "compare", "attention", "headcount", "save", "host",
 )  # fmt: skip
 """The ES modules of every page, each after those that it imports."""
@@ -103,10 +109,12 @@ class PageText:
         full_width: By kind, for each layer of the map, what one head over the full width of that layer would attend
             to, (layer, query, key): softmax of the layer's own queries and keys over all heads together. NaN, or no
             such kind: not known.
+        why: What the scores of some cells are made of.
     """
 
     record: Heatmap
     full_width: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    why: Sequence[Why] = ()
 
 
 class Page:
@@ -306,6 +314,17 @@ def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
             ) for attention, whole in zip(squared.maps, record.maps, strict=True)
         ],
     }  # fmt: skip
+    if one.why:
+        packed["why"] = {
+            f"{cell.kind}.{cell.layer}.{cell.head}.{cell.query}.{cell.key}": {
+                "score": score_line(cell),
+                "lists": [
+                    [side, [[name, signed(nats)] for name, nats in rows]]
+                    for side, rows in lists_of(cell, MOST_PARTS).items()
+                ],
+            }
+            for cell in one.why
+        }
     if record.picture is not None or record.pictures:
         packed["photos"] = pack_photos(record, blocks)
     if record.pictures:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnscope.records.patch import Patching
+from attnscope.records.patch import Patching, noise_of
 from attnscope.views.ablation.summary import interval
 from attnscope.views.tables.numbers import digits, small_number
 from attnscope.views.tables.wording import corpus_notes, printable
@@ -12,7 +12,7 @@ def title_of(found: Patching) -> str:
     """What was patched, such as "denoising: the corrupt run gets the z of the clean run"."""
     by = printable(found.options.get("by", "z"))
     if found.options.get("direction") == "noise":
-        return f"noising: the clean run gets the {by} of the corrupt run"
+        return f"noising: the clean run gets {noise_of(by)}"
     return f"denoising: the corrupt run gets the {by} of the clean run"
 
 
@@ -33,6 +33,10 @@ def notes(found: Patching) -> list[str]:
     agreement = found.options.get("rank_agreement")
     if isinstance(agreement, float):
         said.append(f"attribution patching ranks heads like exact patching: rank correlation {digits(agreement, 2)}")
+    if (n_paths := found.options.get("n_paths")) and found.edges:
+        agreement = found.options.get("path_agreement")
+        ranks = f": rank correlation {digits(agreement, 2)}" if isinstance(agreement, float) else ""
+        said.append(f"the {len(found.edges):,} of {n_paths:,} paths with the largest estimates were patched{ranks}")
     if found.options.get("exact") is not None:
         said.append("only the heads that attribution patching puts first were patched: q counts these alone")
     if found.curves:

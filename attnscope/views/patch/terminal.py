@@ -14,7 +14,7 @@ from attnscope.views.ablation.summary import label, short_label
 from attnscope.views.ablation.terminal import curves_table, effect_columns, effects_grid
 from attnscope.views.patch.summary import notes, title_of, total_line
 from attnscope.views.tables.matrix import matrix
-from attnscope.views.tables.numbers import q_value
+from attnscope.views.tables.numbers import q_value, small_number
 from attnscope.views.tables.plain_text import dim_lines, heading
 from attnscope.views.tables.table import Column, Table
 from attnscope.views.tables.wording import corpus_line, printable
@@ -82,4 +82,6 @@ def _edges(found: Patching) -> Table:
         Column("q", lambda edge: q_value(edge.q), right=True, drop=1),
         *effect_columns("share of total", lambda edge: edge.share, intervals=False, drop=2),
     ]
+    if found.options.get("n_paths"):
+        columns.append(Column("attribution", lambda edge: small_number(edge.attribution), right=True, drop=3))
     return Table(columns, ranked[:_MOST], gap=1)

@@ -1,13 +1,18 @@
-"""What every view says of heads together: rows and how to read them. Plain values."""
+"""What several heads reach together on a relation: rows, how to read them, and their figure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from attnscope.records.relations.combined import Combined, Precision
+from attnscope.records.relations.combined import NAMES, Combined, Precision, Score
 from attnscope.records.relations.record import Relations
-from attnscope.views.tables.wording import printable
+from attnscope.views.drawing import layout
+from attnscope.views.drawing.canvas import FAINT, INK, LINE
+from attnscope.views.drawing.lettering import Lettering
+from attnscope.views.drawing.page import Page
+from attnscope.views.tables.wording import corpus_line, model_of, printable
 
 CUTS = {1: "L", 2: "L/2", 5: "L/5"}
 
@@ -60,3 +65,69 @@ def together_explanation(found: Relations) -> str:
             "so many tokens apart, or short: 6 to 11, medium: 12 to 23, long: 24 or more; chance: any such pair"
         )
     return said
+
+
+MOST_ROWS = 36
+"""Relations, or ranges and cuts of one, that the figure has; those with the largest gain come first."""
+
+_COLORS = dict(zip(NAMES, ("#8a8a8a", "#0072b2", "#d55e00"), strict=True))
+_ROW_PX, _LANE_PX, _TEXT_PX = 34, 8.0, 13.0
+_TOP_PX = layout.MARGIN_PX + 112
+
+
+def together_page(relations: Relations, lettering: Lettering) -> Page:
+    """A row a relation: a dot and its 95% interval for the head alone, the mean, the regression; a tick for chance."""
+    paper = lettering.paper
+    rows = list(together_rows(relations))[:MOST_ROWS]
+    widest = max(lettering.width_px(row.name, _TEXT_PX) for row in rows)
+    width = paper.width_for(layout.MIN_WIDTH_PX)
+    most = (width - 2 * layout.MARGIN_PX) // (2 if paper.is_narrow else 3)
+    left = layout.MARGIN_PX + min(math.ceil(widest) + 12, most)
+    room = width - layout.MARGIN_PX - left - 16
+    bottom = _TOP_PX + len(rows) * _ROW_PX
+    page = Page(width, lettering)
+    notes = [
+        "dots: shares of links that are right, with 95% intervals; black tick: chance",
+        *([f"the {MOST_ROWS} with the largest gains are shown"] if len(rows) == MOST_ROWS else []),
+        together_explanation(relations),
+    ]
+    page.head(f"{model_of(relations.run)} · what heads together say of relations", corpus_line(relations))
+    drawn = [name for name, *scores in zip(NAMES, *map(_scores, rows), strict=True) if any(scores)]
+    _name_colors(page, left, drawn)
+    ends = (_TOP_PX - 6, bottom)
+    page.lines([[(left + room * tick, y) for y in ends] for tick in (0, 0.25, 0.5, 0.75, 1)], color=LINE)
+    for tick in (0.0, 0.5, 1.0):
+        page.write(left + room * tick, bottom + 16, f"{tick:g}", layout.CAPTION_PX, ha="center", color=FAINT)
+    for number, row in enumerate(rows):
+        y = _TOP_PX + (number + 0.5) * _ROW_PX
+        name = lettering.fit(row.name, _TEXT_PX, left - layout.MARGIN_PX - 8)
+        page.write(left - 8, y, name, _TEXT_PX, ha="right", color=INK)
+        at = left + room * min(1.0, max(0.0, row.at.chance))
+        page.lines([[(at, y - 11), (at, y + 11)]], color=INK, width_px=1.4)
+        for lane, (which, score) in enumerate(zip(NAMES, _scores(row), strict=True)):
+            if score is not None:
+                _draw_score(page, score, (left, room), y + (lane - 1) * _LANE_PX, _COLORS[which])
+    page.finish(bottom + 62, notes)
+    return page
+
+
+def _scores(row: TogetherRow) -> tuple[Score | None, ...]:
+    return row.at.best_head, row.at.mean, row.at.regression
+
+
+def _draw_score(page: Page, score: Score, across: tuple[float, float], y: float, color: str) -> None:
+    left, room = across
+    if math.isfinite(score.low) and math.isfinite(score.high):
+        ends = [(left + room * min(1.0, max(0.0, value)), y) for value in (score.low, score.high)]
+        page.lines([ends], color=color, width_px=1.6)
+    if math.isfinite(score.value):
+        page.dot((left + room * min(1.0, max(0.0, score.value)), y), 3.6, color)
+
+
+def _name_colors(page: Page, left: float, names: Sequence[str]) -> None:
+    """What each colour is, above the rows."""
+    x = layout.MARGIN_PX if page.lettering.paper.is_narrow else left
+    for name in names:
+        page.dot((x + 4, _TOP_PX - 24), 4.0, _COLORS[name])
+        page.write(x + 14, _TOP_PX - 24, name, layout.CAPTION_PX, ha="left")
+        x += 34 + page.lettering.width_px(name, layout.CAPTION_PX)

@@ -21,7 +21,7 @@ from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.relations import summary
-from attnscope.views.relations.combined_figure import together_page
+from attnscope.views.relations.combined import together_page
 from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable
 
 MOST_RELATIONS = 48

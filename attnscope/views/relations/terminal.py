@@ -55,11 +55,11 @@ def table(found: Relations, most: int = 40) -> RenderableType:
         Column("relation", of("name"), wraps=widest > 30, least=min(widest, 30)),
         Column("head", of("head", "bold"), least=6),
         Column("accuracy", of("accuracy", "cyan"), right=True),
-        Column("95% interval", of("interval"), right=True, drop=2),
-        Column("baseline", of("baseline"), right=True),
-        Column("rule", of("rule"), wraps=True, least=10, drop=4),
-        Column("n", of("n"), right=True, least=6, drop=1),
-        Column("mass", of("mass"), right=True, drop=3),
+        Column("95% interval", of("interval"), right=True, drop=3),
+        Column("baseline", of("baseline"), right=True, drop=1),
+        Column("rule", of("rule"), wraps=True, least=10, drop=5),
+        Column("n", of("n"), right=True, least=6, drop=2),
+        Column("mass", of("mass"), right=True, drop=4),
         Column("expressed", of("verdict"), wraps=True, least=8),
     ]
     shown = Table(columns, shown_relations, gap=1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from attnscope.errors import amount
 from attnscope.records.why.score import Why
 from attnscope.views.tables.numbers import number, signed, small_number, weight
@@ -45,3 +48,28 @@ def notes_of(record: Why) -> list[str]:
     if record.softcap is not None:
         notes.append(f"the score is capped at {record.softcap:g} afterwards; the parts are of the score before that")
     return notes
+
+
+def lists_of(record: Why, most: int) -> dict[str, list[tuple[str, float]]]:
+    """What adds most, in nats, with what the others add together: the query's parts, the key's, and pairs of them."""
+    names = [part.name for part in record.parts]
+
+    def strongest(values: NDArray[np.float64]) -> list[tuple[str, float]]:
+        order = np.argsort(-np.abs(values), kind="stable")[:most]
+        return _with_rest([(names[at], float(values[at])) for at in order], len(names), float(values.sum()))
+
+    pairs = [(f"{names[c]} → {names[d]}", float(record.pairs[c, d])) for c, d in record.strongest(most)]
+    lists = {
+        "query reads": strongest(record.by_query),
+        "key offers": strongest(record.by_key),
+        "pair: query → key": _with_rest(pairs, record.pairs.size, float(record.pairs.sum())),
+    }
+    for side in lists.values() if record.bias is not None else ():
+        side.append(("bias by position", record.bias or 0.0))
+    return lists
+
+
+def _with_rest(shown: list[tuple[str, float]], n: int, total: float) -> list[tuple[str, float]]:
+    """What is shown, and below it what the others add together."""
+    rest = n - len(shown)
+    return [*shown, (f"{rest:,} others", total - sum(value for _, value in shown))] if rest else shown

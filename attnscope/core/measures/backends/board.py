@@ -7,8 +7,7 @@ from functools import cache
 
 from torch import Tensor
 
-from attnscope.core.measures.catalogue import MEASURES, OFFSETS, REACH
-from attnscope.core.measures.families import PAIR_FACTS, STATISTICS, Pairs, Places, Row
+from attnscope.core.measures.catalogue import MEASURES, OFFSETS, PAIR_FACTS, REACH, STATISTICS, Pairs, Places, Row
 
 _WIDTHS: dict[str, int] = (
     dict.fromkeys(STATISTICS, 1)

@@ -25,8 +25,7 @@ from attnscope.core.measures.backends.numba_compiler import parallel_address
 from attnscope.core.measures.backends.numba_kernel import Factors, Given, read_rows
 from attnscope.core.measures.backends.numba_vectors import LANES
 from attnscope.core.measures.backends.torch_pass import Read, Reader
-from attnscope.core.measures.catalogue import OFFSETS
-from attnscope.core.measures.families import PAIR_FACTS
+from attnscope.core.measures.catalogue import OFFSETS, PAIR_FACTS
 from attnscope.core.measures.plan import Plan
 
 CHUNK = 128

@@ -17,9 +17,8 @@ from torch import Tensor
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tiles import Block, Buffers, Tile, attend_in_tiles
 from attnscope.core.measures.backends.board import BOARD, N_COLUMNS, QUERY
-from attnscope.core.measures.catalogue import MEASURES
+from attnscope.core.measures.catalogue import MEASURES, PAIR_FACTS, PairFact, Pairs, Places, Row
 from attnscope.core.measures.facts import pair_facts, pair_targets
-from attnscope.core.measures.families import PAIR_FACTS, PairFact, Pairs, Places, Row
 from attnscope.core.measures.plan import Plan
 
 PLACES_APART = 64

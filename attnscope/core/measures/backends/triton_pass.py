@@ -15,8 +15,7 @@ from attnscope.core.attention.tiles import Block, Buffers
 from attnscope.core.measures.backends.board import BOARD, N_COLUMNS, QUERY
 from attnscope.core.measures.backends.torch_pass import Read, Reader
 from attnscope.core.measures.backends.triton_kernel import read_rows, receive
-from attnscope.core.measures.catalogue import OFFSETS, REACH
-from attnscope.core.measures.families import PAIR_FACTS
+from attnscope.core.measures.catalogue import OFFSETS, PAIR_FACTS, REACH
 from attnscope.core.measures.plan import Plan
 
 TILE = 64, 32

@@ -4,7 +4,7 @@ import { catalogs, colourColumn, headOf, percent, shortNumber, sidesOf } from ".
 import { manifest } from "./data.js";
 import { el, fill, say, select } from "./dom.js";
 import { showRoles } from "./heads.js";
-import { filterOf } from "./query.js";
+import { filterOf, isAsked } from "./query.js";
 import { Scatter } from "./scatter.js";
 import { addressOf, state, update } from "./state.js";
 
@@ -136,8 +136,12 @@ export class AtlasView {
     const { heads, columns, facts } = catalogs.shown;
     if (this.filtered !== state.f) {
       this.filtered = state.f;
-      const { test, wrong } = filterOf(state.f, facts);
-      if (!wrong || !this.passes) this.passes = heads.map(({ at }) => test(at));
+      const { test, asked, wrong } = filterOf(state.f, facts);
+      if (!wrong || !this.passes) {
+        this.passes = heads.map(({ at }) => test(at));
+        const mass = (at) => facts.pairs[at].filter((pair) => isAsked(asked, pair)).map((pair) => pair[2] ?? 0);
+        this.masses = asked.length ? heads.map(({ at }) => Math.max(...mass(at), 0)) : null;
+      }
       fill(this.wrong, wrong);
       this.input.setAttribute("aria-invalid", String(!!wrong));
     }
@@ -151,7 +155,7 @@ export class AtlasView {
     const down = state.o.startsWith("-") ? -1 : 1;
     const marks = Object.keys(manifest.roles?.marks || {});
     const key = {
-      "": (at) => at,
+      "": (at) => (this.masses ? -this.masses[at] : at),
       name: (at) => at,
       role: (at) => (heads[at].roles.length ? marks.indexOf(heads[at].roles[0].name) : marks.length),
       words: (at) => heads[at].words,
@@ -278,12 +282,13 @@ export class AtlasView {
     for (let place = first; place < last; place++) {
       const head = heads[this.order[place]];
       const [role] = head.roles;
+      const mass = this.masses?.[head.at];
       const line = el(
         "div",
         { class: "row", role: "option", id: `head${head.at}`, "data-at": head.at, "aria-selected": String(head.at === this.active), "aria-posinset": place + 1, "aria-setsize": this.order.length },
         el("b", {}, head.name),
         role ? roleChip(role, true) : el("span", { class: "faint" }, "\u2013"),
-        el("span", { class: "words", title: head.words }, head.brief),
+        el("span", { class: "words", title: head.words }, mass ? el("strong", { title: "share of its attention that the query gives to the key" }, percent(mass), " ") : null, head.brief),
         numbers.map((column) => el("span", { class: "number" }, column.unit === "share" && column.name === "explained" ? percent(column.values[head.at]) : shortNumber(column.values[head.at]))),
       );
       line.style.top = `${place * ROW}px`;

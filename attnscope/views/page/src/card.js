@@ -1,12 +1,14 @@
 // A head's card: what is known of it in numbers, how far it looks, which tokens, and what is like it.
 import { markOf } from "./atlas.js";
 import { figureOfCard } from "./cardfigure.js";
-import { catalogs, commandOfExample, detailsOf, evenNumber, headOf, percent, predictedOf, sampleOf, shortNumber, warningOf } from "./catalog.js";
+import { bare, catalogs, commandOfExample, detailsOf, evenNumber, headOf, percent, predictedOf, sampleOf, shortNumber, warningOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import { canvas, el, fill, say, segmented } from "./dom.js";
 import { CanvasPen } from "./pen.js";
 import { Plane } from "./plane.js";
+import { filterOf, isAsked } from "./query.js";
 import { state, update } from "./state.js";
+import { copyButton, inQuotes, modelOf, wordOf } from "./why.js";
 
 const FEW = 7; // measures that are shown before the others are asked for
 const FURTHEST = 64; // as records have it
@@ -327,10 +329,13 @@ export class Card {
     return this.by === "mass" ? row.mass : (row.low ?? row.lift ?? 0);
   }
 
+  /** The rows of a table, those that the filter asks for first. */
   rowsOf(side) {
+    const { asked } = filterOf(state.f, catalogs.shown.facts);
     return (this.card.tables || [])
       .filter((row) => row.side === side)
-      .sort((a, b) => this.key(b) - this.key(a))
+      .map((row) => ({ ...row, asked: isAsked(asked, row.tokens.map(bare)) }))
+      .sort((a, b) => b.asked - a.asked || this.key(b) - this.key(a))
       .slice(0, MOST_TOKENS);
   }
 
@@ -351,7 +356,7 @@ export class Card {
             mine.map((row) =>
               el(
                 "tr",
-                { title: `seen with ${row.count} queries in ${row.n_texts} texts` },
+                { class: row.asked ? "asked" : "", title: `seen with ${row.count} queries in ${row.n_texts} texts` },
                 el("th", { scope: "row" }, row.tokens.flatMap((token, at) => [at ? el("span", { class: "faint" }, "\u2192") : null, el("q", { class: "token" }, token)])),
                 el("td", { class: "number" }, percent(row.mass)),
                 el("td", { class: "number" }, el("b", {}, `${shortNumber(row.lift ?? NaN)}\u00d7`), el("span", { class: "faint" }, interval(row.low ?? NaN, row.high ?? NaN))),
@@ -394,29 +399,14 @@ export class Card {
     const seen = (card?.examples || []).filter(({ why }) => why === state.tab);
     if (state.tab === "decile") seen.reverse(); // the highest first
     const shown = card?.examples?.[state.ex] || seen.find((example) => example.length === example.n_tokens) || seen[0]; // one without gaps
-    const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
     const query = shown && state.q >= 0 && shown === card.examples[state.ex] ? state.q : (shown?.focus ?? -1);
     const { text, asked } = shown ? commandOfExample(shown, query) : { text: "", asked: "" };
-    const model = /^[\w./-]+$/.test(run.model || "") ? run.model : quoted(String(run.model || ""));
     const { record } = catalogs.shown;
     const others = { pictures: "--image photo.jpg", "pictures among words": LOOKING, recordings: "--audio speech.wav" };
-    const given = text ? quoted(text) : record.shape === "pictures" ? LOOKING : others[record.corpus?.of] || quoted("A text of your own.");
-    const command = `attnscope heatmap ${given} -m ${model} --pick L${this.head.layer}H${this.head.head}${asked ? ` --query ${/^[\w.]+$/.test(asked) ? asked : quoted(asked)}` : ""}`;
-    const copy = el(
-      "button",
-      {
-        type: "button",
-        onclick: () =>
-          navigator.clipboard
-            ? navigator.clipboard.writeText(command).then(
-                () => (copy.textContent = "copied"),
-                () => getSelection().selectAllChildren(code),
-              )
-            : getSelection().selectAllChildren(code),
-      },
-      "copy",
-    );
+    const given = text ? inQuotes(text) : record.shape === "pictures" ? LOOKING : others[record.corpus?.of] || inQuotes("A text of your own.");
+    const command = `attnscope heatmap ${given} -m ${wordOf(modelOf(run))} --pick L${this.head.layer}H${this.head.head}${asked ? ` --query ${wordOf(asked)}` : ""}`;
     const code = el("code", {}, command);
+    const copy = copyButton(command, code);
     const part = shown && shown.length < shown.n_tokens ? el("p", { class: "faint" }, `The atlas keeps ${shown.length} of the ${shown.n_tokens} tokens of this text: without the rest, weights may be others.`) : null;
     fill(this.command, el("div", { class: "sectionhead" }, el("h2", {}, "Draw it"), copy), el("pre", { class: "numpy", tabindex: "0" }, code), part);
   }

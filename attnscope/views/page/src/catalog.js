@@ -173,7 +173,7 @@ class Catalog {
         words: description ? wordsOfDescription(description) : head.words || "",
         brief: description ? briefOf(description) : head.words || "",
         tokens: record.tokens?.[at] || [],
-        pairs: record.pairs?.[at] || (record.tables?.[at] || []).filter(({ side }) => side === "pairs").map(({ tokens }) => tokens),
+        pairs: record.pairs?.[at] || (record.tables?.[at] || []).filter(({ side }) => side === "pairs").map(({ tokens, mass }) => [...tokens, mass]),
         near: head.near || null,
       };
     });
@@ -213,10 +213,9 @@ class Catalog {
     };
   }
 
-  /** The pairs that the filter may search in, by head: [query, key], without the marks of word pieces. */
+  /** The pairs that the filter may search in, by head: [query, key, mass], without the marks of word pieces. */
   get pairs() {
-    const bare = (token) => token.toLowerCase().replace(/^(##|\u00b7)(?=.)/, "");
-    return this.heads.map(({ pairs }) => pairs.map((pair) => pair.map(bare)));
+    return this.heads.map(({ pairs }) => pairs.map(([query, key, mass]) => [bare(query), bare(key), mass]));
   }
 
   /** The head's card; the same promise each time. */
@@ -229,6 +228,11 @@ class Catalog {
     }
     return this.cards.get(at);
   }
+}
+
+/** A token as the filter searches for it: in lower case, without the mark of a word piece. */
+export function bare(token) {
+  return token.toLowerCase().replace(/^(##|\u00b7)(?=.)/, "");
 }
 
 /** An example with its attention. */
@@ -376,6 +380,7 @@ async function exampleAsText(head, number) {
     title: `${head.name}, ${nameOfExample({ ...example, few: areFew(examples) })}: ${example.source}`,
     run: catalogs.shown.run,
     changes: [],
+    part: !example.excerpt || example.length < example.n_tokens,
     maps: [{ kind: head.kind, heads: [[head.layer, head.head]], full: [], focus: [focus], queries, keys: null, chunks: [], weights: () => weights }],
     within: 1 / 510 + 0.00005,
     kept: { missing, least },

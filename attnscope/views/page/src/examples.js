@@ -1,6 +1,6 @@
 // Examples of a head: texts whose tokens show what they attend to, and who attends to them.
 import { stepOf } from "./colour.js";
-import { areFew, catalogs, headOf, openExample, piecesOf, shortNumber } from "./catalog.js";
+import { areFew, catalogs, headOf, openExample, percent, piecesOf, shortNumber } from "./catalog.js";
 import { el, fill, say, segmented } from "./dom.js";
 import { state, update } from "./state.js";
 import { nextToken, shadeToken } from "./words.js";
@@ -90,7 +90,22 @@ export class Examples {
   build(card) {
     this.spans = new Map();
     this.reads = new Map();
-    fill(this.list, this.numbers(state.tab).map((number) => this.article(card.examples[number], number)));
+    fill(this.list, this.numbers(state.tab).map((number) => this.article(card.examples[number], number)), state.tab === "failure" && card.worst?.length ? this.worst(card.worst) : null);
+  }
+
+  /** The tokens that suffer most with the head's line in place, and whether its description fails there too. */
+  worst(tokens) {
+    const failures = headOf().description?.failures || [];
+    const also = (token) => failures.some((one) => one.text === token.text && (one.place === token.place || one.place === token.place - 1));
+    const change = ({ loss, change }) => (Number.isFinite(loss) ? `loss ${shortNumber(loss)} to ${shortNumber(loss + change)} nats` : `its hidden state changes by ${percent(change)}`);
+    return el(
+      "section",
+      { class: "worst" },
+      el("h2", {}, "With its line in place, the model suffers most at"),
+      tokens.map((token) =>
+        el("p", { class: "prose", dir: "auto" }, `${token.before} `, el("b", {}, token.token), el("span", { class: "faint" }, ` ${change(token)} \u00b7 ${token.source}${also(token) ? " \u00b7 its description fails here too" : ""}`)),
+      ),
+    );
   }
 
   article(example, number) {

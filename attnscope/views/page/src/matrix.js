@@ -5,6 +5,7 @@ import { Heat, Legend, addressOfView, drawHeat, drawScale, endOf, seenOf, viewAt
 import { topOf } from "./heads.js";
 import { keptOf, tellKept } from "./kept.js";
 import { axesOf, mapOf, state, update } from "./state.js";
+import { whyOf } from "./why.js";
 
 /** The numbers and words of one cell. */
 export function readingOf(shown, row, column) {
@@ -206,7 +207,15 @@ export class MatrixView {
             [el("q", { class: "token" }, columns.labels[column]), " is attended by"],
             ranked(rows, (at) => values[at * n + column]),
           ),
+      this.why(cursorOf(this.shown)),
     );
+  }
+
+  /** Why the chosen cell's query attends to its key; of words of several tokens nothing is known. */
+  why(chosen) {
+    const { rows, columns } = this.shown;
+    const single = rows.groups[chosen?.row]?.size === 1 && columns.groups[chosen?.column]?.size === 1;
+    return single ? whyOf(state.q, state.k) : null;
   }
 
   async figure() {

@@ -51,7 +51,7 @@ function nearest(word, names) {
 
 class Parser {
   constructor(text, facts) {
-    Object.assign(this, { tokens: tokensOf(text), at: 0, ...facts });
+    Object.assign(this, { tokens: tokensOf(text), at: 0, asked: [], ...facts });
   }
 
   get next() {
@@ -165,6 +165,7 @@ class Parser {
   /** Such as it -> animal: a query and a key that stand out, both as whole tokens. */
   paired(query) {
     const [from, to] = [query.value.toLowerCase(), this.word("a token is missing after ->")];
+    this.asked.push([from, to]);
     return { value: (head) => this.pairs[head].some(([asks, gets]) => asks === from && gets === to) };
   }
 
@@ -197,20 +198,27 @@ class Parser {
   }
 }
 
+/** Whether a pair of tokens, as the filter searches for them, is one that it names. */
+export function isAsked(asked, [query, key]) {
+  return asked.some(([from, to]) => query === from && key === to);
+}
+
 /**
  * Reads a filter.
  *
  * @param text such as: induction > 0.4 & layer > 3
  * @param facts by head: `fields`, numbers of each name; `flags`, the names that say yes or no; `texts`, in lower case, of
- *     each place to search in; `pairs` of query and key that stand out, in lower case
- * @returns {{test: (head: number) => boolean, wrong: string}} `wrong` says what is amiss; then all heads pass
+ *     each place to search in; `pairs` [query, key, mass] that stand out, in lower case
+ * @returns {{test: (head: number) => boolean, asked: string[][], wrong: string}} `asked`: the pairs that it names;
+ *     `wrong` says what is amiss; then all heads pass
  */
 export function filterOf(text, facts) {
-  if (!text.trim()) return { test: () => true, wrong: "" };
+  if (!text.trim()) return { test: () => true, asked: [], wrong: "" };
   try {
-    return { test: new Parser(text, facts).whole(), wrong: "" };
+    const parser = new Parser(text, facts);
+    return { test: parser.whole(), asked: parser.asked, wrong: "" };
   } catch (error) {
     if (!(error instanceof FilterError)) throw error;
-    return { test: () => true, wrong: error.message };
+    return { test: () => true, asked: [], wrong: error.message };
   }
 }

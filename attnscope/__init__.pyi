@@ -1,0 +1,122 @@
+"""The public names, each from where it is defined: for type checkers, and for `__getattr__` of the package."""
+
+from attnscope.annotated import AnnotatedCorpus as AnnotatedCorpus
+from attnscope.annotated import AnnotatedText as AnnotatedText
+from attnscope.annotated import Link as Link
+from attnscope.core.attention.multihead import MultiHeadAttention as MultiHeadAttention
+from attnscope.corpus import Corpus as Corpus
+from attnscope.corpus.pairs import Pairs as Pairs
+from attnscope.errors import AttnscopeError as AttnscopeError
+from attnscope.models import load as load
+from attnscope.models.captured.writing import CapturedText as CapturedText
+from attnscope.models.own.decoder import own_decoder as own_decoder
+from attnscope.records import (
+    AttentionMap as AttentionMap,
+)
+from attnscope.records import (
+    Heatmap as Heatmap,
+)
+from attnscope.records import (
+    Tokens as Tokens,
+)
+from attnscope.records import (
+    load_record as load_record,
+)
+from attnscope.records import (
+    record_from_arrays as record_from_arrays,
+)
+from attnscope.records.ablation import Ablation as Ablation
+from attnscope.records.atlas.record import Atlas as Atlas
+from attnscope.records.batches import Batch as Batch
+from attnscope.records.circuits import Circuits as Circuits
+from attnscope.records.comparison import (
+    HeadComparison as HeadComparison,
+)
+from attnscope.records.comparison import (
+    MinimalPair as MinimalPair,
+)
+from attnscope.records.comparison import (
+    ModelComparison as ModelComparison,
+)
+from attnscope.records.comparison import (
+    PickedHeads as PickedHeads,
+)
+from attnscope.records.comparison import (
+    PicturePair as PicturePair,
+)
+from attnscope.records.heads.findings import Findings as Findings
+from attnscope.records.maps.pooled import PooledHeatmap as PooledHeatmap
+from attnscope.records.maps.rollouts import Rollout as Rollout
+from attnscope.records.patch import Patching as Patching
+from attnscope.records.relations.record import Relations as Relations
+from attnscope.records.timeline import Timeline as Timeline
+from attnscope.records.why.heads import WhyHeads as WhyHeads
+from attnscope.records.why.score import Why as Why
+from attnscope.studies.ablation.lines import fit_lines as fit_lines
+from attnscope.studies.ablation.options import AblateOptions as AblateOptions
+from attnscope.studies.ablation.options import PruneOrder as PruneOrder
+from attnscope.studies.ablation.pruning import prune as prune
+from attnscope.studies.ablation.replacing import replaced as replaced
+from attnscope.studies.ablation.study import ablate as ablate
+from attnscope.studies.atlas.options import AtlasOptions as AtlasOptions
+from attnscope.studies.atlas.study import atlas as atlas
+from attnscope.studies.batch.study import batch as batch
+from attnscope.studies.batch.worker import BatchOptions as BatchOptions
+from attnscope.studies.circuits.options import CircuitsOptions as CircuitsOptions
+from attnscope.studies.circuits.study import circuits as circuits
+from attnscope.studies.compare.options import CompareOptions as CompareOptions
+from attnscope.studies.compare.pictures import compare_pictures as compare_pictures
+from attnscope.studies.compare.study import compare as compare
+from attnscope.studies.compare.study import compare_models as compare_models
+from attnscope.studies.compare.texts import compare_heads as compare_heads
+from attnscope.studies.compare.texts import compare_texts as compare_texts
+from attnscope.studies.describe.sample import DescribeOptions as DescribeOptions
+from attnscope.studies.describe.study import describe as describe
+from attnscope.studies.heads.needles import retrieval_heads as retrieval_heads
+from attnscope.studies.heads.options import (
+    HeadsOptions as HeadsOptions,
+)
+from attnscope.studies.heads.options import (
+    NeedleOptions as NeedleOptions,
+)
+from attnscope.studies.heads.options import (
+    StreamingOptions as StreamingOptions,
+)
+from attnscope.studies.heads.streaming import check_streaming as check_streaming
+from attnscope.studies.heads.study import heads as heads
+from attnscope.studies.maps.page import page as page
+from attnscope.studies.maps.pooled import pooled_heatmap as pooled_heatmap
+from attnscope.studies.maps.rollout import picture_rollout as picture_rollout
+from attnscope.studies.maps.rollout import rollout as rollout
+from attnscope.studies.maps.study import (
+    heatmap as heatmap,
+)
+from attnscope.studies.maps.study import (
+    picture_heatmap as picture_heatmap,
+)
+from attnscope.studies.maps.study import (
+    sound_heatmap as sound_heatmap,
+)
+from attnscope.studies.patch.options import PatchOptions as PatchOptions
+from attnscope.studies.patch.study import patch as patch
+from attnscope.studies.relations.options import RelationsOptions as RelationsOptions
+from attnscope.studies.relations.study import relations as relations
+from attnscope.studies.running.workers import Workers as Workers
+from attnscope.studies.senses.study import picture_heads as picture_heads
+from attnscope.studies.senses.study import sound_heads as sound_heads
+from attnscope.studies.teaching.cost import cost as cost
+from attnscope.studies.teaching.options import SplitOptions as SplitOptions
+from attnscope.studies.teaching.split import split as split
+from attnscope.studies.teaching.split import split_example as split_example
+from attnscope.studies.teaching.trace import trace as trace
+from attnscope.studies.teaching.trace import trace_example as trace_example
+from attnscope.studies.timeline.options import TimelineOptions as TimelineOptions
+from attnscope.studies.timeline.study import timeline as timeline
+from attnscope.studies.timeline.watch import HeadWatch as HeadWatch
+from attnscope.studies.why.heads import why_heads as why_heads
+from attnscope.studies.why.study import why as why
+from attnscope.views.export.formats import export as export
+from attnscope.views.page import Page as Page
+from attnscope.views.pages.notebook import widget as widget
+
+__version__: str

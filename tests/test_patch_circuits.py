@@ -1,0 +1,83 @@
+"""Patching finds circuits that are known: a planted head, and the heads of examples/induction.py with their paths."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope
+from attnscope.models.hf.model import wrap
+from examples import induction
+from tests.test_patch import entries, gpt2, shown_by, strong
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_planted_head_alone_has_the_effect(seed: int) -> None:
+    """One head's output is all that the model adds to embeddings, so it has all of the effect and others have none."""
+    network, layer, head = strong(gpt2(), seed), seed % 2, (3 * seed + 1) % 4
+    with torch.no_grad():
+        for number, block in enumerate(network.transformer.h):
+            block.mlp.c_proj.weight.zero_()
+            kept = block.attn.c_proj.weight[head * 5 : (head + 1) * 5].clone()
+            block.attn.c_proj.weight.zero_()
+            if number == layer:
+                block.attn.c_proj.weight[head * 5 : (head + 1) * 5] = kept
+    pairs = shown_by(network, entries(40, seed=seed))
+    found = attnscope.patch(wrap(network, name="planted", check=False), pairs)
+    above = [each.name for each in found.heads if each.effects["effect"].low > 0]
+    assert above == [f"L{layer}H{head}"]
+    planted = next(each for each in found.heads if each.name == above[0])
+    assert planted.effects["share"].value == pytest.approx(1, abs=1e-3)
+    assert all(each.effects["effect"].value == 0 for each in found.heads if each is not planted)
+
+
+def two_places(n: int, seed: int) -> list[dict[str, Any]]:
+    """Words of examples/induction.py: A B … C D … A, and the same with A and C exchanged; B is right, D is wrong."""
+    chance = np.random.default_rng(seed)
+    made: list[dict[str, Any]] = []
+    while len(made) < n:
+        first, second, *others = chance.permutation(induction.WORDS).tolist()
+        words = chance.choice(others, 14)
+        one, other = chance.permutation(np.arange(1, 12, 2))[:2].tolist()
+        if words[one + 1] != words[other + 1]:
+            clean, corrupt = words.tolist(), words.tolist()
+            clean[one], clean[other] = corrupt[other], corrupt[one] = first, second
+            texts = {"clean": [*clean, first], "corrupt": [*corrupt, first]}
+            answers = {"right": int(words[one + 1]), "wrong": int(words[other + 1])}
+            made.append({name: " ".join(map(str, text)) for name, text in texts.items()} | answers)
+    return made
+
+
+def induction_circuit(model: Any, pairs: Sequence[dict[str, Any]]) -> set[str]:
+    """Heads of layer 0 that attend to the token before, and heads of layer 1 whose last query attends to the answer.
+
+    A fifth of the attention is the least: uniform attention gives less than a tenth to one token.
+    """
+    circuit = np.zeros((2, 2))
+    for pair in pairs:
+        before, after = attnscope.heatmap(model, pair["clean"]).maps[0].weights
+        words = pair["clean"].split()
+        circuit[0] += before.diagonal(-1, 1, 2).mean(1)
+        circuit[1] += after[:, -1, words.index(words[-1]) + 1]
+    return {f"L{layer}H{head}" for layer, head in np.argwhere(circuit > 0.2 * len(pairs))}
+
+
+@pytest.mark.slow
+def test_patching_finds_the_induction_circuit(tmp_path: Path) -> None:
+    """The heads of the circuit have effects above 0 and no other has; layer 1 reads layer 0 by its keys alone."""
+    held = []
+    for seed in range(20):
+        folder = induction.Run(2, seed, tmp_path / str(seed), (induction.STEPS,)).train()
+        model, pairs = attnscope.load(f"{folder}/checkpoint-{induction.STEPS}"), two_places(100, seed)
+        found = attnscope.patch(model, pairs, attnscope.PatchOptions(paths=4))
+        circuit = induction_circuit(model, pairs[:40])
+        paths = [edge for edge in found.edges if edge.receiver != "logits" and edge.share.value > 0.1]
+        held.append(
+            {head.name for head in found.heads if head.effects["effect"].low > 0} == circuit
+            and {edge.by for edge in paths} == {"key"}
+            and {edge.sender for edge in paths} | {edge.receiver for edge in paths} <= circuit
+        )
+    assert sum(held) >= 19, held
