@@ -10,7 +10,7 @@ Types that occur once say little, so each effect is shrunk towards 0 by how much
 Labels that mean nothing have no variance between groups: their effects are 0.
 
 Source: the one-way random-effects model, its variances by the method of moments (Searle, Casella & McCulloch 1992,
-section 3.6) and its shrunken means (section 7.4). Ours: its use in turn for types and positions.
+Variance Components) and its shrunken means. Ours: its use in turn for types and positions.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 SWEEPS = 5
-"""How often types and positions are fitted in turn; MiniLM's scores then change by less than 0.001."""
+"""How often types and positions are fitted in turn; MiniLM's median shares after 4 and 5 differ by at most 0.001."""
 
 
 @dataclass(frozen=True, eq=False)
