@@ -172,8 +172,8 @@ def random(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, A
     return by_scale
 
 
-def describe_random(model: Model, texts: Corpus, queries: int, seed: int, scale: float) -> tuple[Any, ...]:
-    """The descriptions of the heads of the architecture with random weights, queries and keys scaled."""
+def make_random(model: Model, seed: int, scale: float) -> Model:
+    """The architecture with random weights, queries and keys scaled."""
     untrained = model.untrained(seed)
     factor = scale * (4.2 if untrained.info.kinds[0] == "encoder" else 2.7)
     with torch.no_grad():
@@ -181,6 +181,12 @@ def describe_random(model: Model, texts: Corpus, queries: int, seed: int, scale:
             for name, weights in block.named_parameters():
                 if name.endswith(("q_proj.weight", "k_proj.weight")):
                     weights *= factor
+    return untrained
+
+
+def describe_random(model: Model, texts: Corpus, queries: int, seed: int, scale: float) -> tuple[Any, ...]:
+    """The descriptions of its heads."""
+    untrained = make_random(model, seed, scale)
     heads: tuple[Any, ...] = attnscope.describe(
         untrained, texts, options=DescribeOptions(queries=min(queries, 800))
     ).heads

@@ -5,12 +5,16 @@
   without the heads.
 - best: the same of the quarter and the half of the heads whose lines explain most, with their lines and uniform
   attention.
+- cosine: the same shares of the heads of a model without a word head; the cosine similarity of each token's last hidden
+  state to that of the whole model, with --model's module from transformers.
+- random: heads of the architecture with random weights, made sharp, one by one: what a line helps beside uniform
+  attention (1 - line / uniform), against the share of nats that it explains.
 - time: heads by themselves with their lines, against taking them out, on 8 texts of at most 64 tokens.
 
 Lines are fitted on half of the texts, and put in place on some of the others. The last line is JSON.
 
-usage: python -m benchmarks.replaced [--model minilm] [--file TEXTS, one a line] [--parts shares,best,time]
-       [--texts 400] [--tried 16] [--orders 3] [--timed HEADS, evenly spread; all]
+usage: python -m benchmarks.replaced [--model minilm] [--file TEXTS, one a line]
+       [--parts shares,best,cosine,random,time] [--texts 400] [--tried 16] [--orders 3] [--timed HEADS, evenly spread; all]
 """
 
 import argparse
@@ -24,6 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+import attnscope
 from attnscope.corpus import CorpusText
 from attnscope.models.model import Model
 from attnscope.studies.ablation.lines import Lines, apart, fit_lines
@@ -31,6 +36,7 @@ from attnscope.studies.ablation.reading import Reader
 from attnscope.studies.ablation.study import effects_of
 from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Going, HeadMeans, heads_of, means_of, measure
 from attnscope.studies.inputs.options import LoadOptions
+from benchmarks.descriptions import make_random
 
 ROOT = Path(__file__).resolve().parents[1]
 MODES = ("line", "pattern", "uniform", "sink", "other", "zero")
@@ -85,6 +91,51 @@ def best(going: Going, known: HeadMeans, lines: Lines) -> dict[str, Any]:
     return made
 
 
+def cosine(path: str, fitted: Sequence[CorpusText], tried: Sequence[CorpusText], orders: int) -> dict[str, Any]:
+    """Mean cosine similarity of hidden states over all tokens of the texts, by the share of heads and by mode."""
+    model = attnscope.load(path, engine="hf")
+    lines = fit_lines(model, fitted, tried)
+    places = [(one.layer, one.head) for one in lines.expectations.heads]
+    ids = [torch.from_numpy(model.tokenizer.encode(text.text or "").ids)[None] for text in tried]
+
+    def states(heads: Sequence[tuple[int, int]], mode: Any) -> torch.Tensor:
+        with attnscope.replaced(model, lines, heads=heads, by=mode) as network:
+            return torch.cat([network(input_ids=of_text).last_hidden_state[0] for of_text in ids]).double()
+
+    whole, made = states([], "line"), {}
+    for share in (0.25, 0.5, 1.0):
+        drawn = [np.random.default_rng(seed).permutation(len(places)) for seed in range(orders if share < 1 else 1)]
+        chosen = [[places[at] for at in order[: round(share * len(places))]] for order in drawn]
+        made[f"{share:.0%}"] = {
+            mode: round(
+                float(np.mean([torch.cosine_similarity(states(some, mode), whole).mean() for some in chosen])), 3
+            )
+            for mode in ("line", "pattern", "uniform", "sink", "other")
+        }
+        print("cosine", share, made[f"{share:.0%}"], flush=True)
+    return made
+
+
+def random(model: Model, fitted: Sequence[CorpusText], tried: Sequence[CorpusText], n_heads: int) -> dict[str, Any]:
+    """Causal shares of heads with random weights beside what their lines explain."""
+    untrained = make_random(model, 0, 1.0)
+    lines = fit_lines(untrained, fitted, tried)
+    going = Going(untrained, Reader(untrained, None), tried)
+    known = HeadMeans(heads_of(going).n_heads, lines=lines)
+    chosen = heads(known)[:: max(1, len(heads(known)) // n_heads)]
+    line, uniform = (
+        losses(going, known, [Cut((head,), mode) for head in chosen], "l2")[:, 0]  # type: ignore[arg-type]
+        for mode in ("line", "uniform")
+    )
+    explained = np.array([lines.expectations.explained(place[:2], place[2]) for place in chosen])
+    causal = 1 - line / uniform
+    return {
+        "heads": len(chosen), "explained_mean": round(float(explained.mean()), 3),
+        "explained_largest": round(float(explained.max()), 3), "causal_mean": round(float(causal.mean()), 3),
+        "causal_largest": round(float(causal.max()), 3), "causal_above_explained": int((causal > explained).sum()),
+    }  # fmt: skip
+
+
 def cost(going: Going, known: HeadMeans, n_timed: int) -> dict[str, float]:
     """Processor time of heads by themselves."""
     made = {}
@@ -104,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--file", default=str(ROOT / "sample_texts" / "alice.txt"))
-    parser.add_argument("--parts", default="shares,best,time")
+    parser.add_argument("--parts", default="shares,best,cosine,random,time")
     parser.add_argument("--texts", type=int, default=400)
     parser.add_argument("--tried", type=int, default=16)
     parser.add_argument("--orders", type=int, default=3)
@@ -116,8 +167,9 @@ def main() -> None:
     written = [line for line in dict.fromkeys(written) if len(line) >= 20][: given.texts]
     fitted, others = apart([CorpusText(n, given.file, n + 1, text=text) for n, text in enumerate(written)], 0)
     tried = [text for text in others if LEAST_CHARACTERS < len(text.text or "") < MOST_CHARACTERS][: given.tried]
+    short = [CorpusText(n, "short", n + 1, text=(text.text or "")[:220]) for n, text in enumerate(tried[:8])]
     began = time.process_time()
-    lines = fit_lines(model, fitted, tried)
+    lines = fit_lines(model, fitted, [*tried, *short])
     made: dict[str, Any] = {
         "benchmark": "replaced", "model": model.info.name, "n_fitted": len(fitted), "n_tried": len(tried),
         "describe_cpu_s": round(time.process_time() - began, 1),
@@ -131,8 +183,11 @@ def main() -> None:
         made["shares"] = shares(going, known, given.orders)
     if "best" in parts:
         made["best"] = best(going, known, lines)
+    if "cosine" in parts and not model.loss:
+        made["cosine"] = cosine(given.model, fitted, tried, given.orders)
+    if "random" in parts:
+        made["random"] = random(model, fitted, tried, given.timed or len(heads(known)))
     if "time" in parts:
-        short = [CorpusText(n, "short", n + 1, text=(text.text or "")[:220]) for n, text in enumerate(tried[:8])]
         made["time"] = cost(Going(model, Reader(model, model.loss), short), known, given.timed)
     print(json.dumps(made))
 

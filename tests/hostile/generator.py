@@ -114,7 +114,7 @@ BASES: dict[str, tuple[str, ...]] = {
     ),
     "export": (
         "INPUTS/needles.npz --for retrieval -o OUT", "INPUTS/heads.npz --for scores --score entropy_nats -o OUT",
-        "INPUTS/relations.npz --for scores --score det→parent --json -o OUT",
+        "INPUTS/relations.npz --for scores --score det→head --json -o OUT",
     ),
     "trace": ("TEXT -L 0 -H 0 -m own -o OUT", "TEXT -L 1 -H 1 -m INPUTS/tiny --token cat"),
     "split": ("-f json -o OUT", "TEXT -m own -L 0"),
