@@ -14,7 +14,8 @@
 Lines are fitted on half of the texts, and put in place on some of the others. The last line is JSON.
 
 usage: python -m benchmarks.replaced [--model minilm] [--file TEXTS, one a line]
-       [--parts shares,best,cosine,random,time] [--texts 400] [--tried 16] [--orders 3] [--timed HEADS, evenly spread; all]
+       [--parts shares,best,cosine,random,time] [--texts 400] [--tried 16] [--orders 3]
+       [--timed HEADS, evenly spread; all]
 """
 
 import argparse

@@ -135,7 +135,7 @@ class MeanOutputs(Activations):
         self.n_texts: dict[Place, int] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and adds it to the means; see Activations."""
+        """Computes an attention in the dtype and unit of the values, and adds it to the means; see Activations."""
         output, place = self._compute(call), (call.kind, call.layer)
         finite = output[output.isfinite().flatten(1).all(1)].to(sum_dtype(output.device))
         n_before = self.n_texts.get(place, 0)
