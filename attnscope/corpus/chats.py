@@ -39,6 +39,8 @@ _ZONES = {
     "developer": "system", "assistant": "answer", "model": "answer", "function": "tool", "ipython": "tool",
 }  # fmt: skip
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_TAKEN = re.compile(r"(.*_)?to(_.*)?|.+_(low|high|uniform|count)")
+"""Names by which two columns would have one name: zone_A_to_B, and zone_A_to_B_low of its interval."""
 
 _FIRST_MARK, _MOST_PARTS = 0xF0000, 32_000
 """The first of the private characters that mark where parts of messages begin and end: two for each part."""
@@ -170,6 +172,11 @@ def _name(zone: Any, of: str) -> str:
     """The name of a zone; columns are named by it."""
     if not isinstance(zone, str) or not _NAME.fullmatch(zone.lower()):
         raise ValueError(f"the zone of {of} is no name of letters, digits and _: {shortened(repr(zone))}")
+    if _TAKEN.fullmatch(zone.lower()):
+        raise ValueError(
+            f"the zone of {of}, {zone}, could be mistaken for another column: leave out the word to, and _low, _high, "
+            "_uniform or _count at the end"
+        )
     return zone.lower()
 
 
