@@ -325,7 +325,8 @@ def test_workers_put_lines_in_place_to_the_same_result() -> None:
     options = AblateOptions(modes=("line", "pattern", "uniform"), choice=Choice(pick=((0, 2), (0, 4))))
     alone = attnscope.ablate(attnscope.load("own"), texts, options)
     shared = attnscope.ablate(attnscope.load("own"), texts, options, workers=Workers("own", 2))
-    assert (alone.heads, alone.sets, alone.worst_tokens) == (shared.heads, shared.sets, shared.worst_tokens)
+    assert (alone.heads, alone.sets) == (shared.heads, shared.sets)
+    assert repr(alone.worst_tokens) == repr(shared.worst_tokens)  # without a loss there are NaN, which equal nothing
 
 
 def test_curves_replace_more_and_more_heads_with_each_control(sharp: Any) -> None:
