@@ -43,7 +43,7 @@ def page(
         "What `attnscope heads` saved (heads.npz): names the heads' roles; an atlas (atlas.npz) is shown beside.",
     ] = None,
     why: Annotated[
-        str | None, "Heads, such as L3H1,L5H11: list what their strongest cells' queries and keys read.", "Heads"
+        str | None, "Heads, such as L3H1,L5H11: list why they attend there, for their strongest cells.", "Heads"
     ] = None,
     reading: ReadingOptions,
     model: groups.Model = "minilm",

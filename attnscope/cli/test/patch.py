@@ -20,10 +20,10 @@ def patch(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Say which heads carry a behaviour: give each head values of another run, and see what becomes of the answer.
+    """Say which heads carry a behaviour: give each head values of another run, and measure the answer.
 
     - `attnscope patch sample_pairs/agreement.jsonl -m ./SmolLM2-135M`
-    - `attnscope patch sample_pairs/names.jsonl -m gpt2 --by pattern --direction noise -o out`
+    - `attnscope patch sample_pairs/indirect_object.jsonl -m gpt2 --by pattern --direction noise -o out`
     - `attnscope patch pairs.jsonl -m ./model --attribution --exact 20`
     """
     from attnscope.corpus.pairs import Pairs

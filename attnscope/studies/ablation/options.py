@@ -65,7 +65,9 @@ class AblateOptions:
         "layer: divide importances by the norm of those of their layer.", "--normalize", default=False, read=_by_layer
     )
     curve: bool = option("Take heads out one after another: by importance, by effect, at random.", default=False)
-    joint: bool = option("Pairs of the picked heads, else of the 8 without which most changes.", default=False)
+    joint: bool = option(
+        "Also remove pairs of the picked heads, else of the 8 heads with the largest effect.", default=False
+    )
     choice: Choice = group(Choice)
     kind: str | None = kind_option()
     loss: str = option(
