@@ -48,14 +48,19 @@ def heads(known: HeadMeans) -> list[Any]:
     return [(kind, layer, head) for (kind, layer), n in known.n_heads.items() for head in range(n)]
 
 
+def draw_heads(places: Sequence[Any], share: float, orders: int) -> list[tuple[Any, ...]]:
+    """A share of the heads, drawn at random several times; all of them once."""
+    drawn = [np.random.default_rng(seed).permutation(len(places)) for seed in range(orders if share < 1 else 1)]
+    return [tuple(places[at] for at in order[: round(share * len(places))]) for order in drawn]
+
+
 def shares(going: Going, known: HeadMeans, orders: int) -> dict[str, Any]:
     """Loss and controls, the mean over orders, with the interval of each order's own change over texts."""
     places = heads(known)
     name = "loss" if going.model.loss else "l2"
     made: dict[str, Any] = {}
     for share in (0.25, 0.5, 1.0):
-        drawn = [np.random.default_rng(seed).permutation(len(places)) for seed in range(orders if share < 1 else 1)]
-        chosen = [tuple(places[at] for at in order[: round(share * len(places))]) for order in drawn]
+        chosen = draw_heads(places, share, orders)
         cuts = [Cut(some, mode) for mode in MODES for some in chosen]  # type: ignore[arg-type]
         of_mode = dict(zip(MODES, losses(going, known, cuts, name).reshape(len(MODES), -1, 2).mean(1), strict=True))
         made[f"{share:.0%}"] = told(of_mode)
@@ -105,8 +110,7 @@ def cosine(path: str, fitted: Sequence[CorpusText], tried: Sequence[CorpusText],
 
     whole, made = states([], "line"), {}
     for share in (0.25, 0.5, 1.0):
-        drawn = [np.random.default_rng(seed).permutation(len(places)) for seed in range(orders if share < 1 else 1)]
-        chosen = [[places[at] for at in order[: round(share * len(places))]] for order in drawn]
+        chosen = draw_heads(places, share, orders)
         made[f"{share:.0%}"] = {
             mode: round(
                 float(np.mean([torch.cosine_similarity(states(some, mode), whole).mean() for some in chosen])), 3

@@ -6,8 +6,6 @@ keys of one class: the first key, the last one, and all others by their offset f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.attention.precision import sum_dtype
-from attnscope.core.attention.probes import Place
+from attnscope.core.attention.probes import SumsOverQueries
 from attnscope.core.attention.replaced import scores_of
-from attnscope.core.attention.seam import AttentionCall, Kind, attend_with_weights, may_attend
+from attnscope.core.attention.seam import AttentionCall, attend_with_weights, may_attend
 
 DOUBLINGS = 12
 """Offsets below 16 and counts of keys below 8 are told apart; above, in 4 and in 2 classes for each doubling."""
@@ -53,21 +51,11 @@ def _steps(numbers: Tensor, exact: int, a_doubling: int) -> Tensor:
     return torch.where(numbers < exact, numbers, far).clamp(max=exact + a_doubling * DOUBLINGS - 1)
 
 
-class MeanPattern:
+class MeanPattern(SumsOverQueries):
     """Adds up the weights of heads over all real queries, by cell; see `key_cells`.
 
-    Args:
-        real: Which queries are real, (batch, query), bool, by kind; a kind that is not there has no padding.
-
-    Attributes:
-        sums: Place -> (n_heads, 2, cell), float64, on the CPU: the sum of weights, and over how many keys.
-        counts: Place -> over how many queries.
+    Its `sums` are (n_heads, 2, cell): the sum of weights, and over how many keys.
     """
-
-    def __init__(self, real: Mapping[Kind, Tensor] | None = None) -> None:
-        self._real = dict(real or {})
-        self.sums: dict[Place, Tensor] = {}
-        self.counts: dict[Place, int] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Computes an attention, and adds up its weights.
@@ -83,9 +71,7 @@ class MeanPattern:
         sums = picked.new_zeros(2, call.n_heads, N_CLASSES * ROWS)
         sums[0].index_add_(-1, cells, picked)
         sums[1].index_add_(-1, cells, torch.ones_like(picked))
-        found = sums.movedim(0, 1).cpu().double()
-        self.sums[place] = found if place not in self.sums else self.sums[place] + found
-        self.counts[place] = self.counts.get(place, 0) + int(counted.any(-1).sum())
+        self._add(place, sums.movedim(0, 1), int(counted.any(-1).sum()))
         return output
 
 

@@ -312,14 +312,14 @@ class Gate:
             )
 
 
-class Means:
-    """Adds up each head's output over all real queries of all texts: their mean is what mean ablation puts in.
+class SumsOverQueries:
+    """Adds something up over all real queries of all texts.
 
     Args:
         real: Which queries are real, (batch, query), bool, by kind; a kind that is not there has no padding.
 
     Attributes:
-        sums: Place -> sum of the outputs, (n_heads, d_value), float64, on the CPU.
+        sums: Place -> a sum, float64, on the CPU.
         counts: Place -> over how many queries.
     """
 
@@ -327,6 +327,18 @@ class Means:
         self._real = dict(real or {})
         self.sums: dict[Place, Tensor] = {}
         self.counts: dict[Place, int] = {}
+
+    def _add(self, place: Place, sums: Tensor, n_queries: int) -> None:
+        sums = sums.cpu().double()
+        self.sums[place] = sums if place not in self.sums else self.sums[place] + sums
+        self.counts[place] = self.counts.get(place, 0) + n_queries
+
+
+class Means(SumsOverQueries):
+    """Adds up each head's output over all real queries of all texts: their mean is what mean ablation puts in.
+
+    Its `sums` are of the outputs, (n_heads, d_value).
+    """
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Computes an attention, and adds up what its heads put out; NaN where queries or keys are no numbers.
@@ -341,8 +353,6 @@ class Means:
         if real is not None:
             real = real.to(held.device)
             held = held.masked_fill(~real[:, None, :, None], 0.0)
-        found = held.sum((0, 2), dtype=sum_dtype(held.device)).cpu().double()
         n = held.shape[0] * held.shape[2] if real is None else int(real.sum())
-        self.sums[place] = found if place not in self.sums else self.sums[place] + found
-        self.counts[place] = self.counts.get(place, 0) + n
+        self._add(place, held.sum((0, 2), dtype=sum_dtype(held.device)), n)
         return output
