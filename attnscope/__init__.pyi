@@ -29,21 +29,11 @@ from attnscope.records.ablation import Ablation as Ablation
 from attnscope.records.atlas.record import Atlas as Atlas
 from attnscope.records.batches import Batch as Batch
 from attnscope.records.circuits import Circuits as Circuits
-from attnscope.records.comparison import (
-    HeadComparison as HeadComparison,
-)
-from attnscope.records.comparison import (
-    MinimalPair as MinimalPair,
-)
-from attnscope.records.comparison import (
-    ModelComparison as ModelComparison,
-)
-from attnscope.records.comparison import (
-    PickedHeads as PickedHeads,
-)
-from attnscope.records.comparison import (
-    PicturePair as PicturePair,
-)
+from attnscope.records.compare.pairs import MinimalPair as MinimalPair
+from attnscope.records.compare.pairs import PicturePair as PicturePair
+from attnscope.records.compare.record import HeadComparison as HeadComparison
+from attnscope.records.compare.record import ModelComparison as ModelComparison
+from attnscope.records.compare.record import PickedHeads as PickedHeads
 from attnscope.records.heads.findings import Findings as Findings
 from attnscope.records.maps.pooled import PooledHeatmap as PooledHeatmap
 from attnscope.records.maps.rollouts import Rollout as Rollout

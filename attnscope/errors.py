@@ -37,9 +37,13 @@ def require_choice(what: str, name: str, known: Sequence[str]) -> None:
         UsageError: Its hint is the likeliest of the known names, or lists them.
     """
     if name not in known:
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
-        raise UsageError(f"there is no {what} {name!r}", hint)
+        raise UsageError(f"there is no {what} {name!r}", suggest(name, known))
+
+
+def suggest(name: str, known: Sequence[str]) -> str:
+    """A hint for a name that is none of those known: the likeliest of them, or all."""
+    close = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
 
 
 class RoundingError(AttnscopeError):

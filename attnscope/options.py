@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
 
-from attnscope.errors import UsageError, require_choice
+from attnscope.errors import UsageError, require_choice, suggest
 
 C = TypeVar("C", bound=type)
 
@@ -63,7 +63,7 @@ class Option:
         if self.choices:
             for each in value if isinstance(value, tuple) else () if value is None else (value,):
                 if each not in self.choices:
-                    raise UsageError(f"{option} has no {each!r}", f"choose from {', '.join(self.choices)}")
+                    raise UsageError(f"{option} has no {each!r}", suggest(str(each), self.choices))
         if isinstance(value, int | float):
             if self.least is not None and value < self.least:
                 raise UsageError(f"{option} is {value}", f"it must be at least {self.least}")
@@ -178,6 +178,7 @@ def stride_option() -> Any:
 
 _NUMBERS = re.compile(r"\d+(-\d+)?", re.ASCII)
 _SPAN = re.compile(r"(\d*):(\d*)", re.ASCII)
+_MOST_DIGITS = 18
 _HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE | re.ASCII)
 
 
@@ -188,8 +189,8 @@ def numbers_from(listed: str) -> tuple[int, ...]:
         if not _NUMBERS.fullmatch(part):
             raise UsageError(f"{part!r} is not a number or a range", "layers and heads are chosen like this: 0,3-5")
         first, _, last = part.partition("-")
-        stop = int(last or first)
-        if stop < int(first) or stop > 9999:
+        stop = read_number(last or first, "a layer or head")
+        if stop < read_number(first, "a layer or head") or stop > 9999:
             raise UsageError(f"{part!r} is not a range of layers or heads", "a range goes up, such as 3-5")
         numbers += range(int(first), stop + 1)
     return tuple(dict.fromkeys(numbers))
@@ -201,7 +202,22 @@ def whole_numbers(listed: str, option: str) -> tuple[int, ...]:
     for part in parts:
         if not (part.isascii() and part.isdecimal()):
             raise UsageError(f"{part!r} in {option} is no whole number", "numbers with commas between")
-    return tuple(map(int, parts))
+    return tuple(read_number(part, option) for part in parts)
+
+
+def read_number(digits: str, what: str) -> int:
+    """A whole number that is written in digits.
+
+    Args:
+        digits: The digits.
+        what: What a message calls it.
+
+    Raises:
+        UsageError: It has more digits than any size or place.
+    """
+    if len(digits) > _MOST_DIGITS:
+        raise UsageError(f"{what} has {len(digits):,} digits", f"give a number of at most {_MOST_DIGITS} digits")
+    return int(digits)
 
 
 def heads_from(listed: str) -> tuple[tuple[int, int], ...]:
@@ -211,7 +227,7 @@ def heads_from(listed: str) -> tuple[tuple[int, int], ...]:
         match = _HEAD.fullmatch(part)
         if not match:
             raise UsageError(f"{part!r} is not a head", "single heads are chosen like this: L3H1,L5H11")
-        heads.append((int(match[1]), int(match[2])))
+        heads.append((read_number(match[1], "a layer"), read_number(match[2], "a head")))
     return tuple(dict.fromkeys(heads))
 
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnscope.earlier_files import hash_files, name_other_maps, note_others
 from attnscope.errors import AttnscopeError, UsageError, one_line, safe
 from attnscope.options import read_names
 from attnscope.records.frame.file_sets import replace_together, require_writable
 from attnscope.records.frame.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
 from attnscope.records.frame.shards import shards_note
 from attnscope.records.frame.storage import PAGE_MARK, require_replaceable
-from attnscope.records.maps.head_maps import choose_heads, spans
+from attnscope.records.maps.head_maps import choose_heads
 from attnscope.unfinished import fail_if_not_whole, keep_data, settle
 
 if TYPE_CHECKING:
@@ -111,14 +112,12 @@ class Output:
         before: Mapping[Path, bytes] = {}
         formats, unsaved = self._formats_for(record, guarded if not self.replace else None)
         if guarded is not None and not self.replace:
-            before = _digests(guarded, formats)
+            before = hash_files(guarded, formats)
         paths = [] if out is None else write(record, out, formats, self.options, drawing, self.stem)
-        run: Mapping[str, Any] = getattr(record, "run", {})
-        notes = [*_notes_of(record), *unsaved, *_note_repeated(record, self.options.get("query"))]
-        notes += note_fonts(_texts_in(record.drawn_texts()), map(str, paths), self.options.get("font"))
-        say([*notes, *_note_others(guarded, paths, before)], self.quiet)
+        notes = _notes_on(record, paths, self.options, unsaved)
+        say([*notes, *note_others(guarded, paths, before)], self.quiet)
         self.show(record, paths)
-        fail_if_not_whole(getattr(record, "corpus", {}), run)
+        fail_if_not_whole(getattr(record, "corpus", {}), getattr(record, "run", {}))
 
     def _formats_for(self, record: Record, guarded: Path | None) -> tuple[tuple[str, ...], list[str]]:
         """The formats that a record is written in, and why weights that nobody asked for by name are not saved.
@@ -128,17 +127,17 @@ class Output:
         """
         query = self.options.get("query")
 
-        def other_maps(formats: Sequence[str]) -> str:
-            return "" if guarded is None else _other_maps(record, guarded, formats, query)
+        def compare(formats: Sequence[str]) -> str:
+            return "" if guarded is None else name_other_maps(record, guarded, formats, query)
 
-        if said := other_maps(self.formats if self.named else self.figures):
+        if said := compare(self.formats if self.named else self.figures):
             raise AttnscopeError(said, "choose another folder with --out, or give up what is there with --replace")
         if self.named or not record.record_kind().glance:
             return self.formats, []
         size = sum(array.nbytes for array in record.arrays().values())
         if size > MOST_SAVED:
             said = f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does"
-        elif said := other_maps(self.formats):
+        elif said := compare(self.formats):
             said += ": it stays, and what is drawn now is not saved"
         return (tuple(self.figures), [said]) if said else (self.formats, [])
 
@@ -207,11 +206,7 @@ def plan(
         AttnscopeError: The folder cannot be written, or a library that a format needs is not there.
     """
     found = KINDS[f"attnscope.{kind}"]
-    stem = None
-    if out is not None and (ending := _named_by(out, found)):
-        # Of what is one page a file may be named, and others go beside it.
-        wanted = formats if formats is None or ending in formats.split(",") else f"{formats},{ending}"
-        stem, out, formats = out.stem, out.parent, wanted or ending
+    out, stem, formats = _split_target(found, out, formats)
     if formats is not None and not found.glance and TEXT in map(str.strip, formats.lower().split(",")):
         raise UsageError(
             f"there is no format {TEXT!r}: {found.command} prints its tables to the terminal anyway", "leave it out"
@@ -220,12 +215,9 @@ def plan(
         raise UsageError(_NO_FOLDER, "give one with --out, or leave out --format")
     terminal = (TEXT,) if found.glance else ()
     named = found.usual if formats is None else read_names(formats, (*found.formats, *terminal), "format")
-    if named == (TEXT,) and out is not None:
-        raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
     if TEXT in named and json:
         raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
-    files = tuple(name for name in named if name != TEXT)
-    require_formats(files)
+    files = _files_among(named, out)
     folder = out or (HOME if has_folder else None)
     if files and folder is not None:
         require_writable(folder)
@@ -256,6 +248,32 @@ def _listed(page: Path) -> list[str]:
     folder = page.with_suffix("")
     names = load_named("attnscope.views.page.document:require_replaceable_folder")(folder)
     return [f"{folder.name}/{name}" for name in names]
+
+
+def _split_target(kind: Kind, out: Path | None, formats: str | None) -> tuple[Path | None, str | None, str | None]:
+    """The folder for files, the name of those of data, and the formats: of what is one page a file may be named."""
+    ending = "" if out is None else _named_by(out, kind)
+    if out is None or not ending:
+        return out, None, formats
+    # Other formats go beside the file.
+    return out.parent, out.stem, ending if formats is None else ",".join(dict.fromkeys([*formats.split(","), ending]))
+
+
+def _files_among(named: Sequence[str], out: Path | None) -> tuple[str, ...]:
+    """Those of some formats that are files.
+
+    Raises:
+        UsageError: There is a folder for files, and none of them.
+        AttnscopeError: A library that a format needs is not there.
+    """
+    files = tuple(name for name in named if name != TEXT)
+    if out is not None and not files:
+        raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
+    if "parquet" in files:
+        from attnscope.records.frame.parquet import arrow
+
+        arrow()
+    return files
 
 
 def _named_by(out: Path, kind: Kind) -> str:
@@ -291,17 +309,12 @@ def show(
     kind.require_options(given)
     # The lines of a record from elsewhere are code, of which no script is made.
     known = (*(name for name in kind.formats if name != "py"), TEXT)
-    stem = None
-    if out is not None and (ending := _named_by(out, kind)):
-        stem, out, formats = out.stem, out.parent, formats or ending
+    out, stem, formats = _split_target(kind, out, formats)
     usual = ("png",) if "png" in kind.usual else tuple(name for name in kind.usual if name in known)
     named = read_names(formats, known, "format") if formats is not None else (TEXT,) if out is None else usual
-    files = tuple(name for name in named if name != TEXT)
+    files = _files_among(named, out)
     if files and out is None:
         raise UsageError(_NO_FOLDER, "give one with --out, or leave out --format")
-    if out is not None and not files:
-        raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
-    require_formats(files)
     record.style(**_of_style(given))  # what is none is said before anything is written
     whole = record
     record = choose_heads(record, *(given.pop(name, None) for name in WHICH))
@@ -316,8 +329,7 @@ def show(
         _require_page(kind, out, files, stem)
     wanted = Output(kind, out, files, json, quiet, TEXT in named, options=given, whole=whole)
     paths = [] if out is None else write(record, out, files, given, stem=stem)
-    notes = [*_notes_of(record), *_note_repeated(record, given.get("query"))]
-    say([*notes, *note_fonts(_texts_in(record.drawn_texts()), map(str, paths), given.get("font"))], quiet)
+    say(_notes_on(record, paths, given), quiet)
     wanted.show(record, paths)
 
 
@@ -380,92 +392,6 @@ def _of_style(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in _STYLE if name in options}
 
 
-# Before a model runs
-
-
-def require_formats(formats: Sequence[str]) -> None:
-    """Refuses formats whose library is not installed.
-
-    Raises:
-        AttnscopeError: One is not there.
-    """
-    if "parquet" in formats:
-        from attnscope.records.frame.parquet import arrow
-
-        arrow()
-
-
-def _other_maps(record: Record, folder: Path, formats: Sequence[str], query: str | None) -> str:
-    """Of which other maps the files in a folder are that would be replaced, by a record there; empty = of none.
-
-    Colours may change: what they replace can be drawn again from that record. Where no record tells, a note does.
-    """
-    from attnscope.records.frame.reading import described_by
-
-    names = {kind.file(ending) for kind in KINDS.values() if kind.glance for ending in kind.lossless}
-    there = [path for name in sorted(names) if (path := folder / name).is_file()]
-    if not there:
-        return ""
-    kind, stems = record.record_kind(), load_named("attnscope.views.maps.pages:stems")(record, query)
-    written = [kind.file(name) for name in formats if name in kind.data]
-    written += [f"{stem}.{name}" for stem in stems for name in formats if name in kind.figures]
-    if not any((folder / name).is_file() for name in written):
-        return ""
-    now = _traits(record.describe())
-    for path in there:
-        before = _traits(described_by(path))
-        differ = [f"{name} {was}, now {now[name]}" for name, was in before.items() if was != now.get(name, was)]
-        if differ:
-            return f"{path} is of other maps: {'; '.join(differ)}"
-    return ""
-
-
-def _traits(described: Mapping[str, Any]) -> dict[str, str]:
-    """What maps are of, in short, by name; empty for what is no record of maps."""
-    maps = described.get("maps")
-    if not isinstance(maps, list) or not all(isinstance(one, Mapping) for one in maps):
-        return {}
-    traits: dict[str, Any] = {name: described.get(name) for name in ("text", "model", "sha256", "picture", "sound")}
-    traits |= {"pictures": described.get("pictures")} if described.get("pictures") else {}
-    traits |= {"heads": _heads_of(described.get("picked"), maps)}
-    traits |= {"changes": described.get("changes"), "pooling": described.get("pool")}
-    traits |= {"part": [one.get("part") or one.get("query_cell") for one in maps]}
-    return {name: _brief(value).strip('"') if name == "heads" else _brief(value) for name, value in traits.items()}
-
-
-def _heads_of(picked: Any, maps: Sequence[Mapping[str, Any]]) -> object:
-    """The heads that maps are of, as a user writes them; of a damaged record whatever it says."""
-    try:
-        if picked:
-            return ",".join(f"L{layer}H{head}" for layer, head in picked)
-        return "; ".join(f"-L {spans(one['layers'])} -H {spans(one['heads'])}" for one in maps)
-    except (TypeError, ValueError, LookupError):
-        return [picked, [[one.get("layers"), one.get("heads")] for one in maps]]
-
-
-def _brief(value: object) -> str:
-    """A value in a line that is not too long, but no two alike."""
-    from hashlib import sha256
-    from json import dumps
-
-    text = dumps(value, ensure_ascii=False)
-    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}… (#{sha256(text.encode()).hexdigest()[:6]})"
-
-
-_BRIEF = 60
-
-
-def _digests(folder: Path, formats: Sequence[str]) -> dict[Path, bytes]:
-    """Hashes of the files in a folder, of these formats."""
-    from hashlib import sha256
-
-    if not folder.is_dir():
-        return {}
-    endings = {f".{name}" for name in formats}
-    there = [path for path in folder.iterdir() if path.suffix in endings and path.is_file()]
-    return {path: sha256(path.read_bytes()).digest() for path in there}
-
-
 def _note_repeated(record: Record, query: str | None) -> list[str]:
     """Notes where a query names tokens of several places, which are all shown."""
     if query is None or any(getattr(record, name, None) for name in ("picture", "pictures")):
@@ -498,25 +424,6 @@ def _texts_in(value: object) -> Iterator[str]:
             yield from _texts_in(one)
 
 
-def _note_others(folder: Path | None, written: Sequence[Path], before: Mapping[Path, bytes]) -> list[str]:
-    """Notes where a folder that was named held figures, or still holds some, that are not those that were written."""
-    if folder is None or not written:
-        return []
-    now = _digests(folder, [path.suffix[1:] for path in written])
-    endings, own = {path.suffix for path in written}, {path.name for path in written}
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in endings and path.name not in own)
-    changed = sorted(path.name for path in written if path in before and before[path] != now.get(path))
-    notes = []
-    for names, what, rest in (
-        (changed, "held", "that showed something else before, such as"),
-        (others, "also holds", "that this run did not write, such as"),
-    ):
-        if names:
-            count = "a file" if len(names) == 1 else f"{len(names)} files"
-            notes.append(f"{folder} {what} {count} {rest} {names[0]}")
-    return notes
-
-
 # What is printed
 
 _OBEYED = re.compile(
@@ -525,10 +432,14 @@ _OBEYED = re.compile(
 """Controls, marks of direction and separators of lines, which json.dumps leaves as they are beyond ASCII."""
 
 
-def _notes_of(record: Record) -> list[str]:
-    """What a record says of its run, and which shards of its corpus it lacks."""
+def _notes_on(
+    record: Record, paths: Sequence[Path], options: Mapping[str, Any], unsaved: Sequence[str] = ()
+) -> list[str]:
+    """What a record says of its run, which shards of its corpus it lacks, and what its files do not show as asked."""
     missing = shards_note(getattr(record, "corpus", {}))
-    return [*getattr(record, "run", {}).get("notes", ()), *([missing] if missing else [])]
+    notes = [*getattr(record, "run", {}).get("notes", ()), *([missing] if missing else []), *unsaved]
+    notes += _note_repeated(record, options.get("query"))
+    return notes + note_fonts(_texts_in(record.drawn_texts()), map(str, paths), options.get("font"))
 
 
 def say(notes: Iterable[str], quiet: bool) -> None:

@@ -104,14 +104,20 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     """
     spans: list[tuple[int, int]] = []
     start = -1
+    alphabet = {*text}  # few characters, each asked about once: texts of megabytes come here
+    spaces = {char for char in alphabet if char.isspace()}
+    marks = {char for char in alphabet if _is_punctuation(char) or _is_cjk(char)}
     for i, char in enumerate(text):
-        apart = _is_punctuation(char) and not _is_inner_apostrophe(text, i) or _is_cjk(char)
-        if start >= 0 and (apart or char.isspace()):
-            spans.append((start, i))
-            start = -1
-        if apart:
+        if char in marks and not _is_inner_apostrophe(text, i):
+            if start >= 0:
+                spans.append((start, i))
+                start = -1
             spans.append((i, i + 1))
-        elif start < 0 and not char.isspace():
+        elif char in spaces:
+            if start >= 0:
+                spans.append((start, i))
+                start = -1
+        elif start < 0:
             start = i
     if start >= 0:
         spans.append((start, len(text)))

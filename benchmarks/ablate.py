@@ -19,8 +19,9 @@ from attnscope.corpus import CorpusText
 from attnscope.models import load
 from attnscope.models.model import Rerun
 from attnscope.studies.ablation import sweep as ablation_sweep
+from attnscope.studies.ablation.means import heads_of
 from attnscope.studies.ablation.reading import Reader
-from attnscope.studies.ablation.sweep import Cut, Going, heads_of, measure
+from attnscope.studies.ablation.sweep import Cut, Going, measure
 
 SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
 

@@ -3,6 +3,8 @@
 - quality: each half of the sampled texts is fitted and the other scored, both ways, of all attention and of that off
   the sinks; how often both come to the same first term; processor time to fit against a plain forward over 40,000
   tokens.
+- stages: processor time of `heads`, by stage, and its ratio to plain forward passes over 40,000 tokens. Mixtures
+  include their own searches; the rest is all measures of heads, and what lies between stages.
 - planted: attention to 20 random tokens, from one class to another, or by both rules, with noise.
 - random: the model's architecture with random weights, queries and keys scaled so that heads are 0.5 to 2 nats sharp.
 - treebank: with the links of annotated texts and without, if a file is given.
@@ -11,30 +13,35 @@
 The last line is JSON.
 
 usage: python -m benchmarks.descriptions [--model minilm] [--file sample_texts/alice.txt] [--treebank FILE]
-       [--parts quality,planted,random,growth,treebank] [--queries 4000] [--seeds 3]
+       [--parts quality,stages,planted,random,growth,treebank] [--queries 4000] [--seeds 3]
 """
 
 import argparse
+import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 import attnscope
 from attnscope.core.attention.seam import attend
+from attnscope.core.questions import descriptions, directions
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.models.model import Batch, Model
 from attnscope.records.heads.descriptions import HeadDescription
+from attnscope.studies.describe import study
 from attnscope.studies.describe.english import CLOSED_CLASSES
 from attnscope.studies.describe.rows import Group, Unit, measure
 from attnscope.studies.describe.sample import DescribeOptions, draw
 from attnscope.studies.describe.study import describe_fitted, fit_group
+from attnscope.studies.heads.study import HeadsOptions
 from attnscope.studies.inputs.texts import special_ids
 from attnscope.studies.measuring.head_blocks import Frequencies
 
@@ -66,13 +73,7 @@ def quality(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
     read_s, began = time.process_time() - began, time.process_time()
     ways = list(both_ways(sample, groups, DescribeOptions(queries=queries)))
     fit_s = (time.process_time() - began) / 2
-    ids = torch.from_numpy(np.concatenate([unit.chunk.tokens.ids for unit in sample]))
-    ids = ids.repeat(-(-FORWARD_TOKENS // len(ids)))[: FORWARD_TOKENS // 128 * 128].view(-1, 128)
-    began = time.process_time()
-    with torch.no_grad():
-        for batch in ids.split(8):
-            model.run(Batch(batch), attend)
-    forward_s = time.process_time() - began
+    forward_s = forward_seconds(model, sample)
     explained = np.array([[one.explained for one in way] for way in ways])
     active = np.array([[math.nan if one.active is None else one.active.explained for one in way] for way in ways])
     contents = [[one.content for one in way] for way in ways]
@@ -88,6 +89,56 @@ def quality(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
         "fit_one_way_cpu_s": round(fit_s, 2),
         "forward_40k_cpu_s": round(forward_s, 2),
         "fit_over_forward": round(fit_s / forward_s, 3),
+    }
+
+
+def forward_seconds(model: Model, sample: list[Unit]) -> float:
+    """Processor time of plain forward passes over the sample's tokens, repeated up to FORWARD_TOKENS."""
+    ids = torch.from_numpy(np.concatenate([unit.chunk.tokens.ids for unit in sample]))
+    ids = ids.repeat(-(-FORWARD_TOKENS // len(ids)))[: FORWARD_TOKENS // 128 * 128].view(-1, 128)
+    began = time.process_time()
+    with torch.no_grad():
+        for batch in ids.split(8):
+            model.run(Batch(batch), attend)
+    return time.process_time() - began
+
+
+STAGES = {
+    "reading": (study, "measure"), "directions": (directions, "find_directions"), "search": (descriptions, "describe"),
+    "mixtures": (study, "find_mixtures"), "sources": (study, "find_sources"), "naming": (study, "describe_fitted"),
+}  # fmt: skip
+
+
+def stages(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
+    """Processor time of each stage of `heads`, in seconds, and its ratio to plain forward passes."""
+    spent = dict.fromkeys(STAGES, 0.0)
+    running: list[str] = []
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            if running:  # it belongs to the stage that calls it
+                return function(*given, **named)
+            running.append(name)
+            began = time.process_time()
+            try:
+                return function(*given, **named)
+            finally:
+                spent[running.pop()] += time.process_time() - began
+
+        return run
+
+    with contextlib.ExitStack() as patched:
+        for name, (module, function) in STAGES.items():
+            patched.enter_context(patch.object(module, function, timed(name, getattr(module, function))))
+        began = time.process_time()
+        attnscope.heads(model, texts, HeadsOptions(describe=DescribeOptions(queries=queries)))
+        total = time.process_time() - began
+    seconds = {**spent, "rest": total - sum(spent.values()), "all": total}
+    forward_s = forward_seconds(model, draw(model, texts, DescribeOptions(queries=queries)))
+    return {
+        "cpu_s": {name: round(of, 2) for name, of in seconds.items()},
+        "over_forward": {name: round(of / forward_s, 2) for name, of in seconds.items()},
+        "forward_40k_cpu_s": round(forward_s, 2),
     }
 
 
@@ -220,7 +271,7 @@ def main() -> None:
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--file", default=str(ROOT / "sample_texts" / "alice.txt"))
     parser.add_argument("--treebank")
-    parser.add_argument("--parts", default="quality,planted,random,growth,treebank")
+    parser.add_argument("--parts", default="quality,stages,planted,random,growth,treebank")
     parser.add_argument("--queries", type=int, default=4000)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
@@ -230,6 +281,8 @@ def main() -> None:
     found: dict[str, Any] = {"benchmark": "descriptions", "model": model.info.name}
     if "quality" in parts:
         found["quality"] = quality(model, texts, given.queries)
+    if "stages" in parts:
+        found["stages"] = stages(model, texts, given.queries)
     if "planted" in parts:
         found["planted"] = planted(model, texts, given.queries, given.seeds)
     if "random" in parts:

@@ -20,9 +20,9 @@ import attnscope
 from attnscope.core.attention.seam import attend
 from attnscope.models.hf.model import wrap
 from attnscope.records.patch import Edge, Patching
+from attnscope.studies.ablation.effects import rank_correlation
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.patch.reading import batches_of, read_pairs
-from attnscope.studies.patch.study import rank_correlation
 from attnscope.views.patch.terminal import strongest
 
 

@@ -32,10 +32,11 @@ from numpy.typing import NDArray
 import attnscope
 from attnscope.corpus import CorpusText
 from attnscope.models.model import Model
+from attnscope.studies.ablation.effects import effects_of
 from attnscope.studies.ablation.lines import Lines, apart, fit_lines
+from attnscope.studies.ablation.means import heads_of, means_of
 from attnscope.studies.ablation.reading import Reader
-from attnscope.studies.ablation.study import effects_of
-from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Going, HeadMeans, heads_of, means_of, measure
+from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Going, HeadMeans, measure
 from attnscope.studies.inputs.options import LoadOptions
 from benchmarks.descriptions import make_random
 

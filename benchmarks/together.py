@@ -21,9 +21,10 @@ import torch
 import attnscope
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.models.model import Model
+from attnscope.studies.ablation.effects import effects_of
+from attnscope.studies.ablation.means import heads_of
 from attnscope.studies.ablation.reading import Reader
-from attnscope.studies.ablation.study import effects_of
-from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Going, heads_of, measure
+from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Going, measure
 from attnscope.studies.heads.needles import draw_others
 from attnscope.studies.heads.order import probe_texts
 

@@ -25,12 +25,16 @@ WIDTH = 100
 _MADE = "<!-- Made by `python -m docs.generate`; do not edit. -->"
 
 _ABOUT_MEASURES = """
-This page defines what `attnscope heads` measures and how a measure becomes a role.
+This page defines what `attnscope heads` measures and how a measure becomes a role. The definitions come first, then
+[how a value and its interval are computed](#how-a-value-comes-about), then [the roles](#the-N_ROLES-roles).
 
-In the formulas, `A_qk` is the weight that query q gives to key k. A row of A sums to 1, or to less if a learned sink
-takes some. `x_k` is the token at k, `n_q` the number of keys that the mask lets q attend to, `e_k` the static
-embedding of the token at length 1, and `v_k` the value vector. Logarithms are natural.
+In the formulas, `A_qk` is the weight that query q gives to key k. A row of A sums to 1. It sums to less if the
+model has a *learned sink*: a logit in the softmax that belongs to no key, as in gpt-oss. `x_k` is the token at k,
+`n_q` the number of keys that the mask lets q attend to, `e_k` the static embedding of the token at length 1, and
+`v_k` the value vector. Logarithms are natural.
+"""
 
+_ABOUT_VALUES = """
 ## How a value comes about
 
 Every measure is a sum and a count. A value over a corpus is
@@ -54,13 +58,13 @@ keys, divided by all the mass that is on them. What a learned sink takes counts 
 ## Intervals
 
 Each measure has a 95% interval. It is Student's t over texts, with the linearised variance of a ratio. It has m - 1
-degrees of freedom, with m = (sum of counts)² / (sum of counts²) over texts. Texts are taken as independent, and
-tokens of a text are not. Each chunk of a long text, and each block of 512 queries of one that is not cut, is a text
-here.
+degrees of freedom. m is the *effective number of texts*, (sum of counts)² / (sum of counts²) over texts. Texts are
+taken as independent, and tokens of a text are not. Each chunk of a long text, and each block of 512 queries of one
+that is not cut, is a text here.
 
 Measures from 0 to 1 have Wilson's interval for a share r, with continuity correction (Newcombe 1998) and Student's
-quantile. It takes as many independent queries as that variance amounts to (Korn & Graubard 1998). It is never
-narrower than the number of texts allows:
+quantile. Its sample size is the number of independent queries that would have the same variance (Korn & Graubard 1998).
+With few texts, it has a minimum width:
 
 ```text
 low end    at most   r · 0.025^(1/N)
@@ -68,89 +72,96 @@ high end   at least  1 - (1 - r) · 0.025^(1/N)
 N = 1 / (ρ/m + (1 - ρ) / (sum of counts)),   ρ = RHO
 ```
 
-The high end holds for all but means such as `relative_entropy`. The intervals of other measures, and the high end of
-`relative_entropy`, allow for texts that the sample lacks. A share 1 - 0.025^(1/N) of all texts may have the value 0
-or that of uniform attention ([heads](heads.md#what-counts-as-evidence)).
+ρ is how much the queries of one text are taken to resemble each other (intraclass correlation). The high end holds for
+all but means such as `relative_entropy`. The other intervals, and the high end of `relative_entropy`, allow for texts
+that the sample lacks. They assume that a share 1 - 0.025^(1/N) of all texts may have the value 0, or the value of
+uniform attention ([heads](heads.md#what-counts-as-evidence)).
 
 ## The baseline
 
 Each value stands beside that of *uniform attention*: the same weight on each key that the mask allows. For
-`NAME_active`, only keys other than special tokens and the first share it. Each query gives them as much in all as it
-does in the head. So a head that spreads this evenly has exactly that value.
+`NAME_active`, uniform attention is over the keys that are not sinks. Their total weight is the one that they have in
+the head. So a head that spreads this weight evenly has exactly that value.
 """
 
 _ABOUT_ROLES = """
-A head gets a role if its measure is above a limit. Its `_active` measure will do too, on one condition. The queries
-that the measure counts must give at least {least_active:.0%} of their attention to keys other than special tokens and
-the first. So an induction head may rest nearly always, but not where there is something to repeat.
+A head gets a role if its measure, or its `_active` measure, is above a limit. The `_active` measure counts only if
+its queries give at least {least_active:.0%} of their attention to keys other than special tokens and the first. So
+an induction head may rest nearly always, but not where there is something to repeat.
 
 ```text
 limit = max(threshold, baseline + max({margin} (1 - baseline), {least_margin}))
 ```
 
-The *baseline* is the value under uniform attention. For `same_token` and `induction` it is also what a head would
-reach that always looks at the best fixed offset (up to {reach} tokens either way). For `similar_token` it is also the
-mass on the same token.
+The *baseline* is the value under uniform attention. For `same_token` and `induction`, it is the larger of this value
+and what the best fixed offset reaches (up to {reach} tokens either way). For `similar_token`, it is the larger of this
+value and the mass on the same token.
 
 A one-sided test over texts must reject that the value is at most the limit. The interval is made from the same test.
 A role's tests (of its measures, whole and active) are combined by Simes's method (1986). The false discovery rate
 over all heads x roles is held at {level:.0%} (Benjamini & Hochberg 1995).
 
-If the texts weigh as much as fewer than {least} of one length, there is no role. If fewer than {fewest}, the role is
+If the [effective number of texts](#intervals) is below {least}, there is no role. If it is below {fewest}, the role is
 *tentative*. A head without a role is unclassified.
 
 The thresholds are conventions: `--threshold induction=0.3` sets another. {uniform}"""
 
 _ABOUT_WRITTEN = """
 `attnscope heads --writes` measures these beside the others. They are about *predictions*: each next token of a
-decoder, or each masked token (15% of a text, seed 0) of an encoder with a head for words.
+decoder, or each masked token (15% of a text, seed 0) of an encoder with a masked-language-model
+head.
 
 - `q` is the token where the prediction is made, and `a` the right answer.
-- `z_q` is what the head puts out.
-- `g(t)` is how much the logit of token t rises with `z_q` along the direct path, relative to the mean logit of the
-  vocabulary. The path goes through W_O and the norms up to the unembedding. The lengths that norms divide by stay as
-  observed.
-- `A_qk v_k · g(t)` is the part of it that comes from key k.
+- `z_q` is the head's output at q, before W_O.
+- `t` is the token that a measure is about. For `copying` it is the answer `a`; see below for the others.
+- `g(t)` is the vector whose dot product with `z_q` is the head's direct contribution to the logit of token t, relative
+  to the mean logit of the vocabulary. The direct path goes through W_O and the norms up to the unembedding. The lengths
+  that norms divide by stay as observed.
+- `A_qk v_k · g(t)` is the part of `z_q · g(t)` that comes from key k.
 
 ### The matched token
 
-`b` is a *matched* token. Among the tokens that the model reads, it occurs as often as t, or nearly. Among several, it
-is the one whose nearest occurrence is as near; of two alike, the smaller token number. It is not t, not the answer,
-and not the token at q. Occurrences exclude special tokens and the first token, on which heads rest.
+`b`, the *matched token*, is the token of the text whose count is closest to that of t. If several are equally close, it
+is the one whose nearest occurrence is about as far from q as that of t. If these tie, it is the one with the smaller
+token number. It is not t, not the answer, and not the token at q. Only the part of the text counts that the model reads
+at q. Occurrences exclude special tokens and the first token, on which heads rest.
 
 So a head that raises all tokens of a text alike contributes nothing in these measures. What is compared is as
 frequent in the text so far.
 
 ### The control
 
-A matched token need not be as frequent in the language. So `copying` and `suppression` have a *control*, from which
-the same is subtracted for the same t. A control is another prediction of the row where t occurs but does not come
-next, and is not the token at q.
+A matched token may still be rarer than t in the language. So `copying` and `suppression` also have a *control*: the
+same quantity, for the same t, at another prediction. It is subtracted. At the control, t occurs in what is read,
+but it is neither what comes next nor the token at that position. If several predictions qualify, three rules choose
+the control:
 
-It is the prediction where t occurs as often, or nearly; among several, where it is as near; of two alike, the earlier
-one. Each place is taken once, by predictions that have a matched token, in their order. A prediction without a
-control does not count. The control has a matched token of its own. There the head's attention excluding sinks is
-scaled to what it is at q.
+1. the number of occurrences of t is closest to that at q;
+2. if these tie, the distance to the nearest occurrence is closest to that at q;
+3. if these tie, the earlier prediction.
 
-With m_q the mean over that attention, the measure is m_q(t) - m_q'(t). Suppose that a head's weights and values
-depend on which tokens are there, and not on what comes next. Then both sides have the same mean, except for the
-differing context, whatever the head does to t. Each row is compared with itself alone, so nothing is kept beyond it,
-and sums over shards merge exactly.
+Predictions with a matched token choose in their order, and each control is used once. A prediction without a control
+does not count. The control has a matched token of its own. The head's attention excluding sinks is scaled there to what
+it is at q.
+
+If m_q(t) is the quantity at q and q' is the control, the measure is the mean of m_q(t) - m_q'(t). A head that ignores
+what comes next has the same mean at both predictions, apart from their different contexts. Its measure is then 0 on
+average. Each text is compared with itself alone, so sums over shards merge exactly.
 
 ### The fixed offset
 
-In tables and lists, an offset may find a token where it comes next and nowhere else. So attnscope also counts what a
-head would get that always looks at one offset. For `suppression` that is the likeliest candidate of the whole model.
-A role must be above the best offset up to 8 tokens away. A head that looks at whatever stands at an offset has a
-weight, and no role.
+In tables and lists, the answer may always stand at the same distance. A head that looks at this offset would then
+seem to copy. So attnscope also counts what a head would get that always looks at one offset. For `suppression`, t
+is then the likeliest candidate of the whole model. A role must be above the best offset up to 8 tokens away. A head
+that only looks at an offset has a large `_weight` but gets no role.
 
 ### What suppression and induction count
 
 For `suppression`, t is what the rest of the model would copy. Candidates are the {candidates} tokens of the context
-with the largest logits, without the token at q. A candidate counts if its logit, without the head's own part, is
-{raised:g} nat or more above that at its control, likewise without the head. Logits are relative to the vocabulary's
-mean. t is the counting candidate with the largest logit without the head, unless that is below the logit of the
-model's {among}th likeliest token.
+with the largest logits, without the token at q. The head's own contribution is first removed from all logits. A
+candidate counts if its logit is then at least {raised:g} nat above its logit at the control. Logits are relative to
+the vocabulary's mean. t is the counting candidate with the largest logit without the head, unless that is below the
+logit of the model's {among}th likeliest token.
 
 A model that says a word everywhere copies nothing. But the measure does not say whether the word was raised by its
 own occurrence or by other words.
@@ -166,8 +177,8 @@ g.
 ### Units
 
 `_nats` and `_weight` exclude sinks, as `_active` measures do. They are sums over predictions, divided by the
-attention that is on neither special tokens nor the first one. `_share` is how much of a head's attention at these
-predictions that is. Under uniform attention, the other keys share it evenly.
+attention that is on neither special tokens nor the first one. `_share` is the share of the head's attention that is
+outside sinks at these predictions. Under uniform attention, the other keys share it evenly.
 """
 
 _ABOUT_BEHAVIOUR = """
@@ -237,14 +248,14 @@ def measures_page() -> str:
     """The catalogue of measures and the rules of roles, as a page."""
     from attnscope.core.exact.running import DEPENDENCE
     from attnscope.core.measures.catalogue import MEASURES, REACH
-    from attnscope.core.questions.written import WRITTEN
+    from attnscope.core.measures.written import WRITTEN
     from attnscope.studies.heads import roles
     from attnscope.studies.writes.copy_targets import AMONG, N_CANDIDATES, RAISED
 
     parts = [
         "# Measures and roles",
         _MADE,
-        _ABOUT_MEASURES.strip().replace("RHO", f"{DEPENDENCE:g}"),
+        _ABOUT_MEASURES.strip().replace("N_ROLES", str(len(roles.RULES))),
         f"## The {len(MEASURES)} measures",
         f"{sum(one.has_active for one in MEASURES.values())} of them are measured excluding sinks too (`NAME_active`).",
     ]
@@ -264,6 +275,7 @@ def measures_page() -> str:
         "cross attention, in texts without such a token, and if the hidden states that a layer reads cannot be seen.\n"
         "- `received` adds up, text by text, what the most attended key received, and divides by the number of queries."
     )
+    parts.append(_ABOUT_VALUES.strip().replace("RHO", f"{DEPENDENCE:g}"))
     parts += ["## What heads write", _ABOUT_WRITTEN.strip().format(candidates=N_CANDIDATES, among=AMONG, raised=RAISED)]
     for measure in WRITTEN.values():
         parts += _about(measure)
@@ -278,7 +290,7 @@ def measures_page() -> str:
         level=roles.LEVEL,
         uniform=" and ".join(f"`{name}`" for name in without) + " has no baseline: uniform attention is what it names.",
     )
-    rows = ["| role | what the head does | measure | threshold | besides |", "|---|---|---|---:|---|"]
+    rows = ["| role | what the head does | measure | threshold | also required |", "|---|---|---|---:|---|"]
     for name, rule in roles.RULES.items():
         besides = []
         if rule.least_defined:
@@ -327,17 +339,26 @@ def commands_page() -> str:
 
 
 _ABOUT_TYPES = """
-`python -m tests.hf_tally --json docs/architectures.json` went through {n} of the {known} model types that
-AutoModel of transformers {version} knows. Each was built from a configuration shrunk to a few dozen thousand
-weights (two or three layers, four heads, windows of four tokens) with strong random weights, and held against a
-second copy of itself that was built with transformers' own eager attention: on texts of 7, 37 and {long:,} tokens,
-alone, and the short ones padded together; models that read no text, and towers for pictures, on random pictures or
-sound. "Exact" means: hidden states, relative to the largest, and every weight of every layer and head are within
-{allowed:g} (rounding: with these weights scores reach a hundred; where a model gives out no eager weights, hidden
-states alone). Models with trained weights are held to a tighter bound at load.
+Can attnscope show your type of model? We tried {n} of the {known} model types that AutoModel of transformers
+{version} knows:
 
-That a type is here does not say that each checkpoint of it is: the self-check at load compares the very model
-that was loaded ([models](models.md)).
+- {exact} types are shown exactly.
+- {n_short} of these are exact on shorter texts only: {short}. On {long:,} tokens, attnscope refuses them and says why.
+- {n_beside} more need a picture beside the text: {beside}. Pass one with `--image`.
+- No type is shown wrongly. The others are refused with a message, have no attention, or cannot be built small.
+
+`python -m tests.hf_tally --json docs/architectures.json` made this page. It built each type with strong random weights,
+from a configuration shrunk to a few dozen thousand weights: two or three layers, four heads, windows of four tokens. It
+compared each model with a second copy of itself that uses transformers' own eager attention. The texts had 7, 37 and
+{long:,} tokens. They were run alone, and the short ones also padded together. Models that read no text, and towers for
+pictures, got random pictures or sound.
+
+*Exact* means that the hidden states (relative to the largest) and every weight of every layer and head are within
+{allowed:g}. With these weights scores reach a hundred, so that is rounding. If a model gives out no eager weights, only
+its hidden states are compared. Models with trained weights must meet a tighter bound when they are loaded.
+
+A type in the list does not vouch for each of its checkpoints. When you load a model, attnscope compares that very model
+([models](models.md)).
 """
 
 
@@ -351,9 +372,15 @@ def kind_of(verdict: dict[str, Any]) -> str:
         return _ROWS[verdict["verdict"]]
     if "text" not in verdict["reads"]:
         return f"exact on {verdict['reads']} (they read no text)"
-    return "exact at all three lengths" if not verdict["why"] else "exact on shorter texts, longer ones refused"
+    return "exact at all three lengths" if not verdict["why"] else _SHORT
 
 
+def _listed(types: dict[str, dict[str, Any]], row: str) -> str:
+    """The types that are counted in a row of the table."""
+    return ", ".join(name for name, verdict in types.items() if kind_of(verdict) == row)
+
+
+_SHORT = "exact on shorter texts, longer ones refused"
 _DOES_NOT_RUN = "do not run on one text, picture or sound alone, as tiny as they are, and are refused in one line"
 _BESIDE = "read words beside a picture alone: shown with one, see below"
 _ROWS = {
@@ -377,7 +404,7 @@ def architectures_page() -> str:
     types: dict[str, dict[str, Any]] = found["types"]
     rows = {
         "exact at all three lengths": 0,
-        "exact on shorter texts, longer ones refused": 0,
+        _SHORT: 0,
     }
     types = {name: types[name] for name in sorted(types)}
     rows |= {f"exact on {what} (they read no text)": 0 for what in ("pictures", "sound")} | dict.fromkeys(
@@ -391,6 +418,11 @@ def architectures_page() -> str:
         version=found["transformers"],
         long=found["long"],
         allowed=found["allowed"],
+        exact=sum(n for row, n in rows.items() if row.startswith("exact")),
+        n_short=rows[_SHORT],
+        short=_listed(types, _SHORT),
+        n_beside=rows[_BESIDE],
+        beside=_listed(types, _BESIDE),
     )
     parts = ["# Model types of transformers", _MADE, about.strip()]
     parts.append(
@@ -418,7 +450,7 @@ def architectures_page() -> str:
     parts += ["## With pictures", _with_pictures()]
     for title, chosen in (
         (
-            "Exact, but for longer texts",
+            "Exact on shorter texts only",
             lambda one: one["verdict"] == "exact" and one["why"],
         ),
         ("Shown wrongly", lambda one: one["verdict"] == "wrong"),

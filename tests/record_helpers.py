@@ -1,6 +1,6 @@
 """Records that no model made, for tests of what is drawn and saved."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import numpy as np
 
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.records import load_record as load
+from attnscope.records.frame import codec
 from attnscope.records.frame.record import Record
 from attnscope.records.maps.pictures import Picture
 
@@ -53,6 +54,13 @@ def require_lossless(record: Record, folder: Path) -> None:
         for name, array in record.arrays().items():
             np.testing.assert_array_equal(again.arrays()[name], array, strict=True, err_msg=name)
         assert again.save(folder / f"again.{ending}").read_bytes() == path.read_bytes()
+
+
+def require_read(kind: type[Record], described: Mapping[str, Any], held: Mapping[str, Any]) -> None:
+    """What describes a record and its arrays are whole, as reading its file checks them."""
+    record = kind.rebuild(described, held)
+    codec.require_fields(record)
+    record.require_whole()
 
 
 def require_close(found: Record, expected: Record, of: str = "", *, rtol: float = 1e-4, atol: float = 1e-6) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 import attnscope
 from attnscope.records.ablation import Ablation, Curve, Effect, HeadEffects, SetEffects
 from attnscope.views.ablation import figures as ablation_figures
-from attnscope.views.ablation.terminal import drawing
+from attnscope.views.ablation.terminal import show
 from attnscope.views.drawing.layout import SCREEN
 from attnscope.views.tables.numbers import small_number
 from tests.record_helpers import require_lossless
@@ -87,7 +87,7 @@ def test_numbers_keep_two_digits_that_tell(value: float, text: str) -> None:
 @pytest.mark.parametrize("changes", [{}, {"intervals": False}, {"loss": False}, {"n_layers": 40, "n_heads": 32}])
 def test_the_terminal_shows_every_record_at_every_width(width: int, changes: dict[str, Any]) -> None:
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(drawing(made(**changes), console))
+    console.print(show(made(**changes), console))
     text = console.export_text()
     console.file.close()
     assert "L0" in text
@@ -200,7 +200,7 @@ def test_losses_by_place_have_whole_titles(width: int) -> None:
     found = dataclasses.replace(made(n_heads=12), sets=(), curves=())
     heads = tuple(dataclasses.replace(one, kind="encoder", effects=one.effects | by_place) for one in found.heads)
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(drawing(dataclasses.replace(found, heads=heads), console))
+    console.print(show(dataclasses.replace(found, heads=heads), console))
     text = console.export_text()
     assert "…" not in text
     words = " ".join(text.split())

@@ -149,7 +149,7 @@ def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:
         with pytest.raises(AttnscopeError, match="no annotated text"):
             list(read(tmp_path, content))
     for name in ("a.txt", "-"):
-        with pytest.raises(AttnscopeError, match="cannot be told"):
+        with pytest.raises(AttnscopeError, match="how the file is annotated"):
             AnnotatedCorpus(name)
     with pytest.raises(AttnscopeError, match="no annotated text.*No such file"):
         list(AnnotatedCorpus(tmp_path / "gone.conllu"))

@@ -19,9 +19,9 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records.atlas.record import KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts
 from attnscope.studies.atlas import study
-from attnscope.studies.atlas.excerpts import excerpt_of
 from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.atlas.parts import merge_atlases
+from attnscope.studies.atlas.planes import excerpt_of
 from attnscope.studies.atlas.rows import WINDOW, window
 from attnscope.studies.atlas.scores import ScoredText, Scores
 from attnscope.studies.atlas.study import atlas

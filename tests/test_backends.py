@@ -203,22 +203,24 @@ def test_torchs_threads_do_each_task_once_and_say_what_failed(n_shares: int) -> 
 
 def test_other_parts_make_another_kernel() -> None:
     """What numba keeps on disk goes by the kernel's file alone: an old kernel would run on."""
-    from attnscope.core.measures.backends import numba_compiler, numba_kernel, numba_vectors
+    from attnscope.core.measures.backends import numba_arithmetic, numba_compiler, numba_kernel, numba_vectors
 
-    source = b"".join(Path(module.__file__).read_bytes() for module in (numba_compiler, numba_vectors))
+    source = b"".join(
+        Path(module.__file__).read_bytes() for module in (numba_arithmetic, numba_compiler, numba_vectors)
+    )
     assert hashlib.sha256(source).hexdigest()[:16] == numba_kernel.BUILT_WITH
 
 
 def test_exponentials_and_logarithms_of_vectors() -> None:
     from numba import njit
 
-    from attnscope.core.measures.backends import numba_kernel as kernel
+    from attnscope.core.measures.backends import numba_arithmetic as arithmetic
 
     @njit
     def each(x, of_exp, y, of_log):  # type: ignore[no-untyped-def]
         for i in range(0, len(x), 16):
-            kernel.store(of_exp, i, kernel._exp(kernel.load(x, i)))
-            kernel.store(of_log, i, kernel._log(kernel.load(y, i)))
+            arithmetic.store(of_exp, i, arithmetic.exponential(arithmetic.load(x, i)))
+            arithmetic.store(of_log, i, arithmetic.logarithm(arithmetic.load(y, i)))
 
     x = -np.linspace(0, 86.9, 16_000, dtype=np.float32)
     y = np.concatenate([np.geomspace(1e-38, 1e6, 15_984), np.arange(1.0, 17.0)])

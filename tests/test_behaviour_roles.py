@@ -14,7 +14,7 @@ from attnscope.models.own.decoder import OwnDecoder, own_decoder
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.merging import merge_findings
 from attnscope.studies.heads.options import HeadsOptions
-from attnscope.studies.heads.roles import RULES
+from attnscope.studies.heads.rules import RULES
 from attnscope.studies.running.workers import Workers
 
 BEHAVIOURS = {name for name, rule in RULES.items() if rule.does}
@@ -152,8 +152,7 @@ def test_random_heads_of_many_models_have_no_role_of_behaviour() -> None:
 @pytest.mark.usefixtures("worker_here")
 def test_shards_and_workers_give_the_bits_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = [CorpusText(index, "texts", index + 1, text) for index, text in enumerate(repeated_texts(6))]
-    for module in ("attnscope.studies.heads.study", "attnscope.studies.writes.study"):
-        monkeypatch.setattr(f"{module}.BLOCK", 2)
+    monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 2)
     folder = planted().save(tmp_path / "planted")
     model = attnscope.load(str(folder))
 

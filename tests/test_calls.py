@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core.attention.calls import Calls, iterate_rows, select_text, single_head
-from attnscope.core.attention.seam import AttentionCall, attention_weights
+from attnscope.core.attention.calls import Calls, iterate_rows, single_head
+from attnscope.core.attention.seam import AttentionCall, attention_weights, select_part
 from tests.core_helpers import EXACT
 
 
@@ -62,7 +62,7 @@ def test_a_text_of_a_padded_batch_has_the_weights_that_it_has_alone(name: str) -
     real[1, ..., 11:] = False
     bias = None if alone.bias is None else torch.nn.functional.pad(alone.bias, (0, 8, 0, 8))
     padded = replace(rest, query=query, key=key, mask=real, bias=bias, is_causal=alone.is_causal)
-    found = attention_weights(select_text(padded, 1, 11, 11))
+    found = attention_weights(select_part(padded, slice(1, 2), slice(11), slice(11)))
     np.testing.assert_allclose(found, attention_weights(alone), **EXACT)
 
 

@@ -11,18 +11,8 @@ import pytest
 from attnscope import models
 from attnscope.errors import AttnscopeError
 from attnscope.models import catalog
-from attnscope.models.catalog import (
-    BUILT_IN,
-    KNOWN,
-    Source,
-    find_config,
-    list_models,
-    read_config,
-    resolve,
-    verify,
-    weight_files,
-    weights_sha256,
-)
+from attnscope.models.catalog import BUILT_IN, KNOWN, Source, find_config, list_models, read_config, resolve, verify
+from attnscope.models.files import weight_files, weights_sha256
 from tests.processes import python
 
 MINILM = KNOWN["minilm"]

@@ -1,7 +1,9 @@
 """Conversations and zones: where zones are, what they give each other by plain loops, and what is refused."""
 
 import json
+import os
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import attnscope
 import attnscope.studies.describe.study as describe_study
-import attnscope.studies.heads.zones as zones_study
 from attnscope.corpus.chats import zones_of_tokens
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.model import HuggingFaceModel, wrap
@@ -163,7 +164,6 @@ def test_measures_between_zones_are_those_of_plain_loops(llama: HuggingFaceModel
 
 @pytest.mark.usefixtures("small_blocks", "worker_here")
 def test_shards_and_workers_give_what_one_run_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zones_study, "BLOCK", 4)
     folder = tmp_path / "model"
     tiny("llama", num_hidden_layers=2).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
@@ -350,6 +350,7 @@ def test_the_command_line_lists_zones_and_chooses_heads_by_them(tmp_path: Path, 
     shown = run("heads", *given, "--no-describe", "--measures", "zone_answer_to_document", "-o", "out", "-f", "csv,npz")
     assert shown.status == 0, shown.err
     assert "attention from zone to zone" in shown.out
+    assert "chosen as the best of 6 heads on these same texts" in " ".join(shown.out.split())
     header = next((tmp_path / "out").glob("*.csv")).read_text().splitlines()[0].split(",")
     assert {"zone_answer_to_document", "zone_answer_to_document_low", "zone_answer_to_document_uniform"} <= {*header}
     chosen = run("atlas", *given, "--no-describe", "--where", "zone_answer_to_document > 2", "-o", "a.npz")
@@ -357,3 +358,32 @@ def test_the_command_line_lists_zones_and_chooses_heads_by_them(tmp_path: Path, 
     assert "no head fulfils the condition" in chosen.out
     wrong = run("heads", *given, "--no-describe", "--where", "zone_answer_to_nothing > 0.5")
     assert "there is no 'zone_answer_to_nothing' to choose heads by" in wrong.err
+
+
+def test_too_many_zones_are_refused_before_heads_are_studied(
+    llama: HuggingFaceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HuggingFaceModel, "run", lambda *_: pytest.fail("the model ran"))
+    spans = [{"start": at, "end": at + 1, "zone": f"z{chr(97 + at)}"} for at in range(13)]
+    texts = [{"text": f"ada wrote the page {number}", "spans": spans} for number in range(2)]
+    with pytest.raises(AttnscopeError, match="the texts have 14 zones: text, za, zb") as error:
+        attnscope.heads(llama, attnscope.Corpus([write(tmp_path / "c.jsonl", texts)]))
+    assert "at most 12 different zones" in error.value.hint
+
+
+def test_malformed_conversations_point_to_their_format(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text('{"messages"\n[1\n')
+    with pytest.raises(AttnscopeError, match="no text is left") as error:
+        [*attnscope.Corpus([tmp_path / "c.jsonl"])]
+    assert "docs/chats.md" in error.value.hint
+
+
+def test_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
+    pipe, lines = tmp_path / "c.jsonl", "".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(3))
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(lines,))
+    writer.start()
+    corpus = attnscope.Corpus([pipe])
+    assert corpus.n_bytes is None
+    assert [text.text for text in corpus] == [text.text for text in corpus] == ["text 0", "text 1", "text 2"]
+    writer.join()

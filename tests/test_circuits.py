@@ -243,6 +243,12 @@ def test_the_matrix_is_coloured_up_to_its_largest_pair_and_fonts_are_for_what_is
     texts = [text.get_text() for text in page.axes.texts]
     assert ("≤ 0" in texts) == bool(np.nanmin(got.excess) < 0) and not any("read of" in text for text in texts)
     assert got.drawn_texts() == got.run["model"]
+    strongest = got.strongest("K", 16)
+    named = {got.heads[place].name for link in strongest for place in (link.sender, link.receiver)}
+    assert named <= set(texts) and len(strongest) == 16
+    shape = len({link.receiver for link in strongest}), len({link.sender for link in strongest})
+    matrices = [cells for image in page.axes.images if (cells := np.asarray(image.get_array())).shape == shape]
+    assert any(np.isclose(np.nanmax(cells), strongest[0].excess) for cells in matrices)
 
 
 def test_a_figure_fits_the_column_of_a_paper(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.records.comparison import Comparison
+from attnscope.records.compare.record import Comparison
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.studies.compare import study
 from attnscope.studies.compare.options import CompareOptions
@@ -20,7 +20,7 @@ from attnscope.studies.inputs.choice import Choice
 from attnscope.views.compare.summary import texts_line
 from tests.conftest import write_tiny
 from tests.heads_helpers import after
-from tests.record_helpers import require_lossless, tokens_of
+from tests.record_helpers import require_lossless, require_read, tokens_of
 from tests.rounding import unit
 
 TIRED = "The animal didn't cross the street because it was too tired."
@@ -382,7 +382,7 @@ def test_a_record_comes_back_without_loss(record: Comparison, tmp_path: Path) ->
     for name in [name for name, array in arrays.items() if array.shape[0] > 1 and not name.endswith("matching")]:
         cut = arrays | {name: arrays[name][:1]}
         with pytest.raises((AttnscopeError, ValueError)):
-            type(record).rebuild(record.describe(), cut).require_whole()
+            require_read(type(record), record.describe(), cut)
 
 
 def test_memory_does_not_grow_with_the_number_of_texts(tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 import attnscope
 from attnscope.records import load_record as load
-from attnscope.records.comparison import HeadComparison, MinimalPair
+from attnscope.records.compare.pairs import MinimalPair
+from attnscope.records.compare.record import HeadComparison
 from attnscope.views.compare import figures as compare_figures
 from attnscope.views.compare.figures import pages, tree_of
 from attnscope.views.compare.maps import rows_page

@@ -12,12 +12,12 @@ from PIL import Image
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.records.comparison import PicturePair
+from attnscope.records.compare.pairs import PicturePair
 from attnscope.studies.compare.pictures import spread
 from attnscope.views.compare.maps import maps_page
 from attnscope.views.drawing.style import Style
 from tests.conftest import Run
-from tests.record_helpers import require_lossless
+from tests.record_helpers import require_lossless, require_read
 from tests.vision_language_helpers import noise, write_family
 
 QUESTION = "what is on the table ?"
@@ -103,7 +103,7 @@ def test_damage_is_refused(found: PicturePair, damage: Callable[[dict[str, Any],
     told["pictures"] = [dict(one) for one in told["pictures"]]
     damage(told, held)
     with pytest.raises(ValueError, match="its"):
-        PicturePair.rebuild(told, held)
+        require_read(PicturePair, told, held)
 
 
 def test_the_figure_has_both_maps_and_the_difference(found: PicturePair) -> None:

@@ -18,10 +18,7 @@ from attnscope.studies.teaching.options import SplitOptions
 from attnscope.studies.teaching.split import split_example
 from attnscope.studies.teaching.trace import trace_example
 from attnscope.views.tables.plain_text import spell_out
-from attnscope.views.teaching.cost_terminal import table
 from attnscope.views.teaching.quiz import ask, is_close, parse_numbers
-from attnscope.views.teaching.split_terminal import summary
-from attnscope.views.teaching.trace_terminal import walk
 from tests.conftest import Run
 from tests.core_helpers import WORKED
 from tests.processes import python
@@ -154,7 +151,7 @@ def test_costs_by_the_command(attnscope: Run) -> None:
         (["cost", "gpt5"], 1, "HF_HUB_OFFLINE|no model"),
         (["cost", "--d-model", "10", "--n-heads", "3", "--n-layers", "1"], 1, "not divisible"),
         (["cost", "gpt2", "--dtype", "int4"], 2, "no precision"),
-        (["cost", "gpt2", "--tokens", "0"], 2, "greater than or equal to 1"),
+        (["cost", "gpt2", "--tokens", "0"], 2, "--tokens.*at least 1"),
     ],
 )
 def test_failures_are_one_line_and_a_hint(attnscope: Run, arguments: list[str], status: int, said: str) -> None:
@@ -178,12 +175,7 @@ def drawn(thing: Trace | Split | Cost, width: int, *, encoding: str = "utf-8") -
 
     held = io.StringIO()
     console = Plain(width=width, color_system=None, highlight=False, file=held)
-    if isinstance(thing, Trace):
-        console.print(walk(thing, console))
-    elif isinstance(thing, Split):
-        console.print(summary(thing, console))
-    else:
-        console.print(table(thing, console))
+    console.print(thing.record_kind().view("show")(thing, console))
     return held.getvalue()
 
 

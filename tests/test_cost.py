@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models import catalog
+from attnscope.models import files
 from attnscope.models.own.decoder import own_decoder
 from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, divisors, sizes_by_hand, sizes_of
 from attnscope.studies.teaching.cost import BYTES, cost, find_sizes
@@ -306,7 +306,7 @@ def test_a_hub_models_config_alone_comes_from_the_cache(tmp_path: Path, monkeypa
     (home / "refs" / "main").write_text("abc", "ascii")
     (home / "snapshots" / "abc").mkdir(parents=True)
     (home / "snapshots" / "abc" / "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA}), "utf-8")
-    monkeypatch.setattr(catalog, "_cache", lambda: tmp_path)
+    monkeypatch.setattr(files, "_cache", lambda: tmp_path)
     assert find_sizes("some/llama").source == "Hugging Face Hub, some/llama@abc"
 
 
@@ -351,7 +351,8 @@ def test_divisors() -> None:
 @pytest.mark.parametrize("name", ["bert-base", "llama-2-70b"])
 def test_a_terminal_of_eighty_columns_breaks_formulas_before_their_numbers(name: str) -> None:
     file = io.StringIO()
-    show(cost(find_sizes(name)), open_console(file=file, width=80))
+    console = open_console(file=file, width=80)
+    console.print(show(cost(find_sizes(name)), console))
     lines = file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert not [line for line in lines if line.startswith("      ") and line != line.rstrip() and line[6] != " "]

@@ -183,9 +183,15 @@ def test_what_is_no_pattern_is_refused(given: str) -> None:
         own_feature(given)
 
 
-@pytest.mark.parametrize("given", [("cats=cat", "cats=dog"), ("capital=^[A-Z]",)])
-def test_two_features_of_one_name_are_refused(given: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="two features"):
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("cats=cat", "cats=dog"), "there are two features 'cats'"),
+        (("capital=^[A-Z]",), "attnscope has a feature 'capital' itself"),
+    ],
+)
+def test_two_features_of_one_name_are_refused(given: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
         own_features(given)
 
 

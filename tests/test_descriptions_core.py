@@ -1,6 +1,7 @@
 """Descriptions of heads against their definitions in plain loops, against planted rules, and by simulation."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from attnscope.core.questions.descriptions import (
     score,
     score_of_texts,
 )
-from attnscope.core.questions.sampled_rows import Rows
+from attnscope.core.questions.sampled_rows import Column, Rows, Table
 
 N_LEVELS = np.array([2, 2, 2, 2, 2, 2, 9, 2])
 SIMPLICITY = list(range(8))
@@ -162,6 +163,16 @@ def test_of_two_features_that_say_the_same_the_simpler_one_is_taken() -> None:
     assert describe(part, simplicity)[0].terms[0] == TWIN
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_of_a_feature_and_its_complement_the_lower_number_is_taken(seed: int) -> None:
+    features, starts, texts = sample(seed=seed)
+    features[TWIN] = 1 - features[OF_TWIN]
+    simplicity = [0] * len(SIMPLICITY)
+    for one in (OF_TWIN, TWIN):  # only rounding tells them apart
+        rows = rows_with([attention_of({one: 3.0}, features, starts, 0.3)], features, starts, texts)
+        assert describe(rows.of_texts(range(12)), simplicity)[0].terms[0] == OF_TWIN
+
+
 def test_a_part_joins_its_whole_and_never_comes_first() -> None:
     features, starts, texts = sample()
     rows = rows_with([attention_of({0: 4.0}, features, starts)], features, starts, texts)
@@ -214,7 +225,7 @@ def test_texts_weigh_the_same_however_many_rows_they_have() -> None:
         weights[None, entries],
     )
     one, other = (of.of_texts(range(6)) for of in (rows, more))
-    np.testing.assert_allclose(one.expected, other.expected, rtol=1e-12)
+    np.testing.assert_allclose(one.expected([0]), other.expected([0]), rtol=1e-12)
     assert one.even(6, 0) == pytest.approx(other.even(6, 0), rel=1e-6)
     np.testing.assert_allclose(refit(one, 0, (0, 2))[0], refit(other, 0, (0, 2))[0], rtol=1e-6)
     assert one.weights.sum() == pytest.approx(1)
@@ -325,3 +336,33 @@ def test_a_layer_comes_once() -> None:
     probe(call_with())
     with pytest.raises(RuntimeError, match="twice"):
         probe(call_with())
+
+
+def test_what_is_kept_of_one_head_is_not_taken_for_another() -> None:
+    features, starts, texts = sample(n_texts=6)
+    drawn = np.random.default_rng(2)
+    attention = [attention_of({head: 2.0, 6: 1.0}, features, starts, 0.5, head) for head in range(3)]
+    levels = [drawn.integers(0, 9, 5).astype(np.uint8) for _ in attention]
+    columns = tuple((Column(np.arange(9) / 8, 5, keys, n_key_levels=9),) for keys in levels)
+    types = drawn.integers(0, 5, starts[-1]).astype(np.int32)
+    rows = replace(rows_with(attention, features, starts, texts), key_types=types, columns=columns)
+    part, own, many = rows.of_texts(range(6)), len(N_LEVELS), (6, len(N_LEVELS), 0, 2, 3)  # 648 combinations: sparse
+    for head in (0, 2, 1, 0):
+        alone = rows.of_texts(range(6))
+        np.testing.assert_array_equal(part.column(own, head), levels[head][types])
+        np.testing.assert_allclose(part.expected([head])[0], alone.expected(range(3))[head])
+        for terms in ((own,), (6, own), many):
+            np.testing.assert_allclose(refit(part, head, terms)[0], refit(alone, head, terms)[0])
+            values = np.stack([part.values_of(f, head)[part.column(f, head)] for f in terms], 1)
+            np.testing.assert_array_equal(part.table(terms, head).values[part.table(terms, head).places], values)
+    weights, expected = np.linspace(-1, 1, 5), np.full(5, 0.3)
+    table = part.table(many, 1)
+    numbers = table, weights, expected, part.weights[1]
+    steps = np.eye(5) * 1e-5
+    slopes = [(loss_at(*numbers, step) - loss_at(*numbers, -step)) / 2e-5 for step in steps]
+    gradient, _ = table.derivatives(table.loss(*numbers[1:]), *numbers[1:])
+    np.testing.assert_allclose(gradient, slopes, atol=1e-8)
+
+
+def loss_at(table: Table, weights: np.ndarray, expected: np.ndarray, rows: np.ndarray, step: np.ndarray) -> float:
+    return table.loss(weights + step, expected, rows).value

@@ -25,7 +25,7 @@ from tests.test_paper_figures import require_fit_for_print
 
 def printed(found: Findings, width: int = 80, **how: Any) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
-    show(found, console, **how)
+    console.print(show(found, console, **how))
     return console.export_text()
 
 
@@ -204,6 +204,17 @@ def test_a_head_that_is_picked_alone_has_all_its_measures_and_its_place_among_al
     assert "rank of 12" in printed(whole, where=f"layer == {one.layer} and head == {one.head}", measures="all")
     with pytest.raises(UsageError, match="there is no head L9H9 in these findings"):
         whole.only([(9, 9)])
+
+
+def test_heads_of_another_kind_are_said_to_be_left_out_and_chosen_ones_are_not() -> None:
+    found = described_findings()
+    assert found.descriptions is not None
+    chosen = replace(found, descriptions=replace(found.descriptions, heads=found.descriptions.heads[:3]))
+    assert "not described" not in printed(chosen)
+    cross = tuple(replace(one, kind="cross") for one in found.heads[:2])
+    assert "2 heads are not described: only the first kind" in " ".join(
+        printed(replace(found, heads=(*found.heads, *cross))).split()
+    )
 
 
 def test_heads_of_several_kinds_are_ranked_apart() -> None:

@@ -8,7 +8,7 @@ import pytest
 import attnscope
 from attnscope import DescribeOptions, HeadsOptions
 from attnscope.core.questions.descriptions import describe, score
-from attnscope.core.questions.directions import columns_of, describe_types, find_directions, quantise
+from attnscope.core.questions.directions import KEY_CUTS, columns_of, describe_types, find_directions, quantise
 from attnscope.core.questions.sampled_rows import Rows
 
 N_TYPES, N_TEXTS, N_ROWS, N_KEYS, WIDTH = 61, 40, 11, 23, 7
@@ -87,7 +87,7 @@ def test_directions_do_not_depend_on_which_heads_are_fitted_together() -> None:
 
 def test_levels_go_by_how_often_types_occur() -> None:
     scores = np.array([0.0, 1.0, 2.0, 9.0], np.float32)
-    levels, values = quantise(scores, np.array([0] * 5 + [1] * 3 + [2] * 2, np.int32), (0.5, 0.8))
+    levels, values = quantise(scores, np.array([5, 3, 2, 0]), (0.5, 0.8))
     assert levels.tolist() == [0, 1, 2, 2]  # a type that never occurs has the level of its score
     assert values[0] == 0 and values[-1] == 1 and (np.diff(values) > 0).all()
 
@@ -99,3 +99,13 @@ def test_texts_of_one_token_or_one_type_are_described_all_the_same(texts: list[s
     found = attnscope.heads(attnscope.load("own"), texts, HeadsOptions(describe=DescribeOptions()))
     assert "failures" not in found.run
     assert found.descriptions is not None
+
+
+def test_levels_begin_at_the_quantiles_of_all_occurrences() -> None:
+    drawn = np.random.default_rng(0)
+    for n in (1, 2, 7, 40):
+        scores, occurrences = drawn.normal(size=n).astype(np.float32), drawn.integers(0, 9, n)
+        occurrences[0] += 1
+        edges = np.unique(np.quantile(np.repeat(scores, occurrences), KEY_CUTS))
+        levels, _ = quantise(scores, occurrences, KEY_CUTS)
+        np.testing.assert_array_equal(levels, np.searchsorted(edges, scores, "right"))

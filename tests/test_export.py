@@ -229,6 +229,8 @@ def damaged(**changes: Any) -> Findings:
         ("duo", relations(), "does not say which heads retrieve"),
         ("retrieval", patching(), "does not say which heads retrieve"),
         ("retrieval", findings(options={}), "does not say how long its needles are"),
+        ("duo", findings(needles=None), "has no retrieval scores"),
+        ("retrieval", findings(needles=None), "has no retrieval scores"),
         ("whisper", findings(), "does not say which heads listen"),
         ("whisper", relations(of="texts"), "does not say which heads listen"),
         ("whisper.cpp", relations(found=False), "no head passes the test on word→sound"),

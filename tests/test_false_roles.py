@@ -13,7 +13,8 @@ import pytest
 import attnscope
 from attnscope.models.own.glass_box import roles as own_roles
 from attnscope.records.heads.findings import Findings, Head
-from attnscope.studies.heads.roles import LEAST_TEXTS, LEVEL, RULES, complete_thresholds, judge
+from attnscope.studies.heads.roles import LEAST_TEXTS, LEVEL, judge
+from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.heads.study import heads
 from attnscope.studies.measuring.tally import Tally, tallies_of
 from tests.conftest import SAMPLES, SENTENCES, SPECIAL, VOCABULARY, write_tokenizer

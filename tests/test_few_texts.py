@@ -20,15 +20,15 @@ import attnscope
 from attnscope.core.exact.few_texts import interval_of_few_texts, unseen_share
 from attnscope.core.exact.running import RunningSums
 from attnscope.core.questions import row_tables
-from attnscope.core.questions.descriptions import describe, row_losses, score_of_texts
+from attnscope.core.questions.descriptions import row_losses, score_of_texts
 from attnscope.core.questions.row_tables import ItemSums
 from attnscope.corpus import CorpusText, chunks, count_tokens
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
+from attnscope.records.heads.descriptions import EVEN
 from attnscope.studies.atlas import rows, tables
 from attnscope.studies.describe import sample as sampling
 from attnscope.studies.describe import study
-from attnscope.studies.describe.rows import measure
 from attnscope.studies.heads.roles import interval_of
 from attnscope.studies.heads.study import heads
 from attnscope.studies.inputs.texts import special_ids
@@ -179,33 +179,39 @@ def test_intervals_of_explained_shares_hold_for_every_head(
     model: Model, sentences: list[CorpusText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "MOST_BYTES", 2**40)
-    sample = sampling.draw(model, sentences, sampling.DescribeOptions(queries=8000))
-    counts = count_tokens(sentences, model.tokenizer.encode, special_ids(model))
-    (group,) = measure(model, sample, Frequencies.of_counts(counts))
-    fitted, scored = (
-        group.rows.of_texts([number for number, unit in enumerate(sample) if unit.fits == fits])
-        for fits in (True, False)
-    )
-    found = describe(
-        fitted, [feature.rank for feature in group.features], candidates=study._distinct(group),
-        needs=study._bases(group.features),
-    )  # fmt: skip
-    _, which, n_rows = np.unique(scored.texts, return_inverse=True, return_counts=True)
+    frequencies = Frequencies.of_counts(count_tokens(sentences, model.tokenizer.encode, special_ids(model)))
+    sample, fits = study.fit_texts(model, sentences, frequencies, sampling.DescribeOptions(queries=8000))
+    scored = [number for number, unit in enumerate(sample) if not unit.fits]
     drawn, n_draws = np.random.default_rng(0), 200
     for n_texts in (10, 20, 40, 80):
-        held = np.zeros((len(group.heads), n_draws), np.bool_)
-        for head, description in enumerate(found):
-            left, nats = (
-                np.bincount(which, of_rows) / n_rows
-                for of_rows in (row_losses(scored, head, description), group.rows.uniform_nats[scored.index, head])
-            )
-            for draw in range(n_draws):
-                some = drawn.integers(0, len(nats), n_texts)
-                how = score_of_texts(np.arange(n_texts), left[some], nats[some])
-                held[head, draw] = how.low <= 1 - left.sum() / nats.sum() <= how.high
-            held[head] |= nats.mean() < 0.1  # it is said to spread evenly, without a share
-        print(model.info.name, n_texts, "of", len(n_rows), "explained:", coverage(held))
-        assert held.mean(1).min() >= 0.9
+        held: dict[str, list[NDArray[np.bool_]]] = {"all attention": [], "when it attends": []}
+        for fit in fits:
+            active, sinks = fit.group.part(scored), fit.group.sinks.of_texts(scored)
+            for head in range(len(fit.group.heads)):
+                left, nats = study.whole_losses(fit, sinks, head)
+                held["all attention"].append(shares_held(sinks.texts, left, nats, n_texts, n_draws, drawn))
+                left = row_losses(active, head, fit.active[head])
+                nats, mass = active.rows.uniform_nats[active.index, head], active.mass[:, head]
+                held["when it attends"].append(
+                    shares_held(active.texts, left * mass, nats * mass, n_texts, n_draws, drawn)
+                )
+        for part, of_heads in held.items():
+            print(model.info.name, n_texts, "of", len(scored), part, coverage(np.array(of_heads)))
+            assert np.array(of_heads).mean(1).min() >= 0.9
+
+
+def shares_held(
+    texts: NDArray[np.int64], left: Floats, nats: Floats, n_texts: int, n_draws: int, drawn: np.random.Generator
+) -> NDArray[np.bool_]:
+    """(draw,): whether the interval of the share that is explained, from texts drawn again, has that of all texts."""
+    _, which, n_rows = np.unique(texts, return_inverse=True, return_counts=True)
+    left, nats = (np.bincount(which, of_rows) / n_rows for of_rows in (left, nats))
+    true, held = 1 - left.sum() / nats.sum(), np.zeros(n_draws, np.bool_)
+    for draw in range(n_draws):
+        some = drawn.integers(0, len(nats), n_texts)
+        how = score_of_texts(np.arange(n_texts), left[some], nats[some])
+        held[draw] = how.low <= true <= how.high
+    return held | (nats.mean() < EVEN)  # a head that spreads evenly has no share
 
 
 def least_of(n_draws: int) -> float:

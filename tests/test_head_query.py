@@ -129,6 +129,15 @@ def test_a_name_that_there_is_not_is_said_before_a_model_is_loaded(run: Run, mor
     assert err.startswith("error: there is no 'entropi_nats' to choose heads by\nhint: ")
 
 
+def test_a_number_of_descriptions_is_refused_without_them(run: Run) -> None:
+    status, _, err = run("heads", "--file", "nothing.txt", "--no-describe", "--where", "from_both > 0.5")
+    assert status == 2
+    assert (
+        err
+        == "error: from_both is a number of descriptions, and these heads have none\nhint: leave out --no-describe\n"
+    )
+
+
 def test_a_name_that_a_record_has_not_is_said_before_figures_are_drawn(
     run: Run, found: Findings, tmp_path: Path
 ) -> None:

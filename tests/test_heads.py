@@ -11,12 +11,13 @@ import torch
 
 import attnscope
 from attnscope.core.measures import catalogue
+from attnscope.core.measures.catalogue import OFFSETS
 from attnscope.errors import AttnscopeError
 from attnscope.models.own.glass_box import roles as own_roles
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.roles import FEWEST_TEXTS
 from attnscope.studies.heads.study import heads
-from attnscope.studies.measuring.tally import OFFSETS, tallies_of
+from attnscope.studies.measuring.tally import tallies_of
 from attnscope.views.heads.summary import role_notes
 from tests import rounding
 from tests.conftest import SAMPLES, SENTENCES, VOCABULARY, write_tokenizer

@@ -202,7 +202,7 @@ class TestMeasurePages:
         numbers = measure_figures.numbers_of(findings, "x", scale, {"encoder": (100, 10)}, (60, 50), 15, 9)
         assert [one.text for one in numbers] == ["0.50", "0.40–0.60", "0.25", "0.248–0.252"]
         assert numbers[0].x == pytest.approx(129)
-        assert numbers[2].x == pytest.approx(249)
+        assert numbers[2].x == pytest.approx(189)  # no column for a head that is not there
         assert numbers[0].color != numbers[2].color
         alone = measure_figures.numbers_of(findings, "x", scale, {"encoder": (0, 0)}, (60, 50), 15, 0)
         assert [one.text for one in alone] == ["0.50", "0.25"]
@@ -258,6 +258,17 @@ class TestMeasurePages:
                 assert page.drawn == alone.drawn
                 n_same += 1
         assert n_same > 5
+
+    @pytest.mark.parametrize("picked", [[(2, head) for head in range(5)], [(2, 4)]])
+    def test_layers_and_heads_that_were_not_asked_for_have_no_row_and_no_column(
+        self, picked: list[tuple[int, int]]
+    ) -> None:
+        findings = fake_findings(3, 5).only(picked)
+        for stem, page in heads_figures.pages(findings, measures="local"):
+            texts = set(written(page))
+            assert "L2" in texts, stem
+            assert not {"L0", "L1", "L3"} & texts, stem
+            assert {f"H{head}" for head in range(5)} & texts == {f"H{head}" for _, head in picked}, stem
 
     def test_heads_that_are_not_there_are_left_blank(self) -> None:
         findings = of(head(0, 0), head(1, 3))

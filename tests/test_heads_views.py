@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import Estimate, Findings
-from attnscope.studies.heads.roles import RULES
+from attnscope.studies.heads.rules import RULES
 from attnscope.views.drawing import head_maps as measure_figures
 from attnscope.views.drawing import inks
 from attnscope.views.heads import figures as heads_figures

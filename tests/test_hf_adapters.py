@@ -14,7 +14,7 @@ import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load, resolve
-from attnscope.models.hashing import file_sha256
+from attnscope.models.files import file_sha256
 from attnscope.models.hf import adapters
 from attnscope.models.model import Batch
 from tests.conftest import Run

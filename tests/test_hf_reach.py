@@ -14,7 +14,7 @@ from transformers.models.llama import modeling_llama
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.check import reach, survey
+from attnscope.models.hf.check import longer, reach
 from attnscope.models.hf.check.compare import _drop_filling
 from attnscope.models.hf.check.examples import LENGTHS
 from attnscope.models.hf.check.reach import reaches
@@ -146,8 +146,8 @@ def test_what_was_refused_beyond_a_window_is_refused_again(monkeypatch: pytest.M
     with pytest.raises(AttnscopeError, match="self-check") as first:
         shown.run(Batch(text(50)), attend)
     lengths: list[int] = []
-    true = survey.long_example
-    monkeypatch.setattr(survey, "long_example", lambda model, n: lengths.append(n) or true(model, n))
+    true = longer.long_example
+    monkeypatch.setattr(longer, "long_example", lambda model, n: lengths.append(n) or true(model, n))
     for ask in (shown.run, shown.outputs):
         with pytest.raises(AttnscopeError) as again:
             ask(Batch(text(46)), attend)
@@ -185,8 +185,8 @@ def test_a_comparison_that_was_cut_short_is_made_anew(
 def test_a_window_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "_WORK_AT_LOAD", 1.0)
     lengths: list[int] = []
-    true = survey.long_example
-    monkeypatch.setattr(survey, "long_example", lambda model, n: lengths.append(n) or true(model, n))
+    true = longer.long_example
+    monkeypatch.setattr(longer, "long_example", lambda model, n: lengths.append(n) or true(model, n))
     shown = wrap(llama(sliding_window=40, attention_chunk_size=[44]))
     for n in (39, 41, 41, 50, 60):
         shown.run(Batch(text(n)), attend)

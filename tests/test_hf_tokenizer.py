@@ -11,7 +11,8 @@ from jinja2.sandbox import SandboxedEnvironment
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, align
+from attnscope.models.hf.alignment import align
+from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.tokenizer import FastTokenizer
 
 TEXT = "The cat’s naïve 猫 🙂 sat."

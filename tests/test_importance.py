@@ -10,8 +10,9 @@ from attnscope.core.attention.probes import Gate
 from attnscope.corpus import CorpusText
 from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer
+from attnscope.studies.ablation.means import heads_of
 from attnscope.studies.ablation.reading import ReadBatch, Reader
-from attnscope.studies.ablation.sweep import Going, heads_of
+from attnscope.studies.ablation.sweep import Going
 from tests.ablation_helpers import VOCABULARY, tiny
 
 TEXTS = [

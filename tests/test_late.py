@@ -91,8 +91,7 @@ def test_an_interruption_of_a_later_step_keeps_the_heads(
 
 def test_heads_are_written_where_relations_fail(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "links.jsonl").write_text('{"text": "a cat", "links": [{"relation": "r", "source": 1, "target": 0}]}\n')
-    monkeypatch.setattr(studying, "relations_of", fails)
-    monkeypatch.setattr("attnscope.studies.heads.order.require_relations", lambda path: None)
+    monkeypatch.setattr(studying, "relations", fails)
     status, _, err = run(
         "heads", "the cat. the cat", "-m", "own", "--relations", "links.jsonl", "--json", "-o", "out", "-f", "npz"
     )
@@ -105,12 +104,14 @@ def test_heads_are_written_where_relations_fail(run: Run, tmp_path: Path, monkey
     ("step", "patched", "asked"),
     [
         ("--causal", "with_effects", {"causal": True}),
-        ("--relations", "relations_of", {"relations": Path("links.jsonl")}),
+        ("--relations", "relations", {"relations": Path("links.jsonl")}),
     ],
 )
 def test_python_asks_for_later_steps_too(
-    own: Model, monkeypatch: pytest.MonkeyPatch, step: str, patched: str, asked: dict[str, Any]
+    own: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, patched: str, asked: dict[str, Any]
 ) -> None:
+    (tmp_path / "links.jsonl").write_text('{"text": "a cat", "links": [{"relation": "r", "source": 1, "target": 0}]}\n')
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(studying, patched, fails)
     found = heads(own, ["the cat. the cat", "a cat"], HeadsOptions(**asked))
     assert found.heads and [failed["step"] for failed in found.run["failures"]] == [step]

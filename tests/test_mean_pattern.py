@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.core.attention.mean_pattern import (
+from attnscope.core.attention.seam import AttentionCall, attention_weights
+from attnscope.core.interventions.mean_pattern import (
     AHEAD,
     BACK,
     FIRST,
@@ -17,7 +18,6 @@ from attnscope.core.attention.mean_pattern import (
     key_cells,
     pattern_scores,
 )
-from attnscope.core.attention.seam import AttentionCall, attention_weights
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.inputs.choice import Choice
 from tests.ablation_helpers import wrapped

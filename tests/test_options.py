@@ -178,9 +178,29 @@ def test_a_file_that_is_no_text_is_recognised(
     assert status and not out and any(line.startswith(says) for line in err.splitlines()), err
 
 
-def test_a_misspelt_probe_or_engine_is_suggested(run: Run) -> None:
-    for command_line, meant in (("heads --probe repet", "repeat"), ("heatmap The. --engine natve", "native")):
+def test_a_misspelt_probe_engine_or_measure_is_suggested(run: Run) -> None:
+    misspelt = (
+        ("heads --probe repet", "repeat"), ("heatmap The. --engine natve", "native"),
+        ("heads The. --measures entropie", "entropy_nats"), ("patch pairs.jsonl --by valu", "value"),
+    )  # fmt: skip
+    for command_line, meant in misspelt:
         assert f"hint: did you mean {meant}?" in run(*command_line.split())[2]
+
+
+@pytest.mark.parametrize(
+    ("command_line", "error", "hint"),
+    [
+        ("patch pairs.jsonl --by xx", "--by has no 'xx'", "choose from z, query"),
+        ("heatmap The. --where induction>1", "No such option: --where", "--where belongs to heads and "),
+        ("heatmap The. --engine numpy --dtype bfloat16", "the numpy engine computes on", "leave out --dtype, or take"),
+        ("heads --file no.txt", "there is no file no.txt", "check its name"),
+        ("heads The. --shard 3/2", "there is no shard '3/2'", "write k/n with k from 1 to n"),
+        ("relations no.txt", "the ending of no.txt does not say", "if it is annotated, name the format: --kind conllu"),
+    ],
+)
+def test_a_message_names_what_would_be_right(run: Run, command_line: str, error: str, hint: str) -> None:
+    told, more = run(*command_line.split())[2].splitlines()
+    assert told.startswith(f"error: {error}") and more.startswith(f"hint: {hint}"), (told, more)
 
 
 def test_what_names_no_file_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,22 +19,9 @@ from attnscope.core.attention.seam import attend, attention_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models import Batch
 from attnscope.models.own import glass_box as own
-from attnscope.models.own.glass_box import (
-    BOS,
-    EOS,
-    FIRST_WORD,
-    MAX_TOKENS,
-    REST,
-    SEP,
-    VOCABULARY,
-    OwnTokenizer,
-    load_own,
-    own_info,
-    place_codes,
-    roles,
-    token_codes,
-    written_slot,
-)
+from attnscope.models.own import words
+from attnscope.models.own.glass_box import MAX_TOKENS, load_own, own_info, place_codes, roles, token_codes, written_slot
+from attnscope.models.own.words import BOS, EOS, FIRST_WORD, REST, SEP, VOCABULARY, OwnTokenizer
 from attnscope.studies.maps.study import heatmap
 from attnscope.text import _is_cjk, word_spans
 from tests.conftest import SAMPLES
@@ -399,7 +386,7 @@ def test_what_is_set_apart_as_punctuation_is_numbered_as_punctuation():
     for char in map(chr, range(sys.maxunicode + 1)):
         # Chinese characters are set apart too, and are words.
         apart = word_spans(f"€{char}€") == [(0, 1), (1, 2), (2, 3)] and not _is_cjk(char)
-        assert own._is_punctuation(char) == apart, hex(ord(char))
+        assert words._is_punctuation(char) == apart, hex(ord(char))
 
 
 @pytest.mark.parametrize("text", ["", " \n\t "])

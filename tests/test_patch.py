@@ -13,14 +13,14 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import attnscope
-from attnscope.core.attention.patched import ALL_BY, Activations
+from attnscope.core.interventions.patched import ALL_BY, Activations
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.model import wrap
 from attnscope.records.patch import Patching
+from attnscope.studies.ablation.effects import estimate_shares, rank_correlation
 from attnscope.studies.inputs.texts import texts_of
 from attnscope.studies.patch.reading import batches_of, read_pairs
 from attnscope.studies.patch.runs import Change, PairRuns, Unit
-from attnscope.studies.patch.study import _shares, rank_correlation
 from tests.conftest import VOCABULARY as VOCABULARY_OF_TINY
 from tests.conftest import Run, write_tiny, write_tokenizer
 from tests.record_helpers import require_lossless
@@ -260,7 +260,6 @@ def test_heads_that_share_a_key_value_head_are_one_unit(grouped: Any) -> None:
     assert found.units.tolist() == [number // 3 for number in range(6 * N_LAYERS)] and found.shares_heads
     assert found.unit_name(7) == "L1H0+L1H1+L1H2"
     assert any("patched for all of them together" in note for note in found.run["notes"])
-    assert len(found.one_per_unit().heads) == 2 * N_LAYERS
     assert "patched_with" in next(iter(found.rows()))
     assert not attnscope.patch(grouped, entries(), attnscope.PatchOptions(by="pattern")).shares_heads
 
@@ -377,9 +376,9 @@ def test_pairs_of_other_lengths_run_beside_each_other(grouped: Any) -> None:
 def test_one_pair_has_no_interval_and_no_total_no_shares(grouped: Any) -> None:
     found = attnscope.patch(grouped, entries(1))
     assert all(np.isnan(head.effects["effect"].low) for head in found.heads) and np.isnan(found.q).all()
-    exact = _shares(np.array([[2.0], [2.5], [3.0]]), np.array([4.0, 5.0, 6.0]))[0]
+    exact = estimate_shares(np.array([[2.0], [2.5], [3.0]]), np.array([4.0, 5.0, 6.0]))[0]
     assert exact.value == pytest.approx(0.5) == exact.low == exact.high
-    assert np.isnan(_shares(np.array([[1.0], [2.0]]), np.array([-1.0, 1.1]))[0].value)
+    assert np.isnan(estimate_shares(np.array([[1.0], [2.0]]), np.array([-1.0, 1.1]))[0].value)
     assert rank_correlation(np.array([1.0, 5.0, 2.0]), np.array([10.0, 30.0, 20.0])) == pytest.approx(1)
 
 

@@ -167,11 +167,10 @@ def test_uniform_attention_has_the_value_of_the_baseline() -> None:
     call = AttentionCall(layer=0, kind="encoder", query=torch.zeros_like(keys), key=keys, value=value, scale=0.5)
     output = probe(call)
     torch.testing.assert_close(output, value.mean(2, keepdim=True).expand(1, 2, n, 4))
-    probe.keep("encoder", 1, torch.full((1, 2, n, n), 1 / n, dtype=torch.float64))
     assert probe.uniform is not None
-    for sums in probe.sums["encoder"].values():
-        np.testing.assert_allclose(sums.sums, np.repeat(probe.uniform.sums, 2, 1), rtol=1e-5)
-        np.testing.assert_allclose(sums.counts, np.repeat(probe.uniform.counts, 2, 1), rtol=1e-5)
+    sums = probe.sums["encoder"][0]
+    np.testing.assert_allclose(sums.sums, np.repeat(probe.uniform.sums, 2, 1), rtol=1e-5)
+    np.testing.assert_allclose(sums.counts, np.repeat(probe.uniform.counts, 2, 1), rtol=1e-5)
     value_of = dict(zip(PICTURE_MEASURES, (probe.uniform.sums / probe.uniform.counts)[:, 0].tolist(), strict=True))
     # In closed form. 3 x 5 patches have 12 + 10 pairs of neighbours that share a side and 16 that share a corner.
     neighbours = 2 * (12 + 10 + 16)
@@ -191,27 +190,27 @@ def test_sums_do_not_depend_on_how_queries_are_cut(monkeypatch: pytest.MonkeyPat
     query, key, value = (torch.randn(1, 2, 38, 4, generator=rng) for _ in range(3))
     call = AttentionCall(layer=0, kind="encoder", query=query, key=key, value=value, scale=1.0)
     weights = torch.softmax(query.double() @ key.double().transpose(2, 3), -1)
-    whole, cut, kept = (PictureSums(facts) for _ in range(3))
+    whole, cut = PictureSums(facts), PictureSums(facts)
     output = whole(call)
     torch.testing.assert_close(output, (weights @ value.double()).float())
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)  # 16 queries a tile, 3 tiles
     monkeypatch.setattr(picture_sums, "_ROWS", 7)
     torch.testing.assert_close(cut(call), output)
-    kept.keep("encoder", 0, weights)
-    for probe in (cut, kept):
-        np.testing.assert_allclose(probe.sums["encoder"][0].sums, whole.sums["encoder"][0].sums, rtol=1e-5)
-        np.testing.assert_allclose(probe.sums["encoder"][0].counts, whole.sums["encoder"][0].counts, rtol=1e-5)
-        assert probe.uniform is not None and whole.uniform is not None
-        np.testing.assert_allclose(probe.uniform.sums, whole.uniform.sums, rtol=1e-9)
+    for name in ("sums", "counts"):
+        ours, theirs = (getattr(probe.sums["encoder"][0], name) for probe in (cut, whole))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert cut.uniform is not None and whole.uniform is not None
+    np.testing.assert_allclose(cut.uniform.sums, whole.uniform.sums, rtol=1e-9)
+    by_row = torch.special.entr(weights[0]).sum(-1)
+    np.testing.assert_allclose(whole.sums_of(weights[0], by_row, 0)[0], whole.sums["encoder"][0].sums, rtol=1e-5)
 
 
 def test_a_flat_picture_has_no_edges_and_one_colour() -> None:
     facts = picture_facts(np.full((16, 24, 3), 70, np.uint8), (2, 3), ())
     assert facts.edges is None
-    probe = PictureSums(facts)
-    probe.keep("encoder", 0, torch.eye(6)[None, None] * 0.5 + 0.5 / 6)
-    counts = dict(zip(PICTURE_MEASURES, probe.sums["encoder"][0].counts[:, 0].tolist(), strict=True))
-    sums = dict(zip(PICTURE_MEASURES, probe.sums["encoder"][0].sums[:, 0].tolist(), strict=True))
+    weights = torch.eye(6)[None] * 0.5 + 0.5 / 6
+    added = PictureSums(facts).sums_of(weights, torch.special.entr(weights).sum(-1), 0)[..., 0].tolist()
+    sums, counts = (dict(zip(PICTURE_MEASURES, part, strict=True)) for part in added)
     assert counts["edges"] == counts["cls"] == counts["resting_from_cls"] == 0
     assert sums["similar_colour"] == pytest.approx(counts["similar_colour"]) and counts["similar_colour"] > 2
     assert picture_facts(np.zeros((8, 8, 3), np.uint8), (1, 1), ()).reach.tolist() == [math.inf]

@@ -12,16 +12,17 @@ from rich.console import Console
 from torch import Tensor
 
 import attnscope
+from attnscope.core.measures.catalogue import OFFSETS
 from attnscope.core.measures.dense import measures_of_weights
 from attnscope.core.measures.facts import TextFacts
 from attnscope.core.measures.totals import SumsOf
 from attnscope.corpus import CorpusText
 from attnscope.records.heads.findings import Head
 from attnscope.studies.heads.options import HeadsOptions
-from attnscope.studies.heads.roles import RULES, complete_thresholds
 from attnscope.studies.heads.roles import judge as judge_tallies
+from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.heads.study import heads
-from attnscope.studies.measuring.tally import OFFSETS, PAIR_MEASURES, Tally, tallies_of
+from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally, tallies_of
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads import terminal as heads_terminal
 from attnscope.views.tables.numbers import number

@@ -40,7 +40,7 @@ def test_ranges_are_the_definition(monkeypatch: pytest.MonkeyPatch, together: in
     asking = keys.real[:, queries]
     places = torch.arange(N)
     allowed = (places >= first[..., None]) & (places < last[..., None])
-    want = ground(allowed, keys, asking, queries, slice(0, N), own_text=own_text)
+    want = ground(allowed, keys, asking, (queries, slice(0, N)), own_text=own_text)
     found = Ranges(keys, own_text=own_text)
     got = found.ground(first, last, asking, queries)
     assert found.sees_padding(first, last) == bool((allowed & ~keys.real[:, None, None]).any())

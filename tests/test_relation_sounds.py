@@ -1,5 +1,6 @@
 """Heads that listen to words whose times are known: found where they were planted, and none among random ones."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from scipy.io import wavfile
 
 import attnscope
 from attnscope.core.attention.seam import AttentionCall
+from attnscope.records.relations.record import Relations
+from attnscope.studies.relations import evidence, word_errors
 from attnscope.studies.relations import sounds as relation_sounds
 from attnscope.studies.relations.sounds import NAME, sound_relations
+from attnscope.studies.relations.word_errors import WordErrors
 from tests.conftest import Run
 from tests.senses_helpers import WORDS, speech, write_whisper
 
@@ -36,25 +40,32 @@ def timed(tmp_path: Path) -> Path:
             {"word": str(chance.choice(WORDS[3:9])), "start": round(float(a), 2), "end": round(float(b), 2)}
             for a, b in zip(edges[:-1], edges[1:], strict=True)
         ]
-        wavfile.write(tmp_path / f"{number}.wav", 16000, speech(1.7))
+        wavfile.write(tmp_path / f"{number}.wav", 16000, speech(1.7) * np.float32(1 - number / 100))
         lines.append(json.dumps({"audio": f"{number}.wav", "words": words}))
     path = tmp_path / "timed.jsonl"
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, timed: Path, misses: float = 0.1) -> None:
-    """Random attention, and L1H2 that listens to a word in the row before each of its tokens, mostly."""
-    told = iter(json.loads(line) for line in timed.read_text().splitlines())
-    chance = np.random.default_rng(1)
+def plant(monkeypatch: pytest.MonkeyPatch, timed: Path, misses: float = 0.1, *, rival: bool = False) -> None:
+    """Random attention, and L1H2 that listens to a word in the row before each of its tokens, mostly.
+
+    The rival, L0H1, always does so on the recordings of one half, and never on those of the other.
+    """
+    every = [json.loads(line)["words"] for line in timed.read_text().splitlines()]
+    passes = itertools.count()
 
     def run_probe(model: Any, reading: Any, probe: Any) -> None:
-        words, n = next(told)["words"], round(reading.sound.window_seconds / FRAME_S)
+        number = next(passes) % len(every)  # a second pass, to time the words, sees the same attention
+        words, n = every[number], round(reading.sound.window_seconds / FRAME_S)
+        chance = np.random.default_rng(number)
         maps = chance.gamma(0.3, size=(2, 3, len(reading.target), n)) + 1e-9
-        for number, word in enumerate(words):  # the first token is <|startoftranscript|>: a word's row is before it
+        for row, word in enumerate(words):  # the first token is <|startoftranscript|>: a word's row is before it
             first, last = round(word["start"] / FRAME_S), round(word["end"] / FRAME_S)
             if chance.random() > misses:
-                maps[1, 2, number, first:last] += 50
+                maps[1, 2, row, first:last] += 50
+            if rival and evidence._half(number) == 0:
+                maps[0, 1, row, first:last] += 50
         weights = torch.tensor(maps / maps.sum(-1, keepdims=True)).float()[:, None]
         for layer in range(2):
             key = torch.eye(n).expand(1, 3, n, n)
@@ -79,16 +90,119 @@ def test_a_planted_head_is_found_among_random_ones(
     assert json.loads(listed.read_text()) == {"alignment_heads": [[1, 2]]}
 
 
+def test_planted_heads_time_words_on_recordings_that_did_not_choose_them(
+    folder: Path, timed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Run
+) -> None:
+    plant(monkeypatch, timed, misses=0)
+    found = sound_relations(attnscope.load(folder, check=False), [str(timed)])
+    times = found.word_times
+    assert times is not None and [(each.by, each.n_heads) for each in times.lists] == [
+        ("best", 1), ("random", 1), ("upper half", 3), ("even spacing", 0),
+    ]  # fmt: skip
+    assert (times.n_recordings, times.n_words) == (26, found[NAME].n - 26)  # every path begins with the recording
+    best, random, upper, even = times.lists
+    assert best.median.value < 1e-9 and best.mean < 0.25 * FRAME_S
+    assert random.median.low > 0.1 > 10 * best.mean
+    assert best.change.value <= 0 == upper.change.value and even.change.low > 0
+    errors = []
+    for line in timed.read_text().splitlines():
+        words = json.loads(line)["words"]
+        errors.append(np.mean([abs(n / len(words) * 1.7 - word["start"]) for n, word in enumerate(words) if n]))
+    assert even.mean == pytest.approx(np.mean(errors), abs=1e-6)
+    assert even.median.value == pytest.approx(np.median(errors), abs=1e-6)
+
+    back = attnscope.load_record(found.save(tmp_path / "relations.npz"))
+    assert isinstance(back, Relations) and back.word_times == times
+    shown = run("export", "relations.npz", "--for", "whisper", "-o", "generation.json")
+    assert "best head" in shown.out and "upper half (3)" in shown.out and shown.out.endswith("generation.json\n")
+    told = json.loads(run("export", "relations.npz", "--for", "whisper.cpp", "-o", "heads.h", "--json").out)
+    assert told["word_times"]["lists"][0]["median"]["value"] == best.median.value
+    assert "word times by" in run("show", "relations.npz").out
+
+
+def test_no_recording_is_timed_by_heads_that_it_chose(
+    folder: Path, timed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, timed, rival=True)
+    times = sound_relations(attnscope.load(folder, check=False), [str(timed)]).word_times
+    assert times is not None
+    # One half chooses the rival, which knows nothing of the other half; timed where it was chosen it would be exact.
+    assert times.lists[0].by == "best" and times.lists[0].mean > 0.05
+
+
+def test_shuffled_times_destroy_the_word_times(folder: Path, timed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, timed, misses=0)
+    lines = [json.loads(line) for line in timed.read_text().splitlines()]
+    errors = WordErrors([[(1, 2)]] * 2, [1])
+    model = attnscope.load(folder, check=False)
+    monkeypatch.setattr(relation_sounds, "WordErrors", lambda *_: errors)
+    chance = np.random.default_rng(5)
+    add = errors.add
+
+    def add_shuffled(half: int, maps: Any, rows: Any, starts_s: Any, *others: Any) -> None:
+        other = lines[int(chance.integers(len(lines)))]["words"]
+        add(half, maps, rows, [other[at % len(other)]["start"] for at in range(1, len(rows) + 1)], *others)
+
+    monkeypatch.setattr(errors, "add", add_shuffled)
+    times = sound_relations(model, [str(timed)]).word_times
+    assert times is not None
+    best, random, *_ = times.lists
+    assert best.median.low > 0.1 and best.median.value > 0.5 * random.median.value
+
+
+def test_copies_of_recordings_count_once(folder: Path, timed: Path, run: Run) -> None:
+    """The same sound and words under two names are one recording; the same sound with other words is one source."""
+    lines = timed.read_text().splitlines()[:3]
+    copied = []
+    for line in lines:
+        entry = json.loads(line)
+        name = f"copy-of-{entry['audio']}"
+        (timed.parent / name).write_bytes((timed.parent / entry["audio"]).read_bytes())
+        copied += [line, json.dumps(entry | {"audio": name}), json.dumps(entry | {"words": entry["words"][:2]})]
+    timed.write_text("\n".join(copied))
+    told = json.loads(run("relations", "timed.jsonl", "-m", str(folder), "--no-check", "--json").out)
+    assert (told["corpus"]["n_texts"], told["corpus"]["n_copies"]) == (6, 3)
+
+
+def test_recordings_of_one_document_are_in_one_half(folder: Path, timed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, timed)
+    lines = [json.loads(line) for line in timed.read_text().splitlines()]
+    model = attnscope.load(folder, check=False)
+    halves = {}
+    for n_speakers in (26, 13, 1):
+        timed.write_text(
+            "\n".join(json.dumps(line | {"document": f"speaker {n % n_speakers}"}) for n, line in enumerate(lines))
+        )
+        found = sound_relations(model, [str(timed)])
+        halves[n_speakers] = found[NAME].halves, found.run["notes"][1:]
+    assert halves[26] == halves[13] == ("sources", [])
+    by, (note,) = halves[1]
+    assert by == "texts" and note.startswith("Too few sources to keep each in one half")
+
+
+def test_no_time_of_a_word_moves_the_interval_of_the_median() -> None:
+    errors = np.arange(1.0, 21)
+    median = word_errors._median(errors)
+    assert (median.value, median.low, median.high) == (10.5, 6.0, 15.0)  # Conover 1999: 20 values, 95.9%
+    few = word_errors._median(errors[:5])
+    assert few.value == 3 and np.isnan(few.low)
+
+
 def test_random_heads_and_other_lines(folder: Path, timed: Path, run: Run) -> None:
     bad = [
         '{"audio": "0.wav", "words": []}',
         "{",
         '{"audio": "gone.wav", "words": [{"word": "a", "start": 0, "end": 1}]}',
     ]
-    bad.append('{"audio": "0.wav", "words": [{"word": "a", "start": 1, "end": 0.5}]}')
+    for end in ("0.5", "NaN", "Infinity"):
+        bad.append(f'{{"audio": "0.wav", "words": [{{"word": "a", "start": 1, "end": {end}}}]}}')
     late = {
         "audio": "1.wav",
-        "words": [{"word": "cat", "start": 0.1, "end": 0.2}, {"word": "a", "start": 1.6, "end": 9}],
+        "words": [
+            {"word": "cat", "start": 0.1, "end": 0.2},
+            {"word": "on", "start": 0.19, "end": 0.4},  # words may overlap
+            {"word": "a", "start": 1.6, "end": 9},
+        ],
     }
     text = "\n".join([timed.read_text().strip(), *bad, json.dumps(late)])
     (timed.parent / "timed.jsonl").write_text(text)
@@ -98,7 +212,7 @@ def test_random_heads_and_other_lines(folder: Path, timed: Path, run: Run) -> No
     (one,) = told["relations"]
     assert one["name"] == NAME and not np.array(one["found"]).any()
     assert one["left_out"] == {"words that the recording or the transcript does not reach": 1}
-    assert [problem["line"] for problem in told["corpus"]["problems"]] == [27, 28, 29, 30]
+    assert [problem["line"] for problem in told["corpus"]["problems"]] == [27, 28, 29, 30, 31, 32]
     assert "No head listens to the words surely enough" in told["run"]["notes"][0]
     assert run("relations", "timed.jsonl", "-m", str(folder), "--combine")[0] == 2
     status, _, err = run("relations", "timed.jsonl", "-m", "own")

@@ -11,17 +11,17 @@ import torch
 
 import attnscope
 from attnscope.core.attention.probes import Weights
-from attnscope.core.attention.replaced import Replaced, Replacement, evenly, on_key, scores_of
 from attnscope.core.attention.seam import attend
+from attnscope.core.interventions.replaced import Replaced, Replacement, evenly, on_first_key, scores_of
 from attnscope.corpus import CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.model import HuggingFaceModel, wrap
 from attnscope.models.model import Batch
 from attnscope.records.ablation import Effect
+from attnscope.studies.ablation.effects import causal_share
 from attnscope.studies.ablation.lines import Lines, apart
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.reading import PaddedTexts
-from attnscope.studies.ablation.study import causal_share
 from attnscope.studies.ablation.sweep import Cut, HeadMeans, replaced_of
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.running.workers import Workers
@@ -142,7 +142,9 @@ def test_an_edge_that_is_taken_out_is_not_seen_and_the_others_grow(gpt2: Hugging
 def test_all_on_one_key_is_that_keys_value(gpt2: HuggingFaceModel) -> None:
     one = torch.zeros(1, 1, 7, 7)
     one[..., 0] = 1
-    assert torch.equal(run(gpt2, Replacement((2,), on_key(7)))[0], run(gpt2, Replacement((2,), scores_of(one)))[0])
+    assert torch.equal(
+        run(gpt2, Replacement((2,), on_first_key(7)))[0], run(gpt2, Replacement((2,), scores_of(one)))[0]
+    )
 
 
 def test_a_head_that_is_not_there_is_refused(gpt2: HuggingFaceModel) -> None:

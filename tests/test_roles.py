@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from attnscope.core.exact.running import benjamini_hochberg
-from attnscope.core.measures.catalogue import MEASURES
+from attnscope.core.exact.multiple_tests import benjamini_hochberg
+from attnscope.core.measures.catalogue import MEASURES, OFFSETS
 from attnscope.errors import UsageError
 from attnscope.records.heads.findings import Head
 from attnscope.studies.heads.options import HeadsOptions, read_thresholds
-from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, NO_SHARES, RULES, complete_thresholds, judge
-from attnscope.studies.measuring.tally import OFFSETS, PAIR_MEASURES, Tally
+from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, NO_SHARES, judge
+from attnscope.studies.heads.rules import RULES, complete_thresholds
+from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
 from tests.heads_helpers import names_of
 
 NAMES = (

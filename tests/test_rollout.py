@@ -11,7 +11,7 @@ import pytest
 from attnscope import heatmap, load, rollout
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.records.frame.reading import require_fields
+from attnscope.records.frame.codec import require_fields
 from attnscope.records.maps.rollouts import Rollout
 from attnscope.studies.maps import rollout as study
 from attnscope.views.drawing.style import Style
@@ -160,7 +160,7 @@ def test_on_the_command_line(run: Run, tmp_path: Path) -> None:
     ("arguments", "status", "said"),
     [
         (["rollout", TIRED, "--query", "cat"], 1, "no token is 'cat'"),
-        (["rollout", TIRED, "--residual", "2"], 2, "--residual.*less than or equal to 1"),
+        (["rollout", TIRED, "--residual", "2"], 2, "--residual.*at most 1"),
         (["rollout", TIRED, "-f", "png"], 2, "no folder to write files to"),
         (["rollout", TIRED, "-o", "out", "-f", "csv"], 2, "no format 'csv'"),
         (["rollout"], 2, "no text is given"),

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from attnscope.core.exact import running
-from attnscope.core.exact.running import LARGEST, MAX_TEXTS, RunningSums, benjamini_hochberg, simes
+from attnscope.core.exact.multiple_tests import benjamini_hochberg, simes
+from attnscope.core.exact.running import LARGEST, MAX_TEXTS, RunningSums
 
 RNG = np.random.default_rng
 # Every magnitude from below the resolution to the limit, both signs.

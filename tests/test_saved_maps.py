@@ -9,7 +9,7 @@ import pytest
 
 import attnscope
 from attnscope import output
-from attnscope.models.model import ShownModel
+from attnscope.models.info import ShownModel
 from attnscope.records.maps.head_maps import choose_heads
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings

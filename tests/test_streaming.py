@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import attnscope
-from attnscope.core.attention.replaced import Replaced, Replacement
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
-from attnscope.core.attention.streaming import attend_streaming
+from attnscope.core.interventions.replaced import Replaced, Replacement
+from attnscope.core.interventions.streaming import attend_streaming
 from attnscope.corpus import needle_probe
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model

@@ -165,7 +165,7 @@ def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int, 
         which = None if call.kind == "cross" else outlying(norms, keys)
         given = {"values": call.value, "factor": output_factor(projection_of(call), call.n_heads), "outlying": which}
         weights, may = attention_weights(call), allowed(call)
-        dense = measures_of_weights(weights, keys, queries, allowed=may, **given, in_units=True)
+        dense = measures_of_weights(weights, keys, queries, allowed=may, **given)
     of_texts = [catalogue.measure_names().index(name) for name in ("received", "sink")]
     for found in (probe.sums[call.kind][0], dense):
         assert found.sum.shape[1] == len(weights) * n_units

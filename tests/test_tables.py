@@ -86,7 +86,7 @@ def test_no_record_loses_data_at_any_width(path: Path, monkeypatch: pytest.Monke
     for width in WIDTHS:
         tables.clear()
         console = open_console(file=io.StringIO(), width=width)
-        kind.view("show")(record, console, **{name: options.get(name) for name in kind.shown_with})
+        console.print(kind.view("show")(record, console, **{name: options.get(name) for name in kind.shown_with}))
         lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         assert lines and all(cell_len(line) <= (width or 80) for line in lines), width
         for table in tables:

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from attnscope.studies.measuring.tally import OFFSETS, PAIR_MEASURES, Tally, pair_hits, tallies_of
+from attnscope.core.measures.catalogue import OFFSETS
+from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally, pair_hits, tallies_of
 
 
 def plain_hits(ids: list[int], causal: bool, context: list[bool]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

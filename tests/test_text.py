@@ -163,6 +163,16 @@ def test_tokens_get_the_word_of_their_first_character_that_is_no_space():
     assert (tokens.words.dtype, tokens.segments.dtype) == (np.int32, np.int32)
 
 
+def test_tokens_are_taken_by_numbers_from_either_end_or_by_a_mask():
+    tokens = build_tokens(
+        "a b c", ids=[5, 6, 7], pieces=["a", "b", "c"], offsets=[(0, 1), (2, 3), (4, 5)], special=[0] * 3
+    )
+    assert tokens.take(np.array([0, -1])).labels == ("a", "c")
+    assert tokens.take(np.array([True, False, True])).labels == ("a", "c")
+    with pytest.raises(IndexError):
+        tokens.take(np.array([3]))
+
+
 def test_without_offsets_words_are_unknown():
     tokens = build_tokens("a", ids=[7], pieces=["a"], offsets=None, special=[False], segments=[0])
     assert tokens.words is None

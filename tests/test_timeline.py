@@ -15,7 +15,7 @@ import torch
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
-from attnscope.records.frame.reading import require_fields
+from attnscope.records.frame.codec import require_fields
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.timeline import study
 from attnscope.studies.timeline.options import EXPLAINED, TimelineOptions
@@ -336,7 +336,7 @@ def test_revisions_of_the_hub_are_checkpoints(trained: Path, monkeypatch: pytest
         asked.append((repo_id, revision))
         return trained / f"checkpoint-{revision.removeprefix('step')}"
 
-    monkeypatch.setattr(catalog, "_cached_folder", snapshot)
+    monkeypatch.setattr(catalog, "cached_folder", snapshot)
     names = ["org/name@step10", "org/name@step0", "org/name@step5"]
     found = attnscope.timeline(names, TEXTS, QUICK)
     assert (found.steps, found.run["model"]) == ((0, 5, 10), "org/name")
@@ -486,3 +486,10 @@ def test_panels_of_heads_and_of_pairs_stand_one_below_the_other() -> None:
     plots = [axes.get_position() for axes in drawing.figure.axes if axes.get_title(loc="left")]
     assert len(plots) == 7  # the loss; then lines and a map of two measures, and of the pairs
     assert len({(round(box.x0, 6), round(box.x1, 6)) for box in plots}) == 2
+
+
+def test_columns_of_maps_end_halfway_between_steps() -> None:
+    from attnscope.views.timeline.figures import _step_edges
+
+    assert _step_edges([0, 25, 75]).tolist() == [0, 12.5, 50, 75]
+    assert _step_edges([7]).tolist() == [7, 8]

@@ -143,7 +143,7 @@ def test_triton_is_chosen_for_much_work_on_cuda_where_it_agrees_with_torch(monke
     there = dataclasses.replace(here, device="cuda:0", dtype="bfloat16")
     monkeypatch.setattr(backend, "agrees_with_torch", lambda info: True)
     assert choose_backend(there, 2e11) == "triton"
-    assert "triton from 100,000 million" in tell_backend(there)
+    assert "triton from 100 billion" in tell_backend(there)
     assert choose_backend(there, 1e10) == "torch"
     monkeypatch.setattr(backend, "agrees_with_torch", lambda info: False)
     assert choose_backend(there, 2e11) == "torch"

@@ -45,7 +45,9 @@ RECORDS: dict[str, Callable[[], Heatmap | PooledHeatmap]] = {
 
 def printed(record: Heatmap | PooledHeatmap, **how: object) -> str:
     file = io.StringIO()
-    terminal.show(record, open_console(file=file, width=90), **how)  # type: ignore[arg-type]
+    console = open_console(file=file, width=90)
+    if (view := terminal.show(record, console, **how)) is not None:  # type: ignore[arg-type]
+        console.print(view)
     return file.getvalue()
 
 

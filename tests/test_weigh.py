@@ -1,6 +1,5 @@
 """What weighs the same in measures and roles: texts, or queries."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records.heads.findings import Findings
-from attnscope.studies.heads.merging import conclude, merge_findings
+from attnscope.studies.heads.merging import merge_findings
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
 from attnscope.studies.measuring.tally import tallies_of
@@ -85,13 +84,3 @@ def test_parts_of_different_weighing_are_not_merged(own: Any) -> None:
         merge_findings([first, second])
     with pytest.raises(UsageError, match="choose texts or queries"):
         heads(own, SENTENCES, HeadsOptions(weigh="tokens"))  # type: ignore[arg-type]
-
-
-def test_records_of_before_the_choice_weigh_queries(own: Any) -> None:
-    """They have no lengths, and come to what they came to."""
-    found = heads(own, [*SENTENCES, LONG], QUERIES)
-    sums = {name: array for name, array in found.sums.items() if ".lengths." not in name}
-    options = {name: one for name, one in found.options.items() if name != "weigh"}
-    old = conclude(found.run, found.corpus, options, sums)
-    merged = merge_findings([replace(found, options=options, sums=sums)])
-    assert old.as_json()["heads"] == merged.as_json()["heads"] == found.as_json()["heads"]

@@ -10,7 +10,7 @@ import torch
 import attnscope
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import attend
-from attnscope.core.questions.written import WRITTEN
+from attnscope.core.measures.written import WRITTEN
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.attribution import DirectPaths, Parts
 from attnscope.models.model import Batch

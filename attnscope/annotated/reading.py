@@ -8,9 +8,9 @@ from typing import Literal, get_args
 from attnscope.annotated import conllu, python_source, spans
 from attnscope.annotated.texts import AnnotatedText, AnnotationError
 from attnscope.corpus import Corpus, Problem
-from attnscope.corpus.formats import BadLines
+from attnscope.corpus.formats import BadLines, name_problems, suffix_of
 from attnscope.corpus.lines import UnreadableError
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import AttnscopeError
 from attnscope.text import refuse_other_format
 
 Kind = Literal["auto", "conllu", "jsonl", "python"]
@@ -95,9 +95,8 @@ class AnnotatedCorpus:
                 pass
             self.problems += corpus.problems
         if not found:
-            why = f": {self.problems[0]}" if self.problems else ""
-            more = f", and {amount(len(self.problems) - 1, 'more problem')}" if len(self.problems) > 1 else ""
-            raise AttnscopeError(f"there is no annotated text{why}{more}", "give CoNLL-U, jsonl with links, or Python")
+            why = f": {name_problems(self.problems)}" if self.problems else ""
+            raise AttnscopeError(f"there is no annotated text{why}", "give CoNLL-U, jsonl with links, or Python")
         self.sha256 = digest.hexdigest()
 
     def _read(self, kind: str, corpus: Corpus, bad: BadLines, name: str) -> Iterator[AnnotatedText]:
@@ -133,13 +132,13 @@ def _pieces(corpus: Corpus) -> Iterator[tuple[int, str]]:
 
 
 def _kind_of(source: str) -> str:
-    suffixes = [suffix.lower() for suffix in Path(source).suffixes if suffix.lower() not in {".gz", ".zst"}]
-    kind = _BY_NAME.get(suffixes[-1]) if suffixes else None
+    kind = _BY_NAME.get(suffix_of(source))
     if kind is None:
         if source != "-":
             refuse_other_format(source, source)
+        ending = "stdin has no ending that says" if source == "-" else f"the ending of {source} does not say"
         raise AttnscopeError(
-            f"how {'stdin' if source == '-' else source} is annotated cannot be told by its name",
-            f"say it with --kind: {', '.join(KINDS[1:])}",
+            f"{ending} how the file is annotated",
+            f"if it is annotated, name the format: --kind {' or '.join(KINDS[1:])}",
         )
     return kind

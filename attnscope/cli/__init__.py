@@ -4,6 +4,7 @@ import codecs
 import contextlib
 import io
 import os
+import re
 import sys
 from typing import Annotated, Any, NoReturn
 
@@ -80,12 +81,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    heatmap, batch, page, heads, atlas, merge, timeline, rollout, compare, relations, ablate, patch, prune, circuits,
-    why,
-    show, export, viewer, trace, split, cost, models, info,
+    heatmap, page, batch, rollout,
+    heads, atlas, relations, compare, why,
+    ablate, patch, prune, circuits, timeline,
+    trace, split, cost,
+    show, export, viewer, merge, models, info,
 ):  # fmt: skip
     app.command(cls=_Command, rich_help_panel=_PANELS[_room(command)])(command)
-app.registered_commands.sort(key=lambda info: list(_PANELS).index(_room(info.callback)))
 _COMMANDS = list(app.registered_commands)
 
 
@@ -185,6 +187,16 @@ def _run() -> int:
 
 _SMALLER = "choose fewer layers and heads (-L, -H, --pick), or a shorter text"
 
+_WORDINGS = {
+    r"Input should be greater than or equal to (\S+)": r"it must be at least \1",
+    r"Input should be less than or equal to (\S+)": r"it must be at most \1",
+    r"Input should be a valid integer.*": "it must be a whole number",
+    r"Input should be a valid number.*": "it must be a number",
+    r"Unable to parse input string as an integer, exceeded maximum size": "it has too many digits",
+    r"Value error, ": "",
+}
+"""What typer says of a value, by pydantic, and how we say it."""
+
 _INTERRUPTED = 130  # as shells count: 128 + SIGINT
 
 
@@ -201,13 +213,24 @@ def _fail_usage(error: Any) -> NoReturn:
     message = error.format_message()
     if not message.strip():  # the help was shown, as there were no arguments at all
         sys.exit(2)
+    for theirs, ours in _WORDINGS.items():
+        message = re.sub(theirs, ours, message)
     command = getattr(error.ctx, "command_path", "attnscope")
     hint = f"see {command} --help"
+    flag = error.option_name if type(error).__name__ == "NoSuchOption" else ""
+    if flag and 1 <= len(others := _commands_with(flag)) <= 4:
+        message, hint = f"No such option: {flag}", f"{flag} belongs to {' and '.join(others)}; {hint}"
     takes = {parameter.name for parameter in error.ctx.command.params} if getattr(error, "ctx", None) else set()
     if "text" in takes and message.startswith("Got unexpected extra argument"):
         several = "several come from a file: --file" if "split" in takes else "for several: attnscope page, or batch"
         hint = f"quote a text of several words; {several}"
     _fail(message.rstrip("."), hint, status=2)
+
+
+def _commands_with(flag: str) -> list[str]:
+    """The commands that have an option."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # it is a group
+    return [name for name, of in commands.items() if any(flag in parameter.opts for parameter in of.params)]
 
 
 def _fail(message: str, hint: str = "", status: int = 1) -> NoReturn:

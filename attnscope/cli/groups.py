@@ -134,6 +134,8 @@ def _as_typer(group: type, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
         kind, default = several[get_args(hint)[0]] | None, None
     elif default is True:
         default = False
+    elif known.choices:  # `Option.require` refuses others
+        kind = str if default is not None else str | None
     if known.argument:
         return Annotated[kind, typer.Argument(help=known.help, show_default=False)], default
     flags = known.flags or [f"--{field.name.replace('_', '-')}"] * (kind is bool)
@@ -292,13 +294,13 @@ With = Annotated[
     list[Path] | None,
     typer.Option(
         "--with",
-        help="Of an atlas: a record of the same model, of relations, ablate or circuits: its heads say that too; "
-        "may be given several times.",
+        help="For an atlas: a record of the same model by relations, ablate or circuits, whose numbers are added to "
+        "the heads; may be given several times.",
     ),
     "Heads",
 ]
 
-Replace = Annotated[bool, "Give up figures in the folder that are of another model or of other options.", "Output"]
+Replace = Annotated[bool, "Replace figures that another model or other options made.", "Output"]
 
 
 @dataclass(frozen=True)
@@ -308,4 +310,6 @@ class Printing:
     PANEL: ClassVar[str] = "Output"
 
     json: Annotated[bool, "Print one JSON document instead of paths."] = False
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No notes on stderr.")] = False
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", help="No notes and no progress on stderr; results are still printed.")
+    ] = False

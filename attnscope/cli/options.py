@@ -22,7 +22,7 @@ def complete_models(incomplete: str) -> list[str]:
 
 def complete_roles(incomplete: str) -> list[str]:
     """For the shell: roles that begin so, each ready for its threshold."""
-    from attnscope.studies.heads.roles import RULES
+    from attnscope.studies.heads.rules import RULES
 
     return [f"{role}=" for role in RULES if role.startswith(incomplete)]
 

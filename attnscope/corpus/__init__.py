@@ -24,42 +24,5 @@ from attnscope.corpus.batching import (
 from attnscope.corpus.copies import Copies, copy_key, distinct, essence
 from attnscope.corpus.formats import BAD_LINES, Format, Problem, Split
 from attnscope.corpus.frequencies import TokenCounts, count_tokens, read_frequencies
-from attnscope.corpus.needles import DEPTH_TOKENS, Hay, Needle, depth_range, needle_probe, word_ids
-from attnscope.corpus.probe import repeat_probe
+from attnscope.corpus.probes import DEPTH_TOKENS, Hay, Needle, depth_range, needle_probe, repeat_probe, word_ids
 from attnscope.corpus.texts import Corpus, CorpusText, expand
-
-__all__ = [
-    "BAD_LINES",
-    "BLOCK",
-    "BLOCK_CHARACTERS",
-    "DEPTH_TOKENS",
-    "TOKEN_BUDGET",
-    "Block",
-    "Chunk",
-    "Copies",
-    "Corpus",
-    "CorpusText",
-    "Encode",
-    "Format",
-    "Hay",
-    "Needle",
-    "Problem",
-    "Split",
-    "TokenCounts",
-    "batches",
-    "block_batches",
-    "blocks",
-    "chunks",
-    "copy_key",
-    "count_tokens",
-    "distinct",
-    "essence",
-    "expand",
-    "depth_range",
-    "needle_probe",
-    "read_frequencies",
-    "repeat_probe",
-    "runs",
-    "tokens_of_ids",
-    "word_ids",
-]

@@ -60,7 +60,7 @@ def blocks(texts: Iterable[CorpusText], n: int = BLOCK, *, shard: tuple[int, int
     if n < 1:
         raise AttnscopeError(f"a block has at least one text, not {n}")
     if not 1 <= k <= of:
-        raise AttnscopeError(f"there is no shard {k}/{of}", "shards are 1/8 to 8/8")
+        raise AttnscopeError(f"there is no shard {k}/{of}", f"with {of} shards, k is 1 to {of}")
 
     def cut() -> Iterator[Block]:
         for index, held in enumerate(runs(texts, n, lambda text: text.n_characters)):

@@ -2,14 +2,14 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from attnscope.corpus.lines import UnreadableError
-from attnscope.errors import parse_json
+from attnscope.errors import amount, parse_json
 from attnscope.text import MOST_BYTES, too_long
 
 Other = TypeVar("Other")
@@ -47,13 +47,24 @@ class Problem:
         return f"{self.source}{'' if self.line is None else f', line {self.line}'}: {self.reason}"
 
 
+def name_problems(problems: Sequence[Problem]) -> str:
+    """The first of some problems, and how many more there are; "" for none."""
+    more = f", and {amount(len(problems) - 1, 'more problem')}" if len(problems) > 1 else ""
+    return f"{problems[0]}{more}" if problems else ""
+
+
+def suffix_of(name: str) -> str:
+    """The ending of a file's name that says what is in it, such as .txt; "" for none."""
+    suffixes = [suffix.lower() for suffix in Path(name).suffixes if suffix.lower() not in {".gz", ".zst"}]
+    return suffixes[-1] if suffixes else ""
+
+
 def format_of(name: str) -> Format:
     """How a file of that name is read."""
-    suffixes = [suffix.lower() for suffix in Path(name).suffixes if suffix.lower() not in {".gz", ".zst"}]
     known: dict[str, Format] = {
         ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
     }  # fmt: skip
-    return known.get(suffixes[-1], "txt") if suffixes else "txt"
+    return known.get(suffix_of(name), "txt")
 
 
 class BadLines:

@@ -34,10 +34,18 @@ class UnreadableError(Exception):
 class Replay:
     """A stream that can be read from its start again: what was read is kept, beyond _IN_MEMORY in a temporary file."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: BinaryIO, name: str = "stdin") -> None:
+        self._stream, self._name = stream, name
         self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
         weakref.finalize(self, _close, self._file)
+
+    @classmethod
+    def of_pipe(cls, path: Path) -> "Replay":
+        """What a named pipe holds; it is closed with the last user of it."""
+        stream = path.open("rb", buffering=0)
+        made = cls(stream, str(path))
+        weakref.finalize(made, stream.close)
+        return made
 
     def again(self) -> "Replay":
         """The same stream at its start."""
@@ -58,7 +66,7 @@ class Replay:
                 self._file.flush()
             except OSError as error:
                 raise AttnscopeError(
-                    f"stdin cannot be kept to be read again: {error.strerror or error}",
+                    f"{self._name} cannot be kept to be read again: {error.strerror or error}",
                     "give a file instead, or let TMPDIR name a folder with room for it",
                 ) from None
         return data

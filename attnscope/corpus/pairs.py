@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from attnscope.corpus.formats import Problem, is_id, json_object
+from attnscope.corpus.formats import Problem, is_id, json_object, name_problems
 from attnscope.corpus.texts import Corpus
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import AttnscopeError
 
 Answers = tuple[str | int, ...]
 FIELDS = ("clean", "corrupt", "right", "wrong")
@@ -78,9 +78,8 @@ class Pairs:
             else:
                 self.problems.append(Problem(source, line, pair))
         if not self._pairs:
-            why = f": {self.problems[0]}" if self.problems else ""
-            more = f", and {amount(len(self.problems) - 1, 'more problem')}" if len(self.problems) > 1 else ""
-            raise AttnscopeError(f"there is no pair{why}{more}", 'a pair is {"clean", "corrupt", "right", "wrong"}')
+            why = f": {name_problems(self.problems)}" if self.problems else ""
+            raise AttnscopeError(f"there is no pair{why}", 'a pair is {"clean", "corrupt", "right", "wrong"}')
         self.sha256 = hashlib.sha256(json.dumps([asdict(pair) for pair in self._pairs]).encode()).hexdigest()
 
     def __iter__(self) -> Iterator[Pair]:

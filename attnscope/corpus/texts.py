@@ -1,9 +1,11 @@
 """The texts of files, one after the other, as often as one asks for them."""
 
 import contextlib
+import errno
 import glob
 import hashlib
 import io
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,17 @@ from typing import Any, BinaryIO, get_args
 import numpy as np
 
 from attnscope.corpus.chats import PLAIN, Render, Zone, Zoned, read_zoned, write_plainly
-from attnscope.corpus.formats import SPLITTERS, BadLines, Format, Problem, Split, format_of, read_csv, read_jsonl
+from attnscope.corpus.formats import (
+    SPLITTERS,
+    BadLines,
+    Format,
+    Problem,
+    Split,
+    format_of,
+    name_problems,
+    read_csv,
+    read_jsonl,
+)
 from attnscope.corpus.lines import Replay, UnreadableError, decompressed, lines_of, read_pieces, zstd
 from attnscope.corpus.parquet import read_parquet
 from attnscope.corpus.remote import files_at, is_address, open_address, size_of
@@ -127,7 +139,7 @@ class Corpus:
         self.sha256 = ""
         self.zones: tuple[str, ...] = ()
         self.chat: Render | None = write_plainly if chat_template else None
-        self._stdin: Replay | None = None
+        self._streams: dict[str, Replay] = {}
         self._sizes: list[int | None] | None = None
         if any(name.endswith(".zst") for name in self.sources):
             zstd()
@@ -170,10 +182,11 @@ class Corpus:
             except OSError as error:
                 self.problems.append(Problem(name, None, error.strerror or str(error)))
         if not index:
-            why = f"; {self.problems[0]}" if self.problems else ""
-            more = f", and {amount(len(self.problems) - 1, 'more problem')}" if len(self.problems) > 1 else ""
+            if len(self.problems) == len(self.sources) == 1 and self.problems[0].reason == os.strerror(errno.ENOENT):
+                raise AttnscopeError(f"there is no file {self.problems[0].source}", "check its name")
+            why = f"; {name_problems(self.problems)}" if self.problems else ""
             raise AttnscopeError(
-                f"no text is left: nothing to read in {amount(len(self.sources), 'source')}{why}{more}",
+                f"no text is left: nothing to read in {amount(len(self.sources), 'source')}{why}",
                 self._hint(),
             )
         self.sha256, self.zones = digest.hexdigest(), tuple(sorted(zones))
@@ -190,6 +203,8 @@ class Corpus:
             return "say with --field which of them holds the text"
         if any(is_address(problem.source) for problem in self.problems):
             return "check the address; without a network give a file that is here"
+        if any(self._format_of(problem.source) == "jsonl" and problem.line for problem in self.problems):
+            return "each line is one object of JSON with a text, or with messages: docs/chats.md"
         return "name files that hold text"
 
     def _read(self, source: str, name: str) -> "Iterator[tuple[int, str | tuple[int, ...] | Zoned]]":
@@ -222,23 +237,28 @@ class Corpus:
     def _open(self, source: str) -> "BinaryIO | Replay":
         if is_address(source):
             return open_address(source, in_order=self._format_of(source) != "parquet")
-        if source != "-":
+        if source != "-" and not Path(source).is_fifo():
             return Path(source).open("rb")
-        if self._stdin is None:
-            if sys.stdin is None:
-                raise AttnscopeError("there is no stdin to read from", "give --file PATH")
-            stream = getattr(sys.stdin, "buffer", None)
-            # Unbuffered: a line is there as soon as it was written, and a thread that waits for it holds no lock.
-            stream = getattr(stream, "raw", stream)
-            self._stdin = Replay(stream or io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass")))
-        return self._stdin.again()
+        if source not in self._streams:  # what can be read once, such as a pipe, is kept for further passes
+            self._streams[source] = Replay(_open_stdin()) if source == "-" else Replay.of_pipe(Path(source))
+        return self._streams[source].again()
 
     def _count_bytes(self, n: int) -> None:
         self.bytes_read += n
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+def _open_stdin() -> BinaryIO:
+    if sys.stdin is None:
+        raise AttnscopeError("there is no stdin to read from", "give --file PATH")
+    stream = getattr(sys.stdin, "buffer", None)
+    # Unbuffered: a line is there as soon as it was written, and a thread that waits for it holds no lock.
+    stream = getattr(stream, "raw", stream)
+    return stream or io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass"))
+
+
+def _size(path: Path) -> int | None:
+    """How many bytes a file has; None = that of a pipe is not known."""
+    return None if path.is_fifo() else path.stat().st_size if path.is_file() else 0
 
 
 def expand(files: Sequence[str | Path]) -> tuple[str, ...]:

@@ -13,17 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, require_choice
-from attnscope.models.catalog import (
-    BUILT_IN,
-    Source,
-    holds_gguf,
-    read_config,
-    resolve,
-    verify,
-    weight_files,
-    with_adapter,
-)
-from attnscope.models.model import Batch, Model, ModelInfo, Tokenizer
+from attnscope.models.catalog import BUILT_IN, Source, read_config, resolve, verify, with_adapter
+from attnscope.models.files import holds_gguf, weight_files
+from attnscope.models.info import ModelInfo
+from attnscope.models.model import Batch, Model, Tokenizer
 from attnscope.models.own.layouts import OWN_DECODER, Encoder, native_info, supports
 
 if TYPE_CHECKING:
@@ -118,10 +111,14 @@ def load(
         if spec in BUILT_IN:
             raise UsageError(f"{spec} is small enough for any device", "leave out --device-map")
         engine = "hf"
-    if engine == "numpy" and (device not in ("cpu", "auto") or dtype not in ("float32", "float64")):
-        raise UsageError(
-            "the numpy engine computes on the CPU, in float32 or float64", "leave out --device and --dtype"
-        )
+    if engine == "numpy":
+        on_cpu, precise = device in ("cpu", "auto"), dtype in ("float32", "float64")
+        if not (on_cpu and precise):
+            excess = " and ".join(name for name, fits in (("--device", on_cpu), ("--dtype", precise)) if not fits)
+            raise UsageError(
+                "the numpy engine computes on the CPU, in float32 or float64",
+                f"leave out {excess}, or take --engine native",
+            )
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
     if source.captures:
         if (device, dtype) not in (("cpu", "float32"), ("auto", "float32")) or device_map is not None:
@@ -205,7 +202,8 @@ def describe(
     """
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
     if native and source.folder is None:
-        from attnscope.models.own.glass_box import OwnTokenizer, own_info
+        from attnscope.models.own.glass_box import own_info
+        from attnscope.models.own.words import OwnTokenizer
 
         return own_info(source.name), OwnTokenizer()
     if native and is_own_decoder(source) and source.folder is not None:

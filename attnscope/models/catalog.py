@@ -6,12 +6,11 @@ for a model that is not here learns within seconds what to install or to set.
 
 import contextlib
 import difflib
-import hashlib
 import importlib.metadata
 import importlib.util
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,18 @@ from typing import Any
 from attnscope.errors import AttnscopeError, first_line, parse_json
 from attnscope.hub import PATIENCE_S, no_log_of_attempts, require_hub, run_within
 from attnscope.models.captured.files import files_of
-from attnscope.models.hashing import file_sha256
+from attnscope.models.files import (
+    MAIN,
+    cached_folder,
+    cached_ids,
+    describe_origin,
+    file_sha256,
+    find_snapshot,
+    holds_gguf,
+    name_weights,
+    require_model,
+    weights_sha256,
+)
 from attnscope.records.frame.reading import MOST_HEADS
 
 
@@ -121,13 +131,13 @@ def list_models() -> list[Entry]:
     """All models that can be named: the catalogue's, then complete ones in the Hub's cache."""
     entries = []
     for name, record in KNOWN.items():
-        installed, cached = _installed_folder(record), _cached_folder(record.repo_id)
+        installed, cached = _installed_folder(record), cached_folder(record.repo_id)
         state = "installed" if installed else "cached" if cached else "not here"
         entries.append(Entry(name, record.what, state, installed or cached))
     entries += [Entry(name, what, "built in", None) for name, what in BUILT_IN.items()]
     ours = {record.repo_id for record in KNOWN.values()}
-    for repo_id in _cached_ids():
-        folder = _cached_folder(repo_id)
+    for repo_id in cached_ids():
+        folder = cached_folder(repo_id)
         if folder and repo_id not in ours:
             entries.append(Entry(repo_id, "from the Hugging Face Hub", "cached", folder))
     return entries
@@ -157,7 +167,7 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
         if _is_adapter(path):
             return _resolve_adapter(spec, path.resolve(), allow_pickle, trust_remote_code)
         if path.is_dir():
-            _require_model(path, allow_pickle)
+            require_model(path, allow_pickle)
             path = path.resolve()
             beside = path if (path / ADAPTER).is_file() else None
             alone = [one.name for one in path.glob("*.gguf")] if holds_gguf(path) else []
@@ -179,14 +189,14 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
         raise AttnscopeError(f"{spec} is a file, not a model", "give the folder that holds config.json and the weights")
     repo_id, revision = _split_hub_id(spec)
 
-    cached = _cached_folder(repo_id, allow_pickle, revision)
+    cached = cached_folder(repo_id, allow_pickle, revision)
     if cached is None:
         close = difflib.get_close_matches(spec.lower(), [*KNOWN, *BUILT_IN], n=1, cutoff=0.7)
         if close:
             # No one-word repository of the Hub is called nearly as ours are: do not make a typo wait for the network.
             raise AttnscopeError(f"there is no model {spec}", f"did you mean {close[0]}?")
         cached = _download(repo_id, allow_pickle, trust_remote_code, revision=revision)
-    return Source(spec, spec, cached, repo_id=repo_id, origin=_hub_origin(repo_id, cached))
+    return Source(spec, spec, cached, repo_id=repo_id, origin=describe_origin(repo_id, cached))
 
 
 def is_recipe(spec: str) -> bool:
@@ -274,7 +284,7 @@ def find_config(spec: str) -> Source:
     else:
         repo_id, revision = _split_hub_id(spec)
     folder = _config_folder(repo_id, revision, known_as=spec if spec in KNOWN else "")
-    return Source(spec, spec, folder, repo_id=repo_id, origin=_hub_origin(repo_id, folder))
+    return Source(spec, spec, folder, repo_id=repo_id, origin=describe_origin(repo_id, folder))
 
 
 def read_config(source: Source) -> dict[str, Any]:
@@ -297,39 +307,6 @@ def read_config(source: Source) -> dict[str, Any]:
 
 
 # Weights --------------------------------------------------------------------------------------------------------
-
-
-def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
-    """The files that hold the model's weights, sorted by name: safetensors, whole or in shards.
-
-    Args:
-        folder: The model's folder.
-        allow_pickle: Whether pickles will do where there are no safetensors.
-
-    Raises:
-        AttnscopeError: There are none, or shards are missing, or there are only pickles and those are not allowed.
-    """
-    present = {path.name for path in folder.iterdir()}
-    for stem in ("model.safetensors", *(["pytorch_model.bin"] if allow_pickle else [])):
-        if stem in present:
-            return [folder / stem]
-        if f"{stem}.index.json" in present:
-            return _shards(folder, f"{stem}.index.json", present)
-    raise _no_weights(str(folder), present)
-
-
-def weights_sha256(folder: Path) -> str:
-    """The hash of a model's weights: one file's SHA-256, or that of sorted "name:hash" lines for several files.
-
-    Remembers what it hashed (until a file changes), and a second thread that asks waits for the first, so that a
-    thread can hash while torch loads. Hashing frees the interpreter lock.
-    """
-    files = weight_files(folder, allow_pickle=True)
-    hashes = {path.name: file_sha256(path) for path in files}
-    if len(hashes) == 1:
-        return next(iter(hashes.values()))
-    lines = "".join(f"{name}:{value}\n" for name, value in sorted(hashes.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def verify(source: Source) -> str:
@@ -364,47 +341,6 @@ def _require_pinned(source: Source, what: str, found: str, pinned: str) -> None:
     )
 
 
-def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
-    try:
-        names = sorted(set(parse_json((folder / index).read_text("utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise AttnscopeError(f"{folder / index} lists no weights: {first_line(error)}", "get the file again") from error
-    missing = [name for name in names if name not in present]
-    if missing or not names:
-        raise AttnscopeError(
-            f"{folder} lacks {missing[0] if missing else 'weights'}: {len(missing)} of {len(names)} shards are missing",
-            "get the missing files, or delete the folder to download it again",
-        )
-    return [folder / name for name in names]
-
-
-def _no_weights(where: str, names: Collection[str]) -> AttnscopeError:
-    pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
-    if pickles:
-        return AttnscopeError(
-            f"{where} holds its weights only as a pickle, {pickles[0]}, and loading one can run any code",
-            "--allow-pickle if you trust where it came from, or convert it to model.safetensors",
-        )
-    others = sorted(name for name in names if name.endswith((".h5", ".msgpack", ".gguf", ".onnx", ".safetensors")))
-    found = f" (found {', '.join(others[:3])})" if others else ""
-    return AttnscopeError(f"{where} holds no model.safetensors{found}", "give a folder or a Hub id with safetensors")
-
-
-def holds_gguf(folder: Path) -> bool:
-    """Whether a folder's weights, configuration and tokenizer are a GGUF file, which transformers unpacks."""
-    return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
-
-
-def _require_model(folder: Path, allow_pickle: bool) -> None:
-    if holds_gguf(folder):
-        return
-    if not (folder / "config.json").is_file():
-        inner = sorted(path.parent for path in folder.glob("*/config.json"))
-        hint = f"did you mean {inner[0]}?" if inner else "a model's folder holds config.json, weights and tokenizer"
-        raise AttnscopeError(f"{folder} holds no config.json, so it is not a model's folder", hint)
-    weight_files(folder, allow_pickle=allow_pickle)
-
-
 def _folder(source: Source) -> Path:
     if source.folder is None:
         raise AttnscopeError(f"{source.name} has no files", _try_names())
@@ -417,9 +353,6 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.
 
 
 _REVISION = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,95}){0,3}", re.ASCII)
-
-MAIN = "main"
-"""The branch of a Hub repository that is meant where no revision is named."""
 
 
 def _split_hub_id(spec: str) -> tuple[str, str]:
@@ -436,22 +369,14 @@ def _split_hub_id(spec: str) -> tuple[str, str]:
     return repo_id, revision
 
 
-HUB = "Hugging Face Hub, "
-"""What the origin of a model of the Hub begins with; its id and commit follow."""
-
-
-def _hub_origin(repo_id: str, folder: Path) -> str:
-    return f"{HUB}{repo_id}@{folder.name}"
-
-
 def _resolve_known(name: str, record: Known) -> Source:
     installed = _installed_folder(record)
     if installed:
         folder = installed
         origin = f"package {record.package} {importlib.metadata.version(record.package)}"
     else:
-        folder = _cached_folder(record.repo_id) or _download(record.repo_id, known_as=name)
-        origin = _hub_origin(record.repo_id, folder)
+        folder = cached_folder(record.repo_id) or _download(record.repo_id, known_as=name)
+        origin = describe_origin(record.repo_id, folder)
     return Source(name, name, folder, record.repo_id, record.pinned_sha256, origin, pinned_files=record.pinned_files)
 
 
@@ -464,44 +389,16 @@ def _installed_folder(record: Known) -> Path | None:
     return None
 
 
-def _cache() -> Path:
-    from huggingface_hub import constants  # this module of it loads in milliseconds, its API does not
-
-    return Path(constants.HF_HUB_CACHE)
-
-
-def _cached_ids() -> list[str]:
-    try:
-        return sorted(path.name.removeprefix("models--").replace("--", "/") for path in _cache().glob("models--*"))
-    except OSError:  # the home folder of another user, as sudo leaves it
-        return []
-
-
-def _cached_folder(repo_id: str, allow_pickle: bool = False, revision: str = MAIN) -> Path | None:
-    """The snapshot of a Hub model in the cache, if it is complete. Reads the documented layout: the API takes 0.6 s."""
-    with contextlib.suppress(OSError, ValueError, AttnscopeError):
-        folder = _snapshot(repo_id, revision)
-        _require_model(folder, allow_pickle)
-        return folder
-    return None
-
-
-def _snapshot(repo_id: str, revision: str) -> Path:
-    home = _cache() / f"models--{repo_id.replace('/', '--')}"
-    named = home / "refs" / revision
-    return home / "snapshots" / (named.read_text("ascii").strip() if named.is_file() else revision)
-
-
 def _config_folder(repo_id: str, revision: str, known_as: str = "") -> Path:
     """The snapshot of a Hub model that holds its config.json: from the cache, else downloaded without the rest."""
     with contextlib.suppress(OSError, ValueError):
-        cached = _snapshot(repo_id, revision)
+        cached = find_snapshot(repo_id, revision)
         if (cached / "config.json").is_file():
             return cached
     from huggingface_hub import constants, hf_hub_download
 
     if constants.HF_HUB_OFFLINE:
-        raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids to download it")
+        raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids downloading it")
     try:
         with no_log_of_attempts():
             require_hub()
@@ -523,7 +420,7 @@ def _download(
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if constants.HF_HUB_OFFLINE:
-        raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids to download it")
+        raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids downloading it")
     try:
         # Asked first and against a clock: a dead network can hold a name look-up or a retry for half a minute.
         info = run_within(PATIENCE_S, lambda: HfApi().model_info(repo_id, revision=revision, timeout=PATIENCE_S))
@@ -532,7 +429,7 @@ def _download(
             raise AttnscopeError(
                 f"{repo_id} on the Hub holds no config.json, so it is not a transformers model", "name another model"
             )
-        weights = _weights_of(repo_id, names, allow_pickle)
+        weights = name_weights(repo_id, names, allow_pickle)
         endings = (".json", ".txt", ".model", ".jinja", ".tiktoken", *([".py"] if trust_remote_code else []))
         if not sys.stderr.isatty():
             disable_progress_bars()
@@ -542,19 +439,8 @@ def _download(
         raise
     except Exception as error:  # the Hub's client lets errors of its network, HTTP and cache layers through
         raise _explain(error, repo_id, known_as) from error
-    _require_model(folder, allow_pickle)
+    require_model(folder, allow_pickle)
     return folder
-
-
-def _weights_of(repo_id: str, names: Collection[str], allow_pickle: bool) -> set[str]:
-    for stem in ("model.safetensors", *(["pytorch_model.bin"] if allow_pickle else [])):
-        if stem in names:
-            return {stem}
-        if f"{stem}.index.json" in names:
-            prefix, _, suffix = stem.partition(".")
-            shard = re.compile(rf"{prefix}-\d+-of-\d+\.{suffix}")
-            return {name for name in names if shard.fullmatch(name)}
-    raise _no_weights(f"{repo_id} on the Hub", names)
 
 
 def _explain(error: Exception, repo_id: str, known_as: str) -> AttnscopeError:
@@ -592,7 +478,7 @@ def _unreachable(repo_id: str, known_as: str, why: str) -> AttnscopeError:
 
 
 def _did_you_mean(name: str, after: str) -> str:
-    close = difflib.get_close_matches(name, [*KNOWN, *BUILT_IN, *_cached_ids()], n=1)
+    close = difflib.get_close_matches(name, [*KNOWN, *BUILT_IN, *cached_ids()], n=1)
     return f"did you mean {close[0]}?{after}" if close else ""
 
 

@@ -1,11 +1,11 @@
 """What every model is, whichever engine runs it."""
 
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field
-from html import escape
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import AttnscopeError
+from attnscope.models.info import ModelInfo, ShownModel
 from attnscope.models.turns import share_lock, take_turn
 from attnscope.records import Tokens
 
@@ -22,102 +22,6 @@ if TYPE_CHECKING:
     from attnscope.records.maps.sounds import Sound
     from attnscope.senses.photos import Photo
     from attnscope.senses.recordings import Recording
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What is known of a loaded model; all of it ends up in records.
-
-    Attributes:
-        name: What the user called it: a catalogue name, a Hub id, a folder's name.
-        source: Where the weights came from.
-        sha256: Hash of the weights, hex; of several files: of their names and hashes; with an adapter: of both hashes.
-            Empty for models made in memory.
-        architecture: The model_type of its configuration, such as "bert".
-        engine: "native", "hf", "numpy", "captured" (queries and keys from elsewhere), or "torch" (any module).
-        path: How weights are read: "seam" (the one function), or "eager" (the model's own output_attentions).
-        kinds: The kinds of attention it has, in the order of computation: some of "encoder", "decoder", "cross".
-        n_layers: Layers of each kind, in the order of `kinds`.
-        n_heads: Query heads of each kind (the largest, where layers differ).
-        n_kv_heads: Key/value heads of each kind.
-        d_model: Width of the hidden states.
-        n_parameters: Number of parameters, shared ones once; of the native engine without pooler and head.
-        max_tokens: The longest text it takes, in tokens, special ones included; None where there is no limit.
-        dtype: Precision of the weights as computed with, such as "float32".
-        device: Where it runs, such as "cpu".
-        checked: Whether the self-check against eager ran and held (True), was skipped (False), or is not needed (None).
-        notes: What a user must know to read the pictures truly, one sentence each.
-        adapter: The adapter that is part of the weights, "" = none.
-        adapter_sha256: Hash of its weights.
-        heads: Of a model whose heads are known by construction: the name of each ("L0H1"), and what it attends to.
-    """
-
-    name: str
-    source: str
-    sha256: str
-    architecture: str
-    engine: str
-    path: str
-    kinds: tuple[str, ...]
-    n_layers: tuple[int, ...]
-    n_heads: tuple[int, ...]
-    n_kv_heads: tuple[int, ...]
-    d_model: int
-    n_parameters: int
-    max_tokens: int | None
-    dtype: str
-    device: str
-    checked: bool | None = None
-    notes: tuple[str, ...] = ()
-    adapter: str = ""
-    adapter_sha256: str = ""
-    heads: tuple[tuple[str, str], ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it as plain JSON values."""
-        known = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        known |= {"heads": dict(self.heads)} if known.pop("heads") else {}
-        return {"road" if name == "path" else name: value for name, value in known.items()}  # as records have it
-
-    def lines(self, tokenizer: str) -> list[tuple[str, str]]:
-        """What a person wants to know of the model, as (name, value)."""
-
-        def each(numbers: tuple[int, ...]) -> str:
-            if len(self.kinds) == 1:
-                return str(numbers[0])
-            return ", ".join(f"{kind} {number}" for kind, number in zip(self.kinds, numbers, strict=True))
-
-        has_pooler = self.engine == "native" and self.kinds == ("encoder",)
-        counted = " in embeddings and layers; a pooler is not counted" if has_pooler else ""
-        equal = "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)"
-        checked = {
-            True: "equal to what the module computes by itself, on its inputs" if self.engine == "torch" else equal,
-            False: "no: the comparison with eager attention was skipped",
-            None: "not needed",
-        }
-        return [
-            ("model", self.name),
-            ("source", self.source),
-            ("sha256", self.sha256 or "-"),
-            ("architecture", f"{self.architecture} ({', '.join(self.kinds)})"),
-            (
-                "engine",
-                "numpy, without torch"
-                if self.engine == "numpy"
-                else f"{self.engine}, weights read {'at the seam' if self.path == 'seam' else 'from eager attention'}",
-            ),
-            ("layers", each(self.n_layers)),
-            ("heads", each(self.n_heads)),
-            ("key/value heads", each(self.n_kv_heads)),
-            ("width", str(self.d_model)),
-            ("parameters", f"{self.n_parameters:,}{counted}"),
-            ("limit", amount(self.max_tokens, "token") if self.max_tokens else "none"),
-            ("tokenizer", tokenizer),
-            ("precision", f"{self.dtype} on {self.device}"),
-            ("checked", checked[self.checked]),
-            *(("note", note) for note in self.notes),
-            *self.heads,
-        ]
 
 
 class Tokenizer(Protocol):
@@ -481,23 +385,6 @@ class Model(Protocol):
 
     def untrained(self, seed: int) -> "Model":
         """The same architecture with random weights."""
-
-
-class ShownModel:
-    """How a model shows itself: in one line, and in a notebook with what `attnscope info` says of it."""
-
-    info: ModelInfo
-    tokenizer: Any
-    texts: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        extent = f"{amount(max(self.info.n_layers), 'layer')} of {amount(max(self.info.n_heads), 'head')}"
-        kinds = f", {', '.join(self.info.kinds)}" if len(self.info.kinds) > 1 else ""
-        return f"{type(self).__name__}({self.info.name!r}, {self.info.architecture}: {extent}{kinds})"
-
-    def _repr_html_(self) -> str:
-        lines = [(escape(name), escape(value)) for name, value in self.info.lines(self.tokenizer.name)]
-        return f"<table>{''.join(f'<tr><th>{name}</th><td>{value}</td></tr>' for name, value in lines)}</table>"
 
 
 class LayeredModel(ShownModel):

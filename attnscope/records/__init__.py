@@ -41,4 +41,4 @@ def load_record(path: str | Path) -> Record:
     with reading.reading(path, "attnscope record", "give what a command wrote with -o, such as heads.npz"):
         schema = reading.schema_of(path) or reading.read_arrays(path)[1]["schema"]
         kind: type[Record] = kind_of_schema(schema).record_class()
-    return kind.load(path)
+    return kind.read(path)

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from attnscope.records.frame.codec import OMITTED
 from attnscope.records.frame.head_table import HeadTable, number_column
-from attnscope.records.frame.pair_tables import OneHead
+from attnscope.records.frame.pair_tables import HeadOfKind
 from attnscope.records.frame.reading import require_places
-from attnscope.records.frame.record import Record
+from attnscope.records.frame.record import StudyRecord
 
 PLACES = ("first", "repeated", "first_half", "second_half")
 """By which places in a text a loss is given, as "zero_loss_repeated"; records of older versions have none."""
@@ -40,7 +40,7 @@ Effects = Mapping[str, Effect]
 
 
 @dataclass(frozen=True)
-class HeadEffects(OneHead):
+class HeadEffects(HeadOfKind):
     """One head, and what changes without it."""
 
     kind: str
@@ -131,7 +131,7 @@ class Facts:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Ablation(Record):
+class Ablation(StudyRecord):
     """What heads do for a model on texts, found by taking them out.
 
     Attributes:
@@ -148,11 +148,8 @@ class Ablation(Record):
     """
 
     SCHEMA: ClassVar[str] = "attnscope.ablate/1"
-    ASCII: ClassVar[bool] = True
+    HOLDS: ClassVar[str] = "heads"
 
-    run: Mapping[str, Any]
-    corpus: Mapping[str, Any]
-    options: Mapping[str, Any]
     whole: Effects
     heads: tuple[HeadEffects, ...]
     sets: tuple[SetEffects, ...] = ()
@@ -209,7 +206,7 @@ class Ablation(Record):
                     label=label_of_quantity(name),
                 )
             )  # fmt: skip
-        return HeadTable(tuple((head.kind, head.layer, head.head) for head in self.heads), tuple(columns))
+        return HeadTable(tuple(head.address for head in self.heads), tuple(columns))
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """One row per head: kind, layer, head, then each quantity.
@@ -218,11 +215,6 @@ class Ablation(Record):
         the other formats only.
         """
         return self.head_table().rows()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it holds no heads."""
-        return not self.heads
 
     def require_whole(self) -> None:
         """Refuses heads that no model has or that cannot be ranked, and curves whose points do not fit."""

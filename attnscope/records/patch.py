@@ -116,15 +116,6 @@ class Patching(Ablation):
         """A head's name, or those of all that are patched with it, such as L3H0+L3H1."""
         return "+".join(self.named(self.heads[member]) for member in self.members(number))
 
-    def one_per_unit(self) -> Patching:
-        """The same with one head of those that are patched together, named by its number in `heads`."""
-        firsts = np.unique(self.units, return_index=True)[1]
-        return replace(
-            self,
-            heads=tuple(self.heads[first] for first in firsts),
-            **{name: getattr(self, name)[firsts] for name in ("units", "q", "by_pair", "position_effects")},
-        )
-
     def head_table(self) -> HeadTable:
         """What each head changes, with intervals, the false discovery rate, and what is patched with it."""
         table = super().head_table()

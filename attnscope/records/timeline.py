@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.circuits import COMPOSITIONS
 from attnscope.records.frame.codec import ARRAY, OMITTED, shaped
 from attnscope.records.frame.reading import require_places
-from attnscope.records.frame.record import Record
+from attnscope.records.frame.record import StudyRecord
 from attnscope.records.heads.findings import MeasureFacts, facts_of_measure
 
 NO_ROLE, TENTATIVE, HAS_ROLE = range(3)
@@ -74,7 +74,7 @@ class PairSeries:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Timeline(Record):
+class Timeline(StudyRecord):
     """Measures and roles of all heads over the checkpoints of one training.
 
     Attributes:
@@ -95,11 +95,8 @@ class Timeline(Record):
     """
 
     SCHEMA: ClassVar[str] = "attnscope.timeline/1"
-    ASCII: ClassVar[bool] = True
+    HOLDS: ClassVar[str] = "checkpoints"
 
-    run: Mapping[str, Any]
-    corpus: Mapping[str, Any]
-    options: Mapping[str, Any]
     checkpoints: tuple[Checkpoint, ...]
     heads: tuple[tuple[str, int, int], ...]
     measures: tuple[str, ...]
@@ -208,11 +205,6 @@ class Timeline(Record):
             return "", math.nan, math.nan
         best = max(known, key=lambda pair: float(pair.excess[number]))
         return self.head_names[best.sender], best.share[number], best.expected[number]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it holds no checkpoints."""
-        return not self.checkpoints
 
     def require_whole(self) -> None:
         """Refuses parts that do not fit each other, heads that no model has, and steps that do not ascend."""

@@ -116,11 +116,13 @@ def render(summary: Mapping[str, Any]) -> str:
     tools = summary["tools"]
     sections = [
         "<!-- Made by `python -m docs.generate` of docs/known-answers.json; do not edit. -->\n\n# Known answers",
-        INTRODUCTION.format(counts=counts, total=sum(summary["n_heads"].values()), minutes=summary["cpu_s"] / 60),
-        "## The table",
-        _table(tools, "all", list(summary["scores"])),
-        "Each cell is a mean, its 95% interval from a bootstrap over models, and how many heads it is about.",
+        INTRODUCTION.format(counts=counts, total=sum(summary["n_heads"].values()), verdict=_verdict(tools)),
+        "## The scores",
+        SCORING,
         "\n".join(f"- *{name}*: {words}." for name, words in summary["scores"].items()),
+        "## The table",
+        "Each cell is a mean, its 95% interval from a bootstrap over models, and how many heads it is about.",
+        _table(tools, "all", list(summary["scores"])),
         NOTES.format(tools="\n".join(f"- *{name}*: {facts['source']}." for name, facts in tools.items())),
         "## By part",
         *(
@@ -134,7 +136,7 @@ def render(summary: Mapping[str, Any]) -> str:
         _render_rules(summary["rules"]),
         "## What attnscope gets wrong",
         _render_wrong(summary),
-        HOW,
+        HOW.format(minutes=summary["cpu_s"] / 60),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -144,16 +146,18 @@ What does a head do, and does the tool say so? On most models nobody knows. Here
 heads below was compiled, planted, trained on a known task, or published. The truth is written in the source of each
 model, and compared with the model's own weights before any tool sees it.
 
-The last run took {minutes:.0f} minutes of processor time. It had these heads:
+{verdict} These are the heads:
 
 {counts}"""
 
-NOTES = """\
-A tool names a rule if its keys are the rule's keys. On the queries that the rule is about, the keys that both name
-must be 0.8 or more of those that either names. So words do not matter.
+SCORING = """\
+A *rule* says which keys each query attends to. A tool *names* a rule if its keys are the rule's keys: on the queries
+that the rule is about, the keys that both name must be 0.8 or more of those that either names. So the wording does not
+matter."""
 
-Each tool is asked for rules that it has a name for. So the scores *first* and *named* of a tool with three names are
-about few heads: compare the numbers of heads, too. The score *precise* is about every head that a tool describes.
+NOTES = """\
+Each tool is asked only for rules that it has a name for. So the scores *first* and *named* of a tool with three names
+are about few heads: compare the numbers of heads, too. The score *precise* is about every head that a tool describes.
 
 No tool but attnscope predicts attention. The others get the best prediction that their answer allows. Their keys get
 the share that these have on the texts that the tool saw, and all other keys share the rest evenly. A tool that says
@@ -173,6 +177,8 @@ python -m benchmarks.known --small                     # a few models of each pa
 python -m benchmarks.known --smollm2 path/to/smollm2   # everything; writes this page
 ```
 
+The last run took {minutes:.0f} minutes of processor time.
+
 The compiled programs and the trained decoders are kept as arrays beside the code.
 `python -m benchmarks.known.compiled` compiles the programs anew (`pip install -e ".[known]"`), and asserts that the
 arrays compute what Tracr's models do. `python -m benchmarks.known.grown` trains the decoders anew. Equal seeds give
@@ -188,6 +194,16 @@ A tool is a class with a name, a source and two methods (`benchmarks/known/tools
 - `vocabulary(known)` lists everything that it has a name for.
 
 Add it to `TOOLS` in `benchmarks/known/rivals.py` and run the benchmark. Rules, texts and scores stay the same."""
+
+
+def _verdict(tools: Mapping[str, Any]) -> str:
+    """What the run says of attnscope, in two sentences."""
+    (name, facts), *_ = tools.items()
+    first, silent = facts["all"]["first"], facts["all"]["silent"]
+    return (
+        f"{name} names the right rule first for {first['value']:.0%} of the {first['n']} heads whose rule it can name. "
+        f"It is silent on only {silent['value']:.0%} of the {silent['n']} heads whose rule it has no name for."
+    )
 
 
 def _cell(score: Mapping[str, Any] | None) -> str:
@@ -223,24 +239,28 @@ def _render_rules(rules: Sequence[Mapping[str, Any]]) -> str:
     for row in rules:
         cells = ["–" if row.get(name) is None else f"{row[name]:.2f}" for name in names]
         rows.append(f"| {row['rule']} | {row['n']} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+    dash = "A dash means that no head of the row counts for this score. Rows are sorted by *first*, then by heads."
+    return "\n".join([*rows, "", dash])
 
 
 def _render_wrong(summary: Mapping[str, Any]) -> str:
     wrong, ours = summary["wrong"], next(iter(summary["tools"].values()))["all"]
     said = [
-        f"attnscope has a name for the rules of {wrong['n_missed']} heads whose lines begin with another rule. "
-        f"It has no name for the rules of {wrong['n_false']} heads whose lines neither say so nor expect their "
-        "attention."
+        f"The lines of {wrong['n_missed']} heads begin with a wrong rule, although attnscope has a name for the right "
+        f"one. The lines of {wrong['n_false']} other heads, whose rules it has no name for, neither say so nor predict "
+        f"their attention. The table lists {len(wrong['examples'])} of the {wrong['n_missed'] + wrong['n_false']}. "
+        "There, *grown* means trained here, `compiler_bos` is the first token of a compiled program, and *! "
+        "other half* "
+        "begins what the other half of the texts shows."
     ]
     leads = _behind(summary["tools"])
     if leads:
         said.append("attnscope does not lead on these scores:\n\n" + "\n".join(f"- {lead}" for lead in leads))
     bars = {"first": 0.95, "named": 0.95, "precise": 0.95, "silent": 0.9, "right_or_silent": 0.9}
-    missed = [f"{name} {ours[name]['value']:.2f} of {bar:.2f}" for name, bar in bars.items()
+    missed = [f"{name} {ours[name]['value']:.2f} (goal {bar:.2f})" for name, bar in bars.items()
               if name in ours and ours[name]["value"] < bar]  # fmt: skip
     if missed:
-        said.append(f"It misses the bar that we set: {', '.join(missed)}.")
+        said.append(f"It misses some of our goals: {', '.join(missed)}.")
     rows = ["| model | head | what it does | what attnscope says |", "|---|---|---|---|"]
     rows += [
         f"| {one['model']} | {one['head']} | {one['rule']} | {one['line'].replace('|', '¦')} |"

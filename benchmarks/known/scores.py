@@ -24,20 +24,25 @@ PAIRS, LOW = 40, 0.1
 """Pairs of either kind for the one-at-a-time score; a low pair is below this part of the largest weight."""
 
 SCORES: dict[str, str] = {
-    "first": "of heads with a rule that the tool has a name for: the first thing it names beside a sink is the rule",
-    "named": "of rules that the tool has a name for: the line has it",
-    "precise": "of heads of which the tool says something: the first thing it names beside a sink is a rule of theirs",
-    "silent": "of heads without a rule that the tool has a name for: it says that it cannot describe them, or names a "
-    "sink alone",
-    "right_or_silent": "of the same heads: it says so, or its words expect the attention (explained is 0.9 or more)",
-    "explained": "1 - KL(attention || prediction) / KL(attention || even) on held-out texts (docs/descriptions.md)",
+    "first": "the share of heads whose rule the tool names first, sinks apart. Counted are the heads whose rule "
+    "it has a name for",
+    "named": "the share of rules that the line has. Counted are the rules that the tool has a name for",
+    "precise": "the share of described heads of which the first thing that the tool names, sinks apart, is a "
+    "rule of theirs",
+    "silent": "the share of heads on which the tool says that it cannot describe them, or names only a sink. "
+    "Counted are the "
+    "heads whose rule it has no name for",
+    "right_or_silent": "as *silent*, or the words of the tool predict the attention (explained is 0.9 or more)",
+    "explained": "1 - KL(attention || prediction) / KL(attention || even) on held-out texts "
+    "([descriptions](descriptions.md))",
     "iou": "intersection over union of the keys that hold 90% of a row, and of those that the tool expects to "
     "(Hayes et al. 2026, arXiv 2606.19317; the share is ours)",
-    "auc": "whether the tool's weight tells the strongest 40 pairs of a head from 40 random weak ones (one-at-a-time "
-    "scorer, OpenAI Transformer Debugger 2024, with 40 pairs for its 5)",
-    "role_recall": "of roles that the truth gives a head and that the tool has: given. Not of compiled heads: "
-    "thresholds say little on ten tokens",
-    "role_precision": "of roles given: the truth allows them. Not of compiled heads",
+    "auc": "whether the tool's weight tells the strongest 40 pairs of a head from 40 random weak ones (after the "
+    "one-at-a-time scorer of OpenAI's Transformer Debugger, which uses 5 pairs)",
+    "role_recall": "the share of true roles that the tool gives, among the roles that it has. Compiled heads "
+    "are left out: "
+    "on ten tokens thresholds say little",
+    "role_precision": "the share of given roles that the truth allows. Compiled heads are left out",
 }
 """What each score is, and its source."""
 

@@ -45,8 +45,10 @@ def why(
             output.deliver(why_heads(loading.load(model), corpus, which, report))
         return
     if which.pick is None or len(which.pick) != 1:
-        raise UsageError("a score is of one head", "name it: --pick L3H1; or give many texts: --file corpus.txt")
+        raise UsageError(
+            "no single head is picked", "name the head that attends: --pick L3H1; or give many texts: --file corpus.txt"
+        )
     if asked.query is None:
-        raise UsageError("a score is of one token that attends", "name it: --query it, or --query @3")
+        raise UsageError("no token is named to explain", "name the token that attends: --query it, or --query @3")
     text, ((layer, head),) = read_text(texts.text, None), which.pick
     output.deliver(study(loading.load(model), text, layer, head, asked.query, asked.key, kind=asked.kind))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     query="Also show what these tokens attend to, in the texts that have them.",
     formats=groups.Changed("Several of png, svg, pdf, npz, json.", default="png"),
     scale=groups.Changed(default="fixed"),
-    workers="Workers that draw, each with its own model.  [default: one a core, as memory allows]",
+    workers="Workers that draw, each with its own copy of the model.  [default: one per core, as memory allows]",
 )
 def batch(
     *,

@@ -43,7 +43,9 @@ def page(
         "What `attnscope heads` saved (heads.npz): names the heads' roles; an atlas (atlas.npz) is shown beside.",
     ] = None,
     why: Annotated[
-        str | None, "Heads, such as L3H1,L5H11: list why they attend there, for their strongest cells.", "Heads"
+        str | None,
+        "Heads, such as L3H1,L5H11: for their strongest cells, list what the query and the key read.",
+        "Heads",
     ] = None,
     reading: ReadingOptions,
     model: groups.Model = "minilm",
@@ -58,6 +60,7 @@ def page(
 
     - `attnscope page "The animal didn't cross the street because it was too tired." -o page.html`
     - `attnscope page "It was too tired." "It was too wide." --heads-record out/heads.npz`
+    - `attnscope page "The animal didn't cross the street because it was too tired." --why L3H1`
     - `attnscope page --record weights.npz`
     - `attnscope page --image photo.jpg "What is on the table?" -m ./smolvlm --generate 20`
     """

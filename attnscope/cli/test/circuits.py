@@ -6,7 +6,9 @@ from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions
 
 
-@groups.command(omit=("scale", "cmap", "layers", "heads"), pick="Tell all of single heads, such as L3H1,L5H11.")
+@groups.command(
+    omit=("scale", "cmap", "layers", "heads"), pick="Print everything about these heads, such as L3H1,L5H11."
+)
 def circuits(
     *,
     model: groups.Model = "minilm",
@@ -19,7 +21,8 @@ def circuits(
 ) -> None:
     """Read the weights, without any text: what heads copy and write, and which head feeds which.
 
-    For encoders and decoders of text whose attention passes the seam, grouped queries and rotary positions included.
+    For encoders and decoders of text whose attention attnscope reads at transformers' attention function, with grouped
+    queries and rotary positions too.
 
     - `attnscope circuits`
     - `attnscope circuits --pick L3H1,L0H2`

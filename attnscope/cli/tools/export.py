@@ -45,7 +45,8 @@ def export(
         Path | None,
         typer.Option(
             "--with",
-            help="For duo: heads.npz of the same model on texts. Its sink shares order heads with equal scores.",
+            help="For duo: heads.npz of the same model on texts. Heads with equal scores are ordered by its sink "
+            "shares.",
         ),
         "Heads",
     ] = None,
@@ -71,7 +72,7 @@ def export(
     """
     from attnscope.output import print_document
     from attnscope.records import load_record
-    from attnscope.views.export.formats import SCHEMA, export
+    from attnscope.views.export.formats import SCHEMA, WHISPER, export
 
     if not stream:
         refuse_beside("a list alone", texts, file=texts.files, model=model)
@@ -83,7 +84,27 @@ def export(
     document: dict[str, object] = {"schema": SCHEMA, "for": for_}
     if stream:
         document["check"] = _stream(found, sinks, streaming, loading, model, texts, printing)
+    if for_ in WHISPER:
+        document |= _word_times(found, score, top, printing, show=bool(paths))
     print_document(lambda: document, paths, printing.json)
+
+
+def _word_times(
+    record: Any, score: str | None, top: int | None, printing: groups.Printing, *, show: bool
+) -> dict[str, object]:
+    """Prints how well as many heads as are listed time words; the same as plain JSON values."""
+    from dataclasses import asdict
+
+    from attnscope.records.heads.scores import scores_of
+    from attnscope.views.relations.word_times import table
+    from attnscope.views.tables.plain_text import open_console
+
+    if record.word_times is None:
+        return {}
+    lists = record.word_times.for_list(len(scores_of(record, score).chosen[:top]))
+    if show and not printing.json:
+        open_console().print(table(record.word_times, lists))
+    return {"word_times": {**asdict(record.word_times), "lists": [asdict(each) for each in lists]}}
 
 
 def _stream(

@@ -13,7 +13,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.core.attention.probes import OfChosen, Weights
-from attnscope.core.attention.seam import AttentionCall, Kind, allowed, attend, attention_weights, select_heads
+from attnscope.core.attention.seam import (
+    AttentionCall,
+    Kind,
+    allowed,
+    attend,
+    attention_weights,
+    select_heads,
+    select_part,
+)
 from attnscope.core.attention.tiles import LEAST_QUERIES, blocks, tiles
 
 
@@ -30,35 +38,6 @@ class Calls(OfChosen[AttentionCall]):
     def _keep(self, chosen: AttentionCall) -> AttentionCall:
         query, key = chosen.query.detach(), chosen.key.detach()
         return replace(chosen, query=query, key=key, value=key[..., :0], dropout_p=0.0)
-
-
-def select_text(call: AttentionCall, text: int, n_queries: int, n_keys: int) -> AttentionCall:
-    """The attention of one text of a padded batch, its padding cut off; padding is at the end.
-
-    Args:
-        call: The attention of the batch.
-        text: Which text.
-        n_queries: How many of its queries are real.
-        n_keys: How many of its keys are.
-    """
-
-    def cut(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None:
-            return None
-        tensor = tensor[(None,) * (4 - tensor.ndim)]
-        tensor = tensor[text : text + 1] if tensor.shape[0] > 1 else tensor
-        rows = slice(n_queries if tensor.shape[2] > 1 else 1)
-        return tensor[:, :, rows, : n_keys if tensor.shape[3] > 1 else 1]
-
-    one = slice(text, text + 1)
-    return replace(
-        call,
-        query=call.query[one, :, :n_queries],
-        key=call.key[one, :, :n_keys],
-        value=call.value[one, :, :n_keys],
-        mask=cut(call.mask),
-        bias=cut(call.bias),
-    )
 
 
 def iterate_rows(calls: Sequence[AttentionCall], elements: int) -> Iterator[tuple[slice, Tensor]]:
@@ -165,11 +144,7 @@ class WeightsBesideFullWidth(Weights):
         self.full: dict[Kind, dict[int, Tensor]] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and keeps what is wanted of it; see Weights.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
-        """
+        """Computes an attention, and keeps what is wanted of it, see Weights; shape and dtype: see `Probe`."""
         output = super().__call__(call)
         if call.layer in self.maps.get(call.kind, {}) and (single := full_width(call)) is not None:
             self.full.setdefault(call.kind, {})[call.layer] = single.detach().to("cpu", torch.float32)
@@ -186,6 +161,6 @@ def full_width(call: AttentionCall) -> Float[Tensor, "query key"] | None:
         Weights of the first text of the batch, (query, key), each row in [0, 1] with sum 1, or 0 where a query may
         attend to nothing. None where it is not defined.
     """
-    text = select_text(call, 0, call.query.shape[2], call.key.shape[2])
+    text = select_part(call, slice(0, 1))
     single = single_head([(text, head) for head in range(call.n_heads)])
     return None if isinstance(single, str) else attention_weights(single)[0, 0]

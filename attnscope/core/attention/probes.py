@@ -277,13 +277,7 @@ class Gate:
         self._compute = compute
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention and gates its heads.
-
-        Args:
-            call: The attention.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
+        """Computes an attention and gates its heads; shape and dtype: see `Probe`.
 
         Raises:
             ValueError: There are not as many factors as heads, or as texts.
@@ -341,11 +335,7 @@ class Means(SumsOverQueries):
     """
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and adds up what its heads put out; NaN where queries or keys are no numbers.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
-        """
+        """Adds up what heads put out, NaN where queries or keys are no numbers; shape and dtype: see `Probe`."""
         output = attend(call)
         place = (call.kind, call.layer)
         real = self._real.get(call.kind)

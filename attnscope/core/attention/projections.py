@@ -40,11 +40,7 @@ class TokenVectors:
         self.turned: dict[Kind, dict[int, Turned]] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and keeps what is asked for.
-
-        Returns:
-            The output, as the other probe gives it, (batch, n_heads, query, d_value), of the query's dtype.
-        """
+        """Computes an attention as the other probe does, and keeps what is asked for; shape and dtype: see `Probe`."""
         query, key, turned = self._bare(call)
         output = self._probe(call)
         self.turned.setdefault(call.kind, {})[call.layer] = turned

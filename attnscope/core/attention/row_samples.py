@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.core.attention.seam import AttentionCall, Kind, attention_weights
+from attnscope.core.attention.seam import AttentionCall, Kind, attention_weights, select_part
 from attnscope.core.attention.tiles import attend_lean
 
 
@@ -57,10 +57,7 @@ class RowSamples:
         self.found: dict[Kind, list[Found]] = {kind: [Found() for _ in each] for kind, each in wanted.items()}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and reads the rows that are asked for.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype of the values, without gradient.
+        """Computes an attention without gradient, and reads the rows asked for; shape and dtype: see `Probe`.
 
         Raises:
             RuntimeError: The layer of this kind has been here already.
@@ -72,9 +69,7 @@ class RowSamples:
             return attend_lean(call)
 
     def keep(self, kind: Kind, layer: int, weights: Tensor) -> None:
-        """Reads dense weights that an engine has computed by itself.
-
-        What may be attended to is not known there: it is taken to be every key, for a decoder every earlier one.
+        """Reads dense weights that an engine has computed by itself, as `rows_of_weights` does.
 
         Args:
             kind: Kind of the attention.
@@ -83,11 +78,7 @@ class RowSamples:
         """
         for text, wanted in enumerate(self._wanted.get(kind, ())):
             queries = torch.from_numpy(wanted.queries)
-            allowed = torch.ones(len(queries), wanted.n_keys, dtype=torch.bool)
-            if kind == "decoder":
-                allowed = torch.arange(wanted.n_keys) <= queries[:, None]
-            rows = weights[text, :, queries.to(weights.device), : wanted.n_keys].float()
-            self._read(kind, layer, text, rows, allowed)
+            self._read(kind, layer, text, *rows_of_weights(weights, kind, text, queries, wanted.n_keys))
 
     def _read(
         self,
@@ -122,30 +113,26 @@ def rows_of(
     """
     device = call.query.device
     queries = queries.to(device)
-    one = slice(text, text + 1)
-
-    def cut(tensor: Tensor) -> Tensor:
-        tensor = tensor[(None,) * (4 - tensor.ndim)]
-        tensor = tensor[one] if tensor.shape[0] > 1 else tensor
-        tensor = tensor[:, :, queries] if tensor.shape[2] > 1 else tensor
-        return tensor[..., :n_keys] if tensor.shape[3] > 1 else tensor
-
+    part = select_part(call, slice(text, text + 1), queries, slice(n_keys))
     positions = torch.arange(n_keys, device=device)
     near = torch.ones(len(queries), n_keys, dtype=torch.bool, device=device)
     if call.is_causal:
         near &= positions <= queries[:, None]
     if call.window is not None:
         near &= (positions - queries[:, None]).abs() < call.window
-    mask = near[None, None] if call.mask is None else near & cut(call.mask)
-    part = replace(
-        call,
-        query=call.query[one][:, :, queries],
-        key=call.key[one, :, :n_keys],
-        value=call.value[one, :, :n_keys],
-        mask=mask,
-        bias=None if call.bias is None else cut(call.bias),
-        is_causal=False,
-        window=None,
-        dropout_p=0.0,
-    )
+    mask = near[None, None] if part.mask is None else near & part.mask
+    part = replace(part, mask=mask, is_causal=False, window=None, dropout_p=0.0)
     return part, mask.any(1)[0].expand(len(queries), n_keys)
+
+
+def rows_of_weights(
+    weights: Float[Tensor, "text n_heads query key"], kind: str, text: int, queries: Tensor, n_keys: int
+) -> tuple[Float[Tensor, "n_heads row {n_keys}"], Bool[Tensor, "row {n_keys}"]]:
+    """Dense weights of the same, (n_heads, row, key), float32; and what these may attend to, (row, key), bool.
+
+    What may be attended to is not known there: it is taken to be every key, for a decoder every earlier one.
+    """
+    allowed = torch.ones(len(queries), n_keys, dtype=torch.bool)
+    if kind == "decoder":
+        allowed = torch.arange(n_keys) <= queries[:, None]
+    return weights[text, :, queries.to(weights.device), :n_keys].float(), allowed

@@ -109,7 +109,7 @@ class AttentionCall:
 
 
 Probe = Callable[[AttentionCall], Tensor]
-"""What happens at the seam: gets the call, returns its output (batch, n_heads, query, d_value)."""
+"""What computes at the seam: gets a call, returns its output (batch, n_heads, query, d_value), in the values' dtype."""
 
 
 def check_mask_is_boolean(name: str, mask: Tensor) -> None:
@@ -274,6 +274,41 @@ def select_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
         mask=of_heads(call.mask),
         bias=of_heads(call.bias),
         sinks=None if call.sinks is None else call.sinks[chosen],
+    )
+
+
+def select_part(
+    call: AttentionCall,
+    texts: slice = slice(None),
+    queries: slice | Tensor = slice(None),
+    keys: slice | Tensor = slice(None),
+) -> AttentionCall:
+    """The same attention with some texts, queries and keys alone, by range or by number.
+
+    Causality and windows count positions: they stay true only where queries and keys are the first ones.
+
+    Args:
+        call: The attention.
+        texts: Which texts of the batch.
+        queries: Which queries; numbers are (query,), int64.
+        keys: Which keys; numbers are (key,), int64.
+    """
+
+    def cut(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        tensor = tensor[(None,) * (4 - tensor.ndim)]
+        tensor = tensor[texts] if tensor.shape[0] > 1 else tensor
+        tensor = tensor[:, :, queries] if tensor.shape[2] > 1 else tensor
+        return tensor[..., keys] if tensor.shape[3] > 1 else tensor
+
+    return replace(
+        call,
+        query=call.query[texts][:, :, queries],
+        key=call.key[texts][:, :, keys],
+        value=call.value[texts][:, :, keys],
+        mask=cut(call.mask),
+        bias=cut(call.bias),
     )
 
 

@@ -47,13 +47,7 @@ class TileProbe(Generic[Found]):
         self._plans: dict[Hashable, tuple[Any, Tensor | None]] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention and reads its tiles.
-
-        Args:
-            call: The attention.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype of the values, without gradient.
+        """Computes an attention without gradient, and reads its tiles; shape and dtype: see `Probe`.
 
         Raises:
             RuntimeError: The layer of this kind has been here already.

@@ -54,6 +54,12 @@ class Block:
     empty: Tensor | None
     window: int | None = None
 
+    @staticmethod
+    def whole(weights: Tensor, may: Tensor | None = None) -> "Block":
+        """All of some dense weights, (text, head, query, key); `may` as above."""
+        n_texts, _, n_queries, n_keys = weights.shape
+        return Block(slice(0, n_texts), slice(0, n_queries), slice(0, n_keys), may, False, None)
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """How many texts, queries and keys."""

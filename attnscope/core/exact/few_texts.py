@@ -7,20 +7,19 @@ from scipy.special import ndtri
 Floats = NDArray[np.float64]
 
 
-def unseen_share(n_texts: ArrayLike, level: float = 0.95) -> Floats:
+def unseen_share(n_texts: ArrayLike) -> Floats:
     """The largest share u of all texts that may be of a kind which n independent texts do not show.
 
-    u solves (1 - u)^n = (1 - level) / 2, the probability with which one end of the interval may miss.
+    u solves (1 - u)^n = 2.5%, the probability with which one end of a 95% interval may miss.
 
     Args:
         n_texts: How many texts there are, or their effective number; at least 1.
-        level: The coverage, between 0 and 1.
 
     Returns:
         0 to 1.
     """
     with np.errstate(divide="ignore"):  # of no texts at all every kind is unseen
-        share: Floats = 1 - ((1 - level) / 2) ** (1 / np.asarray(n_texts, np.float64))
+        share: Floats = 1 - 0.025 ** (1 / np.asarray(n_texts, np.float64))
     return share
 
 
@@ -51,9 +50,9 @@ def allow_for_unseen(
 
 
 def interval_of_few_texts(
-    ratio: ArrayLike, half: ArrayLike, n_texts: ArrayLike, highest: ArrayLike, level: float = 0.95
+    ratio: ArrayLike, half: ArrayLike, n_texts: ArrayLike, highest: ArrayLike
 ) -> tuple[Floats, Floats]:
-    """The confidence interval of r = Σs / Σc over texts, 0 <= s, if a few texts may dominate Σs.
+    """The 95% confidence interval of r = Σs / Σc over texts, 0 <= s, if a few texts may dominate Σs.
 
     If a head fires in one text of forty, that text holds nearly all of Σs. Then r ± t·se misses two errors:
 
@@ -62,7 +61,7 @@ def interval_of_few_texts(
        1936, Biometrika 28), by Byar's approximation (Breslow & Day 1987, Statistical Methods in Cancer Research II,
        section 2.3):
 
-           low  = r / k · k (1 - 1/(9k) - z / (3 √k))³,   and r α^(1/k) for k below 1, α = (1 - level) / 2
+           low  = r / k · k (1 - 1/(9k) - z / (3 √k))³,   and r α^(1/k) for k below 1, α = 2.5%
            high = r / k · (k + 1) (1 - 1/(9(k + 1)) + z / (3 √(k + 1)))³
 
        For many events these are r ± half. For few they are skewed, as such sums are.
@@ -77,18 +76,17 @@ def interval_of_few_texts(
         half: t·se of the ratio, as of `RunningSums.interval`.
         n_texts: The effective number of texts, as of `RunningSums.effective_texts`.
         highest: The largest ratio in texts of an unseen kind; ignored if it is below r.
-        level: The coverage, between 0 and 1.
 
     Returns:
         The low end (at least 0) and the high end; NaN if `half` is NaN.
     """
     r, half = np.asarray(ratio, np.float64), np.asarray(half, np.float64)
-    z, unseen = float(ndtri((1 + level) / 2)), unseen_share(n_texts, level)
+    z, unseen = float(ndtri(0.975)), unseen_share(n_texts)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
         k = np.clip(np.where(r > 0, (z * r / half) ** 2, 1.0), 1e-6, 1e12)
         k = np.where(np.isnan(half), np.nan, k)
         byar = np.maximum(1 - 1 / (9 * k) - z / (3 * np.sqrt(k)), 0.0) ** 3
-        fewer = np.where(k < 1, ((1 - level) / 2) ** (1 / k), byar)
+        fewer = np.where(k < 1, 0.025 ** (1 / k), byar)
         more = (1 + 1 / k) * (1 - 1 / (9 * (k + 1)) + z / (3 * np.sqrt(k + 1))) ** 3
         low = r * np.exp(-np.hypot(np.log(fewer), np.log1p(-unseen)))
         high = allow_for_unseen(r, low, r * more, unseen, r, highest)[1]

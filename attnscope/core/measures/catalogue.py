@@ -6,7 +6,7 @@ A family is what a measure reads of attention: all that the engine has to know o
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 PairFact = Literal["distance", "signed_distance", "cosine", "same_token", "induction"]
 """Facts of a query and a key."""
@@ -147,6 +147,11 @@ class Measure:
     has_active: bool = False
     counts: str = ""
 
+    def describe(self) -> dict[str, Any]:
+        """What a record says of it: what a large value says, the unit, and the range, None = no bound."""
+        ends = [end if math.isfinite(end) else None for end in (self.low, self.high)]
+        return {"what": self.what, "unit": self.unit, "range": ends}
+
     @property
     def needs_places(self) -> bool:
         """Whether queries and keys must be of one text, so that it is undefined in cross attention."""
@@ -215,10 +220,10 @@ MEASURES: dict[str, Measure] = {
                 "share", 0, 1, _VOITA + ", rare words", Row("rarest")),
         Measure("rarity", "attends to rare tokens",
                 "- sum over k of A_qk ln frequency(x_k)", "nats", 0, _INF, "ours", Keys("rarity", is_set=False), True),
-        Measure("sink", "is an attention sink on a text, which counts 1 if so",
+        Measure("sink", "makes the first token an attention sink, in a large share of texts",
                 "1 if the text's mean of A[q, first] over all its queries > 0.3", "share of texts", 0, 1,
                 "Gu et al. 2024, section 3.1", Text("sink")),
-        Measure("received", "gives much of all its attention to one key of a text",
+        Measure("received", "gives a large share of all its attention to one key of the text",
                 "max over k of the sum over q of A_qk, each text counting its queries", "share", 0, 1, "ours",
                 Text("received")),
         Measure("value_weighted", "reads large value vectors",

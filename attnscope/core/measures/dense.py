@@ -94,7 +94,6 @@ def measures_of_weights(
     factor: Float[Tensor, "head d d_value"] | None = None,
     measures: Iterable[str] | None = None,
     outlying: Bool[Tensor, "batch key"] | None = None,
-    in_units: bool = False,
 ) -> SumsOf:
     """All measures of one layer from its dense weights: their definition, and the way of models that only have these.
 
@@ -111,10 +110,9 @@ def measures_of_weights(
         factor: `output_factor` of the layer, for norm_weighted; None leaves it undefined.
         measures: Which of MEASURES; None = all.
         outlying: Which keys are outlying (`facts.outlying`), (batch, key), for outlier_token; None leaves it undefined.
-        in_units: Whether blocks of `unit_queries` of a longer text are units of their own.
 
     Returns:
-        Sums and counts by unit and head.
+        Sums and counts by unit and head. Blocks of `unit_queries` of a longer text are units of their own.
 
     Raises:
         ValueError: Shapes do not fit together, or a measure is unknown.
@@ -128,7 +126,7 @@ def measures_of_weights(
             f"{tuple(keys.real.shape)} keys"
         )
     names = internal_names(measures)
-    size = unit_queries(n_queries) if in_units else max(n_queries, 1)
+    size = unit_queries(n_queries)
     parts = [slice(start, min(start + size, n_queries)) for start in range(0, n_queries, size)] or [slice(0, 0)]
     every_key = slice(0, n_keys)
     may = (weights > 0).any(1, keepdim=True) if allowed is None else allowed
@@ -142,7 +140,7 @@ def measures_of_weights(
         texts, units, here = slice(t, t + 1), slice(unit, unit + 1), (some, every_key)
         text = keys.part(texts)
         part, may_here = weights[texts, :, some].double(), may[texts, :, some]
-        given = ground(may_here, text, of_queries.asking[texts, some], *here, own_text=own_text)
+        given = ground(may_here, text, of_queries.asking[texts, some], here, own_text=own_text)
         band = add_uniform(uniform, units, given)
         rows = linear_rows(part, text, *here, own_text=own_text)
         rows |= _rows_of_weights(part, text, given, rows)

@@ -233,8 +233,8 @@ class Plan:
         self._put_edges(block, edges, mask_heads)
         columns = self.keep_texts(block, "columns", lambda: key_columns(facts, self.dtype))
         given = ground(
-            allowed, facts, real, block.queries, block.keys, own_text=self.own_text, dtype=self.dtype, columns=columns,
-            cosines=self.cosines(block) if self.own_text else None,
+            allowed, facts, real, (block.queries, block.keys), own_text=self.own_text, dtype=self.dtype,
+            columns=columns, cosines=self.cosines(block) if self.own_text else None,
         )  # fmt: skip
         share = given.counted.to(self.dtype) / given.n_allowed.clamp(min=1)
         may = allowed.to(self.dtype)

@@ -113,8 +113,7 @@ def ground(
     allowed: Bool[Tensor, "#batch mask_head #query #key"],
     keys: TextFacts,
     asking: Bool[Tensor, "batch query"],
-    queries: slice,
-    key_range: slice,
+    here: tuple[slice, slice],
     *,
     own_text: bool,
     dtype: torch.dtype = torch.float64,
@@ -128,8 +127,7 @@ def ground(
             query likewise.
         keys: The texts of the keys.
         asking: Which of the queries are tokens that count, (batch, query).
-        queries: Which queries these are.
-        key_range: Which keys these are; queries may attend to no others.
+        here: Which queries and which keys these are; queries may attend to no other keys.
         own_text: Whether queries and keys are of one text.
         dtype: Precision of uniform values.
         columns: As for linear_rows.
@@ -138,10 +136,10 @@ def ground(
     may, n_queries = allowed.to(dtype), asking.shape[1]
     allowed = allowed.expand(-1, -1, n_queries, -1)
     even = may / may.sum(-1, keepdim=True).clamp(min=1)
-    uniform = linear_rows(even, keys, queries, key_range, own_text=own_text, columns=columns, cosines=cosines)
-    n_rarest = None if keys.rarest is None else (may * keys.rarest[:, None, None, key_range]).sum(-1)
-    sees_end = at_key(allowed, keys.final_special, key_range)
-    band = at_offsets(allowed, queries, key_range)
+    uniform = linear_rows(even, keys, *here, own_text=own_text, columns=columns, cosines=cosines)
+    n_rarest = None if keys.rarest is None else (may * keys.rarest[:, None, None, here[1]]).sum(-1)
+    sees_end = at_key(allowed, keys.final_special, here[1])
+    band = at_offsets(allowed, *here)
     return ground_of(may.sum(-1), uniform, n_rarest, sees_end, band, asking, own_text=own_text)
 
 

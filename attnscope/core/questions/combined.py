@@ -101,10 +101,10 @@ class CombinedLinks(TileProbe[Tensor]):
         Returns:
             What is drawn of it, (sample, head), 0 to 1.
         """
-        n_texts, n_heads, n_queries, n_keys = weights.shape
-        whole = Block(slice(0, n_texts), slice(0, n_queries), slice(0, n_keys), None, False, None)
+        sizes = weights.shape[1], weights.shape[2], weights.shape[3]
+        whole = Block.whole(weights)
         facts, plan = self.facts, divide_links(self.facts, [whole])
-        reader = _Reader(self, facts, plan, layer, (n_heads, n_queries, n_keys), weights.dtype)
+        reader = _Reader(self, facts, plan, layer, sizes, weights.dtype)
         reader.add_block(whole, weights)
         return reader.result()
 

@@ -63,6 +63,7 @@ LATER = -2
 
 LARGEST_WEIGHT, LARGEST_STEP = 16.0, 3.0
 _ITERATIONS, _CLOSE, _CLOSE_ENOUGH = 30, 1e-7, 1e-4
+_TIED = 1e-8
 _SCREENED_AT_ONCE = 2**22
 
 
@@ -124,25 +125,27 @@ def refit(
         The weights, and the mean of KL(A ‖ p) over texts in nats (without the ridge).
     """
     table = part.table(terms, head)
-    expected = np.array([part.share(f, head) if f >= part.n_shared else part.expected[head, f] for f in terms])
+    (known,) = part.expected([head])
+    expected = np.array([part.share(f, head) if f >= part.n_shared else known[f] for f in terms])
     rows = part.weights[head]
     w = np.zeros(len(terms)) if start is None else np.array(start, np.float64)
-    value, gradient, second = table.loss(w, expected, rows)
+    loss = table.loss(w, expected, rows)
     for _ in range(_ITERATIONS):
+        gradient, second = table.derivatives(loss, w, expected, rows)
         step = np.clip(np.linalg.solve(second, -gradient), -LARGEST_STEP, LARGEST_STEP)
         size = 1.0
         while True:
             tried = np.clip(w + size * step, -LARGEST_WEIGHT, LARGEST_WEIGHT)
             found = table.loss(tried, expected, rows)
-            if found[0] <= value or size < 1e-3:
+            if found.value <= loss.value or size < 1e-3:
                 break
             size /= 2
-        gained = value - found[0]
+        gained = loss.value - found.value
         if gained > 0:
-            w, (value, gradient, second) = tried, found
+            w, loss = tried, found
         if gained < close:
             break
-    return w, value - RIDGE / 2 * float(w @ w) - float(part.entropies[head])
+    return w, loss.value - RIDGE / 2 * float(w @ w) - float(part.entropies[head])
 
 
 def describe(
@@ -301,17 +304,23 @@ class _Search:
             return
         largest = self._left - min(left for *_, left in tried)
         alike = [one for one in tried if self._left - one[2] >= max((1 - ALIKE) * largest, least)]
-        taken = min(alike, key=lambda one: (self._simplicity[one[0]], one[2]))
+        simplest = min(self._simplicity[feature] for feature, *_ in alike)
+        taken = self._best([one for one in alike if self._simplicity[one[0]] == simplest])
         if not self.terms:
             self._first = self._alone(*taken)
             others = [one for one in tried if one[0] != taken[0]]
-            self._runner_up = self._alone(*min(others, key=lambda one: one[2])) if others else None
+            self._runner_up = self._alone(*self._best(others)) if others else None
         feature, weights, _ = taken
         self.terms = (*self.terms, feature)
         self.weights, left = self._refit(self.terms, weights, _table_order(self._part, self.terms), _CLOSE)
         self._gains.append(self._left - left)
         self._left = left
         self.goes_on = left > (1 - ENOUGH) * self._nats
+
+    def _best(self, tried: list[tuple[int, Floats, float]]) -> tuple[int, Floats, float]:
+        """The candidate that leaves least; of ties, which only rounding tells apart, the one with the lowest number."""
+        least = min(left for *_, left in tried)
+        return min((one for one in tried if one[2] <= least + _TIED * self._nats), key=lambda one: one[0])
 
     def _refit(self, terms: tuple[int, ...], start: Floats, order: list[int], close: float) -> tuple[Floats, float]:
         found, left = refit(self._part, self.head, tuple(terms[i] for i in order), start[order], close)
@@ -353,6 +362,7 @@ def _table_order(part: Part, terms: tuple[int, ...]) -> list[int]:
 def _screen(part: Part, searches: Sequence[_Search]) -> list[_Screened]:
     """What each feature could gain for several heads."""
     made: list[_Screened] = []
+    part.expected([search.head for search in searches])  # of all at once
     at_once = max(1, _SCREENED_AT_ONCE // max(part.size, 1))
     for start in range(0, len(searches), at_once):
         some = searches[start : start + at_once]
@@ -371,7 +381,7 @@ def _screen(part: Part, searches: Sequence[_Search]) -> list[_Screened]:
 def _gains(part: Part, head: int, pi: Floats) -> _Screened:
     tiny = 1e-9
     own = range(part.n_shared, part.n_shared + len(part.own_columns(head)))
-    a = np.concatenate([part.expected[head], [part.share(number, head) for number in own]])
+    a = np.concatenate([*part.expected([head]), [part.share(number, head) for number in own]])
     a, pi = np.clip(a, tiny, 1 - tiny), np.clip(pi, tiny, 1 - tiny)
     gains = a * np.log(a / pi) + (1 - a) * np.log((1 - a) / (1 - pi))
     steps = np.log(a / pi) - np.log((1 - a) / (1 - pi))

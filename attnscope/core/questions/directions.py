@@ -130,10 +130,10 @@ class _Fit:
         self._by_key = sp.csr_matrix((ones, (self._keys, entries)), (n_types, part.size))
         self._by_bucket = sp.csr_matrix((ones, (self._buckets, entries)), (n_buckets, part.size))
         self._by_query = sp.csr_matrix((ones[:n_rows], (self._queries, np.arange(n_rows))), (n_types, n_rows))
-        self._attention = np.stack([part.attention(head) for head in heads]).astype(np.float32)
         self._row_weights = part.weights[list(heads)].astype(np.float32)
-        self._entry_weights = self._row_weights[:, self._row_of]
-        self._scores = np.zeros_like(self._attention)
+        self._weighted = np.stack([part.attention(head) for head in heads]).astype(np.float32)
+        self._weighted *= self._row_weights[:, self._row_of]
+        self._scores = np.zeros_like(self._weighted)
         self._offset = np.zeros((len(heads), n_buckets), np.float32)
         self._linear = np.zeros((len(heads), x.shape[1]), np.float32)
         self._own = np.zeros((len(heads), n_types), np.float32)
@@ -160,9 +160,10 @@ class _Fit:
     def _errors(self) -> tuple[Singles, Singles]:
         """The errors r = B - p, and p, each times what its row counts, (head, entry)."""
         top = np.maximum.reduceat(self._scores, self._first, axis=1)
-        p = np.exp(self._scores - top[:, self._row_of])
+        p = top[:, self._row_of]
+        np.exp(np.subtract(self._scores, p, out=p), out=p)
         p *= (self._row_weights / np.add.reduceat(p, self._first, axis=1))[:, self._row_of]
-        return self._attention * self._entry_weights - p, p
+        return self._weighted - p, p
 
     def _fit_offsets(self) -> None:
         r, p = self._errors()
@@ -259,8 +260,9 @@ def _whitening(second: NDArray[np.floating], share: float) -> Singles:
 
 def columns_of(directions: Directions, part: Part) -> tuple[Column, ...]:
     """What a head looks for as features: the keys, of each pair the upper ends and the lower ones, and known pairs."""
-    assert part.rows.key_types is not None and part.rows.query_types is not None
-    keys, queries = part.rows.key_types[part.entries], part.rows.query_types[part.index]
+    assert part.rows.query_types is not None
+    keys = np.bincount(part.key_types, minlength=len(directions.keys))
+    queries = np.bincount(part.rows.query_types[part.index], minlength=len(directions.keys))
     levels, values = quantise(directions.keys, keys, KEY_CUTS)
     made = [Column(values, KEY_RANK, levels, n_key_levels=len(values))]
     for u, v in directions.pairs:
@@ -273,23 +275,37 @@ def columns_of(directions: Directions, part: Part) -> tuple[Column, ...]:
     return tuple(made)
 
 
-def _edges_of(scores: Singles, cuts: tuple[float, ...]) -> NDArray[np.float64]:
-    """Where the levels of some scores begin, but for the first: quantiles, each once."""
-    edges: NDArray[np.float64] = np.unique(np.quantile(scores, cuts))
+def _edges_of(scores: Singles, occurrences: NDArray[np.int64], cuts: tuple[float, ...]) -> NDArray[np.float64]:
+    """Where the levels of some scores begin, but for the first: quantiles of their occurrences, each once."""
+    if not occurrences.any():
+        return np.empty(0)
+    order = np.argsort(scores)
+    last = np.cumsum(occurrences[order]) - 1  # the place of each type's last occurrence, were all sorted
+    at = np.array(cuts) * last[-1]
+    share = at - np.floor(at)
+    below, above = (scores[order[np.searchsorted(last, np.minimum(np.floor(at) + n, last[-1]))]] for n in (0, 1))
+    edges: NDArray[np.float64] = np.unique(
+        np.where(share < 0.5, below + (above - below) * share, above - (above - below) * (1 - share))
+    )  # as np.quantile rounds
     return edges
 
 
 def quantise(
-    scores: Singles, occurrences: NDArray[np.int32], cuts: tuple[float, ...]
+    scores: Singles, occurrences: NDArray[np.int64], cuts: tuple[float, ...]
 ) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
-    """Levels of types by quantiles of their occurrences, (type,), and each level's value: its mean score, 0 to 1."""
-    of_entries = scores[occurrences]
-    if not len(of_entries):
+    """Levels of types by quantiles, (type,), and each level's value: its mean score, 0 to 1.
+
+    Args:
+        scores: (type,).
+        occurrences: (type,): how often each counts.
+        cuts: Shares of all occurrences.
+    """
+    if not occurrences.any():
         return np.zeros(len(scores), np.uint8), np.zeros(1)
-    edges = _edges_of(of_entries, cuts)
+    edges = _edges_of(scores, occurrences, cuts)
     levels = np.searchsorted(edges, scores, "right").astype(np.uint8)
-    counts = np.bincount(levels[occurrences], minlength=len(edges) + 1)
-    means = np.bincount(levels[occurrences], of_entries, len(edges) + 1) / np.maximum(counts, 1)
+    counts = np.bincount(levels, occurrences, len(edges) + 1)
+    means = np.bincount(levels, occurrences * scores.astype(np.float64), len(edges) + 1) / np.maximum(counts, 1)
     means = np.maximum.accumulate(np.where(counts > 0, means, -np.inf))
     means = np.where(np.isfinite(means), means, means[np.isfinite(means)].min())
     spread = max(float(means.max() - means.min()), 1e-30)
@@ -315,6 +331,7 @@ def gate_columns(part: Part, x: Singles, resting: int) -> list[Column]:
     queries = part.rows.query_types[part.index]
     types, of_rows = np.unique(queries, return_inverse=True)
     fitted = x[types]
+    occurrences = np.bincount(queries, minlength=len(x))
     flags, lam = part.levels[resting], RIDGES["pairs"] / max(1, len(part.index))
     made = []
     for head in range(part.rows.n_heads):
@@ -330,7 +347,7 @@ def gate_columns(part: Part, x: Singles, resting: int) -> list[Column]:
             second[np.diag_indices_from(second)] += lam
             coefficients += np.linalg.solve(second, fitted.T @ g - lam * coefficients)
             start += float(np.sum(part.text_weights * (rests - p)) / np.sum(h))
-        levels, values = quantise((x @ coefficients).astype(np.float32), queries, KEY_CUTS)
+        levels, values = quantise((x @ coefficients).astype(np.float32), occurrences, KEY_CUTS)
         on_resting = np.outer(values, [0.0, 1.0]).ravel()
         made.append(Column(on_resting, GATE_RANK, queries=levels, key_feature=resting))
     return made
@@ -344,8 +361,8 @@ def match_column(matches: NDArray[np.float64], fitted: NDArray[np.int64], restin
         fitted: Which rows are fitted.
         resting: The number of the feature that resting keys have.
     """
-    scores, rows = -matches.astype(np.float32), np.arange(len(matches), dtype=np.int32)
-    levels, values = quantise(scores, rows[fitted], KEY_CUTS)
+    scores, occurrences = -matches.astype(np.float32), np.bincount(fitted, minlength=len(matches))
+    levels, values = quantise(scores, occurrences, KEY_CUTS)
     on_resting = np.outer(values, [0.0, 1.0]).ravel()
-    edges = _edges_of(scores[fitted], KEY_CUTS)
+    edges = _edges_of(scores, occurrences, KEY_CUTS)
     return Column(on_resting, MATCH_RANK, rows=levels, row_edges=edges, key_feature=resting)

@@ -87,15 +87,7 @@ def jensen_shannon_sums(
     0 to ln 2. The second form needs one logarithm for each key of a pair. The root of JS is a metric (Endres &
     Schindelin 2003), and the root of its mean over queries is too.
 
-    Args:
-        a: Weights, (head, query, key), at least 0, rows summing to at most 1.
-        b: Those of other heads on the same queries and keys; None = a.
-
-    Returns:
-        The sums, 0 on the diagonal where b is None.
-
-    Raises:
-        ValueError: The shapes do not fit together.
+    Arguments, result and errors are those of `hellinger_sums`.
 
     Source:
         Lin 1991; between heads and summed over tokens: Clark et al. 2019, section 6.

@@ -122,9 +122,9 @@ def links_of_weights(weights: Float[Tensor, "text head query key"], facts: LinkF
         weights: (text, head, query, key).
         facts: What is asked.
     """
-    n_texts, n_heads, n_queries, n_keys = weights.shape
-    whole = Block(slice(0, n_texts), slice(0, n_queries), slice(0, n_keys), None, False, None)
-    reader = LinkReader(facts, divide_links(facts, [whole]), (n_heads, n_queries, n_keys), weights.dtype)
+    sizes = weights.shape[1], weights.shape[2], weights.shape[3]
+    whole = Block.whole(weights)
+    reader = LinkReader(facts, divide_links(facts, [whole]), sizes, weights.dtype)
     reader.add_block(whole, weights)
     return reader.result()
 

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -16,8 +17,8 @@ Floats = NDArray[np.float64]
 
 RIDGE = 1e-4
 _ENTRIES_AT_ONCE, _WEIGHTS_AT_ONCE = 2**16, 2**21
-_TABLE_BYTES = 2**25
-_MOST_DENSE, _MOST_CODES = 48, 1024
+_TABLE_BYTES = _COLUMN_BYTES = 2**26
+_MOST_DENSE, _MOST_CODES = 160, 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +141,8 @@ class Part:
     rows: Rows
     index: NDArray[np.int64]
     _tables: "OrderedDict[tuple[int, tuple[int, ...]], Table]" = field(default_factory=OrderedDict)
+    _columns: "OrderedDict[tuple[int, int], NDArray[np.uint8]]" = field(default_factory=OrderedDict)
+    _expected: dict[int, Floats] = field(default_factory=dict)
     _attention: dict[int, Floats] = field(default_factory=dict)
     _shares: dict[tuple[int, int], float] = field(default_factory=dict)
     _spreads: dict[int, Floats] = field(default_factory=dict)
@@ -200,6 +203,13 @@ class Part:
         return self.rows.features[:, self.entries]
 
     @cached_property
+    def key_types(self) -> NDArray[np.int32]:
+        """(entry,): the type of each key's token."""
+        assert self.rows.key_types is not None
+        types: NDArray[np.int32] = self.rows.key_types[self.entries]
+        return types
+
+    @cached_property
     def counts(self) -> Floats | None:
         """(entry,): how many keys each stands for; None = one each."""
         return None if self.rows.counts is None else self.rows.counts[self.entries]
@@ -232,6 +242,14 @@ class Part:
         if feature < self.n_shared:
             shared: NDArray[np.uint8] = self.levels[feature]
             return shared
+        if (head, feature) not in self._columns:
+            self._columns[head, feature] = self._make_column(feature, head)
+            while len(self._columns) > max(16, _COLUMN_BYTES // max(1, self.size)):
+                self._columns.popitem(last=False)
+        self._columns.move_to_end((head, feature))
+        return self._columns[head, feature]
+
+    def _make_column(self, feature: int, head: int) -> NDArray[np.uint8]:
         own = self.own_columns(head)[feature - self.n_shared]
         if own.gate >= 0:
             outside = np.uint8(len(own.values) - 1)
@@ -239,11 +257,7 @@ class Part:
                 self.gate(own.gate) != own.is_other, self.column(own.gated, head), outside
             )
             return gated
-        if own.keys is None:
-            of_keys = self.levels[own.key_feature]
-        else:
-            assert self.rows.key_types is not None
-            of_keys = own.keys[self.rows.key_types[self.entries]]
+        of_keys = self.levels[own.key_feature] if own.keys is None else own.keys[self.key_types]
         if own.queries is None and own.rows is None:
             return np.asarray(of_keys, np.uint8)
         if own.queries is None:
@@ -279,16 +293,16 @@ class Part:
         n = int(self.rows.levels[feature])
         return np.arange(n) / (n - 1)
 
-    @cached_property
-    def expected(self) -> Floats:
-        """(head, feature): the mean of E_A[f], of features that all heads share."""
+    def expected(self, heads: Sequence[int]) -> list[Floats]:
+        """For each head the means of E_A[f], (feature,), of features that all heads share."""
+        missing = [head for head in heads if head not in self._expected]
         at_once = max(1, _WEIGHTS_AT_ONCE // max(1, self.size))
-        blocks = [slice(start, start + at_once) for start in range(0, self.rows.n_heads, at_once)]
-        means = [
-            self.means(self.rows.weights[block, self.entries].astype(np.float64), self.weights[block])
-            for block in blocks
-        ]
-        return np.concatenate(means)
+        for start in range(0, len(missing), at_once):
+            some = missing[start : start + at_once]
+            weights = self.rows.weights[:, self.entries] if len(some) == self.rows.n_heads else None
+            on = self.rows.weights[some][:, self.entries] if weights is None else weights
+            self._expected.update(zip(some, self.means(on.astype(np.float64), self.weights[some]), strict=True))
+        return [self._expected[head] for head in heads]
 
     def share(self, feature: int, head: int) -> float:
         """The mean of E_A[f] of any feature, 0 to 1."""
@@ -401,13 +415,23 @@ class Table:
 
     Attributes:
         values: (combination, feature): the features' values.
-        counts: (row, combination): how many of a row's keys have them.
-        places: (entry,): the combination of each.
+        counts: (row, combination): how many of a row's keys have them; if sparse, entry by entry.
+        row_of: (entry,): the row of each.
+        cells: (entry,): its row times the number of combinations, plus its combination; None if `counts` is sparse.
     """
 
     values: Floats
     counts: Floats | sp.csr_array
-    places: NDArray[np.int32]
+    row_of: NDArray[np.int64]
+    cells: NDArray[np.int64] | None
+
+    @cached_property
+    def places(self) -> NDArray[np.int32]:
+        """(entry,): the combination of each."""
+        if self.cells is not None:
+            return (self.cells - self.row_of * len(self.values)).astype(np.int32)
+        assert not isinstance(self.counts, np.ndarray)
+        return np.asarray(self.counts.indices, np.int32)
 
     @cached_property
     def counts_by_combination(self) -> Floats | sp.csc_array:
@@ -417,34 +441,36 @@ class Table:
     @property
     def n_bytes(self) -> int:
         """How much memory it takes."""
-        counts = self.counts if isinstance(self.counts, np.ndarray) else self.counts.data
-        return int(counts.nbytes) + self.places.nbytes
+        if isinstance(self.counts, np.ndarray):
+            return int(self.counts.nbytes) + (0 if self.cells is None else self.cells.nbytes)
+        return int(self.counts.data.nbytes + self.counts.indices.nbytes)
 
     @classmethod
     def of(cls, part: Part, chosen: tuple[int, ...], head: int = 0) -> "Table":
         """Counts the combinations: those of all but the last feature, each with the last one's levels."""
-        n_rows = len(part.index)
+        n_rows, row_of = len(part.index), part.row_of
         if not chosen:
             counts = part.lengths[:, None] if part.counts is None else np.add.reduceat(part.counts, part.first)[:, None]
-            return cls(np.empty((1, 0)), counts.astype(np.float64), np.zeros(part.size, np.int32))
+            return cls(np.empty((1, 0)), counts.astype(np.float64), row_of, row_of)
         before, levels = part.table(chosen[:-1], head), part.values_of(chosen[-1], head)
-        codes = before.places * np.int32(len(levels))
-        codes += part.column(chosen[-1], head)
-        size = len(before.values) * len(levels)
-        seen, places = np.arange(size), codes
-        if size > _MOST_CODES:  # else those that never occur do no harm
-            seen = np.flatnonzero(np.bincount(codes, minlength=size))
-            place = np.zeros(size, np.int32)
-            place[seen] = np.arange(len(seen), dtype=np.int32)
-            places = place[codes]
-        if len(seen) <= _MOST_DENSE:
-            of_rows = np.bincount(part.row_of * len(seen) + places, part.counts, minlength=n_rows * len(seen))
-            counts = of_rows.reshape(n_rows, len(seen)).astype(np.float64)
+        column, size = part.column(chosen[-1], head), len(before.values) * len(levels)
+        seen, cells = np.arange(size), None
+        if size <= _MOST_DENSE and before.cells is not None:
+            cells = before.cells * len(levels)
+            cells += column
+            counts = np.bincount(cells, part.counts, n_rows * size).reshape(n_rows, size).astype(np.float64)
         else:  # most are in few rows
+            places = before.places * np.int32(len(levels))
+            places += column
+            if size > _MOST_CODES:  # else those that never occur do no harm
+                seen = np.flatnonzero(np.bincount(places, minlength=size))
+                place = np.zeros(size, np.int32)
+                place[seen] = np.arange(len(seen), dtype=np.int32)
+                places = place[places]
             ones = np.ones(part.size) if part.counts is None else part.counts
             counts = sp.csr_array((ones, places, np.append(part.first, part.size)), (n_rows, len(seen)))
         values = np.concatenate([before.values[seen // len(levels)], levels[seen % len(levels)][:, None]], 1)
-        return cls(values, counts, places)
+        return cls(values, counts, row_of, cells)
 
     def log_sums(self, weights: Floats) -> Floats:
         """Logarithm of Z of each row, (row,), in nats."""
@@ -453,27 +479,39 @@ class Table:
         found: Floats = np.log(self.counts @ np.exp(scores - top)) + top
         return found
 
-    def loss(self, weights: Floats, expected: Floats, rows: Floats) -> tuple[float, Floats, Floats]:
+    def loss(self, weights: Floats, expected: Floats, rows: Floats) -> "Loss":
         """What is made as small as can be: the mean of ln Z - Σ w E_A[f] over rows, with the ridge.
 
         Args:
             weights: (feature,): w.
             expected: (feature,): the mean of E_A[f].
             rows: (row,): what each row counts.
-
-        Returns:
-            Its value in nats, its gradient (feature,), and its second derivatives (feature, feature).
         """
         scores = self.values @ weights
         top = scores.max(initial=0.0)
         e = np.exp(scores - top)
-        n = self.values.shape[1]
-        sums = self.counts @ np.concatenate([e[:, None], e[:, None] * self.values], 1)
-        z = sums[:, 0]
-        means = sums[:, 1:] / z[:, None]
-        mean = rows @ means
-        # Of each combination, over all rows: how much p gives to it.
-        given = e * (self.counts_by_combination @ (rows / z))
-        second = (self.values * given[:, None]).T @ self.values - (means * rows[:, None]).T @ means
+        z = self.counts @ e
         value = rows @ np.log(z) + top - weights @ expected + RIDGE / 2 * (weights @ weights)
-        return float(value), mean - expected + RIDGE * weights, second + RIDGE * np.eye(n)
+        return Loss(float(value), e, z)
+
+    def derivatives(self, loss: "Loss", weights: Floats, expected: Floats, rows: Floats) -> tuple[Floats, Floats]:
+        """Its gradient (feature,), and its second derivatives (feature, feature), at the same weights."""
+        means = self.counts @ (loss.e[:, None] * self.values) / loss.z[:, None]
+        # Of each combination, over all rows: how much p gives to it.
+        given = loss.e * (self.counts_by_combination @ (rows / loss.z))
+        second = (self.values * given[:, None]).T @ self.values - (means * rows[:, None]).T @ means
+        return rows @ means - expected + RIDGE * weights, second + RIDGE * np.eye(len(weights))
+
+
+class Loss(NamedTuple):
+    """The loss of a fit at some weights.
+
+    Attributes:
+        value: In nats.
+        e: (combination,): exp of its score, but for a factor.
+        z: (row,): their sum over the row's keys.
+    """
+
+    value: float
+    e: Floats
+    z: Floats

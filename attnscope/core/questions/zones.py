@@ -71,11 +71,8 @@ class Zones(TileProbe[ZoneSums]):
 @torch.no_grad()
 def zones_of_weights(weights: Float[Tensor, "text head query key"], facts: ZoneFacts) -> ZoneSums:
     """The same from weights that are there. A query may attend to a key where any head puts weight."""
-    n_texts, n_heads, n_queries, n_keys = weights.shape
-    may = (weights > 0).any(1, keepdim=True)
-    block = Block(slice(0, n_texts), slice(0, n_queries), slice(0, n_keys), may, False, None)
-    reader = _ZoneReader(facts, n_heads, weights.device)
-    reader.add_block(block, weights)
+    reader = _ZoneReader(facts, weights.shape[1], weights.device)
+    reader.add_block(Block.whole(weights, (weights > 0).any(1, keepdim=True)), weights)
     return reader.result()
 
 

@@ -1,9 +1,11 @@
 """When each token of a transcript is spoken, by what cross-attention listens to as it is written.
 
-Each head's weights are standardised over tokens, frame by frame, and smoothed by a running median over time; of the
-mean over heads dynamic time warping takes the path that collects most while neither token nor frame ever goes back.
+Each head's weights are shared out anew among the frames with sound, standardised over tokens, frame by frame, and
+smoothed by a running median over time. Of the mean over heads, dynamic time warping takes the path that collects most
+while neither token nor frame ever goes back.
 
-Source: Radford et al. 2023 (Whisper), `openai-whisper`, timing.py; dynamic time warping: Sakoe & Chiba 1978.
+Source: Radford et al. 2023 (Whisper), `openai-whisper`, timing.py, which standardises over the rows of the prompt and
+of the end as well; dynamic time warping: Sakoe & Chiba 1978.
 """
 
 import numpy as np
@@ -28,15 +30,45 @@ def align_tokens(weights: NDArray[np.floating], width: int = MEDIAN_FRAMES) -> N
     """
     if weights.ndim != 3 or 0 in weights.shape or width % 2 == 0:
         raise ValueError(f"weights {weights.shape} and a median over {width} frames align nothing")
-    held = weights.astype(np.float64)
-    spread = held.std(1, keepdims=True)
+    return align_levels(level_weights(weights, width))
+
+
+def level_weights(weights: NDArray[np.floating], width: int = MEDIAN_FRAMES) -> NDArray[np.float64]:
+    """Each head's weights, standardised over tokens and smoothed over frames.
+
+    Args:
+        weights: (head, token, frame): attention weights, 0 to 1, on the frames with sound. Each token's weights are
+            divided by their sum, as if the model had seen no other frame.
+        width: As of `align_tokens`.
+
+    Returns:
+        (head, token, frame), in standard deviations.
+    """
+    values = weights.astype(np.float64)
+    total = values.sum(2, keepdims=True)
+    np.divide(values, total, out=values, where=total > 0)
+    spread = values.std(1, keepdims=True)
     # A frame that all tokens attend to alike says nothing of where they are.
-    level = np.divide(held - held.mean(1, keepdims=True), spread, out=np.zeros_like(held), where=spread > 0)
+    level: NDArray[np.float64] = np.divide(
+        values - values.mean(1, keepdims=True), spread, out=np.zeros_like(values), where=spread > 0
+    )
     half = width // 2
-    if held.shape[2] > half:
+    if values.shape[2] > half:
         padded = np.pad(level, ((0, 0), (0, 0), (half, half)), mode="reflect")
         level = np.median(np.lib.stride_tricks.sliding_window_view(padded, width, axis=2), axis=-1)
-    return _warp(-level.mean(0))
+    return level
+
+
+def align_levels(levels: NDArray[np.floating]) -> NDArray[np.int64]:
+    """The frame at which the path comes to each token, by what `level_weights` made of each head.
+
+    Args:
+        levels: (head, token, frame), in standard deviations.
+
+    Returns:
+        (token,): numbers of frames, never falling; the first is 0.
+    """
+    return _warp(-levels.mean(0, dtype=np.float64))
 
 
 def _warp(costs: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -10,15 +10,14 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy import ndimage
-from torch import Tensor
 
-from attnscope.core.attention.probes import Part
-from attnscope.core.attention.seam import AttentionCall, Kind
+from attnscope.core.attention.seam import AttentionCall
+from attnscope.core.attention.tiles import Tile
 from attnscope.core.measures.catalogue import Measure
 from attnscope.core.measures.totals import HeadSums
+from attnscope.core.senses.sums import SenseSums
 
 Floats = NDArray[np.float64]
 
@@ -82,42 +81,32 @@ class LookFacts:
         return self.first + len(self.asks)
 
 
-class LookSums:
-    """Adds up the measures of every layer; one forward pass on one prompt.
+class LookSums(SenseSums[LookFacts, Floats]):
+    """Adds up the measures of LOOK_MEASURES; uniform attention is over all tokens up to the query, or all keys seen."""
 
-    Args:
-        facts: What is known of it.
+    input_name = "prompt"
 
-    Attributes:
-        sums: Kind -> layer -> the measures of its heads, as LOOK_MEASURES, in the order in which layers came.
-        uniform: The same of one head that attends alike to all tokens up to the query, or to all keys that it sees.
-    """
-
-    def __init__(self, facts: LookFacts) -> None:
-        self.sums: dict[Kind, dict[int, HeadSums]] = {}
-        self._facts = facts
-        seen = np.arange(facts.n_tokens)[None] <= np.arange(facts.first, facts.n_queries)[:, None]
-        if facts.seen is not None:
-            seen = np.broadcast_to(facts.seen, seen.shape)
-        self.uniform = look_sums((seen / seen.sum(1, keepdims=True))[None], facts)
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and measures it; ours.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype and unit of the values.
-
-        Raises:
-            ValueError: It is of several prompts, or of another length than the facts.
-        """
+    def _begin(self, call: AttentionCall) -> None:
         n, n_queries = self._facts.n_tokens, self._facts.n_queries
         if call.query.shape[0] != 1 or call.query.shape[2] != n_queries or call.key.shape[2] != n:
             raise ValueError(f"layer {call.layer} has {tuple(call.query.shape)} queries, the facts are of {n} tokens")
-        part = Part(slice(self._facts.first, n_queries), slice(0, n))
-        output = part(call)
-        weights = part.maps[call.kind][call.layer][0]
-        self.sums.setdefault(call.kind, {})[call.layer] = look_sums(weights.to(torch.float64).numpy(), self._facts)
-        return output
+
+    def _measure_uniform(self, call: AttentionCall) -> HeadSums:
+        facts = self._facts
+        seen = np.arange(facts.n_tokens)[None] <= np.arange(facts.first, facts.n_queries)[:, None]
+        if facts.seen is not None:
+            seen = np.broadcast_to(facts.seen, seen.shape)
+        return look_sums((seen / seen.sum(1, keepdims=True))[None], facts)
+
+    def _read_tile(self, tile: Tile) -> Floats:
+        """Weights of the queries after the patches on all keys, (head, query, key)."""
+        weights = tile.weights[0, :, max(self._facts.first - tile.block.queries.start, 0) :]
+        after = np.zeros((*weights.shape[:2], self._facts.n_tokens))
+        after[..., tile.block.keys] = weights.cpu().double().numpy()
+        return after
+
+    def _conclude(self, parts: list[Floats]) -> HeadSums:
+        return look_sums(np.concatenate(parts, 1), self._facts)
 
 
 def look_sums(weights: Floats, facts: LookFacts) -> HeadSums:

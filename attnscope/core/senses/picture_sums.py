@@ -11,78 +11,48 @@ import torch
 from torch import Tensor
 
 from attnscope.core.attention.precision import has_float64, sum_dtype
-from attnscope.core.attention.seam import AttentionCall, Kind
-from attnscope.core.attention.tile_probe import TileProbe
+from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tiles import Tile
 from attnscope.core.measures.totals import HeadSums
 from attnscope.core.senses.picture_measures import PICTURE_MEASURES, PictureFacts
+from attnscope.core.senses.sums import SenseSums
 
 _ROWS = 64
-"""Queries at a time of weights that came whole."""
+"""Queries at a time of uniform attention."""
 
 
-class PictureSums(TileProbe[HeadSums]):
-    """Adds up the picture measures of every layer, in memory that grows with the number of patches alone.
-
-    One forward pass on one picture. No gradient flows through its output.
-
-    Args:
-        facts: What is known of the picture.
-
-    Attributes:
-        sums: Kind -> layer -> the measures of its heads, as PICTURE_MEASURES, in the order in which layers came.
-        uniform: The same of one head that attends to all keys alike; None before the first layer.
-    """
+class PictureSums(SenseSums[PictureFacts, Tensor]):
+    """Adds up the measures of PICTURE_MEASURES, in memory that grows with the number of patches alone."""
 
     input_name = "picture"
 
     def __init__(self, facts: PictureFacts) -> None:
-        super().__init__()
-        self.uniform: HeadSums | None = None
-        self._facts = facts
+        super().__init__(facts)
         self._columns: Tensor | None = None
 
-    def _reader(self, call: AttentionCall) -> "_Reader":
+    def _begin(self, call: AttentionCall) -> None:
         if call.mask is not None or call.is_causal or call.window is not None:
             raise ValueError(f"layer {call.layer} hides some patches of the picture from others")
-        batch, n_heads, n_queries, _ = call.query.shape
-        shape = (batch, n_heads, n_queries, call.key.shape[2])
-        return _Reader(self, self._begin(call.layer, shape, call.query.device))
-
-    @torch.no_grad()
-    def keep(self, kind: Kind, layer: int, weights: Tensor) -> None:
-        """Adds up a layer of which an engine has computed the weights by itself.
-
-        Args:
-            kind: Kind of the attention.
-            layer: Its layer.
-            weights: (1, n_heads, query, key).
-
-        Raises:
-            RuntimeError: The layer has been here already.
-            ValueError: As of a call.
-        """
-        self.require_new(kind, layer)
-        added = self._begin(layer, tuple(weights.shape), weights.device)
-        for first in range(0, weights.shape[2], _ROWS):
-            part = weights[0, :, first : first + _ROWS].to(torch.promote_types(weights.dtype, torch.float32))
-            added += self.sums_of(part, torch.special.entr(part).sum(-1), first)
-        self.sums.setdefault(kind, {})[layer] = to_head_sums(added)
-
-    def _begin(self, layer: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Sums and counts of nothing, (2, measure, head); those of uniform attention are added up the first time."""
         n_tokens = self._facts.n_before + self._facts.n_patches
+        shape = (*call.query.shape[:3], call.key.shape[2])
         if shape[0] != 1 or shape[2:] != (n_tokens, n_tokens):
-            raise ValueError(f"layer {layer} is {shape}; the facts are of 1 picture of {n_tokens} tokens")
-        empty = torch.zeros(2, len(PICTURE_MEASURES), shape[1], dtype=sum_dtype(device), device=device)
-        if self.uniform is None:
-            even = empty[:, :, :1].clone()
-            for first in range(0, n_tokens, _ROWS):
-                n = min(_ROWS, n_tokens - first)
-                weights = torch.full((1, n, n_tokens), 1 / n_tokens, dtype=empty.dtype, device=device)
-                even += self.sums_of(weights, weights.new_full((1, n), math.log(n_tokens)), first)
-            self.uniform = to_head_sums(even)
-        return empty
+            raise ValueError(f"layer {call.layer} is {shape}; the facts are of 1 picture of {n_tokens} tokens")
+
+    def _measure_uniform(self, call: AttentionCall) -> HeadSums:
+        n_tokens, device = call.key.shape[2], call.query.device
+        parts = []
+        for first in range(0, n_tokens, _ROWS):
+            n = min(_ROWS, n_tokens - first)
+            weights = torch.full((1, n, n_tokens), 1 / n_tokens, dtype=sum_dtype(device), device=device)
+            parts.append(self.sums_of(weights, weights.new_full((1, n), math.log(n_tokens)), first))
+        return self._conclude(parts)
+
+    def _read_tile(self, tile: Tile) -> Tensor:
+        entropies = tile.entropies(tile.log_sum_exp(tile.weights.amax(-1)))
+        return self.sums_of(tile.weights[0], entropies[0], tile.block.queries.start)
+
+    def _conclude(self, parts: list[Tensor]) -> HeadSums:
+        return HeadSums(*sum(parts[1:], parts[0]).cpu().double().numpy())
 
     def sums_of(self, weights: Tensor, entropies: Tensor, first: int) -> Tensor:
         """Sums and counts of some queries, (2, measure, head), in the units of PICTURE_MEASURES; float32 or better.
@@ -175,26 +145,3 @@ class PictureSums(TileProbe[HeadSums]):
 
 _FUNCTIONS = ("distance_patches", "rows_apart_patches", "columns_apart_patches", "near_patches", "similar_colour")
 """Measures that are a function of query and key."""
-
-
-class _Reader:
-    """One layer's sums, tile by tile."""
-
-    blocks = None
-
-    def __init__(self, probe: PictureSums, empty: Tensor) -> None:
-        self._probe, self._added = probe, empty
-
-    def add(self, tile: Tile) -> None:
-        """Adds one tile; overwrites its scores."""
-        entropies = tile.entropies(tile.log_sum_exp(tile.weights.amax(-1)))
-        self._added += self._probe.sums_of(tile.weights[0], entropies[0], tile.block.queries.start)
-
-    def result(self) -> HeadSums:
-        """The sums over all tiles."""
-        return to_head_sums(self._added)
-
-
-def to_head_sums(added: Tensor) -> HeadSums:
-    """Sums and counts, (2, measure, head), as they leave the device."""
-    return HeadSums(*added.cpu().double().numpy())

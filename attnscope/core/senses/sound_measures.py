@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from attnscope.core.attention.seam import AttentionCall
-from attnscope.core.attention.tile_probe import TileProbe
 from attnscope.core.attention.tiles import Tile
 from attnscope.core.measures.catalogue import Measure
 from attnscope.core.measures.totals import HeadSums
+from attnscope.core.senses.sums import SenseSums
 
 Floats = NDArray[np.float64]
 
@@ -56,57 +56,31 @@ class SoundFacts:
     seconds_per_frame: float
 
 
-class SoundSums(TileProbe[HeadSums]):
-    """Adds up the sound measures of every layer's cross-attention; one forward pass on one recording.
-
-    Args:
-        facts: What is known of the recording.
-
-    Attributes:
-        sums: Kind -> layer -> the measures of its heads, as SOUND_MEASURES, in the order in which layers came.
-        uniform: The same of one head that attends to all frames alike; None before the first layer.
-    """
+class SoundSums(SenseSums[SoundFacts, Floats]):
+    """Adds up the measures of SOUND_MEASURES of cross-attention."""
 
     input_name = "recording"
 
-    def __init__(self, facts: SoundFacts) -> None:
-        super().__init__()
-        self.uniform: HeadSums | None = None
-        self._facts = facts
-
-    def _reader(self, call: AttentionCall) -> "_Reader":
-        batch, _, n_queries, _ = call.query.shape
-        n_keys = call.key.shape[2]
+    def _begin(self, call: AttentionCall) -> None:
+        (batch, _, n_queries, _), n_keys = call.query.shape, call.key.shape[2]
         if batch != 1 or n_queries != len(self._facts.asks) or n_keys < self._facts.n_sound:
             raise ValueError(
                 f"layer {call.layer} has {batch} recordings of {n_queries} tokens and {n_keys} frames; the facts are "
                 f"of one of {len(self._facts.asks)} tokens and {self._facts.n_sound} frames"
             )
-        if self.uniform is None:
-            even = np.broadcast_to(sound_columns(n_keys, self._facts).mean(0), (1, n_queries, 3))
-            self.uniform = sound_sums(even, self._facts)
-        return _Reader(call, self._facts)
+        self._columns = sound_columns(n_keys, self._facts)
 
+    def _measure_uniform(self, call: AttentionCall) -> HeadSums:
+        return self._conclude([np.broadcast_to(self._columns.mean(0), (1, call.query.shape[2], 3))])
 
-class _Reader:
-    """One layer's sums over frames, tile by tile."""
+    def _read_tile(self, tile: Tile) -> Floats:
+        """Sums over frames of A_qk times `sound_columns`, (head, query, 3)."""
+        weights = tile.weights[0]
+        sums = weights @ torch.from_numpy(self._columns[tile.block.keys]).to(weights)
+        return sums.cpu().double().numpy()
 
-    blocks = None
-
-    def __init__(self, call: AttentionCall, facts: SoundFacts) -> None:
-        columns = torch.from_numpy(sound_columns(call.key.shape[2], facts))
-        self._columns = columns.to(call.query.device, torch.promote_types(call.query.dtype, torch.float32))
-        self._found = np.zeros((call.n_heads, call.query.shape[2], 3))
-        self._facts = facts
-
-    def add(self, tile: Tile) -> None:
-        """Adds one tile."""
-        columns = self._columns[tile.block.keys]
-        self._found[:, tile.block.queries] = (tile.weights[0] @ columns).double().cpu().numpy()
-
-    def result(self) -> HeadSums:
-        """The measures of all tokens."""
-        return sound_sums(self._found, self._facts)
+    def _conclude(self, parts: list[Floats]) -> HeadSums:
+        return sound_sums(np.concatenate(parts, 1), self._facts)
 
 
 def sound_columns(n_keys: int, facts: SoundFacts) -> Floats:

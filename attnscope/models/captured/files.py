@@ -11,8 +11,7 @@ from attnscope.corpus.formats import LARGEST_ID
 from attnscope.corpus.texts import expand
 from attnscope.errors import AttnscopeError, amount, first_line, parse_json
 from attnscope.records import Tokens
-from attnscope.records.frame.codec import build
-from attnscope.records.frame.reading import require_types
+from attnscope.records.frame.codec import build, require_types
 from attnscope.text import build_tokens
 
 if TYPE_CHECKING:

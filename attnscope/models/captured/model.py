@@ -12,8 +12,9 @@ from torch.nn.functional import pad
 from attnscope.core.attention.seam import AttentionCall, Probe
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.captured.files import Capture
-from attnscope.models.hashing import file_sha256
-from attnscope.models.model import Batch, ModelInfo, ShownModel
+from attnscope.models.files import file_sha256
+from attnscope.models.info import ModelInfo, ShownModel
+from attnscope.models.model import Batch
 from attnscope.records import Tokens
 
 

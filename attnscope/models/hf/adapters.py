@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.hashing import file_sha256
+from attnscope.models.files import file_sha256
 
 _PREFIX = "base_model.model."
 

@@ -22,9 +22,9 @@ from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.catalog import Source, holds_gguf, verify, weight_files
+from attnscope.models.catalog import Source, verify
 from attnscope.models.devices import place
-from attnscope.models.hashing import file_sha256
+from attnscope.models.files import file_sha256, holds_gguf, weight_files
 from attnscope.models.hf.adapters import NONE, merge, require_peft
 from attnscope.models.hf.check.examples import accepts
 from attnscope.models.hf.dispatch import DeviceMap, describe_spread, loading_options
@@ -257,11 +257,7 @@ def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
 
 
 def _gguf_file(source: Source, folder: Path) -> str | None:
-    """The GGUF file that is meant: the one that was named, or that of a folder that holds no other weights.
-
-    Raises:
-        AttnscopeError: There are several, or the packages that read them are missing.
-    """
+    """The GGUF file that is meant: the one that was named, or that of a folder that holds no other weights."""
     if not source.file and not holds_gguf(folder):
         return None
     files = [source.file] if source.file else sorted(path.name for path in folder.glob("*.gguf"))

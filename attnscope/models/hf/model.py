@@ -20,8 +20,9 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf.adapters import NONE, Adapter, unwrap
 from attnscope.models.hf.check.eager import run_one_by_one
 from attnscope.models.hf.check.examples import accepts, examples, max_tokens
+from attnscope.models.hf.check.longer import Survey
 from attnscope.models.hf.check.reach import mixes_lengths
-from attnscope.models.hf.check.survey import Survey, survey
+from attnscope.models.hf.check.survey import survey
 from attnscope.models.hf.dispatch import input_device
 from attnscope.models.hf.network import Network, ProbeOf, probe_forwards
 from attnscope.models.hf.outputs import blocks_by_layer, can_resume, skipped_calls
@@ -45,8 +46,9 @@ from attnscope.models.hf.senses.vision_language import InterleavedReader, Vision
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
 from attnscope.models.hf.weights import head_slices, output_projections
+from attnscope.models.info import ModelInfo, ShownModel
 from attnscope.models.inside.tape import blocks_of
-from attnscope.models.model import Batch, Loss, ModelInfo, Outputs, Rerun, ShownModel, Slice
+from attnscope.models.model import Batch, Loss, Outputs, Rerun, Slice
 from attnscope.models.turns import share_lock, take_turn
 
 

@@ -21,18 +21,18 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import AttentionCall, Probe, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.bounds import require_length, require_numbers
 from attnscope.models.hf.check.compare import hidden_states, takes_light_masks
 from attnscope.models.hf.check.eager import run_for_weights
 from attnscope.models.hf.check.examples import causal_types, pad_id, position_table, standing_arguments, vocab_size
+from attnscope.models.hf.check.longer import Survey, check_beyond
 from attnscope.models.hf.check.reach import mixes_lengths
-from attnscope.models.hf.check.survey import Survey, check_beyond
 from attnscope.models.hf.dispatch import input_device, is_dispatched
 from attnscope.models.hf.outputs import loss_of, run_with_logits
 from attnscope.models.hf.parts import in_one_line, reads_pictures, reads_text, wordless
 from attnscope.models.hf.seam import LIGHT_FROM, is_in_progress, perform
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
-from attnscope.models.model import Batch, Loss, MixedLengthsError, ModelInfo, Outputs
+from attnscope.models.info import ModelInfo, require_length, require_numbers
+from attnscope.models.model import Batch, Loss, MixedLengthsError, Outputs
 from attnscope.records import Tokens
 
 

@@ -148,6 +148,15 @@ def in_one_line(name: str, what: str = "does not run", hint: str = "") -> Iterat
 
 
 @contextlib.contextmanager
+def as_failure(what: str, where: str = "") -> Iterator[None]:
+    """Within it, whatever a template or a processor raises becomes one line: that it fails."""
+    try:
+        yield
+    except Exception as error:
+        raise AttnscopeError(f"{what} fails{where}: {first_line(error)}") from error
+
+
+@contextlib.contextmanager
 def load_errors(what: str, folder: Path) -> Iterator[None]:
     """Within it, whatever transformers raises on files that it does not understand becomes one line."""
     try:

@@ -18,7 +18,7 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check.examples import examples
-from attnscope.models.hf.check.survey import Survey
+from attnscope.models.hf.check.longer import Survey
 from attnscope.models.hf.seam import perform
 from attnscope.models.inside.projections import (
     ROLES,

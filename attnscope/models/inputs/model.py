@@ -15,10 +15,11 @@ from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError, amount, first_line, is_out_of_memory
 from attnscope.models.hf.adapters import unwrap
 from attnscope.models.hf.model import assemble_on
+from attnscope.models.info import ModelInfo, ShownModel
 from attnscope.models.inputs.caught import CaughtModule, first_output, same_draws
 from attnscope.models.inputs.labels import Labels, LabelTokenizer, Sample, n_named, name_positions, read_samples
 from attnscope.models.inside.projections import find_output_projections
-from attnscope.models.model import Batch, MixedLengthsError, ModelInfo, Outputs, Rerun, ShownModel
+from attnscope.models.model import Batch, MixedLengthsError, Outputs, Rerun
 from attnscope.models.turns import share_lock
 
 Run = Callable[[Sample, Probe], Tensor]

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import Probe, attend
 from attnscope.errors import AttnscopeError, require_rounding
+from attnscope.models.info import ModelInfo
 from attnscope.models.inside.linear_runs import Leaves, LinearRuns
 from attnscope.models.inside.projections import hooks, weight_of
-from attnscope.models.model import Batch, Model, ModelInfo
+from attnscope.models.model import Batch, Model
 
 _TOLERANCE = 1e-3
 """Of the size of a logit's parts: how far their sum may be off before it is said that a part is not known."""

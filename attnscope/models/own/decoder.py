@@ -21,17 +21,16 @@ from torch import Tensor, nn
 from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import Probe
-from attnscope.models.bounds import require_length, require_numbers
-from attnscope.models.catalog import Source, read_config, verify, weight_files
+from attnscope.models.catalog import Source, read_config, verify
 from attnscope.models.devices import place
-from attnscope.models.model import Batch, LayeredModel, ModelInfo, Outputs, Slice
+from attnscope.models.files import weight_files
+from attnscope.models.info import ModelInfo, require_length, require_numbers
+from attnscope.models.model import Batch, LayeredModel, Outputs, Slice
 from attnscope.models.own.checkpoint import Checkpoint
 from attnscope.models.own.decoder_config import ROTARY_BASE, DecoderConfig, Positions, WordTokenizer, word_tokenizer
 from attnscope.models.own.native import read_weights
 from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.storage import write_whole
-
-__all__ = ["DecoderModel", "OwnDecoder", "load_decoder", "own_decoder", "wrap_decoder"]
 
 
 class OwnDecoder(nn.Module):

@@ -10,7 +10,7 @@ from tokenizers import models as tokenizer_models
 from tokenizers import pre_tokenizers
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import ModelInfo
+from attnscope.models.info import ModelInfo
 from attnscope.models.own.layouts import OWN_DECODER, Shape
 from attnscope.models.tokenizer import FastTokenizer
 from attnscope.records import Tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnscope.models.catalog import Source
-from attnscope.models.model import ModelInfo
+from attnscope.models.info import ModelInfo
 
 Config = dict[str, Any]
 Shape = tuple[int, ...]

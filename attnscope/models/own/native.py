@@ -17,15 +17,14 @@ from torch import Tensor, nn
 from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.seam import Probe
 from attnscope.errors import AttnscopeError
-from attnscope.models.bounds import require_length, require_numbers
-from attnscope.models.catalog import Source, read_config, verify, weight_files
+from attnscope.models.catalog import Source, read_config, verify
 from attnscope.models.devices import place
-from attnscope.models.model import Batch, LayeredModel, ModelInfo, Tokenizer
+from attnscope.models.files import weight_files
+from attnscope.models.info import ModelInfo, require_length, require_numbers
+from attnscope.models.model import Batch, LayeredModel, Tokenizer
 from attnscope.models.own.checkpoint import Checkpoint, Shaped
 from attnscope.models.own.layouts import ACTIVATIONS, Encoder, native_info, supports
 from attnscope.models.tokenizer import FastTokenizer
-
-__all__ = ["NativeModel", "load_native", "supports"]
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from attnscope.core.teaching.stepwise import Inputs
 from attnscope.errors import AttnscopeError
-from attnscope.models.bounds import require_length, require_numbers
-from attnscope.models.catalog import Source, read_config, verify, weight_files
-from attnscope.models.model import Maps, ModelInfo, ShownModel, Tokenizer
+from attnscope.models.catalog import Source, read_config, verify
+from attnscope.models.files import weight_files
+from attnscope.models.info import ModelInfo, ShownModel, require_length, require_numbers
+from attnscope.models.model import Maps, Tokenizer
 from attnscope.models.own.checkpoint import Checkpoint
 from attnscope.models.own.layouts import ACTIVATIONS, Encoder, native_info, supports
 from attnscope.models.tokenizer import FastTokenizer

@@ -115,7 +115,7 @@ def _with_roles(atlas: Atlas, relations: Relations) -> Atlas:
 
 def _with_columns(atlas: Atlas, table: HeadTable) -> Atlas:
     """The atlas with the columns of another record's table that name their source, as measures of its heads."""
-    places = [(head.kind, head.layer, head.head) for head in atlas.heads]
+    places = [head.address for head in atlas.heads]
     columns = tuple(column for column in table.columns if column.source)
     estimates = HeadTable(table.heads, columns).align(places, _estimate)
     more = [{name: row[at] for name, row in estimates.items() if row[at] is not None} for at in range(len(places))]
@@ -134,7 +134,7 @@ def _estimate(
 
 def _compositions(atlas: Atlas, record: Circuits) -> tuple[Link, ...]:
     """The strongest partners of each head, both ways; each pair once."""
-    place = {(head.kind, head.layer, head.head): at for at, head in enumerate(atlas.heads)}
+    place = {head.address: at for at, head in enumerate(atlas.heads)}
     number = [place.get((record.kind, head.layer, head.head), -1) for head in record.heads]
     found: list[Link] = []
     for which, by in enumerate(COMPOSITIONS):

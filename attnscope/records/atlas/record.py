@@ -16,7 +16,7 @@ from attnscope.records.frame import codec
 from attnscope.records.frame.codec import ARRAY, OMITTED, shaped
 from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.frame.pair_tables import require_known
-from attnscope.records.frame.record import Record
+from attnscope.records.frame.record import StudyRecord
 from attnscope.records.heads.descriptions import Descriptions
 from attnscope.records.heads.findings import Findings, Head
 
@@ -186,7 +186,7 @@ class KeptText:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Atlas(Record):
+class Atlas(StudyRecord):
     """What every head of a model does on a corpus, with the texts that show it.
 
     Attributes:
@@ -224,12 +224,9 @@ class Atlas(Record):
     """
 
     SCHEMA: ClassVar[str] = "attnscope.atlas/1"
-    ASCII: ClassVar[bool] = True
+    HOLDS: ClassVar[str] = "heads"
     LISTS_ARRAYS: ClassVar[bool] = False
 
-    run: Mapping[str, Any]
-    corpus: Mapping[str, Any]
-    options: Mapping[str, Any]
     rank: str
     heads: tuple[Head, ...]
     facts: tuple[ExampleFacts, ...]
@@ -353,11 +350,6 @@ class Atlas(Record):
     def to_csv(self) -> str:
         """The table as CSV, as `Findings.to_csv`."""
         return self.findings.to_csv()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it holds no heads."""
-        return not self.heads
 
     def require_whole(self) -> None:
         """Refuses heads that are there twice, and arrays that do not fit each other."""

@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,7 +144,7 @@ def _array_from(hint: Any, name: str, prefix: str, held: Mapping[str, Any]) -> A
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """A plain value as what a type hint says; what cannot be stays, for `reading.require_types` to refuse."""
+    """A plain value as what a type hint says; what cannot be stays, for `require_types` to refuse."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return value if value is None else convert(value, next(one for one in inner if one is not types.NoneType))
@@ -173,3 +173,101 @@ def hints_of(kind: Any) -> dict[str, Any]:
 
 
 _hints: dict[Any, dict[str, Any]] = {}
+
+
+def require_types(record: Any, where: str = "it") -> None:
+    """Refuses a record in which a field is not of the type that its class says, in it and in all that it holds.
+
+    Args:
+        record: A dataclass.
+        where: What to call it.
+
+    Raises:
+        ValueError: A field is of another type.
+    """
+    hints = hints_of(type(record))
+    for field in dataclasses.fields(record):
+        _require(getattr(record, field.name), hints[field.name], f"{where}.{field.name}")
+
+
+def require_fields(record: Any) -> None:
+    """Refuses a record whose fields are not of the types and shapes that its class says.
+
+    Raises:
+        ValueError: A field is not.
+    """
+    require_types(record)
+    require_shapes(record)
+
+
+_PLAIN: dict[Any, tuple[type, ...]] = {
+    str: (str,),
+    bool: (bool, np.bool_),
+    int: (int, np.integer),
+    float: (float, int, np.floating, np.integer),
+    types.NoneType: (types.NoneType,),
+}
+_DTYPES = {np.bool_: "b", np.int64: "iu", np.int32: "iu", np.float32: "f", np.float64: "f"}
+
+
+def _require(value: Any, hint: Any, where: str) -> None:
+    if not _fits(value, hint, where):
+        raise ValueError(f"{where} is {show_value(value)}")
+
+
+def _fits(value: Any, hint: Any, where: str) -> bool:
+    """Whether a value is of a type; what lies deeper raises by itself."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if hint in _PLAIN:
+        return isinstance(value, _PLAIN[hint]) and (hint is bool or not isinstance(value, bool))
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, hint):  # type: ignore[arg-type]  # a class
+            return False
+        require_types(value, where)
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits_wholly(value, one, where) for one in inner)
+    if origin is Literal:
+        return value in inner
+    if origin is np.ndarray:
+        wanted = typing.get_args(inner[1])[0]
+        return isinstance(value, np.ndarray) and value.dtype.kind in _DTYPES.get(wanted, "biufU")
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        kinds = [inner[0]] * len(value) if inner[-1] is ... else list(inner)
+        if len(kinds) != len(value):
+            return False
+        for i, (one, kind) in enumerate(zip(value, kinds, strict=True)):
+            _require(one, kind, f"{where}[{i}]")
+        return True
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            return False
+        for name, one in value.items():
+            _require(name, inner[0], f"a name in {where}")
+            _require(one, inner[1], f"{where}[{name!r}]")
+        return True
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            return False
+        for i, one in enumerate(value):
+            _require(one, inner[0], f"{where}[{i}]")
+        return True
+    return not isinstance(hint, type) or isinstance(value, hint)
+
+
+def _fits_wholly(value: Any, hint: Any, where: str) -> bool:
+    try:
+        return _fits(value, hint, where)
+    except ValueError:
+        return False
+
+
+def show_value(value: Any) -> str:
+    """A value as a message about damage names it."""
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype}"
+    return f"{str(value)[:40]!r}" if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"

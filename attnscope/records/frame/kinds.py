@@ -43,7 +43,7 @@ class Kind:
         stem: How its files are called in a folder.
         data: The formats that hold what it says.
         usual: The formats that are written into a folder where none is named.
-        show: What prints it: `(record, console, **shown_with)`.
+        show: What the terminal shows of it: `(record, console, **shown_with)`, for rich to print; None = nothing.
         draw: What draws it: `(record, style, **drawn_with)`, figures one after the other; empty = it has none.
         glance: What makes the picture that a notebook shows: `(record) -> PNG`; empty = it shows none.
         query: What refuses a query that no token is meant by: `(record, query)`; empty = there are no queries.
@@ -157,7 +157,7 @@ KINDS = {
             drawn_with=("measures",), others=WHICH,
         ),
         Kind(
-            "attnscope.compare", "comparison of heads", "comparison:Comparison", "compare", "compare",
+            "attnscope.compare", "comparison of heads", "compare.record:Comparison", "compare", "compare",
             ("npz", *_TABLE), ("npz", "csv", "png"), "compare.terminal:show", "compare.figures:pages",
             page="page:page_of_saved",
         ),

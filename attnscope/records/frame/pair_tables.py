@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, UsageError, amount
+from attnscope.records.frame.codec import shaped
 
 Floats = NDArray[np.float64]
 HeadPlace = tuple[int, int]
@@ -50,6 +51,17 @@ class OneHead:
         return head_name((self.layer, self.head))
 
 
+class HeadOfKind(OneHead):
+    """The same where a model may have several kinds of attention."""
+
+    kind: str
+
+    @property
+    def address(self) -> tuple[str, int, int]:
+        """Its kind of attention, layer and number."""
+        return self.kind, self.layer, self.head
+
+
 @dataclass(frozen=True, eq=False)
 class PairTable:
     """One divergence of all pairs of heads, over texts; the rows are heads of one side, the columns of the other.
@@ -68,10 +80,10 @@ class PairTable:
 
     measure: str
     special: bool
-    mean: Floats
-    low: Floats
-    high: Floats
-    count: Floats
+    mean: Floats = field(metadata=shaped("heads columns"))
+    low: Floats = field(metadata=shaped("heads columns"))
+    high: Floats = field(metadata=shaped("heads columns"))
+    count: Floats = field(metadata=shaped("heads columns"))
 
     @property
     def name(self) -> str:
@@ -104,13 +116,13 @@ class Arrangement:
         layers_high: Upper end.
     """
 
-    merges: Floats
-    order: NDArray[np.int64]
-    places: Floats
-    explained: Floats
-    layers: Floats
-    layers_low: Floats
-    layers_high: Floats
+    merges: Floats = field(metadata=shaped("n_merges 4"))
+    order: NDArray[np.int64] = field(metadata=shaped("heads"))
+    places: Floats = field(metadata=shaped("heads 2"))
+    explained: Floats = field(metadata=shaped("2"))
+    layers: Floats = field(metadata=shaped("n_layers n_layers"))
+    layers_low: Floats = field(metadata=shaped("n_layers n_layers"))
+    layers_high: Floats = field(metadata=shaped("n_layers n_layers"))
 
 
 def find_table(tables: Sequence[PairTable], name: str) -> PairTable:
@@ -144,8 +156,6 @@ def tables_from(data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> 
     tables = []
     for facts in data["tables"]:
         parts = [arrays[f"{facts['name']}.{part}"] for part in ("mean", "low", "high", "count")]
-        if {part.shape for part in parts} != {parts[0].shape} or parts[0].ndim != 2:
-            raise ValueError("its tables are not of one shape")
         tables.append(PairTable(str(facts["measure"]), bool(facts["special_tokens"]), *parts))
         if tables[-1].name != facts["name"]:
             raise ValueError("a table is not called as its measure is")

@@ -1,21 +1,19 @@
-"""Reading records that may be damaged, or made to do harm: sizes before contents, and every field as its class says.
+"""Reading records that may be damaged, or made to do harm: sizes before contents.
 
-Each kind of record reads itself through `reading` and `read_record`, and checks with `require_types` that what it has
-read is what its class says; what its own parts must have in common it checks beside.
+Each kind of record reads itself through `reading` and `read_record`. `codec.require_fields` checks that its fields are
+what its class says; what its own parts must have in common it checks beside.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import re
-import types
 import typing
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,31 +163,6 @@ def require_room(file: typing.IO[bytes], path: Path) -> None:
     file.seek(0)
 
 
-def require_types(record: Any, where: str = "it") -> None:
-    """Refuses a record in which a field is not of the type that its class says, in it and in all that it holds.
-
-    Args:
-        record: A dataclass.
-        where: What to call it.
-
-    Raises:
-        ValueError: A field is of another type.
-    """
-    hints = codec.hints_of(type(record))
-    for field in dataclasses.fields(record):
-        _require(getattr(record, field.name), hints[field.name], f"{where}.{field.name}")
-
-
-def require_fields(record: Any) -> None:
-    """Refuses a record whose fields are not of the types and shapes that its class says.
-
-    Raises:
-        ValueError: A field is not.
-    """
-    require_types(record)
-    codec.require_shapes(record)
-
-
 def require_places(layers: Sequence[int], heads: Sequence[int]) -> None:
     """Refuses numbers of layers and heads that no model has: tables are made as large as they say.
 
@@ -238,7 +211,7 @@ def require_corpus(corpus: Mapping[str, Any]) -> None:
     for name in ("n_texts", "n_tokens", "n_chunked", "n_copies", "n_not_finite"):
         number = corpus.get(name, 0)
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise ValueError(f"{name} is {_shown(number)}")
+            raise ValueError(f"{name} is {codec.show_value(number)}")
     sources = corpus.get("sources", ())
     if not isinstance(sources, list | tuple) or not all(isinstance(source, str) for source in sources):
         raise ValueError("its sources have no names")
@@ -258,75 +231,3 @@ def require_weights(weights: Any) -> None:
     # Rounding, in 16 bits too, stays far below the bound.
     if weights.size and np.nansum(weights, -1).max() > 1.1:
         raise ValueError("its weights sum to more than 1 in a row")
-
-
-_PLAIN: dict[Any, tuple[type, ...]] = {
-    str: (str,),
-    bool: (bool, np.bool_),
-    int: (int, np.integer),
-    float: (float, int, np.floating, np.integer),
-    types.NoneType: (types.NoneType,),
-}
-_DTYPES = {np.bool_: "b", np.int64: "iu", np.int32: "iu", np.float32: "f", np.float64: "f"}
-
-
-def _require(value: Any, hint: Any, where: str) -> None:
-    if not _fits(value, hint, where):
-        raise ValueError(f"{where} is {_shown(value)}")
-
-
-def _fits(value: Any, hint: Any, where: str) -> bool:
-    """Whether a value is of a type; what lies deeper raises by itself."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return True
-    if hint in _PLAIN:
-        return isinstance(value, _PLAIN[hint]) and (hint is bool or not isinstance(value, bool))
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, hint):  # type: ignore[arg-type]  # a class
-            return False
-        require_types(value, where)
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits_wholly(value, one, where) for one in inner)
-    if origin is Literal:
-        return value in inner
-    if origin is np.ndarray:
-        wanted = typing.get_args(inner[1])[0]
-        return isinstance(value, np.ndarray) and value.dtype.kind in _DTYPES.get(wanted, "biufU")
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        kinds = [inner[0]] * len(value) if inner[-1] is ... else list(inner)
-        if len(kinds) != len(value):
-            return False
-        for i, (one, kind) in enumerate(zip(value, kinds, strict=True)):
-            _require(one, kind, f"{where}[{i}]")
-        return True
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            return False
-        for name, one in value.items():
-            _require(name, inner[0], f"a name in {where}")
-            _require(one, inner[1], f"{where}[{name!r}]")
-        return True
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            return False
-        for i, one in enumerate(value):
-            _require(one, inner[0], f"{where}[{i}]")
-        return True
-    return not isinstance(hint, type) or isinstance(value, hint)
-
-
-def _fits_wholly(value: Any, hint: Any, where: str) -> bool:
-    try:
-        return _fits(value, hint, where)
-    except ValueError:
-        return False
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"an array of {value.dtype}"
-    return f"{str(value)[:40]!r}" if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,33 @@ from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.records.frame import codec
 from attnscope.records.frame.kinds import LIVE, NOTEBOOK, Kind, file_of, kind_of_schema, load_named
 from attnscope.records.frame.parquet import parquet
-from attnscope.records.frame.reading import read_record, reading, require_corpus, require_fields, require_run
+from attnscope.records.frame.reading import read_record, reading, require_corpus, require_run
 from attnscope.records.frame.shards import failure_line
 from attnscope.records.frame.storage import csv_text, finite, plain, write_whole
+
+
+class StyleOptions(TypedDict, total=False):
+    """How figures look; None = as they come.
+
+    Attributes:
+        scale: Of maps: what the darkest colour means: weight 1 ("fixed"), each head's largest weight ("head"), or
+            the figure's ("figure"). None = "fixed"; "figure" for rollout, "head" for pictures and sound.
+        cmap: Of maps: name of a matplotlib colormap; None = "Blues".
+        width: Width of each figure in inches, exactly, or "column" (3.3) or "page" (6.9); None = as wide as it
+            needs to be.
+        dpi: Pixels an inch of a PNG; None = 100, with a width 300.
+        font_size: Size in points of the smallest letters; None = as it comes, with a width 6.5.
+        title: Whether a figure says above itself what it shows; None = it does.
+        font: A font to take first: the name of an installed family, or a file.
+    """
+
+    scale: str | None
+    cmap: str | None
+    width: float | str | None
+    dpi: int | None
+    font_size: float | None
+    title: bool | None
+    font: str | None
 
 
 class Record:
@@ -27,11 +51,14 @@ class Record:
     Attributes:
         SCHEMA: The name and version of what describes it, such as "attnscope.heads/1".
         ASCII: Whether its JSON is written in ASCII alone.
+        HOLDS: The field without which there is nothing to draw, as in the shard of a corpus that holds none of its
+            texts; empty = there is always something.
         LISTS_ARRAYS: Whether its JSON has its arrays too, as lists.
     """
 
     SCHEMA: ClassVar[str]
     ASCII: ClassVar[bool] = False
+    HOLDS: ClassVar[str] = ""
     LISTS_ARRAYS: ClassVar[bool] = True
 
     @classmethod
@@ -140,42 +167,28 @@ class Record:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to draw, as in the shard of a corpus that holds none of its texts."""
-        return False
+        """Whether there is nothing to draw."""
+        return bool(self.HOLDS) and not getattr(self, self.HOLDS)
 
     def draw(
         self,
         folder: str | Path,
         formats: str | Sequence[str] = ("png",),
         *,
-        scale: str | None = None,
-        cmap: str | None = None,
         query: str | None = None,
-        width: float | str | None = None,
-        dpi: int | None = None,
-        font_size: float | None = None,
-        title: bool | None = None,
-        font: str | None = None,
         measures: str | None = None,
+        **style: Unpack[StyleOptions],
     ) -> list[Path]:
         """Draws the record's figures into a folder, each file whole or not at all.
 
         Args:
             folder: Where to; made if it is not there.
             formats: Some of "png", "svg", "pdf".
-            scale: Of maps: what the darkest colour means: weight 1 ("fixed"), each head's largest weight ("head"), or
-                the figure's ("figure"). None = "fixed"; "figure" for rollout, "head" for pictures and sound.
-            cmap: Of maps: name of a matplotlib colormap; None = "Blues".
             query: Of maps: also draws bars of what this token attends to: a token, a word, or a place such as `@3`. Of
                 a picture: whose attention is laid over it; see `attnscope.picture_heatmap`.
-            width: Width of each figure in inches, exactly, or "column" (3.3) or "page" (6.9); None = as wide as it
-                needs to be.
-            dpi: Pixels an inch of a PNG; None = 100, with a width 300.
-            font_size: Size in points of the smallest letters; None = as it comes, with a width 6.5.
-            title: Whether a figure says above itself what it shows; None = it does.
-            font: A font to take first: the name of an installed family, or a file.
             measures: Of heads: the measures that have a large map each, such as "writes,induction"; "all" is every
                 one. None = every one, but with `heads --writes` "writes" alone.
+            style: How they look; None = as they come.
 
         Returns:
             The files, overview first.
@@ -189,8 +202,6 @@ class Record:
             if name not in kind.figures:
                 known = ", ".join(kind.figures)
                 raise UsageError(f"{kind.one} is not drawn as {name!r}", f"choose from {known}" if known else "")
-        style: dict[str, Any] = {"scale": scale, "cmap": cmap}
-        style |= {"width": width, "dpi": dpi, "font_size": font_size, "title": title, "font": font}
         asked = {"query": query, "measures": measures}
         # What only the terminal takes says nothing about figures.
         drawn = replace(kind, shown_with=())
@@ -213,14 +224,18 @@ class Record:
         Raises:
             AttnscopeError: The file is not there, damaged, or a record of another kind.
         """
+        return cls.read(file_of(Path(path), cls.record_kind()))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """As `load`, of the very file."""
         kind = cls.record_kind()
-        path = file_of(Path(path), kind)
         with reading(path, kind.what, kind.hint):
             described, held = read_record(path, cls.SCHEMA)
             if isinstance(held.get("schema"), str) and "json" not in kind.lossless:
                 raise ValueError("it is the JSON of one, a copy for other programs")
             found = cls.rebuild(described, held)
-            require_fields(found)
+            codec.require_fields(found)
             if isinstance(run := getattr(found, "run", None), Mapping):
                 require_run(run)
             if isinstance(corpus := getattr(found, "corpus", None), Mapping):
@@ -275,3 +290,21 @@ class Record:
         Raises:
             ValueError: They do not.
         """
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StudyRecord(Record):
+    """What a study of texts found.
+
+    Attributes:
+        run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
+        corpus: What it was made on: `sources`, `n_texts`, `n_tokens`, `sha256`, `problems`, `complete` ... Plain JSON
+            values.
+        options: What was chosen, and what names mean, as plain JSON values.
+    """
+
+    ASCII: ClassVar[bool] = True
+
+    run: Mapping[str, Any]
+    corpus: Mapping[str, Any]
+    options: Mapping[str, Any]

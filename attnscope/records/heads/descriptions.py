@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from attnscope.errors import amount
 from attnscope.records.frame.codec import OMITTED
-from attnscope.records.frame.pair_tables import OneHead
+from attnscope.records.frame.pair_tables import HeadOfKind
 
 EVEN = 0.1
 """Nats from uniform below which a head is said to spread evenly, whatever could be said of the rest."""
@@ -178,7 +178,7 @@ class Active:
 
 
 @dataclass(frozen=True)
-class HeadDescription(OneHead):
+class HeadDescription(HeadOfKind):
     """What a head does, as terms that make its attention more likely.
 
     Attributes:
@@ -397,6 +397,11 @@ class Descriptions:
             f"stability: both halves of the texts have the same first term outside sinks in {alike} of "
             f"{amount(len(told), 'head')}" + "; if they differ, ! names the other half's" * (alike < len(told))
         )
+
+    @property
+    def by_head(self) -> dict[tuple[str, int, int], HeadDescription]:
+        """The descriptions by kind of attention, layer and head."""
+        return {each.address: each for each in self.heads}
 
     def of(self, layer: int, head: int, kind: str | None = None) -> HeadDescription:
         """The description of a head.

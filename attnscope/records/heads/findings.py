@@ -17,9 +17,9 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect, TokenChange
 from attnscope.records.frame.codec import OMITTED, beside
 from attnscope.records.frame.head_table import Column, HeadTable, number_column
-from attnscope.records.frame.pair_tables import OneHead, require_known
+from attnscope.records.frame.pair_tables import HeadOfKind, require_known
 from attnscope.records.frame.reading import require_places
-from attnscope.records.frame.record import Record
+from attnscope.records.frame.record import StudyRecord
 from attnscope.records.frame.storage import csv_text
 from attnscope.records.heads.descriptions import Descriptions, HeadDescription
 from attnscope.records.heads.needles import Needles
@@ -50,6 +50,10 @@ class Estimate:
     high: float
     uniform: float
     count: float
+
+
+UNKNOWN = Estimate(math.nan, math.nan, math.nan, math.nan, 0.0)
+"""A measure that a record does not have of a head."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Head(OneHead):
+class Head(HeadOfKind):
     """One head: its roles, the strongest first but sinks last (none = unclassified), and its measures by name.
 
     With `--causal`, `effects` has what changes without it, as `records.ablation` names it; else it is empty. With
@@ -103,6 +107,10 @@ class Head(OneHead):
     measures: Mapping[str, Estimate]
     effects: Mapping[str, Effect] = field(default_factory=dict, metadata=OMITTED)
     worst_tokens: tuple[TokenChange, ...] = field(default=(), metadata=OMITTED)
+
+    def estimate(self, measure: str) -> Estimate:
+        """One of its measures; `UNKNOWN` where the record does not have it."""
+        return self.measures.get(measure, UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,7 @@ class MeasureFacts:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Findings(Record):
+class Findings(StudyRecord):
     """What every head of a model does on a corpus.
 
     Attributes:
@@ -163,12 +171,9 @@ class Findings(Record):
     """
 
     SCHEMA: ClassVar[str] = "attnscope.heads/1"
-    ASCII: ClassVar[bool] = True
+    HOLDS: ClassVar[str] = "heads"
     LISTS_ARRAYS: ClassVar[bool] = False
 
-    run: Mapping[str, Any]
-    corpus: Mapping[str, Any]
-    options: Mapping[str, Any]
     heads: tuple[Head, ...]
     sums: Mapping[str, NDArray[Any]] = field(metadata=beside("sum_"))
     control: tuple[Head, ...] = field(default=(), metadata=OMITTED)
@@ -200,7 +205,7 @@ class Findings(Record):
             for name in dict.fromkeys(name for head in self.heads for name in head.effects)
         ]  # fmt: skip
         columns = (*self._role_columns(), *measures, *effects, *self._description_columns())
-        return HeadTable(self._places, columns)
+        return HeadTable(tuple(head.address for head in self.heads), columns)
 
     def _column_facts(self, measure: str) -> dict[str, Any]:
         facts = self.measure_facts(measure)
@@ -238,38 +243,35 @@ class Findings(Record):
         """What the descriptions say, where there are any."""
         if self.descriptions is None:
             return
-        known = {(each.kind, each.layer, each.head): each for each in self.descriptions.heads}
-        mine = [known.get((head.kind, head.layer, head.head)) for head in self.heads]
+        known = self.descriptions.by_head
+        mine = [known.get(head.address) for head in self.heads]
 
-        def numbers(part: str) -> NDArray[np.float64]:
-            return np.array([math.nan if each is None else float(getattr(each, part)) for each in mine], np.float64)
-
-        listed = bool(known)
-        interval = {"low": numbers("low"), "high": numbers("high")}
         active = [None if each is None else each.active for each in mine]
 
-        def of_active(part: str) -> NDArray[np.float64]:
-            return np.array([math.nan if each is None else float(getattr(each, part)) for each in active], np.float64)
+        def column(name: str, of: Sequence[Any], part: str, what: str, **more: Any) -> Column:
+            parts = (part, "low", "high") if part == "explained" else (part,)
+            values, *bounds = (
+                np.array([math.nan if each is None else float(getattr(each, one)) for each in of], np.float64)
+                for one in parts
+            )
+            listed = any(each is not None for each in of)
+            return Column(name, values, dict(zip(parts[1:], bounds, strict=True)), what, in_files=listed, **more)
 
         n_terms = [
             math.nan if each is None else float(len(each.terms) + (len(each.active.terms) if each.active else 0))
             for each in mine
         ]
-        yield Column("description", ["" if each is None else each.words for each in mine], in_files=listed)
+        yield Column("description", ["" if each is None else each.words for each in mine], in_files=bool(known))
         what = "how far its attention is from uniform: mean KL divergence"
-        yield Column("nats_from_uniform", numbers("nats"), what=what, unit="nats", names=("nats",), in_files=listed)
+        yield column("nats_from_uniform", mine, "nats", what, unit="nats", names=("nats",))
         what = "share of what sets its attention apart from uniform attention that the description predicts, held out"
-        explained = numbers("explained")
-        yield Column("explained", explained, interval, what, unit="share", range=(None, 1), in_files=listed)
-        listed = any(each is not None for each in active)
+        yield column("explained", mine, "explained", what, unit="share", range=(None, 1))
         what = "share of its attention on keys that are neither special tokens nor the first"
-        yield Column("active_share", of_active("share"), what=what, unit="share", range=(0, 1), in_files=listed)
+        yield column("active_share", active, "share", what, unit="share", range=(0, 1))
         what = "how far that attention is from uniform: mean KL divergence"
-        yield Column("active_nats", of_active("nats"), what=what, unit="nats", in_files=listed)
+        yield column("active_nats", active, "nats", what, unit="nats")
         what = "share of what sets that attention apart from uniform attention that its terms predict, held out"
-        interval = {"low": of_active("low"), "high": of_active("high")}
-        of_explained = of_active("explained")
-        yield Column("active_explained", of_explained, interval, what, unit="share", range=(None, 1), in_files=listed)
+        yield column("active_explained", active, "explained", what, unit="share", range=(None, 1))
         sources = [None if each is None else each.sources for each in active]
         for name in ("position", "token", "both"):
             given = "position and token" if name == "both" else name
@@ -283,11 +285,7 @@ class Findings(Record):
     def grid(self, kind: str, measure: str) -> NDArray[np.float64]:
         """The values of a measure, (layer, head); NaN where there is no such head."""
         column = number_column(measure, [head.measures.get(measure) for head in self.heads], ())
-        return HeadTable(self._places, (column,)).grid(kind, measure)
-
-    @property
-    def _places(self) -> tuple[tuple[str, int, int], ...]:
-        return tuple((head.kind, head.layer, head.head) for head in self.heads)
+        return HeadTable(tuple(head.address for head in self.heads), (column,)).grid(kind, measure)
 
     def description(self, layer: int, head: int, kind: str | None = None) -> HeadDescription:
         """What a head does in a line, and how much of its attention that explains.
@@ -318,7 +316,7 @@ class Findings(Record):
         """
         require_known([(head.layer, head.head) for head in self.heads], picked, "these findings")
 
-        def chosen(heads: Iterable[OneHead]) -> Any:
+        def chosen(heads: Iterable[HeadOfKind]) -> Any:
             return tuple(head for head in heads if (head.layer, head.head) in picked)
 
         described = self.descriptions and replace(self.descriptions, heads=chosen(self.descriptions.heads))
@@ -378,16 +376,11 @@ class Findings(Record):
         order = _defined_roles(self.options)
         return sorted(roles, key=lambda name: (order.index(name) if name in order else len(order), name))
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether it holds no heads."""
-        return not self.heads
-
     def require_whole(self) -> None:
         """Refuses heads that no model has, or that are there twice, and numbers of texts that are none."""
         require_places([h.layer for h in self.heads], [h.head for h in self.heads])
         for heads in (self.heads, self.control):
-            if len({(head.kind, head.layer, head.head) for head in heads}) < len(heads):
+            if len({head.address for head in heads}) < len(heads):
                 raise ValueError("it holds a head twice")
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, require_choice
 from attnscope.records.frame.head_table import HeadTable
 from attnscope.records.heads.condition import Condition, Facts, GrammarError, truth
 from attnscope.records.heads.findings import Head, condition_name
@@ -24,6 +24,11 @@ _ORDERS = {"explained": ("explained", 1), "entropy": ("entropy_nats", -1), **{na
 
 SORTS = ("layer", *_ORDERS)
 """Orders: as in the model; the best described, the sharpest, or what follows most from positions and tokens first."""
+
+_OF_DESCRIPTIONS = (
+    "explained", "nats", "active_explained", "active_nats", "active_share", "terms", *_SOURCES,
+)  # fmt: skip
+_DESCRIBE = "leave out --no-describe"
 
 _HINT = "such as 'induction > 0.4 and layer > 3'; names have no blanks: previous_token, is_induction, unclassified"
 
@@ -55,14 +60,20 @@ class HeadQuery:
         except RecursionError:
             raise UsageError(f"the condition {text[:40]!r}… is too long", _HINT) from None
 
-    def require_known(self, known: Sequence[str]) -> None:
+    def require_known(self, known: Sequence[str], described: bool = True) -> None:
         """Refuses names that a record will not have, and bare words that look like a misspelt name.
+
+        Args:
+            known: The names that it will have.
+            described: Whether it will have descriptions; a name that only they have is refused with this reason.
 
         Raises:
             UsageError: There is one.
         """
         for name in sorted(self._condition.names):
             if name not in known and name.lower() not in known:
+                if not described and name.lower() in _OF_DESCRIPTIONS:
+                    raise UsageError(f"{name} is a number of descriptions, and these heads have none", _DESCRIBE)
                 close = difflib.get_close_matches(name, known)
                 more = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
                 raise UsageError(f"there is no {name!r} to choose heads by", more)
@@ -119,10 +130,30 @@ _PIECE = re.compile(r"^(##|·)(?=.)")
 
 def names_for(roles: Sequence[str], measures: Sequence[str], has_descriptions: bool) -> tuple[str, ...]:
     """The names that conditions may hold where heads have these roles and measures, and descriptions or none."""
-    shares = ("explained", "nats", "active_explained", "active_nats", "active_share", "terms", *_SOURCES)
-    described = shares if has_descriptions else ()
+    described = _OF_DESCRIPTIONS if has_descriptions else ()
     named = (condition_name(role, measures) for role in roles)
     return ("layer", "head", "resting_share", *described, "unclassified", *measures, *(name for name in named if name))
+
+
+def require_named(
+    measures: str | None, where: str | None, known: Sequence[str], roles: Sequence[str] = (), described: bool = False
+) -> None:
+    """Refuses measures that are not known, and a condition with names that are neither measures nor roles.
+
+    Args:
+        measures: Their names, with commas between; "all" is every one.
+        where: The condition.
+        known: The measures that there will be.
+        roles: The roles.
+        described: Whether there will be descriptions.
+
+    Raises:
+        UsageError: There is such a name.
+    """
+    for name in () if measures in (None, "all") else [name.strip() for name in str(measures).split(",")]:
+        require_choice("measure", name, known)
+    if where is not None:
+        HeadQuery(where).require_known(names_for(roles, known, described), described)
 
 
 class _WithHeads(Protocol):

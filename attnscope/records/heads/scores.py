@@ -33,7 +33,7 @@ TIE = 1e-3
 _MOST_HEADS = 10_000
 """Layers of a model, and heads of a layer, where the record does not say how many there are."""
 
-_NEEDLES_HINT = "make one: attnscope heads --probe needle -m MODEL -o FOLDER"
+_NEEDLES_HINT = "make them: attnscope heads --probe needle -m MODEL -o FOLDER"
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +141,8 @@ def _scores_of(record: Record, name: str | None, kind: str | None) -> HeadScores
     is_of_needles = isinstance(record, Findings) and record.needles is not None
     name = name or (RETRIEVAL if is_of_needles else getattr(record, "main", ""))
     if name not in columns:
-        said = f"{record.record_kind().one} has no score {name!r}" if name else "a record of several scores"
-        raise UsageError(said, f"choose with --score from {', '.join(columns)}")
+        said = f"{record.record_kind().one} has no score {name!r}" if name else "this record has several scores"
+        raise UsageError(said, f"choose one with --score: {', '.join(columns)}")
     column = columns[name]
     is_known = np.isfinite(np.asarray(column.values, np.float64))
     kinds = [*dict.fromkeys(of for (of, *_), known in zip(table.heads, is_known, strict=True) if known)]
@@ -204,16 +204,21 @@ def _size_of(record: Record, part: str, kind: str) -> int | None:
     return number if type(number) is int and number > 0 else None
 
 
-def require_needles(scores: HeadScores) -> Findings:
-    """The record, of needles in haystacks.
+def require_needles(record: Record, score: str | None = None) -> Findings:
+    """A record of needles in haystacks.
+
+    Args:
+        record: The record.
+        score: The score that is read from it; None = not chosen yet.
 
     Raises:
-        AttnscopeError: It is another.
+        AttnscopeError: It is another record, or another score than retrieval.
     """
-    record = scores.record
-    if not isinstance(record, Findings) or record.needles is None or scores.name != RETRIEVAL:
-        kind = "the score " + scores.name if isinstance(record, Findings) else record.record_kind().one
+    if not isinstance(record, Findings) or score not in (None, RETRIEVAL):
+        kind = f"the score {score}" if isinstance(record, Findings) else record.record_kind().one
         raise AttnscopeError(f"{kind} does not say which heads retrieve", _NEEDLES_HINT)
+    if record.needles is None:
+        raise AttnscopeError("the record has no retrieval scores", _NEEDLES_HINT)
     return record
 
 
@@ -241,7 +246,7 @@ def full_attention_values(scores: HeadScores, sinks: HeadScores | None = None) -
     Source:
         The value: Xiao et al. 2024, DuoAttention, section 2.2, where it is trained. Ours: what it is made of.
     """
-    require_needles(scores)
+    require_needles(scores.record, scores.name)
     n_kv_heads = scores.require_kv_heads()
     if np.isnan(scores.baseline).any() or scores.baseline_name != "decoy":
         raise AttnscopeError("the record has no decoy to compare scores with", _NEEDLES_HINT)

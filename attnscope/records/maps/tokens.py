@@ -46,7 +46,8 @@ class Tokens:
 
     def take(self, keep: NDArray[Any]) -> Tokens:
         """The tokens at the places `keep` (numbers or a boolean mask), in that order."""
-        places = np.arange(len(self))[keep]
+        # Without a list of all places: each chunk of a long text is taken from the whole.
+        places = np.flatnonzero(keep) if keep.dtype == np.bool_ else np.where(keep < 0, keep + len(self), keep)
         given = self.n_given if self.n_given < 0 else int((places < self.n_given).sum())
         return replace(
             self,

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records.frame.codec import OMITTED, build
 from attnscope.records.frame.head_table import Column, HeadTable
-from attnscope.records.frame.record import Record
+from attnscope.records.frame.record import StudyRecord
 from attnscope.records.frame.storage import finite, plain
 from attnscope.records.heads.findings import Findings, Role
 from attnscope.records.relations.combined import Combined
+from attnscope.records.relations.word_times import WordTimes
 
 Array = NDArray[np.float64]
 
@@ -159,7 +160,7 @@ class Example:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Relations(Record):
+class Relations(StudyRecord):
     """Which heads of a model express which relations.
 
     Attributes:
@@ -172,18 +173,17 @@ class Relations(Record):
         relations: The relations, the most frequent first.
         examples: Texts with what the best heads do on them, if asked for.
         combined: What heads reach together, if asked for.
+        word_times: How well the heads time words, where recordings were studied and heads listen to them.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.relations/1"
-    ASCII: ClassVar[bool] = True
+    HOLDS: ClassVar[str] = "relations"
 
-    run: Mapping[str, Any]
-    corpus: Mapping[str, Any]
-    options: Mapping[str, Any]
     kind: str
     relations: tuple[Relation, ...]
     examples: tuple[Example, ...] = ()
     combined: tuple[Combined, ...] = field(default=(), metadata=OMITTED)
+    word_times: WordTimes | None = field(default=None, metadata=OMITTED)
 
     def __getitem__(self, name: str) -> Relation:
         for relation in self.relations:
@@ -294,11 +294,6 @@ class Relations(Record):
         made: Self = build(cls, described, relations=relations)
         return made
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether it holds no relations."""
-        return not self.relations
-
     def require_whole(self) -> None:
         """Refuses shares that are none, links between words that are not there, and numbers of texts that are none."""
         for one in self.relations:
@@ -312,6 +307,8 @@ class Relations(Record):
                 raise ValueError("the links of an example are not between its words")
         for together in self.combined:
             together.require_whole()
+        if self.word_times is not None:
+            self.word_times.require_whole()
 
 
 _ARRAYS = (*ARRAYS, "found")

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any, TypeVar
 
-from attnscope.corpus import Copies, Corpus, CorpusText, distinct
-from attnscope.models.model import Model
 from attnscope.records.ablation import Ablation, TokenChange
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.shards import settle_corpus
@@ -17,7 +14,8 @@ from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.study import ablate
 from attnscope.studies.describe.study import FAILURES
 from attnscope.studies.inputs.choice import Choice
-from attnscope.studies.inputs.texts import Report, scale_report, texts_of
+from attnscope.studies.inputs.texts import Report, scale_report
+from attnscope.studies.running.passes import Reading
 
 R = TypeVar("R", Findings, Atlas)
 
@@ -30,12 +28,7 @@ NOTHING_BELOW = {"kl": 0.001, "l2": 0.01}
 _WHAT = {"kl": "KL of the predictions (nats)", "l2": "relative change of the last hidden states"}
 
 
-def with_effects(
-    found: R,
-    model: Model,
-    texts: Corpus | Sequence[str] | Sequence[CorpusText],
-    report: Report | None = None,
-) -> R:
+def with_effects(found: R, reading: Reading, report: Report | None = None) -> R:
     """Takes each head that has a role out of the model, on the first texts, by zero and by mean ablation, kind by kind.
 
     A head that does nothing by either is not needed for what it looks like: attention is not evidence of use (Jain and
@@ -43,8 +36,7 @@ def with_effects(
 
     Args:
         found: What heads attend to.
-        model: Their model.
-        texts: The texts they were studied on.
+        reading: Their model, and the texts they were studied on.
         report: Called after each batch.
     """
     labelled: dict[str, list[tuple[int, int]]] = {}
@@ -53,41 +45,31 @@ def with_effects(
             labelled.setdefault(head.kind, []).append((head.layer, head.head))
     if not labelled:
         return found
-    first = list(islice(distinct(texts_of(texts), Copies()), FIRST_TEXTS))
-    n_kinds = len(labelled)
+    model, first = reading.model, reading.first(FIRST_TEXTS)
     # Kind by kind: a layer and a head have a number of their own in each.
-    ablations = [
-        ablate(
-            model, first, AblateOptions(choice=Choice(pick=tuple(pick)), kind=kind), scale_report(report, n, n_kinds)
-        )
-        for n, (kind, pick) in enumerate(labelled.items())
-    ]
+    options = [AblateOptions(choice=Choice(pick=tuple(pick)), kind=kind) for kind, pick in labelled.items()]
+    ablations = [ablate(model, first, of, scale_report(report, n, len(options))) for n, of in enumerate(options)]
     quantity = "kl" if ablations[0].whole else "l2"
     what = {"quantity": quantity, "what": _WHAT[quantity], "nothing_below": NOTHING_BELOW[quantity]}
     return _add(found, ablations, "causal", what)
 
 
-def with_lines(
-    found: R,
-    model: Model,
-    texts: Corpus | Sequence[str] | Sequence[CorpusText],
-    report: Report | None = None,
-) -> R:
+def with_lines(found: R, reading: Reading, report: Report | None = None) -> R:
     """Puts the line of each head in its place, its mean pattern, and uniform attention: what changes, the causal share.
 
     Lines are fitted on half of the first texts, and take the place of weights on the other half.
 
     Args:
         found: What heads attend to.
-        model: Their model.
-        texts: The texts they were studied on.
+        reading: Their model, and the texts they were studied on.
         report: Called after each batch.
 
     Raises:
         AttnscopeError: The model has several kinds of attention, or there are too few texts.
     """
-    first = list(islice(distinct(texts_of(texts), Copies()), 2 * FIRST_TEXTS))
-    ablation = ablate(model, first, AblateOptions(modes=("line", "pattern", "uniform")), report)
+    ablation = ablate(
+        reading.model, reading.first(2 * FIRST_TEXTS), AblateOptions(modes=("line", "pattern", "uniform")), report
+    )
     worst: dict[tuple[str, int, int], tuple[TokenChange, ...]] = {}
     for head in ablation.heads:
         mine = [token for token in ablation.worst_tokens if token.heads == head.name]

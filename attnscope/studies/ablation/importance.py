@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from attnscope.core.exact.running import RunningSums
 from attnscope.corpus import Block
-from attnscope.models.model import Model, ModelInfo
+from attnscope.models.info import ModelInfo
+from attnscope.models.model import Model
 from attnscope.studies.ablation.reading import ReadBatch, Reader
-from attnscope.studies.ablation.sweep import Going, HeadMeans, longest_first, require_rerunnable
+from attnscope.studies.ablation.sweep import Going, HeadMeans, require_rerunnable
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.running import passes
 from attnscope.studies.running.passes import Pass
@@ -96,7 +97,7 @@ class SlopeMeasurer:
     def steps(self, block: Block, sums: BlockSlopes) -> Iterator[None]:
         """Adds a block, batch by batch."""
         reader = self._reader
-        for read in longest_first(reader.batches(block)):
+        for read in reader.batches(block):
             if self._has_loss and not len(read.rows):
                 continue
             for part, found in reader.room.each(read, self._run_batch, reader.halves, lambda part: part.size):

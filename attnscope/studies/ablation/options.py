@@ -55,27 +55,32 @@ class AblateOptions:
     """What is taken out, and what is looked at."""
 
     modes: tuple[Mode, ...] = option(
-        "What is put in a head's place: zero, mean (of its outputs); or in that of its weights: line (those that its "
-        "description expects), pattern (their mean by offset), uniform, sink (the first token), other (another head's "
-        "line); none: no sweep.",
+        "What replaces a head. Its output: zero, or mean (of its outputs over all tokens). Its attention weights: line "
+        "(those that its description predicts), pattern (their mean by offset), uniform, sink (all on the first "
+        "token), other (what another head's line predicts). none: replace no head.",
         "--ablation", "--by", default=CUTS, choices=MODES, read=_modes, written="zero,mean",
     )  # fmt: skip
-    importance: bool = option("Also E |dL/dξ| of each head, by one backward pass (Michel et al.).", default=False)
-    by_layer: bool = option(
-        "layer: divide importances by the norm of those of their layer.", "--normalize", default=False, read=_by_layer
+    importance: bool = option(
+        "Also estimate each head's importance by one backward pass: E |dL/dξ| (Michel et al. 2019).", default=False
     )
-    curve: bool = option("Take heads out one after another: by importance, by effect, at random.", default=False)
+    by_layer: bool = option(
+        "layer: divide each importance by the norm of its layer's importances.",
+        "--normalize",
+        default=False,
+        read=_by_layer,
+    )
+    curve: bool = option("Also take heads out one after another: by importance, by effect, at random.", default=False)
     joint: bool = option(
-        "Also remove pairs of the picked heads, else of the 8 heads with the largest effect.", default=False
+        "Also take out pairs: of the picked heads, else of the 8 heads with the largest effect.", default=False
     )
     choice: Choice = group(Choice)
     kind: str | None = kind_option()
     loss: str = option(
-        "What is predicted: causal, masked, target, none; auto: what the model's head predicts.",
+        "Predictions that the loss is of: causal, masked, target, none; auto: what the model's head predicts.",
         default="auto", choices=("auto", "causal", "masked", "target", "none"),
     )  # fmt: skip
     masked: float | Literal["each"] = option(
-        "The share of tokens that a masked model has to fill in; each: every one in turn.",
+        "Share of tokens that a masked model has to fill in; each: every token in turn.",
         default=0.15, read=_share, written="15%",
     )  # fmt: skip
     target: str | None = target_option()

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, one_line
 from attnscope.models import is_own_decoder
-from attnscope.models.catalog import weight_files
+from attnscope.models.files import weight_files
 from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.records.ablation import Ablation
 from attnscope.records.frame.file_sets import require_writable

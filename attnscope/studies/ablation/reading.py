@@ -175,7 +175,10 @@ class Reader:
             raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
 
     def batches(self, block: Block) -> list[ReadBatch]:
-        """The texts of a block, the shortest first, in batches of at most ROW_TOKENS tokens."""
+        """The texts of a block in batches of at most ROW_TOKENS tokens.
+
+        The longest come first: what shorter ones need fits into the memory that they have freed.
+        """
         parts = block_batches(
             block,
             self._model.tokenizer.encode,
@@ -191,7 +194,7 @@ class Reader:
                 made[-1].append(row)
             else:
                 made.append([row])
-        return [self._batch(group) for group in made]
+        return [self._batch(group) for group in reversed(made)]
 
     def halves(self, read: ReadBatch) -> list[ReadBatch]:
         """A batch as two; none of one row."""
@@ -255,13 +258,9 @@ class Reader:
         real = real_of(ids)
         targets = [row.target for row in rows if row.target is not None]
         target_real = real_of(targets) if targets else None
-        batch = Batch(
-            tensor(pad_rows(ids)),
-            None if bool(real.all()) else real,
-            tensor(pad_rows([row.segments for row in rows])),
-            tensor(pad_rows(targets)) if targets else None,
-            None if target_real is None or bool(target_real.all()) else target_real,
-        )
+        segments = tensor(pad_rows([row.segments for row in rows]))
+        target_ids = tensor(pad_rows(targets)) if targets else None
+        batch = Batch(tensor(pad_rows(ids)), real, segments, target_ids, target_real).to(device)
         read = real if target_real is None else target_real
         numbers = np.concatenate([np.full(len(row.places), i) for i, row in enumerate(rows)])
         return ReadBatch(

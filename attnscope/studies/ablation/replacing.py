@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.studies.ablation.lines import Lines
+from attnscope.studies.ablation.means import means_of
 from attnscope.studies.ablation.options import REPLACED, Mode
 from attnscope.studies.ablation.reading import PaddedTexts, Reader
-from attnscope.studies.ablation.sweep import Cut, Going, HeadMeans, means_of, replaced_of
+from attnscope.studies.ablation.sweep import Cut, Going, HeadMeans, replaced_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,35 +9,42 @@ from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from attnscope.core.exact.running import RunningSums
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.errors import AttnscopeError, amount
-from attnscope.models.model import Loss, Model, ModelInfo
+from attnscope.models.info import ModelInfo
+from attnscope.models.model import Loss, Model
 from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects, TokenChange
+from attnscope.studies.ablation.effects import (
+    add_loss,
+    causal_share,
+    describe_quantities,
+    effects_by_cut,
+    effects_of,
+    rows_of,
+    whole_losses,
+)
 from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer
 from attnscope.studies.ablation.lines import Lines, apart, fit_lines, require_one_kind
+from attnscope.studies.ablation.means import heads_of, means_of
 from attnscope.studies.ablation.options import EACH, FITTED, REPLACED, AblateOptions, Mode
-from attnscope.studies.ablation.reading import PLACES, Reader
+from attnscope.studies.ablation.reading import Reader
 from attnscope.studies.ablation.sweep import (
-    ALL_QUANTITIES,
     QUANTITIES,
     Cut,
     Found,
     Going,
     HeadMeans,
     HeadPlace,
-    heads_of,
-    means_of,
     measure,
     require_rerunnable,
 )
 from attnscope.studies.ablation.worst_tokens import WorstTokens
 from attnscope.studies.describe.study import FAILURES
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.texts import Report, Texts, problems_of, scale_report, sha256_of, texts_of
+from attnscope.studies.inputs.texts import Report, Texts, problems_of, scale_report, sha256_of, sources_of, texts_of
 from attnscope.studies.running.late import failure
 from attnscope.studies.running.memory import halving_note
 from attnscope.studies.running.passes import Pass, merge_halving
@@ -162,7 +169,7 @@ class _Study:
         lines = [number for number, cut in enumerate(cuts) if cut.mode == "line"]
         found = self._measure(cuts, self._beside_uniform(heads, len(cuts)), lines)
         found.done.left_out.require_some_left(found.done.n_texts, self.model.info)
-        effects = _by_cut(found, [*singles, *together], self.loss)
+        effects = effects_by_cut(found, [*singles, *together], self.loss)
         by_head: dict[HeadPlace, dict[str, Effect]] = {head: {} for head in heads}
         for cut in singles:
             by_head[cut.heads[0]] |= effects[cut]
@@ -299,7 +306,7 @@ class _Study:
 
     def _add_causal_shares(self, by_head: dict[HeadPlace, dict[str, Effect]], found: Pass[Found], n_cuts: int) -> None:
         name, modes, n = "loss" if self.loss else "l2", self.options.modes, len(by_head)
-        rows = [row[name] for row in _rows(found.done.sums, "", self.loss, signed=True)]
+        rows = [row[name] for row in rows_of(found.done.sums, "", self.loss, signed=True)]
         for at, effects in enumerate(by_head.values()):
             line, uniform = (rows[modes.index(mode) * n + at] for mode in ("line", "uniform"))
             effects["causal_share"] = causal_share(line, uniform, rows[n_cuts + at])
@@ -333,7 +340,7 @@ class _Study:
             contrasts[2 * row : 2 * row + 2, len(chosen) + row] = 1
             contrasts[2 * row + 1, [a, b]] = -1
         found = self._measure(cuts, contrasts)
-        both, more = (_rows(found.done.sums, mode, self.loss, signed=signed) for signed in (False, True))
+        both, more = (rows_of(found.done.sums, mode, self.loss, signed=signed) for signed in (False, True))
         return [
             SetEffects(self._names([chosen[a], chosen[b]]), both[2 * row], more[2 * row + 1])
             for row, (a, b) in enumerate(pairs)
@@ -363,12 +370,12 @@ class _Study:
         drawn = [(mode, one) for mode, one in product(modes, orders) if mode in ("zero", "line") or one[0] == "random"]
         cuts = [Cut(tuple(order[:k]), mode) for mode, (_, _, order) in drawn for k in gone[1:]]
         sums = self._measure(cuts)
-        rows = iter(_rows(sums.done.sums, "", self.loss, QUANTITIES))
+        rows = iter(rows_of(sums.done.sums, "", self.loss, QUANTITIES))
         whole = whole_losses(found)["loss"] if self.loss else None
         curves = []
         for mode, (name, drawn_from, order) in drawn:
             points = [self._start(found), *(next(rows) for _ in gone[1:])]
-            points = [_with_loss(point, whole) for point in points]
+            points = [add_loss(point, whole) for point in points]
             left = tuple(len(heads) - k for k in gone)
             curves.append(Curve(name, drawn_from, self._names(order), left, tuple(points), mode))
         return curves, sums.complete
@@ -421,7 +428,7 @@ class _Study:
 
     def _corpus(self, found: Pass[Found], complete: bool) -> dict[str, Any]:
         return {
-            "sources": list(self.texts.sources) if isinstance(self.texts, Corpus) else ["texts"],
+            "sources": sources_of(self.texts),
             "n_texts": found.done.n_texts,
             "n_tokens": found.done.n_tokens,
             "n_predictions": found.done.n_predictions,
@@ -443,7 +450,7 @@ class _Study:
             "normalized": "layer" if options.by_layer else None,
             "directions": None if self.loss else DIRECTIONS,
             "curve_points": self._curve_sizes[1] if options.curve else None,
-            "quantities": _quantities(options),
+            "quantities": describe_quantities(options),
         }
 
 
@@ -490,110 +497,3 @@ def _predicted(loss: Loss | None, options: AblateOptions) -> str | None:
         None: None,
     }
     return names[loss]
-
-
-def _quantities(options: AblateOptions) -> dict[str, dict[str, str]]:
-    """What every name in a record means."""
-    places = {
-        "zero": "without the head",
-        "mean": "with the mean of its outputs in the head's place",
-        "line": "with the weights that the head's description expects",
-        "pattern": "with the head's mean attention pattern",
-        "uniform": "with uniform attention",
-        "sink": "with all attention on the first token",
-        "other": "with the weights that the description of the next head of its layer expects",
-    }
-    found: dict[str, dict[str, str]] = {}
-    for mode in options.modes:
-        found |= {
-            f"{mode}_l2": {"what": f"relative change of the last hidden states {places[mode]}", "unit": "relative L2"},
-            f"{mode}_loss": {"what": f"how much the loss rises {places[mode]}", "unit": "nats"},
-            f"{mode}_kl": {"what": f"KL divergence of the predictions {places[mode]}", "unit": "nats"},
-        }
-        found |= {
-            f"{mode}_loss_{place}": {"what": f"how much the loss {of} rises {places[mode]}", "unit": "nats"}
-            for place, of in PLACES.items()
-        }
-    scale = ", divided by the norm of its layer's" if options.by_layer else ""
-    unit = "" if options.by_layer else "nats"
-    found["importance"] = {"what": f"E |dL/dξ|, ξ the factor on a head's output{scale}", "unit": unit}
-    found["sensitivity"] = {
-        "what": f"mean |d⟨u, h⟩/dξ| over {DIRECTIONS} random directions u of the last hidden states{scale}", "unit": "",
-    }  # fmt: skip
-    if {"line", "uniform"} <= set(options.modes):
-        found["causal_share"] = {
-            "what": "1 - what changes with the weights that the head's description expects / with uniform attention",
-            "unit": "",
-        }
-    found["loss"] = {"what": "negative log-likelihood of a prediction", "unit": "nats"}
-    found |= {f"loss_{place}": {"what": f"the same {of}", "unit": "nats"} for place, of in PLACES.items()}
-    return found
-
-
-# From sums to effects -------------------------------------------------------------------------------------------
-
-
-def effects_of(sums: RunningSums, from_zero: ArrayLike = True) -> list[Effect]:
-    """Value, interval and count of each quantity, flattened.
-
-    Args:
-        sums: Of the quantities.
-        from_zero: Which of them are never below 0, nor their intervals then; broadcast to their shape.
-    """
-    low, high = sums.interval()
-    low = np.where(from_zero, np.maximum(low, 0), low)
-    parts: list[list[float]] = [part.ravel().tolist() for part in (sums.ratio(), low, high, sums.total("c"))]
-    return [Effect(*row) for row in zip(*parts, strict=True)]
-
-
-def _rows(
-    sums: RunningSums, mode: str, loss: Loss | None, wanted: Sequence[str] = ALL_QUANTITIES, *, signed: bool = False
-) -> list[dict[str, Effect]]:
-    """The effects of each row by name; a quantity that needs predictions only where there are some.
-
-    `signed`: rows are differences of effects, which may all be below 0; else losses alone may be, as they may fall.
-    """
-    flat = effects_of(sums, [not signed and name in ("l2", "kl") for name in ALL_QUANTITIES])
-    names = [f"{mode}_{name}" if mode else name for name in wanted]
-    kept = names if loss else names[:1]
-    step = len(ALL_QUANTITIES)
-    return [dict(zip(kept, flat[start : start + step], strict=False)) for start in range(0, len(flat), step)]
-
-
-def _by_cut(found: Pass[Found], cuts: Sequence[Cut], loss: Loss | None) -> dict[Cut, dict[str, Effect]]:
-    rows = {mode: _rows(found.done.sums, mode, loss) for mode in {cut.mode for cut in cuts}}
-    return {cut: rows[cut.mode][row] for row, cut in enumerate(cuts)}
-
-
-def causal_share(line: Effect, uniform: Effect, difference: Effect) -> Effect:
-    """1 - line / uniform of what changes with a head's line and with uniform attention in its place, text by text.
-
-    The interval is that of a ratio of two paired sums (delta method). NaN where the interval of what changes with
-    uniform attention contains 0: then these texts cannot show that the head's choice matters.
-
-    Args:
-        line: What changes with the line.
-        uniform: What changes with uniform attention.
-        difference: What changes more with the line, text by text: it tells how far both rise together.
-    """
-    if not uniform.low > 0:
-        return Effect(math.nan, math.nan, math.nan, uniform.count)
-    ratio = line.value / uniform.value
-    of_line, of_uniform, of_both = ((one.high - one.low) / 2 for one in (line, uniform, difference))
-    together = (of_line**2 + of_uniform**2 - of_both**2) / 2
-    half = math.sqrt(max(0.0, of_line**2 + ratio**2 * of_uniform**2 - 2 * ratio * together)) / uniform.value
-    return Effect(1 - ratio, 1 - ratio - half, 1 - ratio + half, uniform.count)
-
-
-def whole_losses(found: Pass[Found]) -> dict[str, Effect]:
-    """The loss of the whole model, and that by position."""
-    return dict(zip(("loss", *(f"loss_{place}" for place in PLACES)), effects_of(found.done.whole), strict=True))
-
-
-def _with_loss(point: Effects, whole: Effect | None) -> dict[str, Effect]:
-    """A point of a curve with the loss itself in place of its rise; the interval is that of the rise."""
-    if whole is None:
-        return dict(point)
-    rise = point["loss"]
-    there = Effect(whole.value + rise.value, whole.value + rise.low, whole.value + rise.high, rise.count)
-    return {**point, "loss": there}

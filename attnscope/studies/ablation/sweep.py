@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.exact.running import RunningSums
-from attnscope.corpus import Block, Copies
+from attnscope.corpus import Block
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, Outputs, Rerun
 from attnscope.studies.ablation.options import REPLACED, Mode
@@ -25,16 +25,15 @@ from attnscope.studies.running import passes
 from attnscope.studies.running.memory import Room
 from attnscope.studies.running.overflow import LeftOut, broken_rows
 from attnscope.studies.running.overflow import Place as BrokenPlace
-from attnscope.studies.running.passes import D, Driver, Measurer, Pass, tasks_of
+from attnscope.studies.running.passes import D, Driver, Measurer, Pass
 from attnscope.studies.running.workers import Workers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.attention.mean_pattern import MeanPattern
-    from attnscope.core.attention.probes import Gate, Means, Place
-    from attnscope.core.attention.replaced import Replaced
+    from attnscope.core.attention.probes import Gate, Place
     from attnscope.core.attention.seam import Probe
+    from attnscope.core.interventions.replaced import Replaced
     from attnscope.studies.ablation.lines import Lines
 
 HeadPlace = tuple[str, int, int]
@@ -167,26 +166,6 @@ def _make(kind: Callable[..., Any], reading: Reader | Mapping[str, Any], given: 
     return kind(model, reading if isinstance(reading, Reader) else Reader(model, **reading), **given)
 
 
-def heads_of(going: Going) -> HeadMeans:
-    """How many heads each attention has, seen on the first batch."""
-    measurer = MeanMeasurer(going.model, going.reader)
-    for task in tasks_of(going.texts, Copies(), BLOCK):
-        sums = measurer.begin(task.block)
-        for _ in measurer.steps(task.block, sums):
-            return _means_of(sums)
-    return HeadMeans({})
-
-
-def means_of(
-    going: Going, report: Report | None = None, *, patterns: bool = False
-) -> tuple[HeadMeans, list[dict[str, Any]]]:
-    """The mean output of each head, or its pattern, over all texts; and the texts that workers were lost over."""
-    found = going.run(MeanMeasurer, {"patterns": patterns}, BlockMeans(), report, in_order=True)
-    if not found.complete:
-        raise KeyboardInterrupt
-    return _means_of(found.done), found.lost
-
-
 def measure(
     going: Going,
     cuts: Sequence[Cut],
@@ -248,7 +227,7 @@ class CutMeasurer:
 
     def steps(self, block: Block, sums: _Held) -> Iterator[None]:
         """Measures a block, batch by batch."""
-        for read in longest_first(self._reader.batches(block)):
+        for read in self._reader.batches(block):
             for part, found in _parts(self._runs, read, self._cuts, self._known, self._reader):
                 sums.add(part, found)
                 if self._tokens_of:
@@ -420,8 +399,8 @@ def probe_of(cuts: Sequence[Cut], mode: Mode, read: ReadBatch, known: HeadMeans)
 
 def replaced_of(cuts: Sequence[Cut], mode: Mode, texts: PaddedTexts, known: HeadMeans) -> Replaced:
     """The same of cuts that give heads other weights."""
-    from attnscope.core.attention.mean_pattern import pattern_scores
-    from attnscope.core.attention.replaced import Replaced, Replacement, evenly, on_key
+    from attnscope.core.interventions.mean_pattern import pattern_scores
+    from attnscope.core.interventions.replaced import Replaced, Replacement, evenly, on_first_key
 
     n_texts, n_tokens = texts.real.shape
     replacements: dict[Place, list[Replacement]] = {}
@@ -433,7 +412,7 @@ def replaced_of(cuts: Sequence[Cut], mode: Mode, texts: PaddedTexts, known: Head
             if mode == "uniform":
                 scores = evenly()
             elif mode == "sink":
-                scores = on_key(n_tokens)
+                scores = on_first_key(n_tokens)
             elif mode == "pattern":
                 scores = partial(pattern_scores, known.patterns[place][head])
             else:
@@ -505,90 +484,6 @@ def _by_row_and_place(values: Tensor, read: ReadBatch) -> Tensor:
 
     apart = values.where(read.apart[:, : len(values)], 0.0)  # not a product: 0 * NaN would spread
     return _by_row(torch.cat([values[None], apart]), read)
-
-
-class BlockMeans:
-    """Sums of the outputs of heads, or of their patterns, batch by batch.
-
-    Attributes:
-        sums: Of all batches with numbers alone, one after the other.
-        counts: Over how many queries.
-        blank: Zeros like them, of every attention that there is.
-    """
-
-    def __init__(self) -> None:
-        self.n_texts = self.n_tokens = 0
-        self.sums: dict[Place, Tensor] = {}
-        self.counts: dict[Place, int] = {}
-        self.blank: dict[Place, Tensor] = {}
-
-    def merge(self, other: BlockMeans) -> BlockMeans:
-        """These, and after them those of another block: sums are rounded, so that their order counts."""
-        for place, blank in other.blank.items():
-            self._add(place, blank, other.sums.get(place), other.counts.get(place, 0))
-        self.n_texts, self.n_tokens = self.n_texts + other.n_texts, self.n_tokens + other.n_tokens
-        return self
-
-    def add(self, probe: Means | MeanPattern, *, finite: bool) -> None:
-        """Adds what was found on a batch, if all of it are numbers."""
-        import torch
-
-        for place, total in probe.sums.items():
-            self._add(place, torch.zeros_like(total), total if finite else None, probe.counts[place])
-
-    def _add(self, place: Place, blank: Tensor, total: Tensor | None, count: int) -> None:
-        self.blank.setdefault(place, blank)
-        if total is not None:
-            self.sums[place] = total if place not in self.sums else self.sums[place] + total
-            self.counts[place] = self.counts.get(place, 0) + count
-
-
-class MeanMeasurer:
-    """Adds up the outputs of heads, or their patterns, over the texts of blocks."""
-
-    def __init__(self, model: Model, reader: Reader, *, patterns: bool = False) -> None:
-        self._runs, self._reader, self._patterns = require_rerunnable(model), reader, patterns
-
-    def begin(self, block: Block) -> BlockMeans:
-        """Sums of nothing yet."""
-        return BlockMeans()
-
-    def steps(self, block: Block, sums: BlockMeans) -> Iterator[None]:
-        """Adds a block, batch by batch."""
-        for read in longest_first(self._reader.batches(block)):
-            for _, probes in self._reader.room.each(read, self._run_batch, self._reader.halves, lambda part: part.size):
-                for probe, finite in probes:
-                    sums.add(probe, finite=finite)
-            sums.n_texts, sums.n_tokens = sums.n_texts + len(read.texts), sums.n_tokens + read.n_tokens
-            yield
-
-    def finish(self, block: Block, sums: BlockMeans, *, whole: bool) -> BlockMeans:
-        """The sums themselves."""
-        return sums
-
-    def _run_batch(self, read: ReadBatch) -> list[tuple[Means | MeanPattern, bool]]:
-        import torch
-
-        from attnscope.core.attention.mean_pattern import MeanPattern
-        from attnscope.core.attention.probes import Means
-
-        probe = (MeanPattern if self._patterns else Means)(read.queries)
-        with torch.no_grad():
-            self._runs.outputs(read.batch, probe, logits=False)
-        finite = all(bool(total.isfinite().all()) for total in probe.sums.values())
-        # One row that is no number would be in every mean: it is found by halves, and left out.
-        halves = [] if finite else self._reader.halves(read)
-        return [(probe, finite), *(one for half in halves for one in self._run_batch(half))]
-
-
-def _means_of(found: BlockMeans) -> HeadMeans:
-    means = {place: total / max(1, found.counts[place]) for place, total in found.sums.items()}
-    return HeadMeans({place: len(total) for place, total in found.blank.items()}, {**found.blank, **means})
-
-
-def longest_first(batches: Sequence[ReadBatch]) -> Sequence[ReadBatch]:
-    """What shorter texts need fits into the memory that longer ones have freed."""
-    return batches[::-1]
 
 
 def _numpy(values: Tensor) -> Floats:

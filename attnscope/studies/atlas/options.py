@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, suggest
 from attnscope.options import group, option, options
 from attnscope.studies.heads.options import HeadsOptions, Listing, measures_option
 
@@ -38,9 +37,7 @@ class AtlasOptions:
 
         known = (CONTENT, *measure_names())
         if self.rank not in known:
-            close = difflib.get_close_matches(self.rank, known)
-            hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
-            raise UsageError(f"there is no measure {self.rank!r} to rank texts by", hint)
+            raise UsageError(f"there is no measure {self.rank!r} to rank texts by", suggest(self.rank, known))
         if self.heads.relations is not None:
             raise UsageError("an atlas has no roles of relations", "give it their record: --with relations.npz")
 
@@ -53,8 +50,8 @@ class AtlasOrder:
     measures: str | None = measures_option()
     listing: Listing = group(Listing)
     beside: tuple[Path, ...] = option(
-        "Of an atlas: a record of the same model, of relations, ablate or circuits: its heads say that too; may be "
-        "given several times.",
+        "For an atlas: a record of the same model by relations, ablate or circuits, whose numbers are added to "
+        "the heads; may be given several times.",
         "--with", default=(), panel="Heads",
     )  # fmt: skip
 

@@ -15,8 +15,7 @@ from attnscope.host import delay_interrupts
 from attnscope.models.model import Model
 from attnscope.records import Tokens
 from attnscope.records.atlas.record import KEPT_MASS, MOST_KEYS, Example, ExampleFacts, Why
-from attnscope.studies.atlas.excerpts import excerpt_of
-from attnscope.studies.atlas.planes import PlaneSums, draw_tokens
+from attnscope.studies.atlas.planes import PlaneSums, draw_tokens, excerpt_of
 from attnscope.studies.atlas.scores import Place, Scores
 from attnscope.studies.atlas.tables import DISTANCE_QUERIES, KindTables, ReadText
 from attnscope.studies.inputs.texts import Progress, Report, Texts, batch_of, special_ids
@@ -370,15 +369,12 @@ class _SeenText:
     def _rows(self, layer: int, queries: Tensor) -> tuple[Tensor, Tensor]:
         import torch
 
-        from attnscope.core.attention.row_samples import rows_of
+        from attnscope.core.attention.row_samples import rows_of, rows_of_weights
         from attnscope.core.attention.seam import attention_weights
 
         of = self.layers[layer]
         if isinstance(of, torch.Tensor):
-            allowed = torch.ones(len(queries), self.n, dtype=torch.bool)
-            if self.kind == "decoder":
-                allowed = torch.arange(self.n) <= queries[:, None]
-            return of[self.place, :, queries, : self.n].float(), allowed
+            return rows_of_weights(of, self.kind, self.place, queries, self.n)
         part, allowed = rows_of(of, self.place, queries, self.n)
         return attention_weights(part)[0].to("cpu", torch.float32), allowed.cpu()
 

@@ -26,9 +26,9 @@ from attnscope.studies.atlas.scores import (
     Scores,
 )
 from attnscope.studies.heads.order import require_names
-from attnscope.studies.heads.study import add_effects, study_heads
+from attnscope.studies.heads.study import add_effects, open_reading, study_heads
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
-from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
+from attnscope.studies.inputs.texts import Report, Texts, scale_report
 from attnscope.studies.running.late import failure
 from attnscope.studies.running.workers import Workers
 
@@ -66,17 +66,17 @@ def atlas(
         AttnscopeError: As of `heads`.
     """
     options = options or AtlasOptions()
-    texts = texts_of(corpus)
+    reading = open_reading(model, corpus, options.heads, workers)
     make = partial(AtlasMeasurer, rank=options.rank, n_top=options.examples, n_sample=options.sample, seed=options.seed)
     step = scale_report(report, 0, options.heads.n_steps)
-    findings, done = study_heads(model, texts, options.heads, step, workers, make, ScoredFound())
+    findings, done = study_heads(reading, options.heads, step, make, ScoredFound())
     assert isinstance(done, ScoredFound)
     if options.heads.shard == (1, 1):
-        made = finish(model, texts, findings, options, done.scores, step)
-        return add_effects(made, options.heads, model, texts, report)
+        made = finish(model, reading.texts, findings, options, done.scores, step)
+        return add_effects(made, options.heads, reading, report)
     places = _places(findings)
     scores = _in_order(done.scores or _nothing(options), places)
-    failing = _failures(texts, findings, places) if not is_interrupted(findings.corpus) else {}
+    failing = _failures(reading.texts, findings, places) if not is_interrupted(findings.corpus) else {}
     return _part(_assemble(findings, options, _nothing(options), places, Rows({})), findings, scores, failing)
 
 
@@ -145,19 +145,17 @@ def finish(
     """
     places = _places(findings)
     scores = _in_order(scores or _nothing(options), places)
-    empty = _assemble(findings, options, scores, places, Rows({}))
-    if not scores.texts:
-        return empty
+    rows = Rows({})
     try:
-        failures = _failures(texts, findings, places)
+        failures = _failures(texts, findings, places) if scores.texts else {}
         cut: Mapping[str, Any] = {"chunk": options.heads.chunk, "stride": options.heads.stride}
         units = units_of(model, scores, failures, findings.corpus["n_tokens"], **cut)
-        rows = read_rows(model, places, units, report)
+        rows = read_rows(model, places, units, report) if scores.texts else rows
     except KeyboardInterrupt:
-        return replace(empty, corpus=settle_corpus(empty.corpus, interrupted=True))
+        rows.complete = False
     except Exception as error:
-        failed = [*empty.run.get("failures", ()), failure("reading the examples", error)]
-        return replace(empty, run={**empty.run, "failures": failed})
+        failed = [*findings.run.get("failures", ()), failure("reading the examples", error)]
+        findings = replace(findings, run={**findings.run, "failures": failed})
     return _assemble(findings, options, scores, places, rows)
 
 

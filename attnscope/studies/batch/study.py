@@ -17,7 +17,7 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import verify
-from attnscope.models.hashing import hashes
+from attnscope.models.files import hashes
 from attnscope.records.batches import Batch, DrawnText, FailedText
 from attnscope.records.frame.file_sets import require_writable
 from attnscope.records.maps.head_maps import spans

@@ -11,7 +11,7 @@ from pathlib import Path
 from attnscope import models
 from attnscope.corpus import tokens_of_ids
 from attnscope.errors import AttnscopeError, is_out_of_memory
-from attnscope.models.hashing import remember_hashes
+from attnscope.models.files import remember_hashes
 from attnscope.models.model import Model
 from attnscope.output import write
 from attnscope.records.batches import DrawnText
@@ -90,7 +90,7 @@ class Setup:
     Attributes:
         source: The model.
         options: How they are drawn.
-        hashes: Of the model's files; see `hashing.hashes`.
+        hashes: Of the model's files; see `models.files.hashes`.
         asked: See `DrawnText`.
     """
 

@@ -64,7 +64,7 @@ class CompareOrder(CompareOptions):
     """How heads are compared, and with what."""
 
     other_text: str | None = option(
-        "A second text that differs in little: which heads change most?", "--with", default=None
+        "The second text of a minimal pair: which heads change most?", "--with", default=None
     )
     image: tuple[Path, ...] = option(
         "Two photos that TEXT is asked about, or one and two questions (--with): which heads look elsewhere?",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
-from attnscope.records.comparison import Comparison
+from attnscope.records.compare.record import Comparison
 from attnscope.records.heads.findings import Findings
 from attnscope.senses.photos import read_photo
 from attnscope.studies.compare.options import CompareOrder

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.questions.distance import Measure, row_divergences
 from attnscope.models.model import Model, viewer_of
-from attnscope.records.comparison import PicturePair
+from attnscope.records.compare.pairs import PicturePair
 from attnscope.records.maps.pictures import Picture
 from attnscope.records.maps.tokens import Tokens
 from attnscope.senses.photos import read_photo

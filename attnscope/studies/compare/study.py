@@ -10,11 +10,11 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import BLOCK, Corpus, CorpusText
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model
-from attnscope.records.comparison import HeadComparison, ModelComparison
+from attnscope.records.compare.record import HeadComparison, ModelComparison
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.texts import Report, problems_of, sha256_of, texts_of
+from attnscope.studies.inputs.texts import Report, problems_of, sha256_of, sources_of, texts_of
 from attnscope.studies.measuring.pair_blocks import Found, PairMeasurer, PairSums
 from attnscope.studies.running.memory import halving_note
 from attnscope.studies.running.passes import Driver, Pass
@@ -169,7 +169,7 @@ def _run(
     if done.sums is None or not done.n_tokens:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
     described = {
-        "sources": list(texts.sources) if isinstance(texts, Corpus) else ["texts"],
+        "sources": sources_of(texts),
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
         "n_chunked": done.n_chunked,

@@ -13,7 +13,8 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records import Heatmap, Tokens
-from attnscope.records.comparison import MinimalPair, PickedHeads
+from attnscope.records.compare.pairs import MinimalPair
+from attnscope.records.compare.record import PickedHeads
 from attnscope.records.frame.pair_tables import HeadPlace, PairTable, head_name
 from attnscope.records.maps.heatmap import divided_by_rest
 from attnscope.studies.compare.options import MEASURES, require_measures

@@ -139,14 +139,15 @@ class Names:
         assert part.rows.key_types is not None and part.rows.query_types is not None
         features = group.features
         self.group, self.part, self.types, self.kinds = group, part, group.types, Kinds.of(part, features)
-        self.keys = part.rows.key_types[part.entries]
+        self.keys = part.key_types
         self.queries = part.rows.query_types[part.index]
         self.offsets = group.offsets[part.entries]
         self._classes = [
-            (number, feature.words, feature.name in _WIDE)
+            (number, feature.words, feature.name in _WIDE, float(part.levels[number].sum() / max(1, part.size)))
             for number, feature in enumerate(features)
             if feature.family == "key" and feature.levels == 2 and feature.name not in TOO_WIDE
         ]
+        self._words: dict[tuple[int, int], str] = {}
         itself = np.flatnonzero(self.offsets == 0)
         self._itself = np.full(len(self.queries), -1)
         self._itself[part.row_of[itself]] = itself
@@ -173,6 +174,11 @@ class Names:
         """What a term is called, such as "tokens like alice, dinah, abbas, 81% of them capitalised words"."""
         if term < self.part.n_shared:
             return self.group.features[term].words
+        if (term, head) not in self._words:
+            self._words[term, head] = self._of_own(term, head)
+        return self._words[term, head]
+
+    def _of_own(self, term: int, head: int) -> str:
         column = self.part.own_columns(head)[term - self.part.n_shared]
         if column.gate >= 0:
             return f"from {self.of_gate(column.gate, column.is_other)}: {self.of_term(column.gated, head)}"
@@ -225,11 +231,10 @@ class Names:
         if total <= 0:
             return ""
         named: list[tuple[bool, float, str]] = []
-        for number, words, wide in self._classes:
-            flags = self.part.levels[number]
-            share = float(weights @ flags[entries]) / total
+        for number, words, wide, of_all in self._classes:
+            share = float(weights @ self.part.levels[number][entries]) / total
             covered, lifted = (_WIDE_COVERED, _WIDE_LIFTED) if wide else (COVERED, LIFTED)
-            if share >= covered and share >= lifted * float(flags.mean()):
+            if share >= covered and share >= lifted * of_all:
                 named.append((not wide, share, words))
         if not named:
             return ""
@@ -247,7 +252,10 @@ class Names:
         rows = part.row_of
         more = (part.attention(head) - self.expected(others)) * part.weights[head][rows] * len(part.index)
         codes = self.queries[rows].astype(np.int64) * len(self.types.ids) + self.keys
-        order = np.argsort(-more, kind="stable")[: 2**13]  # a strong pair has strong entries
+        strong = np.arange(len(more))
+        if len(more) > 2**13:  # a strong pair has strong entries
+            strong = np.flatnonzero(more >= np.partition(more, -(2**13))[-(2**13)])
+        order = strong[np.argsort(-more[strong], kind="stable")][: 2**13]
         found, which = np.unique(codes[order], return_inverse=True)
         # Pairs of frequent tokens have much attention by their number: each counts by its mean, shrunk towards 0.
         sums = np.bincount(which, more[order]) / (np.bincount(which) + _SHRUNK_BY)

@@ -22,8 +22,11 @@ def own_features(given: Sequence[str]) -> list[Feature]:
         UsageError: One is none; or two have one name, or one has that of a feature of the catalogue.
     """
     made = [own_feature(one) for one in given]
-    taken = {feature.name for feature in catalogue(())}
+    ours = {feature.name for feature in catalogue(())}
+    taken: set[str] = set()
     for feature in made:
+        if feature.name in ours:
+            raise UsageError(f"attnscope has a feature {feature.name!r} itself", "give yours another name")
         if feature.name in taken:
             raise UsageError(f"there are two features {feature.name!r}", "give each of yours a name of its own")
         taken.add(feature.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,6 +138,13 @@ class Group:
         """Whether a feature holds of any key of the rows."""
         names = [known.name for known in self.features]
         return bool(self.active.features[names.index(feature.name)].any())
+
+    @cached_property
+    def all_rows(self) -> Part:
+        """All active rows, those of special tokens too."""
+        from attnscope.core.questions.sampled_rows import Part
+
+        return Part(self.active, np.arange(len(self.active.texts)))
 
     def part(self, texts: Sequence[int]) -> Part:
         """The active rows of some texts whose queries are ordinary."""

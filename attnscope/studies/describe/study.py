@@ -258,9 +258,7 @@ def _columns_of_types(group: Group, fitted: Sequence[int]) -> NDArray[np.float32
 
 def _matches(group: Group, active: Sequence[Description]) -> NDArray[np.float64]:
     """(head, row of sinks): how much there is to attend to, the log of the mean exp(score) of free keys."""
-    from attnscope.core.questions.sampled_rows import Part
-
-    part = Part(group.active, np.arange(len(group.active.texts)))
+    part = group.all_rows
     made = np.zeros((len(active), len(group.sinks.texts)))
     for head, of_head in enumerate(active):
         mean = part.table(of_head.terms, head).log_sums(of_head.weights) - np.log(part.lengths)
@@ -306,14 +304,12 @@ def _bases(features: Sequence[Feature]) -> list[int]:
 
 
 def _head(fit: Fitted, sample: Sequence[Unit], parts: tuple[Part, Part], names: Names, number: int) -> HeadDescription:
-    from attnscope.core.questions.descriptions import row_losses, score, score_of_texts
+    from attnscope.core.questions.descriptions import score, score_of_texts
 
     group, (scored, sinks) = fit.group, parts
     active, resting = fit.active[number], fit.sinks[number]
     layer, head = group.heads[number]
-    left, nats = row_losses(sinks, number, resting), group.sinks.uniform_nats[sinks.index, number]
-    more_left, more_nats = _active_losses(fit, number)
-    whole = score_of_texts(sinks.texts, left + more_left[sinks.index], nats + more_nats[sinks.index])
+    whole = score_of_texts(sinks.texts, *whole_losses(fit, sinks, number))
     if whole.nats < EVEN:  # there is nothing to describe, and a share of nothing is none
         nan = float("nan")
         return HeadDescription(group.kind, layer, head, (), whole.nats, nan, nan, nan)
@@ -353,12 +349,19 @@ def _summarise(
     return names.pairs(number, scores_beside_pairs(names, number, fit.active[number])), "; ".join(said)
 
 
-def _active_losses(fit: Fitted, number: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What both parts' sums have of the active part, (row of sinks,) each: nats left, and nats from uniform."""
+def whole_losses(fit: Fitted, sinks: Part, number: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What the description of all of a head's attention leaves, and what sets it apart from uniform attention.
+
+    Returns:
+        (row of `sinks`,) each, in nats: of where the head rests, and of the rest by its share.
+    """
+    from attnscope.core.questions.descriptions import row_losses
+
     rows = fit.group.active
-    made = np.zeros((2, len(fit.group.sinks.texts)))
-    made[:, fit.group.sink_rows] = rows.mass[:, number] * (active_left(fit, number)[0], rows.uniform_nats[:, number])
-    return made[0], made[1]
+    active = np.zeros((2, len(fit.group.sinks.texts)))
+    active[:, fit.group.sink_rows] = rows.mass[:, number] * (active_left(fit, number)[0], rows.uniform_nats[:, number])
+    left, nats = row_losses(sinks, number, fit.sinks[number]), fit.group.sinks.uniform_nats[sinks.index, number]
+    return left + active[0, sinks.index], nats + active[1, sinks.index]
 
 
 def active_left(fit: Fitted, number: int) -> tuple[NDArray[np.float64], bool]:
@@ -370,11 +373,10 @@ def active_left(fit: Fitted, number: int) -> tuple[NDArray[np.float64], bool]:
         (active row,): nats; and whether they follow.
     """
     from attnscope.core.questions.descriptions import row_losses
-    from attnscope.core.questions.sampled_rows import Part
 
     rows, ordinary = fit.group.active, fit.group.ordinary
     nats = rows.uniform_nats[:, number]
-    left = row_losses(Part(rows, np.arange(len(rows.texts))), number, fit.active[number])
+    left = row_losses(fit.group.all_rows, number, fit.active[number])
     more = rows.mass[:, number] * (left - nats)
     follow = not more[~ordinary & fit.is_fitted].sum() > 0
     return (left if follow else np.where(ordinary, left, nats)), follow

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from attnscope.core.exact.running import RunningSums
-from attnscope.core.questions.written import PARTS
+from attnscope.core.measures.written import PARTS
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.frame.shards import COUNTS, is_interrupted, is_part, settle_corpus
@@ -57,9 +57,7 @@ def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping
     facts: dict[str, Any] = {"effective_texts": max(map(effective_texts, trained.values()), default=0.0)}
     if parts is not None:
         means = dict(zip(PARTS, parts.ratio().tolist()[: len(PARTS)], strict=True))
-        # Records of before texts could weigh alike hold no number of answers: their counts are it.
-        n_answers = parts.total("s" if parts.shape[0] > len(PARTS) else "c")[-1]
-        facts["writes"] = {"n_predictions": int(n_answers), "parts": means}
+        facts["writes"] = {"n_predictions": int(parts.total("s")[-1]), "parts": means}
     whole = [tally.beside(written[kind]) if kind in written else tally for kind, tally in trained.items()]
     zones = _tallies_under(_ZONES, sums)
     whole = [tally.beside(zones[tally.kind]) if tally.kind in zones else tally for tally in whole]
@@ -73,62 +71,43 @@ def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping
     )
 
 
-def add_writes(
-    found: Findings,
-    run: Mapping[str, Any],
-    corpus: Mapping[str, Any],
-    options: Mapping[str, Any],
-    tallies: Mapping[str, Tally],
-    parts: RunningSums | None,
-) -> Findings:
+def add_writes(found: Findings, done: Pass[Any], options: Mapping[str, Any]) -> Findings:
     """Findings with what their heads write, and the roles that follow from both.
 
     Args:
         found: What heads attend to.
-        run: As of `conclude`; likewise corpus and options.
-        corpus: See there.
-        options: See there.
-        tallies: By kind, the measures of `core.written.WRITTEN`.
-        parts: What logits are sums of, by the order of `core.written.PARTS`, and last how many answers; None = nothing
-            was predicted.
+        done: The pass over the same texts that came to `writes.study.Written`.
+        options: As of `conclude`.
     """
-    whole = conclude(run, corpus, options, {**found.sums, **_sums_of_writes(tallies, parts)})
+    whole = _add_pass(found, done, options, _sums_of_writes(done.done.tallies, done.done.parts))
     return _with_effects(replace(whole, descriptions=found.descriptions), [found])
 
 
-def add_zones(
-    found: Findings,
-    run: Mapping[str, Any],
-    corpus: Mapping[str, Any],
-    options: Mapping[str, Any],
-    tallies: Mapping[str, Tally],
-    names: Sequence[str],
-) -> Findings:
+def add_zones(found: Findings, done: Pass[Any], options: Mapping[str, Any], names: Sequence[str]) -> Findings:
     """Findings with what zones give to zones; see `studies.heads.zones`.
 
     A shard without zones has sums of nothing, so that it merges with others.
 
     Args:
         found: What heads attend to.
-        run: As of `conclude`; likewise corpus and options.
-        corpus: See there.
-        options: See there.
-        tallies: By kind of attention, the measures between zones.
+        done: The pass over the same texts that came to the measures between zones.
+        options: As of `conclude`.
         names: Of these measures.
     """
+    tallies = done.done.tallies
     for kind, tally in [*_tallies(found.sums)[0].items()][:1]:
         tallies = tallies or {kind: Tally.empty(kind, tally.layers, tally.measures.shape[1], names)}
-    return conclude(run, corpus, options, {**found.sums, **_sums_under(_ZONES, tallies)})
+    return _add_pass(found, done, options, _sums_under(_ZONES, tallies))
 
 
-def said_of_pass(found: Findings, done: Pass[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What made a record, and on what, after one more pass over its texts."""
+def _add_pass(found: Findings, done: Pass[Any], options: Mapping[str, Any], sums: Arrays) -> Findings:
+    """Findings with the sums of one more pass over their texts; notes, failures and lost texts of both."""
     run = {**found.run, "notes": [*found.run["notes"], *done.notes]}
     if done.failures:
         run["failures"] = [*run.get("failures", ()), *done.failures]
     known = found.corpus["problems"]
     corpus = {**found.corpus, "problems": [*known, *(one for one in done.lost if one not in known)]}
-    return run, settle_corpus(corpus, interrupted=not done.complete)
+    return conclude(run, settle_corpus(corpus, interrupted=not done.complete), options, {**found.sums, **sums})
 
 
 def _sums_under(prefix: str, tallies: Mapping[str, Tally]) -> dict[str, NDArray[Any]]:
@@ -256,8 +235,7 @@ _COMPARED: tuple[tuple[str, Callable[[Findings], Any]], ...] = (
     ("engines", lambda part: part.run.get("engine")),
     ("versions of attnscope", lambda part: part.run.get("versions", {}).get("attnscope")),
     ("texts", lambda part: part.corpus.get("sha256")),
-    # Records of before the choice weigh queries.
-    ("weighings, --weigh", lambda part: part.options.get("weigh", "queries")),
+    ("weighings, --weigh", lambda part: part.options.get("weigh")),
     # Heads may have been taken out after some parts alone.
     ("options", lambda part: {name: one for name, one in part.options.items() if name not in (*_LATER, "weigh")}),
 )

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from attnscope.errors import UsageError, amount
-from attnscope.options import chunk_option, group, option, options, stride_option, whole_numbers
+from attnscope.errors import UsageError, amount, require_choice
+from attnscope.options import chunk_option, group, option, options, read_number, stride_option, whole_numbers
 
 if TYPE_CHECKING:
     from attnscope.studies.describe.sample import DescribeOptions
@@ -45,9 +45,11 @@ def _is_untrained(control: str) -> bool:
 
 def _shard(written: str) -> tuple[int, int]:
     number, _, of = written.partition("/")
-    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise UsageError(f"there is no shard {written!r}", "shards are 1/8 to 8/8")
-    return int(number), int(of)
+    if number.isdecimal() and of.isdecimal():
+        shard = read_number(number, "--shard"), read_number(of, "--shard")
+        if 1 <= shard[0] <= shard[1]:
+            return shard
+    raise UsageError(f"there is no shard {written!r}", "write k/n with k from 1 to n, such as 2/8")
 
 
 @options
@@ -280,6 +282,8 @@ class HeadsOrder:
         return ("recordings",) if self.audio else ()
 
     def require(self) -> None:
-        """Refuses needles where none are hidden."""
+        """Refuses a probe that does not exist, and options of needles where none are hidden."""
+        if self.probe is not None:
+            require_choice("probe", self.probe, ("repeat", "needle"))
         if self.probe != "needle" and self.needles != NeedleOptions():
             raise UsageError("--lengths, --depths and --needles are of --probe needle", "add --probe needle")

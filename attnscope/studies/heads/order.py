@@ -1,27 +1,25 @@
 """From what a command line asks of heads to findings: of texts, repeated tokens, needles, photos or recordings."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from attnscope.core.questions.written import WRITTEN
+from attnscope.core.measures.written import WRITTEN
 from attnscope.corpus import CorpusText, repeat_probe
-from attnscope.errors import AttnscopeError, UsageError, require_choice
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
 from attnscope.options import refuse_beside
 from attnscope.records.heads.findings import Findings
-from attnscope.records.heads.query import HeadQuery, names_for
+from attnscope.records.heads.query import require_named
 from attnscope.studies.describe.own_features import own_features
 from attnscope.studies.heads.needles import retrieval_heads
 from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
-from attnscope.studies.heads.roles import RULES, complete_thresholds
+from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.heads.study import heads
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.measuring.tally import ZONE
-from attnscope.studies.relations.study import require_relations
 from attnscope.studies.running.workers import Workers
 from attnscope.studies.senses.study import picture_heads, sound_heads
 
@@ -47,11 +45,7 @@ def study(
         return _study_needles(spec, texts, order, loading, report, workers)
     if order.probe is not None and texts.given:
         raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
-    if order.probe is not None:
-        require_choice("probe", order.probe, ("repeat", "needle"))
     corpus = None if order.probe else texts.corpus(spec)
-    if order.heads.relations is not None:
-        require_relations(order.heads.relations)
     require_names(order.heads, order.measures, order.listing.only)
     if order.heads.writes:
         loading = loading.with_head(spec)
@@ -71,7 +65,7 @@ def _study_senses(
     from attnscope.core.senses.sound_measures import SOUND_MEASURES
 
     pictures = PICTURE_MEASURES if text is None else LOOK_MEASURES
-    _require_named(order.measures, order.listing.only, tuple(pictures if order.image else SOUND_MEASURES))
+    require_named(order.measures, order.listing.only, tuple(pictures if order.image else SOUND_MEASURES))
     model = loading.load(spec)
     if order.image:
         return picture_heads(model, list(order.image), report, text=text)
@@ -94,7 +88,7 @@ def _study_needles(
     )  # fmt: skip
     threshold = complete_thresholds(asked.thresholds, {RETRIEVAL: order.needles.threshold})[RETRIEVAL]
     options = replace(order.needles, threshold=threshold, ablate=asked.causal)
-    _require_named(order.measures, order.listing.only, options.measure_names, (RETRIEVAL,))
+    require_named(order.measures, order.listing.only, options.measure_names, (RETRIEVAL,))
     corpus = texts.corpus() if texts.given else None
     return retrieval_heads(loading.load(spec), corpus, options, report)
 
@@ -111,18 +105,7 @@ def require_names(options: HeadsOptions, measures: str | None, where: str | None
     zones = re.findall(rf"{ZONE}\w+", f"{measures} {where}")  # what texts have is known when they are read
     known = (*measure_names(), *(WRITTEN if options.writes else ()), FROM_OFFSETS, *zones)
     roles = tuple(name for name, rule in RULES.items() if options.writes or not rule.does)
-    _require_named(measures, where if options.relations is None else None, known, roles, options.describe is not None)
-
-
-def _require_named(
-    measures: str | None, where: str | None, known: Sequence[str], roles: Sequence[str] = (), described: bool = False
-) -> None:
-    """Refuses measures that are not known, and a condition with names that are neither measures nor roles."""
-    for name in () if measures in (None, "all") else [name.strip() for name in str(measures).split(",")]:
-        if name not in known:
-            raise UsageError(f"there is no measure {name!r}", f"choose from {', '.join(known)}")
-    if where is not None:
-        HeadQuery(where).require_known(names_for(tuple(roles), tuple(known), described))
+    require_named(measures, where if options.relations is None else None, known, roles, options.describe is not None)
 
 
 def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:

@@ -19,15 +19,16 @@ from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import Findings
 from attnscope.records.heads.needles import Streamed, StreamingCheck
 from attnscope.records.heads.scores import full_attention_values, scores_of
-from attnscope.studies.heads.needles import change_of_share, make_hay, share_of_tokens
+from attnscope.studies.heads.needle_scores import change_of_share, share_of_tokens
+from attnscope.studies.heads.needles import make_hay
 from attnscope.studies.heads.options import NeedleOptions, StreamingOptions
 from attnscope.studies.inputs.texts import Progress, Report, texts_of
 from attnscope.studies.running.memory import give_memory_back
 
 if TYPE_CHECKING:
     from attnscope.core.attention.probes import Place
-    from attnscope.core.attention.replaced import Replacement
     from attnscope.core.attention.seam import Probe
+    from attnscope.core.interventions.replaced import Replacement
 
 LOSS_TOKENS = 2048
 """Tokens at the end of a text whose loss counts: logits of more take more memory than all else."""
@@ -113,8 +114,8 @@ class _Study:
 
     def add(self, needle: Needle) -> None:
         """Adds a text, read by the whole model and by each variant."""
-        from attnscope.core.attention.replaced import Replaced
         from attnscope.core.attention.tiles import attend_lean
+        from attnscope.core.interventions.replaced import Replaced
 
         loss, n_loss, written = self._read(needle, attend_lean)
         n = len(needle.places)
@@ -133,8 +134,8 @@ class _Study:
 
     def _streaming(self, chosen: NDArray[np.int64]) -> dict[Place, list[Replacement]]:
         """A sink and a window for the query heads that read some key/value heads."""
-        from attnscope.core.attention.replaced import Replacement
-        from attnscope.core.attention.streaming import attend_streaming
+        from attnscope.core.interventions.replaced import Replacement
+        from attnscope.core.interventions.streaming import attend_streaming
 
         options, group = self._options, self._model.info.n_heads[0] // self._shape[1]
         compute = partial(attend_streaming, sink_size=options.sink_size, recent_size=options.recent_size)

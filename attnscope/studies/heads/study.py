@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,39 +27,31 @@ from attnscope.models.model import Model, example_tokens
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.shards import settle_corpus
 from attnscope.records.heads.findings import Findings
-from attnscope.records.relations.record import with_relations
+from attnscope.records.relations.record import Relations, with_relations
 from attnscope.studies.ablation.causal import with_effects, with_lines
 from attnscope.studies.describe.study import describe_texts, require_heads
 from attnscope.studies.heads.merging import conclude, sums_of
 from attnscope.studies.heads.options import HeadsOptions
-from attnscope.studies.heads.roles import (
-    FEWEST_TEXTS,
-    LEAST_ACTIVE,
-    LEAST_TEXTS,
-    LEVEL,
-    MARGIN,
-    RULES,
-    complete_thresholds,
-)
-from attnscope.studies.heads.zones import with_zones, zones_of
+from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEAST_TEXTS, LEVEL, MARGIN
+from attnscope.studies.heads.rules import RULES, complete_thresholds
+from attnscope.studies.heads.zones import require_few_zones, with_zones, zones_of
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import (
     Progress,
     Report,
-    Texts,
     problems_of,
     scale_report,
     sha256_of,
     share_read,
-    special_ids,
+    sources_of,
     texts_of,
 )
 from attnscope.studies.measuring.head_blocks import Found, Frequencies, HeadMeasurer
-from attnscope.studies.relations.study import relations_of
+from attnscope.studies.relations.study import open_relations, relations
 from attnscope.studies.running.backend import LOAD_FROM, choose_backend
-from attnscope.studies.running.late import try_step, whole
+from attnscope.studies.running.late import add_steps, try_step
 from attnscope.studies.running.memory import halving_note
-from attnscope.studies.running.passes import Driver, Pass
+from attnscope.studies.running.passes import Pass, Reading
 from attnscope.studies.running.workers import Workers
 from attnscope.studies.writes.study import require_writes, with_writes
 
@@ -114,79 +106,80 @@ def heads(
         AttnscopeError: There is no text, the model cannot be measured, or no worker can begin.
     """
     options = options or HeadsOptions()
-    found = study_heads(model, corpus, options, scale_report(report, 0, options.n_steps), workers)[0]
-    found = add_effects(found, options, model, corpus, report)
-    if (annotated := options.relations) is not None:
-        found = try_step(
-            found, "--relations", lambda known: with_relations(known, relations_of(model, Path(annotated), report))
-        )
-    return found
+    annotated = None if options.relations is None else open_relations(Path(options.relations))
+    reading = open_reading(model, corpus, options, workers)
+    found = study_heads(reading, options, scale_report(report, 0, options.n_steps))[0]
+    found = add_effects(found, options, reading, report)
+    if annotated is None:
+        return found
+
+    def add_relations(known: Findings) -> Findings:
+        expressed = annotated if isinstance(annotated, Relations) else relations(model, annotated, report=report)
+        return with_relations(known, expressed)
+
+    return try_step(found, "--relations", add_relations)
 
 
-def add_effects(found: R, options: HeadsOptions, model: Model, corpus: Given, report: Report | None) -> R:
+def open_reading(model: Model, corpus: Given, options: HeadsOptions, workers: Workers | None) -> Reading:
+    """The model and its texts, as all passes of a study of heads read them."""
+    return Reading(
+        model=model, texts=texts_of(corpus, model), chunk=options.chunk, stride=options.stride, shard=options.shard,
+        block=BLOCK, workers=workers,
+    )  # fmt: skip
+
+
+def add_effects(found: R, options: HeadsOptions, reading: Reading, report: Report | None) -> R:
     """The record with what changes without each head, or with its line in its place, if that is asked for.
 
     Nothing is added to a record where something failed before.
     """
-    steps: list[tuple[str, Callable[..., R]]] = []
-    steps += [("--causal", with_effects)] if options.causal else []
-    steps += [("--in-place", with_lines)] if options.in_place else []
-    for number, (name, add) in enumerate(steps, 1):
-        if whole(found):
-            step = scale_report(report, number, options.n_steps)
-            found = try_step(found, name, partial(add, model=model, texts=corpus, report=step))
-    return found
+    asked: list[tuple[str, Callable[..., R]]] = []
+    asked += [("--causal", with_effects)] if options.causal else []
+    asked += [("--in-place", with_lines)] if options.in_place else []
+    reports = (scale_report(report, number, options.n_steps) for number in range(1, options.n_steps))
+    steps = zip(asked, reports, strict=True)
+    return add_steps(found, [(name, partial(add, reading=reading, report=step)) for (name, add), step in steps])
 
 
 def study_heads(
-    model: Model,
-    corpus: Given,
-    options: HeadsOptions | None = None,
+    reading: Reading,
+    options: HeadsOptions,
     report: Report | None = None,
-    workers: Workers | None = None,
     measurer: Callable[..., HeadMeasurer] = HeadMeasurer,
     nothing: Found = _NOTHING,
 ) -> tuple[Findings, Found]:
     """As `heads`, by a measurer that may keep more of each block; also what all blocks of the model came to.
 
     Args:
-        model: As of `heads`; likewise corpus, options, report and workers.
-        corpus: See there.
-        options: See there.
+        reading: The model and its texts, of `open_reading`.
+        options: As of `heads`; likewise report.
         report: See there.
-        workers: See there.
         measurer: Makes what measures blocks, with the arguments of `HeadMeasurer`; where there are workers it is
             pickled.
         nothing: What it makes of no text.
     """
-    options = options or HeadsOptions()
-    if options.describe is not None:
-        require_heads(model, options.describe.heads)
-    texts = texts_of(corpus, model)
-    _require_measurable(model, options)
-    special = special_ids(model)
-    counts, n_read, n_copies = _counts(model, texts, options, special, report)
+    model, texts = reading.model, reading.texts
+    thresholds = _require_measurable(reading, options)
+    counts, n_read, n_copies = _counts(reading, options.frequencies, report)
+    require_few_zones(texts)  # before the model runs for minutes
     backend = choose_backend(model.info, _count_weights(model, counts.total, n_read))
     frequencies = Frequencies.of_counts(counts)
     # Of the reading that is known to have come to the end.
     sha256, problems = ("", []) if options.frequencies is not None else (sha256_of(texts), problems_of(texts))
     make = partial(
-        _measurer_of, measurer, frequencies=frequencies, special=special, chunk=options.chunk, stride=options.stride,
-        backend=backend, alike=options.weigh == "texts",
+        _measurer_of, measurer, frequencies=frequencies, special=reading.special, chunk=options.chunk,
+        stride=options.stride, backend=backend, alike=options.weigh == "texts",
     )  # fmt: skip
-    driver = Driver(make, (model,), (workers,) if workers else None, keeps="first", step="the study of a later text")
-    drivers = [driver]
-    if options.control:
-        if workers is None:
-            drivers.append(replace(driver, models=(model.untrained(options.seed),)))
-        else:
-            drivers.append(replace(driver, make=partial(make, seed=options.seed)))
-    n_passes = len(drivers) + options.writes
+    runs = [(reading, make)]
+    if options.control and reading.workers is None:
+        runs.append((replace(reading, model=model.untrained(options.seed)), make))
+    elif options.control:
+        runs.append((reading, partial(make, seed=options.seed)))
+    n_passes = len(runs) + options.writes
+    reports = [scale_report(report, number, n_passes) for number in range(n_passes)]
     passes: list[Pass[Found]] = []
-    for number, one in enumerate(drivers):
-        step = scale_report(report, number, n_passes)
-        passes.append(one.run_texts(texts, BLOCK, nothing, step, options.shard))
-        n_copies = passes[-1].n_copies if n_copies is None else n_copies
+    for (of, make_measurer), step in zip(runs, reports, strict=False):
+        passes.append(of.run(make_measurer, nothing, step, "the study of a later text", keeps="first"))
         if not passes[-1].complete:
             break
     done, complete = passes[0].done, passes[-1].complete
@@ -197,37 +190,37 @@ def study_heads(
     if complete and not done.n_tokens and not missing and options.shard == (1, 1):
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
     described = {
-        "sources": list(texts.sources) if isinstance(texts, Corpus) else ["texts"],
+        "sources": sources_of(texts),
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
         "n_chunked": done.n_chunked,
-        "n_copies": n_copies,
+        "n_copies": passes[0].n_copies if n_copies is None else n_copies,
         "sha256": sha256 or sha256_of(texts),
         "shards": ["{}/{}".format(*options.shard)],
         "problems": [*(problems or problems_of(texts)), *missing],
         **({"longest": vars(done.longest)} if done.longest else {}),
     }
     described = settle_corpus(described, interrupted=not complete)
-    run = run_of(model.info, [*_notes(model, done, options), *_note_unprojected(model, done), *passes[0].notes])
-    threads = workers.threads if workers else _n_threads()
+    chosen = _describe(options, thresholds, frequencies)
+    notes = [*_notes(model, done, options), *_note_unprojected(model, done), *passes[0].notes]
+    run = run_of(model.info, notes)
+    threads = reading.workers.threads if reading.workers else _n_threads()
     run |= {"seed": options.seed if options.control else None, "threads": threads, "backend": backend}
     if failures := [failed for one in passes for failed in one.failures]:
         run["failures"] = failures
-    found = conclude(run, described, _describe(options, frequencies), sums_of(done.tallies, control.tallies))
-    if options.writes and whole(found):
-        thresholds, step = complete_thresholds(options.thresholds), scale_report(report, n_passes - 1, n_passes)
-        found = try_step(found, "--writes", lambda known: with_writes(known, model, texts, thresholds, step, workers))
-    if zones_of(texts) and whole(found):
-        found = try_step(found, "zones", lambda known: with_zones(known, model, texts, report, workers))
-    if options.describe is None or not whole(found):
-        return found, passes[0].done
-    how = replace(options.describe, chunk=options.chunk, stride=options.stride)
-    found = try_step(
-        found,
-        "describing the heads",
-        lambda known: replace(known, descriptions=describe_texts(model, texts, frequencies, how)),
-    )
-    return found, passes[0].done
+    found = conclude(run, described, chosen, sums_of(done.tallies, control.tallies))
+    steps: list[tuple[str, Callable[[Findings], Findings]]] = []
+    if options.writes:
+        steps.append(("--writes", partial(with_writes, reading=reading, thresholds=thresholds, report=reports[-1])))
+    if zones_of(texts):
+        steps.append(("zones", partial(with_zones, reading=reading, report=report)))
+    if options.describe is not None:
+        how = replace(options.describe, chunk=options.chunk, stride=options.stride)
+        steps.append((
+            "describing the heads",
+            lambda known: replace(known, descriptions=describe_texts(model, texts, frequencies, how)),
+        ))  # fmt: skip
+    return add_steps(found, steps), done
 
 
 def _measurer_of(
@@ -237,13 +230,17 @@ def _measurer_of(
     return measurer(model if seed is None else model.untrained(seed), **given)
 
 
-def _require_measurable(model: Model, options: HeadsOptions) -> None:
-    """Raises an AttnscopeError before anything is read where nothing could come of it."""
-    complete_thresholds(options.thresholds)
+def _require_measurable(reading: Reading, options: HeadsOptions) -> dict[str, float]:
+    """The thresholds of roles; an AttnscopeError before anything is read where nothing could come of it."""
+    thresholds = complete_thresholds(options.thresholds)
+    model = reading.model
+    if options.describe is not None:
+        require_heads(model, options.describe.heads)
     # Chunks that do not fit the model are refused here.
-    chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
+    chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, chunk=reading.chunk, stride=reading.stride)
     if options.writes:
         require_writes(model)
+    return thresholds
 
 
 def _notes(model: Model, done: Found, options: HeadsOptions) -> list[str]:
@@ -283,11 +280,10 @@ def _note_unprojected(model: Model, done: Found) -> list[str]:
     ]
 
 
-def _describe(options: HeadsOptions, frequencies: Frequencies) -> dict[str, Any]:
+def _describe(options: HeadsOptions, thresholds: Mapping[str, float], frequencies: Frequencies) -> dict[str, Any]:
     """What was chosen, and what names mean: all that shards of one run have in common."""
     from attnscope.core.measures.catalogue import MEASURES
 
-    thresholds = complete_thresholds(options.thresholds)
     return {
         "level": LEVEL,
         "fewest_texts": FEWEST_TEXTS,
@@ -309,27 +305,20 @@ def _describe(options: HeadsOptions, frequencies: Frequencies) -> dict[str, Any]
             for name, rule in RULES.items()
             if not rule.does
         },
-        "measures": {
-            name: {
-                "what": measure.what,
-                "unit": measure.unit,
-                "range": [_finite(measure.low), _finite(measure.high)],
-            }
-            for name, measure in MEASURES.items()
-        },
+        "measures": {name: measure.describe() for name, measure in MEASURES.items()},
     }
 
 
 def _counts(
-    model: Model, texts: Texts, options: HeadsOptions, special: frozenset[int], report: Report | None
+    reading: Reading, frequencies: Path | None, report: Report | None
 ) -> tuple[TokenCounts, int | None, int | None]:
     """How often each token comes: in the whole corpus whatever the shard, without copies, or by a file.
 
     And how many texts were counted, and how many were copies; None where the corpus was not read for it.
     """
-    encode = model.tokenizer.encode
-    if options.frequencies is not None:
-        return read_frequencies(options.frequencies, encode), None, None
+    texts, encode = reading.texts, reading.model.tokenizer.encode
+    if frequencies is not None:
+        return read_frequencies(frequencies, encode), None, None
     copies, n_read = Copies(), 0
 
     def tell(n_texts: int, n_tokens: int) -> None:
@@ -338,7 +327,7 @@ def _counts(
         if report is not None and n_texts % _TELL == 0:
             report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
 
-    counts = count_tokens(distinct(texts, copies), encode, special, tell)
+    counts = count_tokens(distinct(texts, copies), encode, reading.special, tell)
     return counts, n_read, copies.n
 
 
@@ -358,7 +347,3 @@ def _n_threads() -> int:
     import torch
 
     return torch.get_num_threads()
-
-
-def _finite(bound: float) -> float | None:
-    return bound if math.isfinite(bound) else None

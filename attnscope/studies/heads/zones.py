@@ -9,18 +9,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.corpus import BLOCK, TOKEN_BUDGET, Block, Chunk, Corpus, block_batches
+from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, Corpus, block_batches
 from attnscope.corpus.chats import Zone, zones_of_tokens
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records.heads.findings import Findings
-from attnscope.studies.heads.merging import add_zones, said_of_pass
-from attnscope.studies.inputs.texts import Report, Texts, batch_of, pad_rows, special_ids
+from attnscope.studies.heads.merging import add_zones
+from attnscope.studies.inputs.texts import Report, Texts, batch_of, pad_rows
 from attnscope.studies.measuring.head_blocks import Found, decoder_start, target_of
 from attnscope.studies.measuring.tally import ZONE, Tally
 from attnscope.studies.running.memory import Room, give_memory_back, halves, padded_size, spare_memory
-from attnscope.studies.running.passes import Driver
-from attnscope.studies.running.workers import Workers
+from attnscope.studies.running.passes import Reading
 
 MOST_ZONES = 12
 """Zones of a corpus at most: each pair of them is a measure."""
@@ -35,9 +34,22 @@ def zones_of(texts: Texts) -> tuple[str, ...]:
     return tuple(sorted({name for text in texts for *_, name in text.zones}))
 
 
-def with_zones(
-    found: Findings, model: Model, texts: Texts, report: Report | None = None, workers: Workers | None = None
-) -> Findings:
+def require_few_zones(texts: Texts) -> tuple[str, ...]:
+    """The names of all zones, as `zones_of` has them; a corpus that has not been read has none.
+
+    Raises:
+        AttnscopeError: There are more than MOST_ZONES zones.
+    """
+    zones = zones_of(texts)
+    if len(zones) > MOST_ZONES:
+        raise AttnscopeError(
+            f"the texts have {len(zones)} zones: {', '.join(zones[:MOST_ZONES])} …",
+            f"give messages and spans at most {MOST_ZONES} different zones",
+        )
+    return zones
+
+
+def with_zones(found: Findings, reading: Reading, report: Report | None = None) -> Findings:
     """Adds how much the queries of each zone give to the keys of each zone, on the texts that have zones.
 
     Of a text, a measure is the mean over the zone's queries that may attend to some key of the other zone. Each text
@@ -45,28 +57,22 @@ def with_zones(
 
     Args:
         found: What heads attend to.
-        model: Their model.
-        texts: The texts they were studied on; some have zones.
+        reading: Their model, and the texts they were studied on; some have zones.
         report: Called after each batch.
-        workers: Who runs the model, to the same result; None = this process.
 
     Raises:
         AttnscopeError: There are more than MOST_ZONES zones.
     """
-    zones = zones_of(texts)
-    if len(zones) > MOST_ZONES:
-        raise AttnscopeError(f"the texts have {len(zones)} zones, more than {MOST_ZONES}", "give spans fewer zones")
-    how = {"chunk": found.options["chunk"], "stride": found.options["stride"]}
-    make = partial(ZoneMeasurer, zones=zones, special=special_ids(model), how=how)
-    driver = Driver(make, (model,), (workers,) if workers else None, keeps="texts", step="zones of a later text")
-    k, _, of = found.corpus["shards"][0].partition("/")
-    done = driver.run_texts(texts, BLOCK, Found(), report, (int(k), int(of)))
+    zones = require_few_zones(reading.texts)
+    how = {"chunk": reading.chunk, "stride": reading.stride}
+    make = partial(ZoneMeasurer, zones=zones, special=reading.special, how=how)
+    done = reading.run(make, Found(), report, "zones of a later text")
     measures = {
         name: {"what": f"attention from {a} to {b}", "unit": "share", "range": [0, 1], "label": f"{a} → {b}"}
         for name, (a, b) in zip(names_of(zones), _pairs(zones), strict=True)
     }
     options = {**found.options, "measures": {**found.options["measures"], **measures}, "zones": list(zones)}
-    return add_zones(found, *said_of_pass(found, done), options, done.done.tallies, names_of(zones))
+    return add_zones(found, done, options, names_of(zones))
 
 
 def _pairs(zones: Sequence[str]) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.options import heads_from, numbers_from, option, options, read_span
 
 if TYPE_CHECKING:
-    from attnscope.models.model import ModelInfo
+    from attnscope.models.info import ModelInfo
 
 
 @options

@@ -31,7 +31,7 @@ class LoadOptions:
     )
     engine: str = option(
         "What runs the model. hf: transformers. native: attnscope's own BERT, which starts faster. numpy: the same "
-        "without torch, for pictures of short texts. auto: the fastest of them that can run your model.",
+        "without torch, for figures of texts of up to 256 tokens. auto: the fastest of them that can run your model.",
         default="auto",
     )
     device: str = option(
@@ -45,7 +45,9 @@ class LoadOptions:
         default=None,
     )
     check: bool = option(
-        "Skip comparing a Hugging Face model with its own eager attention.", "--no-check", default=True
+        "Skip comparing a Hugging Face model with its own eager attention (some models are compared even so).",
+        "--no-check",
+        default=True,
     )
     allow_pickle: bool = option("Load weights that are pickles; those can run any code on your machine.", default=False)
     trust_remote_code: bool = option("Run Python code that comes with the model.", default=False)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import UsageError
-from attnscope.models.catalog import BUILT_IN, HUB, KNOWN
-from attnscope.models.model import ModelInfo
+from attnscope.models.catalog import BUILT_IN, KNOWN
+from attnscope.models.files import HUB
+from attnscope.models.info import ModelInfo
 from attnscope.records import Heatmap
 from attnscope.records.maps.pooled import PooledHeatmap
 from attnscope.version import VERSION

@@ -67,6 +67,11 @@ def texts_of(given: Corpus | str | Sequence[str] | Sequence[CorpusText], model: 
     return found
 
 
+def sources_of(texts: Texts) -> list[str]:
+    """Where texts come from: the files of a Corpus, else "texts"."""
+    return list(texts.sources) if isinstance(texts, Corpus) else ["texts"]
+
+
 def sha256_of(texts: Texts) -> str:
     """Hash of the texts; empty where a Corpus has not been read to its end."""
     if isinstance(texts, Corpus):

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Unpack, cast
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.model import Model, ModelInfo
+from attnscope.models.info import ModelInfo
+from attnscope.models.model import Model
 from attnscope.records import AttentionMap, Tokens
 from attnscope.records.maps.pooled import POOLS, PooledHeatmap, PooledMap
 from attnscope.studies.inputs.choice import Chosen, choice_from
 from attnscope.studies.inputs.reading import Prompt, PromptOptions, Reading, read, reader_of
-from attnscope.studies.maps.study import chosen_of, layers_found, outline, run_probe
-from attnscope.studies.running.overflow import refusal
+from attnscope.studies.maps.study import chosen_of, lay_heads, layers_found, outline, run_probe
 
 if TYPE_CHECKING:
     from attnscope.core.attention.pooling import Grid, Pool, PooledAttention
@@ -151,22 +148,11 @@ def _fill(
 ) -> PooledMap:
     """The map with what the probe found; without layers that have no attention, NaN for heads that a layer lacks."""
     layers = layers_found(attention, by_layer)
-    found: dict[str, NDArray[Any]] = {}
-    for place, layer in enumerate(layers):
-        for name, part in vars(by_layer[layer]).items():
-            if name == "output":
-                continue
-            values = part[0].numpy()
-            is_number = name != "link_places"
-            if name not in found:
-                shape = (len(layers), len(attention.heads), *values.shape[1:])
-                found[name] = np.full(shape, np.nan, np.float32) if is_number else np.full(shape, -1, np.int32)
-            if is_number and np.isnan(values).any():
-                raise refusal(info, (attention.kind, layer))
-            for row, head in enumerate(attention.heads):
-                at = head if kept is None else kept.index(head)
-                if at < values.shape[0]:
-                    found[name][place, row] = values[at]
+    names = [name for name in vars(by_layer[layers[0]]) if name != "output"]
+    found = {
+        name: lay_heads(attention, layers, [getattr(by_layer[at], name)[0].numpy() for at in layers], kept, info)
+        for name in names
+    }
     return PooledMap(
         kind=attention.kind,
         layers=layers,

@@ -11,7 +11,8 @@ import numpy as np
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Model, ModelInfo
+from attnscope.models.info import ModelInfo
+from attnscope.models.model import Model
 from attnscope.records import AttentionMap, Heatmap, Tokens, spans
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
@@ -400,21 +401,36 @@ def _fill(
     attention: AttentionMap, by_layer: Mapping[int, NDArray[np.float32]], kept: Sequence[int] | None, info: ModelInfo
 ) -> AttentionMap:
     """The map with its weights; without layers that have no attention, and with NaN for heads that a layer lacks."""
-    layers = layers_found(attention, by_layer)
-    shape = (len(layers), len(attention.heads), len(attention.queries), len(attention.keys))
-    filled = np.full(shape, np.nan, np.float32)
-    for place, layer in enumerate(layers):
-        weights = by_layer[layer]
-        part = _slices_of(attention)
-        if part is not None and weights.shape[1:] != shape[2:]:  # a model off the seam gives whole maps
-            weights = weights[:, part[0], part[1]]
-        if np.isnan(weights).any():
+    layers, part = layers_found(attention, by_layer), _slices_of(attention)
+    shape = len(attention.queries), len(attention.keys)
+    weights = [by_layer[layer] for layer in layers]
+    if part is not None:  # a model off the seam gives whole maps
+        weights = [each if each.shape[1:] == shape else each[:, part[0], part[1]] for each in weights]
+    return replace(attention, layers=layers, weights=lay_heads(attention, layers, weights, kept, info))
+
+
+def lay_heads(
+    attention: AttentionMap,
+    layers: Sequence[int],
+    numbers: Sequence[NDArray[Any]],
+    kept: Sequence[int] | None,
+    info: ModelInfo,
+) -> NDArray[Any]:
+    """Numbers of layers, each (head, ...) of the heads that were kept, as one array (layer, head, ...) of the map's.
+
+    Heads that a layer lacks are NaN, or -1 where the numbers are whole. An AttnscopeError refuses NaN.
+    """
+    is_whole = np.issubdtype(numbers[0].dtype, np.integer)
+    shape = (len(layers), len(attention.heads), *numbers[0].shape[1:])
+    laid = np.full(shape, -1, np.int32) if is_whole else np.full(shape, np.nan, np.float32)
+    for place, (layer, of_layer) in enumerate(zip(layers, numbers, strict=True)):
+        if not is_whole and np.isnan(of_layer).any():
             raise refusal(info, (attention.kind, layer))
         for row, head in enumerate(attention.heads):
             at = head if kept is None else kept.index(head)
-            if at < weights.shape[0]:
-                filled[place, row] = weights[at]
-    return replace(attention, layers=layers, weights=filled)
+            if at < len(of_layer):
+                laid[place, row] = of_layer[at]
+    return laid
 
 
 def layers_found(attention: AttentionMap, by_layer: Mapping[int, Any]) -> tuple[int, ...]:

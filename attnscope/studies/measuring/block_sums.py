@@ -85,7 +85,10 @@ class BlockSums:
         # Units of padding alone are none.
         units = [row * step + unit for row in well for unit in range(-(-len(batch[row]) // each))]
         found = {
-            kind: {part: _stack(part, by_layer, self._tallies[kind])[units] for part in _SUMS}
+            kind: {
+                part: stack_layers([np.moveaxis(getattr(of, part), 0, -1) for _, of in sorted(by_layer.items())])[units]
+                for part in _SUMS
+            }
             for kind, by_layer in sums.items()
         }
         for row, chunk in zip(well, kept, strict=True):
@@ -169,10 +172,9 @@ def _empty(kind: str, by_layer: Mapping[int, "SumsOf"]) -> Tally:
     return Tally.empty(kind, sorted(by_layer), n_heads, next(iter(by_layer.values())).names)
 
 
-def _stack(part: str, by_layer: Mapping[int, "SumsOf"], tally: Tally) -> NDArray[np.float64]:
-    """One of _SUMS of a batch, (text, layer, head, measure); 0 where a layer has fewer heads."""
-    arrays = [np.moveaxis(getattr(by_layer[layer], part), 0, -1) for layer in tally.layers]
-    stacked = np.zeros((len(arrays[0]), len(arrays), tally.measures.shape[1], arrays[0].shape[2]))
+def stack_layers(arrays: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Layers of (text, head, measure) as one (text, layer, head, measure); 0 where a layer has fewer heads."""
+    stacked = np.zeros((len(arrays[0]), len(arrays), max(array.shape[1] for array in arrays), arrays[0].shape[2]))
     for row, array in enumerate(arrays):
         stacked[:, row, : array.shape[1]] = array
     return stacked

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.measures.catalogue import OFFSETS
 from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, TokenCounts, block_batches
 from attnscope.host import delay_interrupts
-from attnscope.models.model import Batch, Model
+from attnscope.models.model import Model
 from attnscope.records import Tokens
-from attnscope.studies.inputs.texts import pad_rows
+from attnscope.studies.inputs.texts import batch_of, pad_rows
 from attnscope.studies.measuring.block_sums import BlockSums, Hits
-from attnscope.studies.measuring.tally import OFFSETS, PAIR_MEASURES, Tally, pair_hits
+from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally, pair_hits
 from attnscope.studies.running import passes
 from attnscope.studies.running.backend import require_backend
 from attnscope.studies.running.memory import Room, give_memory_back, halves, padded_size, spare_memory
@@ -181,11 +182,7 @@ class HeadMeasurer:
         written, targets = None, [target_of(self._start, t) for t in tokens if self._start is not None]
         if targets:
             written = self._facts(targets, [_after_start(r) for r in repeated], "cpu" if self._dense else device)
-        segments = torch.from_numpy(pad_rows([t.segments.astype(np.int64) for t in tokens]))
-        mask = None if bool(facts.real.all()) else facts.real.to(device)
-        given = Batch(facts.ids.to(device), mask, segments.to(device))
-        if written is not None:
-            given = replace(given, target_ids=written.ids.to(device), target_mask=written.real.to(device))
+        given = batch_of(tokens, targets).to(device)
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which Sums asks
             if not self._dense:
                 probe = Sums(facts, query_facts=written, output_projections=self._factors, buffers=self._buffers,
@@ -198,10 +195,7 @@ class HeadMeasurer:
             read = facts if written is None else written
             texts = {"encoder": (facts, None), "decoder": (read, None), "cross": (facts, read)}
             return {
-                str(kind): {
-                    layer: measures_of_weights(weights, *texts[kind], in_units=True)
-                    for layer, weights in by_layer.items()
-                }
+                str(kind): {layer: measures_of_weights(weights, *texts[kind]) for layer, weights in by_layer.items()}
                 for kind, by_layer in kept.maps.items()
             }
 

@@ -273,7 +273,8 @@ class _Seen:
         """
         import torch
 
-        from attnscope.core.attention.calls import iterate_rows, select_text
+        from attnscope.core.attention.calls import iterate_rows
+        from attnscope.core.attention.seam import select_part
 
         if self.maps:
             step = max(16, WEIGHTS_AT_ONCE // max(1, n * sum(one.shape[1] for one in self.maps)))
@@ -281,7 +282,7 @@ class _Seen:
                 part = [one[place, :, low : min(n, low + step), :n] for one in self.maps]
                 yield slice(low, min(n, low + step)), torch.cat(part).numpy()[self.kept]
         else:
-            texts = [select_text(call, place, n, n) for call in self.calls]
+            texts = [select_part(call, slice(place, place + 1), slice(n), slice(n)) for call in self.calls]
             for queries, rows in iterate_rows(texts, WEIGHTS_AT_ONCE):
                 yield queries, rows.cpu().numpy()[self.kept]
 
@@ -430,9 +431,6 @@ def _cut_otherwise(
     """The texts that two models cut into different tokens, by their number; and those without tokens in one of them.
 
     Of characters that one of them drops, such as spaces of no width, nothing is left to compare.
-
-    Raises:
-        AttnscopeError: The tokens of such a text cannot be placed in it, or it is too long for one of the models.
     """
     # Batches are sorted by length, so chunks of one place in the lists may be of different texts.
     first, second = ({(part.text, part.number): part for part in parts} for parts in (ours, theirs))

@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.exact.running import RunningSums
-
-OFFSETS = tuple(range(-8, 9))
-"""How far the key stands from the query, in tokens, for `positional` and for the baseline of a fixed offset."""
+from attnscope.core.measures.catalogue import OFFSETS
 
 PAIR_MEASURES = ("same_token", "induction")
 """Measures of links between two tokens of the text, which a head of a fixed offset may hit by chance."""
@@ -125,8 +123,6 @@ def tallies_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tally]:
 def _tally_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Tally:
     layers = tuple(int(layer) for layer in arrays[f"{kind}.layers"])
     names = tuple(str(name) for name in arrays[f"{kind}.names"])
-    nothing = {f"{kind}.lengths.{name}": array for name, array in RunningSums().to_arrays().items()}
-    arrays = {**nothing, **arrays}  # records of before texts could weigh alike have no lengths
     parts = {
         part: RunningSums.from_arrays({name: arrays[f"{kind}.{part}.{name}"] for name in ("limbs", "n_texts")})
         for part in _PARTS

@@ -19,8 +19,8 @@ class PatchOptions:
 
     by: By = option(
         "What a head gets from the other run: z (its output before the output projection), query, key, value, or "
-        "pattern (its weights). Or in place of its own: the mean of z over the corrupt runs, or the weights that its "
-        "line expects.", default="z", choices=BY,
+        "pattern (its weights). mean and line change the clean run: mean replaces z by its mean over the corrupt runs, "
+        "line replaces the weights by those that the head's description expects.", default="z", choices=BY,
     )  # fmt: skip
     direction: Direction | None = option(
         "denoise: the corrupt run gets values of the clean one; noise: the clean run gets values of the corrupt one.  "

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from attnscope.core.attention.patched import Activations, By, Leaves, Patch, Patched, attribute
-from attnscope.core.attention.replaced import Replaced, Replacement
+from attnscope.core.interventions.patched import Activations, By, Leaves, Patch, Patched, attribute
+from attnscope.core.interventions.replaced import Replaced, Replacement
 from attnscope.models.model import Model
 from attnscope.studies.ablation.sweep import LOGITS_AT_ONCE, PASS_TOKENS
 from attnscope.studies.patch.options import Direction

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.exact.running import RunningSums, benjamini_hochberg
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import CorpusText
 from attnscope.corpus.formats import Problem
@@ -20,19 +19,20 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model
 from attnscope.records.ablation import Curve, Effect, HeadEffects
 from attnscope.records.patch import Edge, PatchedPair, Patching, quantities
+from attnscope.studies.ablation.effects import estimate_means, estimate_shares, rank_correlation
 from attnscope.studies.ablation.lines import Lines, fit_lines
 from attnscope.studies.ablation.reading import PaddedTexts
-from attnscope.studies.ablation.study import effects_of
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Progress, Report, texts_of
 from attnscope.studies.patch.options import PatchOptions
 from attnscope.studies.patch.reading import PairBatch, ReadPair, batches_of, read_pairs
 
 if TYPE_CHECKING:
-    from attnscope.core.attention.patched import By, MeanOutputs
+    from attnscope.core.interventions.patched import By, MeanOutputs
     from attnscope.studies.patch.runs import PairRuns, Unit
 
     Route = tuple[Unit, Unit | None, By]  # from a head, to what reads it, through what; z: to the logits
+
 
 Floats = NDArray[np.float64]
 
@@ -104,7 +104,7 @@ class _Study:
         self._position_effects = np.zeros((n, 0, n_tokens))
         # What is patched: a mean takes the place of z.
         self._by: By | Literal["line"] = "z" if options.by == "mean" else options.by
-        self._means: dict[int, MeanOutputs] = {}
+        self.estimate_means: dict[int, MeanOutputs] = {}
         self._lines: Lines | None = None
         self._inputs: dict[By, list[Unit]] = {}
         self._n_paths, self._path_agreement = 0, float("nan")
@@ -127,7 +127,7 @@ class _Study:
         self._there = np.flatnonzero(there)
         if not len(self._there):
             raise AttnscopeError("on every pair the model computes NaN or infinity", "try --dtype float32")
-        self._has_total = bool(np.isfinite(_shares(self._total[:, None], self._total)[0].value))
+        self._has_total = bool(np.isfinite(estimate_shares(self._total[:, None], self._total)[0].value))
         curves = [self._curve()] if complete and self._options.curve and self._has_total else []
         edges = self._edges() if complete and (self._options.paths or self._options.edges) else ()
         return self._record(complete, curves, edges)
@@ -152,10 +152,10 @@ class _Study:
         return list(texts_of([text for pair in pairs for text in (pair.clean, pair.corrupt)]))
 
     def _add_means(self, batch: PairBatch) -> None:
-        from attnscope.core.attention.patched import MeanOutputs
+        from attnscope.core.interventions.patched import MeanOutputs
 
         length = batch.shape[1]
-        corrupt = self._means.setdefault(length, MeanOutputs())
+        corrupt = self.estimate_means.setdefault(length, MeanOutputs())
         self._model.outputs(batch.corrupt, corrupt, logits=False)
 
     def _each_batch(self, step: str, numbers: Sequence[int], measure: Any) -> bool:
@@ -183,7 +183,7 @@ class _Study:
         if self._lines is not None:
             read = tuple(self._read[number].clean for number in batch.numbers.tolist())
             lines = self._lines, PaddedTexts(read, np.ones(batch.shape, np.bool_))
-        means = self._means.get(batch.shape[1])
+        means = self.estimate_means.get(batch.shape[1])
         return PairRuns(self._model, batch, direction or self._options.runs, means, lines)
 
     def _measure(self, batch: PairBatch) -> None:
@@ -279,7 +279,7 @@ class _Study:
             if not self._each_batch("curve", mine.tolist(), measure):
                 raise KeyboardInterrupt
         left = differences[self._there] - self._corrupt[self._there, None]
-        points = tuple({"faithfulness": each} for each in reversed(_shares(left, self._total)))
+        points = tuple({"faithfulness": each} for each in reversed(estimate_shares(left, self._total)))
         least_first = np.argsort(self._effects[self._there].mean(0), kind="stable")
         names = tuple(self._name(self._units[number]) for number in least_first.tolist())
         return Curve("effect", None, names, tuple(reversed(kept)), points, by)
@@ -324,7 +324,7 @@ class _Study:
         if not effects or not self._each_batch("paths", self._there.tolist(), measure):
             return ()
         values = np.stack([each[self._there] for each in effects.values()], 1)
-        (means, q), shares = _means(values), _shares(values, self._total)
+        (means, q), shares = estimate_means(values), estimate_shares(values, self._total)
         if self._options.edges is not None and len(effects) > 2:
             self._path_agreement = rank_correlation(values.mean(0), np.array(list(estimates.values())))
         ends = [
@@ -387,16 +387,16 @@ class _Study:
         tried = ~self._untried
         q = np.full(len(self._units), np.nan)
         known: list[dict[str, Effect]] = [{} for _ in self._units]
-        means, q[tried] = _means(effects[:, tried])
+        means, q[tried] = estimate_means(effects[:, tried])
         for number, mean, share in zip(
-            np.flatnonzero(tried).tolist(), means, _shares(effects[:, tried], total), strict=True
+            np.flatnonzero(tried).tolist(), means, estimate_shares(effects[:, tried], total), strict=True
         ):
             known[number] |= {"effect": mean, "share": share}
         nothing = Effect(np.nan, np.nan, np.nan, 0)
         for number in np.flatnonzero(~tried).tolist():
             known[number] |= {"effect": nothing, "share": nothing}
         if self._estimates:
-            for number, mean in enumerate(_means(self._estimated[there])[0]):
+            for number, mean in enumerate(estimate_means(self._estimated[there])[0]):
                 known[number]["attribution"] = mean
         heads, units = [], []
         for number, unit in enumerate(self._units):
@@ -408,14 +408,14 @@ class _Study:
         position_effects = np.zeros((len(units), 0, 3))
         if options.positions:
             positions = self._read[int(there[0])].clean.labels
-            parts = _means(self._position_effects[there].reshape(len(there), -1))[0]
+            parts = estimate_means(self._position_effects[there].reshape(len(there), -1))[0]
             values = np.array([(one.value, one.low, one.high) for one in parts])
             position_effects = values.reshape(len(self._units), -1, 3)[units]
         return Patching(
             run=self._run(),
             corpus=self._corpus(complete),
             options=self._describe(effects),
-            whole=dict(zip(("clean", "corrupt", "total"), _means(whole)[0], strict=True)),
+            whole=dict(zip(("clean", "corrupt", "total"), estimate_means(whole)[0], strict=True)),
             heads=tuple(heads),
             curves=tuple(curves),
             pairs=tuple(self._pair(int(number)) for number in there),
@@ -450,8 +450,8 @@ class _Study:
             notes.append(
                 f"The {self._options.by} of heads that share a key/value head is patched for all of them together."
             )
-        if self._means:
-            fewest = min(n for means in self._means.values() for n in means.n_texts.values())
+        if self.estimate_means:
+            fewest = min(n for means in self.estimate_means.values() for n in means.n_texts.values())
             notes.append(
                 f"The mean at a token is over the corrupt runs of all pairs of as many tokens: {fewest} or more."
             )
@@ -487,35 +487,3 @@ class _Study:
             "path_agreement": self._path_agreement if np.isfinite(self._path_agreement) else None,
             "quantities": quantities(options.by, options.runs),
         }
-
-
-def _means(values: Floats) -> tuple[list[Effect], Floats]:
-    """Means over pairs with 95% intervals, and q-values of being 0; values are (pair, quantity)."""
-    sums = RunningSums((values.shape[1],))
-    sums.add(values, 1.0)
-    above = sums.p_above(0)
-    return effects_of(sums, False), benjamini_hochberg(np.minimum(2 * np.minimum(above, 1 - above), 1))
-
-
-def _shares(values: Floats, total: Floats) -> list[Effect]:
-    """Mean values by the mean total effect; intervals by the delta method, for values and totals of the same pairs.
-
-    NaN where the total effect may be 0: then it has no shares.
-    """
-    whole = _means(total[:, None])[0][0]
-    if whole.low <= 0 <= whole.high or not whole.value:
-        return [Effect(np.nan, np.nan, np.nan, whole.count)] * values.shape[1]
-    ratios = values.mean(0) / whole.value
-    beside, _ = _means(values - ratios * total[:, None])
-    return [
-        Effect(ratio, ratio - half, ratio + half, one.count)
-        for ratio, one in zip(ratios.tolist(), beside, strict=True)
-        for half in [(one.high - one.low) / 2 / abs(whole.value)]
-    ]
-
-
-def rank_correlation(one: Floats, other: Floats) -> float:
-    """Spearman's rank correlation."""
-    from scipy.stats import rankdata
-
-    return float(np.corrcoef(rankdata(one), rankdata(other))[0, 1])

@@ -19,7 +19,9 @@ from scipy.special import bdtrc
 
 from attnscope.annotated import AnnotatedText, Link
 from attnscope.annotated.alignment import Placed
-from attnscope.core.exact.running import RunningSums, benjamini_hochberg
+from attnscope.core.exact.multiple_tests import benjamini_hochberg
+from attnscope.core.exact.running import RunningSums
+from attnscope.errors import amount
 from attnscope.records.relations.record import Relation
 
 LEVEL = 0.05
@@ -363,6 +365,18 @@ def judge(tallies: Mapping[str, Tally]) -> tuple[Relation, ...]:
         return ()
     q = benjamini_hochberg(np.stack([one.p for one in measured]))
     return tuple(one.relation(mine) for one, mine in zip(measured, q, strict=True))
+
+
+def mixed_halves(found: Sequence[Relation]) -> list[str]:
+    """A note where too few sources let texts of one source into both halves; else nothing."""
+    mixed = [relation.name for relation in found if relation.halves == "texts" and not relation.why_no_verdict]
+    if not mixed:
+        return []
+    named = ", ".join(mixed[:3]) + (" …" if len(mixed) > 3 else "")
+    return [
+        f"Too few sources to keep each in one half (for {amount(len(mixed), 'relation')}: {named}): "
+        "texts or chunks of one source are in both, and what is found is of these sources."
+    ]
 
 
 class _Measured:

@@ -40,6 +40,7 @@ from attnscope.studies.relations.evidence import (
     contact_pairs,
     contact_rule_hits,
     judge,
+    mixed_halves,
     rules_of,
 )
 from attnscope.studies.relations.options import AnnotationOptions, RelationsOptions
@@ -186,13 +187,7 @@ def _notes(done: Found, found: Sequence[Relation]) -> list[str]:
             f"{done.n_copies:,} text{'s are copies' if many else ' is a copy'} of others, case and whitespace apart: "
             "of each the first counts, and of those right after it the links that it lacks."
         )
-    mixed = [one.name for one in found if one.halves == "texts" and not one.why_no_verdict]
-    if mixed:
-        named = ", ".join(mixed[:3]) + (" …" if len(mixed) > 3 else "")
-        said.append(
-            f"Too few sources to keep each in one half (for {len(mixed)} relation{'s' * (len(mixed) != 1)}: {named}): "
-            "texts or chunks of one source are in both, and what is found is of these sources."
-        )
+    said += mixed_halves(found)
     reasons: dict[str, Counter[str]] = {}
     for name, tally in done.tallies.items():
         for reason, n in tally.left_out.items():
@@ -425,28 +420,18 @@ def study_files(
     return relations(loading.load(spec), corpus, options, report, workers)
 
 
-def relations_of(model: Model, file: Path, report: Report | None) -> Relations:
-    """The relations of an annotated file, or those that a record of them holds.
+def open_relations(file: Path) -> Relations | AnnotatedCorpus:
+    """The record of relations in a file, or the annotated texts to study, before the model runs for minutes.
 
     Raises:
-        AttnscopeError: It is neither, or no link can be measured.
-    """
-    file = file_of(file)
-    if schema_of(file) == Relations.SCHEMA:
-        return Relations.load(file)
-    return relations(model, _corpus([str(file)], AnnotationOptions()), report=report)
-
-
-def require_relations(file: Path) -> None:
-    """Refuses a file that cannot hold relations, before the model runs for minutes.
-
-    Raises:
-        AttnscopeError: It is not there, or its name does not tell how it is annotated.
+        AttnscopeError: The file is not there, or its name does not tell how it is annotated.
     """
     if not file.exists():
         raise AttnscopeError(f"there is no file {file}", "give annotated texts, or a relations.npz")
-    if not file.is_dir() and schema_of(file) != Relations.SCHEMA:
-        _corpus([str(file)], AnnotationOptions())
+    file = file_of(file)
+    if schema_of(file) == Relations.SCHEMA:
+        return Relations.read(file)
+    return _corpus([str(file)], AnnotationOptions())
 
 
 def _corpus(files: Sequence[str], annotation: AnnotationOptions) -> AnnotatedCorpus:

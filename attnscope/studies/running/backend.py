@@ -17,7 +17,7 @@ from attnscope.errors import AttnscopeError, UsageError
 
 if TYPE_CHECKING:
     from attnscope.core.measures.backends.choose import Backend
-    from attnscope.models.model import ModelInfo
+    from attnscope.models.info import ModelInfo
 
 VARIABLE = "ATTNSCOPE_BACKEND"
 """The variable of the environment that names a back end."""
@@ -139,11 +139,16 @@ def tell_backend(info: ModelInfo) -> str:
     if named := _named():
         return f"{named}, as {VARIABLE} says"
     if _is_on_cuda(info) and not _hindrance(info, "triton"):
-        return f"triton from {DEVICE_FROM / 1e6:,.0f} million attention weights on, else torch"
+        return f"triton from {_count(DEVICE_FROM)} attention weights on, else torch"
     if hindrance := _hindrance(info, "triton" if _is_on_cuda(info) else "numba"):
         return f"torch ({hindrance})"
     least, state = (LOAD_FROM, "compiled") if is_compiled() else (COMPILE_FROM, "not compiled yet")
-    return f"numba from {least / 1e6:,.0f} million attention weights on ({state}), else torch"
+    return f"numba from {_count(least)} attention weights on ({state}), else torch"
+
+
+def _count(weights: float) -> str:
+    """A round number in words, such as 4 billion."""
+    return f"{weights / 1e9:g} billion" if weights >= 1e9 else f"{weights / 1e6:g} million"
 
 
 def _is_on_cuda(info: ModelInfo) -> bool:

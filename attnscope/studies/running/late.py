@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -57,6 +57,9 @@ def try_step(found: R, step: str, do: Callable[[R], R]) -> R:
         return replace(found, run={**found.run, "failures": failures})  # type: ignore[type-var]
 
 
-def whole(found: _Record) -> bool:
-    """Whether nothing was interrupted and nothing failed."""
-    return not is_interrupted(found.corpus) and not found.run.get("failures")
+def add_steps(found: R, steps: Sequence[tuple[str, Callable[[R], R]]]) -> R:
+    """The record after further steps, each with its name; no step follows a failure or an interruption."""
+    for name, add in steps:
+        if not is_interrupted(found.corpus) and not found.run.get("failures"):
+            found = try_step(found, name, add)
+    return found

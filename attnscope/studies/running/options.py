@@ -22,7 +22,8 @@ class SharedWork:
         "Where workers live: local, on this machine; ray, on those of a Ray cluster (extra [ray]).", default="local"
     )
     workers: int | None = option(
-        "Workers that share the texts, each with its own model.  [default: this process; of Ray as many as fit]",
+        "Workers that share the texts, each with its own copy of the model.  [default: this process; of Ray "
+        "as many as fit]",
         default=None,
     )
     threads: int | None = option(

@@ -14,7 +14,7 @@ import numpy as np
 
 from attnscope.corpus import Problem
 from attnscope.errors import AttnscopeError, amount
-from attnscope.models.model import ModelInfo
+from attnscope.models.info import ModelInfo
 
 MOST_NAMED = 10
 """Texts that are left out and named; of more there is the number."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from itertools import islice
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
-from attnscope.corpus import Block, Copies, Problem, blocks, distinct
+from attnscope.corpus import Block, Copies, CorpusText, Problem, blocks, distinct
 from attnscope.errors import amount
 from attnscope.models.model import Model
-from attnscope.studies.inputs.texts import Progress, Report, Texts, share_read
+from attnscope.studies.inputs.texts import Progress, Report, Texts, share_read, special_ids
 from attnscope.studies.running.late import failure
 from attnscope.studies.running.overflow import LeftOut
 from attnscope.studies.running.workers import Lost, Workers, WorkersModel, start_workers
@@ -293,6 +295,50 @@ class Driver(Generic[B, D]):
             for number in sorted(waiting):
                 take(number)
             raise
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reading:
+    """A model, and the texts that all passes of a study of it read in the same way.
+
+    Attributes:
+        model: The model.
+        texts: The texts.
+        chunk: As of `HeadsOptions`; likewise stride and shard.
+        stride: See there.
+        shard: See there.
+        block: Most texts of a block.
+        workers: Who measures; None = this process.
+    """
+
+    model: Model
+    texts: Texts
+    chunk: int | None
+    stride: int | None
+    shard: tuple[int, int]
+    block: int
+    workers: Workers | None
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """As `special_ids`."""
+        return special_ids(self.model)
+
+    def first(self, n: int) -> list[CorpusText]:
+        """The first n texts of the corpus, whatever the shard, without copies."""
+        return list(islice(distinct(self.texts, Copies()), n))
+
+    def run(
+        self,
+        make: Callable[..., Measurer[Block, Any, D]],
+        nothing: D,
+        report: Report | None,
+        step: str,
+        keeps: Keeps = "texts",
+    ) -> Pass[D]:
+        """Makes one pass over the texts; arguments as of `Driver`."""
+        driver = Driver(make, (self.model,), (self.workers,) if self.workers else None, keeps=keeps, step=step)
+        return driver.run_texts(self.texts, self.block, nothing, report, self.shard)
 
 
 def merge_halving(*tokens: int | None) -> int | None:

@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import Model
 from attnscope.models.catalog import BUILT_IN, KNOWN
-from attnscope.models.hashing import hashes, remember_hashes
+from attnscope.models.files import hashes, remember_hashes
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import versions
 from attnscope.studies.running.worker import Failure, WorkerLostError
@@ -150,7 +150,7 @@ class WorkersModel:
         threads: How many threads compute.
         sha256: What its weights must hash to.
         versions: Of all that numbers may depend on.
-        hashes: Of its files; see `hashing.hashes`.
+        hashes: Of its files; see `models.files.hashes`.
     """
 
     spec: str

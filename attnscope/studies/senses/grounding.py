@@ -122,7 +122,7 @@ def with_grounding(heads: Sequence[Head], layers: Sequence[int], sums: RunningSu
     """
     from dataclasses import replace
 
-    from attnscope.core.exact.running import benjamini_hochberg
+    from attnscope.core.exact.multiple_tests import benjamini_hochberg
 
     p = sums.p_above(MARGIN)[..., at]
     q = benjamini_hochberg(p)

@@ -5,25 +5,27 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnscope.core.exact.running import RunningSums
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import expand
 from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model, eyes_of, viewer_of
-from attnscope.records.frame.storage import finite
 from attnscope.records.heads.findings import LOOKS, PICTURES, RECORDINGS, Estimate, Findings, Head
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.reading import ANSWER, Reading, Speech, View, read
+from attnscope.studies.inputs.reading import ANSWER, Speech, View, read
 from attnscope.studies.inputs.texts import Progress, Report
 from attnscope.studies.maps.study import run_probe
+from attnscope.studies.measuring.block_sums import stack_layers
 from attnscope.studies.running.overflow import broken_rows, require_finite
 from attnscope.studies.senses.grounding import (
     FEWEST_PICTURES,
@@ -37,11 +39,8 @@ from attnscope.studies.senses.grounding import (
 )
 
 if TYPE_CHECKING:
-    from attnscope.core.exact.running import RunningSums
     from attnscope.core.measures.catalogue import Measure
-    from attnscope.core.senses.look_measures import LookSums
-    from attnscope.core.senses.picture_sums import PictureSums
-    from attnscope.core.senses.sound_measures import SoundSums
+    from attnscope.core.senses.sums import SenseSums
 
 _BLANK = np.full((256, 256, 3), 128, np.uint8)
 
@@ -83,7 +82,8 @@ def picture_heads(
     Raises:
         AttnscopeError: The model sees no pictures, or there is not one that can be read.
     """
-    from attnscope.core.senses.picture_measures import PICTURE_MEASURES
+    from attnscope.core.senses.picture_measures import PICTURE_MEASURES, picture_facts
+    from attnscope.core.senses.picture_sums import PictureSums
 
     if text is None and model.eyes is None and model.viewer is not None and model.viewer.describes:
         text = ""
@@ -96,14 +96,16 @@ def picture_heads(
 
     def measure(number: int) -> _Measured:
         name, image = given[number]
-        try:
+        with _leave_out(name):
             photo = read_photo(image)
             reading = read(model, photo)
-            probe = _measure_picture(model, reading)
-        except AttnscopeError as error:
-            raise _LeftOutError(error.message.replace(f"{name} ", "", 1)) from None
-        assert reading.picture is not None
-        pixels, grid = np.asarray(photo.image), reading.picture.grid
+            picture = reading.picture
+            assert picture is not None
+            pixels, grid = np.asarray(photo.image), picture.grid
+            before = reading.tokens.labels[: len(reading.tokens) - math.prod(grid)]
+            probe = PictureSums(picture_facts(picture.pixels, grid, before))
+            run_probe(model, reading, probe)
+            _require_finite(probe, model, picture.source)
         return _Measured(probe, math.prod(grid), reading.notes, f"picture {pixels.shape}\n", pixels.tobytes(), grid)
 
     sense = _Sense(
@@ -136,11 +138,9 @@ def _vision_language_heads(model: Model, images: Any, text: str, generate: int, 
         if of is not None:
             name, image = str(of.image), of.image
             asked = text.replace("{phrase}", of.phrase) if "{phrase}" in text else f"{text} {of.phrase}"
-        try:
+        with _leave_out(name):
             photo = read_photo(image)
             reading = read(model, View((photo,), asked, 0 if of else generate))
-        except AttnscopeError as error:
-            raise _LeftOutError(error.message.replace(f"{name} ", "", 1)) from None
         first, (tokens, keys) = reading.after_pictures, reading.queries_and_keys(kind)
         hidden = reading.axes[kind].hidden if reading.axes else None
         asks = ~tokens.special[first:]
@@ -214,10 +214,8 @@ def sound_heads(
 
     def measure(number: int) -> _Measured:
         name, recorded = given[number]
-        try:
+        with _leave_out(name):
             recording = read_recording(recorded)
-        except AttnscopeError as error:
-            raise _LeftOutError(error.message.replace(f"{name} ", "", 1)) from None
         reading = read(model, Speech(recording, texts[number]))
         sound = reading.sound
         if reading.target is None or sound is None:
@@ -247,6 +245,15 @@ class _LeftOutError(Exception):
     """A picture or recording cannot be studied; the message says why."""
 
 
+@contextmanager
+def _leave_out(name: str) -> Iterator[None]:
+    """Within it, what is wrong with one picture or recording leaves that one out."""
+    try:
+        yield
+    except AttnscopeError as error:
+        raise _LeftOutError(error.message.replace(f"{name} ", "", 1)) from None
+
+
 @dataclass(frozen=True)
 class _Sense:
     """What differs between senses: their names, the kind of attention, its measures, and how much of it rests."""
@@ -263,7 +270,7 @@ class _Sense:
 class _Measured:
     """What was measured on one picture or recording; its tokens; and by what it is known."""
 
-    probe: PictureSums | SoundSums | LookSums
+    probe: SenseSums[Any, Any]
     n_tokens: int
     notes: tuple[str, ...]
     shape: str
@@ -278,8 +285,9 @@ class _Done:
     A picture or recording is in all of it or in nothing.
     """
 
-    measures: RunningSums | None = None
-    uniform: RunningSums | None = None
+    sense: _Sense
+    measures: RunningSums = field(default_factory=RunningSums)
+    uniform: RunningSums = field(default_factory=RunningSums)
     layers: tuple[int, ...] = ()
     n: int = 0
     n_tokens: int = 0
@@ -287,25 +295,48 @@ class _Done:
     notes: list[str] = field(default_factory=list)
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
-    def add(self, found: _Measured) -> None:
+    def add(self, measured: _Measured) -> None:
         """Adds one."""
-        from attnscope.core.exact.running import RunningSums
-
-        (by_layer,) = found.probe.sums.values()
+        (by_layer,) = measured.probe.sums.values()
+        assert measured.probe.uniform is not None
         layers = tuple(sorted(by_layer))
-        sums = [_stack([by_layer[layer][part] for layer in layers]) for part in (0, 1)]
-        assert found.probe.uniform is not None
-        even = [part.T[None, None] for part in found.probe.uniform]
-        if self.measures is None or self.uniform is None:
+        sums = [stack_layers([by_layer[layer][part].T[None] for layer in layers]) for part in (0, 1)]
+        even = [part.T[None, None] for part in measured.probe.uniform]
+        if not self.n:
             self.layers = layers
-            self.measures, self.uniform = RunningSums(sums[0].shape[1:]), RunningSums((1, *even[0].shape[2:]))
+            self.measures, self.uniform = RunningSums(sums[0].shape[1:]), RunningSums(even[0].shape[1:])
         self.measures.add(*sums)
         self.uniform.add(*even)
         self.n += 1
-        self.n_tokens += found.n_tokens
-        self.grids |= set() if found.grid is None else {found.grid}
-        self.notes += found.notes
-        self.digest.update(found.shape.encode() + found.content)
+        self.n_tokens += measured.n_tokens
+        self.grids |= set() if measured.grid is None else {measured.grid}
+        self.notes += measured.notes
+        self.digest.update(measured.shape.encode() + measured.content)
+
+    def heads(self) -> tuple[Head, ...]:
+        """Every head with its measures; without those that nothing defines."""
+        sense, sums = self.sense, self.measures
+        values, counts = sums.ratio(), sums.total("c")
+        ends = [np.array([getattr(measure, end) for measure in sense.catalogue.values()]) for end in ("low", "high")]
+        low, high = (np.clip(end, *ends) for end in sums.interval())
+        even = np.broadcast_to(self.uniform.ratio(), values.shape)
+        heads = []
+        for at in np.ndindex(*values.shape[:2]):
+            if not counts[at].any():
+                continue
+            columns = zip(
+                sense.catalogue, *(array[at].tolist() for array in (values, low, high, even, counts)), strict=True
+            )
+            measures = {name: Estimate(*numbers) for name, *numbers in columns if numbers[-1]}
+            heads.append(Head(sense.kind, self.layers[at[0]], at[1], (), sense.resting(measures), measures))
+        return tuple(heads)
+
+    def arrays(self) -> dict[str, Any]:
+        """All that was added up, for a record."""
+        parts = {"measures": self.measures.to_arrays(), "uniform": self.uniform.to_arrays()}
+        arrays = {f"{part}.{name}": array for part, held in parts.items() for name, array in held.items()}
+        arrays |= {"layers": np.array(self.layers), "names": np.array(list(self.sense.catalogue))}
+        return {f"{self.sense.kind}.{name}": array for name, array in arrays.items()}
 
 
 def _study(
@@ -316,7 +347,7 @@ def _study(
     report: Report | None,
 ) -> Findings:
     """Measures what is given, one after the other; lists what cannot be."""
-    done, complete = _Done(), True
+    done, complete = _Done(sense), True
     problems: list[dict[str, Any]] = []
     try:
         for number, (name, _) in enumerate(given):
@@ -333,7 +364,7 @@ def _study(
         if not done.n:
             raise
         complete = False
-    if done.measures is None or done.uniform is None:
+    if not done.n:
         first = f"{problems[0]['source']}: {problems[0]['reason']}"
         raise AttnscopeError(f"no {sense.noun} is left of {len(given)}: {first}", sense.hint)
     corpus = {
@@ -350,104 +381,33 @@ def _study(
     notes = list(dict.fromkeys(done.notes))
     if done.n == 1:
         notes.append(f"of one {sense.noun} there are no intervals")
-    of = sense.kind, sense.catalogue, done.measures, done.uniform, done.layers
-    heads, options = _heads_of(*of, sense.resting), _describe(sense.catalogue)
+    heads, options = done.heads(), _describe(sense.catalogue)
     if any("grounds" in head.measures for head in heads):
         heads = with_grounding(heads, done.layers, done.measures, list(sense.catalogue).index("grounds"))
         options |= {"roles": {"grounding": ROLE}, "level": LEVEL, "fewest_texts": FEWEST_PICTURES}
-    return Findings(run_of(model.info, notes), corpus, options, heads, _sums_of(*of))
+    return Findings(run_of(model.info, notes), corpus, options, heads, done.arrays())
 
 
-def _measure_picture(model: Model, reading: Reading) -> PictureSums:
-    """The measures of each layer on one picture.
-
-    Raises:
-        AttnscopeError: The model computes NaN.
-    """
-    from attnscope.core.senses.picture_measures import picture_facts
-    from attnscope.core.senses.picture_sums import PictureSums
-
-    picture = reading.picture
-    assert picture is not None
-    n_before = len(reading.tokens) - math.prod(picture.grid)
-    probe = PictureSums(picture_facts(picture.pixels, picture.grid, reading.tokens.labels[:n_before]))
-    run_probe(model, reading, probe)
-    _require_finite(probe, model, picture.source)
-    return probe
-
-
-def _require_finite(probe: PictureSums | LookSums, model: Model, source: str) -> None:
-    by_kind = {str(kind): {at: found.sums[None] for at, found in of.items()} for kind, of in probe.sums.items()}
+def _require_finite(probe: SenseSums[Any, Any], model: Model, source: str) -> None:
+    by_kind = {str(kind): {layer: of.sums[None] for layer, of in layers.items()} for kind, layers in probe.sums.items()}
     require_finite(by_kind, model.info, source)
-
-
-def _stack(arrays: Sequence[Any]) -> Any:
-    """(measure, head) of each layer as (1, layer, head, measure); nothing is counted where a layer has fewer heads."""
-    stack = np.zeros((1, len(arrays), max(array.shape[1] for array in arrays), arrays[0].shape[0]))
-    for row, array in enumerate(arrays):
-        stack[0, row, : array.shape[1]] = array.T
-    return stack
-
-
-def _heads_of(
-    kind: str,
-    catalogue: Mapping[str, Measure],
-    sums: RunningSums,
-    uniform: RunningSums,
-    layers: Sequence[int],
-    resting: Callable[[Mapping[str, Estimate]], float],
-) -> tuple[Head, ...]:
-    """Every head with its measures; without those that nothing defines."""
-    values, counts = sums.ratio(), sums.total("c")
-    ends = [np.array([getattr(one, end) for one in catalogue.values()]) for end in ("low", "high")]
-    low, high = (np.clip(end, *ends) for end in sums.interval())
-    even = np.broadcast_to(uniform.ratio(), values.shape)
-    heads = []
-    for at in np.ndindex(*values.shape[:2]):
-        if not counts[at].any():
-            continue
-        columns = zip(*(array[at].tolist() for array in (values, low, high, even, counts)), strict=True)
-        measures = {name: Estimate(*numbers) for name, numbers in zip(catalogue, columns, strict=True) if numbers[-1]}
-        heads.append(Head(kind, layers[at[0]], at[1], (), resting(measures), measures))
-    return tuple(heads)
-
-
-def _sums_of(
-    kind: str, catalogue: Mapping[str, Measure], sums: RunningSums, uniform: RunningSums, layers: Sequence[int]
-) -> dict[str, Any]:
-    """All that was added up, for a record."""
-    parts = {"measures": sums, "uniform": uniform}
-    arrays = {f"{kind}.{part}.{name}": a for part, held in parts.items() for name, a in held.to_arrays().items()}
-    return arrays | {f"{kind}.layers": np.array(layers), f"{kind}.names": np.array(list(catalogue))}
 
 
 def _describe(catalogue: Mapping[str, Measure]) -> dict[str, Any]:
     """What measures mean, so that a record explains itself."""
-    return {
-        "roles": {},
-        "measures": {
-            name: {
-                "what": measure.what,
-                "formula": measure.formula,
-                "unit": measure.unit,
-                "range": [finite(measure.low), finite(measure.high)],
-                "source": measure.source,
-            }
-            for name, measure in catalogue.items()
-        },
+    measures = {
+        name: {"what": measure.what, "formula": measure.formula} | measure.describe() | {"source": measure.source}
+        for name, measure in catalogue.items()
     }
+    return {"roles": {}, "measures": measures}
 
 
 def _list_inputs(given: Any, what: str) -> list[tuple[str, Any]]:
     """Pictures or recordings with what to call each; files and patterns are looked up."""
-    found = list(_name_inputs(given if isinstance(given, list) else [given], what))
-    if not found:
+    given = given if isinstance(given, list) else [given]
+    files = [path for path in given if isinstance(path, str | Path)]
+    arrays = [(f"{what} {n}", array) for n, array in enumerate(given, 1) if not isinstance(array, str | Path)]
+    inputs = [(name, name) for name in expand(files)] + arrays
+    if not inputs:
         raise AttnscopeError(f"there is no {what} to study", "give at least one file")
-    return found
-
-
-def _name_inputs(given: Sequence[Any], what: str) -> Iterator[tuple[str, Any]]:
-    yield from ((name, name) for name in expand([one for one in given if isinstance(one, str | Path)]))
-    for number, one in enumerate(given, 1):
-        if not isinstance(one, str | Path):
-            yield f"{what} {number}", one
+    return inputs

@@ -70,7 +70,7 @@ def split(
     from attnscope.studies.teaching.trace import layer_inputs
 
     options = options or SplitOptions()
-    kind = model.info.kinds[0] if kind is None else kind
+    kind = model.info.choose_kind(kind)
     prompt = Prompt(text) if isinstance(text, str) else text
     reading = read(model, prompt)
     inputs, queries, keys, notes = layer_inputs(model, reading, kind, layer)

@@ -16,16 +16,25 @@ from attnscope.core.exact import reference
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.teaching import example, stepwise
 from attnscope.core.teaching.stepwise import Inputs, Line
-from attnscope.errors import AttnscopeError, UsageError, require_rounding
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.catalog import read_config
 from attnscope.models.model import Model
 from attnscope.models.own.layouts import supports
-from attnscope.records.teaching.trace import Band, Check, Step, Trace
+from attnscope.records.teaching.trace import Band, Step, Trace
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
 from attnscope.studies.running.overflow import require_finite
+from attnscope.studies.teaching.kernels import (
+    Array,
+    Kernel,
+    check_steps,
+    read_kernel,
+    run_example,
+    run_lines,
+    to_float64,
+)
 from attnscope.studies.teaching.options import TraceOptions
 from attnscope.version import VERSION
 
@@ -34,24 +43,12 @@ if TYPE_CHECKING:
     from attnscope.models.own.plain import PlainEncoder
     from attnscope.records import Tokens
 
-Array = NDArray[np.float64]
 
 NEAR_TOKENS = 3
 """How far a key may be to count as near, in the summary of rotary positions."""
 
 _MOST_NUMBERS = 50_000_000
 """How many numbers a matrix of all queries and keys may have, by heads, before it is refused."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Kernel:
-    """What the steps are held against."""
-
-    name: str
-    outputs: Array
-    weights: Array | None
-    projected: Array | None
-    eps: float
 
 
 @with_plain_torch
@@ -77,7 +74,7 @@ def trace_example(token: str | int | None = None, heads: Sequence[int] | None = 
     inputs = Inputs(
         example.Q, example.K, example.V, example.N_HEADS, example.N_HEADS, 1 / math.sqrt(4 / example.N_HEADS)
     )  # fmt: skip
-    kernel = _numpy_kernel(inputs) if engine == "reference" else _example_kernel()
+    kernel = run_lines(inputs) if engine == "reference" else run_example()
     run = {
         "model": "worked example",
         "engine": "reference" if engine == "reference" else "native",
@@ -126,7 +123,7 @@ def trace(
     prompt = Prompt(text) if isinstance(text, str) else text
     reading, asked = _ask(model, prompt, layer, heads, token, kind)
     around = surroundings(model, batch_of(reading, model.info.device), asked.kind, layer)
-    inputs, kernel = _inputs_of(around), _kernel_of(around)
+    inputs, kernel = _inputs_of(around), read_kernel(around)
     _require_numbers(model, inputs, asked.kind, layer)
     run = run_of(model.info, (*reading.notes, *around.notes))
     return asked.build(inputs, kernel, run, loops=loops)
@@ -148,7 +145,7 @@ def trace_plain(
     reading, asked = _ask(cast("Model", model), prompt, layer, heads, token, None)
     inputs = model.inputs(reading.tokens, layer)
     run = run_of(model.info, reading.notes) | {"engine": "reference"}
-    return asked.build(inputs, _numpy_kernel(inputs), run, loops=True)
+    return asked.build(inputs, run_lines(inputs), run, loops=True)
 
 
 def _ask(
@@ -162,9 +159,9 @@ def _ask(
     """What a model reads, and what of it is to be traced, once it is known that the model has it."""
     wanted = (heads,) if isinstance(heads, int) else None if heads is None else tuple(heads)
     chosen = Choice((layer,), wanted).within(model.info).heads
-    kind = model.info.kinds[0] if kind is None else kind
+    kind = model.info.choose_kind(kind)
     reading = read(model, prompt)
-    queries, keys = _tokens_of(model, kind, reading)
+    queries, keys = reading.queries_and_keys(kind)
     query = _query_of(token, queries)
     n_numbers = len(keys) * (1 if query is not None else len(queries)) * len(chosen)
     if n_numbers > _MOST_NUMBERS:
@@ -187,7 +184,7 @@ def layer_inputs(
     from attnscope.models.inside.around import surroundings
 
     Choice((layer,)).within(model.info)
-    queries, keys = _tokens_of(model, kind, reading)
+    queries, keys = reading.queries_and_keys(kind)
     found = replace(
         surroundings(model, batch_of(reading, model.info.device), kind, layer), unrotated=None, rotation=None
     )
@@ -217,7 +214,7 @@ class _Asked:
     keys: tuple[str, ...]
     query: int | None
 
-    def build(self, inputs: Inputs, kernel: _Kernel, run: dict[str, Any], *, loops: bool) -> Trace:
+    def build(self, inputs: Inputs, kernel: Kernel, run: dict[str, Any], *, loops: bool) -> Trace:
         """Computes the steps, and compares them with the kernel."""
         inputs, query = _with_other_heads(inputs, kernel.outputs, self.heads), self.query
         lines = [line for head in self.heads for line in stepwise.head_lines(inputs, head, query)]
@@ -232,7 +229,7 @@ class _Asked:
             inputs={name: value for name, value in inputs.names().items() if name != "np"},
             bands=_bands(steps, inputs, self.heads, query),
             radians_per_token=np.zeros(0) if rotation is None else rotation.radians_per_token,
-            check=_check(steps, kernel, inputs, self.heads, query), **vars(self),
+            check=check_steps(steps, kernel, inputs, self.heads, query), **vars(self),
         )  # fmt: skip
 
 
@@ -276,62 +273,6 @@ def _by_loops(lines: list[Line], inputs: Inputs, query: int | None) -> list[Arra
     return [v if query is None or line.name in whole else v[0] for line, v in zip(lines, found, strict=True)]
 
 
-def _check(
-    steps: tuple[Step, ...], kernel: _Kernel, inputs: Inputs, heads: tuple[int, ...], query: int | None
-) -> Check:
-    """Compares the steps with what the kernel computed.
-
-    Raises:
-        AttnscopeError: Weights, outputs or what W_O makes of them differ beyond rounding.
-    """
-    rows = slice(None) if query is None else query
-    outputs = weights = projected = 0.0
-    largest_score = 1.0
-    for step in steps:
-        if step.name == "head_output":
-            outputs = max(outputs, _apart(step.value, kernel.outputs[step.head, rows]))
-        elif step.name == "weights":
-            weights = math.nan if kernel.weights is None else max(
-                weights, _apart(step.value, kernel.weights[step.head, rows])
-            )  # fmt: skip
-        elif step.name == "scores":
-            largest_score = max(largest_score, float(np.abs(step.value).max(initial=0.0)))
-    last = steps[-1]
-    projected = math.nan if kernel.projected is None else _apart(last.value, kernel.projected[rows])
-    # A score rounded to eps·|s| moves a weight by as much, relatively; a sum over d_head columns rounds √d_head times.
-    largest_value = max(1e-30, float(np.abs(inputs.V).max(initial=0.0)))
-    of_weights = 8 * kernel.eps * largest_score * math.sqrt(inputs.d_head)
-    rounding = of_weights * largest_value
-    differences = [("outputs", outputs, rounding)]
-    if kernel.weights is not None:
-        differences.append(("weights", weights, of_weights))
-    if kernel.projected is not None:
-        differences.append((last.name, projected, _rounding_projected(steps, inputs, kernel.eps, rounding)))
-    for name, difference, allowed in differences:
-        require_rounding(
-            f"the steps do not reproduce what the model computed: {name} differ from {kernel.name}",
-            difference,
-            allowed,
-            "try --dtype float64; the maps, which were checked at load, can be seen with: attnscope heatmap",
-        )
-    return Check(kernel.name, weights, outputs, projected, rounding)
-
-
-def _rounding_projected(steps: tuple[Step, ...], inputs: Inputs, eps: float, rounding: float) -> float:
-    """By how much rounding may change what W_O gives: what it makes of that of the outputs, and its own sums."""
-    if inputs.W_O is None:
-        return rounding
-    joined = next(step.value for step in steps if step.name == "joined")
-    size = np.abs(joined) @ np.abs(inputs.W_O).T + (0.0 if inputs.b_O is None else np.abs(inputs.b_O))
-    # Sums are made in 32 bits at the least, and then rounded to the kernel's precision.
-    sums = 8 * min(eps, float(np.finfo(np.float32).eps)) * math.sqrt(inputs.W_O.shape[1])
-    return float(rounding * np.abs(inputs.W_O).sum(1).max() + (eps + sums) * size.max(initial=0.0))
-
-
-def _apart(ours: Array, theirs: Array) -> float:
-    return float(np.abs(ours - theirs).max(initial=0.0))
-
-
 def _bands(steps: tuple[Step, ...], inputs: Inputs, heads: tuple[int, ...], query: int | None) -> tuple[Band, ...]:
     """The scores of one query by wavelength, a band a decade."""
     if inputs.rotation is None or query is None:
@@ -362,43 +303,6 @@ def _bands(steps: tuple[Step, ...], inputs: Inputs, heads: tuple[int, ...], quer
 # Inputs -----------------------------------------------------------------------------------------------------------
 
 
-def _example_kernel() -> _Kernel:
-    """What attnscope's own module computes on the worked example."""
-    import torch
-
-    from attnscope.core.attention.multihead import MultiHeadAttention
-    from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
-
-    seen: list[AttentionCall] = []
-
-    def keep(call: AttentionCall) -> torch.Tensor:
-        seen.append(call)
-        return attend(call)
-
-    module = MultiHeadAttention(4, example.N_HEADS, identity=True)
-    given = (torch.tensor(x, dtype=torch.float32) for x in (example.Q, example.K, example.V))
-    with torch.no_grad():
-        output, _ = module(*given, probe=keep)
-        weights = attention_weights(seen[0])[0]
-    joined = output.double().numpy()
-    return _Kernel(
-        "torch's scaled_dot_product_attention, float32 on cpu", _by_head(joined, example.N_HEADS),
-        weights.double().numpy(), joined, float(torch.finfo(torch.float32).eps),
-    )  # fmt: skip
-
-
-def _numpy_kernel(inputs: Inputs) -> _Kernel:
-    """What the lines of NumPy compute, for loops to be held against."""
-    lines = [line for head in range(inputs.n_heads) for line in stepwise.head_lines(inputs, head, None)]
-    lines += stepwise.concatenation_lines(inputs, None)
-    values = dict(zip(((line.name, line.head) for line in lines), stepwise.compute(lines, inputs), strict=True))
-    outputs, weights = (
-        np.stack([values[name, head] for head in range(inputs.n_heads)]) for name in ("head_output", "weights")
-    )
-    last = values["joined" if inputs.W_O is None else "output", None]
-    return _Kernel("the lines of NumPy, float64", outputs, weights, last, float(np.finfo(np.float64).eps))
-
-
 def _inputs_of(found: Surroundings) -> Inputs:
     from attnscope.core.attention.seam import allowed
 
@@ -410,23 +314,9 @@ def _inputs_of(found: Surroundings) -> Inputs:
         scale=call.scale,
         may=None if may is None or bool(may.all()) else _whole(may, call).astype(np.bool_),
         bias=None if call.bias is None else _whole(call.bias, call), softcap=call.softcap,
-        sinks=None if call.sinks is None else _float64(call.sinks), rotation=found.rotation,
-        W_O=None if found.w_o is None else _float64(found.w_o), b_O=None if found.b_o is None else _float64(found.b_o),
-    )  # fmt: skip
-
-
-def _kernel_of(found: Surroundings) -> _Kernel:
-    import torch
-
-    from attnscope.core.attention.seam import attention_weights
-
-    call = found.call
-    fused = call.softcap is None and call.sinks is None
-    name = "torch's scaled_dot_product_attention" if fused else "attnscope's dense attention"
-    dtype = str(call.query.dtype).removeprefix("torch.")
-    return _Kernel(
-        f"{name}, {dtype} on {call.query.device}", _float64(found.output[0]), _float64(attention_weights(call)[0]),
-        None if found.attended is None else _float64(found.attended), float(torch.finfo(call.query.dtype).eps),
+        sinks=None if call.sinks is None else to_float64(call.sinks), rotation=found.rotation,
+        W_O=None if found.w_o is None else to_float64(found.w_o),
+        b_O=None if found.b_o is None else to_float64(found.b_o),
     )  # fmt: skip
 
 
@@ -437,36 +327,19 @@ def _with_other_heads(inputs: Inputs, outputs: Array, traced: tuple[int, ...]) -
     return replace(inputs, H=others)
 
 
-def _by_head(joined: Array, n_heads: int) -> Array:
-    """(query, n_heads * d) -> (n_heads, query, d)."""
-    return joined.reshape(joined.shape[0], n_heads, -1).transpose(1, 0, 2)
-
-
-def _float64(tensor: Any) -> Array:
-    array: Array = tensor.detach().cpu().double().numpy()
-    return array
-
-
 def _join(heads: Any) -> Array:
     """(head, token, width) -> (token, head * width)."""
-    return _float64(heads.transpose(0, 1).flatten(1))
+    return to_float64(heads.transpose(0, 1).flatten(1))
 
 
 def _whole(tensor: Any, call: Any) -> Array:
     """A mask or bias as (1 or n_heads, query, key)."""
     four = tensor[(None,) * (4 - tensor.ndim)][0]
-    return np.array(_float64(four.expand(-1, call.query.shape[2], call.key.shape[2])))
+    return np.array(to_float64(four.expand(-1, call.query.shape[2], call.key.shape[2])))
 
 
 def _of_head(array: NDArray[Any] | None, head: int, rows: slice) -> NDArray[Any] | None:
     return None if array is None else array[head if array.shape[0] > 1 else 0, rows]
-
-
-def _tokens_of(model: Model, kind: str, reading: Reading) -> tuple[Tokens, Tokens]:
-    """Which tokens attend, and which are attended to."""
-    if kind not in model.info.kinds:
-        raise AttnscopeError(f"{model.info.name} has no {kind} attention", f"it has: {', '.join(model.info.kinds)}")
-    return reading.queries_and_keys(kind)
 
 
 def _query_of(token: str | int | None, queries: Tokens) -> int | None:

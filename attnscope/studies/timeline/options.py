@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, require_choice
 from attnscope.options import group, option, options, read_names
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.options import LoadOptions
@@ -43,7 +43,7 @@ class TimelineOptions:
 
     measures: tuple[str, ...] = option(
         "Measures to follow, such as induction,entropy_nats; explained: what a description explains.  "
-        "[default: previous_token,induction,first_token,entropy_nats]",
+        "[default: previous_token, induction, first_token, entropy_nats]",
         default=MEASURES, read=_measures, complete="measures",
     )  # fmt: skip
     composition: tuple[str, ...] = option(
@@ -60,13 +60,12 @@ class TimelineOptions:
     def require(self) -> None:
         """Refuses measures, compositions and roles that there are not, and what a timeline does not have."""
         from attnscope.records.circuits import COMPOSITIONS
-        from attnscope.studies.heads.roles import complete_thresholds
+        from attnscope.studies.heads.rules import complete_thresholds
 
         complete_thresholds(self.heads.thresholds)
         known = known_measures()
         for name in self.measures:
-            if name not in known:
-                raise UsageError(f"there is no measure {name!r}", f"choose from {', '.join(known)}")
+            require_choice("measure", name, known)
         if unknown := [by for by in self.composition if by not in COMPOSITIONS]:
             raise UsageError(f"there is no {unknown[0]!r} composition", f"choose from {', '.join(COMPOSITIONS)}")
         if not self.measures:

@@ -25,12 +25,12 @@ from attnscope.records.circuits import COMPOSITIONS, Composition
 from attnscope.records.frame.shards import failure_line
 from attnscope.records.heads.findings import Findings
 from attnscope.records.timeline import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Timeline
+from attnscope.studies.ablation.effects import whole_losses
 from attnscope.studies.ablation.reading import Reader
-from attnscope.studies.ablation.study import whole_losses
 from attnscope.studies.ablation.sweep import Going, HeadMeans, measure
 from attnscope.studies.circuits.study import composition
 from attnscope.studies.heads.order import probe_texts
-from attnscope.studies.heads.roles import RULES
+from attnscope.studies.heads.rules import RULES
 from attnscope.studies.heads.study import heads
 from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
 from attnscope.studies.running.late import failure

@@ -70,9 +70,7 @@ def why(
     from attnscope.models.inside.score_parts import ScoreRuns
 
     Choice((layer,), (head,)).within(model.info)
-    kind = model.info.kinds[0] if kind is None else kind
-    if kind not in model.info.kinds:
-        raise AttnscopeError(f"{model.info.name} has no {kind} attention", f"it has: {', '.join(model.info.kinds)}")
+    kind = model.info.choose_kind(kind)
     prompt = Prompt(text) if isinstance(text, str) else text
     reading = read(model, prompt)
     queries, keys = reading.queries_and_keys(kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,33 +11,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.exact.running import RunningSums
-from attnscope.core.questions.written import PARTS, WRITTEN
-from attnscope.corpus import BLOCK, Block, Corpus, CorpusText
+from attnscope.core.measures.catalogue import OFFSETS
+from attnscope.core.measures.written import PARTS, WRITTEN
+from attnscope.corpus import Block
 from attnscope.models.model import Model
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.ablation.reading import ReadBatch, Reader
-from attnscope.studies.ablation.sweep import longest_first
-from attnscope.studies.heads.merging import add_writes, said_of_pass
-from attnscope.studies.heads.roles import RULES
-from attnscope.studies.inputs.texts import Report, special_ids, texts_of
-from attnscope.studies.measuring.tally import OFFSETS, Tally, weigh_units
+from attnscope.studies.heads.merging import add_writes
+from attnscope.studies.heads.rules import RULES
+from attnscope.studies.inputs.texts import Report, special_ids
+from attnscope.studies.measuring.tally import Tally, weigh_units
 from attnscope.studies.running import passes
-from attnscope.studies.running.passes import Driver
-from attnscope.studies.running.workers import Workers
-from attnscope.studies.writes.copy_targets import AMONG, NOTHING, RAISED, Numbers, Standing
+from attnscope.studies.running.passes import Reading
+from attnscope.studies.writes.copy_targets import AMONG, RAISED, Numbers, Standing
+from attnscope.studies.writes.moving import ATTENDED, Answered, Mover
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.attention.moved import Moved
     from attnscope.core.attention.probes import Place
     from attnscope.core.attention.seam import AttentionCall
-    from attnscope.models.inside.attribution import Traced
 
-ATTENDED = 0.1
-"""The weight that a head must give to the answer's own occurrences to count as attending to it: a convention."""
 
-_MOVED = ("above", "even_above", "nats", "even_nats")
 _NAMES = tuple(WRITTEN)
 Floats = NDArray[np.float64]
 
@@ -68,12 +63,7 @@ def require_writes(model: Model) -> None:
 
 
 def with_writes(
-    found: Findings,
-    model: Model,
-    texts: Corpus | Sequence[str] | Sequence[CorpusText],
-    thresholds: Mapping[str, float],
-    report: Report | None = None,
-    workers: Workers | None = None,
+    found: Findings, reading: Reading, thresholds: Mapping[str, float], report: Report | None = None
 ) -> Findings:
     """Adds what each head writes by itself for the right answers, and the roles that follow from it.
 
@@ -84,22 +74,19 @@ def with_writes(
 
     Args:
         found: What heads attend to.
-        model: Their model; it predicts words.
-        texts: The texts they were studied on.
+        reading: Their model, which predicts words, and the texts they were studied on.
         thresholds: Of roles, by name.
         report: Called after each batch.
-        workers: Who runs the model, to the same result; None = this process.
 
     Raises:
         AttnscopeError: The model predicts no words, or its logits are no such sum.
     """
-    reading = {"loss": model.loss, "chunk": found.options["chunk"], "stride": found.options["stride"]}
-    make = partial(_measurer_of, reading=reading, alike=found.options.get("weigh") == "texts")
-    driver = Driver(make, (model,), (workers,) if workers else None, keeps="texts", step="--writes on a later text")
-    k, _, of = found.corpus["shards"][0].partition("/")
-    done = driver.run_texts(texts_of(texts), BLOCK, Written(), report, (int(k), int(of)))
+    loss = reading.model.loss
+    how = {"loss": loss, "chunk": reading.chunk, "stride": reading.stride}
+    make = partial(_measurer_of, reading=how, alike=found.options.get("weigh") == "texts")
+    done = reading.run(make, Written(), report, "--writes on a later text")
     described = {
-        "predicted": "each next token" if model.loss == "causal" else "masked tokens: 15%, seed 0",
+        "predicted": "each next token" if loss == "causal" else "masked tokens: 15%, seed 0",
         "attended": ATTENDED,
         "among": AMONG,
         "measures": list(WRITTEN),
@@ -109,19 +96,14 @@ def with_writes(
         for name, rule in RULES.items()
         if rule.does
     }
-    measures = {
-        one.name: {
-            "what": one.what, "unit": one.unit, "range": [b if np.isfinite(b) else None for b in (one.low, one.high)],
-        }
-        for one in WRITTEN.values()
-    }  # fmt: skip
+    measures = {name: measure.describe() for name, measure in WRITTEN.items()}
     options = {
         **found.options,
         "roles": {**found.options["roles"], **roles},
         "measures": {**found.options["measures"], **measures},
         "writes": described,
     }
-    return add_writes(found, *said_of_pass(found, done), options, done.done.tallies, done.done.parts)
+    return add_writes(found, done, options)
 
 
 def _measurer_of(model: Model, *, reading: Mapping[str, Any], alike: bool) -> WritesMeasurer:
@@ -174,7 +156,7 @@ class WritesMeasurer:
     def steps(self, block: Block, sums: BlockWrites) -> Iterator[None]:
         """Adds a block, batch by batch."""
         reader = self._reader
-        for read in longest_first(reader.batches(block)):
+        for read in reader.batches(block):
             if not len(read.rows):
                 continue
             for part, found in reader.room.each(read, self._run_batch, reader.halves, lambda part: part.size):
@@ -252,7 +234,7 @@ class WritesMeasurer:
             Standing.of(row.ids, self._special, row.places, row.answers, looks_back=self._looks_back)
             for row in read.made_of
         ]
-        mover = _Mover(read, traced, calls, self._special)
+        mover = Mover(read, traced, calls, self._special)
         with torch.no_grad():
             answered = self._move(mover, standing)
         heads = sum((one.sum(-1) for one in parts.heads.values()), parts.logits * 0)
@@ -271,7 +253,7 @@ class WritesMeasurer:
             _texts_of(read),
         )
 
-    def _move(self, mover: _Mover, standing: Sequence[Standing]) -> _Answered:
+    def _move(self, mover: Mover, standing: Sequence[Standing]) -> Answered:
         """What heads move onto all tokens that count."""
         import torch
 
@@ -309,185 +291,7 @@ class WritesMeasurer:
         said = (mine >= least) & (mine - other >= RAISED)
         hits = torch.stack([elsewhere.hits, control.hits.where(said[:, None], control.hits.new_zeros(()))], 1)
         counts = torch.stack([elsewhere.index >= 0, said], 1).to(hits)[..., None].expand_as(hits)
-        return _Answered(answers >= 0, held, elsewhere, induction, candidates, least, hits, counts)
-
-
-class _Mover:
-    """Finds what the heads of a batch move onto tokens, one token of each prediction."""
-
-    def __init__(
-        self, read: ReadBatch, traced: Traced, calls: Mapping[Place, AttentionCall], special: frozenset[int]
-    ) -> None:
-        import torch
-
-        self.read, self.traced, self._calls = read, traced, calls
-        self._sinks = torch.isin(read.batch.ids, read.batch.ids.new_tensor(sorted(special))).bool()
-        self._sinks[:, 0] = True
-
-    def tensor(self, numbers: Sequence[NDArray[Any]]) -> Tensor:
-        """Numbers of the predictions, row by row, where the model is."""
-        import torch
-
-        return torch.from_numpy(np.concatenate(numbers)).to(self.read.rows.device)
-
-    def move(self, tokens: Tensor, others: Tensor, after: Tensor | None = None) -> dict[Place, tuple[Moved, Tensor]]:
-        """By place, each (prediction, head): what is moved onto tokens, and what heads add to them on the whole.
-
-        Args:
-            tokens: Of each prediction; NOTHING = none.
-            others: To compare with, likewise.
-            after: See `core.moved.Targets`.
-        """
-        from attnscope.core.attention.moved import Moved, Targets, moved
-
-        read, traced = self.read, self.traced
-        targets = Targets(
-            read.batch.ids,
-            self._sinks,
-            self._lay(tokens),
-            self._lay(others),
-            None if after is None else self._lay(after),
-        )
-        slopes, other_slopes = traced.slopes(tokens.clamp(min=0)), traced.slopes(others.clamp(min=0))
-        found = {}
-        for place, call in self._calls.items():
-            one = moved(call, targets, slopes[place], other_slopes[place])
-            whole = (traced.leaves.heads[place].detach() * slopes[place]).float().sum(-1)
-            found[place] = Moved(*(traced.at(part) for part in vars(one).values())), traced.at(whole)
-        return found
-
-    def move_elsewhere(
-        self, standing: Sequence[Standing], wanted: Sequence[tuple[Numbers, Numbers]], offsets: Sequence[int]
-    ) -> _Elsewhere:
-        """What is moved onto the same tokens at other places of their rows; see `Standing.controls`.
-
-        Args:
-            standing: What stands in each row.
-            wanted: By row the tokens, and the others that they are compared with.
-            offsets: Where a head may look that looks at one offset alone.
-        """
-        laid, hits, first = [], [], 0
-        for one, (tokens, others) in zip(standing, wanted, strict=True):
-            index, *there = one.controls(tokens)
-            of_row = np.zeros((len(index), len(OFFSETS)), np.float32)
-            for offset in offsets:
-                less = one.hits(there[0], there[1], offset)[index]
-                of_row[:, OFFSETS.index(offset)] = np.where(index >= 0, one.hits(tokens, others, offset) - less, 0)
-            laid.append((np.where(index >= 0, index + first, NOTHING), *there))
-            hits.append(of_row)
-            first += len(index)
-        which, tokens_there, others_there = map(self.tensor, zip(*laid, strict=True))
-        return _Elsewhere(which, self.move(tokens_there, others_there), self.tensor(hits))
-
-    def _lay(self, tokens: Tensor) -> Tensor:
-        """(prediction,) -> (row, token)."""
-        laid = self.read.batch.ids.new_full(self.read.batch.ids.shape, NOTHING)
-        laid[self.read.rows, self.read.places] = tokens.to(laid)
-        return laid
-
-
-@dataclass(frozen=True, eq=False)
-class _Elsewhere:
-    """What is moved onto the tokens of predictions at other places, where they stand and do not come.
-
-    Attributes:
-        index: The prediction that is made there; NOTHING = there is none to compare with.
-        moved: By place, each (prediction made there, head).
-        hits: What a head of one offset has here, less what it has there, (prediction, offset).
-    """
-
-    index: Tensor
-    moved: dict[Place, tuple[Moved, Tensor]]
-    hits: Tensor
-
-    def less(self, here: Moved, place: Place) -> Moved:
-        """What is moved here, less what the same attention, excluding sinks, would move there."""
-        at = self.index.clamp(min=0)
-        there = self.moved[place][0]
-        active = there.active[at]
-        # The mean first: where nearly all of the head rests there, `here.active / active` would be infinite.
-        means = {name: (getattr(there, name)[at] / active).where(active > 0, 0.0) for name in _MOVED}
-        return replace(here, **{name: getattr(here, name) - mean * here.active for name, mean in means.items()})
-
-
-@dataclass(frozen=True, eq=False)
-class _Answered:
-    """What heads move at the predictions of a batch.
-
-    Attributes:
-        stands: Which answers stand in what is read, with another token to compare with.
-        answers: What is moved onto answers.
-        elsewhere: The same where they are none.
-        repeated: Which predictions have an induction key, and what is moved onto what stands there; None = of no model
-            that hides what it predicts.
-        candidates: Of each candidate its logit above the vocabulary's mean, what is moved onto it, its logit at
-            another place, and what is moved there.
-        least: The logit that is just among the likeliest.
-        hits: Of MOVED_PAIRS, what a head of one offset would reach, (prediction, pair, offset); of suppression by the
-            likeliest candidate of the whole model.
-        of_hits: Which of them count.
-    """
-
-    stands: Tensor
-    answers: dict[Place, tuple[Moved, Tensor]]
-    elsewhere: _Elsewhere
-    repeated: tuple[Tensor, dict[Place, tuple[Moved, Tensor]]] | None
-    candidates: list[tuple[Tensor, dict[Place, tuple[Moved, Tensor]], Tensor, _Elsewhere]]
-    least: Tensor
-    hits: Tensor
-    of_hits: Tensor
-
-    def columns(self, place: Place, added: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Values, counts and values under even attention, each (prediction, measure of WRITTEN, head).
-
-        Args:
-            place: Which attention.
-            added: What each head adds to the answer's logit, (prediction, head).
-        """
-        import torch
-
-        on_answer, _ = self.answers[place]
-        ones = torch.ones_like(added)
-        looks = (on_answer.weight >= ATTENDED).to(added)
-        rows = [
-            (added, ones, on_answer.even_whole),
-            (added, looks, on_answer.even_whole),
-            (added, 1 - looks, on_answer.even_whole),
-            (on_answer.weight, ones, on_answer.even_weight),
-        ]
-        paired = self.stands & (self.elsewhere.index >= 0)
-        rows += _pair(self.elsewhere.less(on_answer, place), paired[:, None].to(added).expand_as(added))
-        rests, chosen = [], []
-        for logit, by_layer, other_logit, control in self.candidates:
-            here, whole = by_layer[place]
-            at = control.index.clamp(min=0)
-            rest = logit[:, None] - whole
-            is_raised = rest - (other_logit[:, None] - control.moved[place][1][at]) >= RAISED
-            rests.append(rest.where(is_raised, rest.new_tensor(-torch.inf)))
-            chosen.append(vars(control.less(here, place)).values())
-        rest, best = torch.stack(rests).max(0)
-        of_best = type(on_answer)(
-            *(torch.stack(arrays).gather(0, best[None])[0] for arrays in zip(*chosen, strict=True))
-        )
-        rows += _pair(of_best, (rest >= self.least[:, None]).to(added), sign=-1)
-        if self.repeated is None:
-            rows += [(ones * 0,) * 3] * 3
-        else:
-            there, by_layer = self.repeated
-            rows += _pair(by_layer[place][0], there[:, None].to(added).expand_as(added))
-        values, counts, even = (torch.stack(arrays, 1) for arrays in zip(*rows, strict=True))
-        # Not a product alone: 0 times infinity is none.
-        return values.where(counts > 0, values.new_zeros(())), counts, even.where(counts > 0, even.new_zeros(()))
-
-
-def _pair(here: Moved, there: Tensor, sign: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The measures of a role: what is moved and the weight, by attention excluding sinks, and how much that is."""
-    active = there * here.active
-    return [
-        (sign * here.nats, active, sign * here.even_nats),
-        (here.above, active, here.even_above),
-        (here.active, there, here.even_active),
-    ]
+        return Answered(answers >= 0, held, elsewhere, induction, candidates, least, hits, counts)
 
 
 def _units_of(read: ReadBatch) -> tuple[NDArray[np.int64], int]:

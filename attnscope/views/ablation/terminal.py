@@ -36,12 +36,7 @@ _CURVE_ROWS = 9
 _CELL = 8
 
 
-def show(found: Ablation, console: Console) -> None:
-    """Prints all that a record says."""
-    console.print(drawing(found, console))
-
-
-def drawing(found: Ablation, console: Console) -> RenderableType:
+def show(found: Ablation, console: Console) -> RenderableType:
     """All that a record says, from the grid of the main quantity to the notes."""
     parts: list[RenderableType] = []
     main = found.main

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
@@ -37,12 +37,12 @@ def show(
     where: str | None = None,
     sort: str | None = None,
     has_page: bool = False,
-) -> None:
-    """Prints what each head does, where it looks, which tokens stand out, and its best example.
+) -> RenderableType:
+    """What each head does, where it looks, which tokens stand out, and its best example.
 
     Args:
-        atlas: What to print.
-        console: Where to.
+        atlas: What is shown.
+        console: Tells the width.
         measures: Also these measures of every head, separated by commas.
         where: Which heads alone are printed: see `records.head_query`.
         sort: In which order they are listed.
@@ -54,27 +54,18 @@ def show(
     findings = atlas.findings
     heads = choose(atlas, where, sort)
     if where is not None and not heads:
-        console.print(Text("no head fulfils the condition"))
-        return
-    shown = table(atlas, heads if where is not None else heads[:_MOST_SHOWN], whole=where is not None)
-    console.print(shown)
-    left = 0 if where is not None else len(heads) - _MOST_SHOWN
-    if left > 0:
-        console.print(Text(f"and {left} more: choose some with --where, --sort", style="dim"))
-    console.print(
-        Group(
-            *dim_lines(
-                [
-                    *_notes(atlas, whole=where is not None, has_page=has_page),
-                    corpus_line(findings),
-                    *corpus_notes(findings),
-                ]
-            )
-        )
-    )
+        return Text("no head fulfils the condition")
+    whole = where is not None
+    parts: list[RenderableType] = [table(atlas, heads if whole else heads[:_MOST_SHOWN], whole=whole)]
+    if not whole and len(heads) > _MOST_SHOWN:
+        more = f"and {len(heads) - _MOST_SHOWN} more: choose some with --where, --sort"
+        parts.append(Text(more, style="dim"))
+    notes = _notes(atlas, whole=whole, has_page=has_page)
+    parts += dim_lines([*notes, corpus_line(findings), *corpus_notes(findings)])
     if measures:
         named = [name.strip() for name in measures.split(",")]
-        console.print(measure_table(replace(findings, heads=tuple(heads)), named))
+        parts.append(measure_table(replace(findings, heads=tuple(heads)), named))
+    return Group(*parts)
 
 
 def table(atlas: Atlas, heads: list[Head], *, whole: bool) -> Table:
@@ -87,10 +78,10 @@ def table(atlas: Atlas, heads: list[Head], *, whole: bool) -> Table:
     """
     findings = atlas.findings
     best = {facts.head: facts for facts in reversed(atlas.facts) if facts.why == "top"}
-    number = {(head.kind, head.layer, head.head): at for at, head in enumerate(atlas.heads)}
+    number = {head.address: at for at, head in enumerate(atlas.heads)}
 
     def of(write: Callable[[int], str | Text]) -> Callable[[Head], str | Text]:
-        return lambda head: write(number[head.kind, head.layer, head.head])
+        return lambda head: write(number[head.address])
 
     columns = [
         Column("head", lambda head: full_name(head, findings), style="bold"),
@@ -108,11 +99,9 @@ def table(atlas: Atlas, heads: list[Head], *, whole: bool) -> Table:
 
 def _words(head: Head, findings: Findings) -> str:
     """Its description, else its roles."""
-    known = () if findings.descriptions is None else findings.descriptions.heads
-    place = (head.kind, head.layer, head.head)
-    for one in known:
-        if (one.kind, one.layer, one.head) == place:
-            return printable(one.words + (f" ! {one.warning}" if one.warning else ""))
+    described = None if findings.descriptions is None else findings.descriptions.by_head.get(head.address)
+    if described is not None:
+        return printable(described.words + (f" ! {described.warning}" if described.warning else ""))
     return ", ".join(label(role.name) for role in head.roles) or "unclassified"
 
 

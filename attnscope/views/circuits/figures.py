@@ -16,7 +16,7 @@ from attnscope.views.circuits.summary import READS, notes_of, title_of
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK, Box
 from attnscope.views.drawing.lettering import Lettering, lettering_for
-from attnscope.views.drawing.page import UNKNOWN, Page
+from attnscope.views.drawing.page import HeadGrid, Page
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.tables.numbers import digits, fixed
 
@@ -24,6 +24,8 @@ _SIGNED, _SHARE = "RdBu_r", "Blues"
 _COLORS = {"Q": "#0072B2", "K": "#D55E00", "V": "#009E73"}
 _TOP_PX, _GAP_PX = layout.MARGIN_PX + 92, 32
 _MOST_LINKS = 8  # of queries, of keys and of values
+_MOST_CELLS = 16  # the same, in a matrix
+_NAME_PX = 11.5
 
 
 def pages(circuits: Circuits, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
@@ -51,7 +53,8 @@ def heads_page(circuits: Circuits, lettering: Lettering) -> Page:
         ("previous token, by position", {at: head.previous for at, head in by_head.items()}, 0.0),
     ]
     panels = [panel for panel in panels if any(map(math.isfinite, panel[1].values()))] or panels[:1]
-    shape = max(layer for layer, _ in by_head) + 1, max(head for _, head in by_head) + 1
+    grid = HeadGrid.over(by_head)
+    shape = grid.shape
     cell_w = max(4.0, min(58.0, _panel_px(len(panels), lettering, 1500, 80) / shape[1]))
     cell_h = max(12.0, min(0.62 * cell_w, 34.0, 900 / shape[0]))
     size = shape[1] * cell_w, shape[0] * cell_h
@@ -60,15 +63,16 @@ def heads_page(circuits: Circuits, lettering: Lettering) -> Page:
     for (title, values, low), (left, top) in zip(panels, corners, strict=True):
         page.entitle(left, top - 34, title)
         cmap = _SIGNED if low else _SHARE
-        cells = page.head_cells((left, top), (cell_w, cell_h), values, cmap, partial(_share_above, low))
+        cells = page.grid_cells((left, top), (cell_w, cell_h), values, cmap, partial(_share_above, low))
         letters = lettering.paper.letters(min(12.0, cell_w * 0.24))
         if cell_w >= max(40, 3 * lettering.paper.least_px) and cell_h >= letters * 1.2 and not low:
             page.number_cells(list(cells.values()), [fixed(value, 2) for value in values.values()], letters)
-        page.name_axes((left, top), shape, (cell_w, cell_h), size_px=12.0)
+        page.name_axes((left, top), grid, (cell_w, cell_h), size_px=12.0)
         _write_bar(page, (left, top + size[1] + 16, min(200, size[0]), 11), cmap, (low, 1.0))
         scores = {at: head.matching if title == "matching" else head.copying for at, head in by_head.items()}
         for layer, head in (at for at in values if low and math.isfinite(values[at]) and not scores[at].is_outside):
-            page.dot((left + (head + 0.5) * cell_w, top + (layer + 0.5) * cell_h), max(1.2, cell_h * 0.09), FAINT)
+            x, y = grid.corner(layer, head, (left, top), (cell_w, cell_h))
+            page.dot((x + cell_w / 2, y + cell_h / 2), max(1.2, cell_h * 0.09), FAINT)
     page.finish(bottom, [*notes_of(circuits, marks=False)[:-1], _note_on_places(circuits)])
     return page
 
@@ -109,55 +113,60 @@ def _note_on_places(circuits: Circuits) -> str:
 
 def _write_bar(page: Page, box: Box, cmap: str, limits: tuple[float, float], least: str = "") -> None:
     """A colour bar with its ends and, where it has two signs, its middle; `least` is written at the first end."""
-    ticks = (limits[0], 0.0, limits[1]) if limits[0] < 0 else limits
-    page.draw_scale(
-        box, cmap, limits, ticks=ticks, size_px=11.5, color=FAINT,
-        written=lambda tick: least if least and tick == limits[0] else digits(tick, 2),
-    )  # fmt: skip
+    ticks = {tick: digits(tick, 2) for tick in ((limits[0], 0.0, limits[1]) if limits[0] < 0 else limits)}
+    page.draw_scale(box, cmap, limits, ticks=ticks | ({limits[0]: least} if least else {}), size_px=11.5, color=FAINT)
 
 
 # -- composition
 
 
 def composition_page(circuits: Circuits, lettering: Lettering) -> Page:
-    """A matrix each of queries, keys and values: senders across, receivers down, the share above chance."""
+    """A matrix each of queries, keys and values: the heads of the pairs that compose most, and the share above chance.
+
+    Senders stand across and receivers down, both from the first layer on.
+    """
     excess, heads = circuits.excess, circuits.heads
+    n_pairs = _MOST_CELLS // 2 if lettering.paper.is_narrow else _MOST_CELLS
     shown = [number for number in range(len(COMPOSITIONS)) if np.isfinite(excess[number]).any()]
-    size = min(_panel_px(len(shown), lettering, 1620, 74), 24.0 * len(heads))
-    page, corners, bottom = _start_panels(circuits, len(shown), (size, size), (74, 100), lettering)
+    links = {number: circuits.strongest(COMPOSITIONS[number], n_pairs) for number in shown}
+    above = {number: [link for link in ranked if link.excess > 0] or ranked for number, ranked in links.items()}
+    names_px = lettering.width_px(max((head.name for head in heads), key=len), lettering.paper.letters(_NAME_PX)) + 16
+    left_px, top_px = math.ceil(names_px + _GAP_PX), math.ceil(names_px - 22)
+    size = min(_panel_px(len(shown), lettering, 1620, left_px), 42.0 * len(heads))
+    page, corners, bottom = _start_panels(circuits, len(shown), (size, size), (left_px, 100 + top_px), lettering)
     page.head(title_of(circuits), "composition: the share of a pair's norm, less its mean for random directions")
     high = max(float(np.nanmax(excess[shown])), 1e-6)
     least = "≤ 0" if float(np.nanmin(excess[shown])) < 0 else "0"
-    starts = [number for number, head in enumerate(heads) if not number or head.layer != heads[number - 1].layer]
-    for number, (left, top) in zip(shown, corners, strict=True):
-        by = COMPOSITIONS[number]
-        page.entitle(left, top - 34, f"{by}: through {READS[by]}")
-        page.matrix((left, top, size, size), excess[number].T, _SHARE, (0.0, high), "#f4f4f4")
+    for number, (left, title_y) in zip(shown, corners, strict=True):
+        by, top = COMPOSITIONS[number], title_y + top_px
+        senders = sorted({link.sender for link in above[number]})
+        receivers = sorted({link.receiver for link in above[number]})
+        page.entitle(left, title_y - 34, f"{by}: through {READS[by]}")
+        page.matrix(
+            (left, top, size, size), excess[number][np.ix_(senders, receivers)].T, _SHARE, (0.0, high), "#f4f4f4"
+        )
         page.frames([(left, top, size, size)])
-        _name_layers(page, circuits, starts, (left, top), size, size / len(heads))
+        _name_heads(page, [heads[place].name for place in receivers], (left, top), size, across=False)
+        _name_heads(page, [heads[place].name for place in senders], (left, top), size, across=True)
         _write_bar(page, (left, top + size + 22, min(200, size), 11), _SHARE, (0.0, high), least)
-    notes = ["rows: the heads that read · columns: the earlier heads that they read from · lines: layers"]
+    notes = [
+        "rows: the heads that read · columns: the earlier heads that they read from · shown: the heads of the "
+        f"{amount(n_pairs, 'pair')} that exceed chance most; a saved record has all · grey: not in a later layer"
+    ]
     page.finish(bottom, [*notes, notes_of(circuits)[-1]])
     return page
 
 
-def _name_layers(
-    page: Page, circuits: Circuits, starts: Sequence[int], corner: tuple[float, float], size: float, cell: float
-) -> None:
-    """Lines between layers, and as many of their names as have room."""
-    left, top = corner
-    ends = [*starts[1:], len(circuits.heads)]
-    lines = [[(left + s * cell, top), (left + s * cell, top + size)] for s in starts[1:]]
-    lines += [[(left, top + s * cell), (left + size, top + s * cell)] for s in starts[1:]]
-    if cell * len(circuits.heads) / len(starts) > 5:
-        page.lines(lines, color=UNKNOWN, width_px=0.6, zorder=2)
-    step = max(1, math.ceil(28 / (size / len(starts))))
-    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        if number % step:
-            continue
-        middle, name = (start + end) / 2 * cell, f"L{circuits.heads[start].layer}"
-        page.write(left - 7, top + middle, name, 11.5, ha="right", va="center_baseline", color=FAINT)
-        page.write(left + middle, top - 10, name, 11.5, ha="center", color=FAINT)
+def _name_heads(page: Page, names: Sequence[str], corner: tuple[float, float], size: float, *, across: bool) -> None:
+    """The names of heads beside the rows or, upright, above the columns of a matrix; as many as have room."""
+    (left, top), cell = corner, size / len(names)
+    step = math.ceil(page.paper.letters(_NAME_PX) * 1.15 / cell)
+    for number, name in list(enumerate(names))[::step]:
+        middle = (number + 0.5) * cell
+        if across:
+            page.write(left + middle, top - 7, name, _NAME_PX, ha="center", va="bottom", rotation=90, color=FAINT)
+        else:
+            page.write(left - 7, top + middle, name, _NAME_PX, ha="right", va="center_baseline", color=FAINT)
 
 
 # -- the graph

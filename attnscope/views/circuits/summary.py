@@ -32,14 +32,9 @@ def tokens(found: Sequence[str], most: int = 5) -> str:
     return " ".join(spell(one) for one in found[:most])
 
 
-def named(found: Circuits, place: int) -> str:
-    """A head's name."""
-    return found.heads[place].name
-
-
 def link_line(found: Circuits, link: Link) -> str:
     """Such as L4H11 → L5H1."""
-    return f"{named(found, link.sender)} → {named(found, link.receiver)}"
+    return f"{found.heads[link.sender].name} → {found.heads[link.receiver].name}"
 
 
 def most_copying(found: Circuits, most: int, *, least: bool = False) -> list[CircuitHead]:
@@ -59,7 +54,7 @@ def most_previous(found: Circuits, most: int) -> list[CircuitHead]:
 def likeness_of(found: Circuits) -> str:
     """How far tokens stand for what is written; empty where they are logits."""
     if found.ends == "static embeddings":
-        return "no head for words: static embeddings stand for W_U; tokens and copying are only a likeness"
+        return "no language-modelling head: static embeddings stand for W_U; tokens and copying are only a likeness"
     if found.kind == "encoder":
         return "an encoder fills in masked words: tokens and copying are only a likeness of what a head does there"
     return ""

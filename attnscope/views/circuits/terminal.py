@@ -16,7 +16,6 @@ from attnscope.views.circuits.summary import (
     link_line,
     most_copying,
     most_previous,
-    named,
     notes_of,
     score,
     spell,
@@ -24,14 +23,14 @@ from attnscope.views.circuits.summary import (
     tokens,
 )
 from attnscope.views.tables.numbers import fixed, percent
-from attnscope.views.tables.plain_text import dim_lines, heading, spell_out_text
+from attnscope.views.tables.plain_text import dim_lines, heading, spell_out_parts
 from attnscope.views.tables.table import Column, Table
 
 _MOST = 8
 
 
-def show(found: Circuits, console: Console) -> None:
-    """Prints what the weights say: of all heads the strongest, of picked heads everything."""
+def show(found: Circuits, console: Console) -> RenderableType:
+    """What the weights say: of all heads the strongest, of picked heads everything."""
     likeness, notes = likeness_of(found), notes_of(found)
     parts: list[RenderableType] = [Text(title_of(found), style="bold"), *dim_lines([likeness] * bool(likeness))]
     if found.picked:
@@ -40,8 +39,7 @@ def show(found: Circuits, console: Console) -> None:
     else:
         parts += [*_compositions(found), *([] if likeness else _copying(found)), *_places(found)]
         notes = notes[1:] if likeness else notes  # nothing is said of copying
-    for part in [*parts, Text(), *dim_lines(note for note in notes if note != likeness)]:
-        console.print(spell_out_text(part, console) if isinstance(part, Text) else part)
+    return spell_out_parts([*parts, Text(), *dim_lines(note for note in notes if note != likeness)], console)
 
 
 def _compositions(found: Circuits) -> list[RenderableType]:
@@ -113,7 +111,8 @@ def _head(found: Circuits, place: int) -> list[RenderableType]:
         Text.assemble(
             "by position alone: previous ", (fixed(head.previous, 2), "cyan"), "  same ", (fixed(head.same, 2), "cyan"),
             "  next ", (fixed(head.next, 2), "cyan"), "  first ", (fixed(head.first, 2), "cyan"),
-            "  · the same token scores ", (f"{fixed(head.same_nats, 2)} nats", "cyan"), " above others",
+            "  · the same token scores ", (f"{fixed(abs(head.same_nats), 2)} nats", "cyan"),
+            " above others" if head.same_nats >= 0 else " below others",
         )
     )  # fmt: skip
     for title, ends, directions in (
@@ -155,7 +154,7 @@ def _links_of(found: Circuits, place: int) -> list[RenderableType]:
             pairs = [(other, place) if title == "reads from" else (place, other) for other in known]
             cells.append(
                 "  ".join(
-                    f"{named(found, other)} {fixed(found.composition[by][pair], 2)}"
+                    f"{found.heads[other].name} {fixed(found.composition[by][pair], 2)}"
                     for other, pair in zip(known, pairs, strict=True)
                 )
             )

@@ -10,17 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import amount
-from attnscope.records.comparison import (
-    Comparison,
-    HeadComparison,
-    MinimalPair,
-    ModelComparison,
-    PickedHeads,
-    PicturePair,
-)
+from attnscope.records.compare.pairs import MinimalPair, PicturePair
+from attnscope.records.compare.record import Comparison, HeadComparison, ModelComparison, PickedHeads
 from attnscope.records.frame.pair_tables import HeadPlace, PairTable, head_name
 from attnscope.views.compare import maps as compare_maps
-from attnscope.views.compare import maps as compare_pictures
 from attnscope.views.compare.plane import NO_ROLE, layer_colors, map_page, role_entries
 from attnscope.views.compare.summary import (
     PICTURE_NOTES,
@@ -37,7 +30,7 @@ from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK, Box, wrap_lines
 from attnscope.views.drawing.layout import SCREEN, Paper
 from attnscope.views.drawing.lettering import Lettering, lettering_for
-from attnscope.views.drawing.page import Page
+from attnscope.views.drawing.page import HeadGrid, Page
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.heads.summary import marks_for
 from attnscope.views.tables.wording import model_of
@@ -75,7 +68,7 @@ def pages(comparison: Comparison, style: Style = USUAL) -> Iterator[tuple[str, P
         yield from compare_maps.pair_pages(comparison, style.paper)
     elif isinstance(comparison, PicturePair):
         yield "change", change_page(comparison, style.paper)
-        yield "pictures", compare_pictures.maps_page(comparison, style)
+        yield "pictures", compare_maps.maps_page(comparison, style)
 
 
 # -- matrices
@@ -274,7 +267,7 @@ def _draw_layers(
     """A square of coloured cells, with their numbers if there is room."""
     low, high = limits
     by_pair = {(row, column): float(value) for (row, column), value in np.ndenumerate(values)}
-    cells = page.head_cells(corner, (cell, cell), by_pair, _ALIKE, lambda value: (value - low) / (high - low))
+    cells = page.grid_cells(corner, (cell, cell), by_pair, _ALIKE, lambda value: (value - low) / (high - low))
     if cell >= max(34, 2.6 * page.paper.least_px):
         size = page.paper.letters(min(15.0, cell * 0.26))
         page.number_cells(list(cells.values()), [distance(value) for value in by_pair.values()], size)
@@ -331,7 +324,7 @@ def change_page(comparison: MinimalPair | PicturePair, paper: Paper = SCREEN) ->
     equal = f"{'words' if photos else 'queries'} that are equal in both texts"
     if isinstance(comparison, PicturePair) and comparison.texts[0] == comparison.texts[1]:
         equal = "all words of the question"
-    framed = {comparison.heads[head] for head in comparison.ranked()[: compare_pictures.HEADS if photos else 5]}
+    framed = {comparison.heads[head] for head in comparison.ranked()[: compare_maps.HEADS if photos else 5]}
     grids = [(f"overall: {equal}", dict(zip(comparison.heads, comparison.overall().tolist(), strict=True)))]
     if comparison.queries:
         at = dict(zip(comparison.heads, comparison.at_query().tolist(), strict=True))
@@ -358,7 +351,8 @@ def grid_page(
 ) -> Page:
     """Grids of layers and heads, one scale for all, some heads framed in the first."""
     heads, paper = [head for _, values in grids for head in values], lettering.paper
-    shape = max(layer for layer, _ in heads) + 1, max(head for _, head in heads) + 1
+    grid = HeadGrid.over(heads)
+    shape = grid.shape
     several = 2 if len(grids) > 1 and not paper.is_narrow else 1
     if paper.fixed:
         cell_w = min(120.0, ((paper.room_px - 40 * (several - 1)) / several - 50) / shape[1])
@@ -375,8 +369,8 @@ def grid_page(
     for (heading, values), corner in zip(grids, corners, strict=True):
         if heading:
             page.entitle(corner[0], corner[1] - 34, heading)
-        cells = page.head_cells(corner, (cell_w, cell_h), values, _APART, lambda value: value / high)
-        page.name_axes(corner, shape, (cell_w, cell_h), size_px=13.0)
+        cells = page.grid_cells(corner, (cell_w, cell_h), values, _APART, lambda value: value / high)
+        page.name_axes(corner, grid, (cell_w, cell_h), size_px=13.0)
         if cell_w >= max(40, 2.7 * paper.least_px):
             texts = [distance(value) for value in values.values()]
             page.number_cells(list(cells.values()), texts, paper.letters(min(15.0, cell_w * 0.24)))

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from attnscope.errors import amount
 from attnscope.records import Tokens
-from attnscope.records.comparison import MinimalPair, PickedHeads, PicturePair
+from attnscope.records.compare.pairs import MinimalPair, PicturePair
+from attnscope.records.compare.record import PickedHeads
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.views.compare.summary import (
     PICTURE_NOTES,

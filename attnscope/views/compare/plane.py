@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.comparison import HeadComparison
+from attnscope.records.compare.record import HeadComparison
 from attnscope.records.frame.pair_tables import HeadPlace
 from attnscope.views.compare.summary import table_line, table_notes, texts_line, title_of
 from attnscope.views.drawing import layout

@@ -7,14 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnscope.errors import amount
-from attnscope.records.comparison import (
-    Comparison,
-    HeadComparison,
-    MinimalPair,
-    ModelComparison,
-    PickedHeads,
-    PicturePair,
-)
+from attnscope.records.compare.pairs import MinimalPair, PicturePair
+from attnscope.records.compare.record import Comparison, HeadComparison, ModelComparison, PickedHeads
 from attnscope.records.frame.pair_tables import PairTable, head_name
 from attnscope.records.frame.shards import is_interrupted, shards_note
 from attnscope.views.tables.numbers import fixed

@@ -12,14 +12,8 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.comparison import (
-    Comparison,
-    HeadComparison,
-    MinimalPair,
-    ModelComparison,
-    PickedHeads,
-    PicturePair,
-)
+from attnscope.records.compare.pairs import MinimalPair, PicturePair
+from attnscope.records.compare.record import Comparison, HeadComparison, ModelComparison, PickedHeads
 from attnscope.records.frame.pair_tables import PairTable, head_name
 from attnscope.views.compare.summary import (
     PICTURE_NOTES,
@@ -44,34 +38,27 @@ from attnscope.views.tables.wording import label, model_of, printable
 _NAMES: dict[str, Any] = {"wraps": True, "least": 6, "style": "bold"}
 
 
-def show(found: Comparison, console: Console) -> None:
-    """Prints what a comparison found, as tables."""
-    console.print(tables(found, console))
+_MOST = 10
+"""Rows of a ranking."""
 
 
-def tables(found: Comparison, console: Console, most: int = 10) -> RenderableType:
-    """What a comparison found, as tables.
-
-    Args:
-        found: The comparison.
-        console: Tells the width.
-        most: How many rows a ranking has.
-    """
+def show(found: Comparison, console: Console) -> RenderableType:
+    """What a comparison found, as tables."""
     parts: list[RenderableType] = [Text(title_of(found), style="bold")]
     if isinstance(found, HeadComparison):
-        parts += _heads(found, most)
+        parts += _heads(found)
     elif isinstance(found, PickedHeads):
         parts += _picked(found)
     elif isinstance(found, MinimalPair):
-        parts += _pair(found, most)
+        parts += _pair(found)
     elif isinstance(found, PicturePair):
-        parts += _pictures(found, most)
+        parts += _pictures(found)
     elif isinstance(found, ModelComparison):
-        parts += _models(found, most)
+        parts += _models(found)
     return Group(*parts)
 
 
-def _heads(found: HeadComparison, most: int) -> list[RenderableType]:
+def _heads(found: HeadComparison) -> list[RenderableType]:
     table, arrangement = found.tables[0], found.arrangements[0]
     others = found.tables[1:]
     parts: list[RenderableType] = [Text(texts_line(found.corpus), style="dim")]
@@ -81,10 +68,10 @@ def _heads(found: HeadComparison, most: int) -> list[RenderableType]:
         Column(_short(other), partial(lambda of, pair: distance(of.distances[pair]), other), drop=at)
         for at, other in enumerate(others, 1)
     ]
-    alike = Table([pair_of_heads, apart, *others_of_pair], found.most_alike(table, most))
+    alike = Table([pair_of_heads, apart, *others_of_pair], found.most_alike(table, _MOST))
     head = Column("head", lambda pair: _head(found, pair[0]), **_NAMES)
     nearest = Column("nearest", lambda pair: _head(found, pair[1]), wraps=True, least=6)
-    alone = Table([head, nearest, apart], found.most_alone(table, most))
+    alone = Table([head, nearest, apart], found.most_alone(table, _MOST))
     layers = list(dict.fromkeys(layer for layer, _ in found.heads))
     columns = [
         Column("layer", lambda at: f"L{layers[at]}", style="bold"),
@@ -132,7 +119,7 @@ def _picked(found: PickedHeads) -> list[RenderableType]:
     return said + dim_lines(_notes(table, found.kind))
 
 
-def _pair(found: MinimalPair, most: int) -> list[RenderableType]:
+def _pair(found: MinimalPair) -> list[RenderableType]:
     said: list[RenderableType] = [Text(f"“{printable(tokens.text, 160)}”", style="dim") for tokens in found.tokens]
     for ours, theirs in tokens_changed(found):
         said.append(Text.assemble(("−" + ours if ours else "", "red"), "  ", ("+" + theirs if theirs else "", "green")))
@@ -157,7 +144,7 @@ def _pair(found: MinimalPair, most: int) -> list[RenderableType]:
         Column("query", query, wraps=True, least=8),
         Column("the key that changes most", change, wraps=True, least=16),
     ]
-    ranked = Table(columns, found.ranked()[:most])
+    ranked = Table(columns, found.ranked()[:_MOST])
     every = at if found.queries else overall
     if len(every := every[np.isfinite(every)]) > 1:
         middle, nearly_all = (distance(float(value)) for value in np.quantile(every, (0.5, 0.9)))
@@ -169,7 +156,7 @@ def _pair(found: MinimalPair, most: int) -> list[RenderableType]:
     return said
 
 
-def _pictures(found: PicturePair, most: int) -> list[RenderableType]:
+def _pictures(found: PicturePair) -> list[RenderableType]:
     said: list[RenderableType] = [Text(both_texts(found), style="dim")]
     said += [Text(facts, style="dim") for facts in dict.fromkeys(picture.facts for picture in found.pictures)]
     where = f"at “{printable(found.query, 40)}”" if found.queries else "overall"
@@ -184,7 +171,7 @@ def _pictures(found: PicturePair, most: int) -> list[RenderableType]:
                style="cyan"),
         Column("most at the word", word, wraps=True, least=12),
     ]  # fmt: skip
-    return [*said, Table(columns, found.ranked()[:most]), Text(), *dim_lines(list(PICTURE_NOTES))]
+    return [*said, Table(columns, found.ranked()[:_MOST]), Text(), *dim_lines(list(PICTURE_NOTES))]
 
 
 def _columns_of_heads(found: MinimalPair | PicturePair, where: str) -> list[Column]:
@@ -196,7 +183,7 @@ def _columns_of_heads(found: MinimalPair | PicturePair, where: str) -> list[Colu
     return [*columns, Column("overall", lambda head: distance(overall[head]), drop=1 if found.queries else 0)]
 
 
-def _models(found: ModelComparison, most: int) -> list[RenderableType]:
+def _models(found: ModelComparison) -> list[RenderableType]:
     table, matching = found.tables[0], dict(found.matchings[0].tolist())
     said: list[RenderableType] = [Text(texts_line(found.corpus), style="dim")]
     same = sorted(found.same(), key=lambda pair: -np.nan_to_num(table.mean[pair], nan=-1.0))
@@ -212,7 +199,7 @@ def _models(found: ModelComparison, most: int) -> list[RenderableType]:
         Column("best match", of_match(lambda head, match: head_name(found.other_heads[match]))),
         Column("its distance", of_match(lambda head, match: distance(table.distances[head, match])), drop=1),
     ]
-    said.append(Table(columns, same[:most]))
+    said.append(Table(columns, same[:_MOST]))
     matched = (
         f"{found.moved()} of {len(found.matchings[0])} heads of {names[0]} match one of another number in {names[1]}"
     )

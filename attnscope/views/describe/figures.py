@@ -11,7 +11,7 @@ from attnscope.records.heads.descriptions import LITTLE, HeadDescription, Term
 from attnscope.records.heads.findings import Findings
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK, LINE, Box, wrap_lines
-from attnscope.views.drawing.head_maps import HEAD_NAMES_PX, LEFT_PX, findings_shape, name_kinds, place_kinds
+from attnscope.views.drawing.head_maps import HEAD_NAMES_PX, LEFT_PX, grids_of, name_kinds, place_kinds
 from attnscope.views.drawing.inks import blend, ink_on
 from attnscope.views.drawing.lettering import Lettering
 from attnscope.views.drawing.page import Page
@@ -88,7 +88,8 @@ def cards_layout(findings: Findings, lettering: Lettering) -> Cards:
     """Places the cards, a row a layer or several where the page is narrow, and beside each the shares of its heads."""
     assert findings.descriptions is not None
     paper = lettering.paper
-    n_heads = max(findings_shape(findings, kind)[1] for kind in findings.kinds)
+    grids = grids_of(findings)
+    n_heads = max(len(grid.heads) for grid in grids.values())
     beside = 0 if paper.fixed and paper.is_narrow else _NARROW_STRIP_PX if paper.fixed else _STRIP_GAP_PX + _STRIP_PX
     room = paper.room_px - LEFT_PX - beside
     columns = min(n_heads, max(1, room // _PAPER_CARD_PX)) if paper.fixed else n_heads
@@ -102,19 +103,19 @@ def cards_layout(findings: Findings, lettering: Lettering) -> Cards:
     width = paper.width_for(layout.NARROWEST_PX, right + beside + layout.MARGIN_PX)
     gap = min(_STRIP_GAP_PX, beside / 4)
     cards, strips = [], []
-    known = {(one.kind, one.layer, one.head): one for one in findings.descriptions.heads}
-    for kind, top in zip(findings.kinds, tops, strict=True):
+    known = findings.descriptions.by_head
+    for (kind, grid), top in zip(grids.items(), tops, strict=True):
         shares: dict[int, list[float]] = {}
         for head in (head for head in findings.heads if head.kind == kind):
-            row, column = divmod(head.head, columns)
-            place = (layout.MARGIN_PX + LEFT_PX + column * cell[0], top + head.layer * pitch + row * cell[1])
-            box = (*place, cell[0] - 4, cell[1] - 4)
-            one = known.get((kind, head.layer, head.head))
+            row, column = divmod(grid.heads.index(head.head), columns)
+            down = top + grid.layers.index(head.layer) * pitch + row * cell[1]
+            box = (layout.MARGIN_PX + LEFT_PX + column * cell[0], down, cell[0] - 4, cell[1] - 4)
+            one = known.get(head.address)
             cards.append(_card(one, box, f"H{head.head}" if per_layer > 1 else "", lettering))
             if one is not None and math.isfinite(one.main.explained):
                 shares.setdefault(head.layer, []).append(one.main.explained)
         for layer, of_layer in shares.items() if beside else ():
-            strip = (right + gap, top + layer * pitch, beside - gap, per_layer * cell[1] - 4)
+            strip = (right + gap, top + grid.layers.index(layer) * pitch, beside - gap, per_layer * cell[1] - 4)
             strips.append((strip, tuple(of_layer)))
     notes = _notes(findings, any(card.rest for card in cards), bool(strips))
     footer = wrap_lines(" · ".join(notes), width - 2 * layout.MARGIN_PX, lettering)
@@ -125,7 +126,7 @@ def cards_layout(findings: Findings, lettering: Lettering) -> Cards:
 
 def _card_height(findings: Findings, per_layer: int, paper: layout.Paper) -> int:
     """Three lines of words a card; on paper as many fewer as it takes to fit a page."""
-    n_rows = per_layer * sum(findings_shape(findings, kind)[0] for kind in findings.kinds)
+    n_rows = per_layer * sum(len(grid.layers) for grid in grids_of(findings).values())
     lines = 3
     while paper.fixed and lines > 1 and n_rows * _height_of(lines) > _TALLEST_INCHES * paper.inch_px:
         lines -= 1

@@ -38,8 +38,8 @@ def description_table(findings: Findings, console: Console, few: bool = False) -
             "is tried on another.",
             style="dim",
         )
-    known = {(one.kind, one.layer, one.head): one for one in described.heads}
-    rows = [(head, known.get((head.kind, head.layer, head.head))) for head in findings.heads]
+    known = described.by_head
+    rows = [(head, known.get(head.address)) for head in findings.heads]
     told = [row for row in rows if row[1] is not None]
     listed = sorted(told, key=lambda row: -row[1].tells)[:_FEW] if few else told  # type: ignore[union-attr]
     shown = Table(_columns(findings), listed)
@@ -47,7 +47,9 @@ def description_table(findings: Findings, console: Console, few: bool = False) -
     if n_more := len(told) - len(listed):
         said = f"These heads have most to say: predicted × nats × attends. --all lists {n_more} more."
         parts.append(Text(said, style="dim"))
-    return Group(*parts, *dim_lines(_notes(findings, len(rows) - len(told))))
+    kinds = {one.kind for one in described.heads}
+    n_other = sum(head.kind not in kinds for head in findings.heads)
+    return Group(*parts, *dim_lines(_notes(findings, n_other)))
 
 
 def _columns(findings: Findings) -> list[Column]:
@@ -110,7 +112,7 @@ def _words(one: HeadDescription) -> Text:
     return words.append(f" ! {printable(one.warning, 200)}", style="yellow") if one.warning else words
 
 
-def _notes(findings: Findings, n_left: int) -> list[str]:
+def _notes(findings: Findings, n_other: int) -> list[str]:
     described = findings.descriptions
     assert described is not None  # the table was made of them
     said = [
@@ -133,8 +135,8 @@ def _notes(findings: Findings, n_left: int) -> list[str]:
     if described.unmatched:
         named = ", ".join(printable(name, 60) for name in described.unmatched)
         said.append(f"Your feature {named} was found nowhere in the sampled texts.")
-    if n_left:
+    if n_other:
         said.append(
-            f"{amount(n_left, 'head is', 'heads are')} not described: only the first kind of attention of a model is."
+            f"{amount(n_other, 'head is', 'heads are')} not described: only the first kind of attention of a model is."
         )
     return said

@@ -12,8 +12,8 @@ from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import FAINT, INK, Box, Number, colormap, wrap_lines
 from attnscope.views.drawing.inks import hex_of, ink_on
 from attnscope.views.drawing.lettering import Lettering
-from attnscope.views.drawing.page import Page
-from attnscope.views.tables.numbers import UNDEFINED, number, short_interval, small_number
+from attnscope.views.drawing.page import HeadGrid, Page
+from attnscope.views.tables.numbers import UNDEFINED, digits, number, short_interval, small_number
 from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable, title_of, unit_of
 
 _ONE_WAY, _TWO_WAYS = "Blues", "RdBu_r"
@@ -126,7 +126,7 @@ class Panels:
 
 def panels_of(findings: Findings, names: Sequence[str], lettering: Lettering) -> Panels:
     """Places a small map of each of these measures."""
-    shapes = [findings_shape(findings, kind) for kind in findings.kinds]
+    shapes = [grid.shape for grid in grids_of(findings).values()]
     n_heads, n_layers = max(heads for _, heads in shapes), max(layers for layers, _ in shapes)
     paper = lettering.paper
     # A page of many layers is tall and is seen shrunk: fewer and larger names can still be read there.
@@ -201,23 +201,24 @@ def _panels_page(
     page = MeasurePage(panels.width, lettering)
     page.head(title, corpus_line(findings))
     top, size = float(TOP_PX), layout.CAPTION_PX if paper.fixed else layout.PANEL_TITLE_PX
-    for kind in findings.kinds:
-        shape = findings_shape(findings, kind)
+    for kind, grid in grids_of(findings).items():
         if len(findings.kinds) > 1:
             top += KIND_PX
             page.entitle(layout.MARGIN_PX, top - 18, f"{printable(kind, 40)} attention", 17)
-        corners = layout.tile(len(scales), columns, (layout.MARGIN_PX, top), (panels.pitch_x, panels.row_px(shape[0])))
+        pitch = panels.pitch_x, panels.row_px(len(grid.layers))
+        corners = layout.tile(len(scales), columns, (layout.MARGIN_PX, top), pitch)
         for (name, scale), (x, y) in zip(scales.items(), corners, strict=True):
             page.entitle(x, y + 8, lettering.fit(printable(name), size, panels.room * 0.88), size)
             for line_number, line in enumerate(panels.meanings[name]):
                 page.write(x, y + 27 + line_number * 16, line, layout.CAPTION_PX, ha="left", color=FAINT)
             corner = (x + panels.left, y + panels.above)
             page.map(corner, findings, kind, name, panels.cell, scale)
-            page.name_axes(corner, shape, panels.cell, size_px=panels.label_px)
-            bar = (x + panels.left, corner[1] + shape[0] * panels.cell[1] + 12, shape[1] * panels.cell[0], 9)
+            page.name_axes(corner, grid, panels.cell, size_px=panels.label_px)
+            below = corner[1] + len(grid.layers) * panels.cell[1] + 12
+            bar = (x + panels.left, below, len(grid.heads) * panels.cell[0], 9)
             page.write_bar(bar, scale, size_px=panels.label_px, most=3)
             page.uniform(bar, scale, size_px=min(panels.label_px, 12.0), room=(x, x + panels.room))
-        top += n_rows * panels.row_px(shape[0])
+        top += n_rows * pitch[1]
     page.finish(top + 12, notes)
     return page
 
@@ -239,7 +240,7 @@ def measure_page(
         shared: Pages of other measures of the same findings: one is used again where only what this measure says
             differs, and a new one is put there.
     """
-    shapes = [findings_shape(findings, kind) for kind in findings.kinds]
+    shapes = [grid.shape for grid in grids_of(findings).values()]
     n_heads, n_layers = max(heads for _, heads in shapes), sum(layers for layers, _ in shapes)
     paper = lettering.paper
     room = paper.room_px - LEFT_PX
@@ -296,11 +297,11 @@ def numbers_of(
     small: float,
 ) -> list[Number]:
     """The value of each head, and below it the ends of its interval; `small` is the size of these, 0 = none."""
-    cmap, numbers = colormap(scale.cmap), []
+    cmap, grids, numbers = colormap(scale.cmap), grids_of(findings), []
     for head in findings.heads:
-        value = head.measures[measure].value if measure in head.measures else math.nan
-        left, top = corners[head.kind]
-        x, y = left + (head.head + 0.5) * cell[0] - 1, top + (head.layer + 0.5) * cell[1] - 1
+        value = head.estimate(measure).value
+        left, top = grids[head.kind].corner(head.layer, head.head, corners[head.kind], cell)
+        x, y = left + 0.5 * cell[0] - 1, top + 0.5 * cell[1] - 1
         ink = ink_on(hex_of(cmap, scale.share(value))) if math.isfinite(value) else FAINT
         numbers.append(Number(x, y - (cell[1] * 0.14 if small else 0), scale.written(value), size, ink))
         if small and (interval := _interval(head, measure)):
@@ -309,23 +310,25 @@ def numbers_of(
 
 
 def _interval(head: Head, measure: str) -> str:
-    estimate = head.measures.get(measure)
-    return "" if estimate is None else short_interval(estimate.low, estimate.high)
+    estimate = head.estimate(measure)
+    return short_interval(estimate.low, estimate.high)
 
 
-def findings_shape(findings: Findings, kind: str) -> tuple[int, int]:
-    """How many layers and heads a kind of attention has."""
-    mine = [head for head in findings.heads if head.kind == kind]
-    return max(head.layer for head in mine) + 1, max(head.head for head in mine) + 1
+def grids_of(findings: Findings) -> dict[str, HeadGrid]:
+    """The rows and columns of each kind of attention."""
+    return {
+        kind: HeadGrid.over((head.layer, head.head) for head in findings.heads if head.kind == kind)
+        for kind in findings.kinds
+    }
 
 
 def place_kinds(findings: Findings, cell_px: int) -> tuple[list[int], int]:
     """Upper edges of the heads of each kind of attention, one below the other, and where they end."""
     tops, at = [], TOP_PX
-    for kind in findings.kinds:
+    for grid in grids_of(findings).values():
         at += HEAD_NAMES_PX + (KIND_PX if len(findings.kinds) > 1 else 0)
         tops.append(at)
-        at += findings_shape(findings, kind)[0] * cell_px
+        at += len(grid.layers) * cell_px
     return tops, at
 
 
@@ -333,9 +336,8 @@ def name_kinds(
     page: Page, findings: Findings, tops: Sequence[int], cell: tuple[float, float], *, heads: bool = True
 ) -> None:
     """Names of layers and, if `heads`, of heads beside them, and of the kinds of attention where there are several."""
-    for kind, top in zip(findings.kinds, tops, strict=True):
-        layers, across = findings_shape(findings, kind)
-        page.name_axes((layout.MARGIN_PX + LEFT_PX, top), (layers, across if heads else 0), cell)
+    for (kind, grid), top in zip(grids_of(findings).items(), tops, strict=True):
+        page.name_axes((layout.MARGIN_PX + LEFT_PX, top), grid if heads else HeadGrid(grid.layers, ()), cell)
         if len(findings.kinds) > 1:
             page.entitle(layout.MARGIN_PX, top - 48, f"{printable(kind, 40)} attention", 17)
 
@@ -358,9 +360,8 @@ class MeasurePage(Page):
         scale: Scale,
     ) -> None:
         """Coloured cells of the heads that there are, (layer, head); grey where the measure is undefined."""
-        grid = findings.grid(kind, measure)
-        heads = [(head.layer, head.head) for head in findings.heads if head.kind == kind]
-        self.head_cells(corner, cell, {at: float(grid[at]) for at in heads}, scale.cmap, scale.share)
+        values = {(head.layer, head.head): head.estimate(measure).value for head in findings.heads if head.kind == kind}
+        self.grid_cells(corner, cell, values, scale.cmap, scale.share)
 
     def write_bar(self, bar: Box, scale: Scale, *, size_px: float, most: int) -> None:
         """The colour bar with its numbers, as many as `most` or the ends alone."""
@@ -371,7 +372,8 @@ class MeasurePage(Page):
             ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else (scale.low, scale.high)
         size_px = self.paper.letters(size_px)
         inside = self.paper.fixed and most <= 3  # the ends of a short bar have no room beyond it
-        self.draw_scale(bar, scale.cmap, (scale.low, scale.high), ticks=ticks, size_px=size_px, color=FAINT,
+        written = {tick: digits(tick) for tick in ticks}
+        self.draw_scale(bar, scale.cmap, (scale.low, scale.high), ticks=written, size_px=size_px, color=FAINT,
                         inside=inside)  # fmt: skip
 
     def uniform(self, bar: Box, scale: Scale, *, size_px: float, room: tuple[float, float], unit: str = "") -> None:
@@ -416,8 +418,4 @@ def _few_lines(text: str, room: float, lettering: Lettering) -> list[str]:
 
 def _any_undefined(findings: Findings, measure: str | None = None) -> bool:
     names = findings.measure_names if measure is None else (measure,)
-    return any(
-        name not in head.measures or not math.isfinite(head.measures[name].value)
-        for head in findings.heads
-        for name in names
-    )
+    return any(not math.isfinite(head.estimate(name).value) for head in findings.heads for name in names)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +26,36 @@ UNKNOWN = "#dcdcdc"
 """The colour of a value that is undefined."""
 
 _LEGEND_ROW_PX, _LOW_ROW_PX, _MANY_ROWS = 22.0, 15.0, 18
+
+
+@dataclass(frozen=True)
+class HeadGrid:
+    """The rows and columns of a map of heads: layers down, heads across. Those that no head is of are left out.
+
+    Attributes:
+        layers: The layer of each row.
+        heads: The number of the heads of each column.
+    """
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+
+    @classmethod
+    def over(cls, heads: Iterable[tuple[int, int]]) -> HeadGrid:
+        """The grid of some heads, (layer, head)."""
+        layers, numbers = zip(*heads, strict=True)
+        return cls(tuple(sorted({*layers})), tuple(sorted({*numbers})))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many rows and columns it has."""
+        return len(self.layers), len(self.heads)
+
+    def corner(
+        self, layer: int, head: int, start: tuple[float, float], cell: tuple[float, float]
+    ) -> tuple[float, float]:
+        """The upper left corner of a head's cell; `start` is the grid's, `cell` the width and height of cells."""
+        return start[0] + self.heads.index(head) * cell[0], start[1] + self.layers.index(layer) * cell[1]
 
 
 class Page(Canvas):
@@ -88,8 +118,7 @@ class Page(Canvas):
         cmap: Colormap | str | None,
         limits: tuple[float, float],
         *,
-        ticks: Sequence[float] | None = None,
-        written: Callable[[float], str] = digits,
+        ticks: Mapping[float, str] | None = None,
         size_px: float = layout.CAPTION_PX,
         color: str = INK,
         meaning: str = "",
@@ -101,8 +130,7 @@ class Page(Canvas):
             box: The bar.
             cmap: Its colours, or their name; None = it is drawn already.
             limits: The values of its first and last colour.
-            ticks: The values that are written; None = round ones.
-            written: How they are written.
+            ticks: The values that are marked, with what is written there; None = round ones.
             size_px: Size of the letters.
             color: Colour of the numbers.
             meaning: What the colours mean.
@@ -115,12 +143,12 @@ class Page(Canvas):
         low, high = limits
         if cmap is not None:
             self.colour_bar(box, colormap(cmap) if isinstance(cmap, str) else cmap)
-        ticks = layout.ticks_between(low, high) if ticks is None else ticks
-        sides = {ticks[0]: "left", ticks[-1]: "right"} if inside else {}
-        for tick in ticks:
+        ticks = {tick: digits(tick) for tick in layout.ticks_between(low, high)} if ticks is None else ticks
+        sides = {min(ticks): "left", max(ticks): "right"} if inside else {}
+        for tick, written in ticks.items():
             at = x + width * min(1.0, max(0.0, (tick - low) / (high - low)))
             side = sides.get(tick, "center")
-            self.write(at, y + height + size_px * 0.96, written(tick), size_px, ha=side, color=color)
+            self.write(at, y + height + size_px * 0.96, written, size_px, ha=side, color=color)
         fits = self.lettering.width_px(meaning, size_px) <= self.width_px - x - width - 50
         if meaning and fits:
             self.write(x + width + 22, y + height / 2, meaning, size_px, ha="left")
@@ -176,7 +204,7 @@ class Page(Canvas):
         image.set_zorder(1.5)  # over the ground, under lines
         self.set_cells(image, values.astype(np.float32), limits)
 
-    def head_cells(
+    def grid_cells(
         self,
         corner: tuple[float, float],
         cell: tuple[float, float],
@@ -184,12 +212,12 @@ class Page(Canvas):
         cmap: str,
         share: Callable[[float], float],
     ) -> dict[tuple[int, int], tuple[Box, str]]:
-        """Coloured cells of layers (down) and heads (across), grey where a value is undefined.
+        """Coloured cells of a grid, such as layers (down) and heads (across), grey where a value is undefined.
 
         Args:
-            corner: Upper left corner of layer 0 and head 0.
+            corner: Upper left corner of the first one.
             cell: Width and height of a cell, with the gap to the next.
-            values: A value for each (layer, head) that there is.
+            values: A value for each (row, column) that there is, such as (layer, head).
             cmap: Name of the colormap.
             share: How far along the colours a value is, 0 to 1.
 
@@ -197,10 +225,11 @@ class Page(Canvas):
             The box of each cell, and its colour.
         """
         gap, colors = 2 if min(cell) >= 24 else 1, colormap(cmap)
+        grid = HeadGrid.over(values)
         cells: dict[tuple[int, int], tuple[Box, str]] = {}
-        for (layer, head), value in values.items():
-            box = (corner[0] + head * cell[0], corner[1] + layer * cell[1], cell[0] - gap, cell[1] - gap)
-            cells[layer, head] = box, hex_of(colors, share(value)) if math.isfinite(value) else UNKNOWN
+        for (row, column), value in values.items():
+            box = (*grid.corner(row, column, corner, cell), cell[0] - gap, cell[1] - gap)
+            cells[row, column] = box, hex_of(colors, share(value)) if math.isfinite(value) else UNKNOWN
         self.fill([box for box, _ in cells.values()], [color for _, color in cells.values()])
         return cells
 
@@ -271,20 +300,21 @@ class Page(Canvas):
     def name_axes(
         self,
         corner: tuple[float, float],
-        shape: tuple[int, int],
+        grid: HeadGrid,
         cell: tuple[float, float],
         size_px: float = layout.PANEL_TITLE_PX,
     ) -> None:
         """Names of layers at the left and of heads above; where there is no room for all, of every second and so on."""
         size = self.paper.letters(min(size_px, cell[0] / 1.6 if size_px > 12 else size_px))
-        step = math.ceil(math.ceil(self.lettering.width_px(f"H{shape[1] - 1}", size) * 1.25) / cell[0])
-        for head in range(0, shape[1], step):
-            x = corner[0] + (head + 0.5) * cell[0] - (1.5 if cell[0] > 39 else 0)
+        widest = self.lettering.width_px(f"H{max(grid.heads, default=0)}", size)
+        step = math.ceil(math.ceil(widest * 1.25) / cell[0])
+        for column, head in list(enumerate(grid.heads))[::step]:
+            x = corner[0] + (column + 0.5) * cell[0] - (1.5 if cell[0] > 39 else 0)
             self.write(x, corner[1] - size * 0.9, f"H{head}", size, ha="center", color=FAINT)
         size_px = self.paper.letters(size_px)
         step = math.ceil(math.ceil(size_px * 1.25) / cell[1])
-        for layer in range(0, shape[0], step):
-            y = corner[1] + (layer + 0.5) * cell[1]
+        for row, layer in list(enumerate(grid.layers))[::step]:
+            y = corner[1] + (row + 0.5) * cell[1]
             self.write(corner[0] - 8, y, f"L{layer}", size_px, ha="right", va="center_baseline", color=FAINT)
 
 

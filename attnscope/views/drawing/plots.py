@@ -103,12 +103,20 @@ class Sheet:
 
 
 def draw_map(
-    figure: Any, axes: Any, values: NDArray[np.float64], limits: tuple[float, float], sheet: Sheet, cmap: str = "Blues"
-) -> None:
-    """Values, (row, column), as coloured cells with their bar; grey where one is undefined."""
-    image = axes.imshow(
-        np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", cmap=cmap, vmin=limits[0], vmax=limits[1]
+    figure: Any, axes: Any, values: NDArray[np.float64], limits: tuple[float, float], sheet: Sheet, cmap: str = "Blues",
+    edges: NDArray[np.float64] | None = None,
+) -> None:  # fmt: skip
+    """Values, (row, column), as coloured cells with their bar; grey where one is undefined.
+
+    Columns are equally wide, or go from one of `edges` (columns + 1) to the next.
+    """
+    n_rows, n_columns = values.shape
+    across = np.arange(n_columns + 1) - 0.5 if edges is None else edges
+    image = axes.pcolormesh(
+        across, np.arange(n_rows + 1) - 0.5, np.ma.masked_invalid(values), cmap=cmap, vmin=limits[0], vmax=limits[1]
     )
+    axes.set_ylim(n_rows - 0.5, -0.5)
+    axes.set_xlim(across[0], across[-1])
     axes.set_facecolor("#dcdcdc")
     axes.tick_params(length=2 * sheet.size)
     for side in ("top", "right", "bottom", "left"):
@@ -143,14 +151,12 @@ def write_foot(said: Sequence[str], sheet: Sheet) -> Foot:
 
 
 def draw_line(
-    axes: Any, steps: Sequence[float], parts: Any, color: str, sheet: Sheet, name: str = "", *, style: str = "-",
-    band: bool = True, wide: float = 1.0,
+    axes: Any, steps: Sequence[float], parts: Any, color: str, sheet: Sheet, name: str = "", *, band: bool = True,
+    **line: Any,
 ) -> None:  # fmt: skip
-    """A value over the steps, and the band of its intervals."""
-    axes.plot(
-        steps, parts[:, 0], color=color, linewidth=1.8 * wide * sheet.size, label=name, zorder=3, linestyle=style,
-        marker="o" if len(steps) < 2 else None,
-    )  # fmt: skip
+    """A value over the steps, and the band of its intervals; `line` is how the line looks, as matplotlib takes it."""
+    look = {"linewidth": 1.8 * sheet.size, "zorder": 3, "marker": "o" if len(steps) < 2 else None} | line
+    axes.plot(steps, parts[:, 0], color=color, label=name, **look)
     if band and np.isfinite(parts[:, 1:]).all(1).any():
         axes.fill_between(steps, parts[:, 1], parts[:, 2], color=color, alpha=0.18, linewidth=0, zorder=2)
 

@@ -99,4 +99,9 @@ def _require(name: str, value: float | None, bounds: tuple[float, float]) -> Non
         raise UsageError(f"there is no {name} {value!r}", f"it is a number from {low:g} to {high:g}")
 
 
+def meanings(what: str, own: str) -> dict[Scale, str]:
+    """What the colours of maps mean, by their scale: `what` a value is, and its `own` share of each map's largest."""
+    return {"fixed": what, "figure": f"{what} (scale: largest of this figure)", "head": own}
+
+
 USUAL = Style()

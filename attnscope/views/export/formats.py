@@ -82,10 +82,12 @@ class Format:
     Attributes:
         source: The program, its file that reads the form, and the version of it.
         write: What makes it: file name -> content; the name is empty where it is one file.
+        require: Refuses a record that does not measure what the form lists, whatever its scores; None = any is taken.
     """
 
     source: str
     write: Callable[[Wanted], Mapping[str, bytes]]
+    require: Callable[[Record], Record] | None = None
 
 
 def export(
@@ -130,10 +132,12 @@ def export(
             raise UsageError(f"{said} is {number}", f"give a whole number from {least}")
     if sinks is not None and for_ != "duo":
         raise UsageError(f"sink shares are for duo, not for {for_}", "leave out --with")
-    out = Path(out)
+    out, form = Path(out), FORMATS[for_]
+    if form.require is not None:
+        form.require(record)
     resting = None if sinks is None else scores_of(sinks, "resting_share", kind)
     wanted = Wanted(scores_of(record, score, kind), out, top, resting, sink_size, recent_size)
-    files = FORMATS[for_].write(wanted)
+    files = form.write(wanted)
     if "" not in files:
         with replace_together(out) as staged:
             for name, content in files.items():
@@ -180,7 +184,7 @@ def _scores(wanted: Wanted) -> dict[str, bytes]:
 
 def _retrieval(wanted: Wanted) -> dict[str, bytes]:
     """{"layer-head": [score of each test]}, on one line: readers take the mean of the list."""
-    record = require_needles(wanted.scores)
+    record = require_needles(wanted.scores.record, wanted.scores.name)
     n_answer, by_depth = record.options.get("n_answer"), "retrieval_at_"
     if not isinstance(n_answer, int) or n_answer < 1:
         raise AttnscopeError("the record does not say how long its needles are", "make it again")
@@ -209,14 +213,26 @@ def _duo(wanted: Wanted) -> dict[str, bytes]:
     return {"full_attention_heads.tsv": table.getvalue().encode(), _CONFIG: _json(about)}
 
 
-def _listening_heads(wanted: Wanted) -> Heads:
-    """Heads of cross-attention that listen to words as they are written, by layer and head."""
-    record = wanted.scores.record
+def _require_recordings(record: Record) -> Relations:
     if not isinstance(record, Relations) or record.corpus.get("of") != RECORDINGS:
         raise AttnscopeError(
             f"{record.record_kind().one} does not say which heads listen to words",
             'make one: attnscope relations timed.jsonl -m WHISPER -o FOLDER, with {"audio", "words"} per line',
         )
+    return record
+
+
+def _require_relations(record: Record) -> Relations:
+    if not isinstance(record, Relations):
+        raise AttnscopeError(
+            f"{record.record_kind().one} does not say which heads align words",
+            "make one: attnscope relations aligned.jsonl -m MODEL -o FOLDER",
+        )
+    return record
+
+
+def _listening_heads(wanted: Wanted) -> Heads:
+    """Heads of cross-attention that listen to words as they are written, by layer and head."""
     return sorted(wanted.heads)
 
 
@@ -286,12 +302,7 @@ def _vllm_hook(wanted: Wanted) -> dict[str, bytes]:
 def _alignatt(wanted: Wanted) -> dict[str, bytes]:
     """Heads that look at the source word of what is translated, each with its share of right words."""
     scores = wanted.scores
-    if not isinstance(scores.record, Relations):
-        raise AttnscopeError(
-            f"{scores.record.record_kind().one} does not say which heads align words",
-            "make one: attnscope relations aligned.jsonl -m MODEL -o FOLDER",
-        )
-    relation, accuracy = scores.record[scores.name], scores.grid(scores.score)
+    relation, accuracy = _require_relations(scores.record)[scores.name], scores.grid(scores.score)
     listed = [{"layer": layer, "head": head, "ts": float(accuracy[layer, head])} for layer, head in wanted.heads]
     return {
         "": _json({
@@ -310,12 +321,21 @@ _CT2, _KVPRESS = (
 
 FORMATS = {
     "scores": Format("attnscope's own: docs/export.md", _scores),
-    "retrieval": Format("nightdessert/Retrieval_Head README.md, retrieval_head_detection.py 2d9fb9d", _retrieval),
-    "duo": Format(f"mit-han-lab/duo-attention duo_attn/utils.py 03dca84; {_KVPRESS}", _duo),
-    "whisper": Format(f"transformers models/whisper/generation_whisper.py 5.23; {_CT2}", _whisper),
-    "whisper.cpp": Format("ggml-org/whisper.cpp include/whisper.h 050b23a", _whisper_cpp),
-    "openai-whisper": Format("openai/whisper whisper/model.py set_alignment_heads 20231117", _openai_whisper),
+    "retrieval": Format(
+        "nightdessert/Retrieval_Head README.md, retrieval_head_detection.py 2d9fb9d", _retrieval, require_needles
+    ),
+    "duo": Format(f"mit-han-lab/duo-attention duo_attn/utils.py 03dca84; {_KVPRESS}", _duo, require_needles),
+    "whisper": Format(f"transformers models/whisper/generation_whisper.py 5.23; {_CT2}", _whisper, _require_recordings),
+    "whisper.cpp": Format("ggml-org/whisper.cpp include/whisper.h 050b23a", _whisper_cpp, _require_recordings),
+    "openai-whisper": Format(
+        "openai/whisper whisper/model.py set_alignment_heads 20231117", _openai_whisper, _require_recordings
+    ),
     "vllm-hook": Format("IBM/vLLM-Hook model_configs/core_reranker/granite-4.0-micro.json 08030c2", _vllm_hook),
-    "alignatt": Format("QuentinFuxa/NoLanguageLeftWaiting nllw/alignatt.py load_heads 01eee25", _alignatt),
+    "alignatt": Format(
+        "QuentinFuxa/NoLanguageLeftWaiting nllw/alignatt.py load_heads 01eee25", _alignatt, _require_relations
+    ),
 }
 """By the name that `--for` takes."""
+
+WHISPER = ("whisper", "whisper.cpp", "openai-whisper")
+"""Those that list alignment heads."""

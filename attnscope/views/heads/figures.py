@@ -20,7 +20,7 @@ from attnscope.views.drawing.head_maps import (
     LEFT_PX,
     TOP_PX,
     MeasurePage,
-    findings_shape,
+    grids_of,
     measure_page,
     measures_pages,
     name_kinds,
@@ -30,7 +30,7 @@ from attnscope.views.drawing.head_maps import (
 from attnscope.views.drawing.inks import blend, ink_on
 from attnscope.views.drawing.layout import Paper
 from attnscope.views.drawing.lettering import Lettering, lettering_for
-from attnscope.views.drawing.page import Page
+from attnscope.views.drawing.page import HeadGrid, Page
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads.needles_figure import needles_drawing
@@ -159,7 +159,8 @@ class Atlas:
 
 def atlas_layout(findings: Findings, lettering: Lettering) -> Atlas:
     """Places the atlas, with the legend beside the cells or below, whichever makes the smaller page."""
-    shapes = [findings_shape(findings, kind) for kind in findings.kinds]
+    grids = grids_of(findings)
+    shapes = [grid.shape for grid in grids.values()]
     n_heads, n_layers = max(heads for _, heads in shapes), sum(layers for layers, _ in shapes)
     around = len(shapes) * (HEAD_NAMES_PX + (KIND_PX if len(shapes) > 1 else 0))
     paper = lettering.paper
@@ -199,8 +200,9 @@ def atlas_layout(findings: Findings, lettering: Lettering) -> Atlas:
         footer = wrap_lines(notes, width - 2 * layout.MARGIN_PX, lettering)
     tops, _ = place_kinds(findings, cell[1])
     cells = tuple(
-        _cell(head, tops[findings.kinds.index(head.kind)], cell, marks, lettering) for head in findings.heads
-    )  # fmt: skip
+        _cell(head, grids[head.kind], tops[findings.kinds.index(head.kind)], cell, marks, lettering)
+        for head in findings.heads
+    )
     footer_y = math.ceil(low) + _FOOTER_GAP_PX
     height = footer_y + (len(footer) - 1) * layout.LINE_PX + layout.MARGIN_PX
     return Atlas((width, height), cell, cells, tuple(tops), tuple(legend), footer_y, footer)
@@ -224,9 +226,11 @@ def atlas_page(findings: Findings, lettering: Lettering) -> Page:
     return page
 
 
-def _cell(head: Head, top: int, size: tuple[float, int], marks: Mapping[str, Mark], lettering: Lettering) -> Cell:
+def _cell(
+    head: Head, grid: HeadGrid, top: int, size: tuple[float, int], marks: Mapping[str, Mark], lettering: Lettering
+) -> Cell:
     width, height = size[0] - 3, size[1] - 3
-    box = (layout.MARGIN_PX + LEFT_PX + head.head * size[0], top + head.layer * size[1], width, height)
+    box = (*grid.corner(head.layer, head.head, (layout.MARGIN_PX + LEFT_PX, top), size), width, height)
     if not head.roles:
         return Cell(box, _EMPTY, FAINT, heads_summary.UNCLASSIFIED, "", False, (), head.resting_share)
     strongest, *others = head.roles

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from attnscope.errors import amount
-from attnscope.records.heads.findings import Estimate, Findings, Head
+from attnscope.records.heads.findings import Findings, Head
 from attnscope.records.heads.needles import Needles
 from attnscope.views.drawing.canvas import FAINT, INK, Drawing, matplotlib_defaults
+from attnscope.views.drawing.head_maps import grids_of
 from attnscope.views.drawing.layout import Paper
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.plots import (
@@ -27,7 +28,6 @@ from attnscope.views.tables.numbers import number
 from attnscope.views.tables.wording import corpus_line, model_of, printable
 
 _MOST = 5
-_NOTHING = Estimate(np.nan, np.nan, np.nan, np.nan, 0)
 
 
 @matplotlib_defaults()
@@ -47,7 +47,7 @@ def needles_drawing(findings: Findings, found: Needles, paper: Paper) -> Drawing
     size, parts = sheet.size, 3 if found.without else 2
     foot = write_foot(said, sheet)
     above, pitch = sheet.above, 1.0 * size
-    rows = max(head.layer for head in findings.heads) + 1
+    rows = len(grids_of(findings)[findings.kinds[0]].layers)
     if sheet.stacked:
         tops = [max(sheet.plot, 0.11 * rows * size), sheet.plot, 0.6 * sheet.plot][:parts]
     else:
@@ -82,18 +82,20 @@ def _draw_map(figure: Any, axes: Any, findings: Findings, named: list[Head], she
     """Scores of all heads; those with the role in frames."""
     from matplotlib.patches import Rectangle
 
-    grid = findings.grid(findings.kinds[0], "retrieval")
-    top = float(np.nanmax(grid, initial=0.0))
-    draw_map(figure, axes, grid, (0.0, 1.0 if top > 0.5 else 0.5), sheet)
+    grid = grids_of(findings)[findings.kinds[0]]
+    values = findings.grid(findings.kinds[0], "retrieval")[np.ix_(grid.layers, grid.heads)]
+    top = float(np.nanmax(values, initial=0.0))
+    draw_map(figure, axes, values, (0.0, 1.0 if top > 0.5 else 0.5), sheet)
     for head in named:
         frame = Rectangle(
-            (head.head - 0.5, head.layer - 0.5), 1, 1, fill=False, edgecolor=COLORS[1], linewidth=1.4 * sheet.size
-        )
+            grid.corner(head.layer, head.head, (-0.5, -0.5), (1, 1)), 1, 1, fill=False, edgecolor=COLORS[1],
+            linewidth=1.4 * sheet.size,
+        )  # fmt: skip
         axes.add_patch(frame)
-    for axis, n, letter in ((axes.xaxis, grid.shape[1], "H"), (axes.yaxis, grid.shape[0], "L")):
-        step = -(-n // (12 if letter == "H" and not sheet.stacked else 8 if letter == "H" else 15))
-        ticks = range(0, n, step)
-        axis.set_ticks(list(ticks), [f"{letter}{tick}" for tick in ticks])
+    for axis, numbers, letter in ((axes.xaxis, grid.heads, "H"), (axes.yaxis, grid.layers, "L")):
+        step = -(-len(numbers) // (12 if letter == "H" and not sheet.stacked else 8 if letter == "H" else 15))
+        ticks = range(0, len(numbers), step)
+        axis.set_ticks(list(ticks), [f"{letter}{numbers[tick]}" for tick in ticks])
     letter_axes(axes, "retrieval score", sheet, across="")
 
 
@@ -108,10 +110,11 @@ def _draw_depths(axes: Any, found: Needles, best: list[Head], sheet: Sheet) -> N
         style = ("-", "--", ":", "-.")[number_ % 4]
         name = f"{amount(length, 'token')}" if len(lengths) > 1 else "model"
         draw_line(
-            axes, [100 * d for d in depths], parts, INK, sheet, name, style=style, band=len(lengths) == 1, wide=2.5
-        )  # lines of heads that lie on it leave its edges
+            axes, [100 * d for d in depths], parts, INK, sheet, name, band=len(lengths) == 1,
+            linestyle=style, linewidth=4.5 * sheet.size,
+        )  # fmt: skip  # lines of heads that lie on it leave its edges
     for color, head in zip(COLORS, best, strict=False):
-        ones = [head.measures.get(f"retrieval_at_{100 * d:g}", _NOTHING) for d in depths]
+        ones = [head.estimate(f"retrieval_at_{100 * d:g}") for d in depths]
         draw_line(
             axes, [100 * d for d in depths], np.array([[one.value, one.low, one.high] for one in ones]), color, sheet,
             head.name, band=False,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import colorsys
-import difflib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import AttnscopeError, amount, suggest
 from attnscope.records.heads.findings import Findings, Head, Role
 from attnscope.views.tables.numbers import number
 from attnscope.views.tables.wording import full_name, label, printable, unit_of
@@ -213,10 +212,8 @@ def require_measures(findings: Findings, names: Iterable[str]) -> None:
     """
     for name in names:
         if name not in findings.measure_names:
-            close = difflib.get_close_matches(name, findings.measure_names)
             raise AttnscopeError(
-                f"there is no measure {name!r} in these findings",
-                f"did you mean {close[0]}?" if close else f"there are {', '.join(findings.measure_names)}",
+                f"there is no measure {name!r} in these findings", suggest(name, findings.measure_names)
             )
 
 
@@ -226,11 +223,7 @@ def large_measures(findings: Findings, given: str | None) -> list[str]:
     With none named, only that of what heads write (`heads --writes`) which ranks heads.
     """
     named = written_measures(findings)[:1] if given is None else named_measures(findings, given)
-    return [
-        name
-        for name in named
-        if any(name in head.measures and math.isfinite(head.measures[name].value) for head in findings.heads)
-    ]
+    return [name for name in named if any(math.isfinite(head.estimate(name).value) for head in findings.heads)]
 
 
 def unclassified(heads: Iterable[Head]) -> list[Head]:

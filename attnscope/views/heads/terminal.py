@@ -36,7 +36,6 @@ _MOST_NAMED = 24
 _OTHERWISE = "otherwise"
 _MOST_WITH_INTERVALS = 2
 _TITLE_CELLS = 22
-_NOTHING = Estimate(math.nan, math.nan, math.nan, math.nan, 0.0)
 
 
 def show(
@@ -48,14 +47,14 @@ def show(
     sort: str | None = None,
     every: bool | None = None,
     among: Findings | None = None,
-) -> None:
-    """Prints the grid of roles, the table of heads and what each does; of pictures and recordings what was measured.
+) -> RenderableType:
+    """The grid of roles, the table of heads and what each does; of pictures and recordings what was measured.
 
     A head that is picked alone has all its measures, each with its interval, in a table of its own instead of the grid.
 
     Args:
-        findings: What to print.
-        console: Where to.
+        findings: What is shown.
+        console: Tells the width.
         measures: Also these measures of every head, separated by commas.
         where: Which heads alone are printed: see `records.head_query`; the others are blank in the grid.
         sort: In which order they are listed.
@@ -69,30 +68,28 @@ def show(
     among = among or findings
     heads = choose(findings, where, sort)
     if where is not None and not heads:
-        console.print(Text("no head fulfils the condition"))
-        return
+        return Text("no head fulfils the condition")
+    parts: list[RenderableType] = []
     findings = replace(findings, heads=tuple(heads))
     is_chosen, is_one = len(heads) < len(among.heads), len({(head.layer, head.head) for head in heads}) == 1
     is_picked = is_one and is_chosen and where is None
     if where is not None:
         said = f"match: {printable(where)}"
-        console.print(Text(f"{len(heads)} of {amount(len(among.heads), 'head')} {said}"))
+        parts.append(Text(f"{len(heads)} of {amount(len(among.heads), 'head')} {said}"))
     if findings.of_senses:
-        console.print(picture_measures(findings, console))
+        parts.append(picture_measures(findings, console))
     else:
-        if not is_picked:
-            console.print(grid(findings, console))
-        console.print(table(findings, console))
+        parts += [] if is_picked else [grid(findings, console)]
+        parts.append(table(findings, console))
         if findings.descriptions is not None:
-            console.print(Text())
-            console.print(description_table(findings, console, few=not (is_chosen or every or sort)))
+            parts += [Text(), description_table(findings, console, few=not (is_chosen or every or sort))]
         elif where is not None or sort is not None:
-            console.print(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads)}"))
-    for part in (*writes_table(findings), *zones_table(findings), *needles_table(findings)):
-        console.print(part)
+            parts.append(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads)}"))
+    parts += [*writes_table(findings), *zones_table(findings), *needles_table(findings)]
     if measures or is_picked:
         names = heads_summary.named_measures(findings, measures or "all")
-        console.print(head_measures(findings, names, among) if is_one else measure_table(findings, names))
+        parts.append(head_measures(findings, names, among) if is_one else measure_table(findings, names))
+    return Group(*parts)
 
 
 def grid(findings: Findings, console: Console) -> RenderableType:
@@ -150,7 +147,7 @@ def measure_table(findings: Findings, names: Sequence[str]) -> RenderableType:
     written = small_number if findings.of_senses else number
 
     def of(name: str, write: Callable[[Estimate], str]) -> Callable[[Head], str]:
-        return lambda head: write(head.measures.get(name, _NOTHING))
+        return lambda head: write(head.estimate(name))
 
     columns = [Column("head", lambda head: full_name(head, findings), style="bold")]
     for name in names:
@@ -178,7 +175,7 @@ def head_measures(findings: Findings, names: Sequence[str], among: Findings) -> 
     written = small_number if findings.of_senses else number
     for head in findings.heads:
         others = [other for other in among.heads if other.kind == head.kind]
-        estimates = [head.measures.get(name, _NOTHING) for name in names]
+        estimates = [head.estimate(name) for name in names]
         values = [[other.measures[name].value for other in others if name in other.measures] for name in names]
         columns = [
             Column(full_name(head, findings), lambda row: title_of(findings, row[0]), wraps=True, least=12),
@@ -369,12 +366,11 @@ def _explanation(findings: Findings, roles: Sequence[str], shown: Collection[str
 
 
 _MOST = 6
-_NONE = Estimate(math.nan, math.nan, math.nan, math.nan, 0)
 
 
 def writes_table(findings: Findings) -> list[RenderableType]:
     """The heads that raise and lower the logits of right answers most, and what all parts amount to."""
-    heads = [head for head in findings.heads if math.isfinite(head.measures.get("writes", _NONE).value)]
+    heads = [head for head in findings.heads if math.isfinite(head.estimate("writes").value)]
     chosen, recorded = findings.options.get("writes"), findings.corpus.get("writes")
     if not heads or not isinstance(chosen, dict) or not isinstance(recorded, dict):
         return []
@@ -404,20 +400,23 @@ def writes_table(findings: Findings) -> list[RenderableType]:
 
 
 def _table(heads: list[Head]) -> Table:
-    def of(name: str, write: Callable[[Estimate], str]) -> Callable[[Head], str]:
-        return lambda head: write(head.measures.get(name, _NONE))
-
     def attended(head: Head) -> str:
-        n_all, n_attended = (head.measures.get(name, _NONE).count for name in ("writes", "writes_attended"))
+        n_all, n_attended = (head.estimate(name).count for name in ("writes", "writes_attended"))
         return percent(n_attended / n_all if n_all else None, 1)
+
+    def value(name: str) -> Callable[[Head], str]:
+        return lambda head: _number(head.estimate(name).value)
+
+    def ends(head: Head) -> str:
+        return interval(head.estimate("writes").low, head.estimate("writes").high, _number)
 
     columns = [
         Column("head", lambda head: head.name, style="bold"),
-        Column("adds", of("writes", lambda one: _number(one.value)), style="cyan"),
-        Column("95% interval", of("writes", lambda one: interval(one.low, one.high, _number)), style="dim", drop=1),
-        Column("attended to", of("writes_attended", lambda one: _number(one.value)), style="cyan", drop=3),
+        Column("adds", value("writes"), style="cyan"),
+        Column("95% interval", ends, style="dim", drop=1),
+        Column("attended to", value("writes_attended"), style="cyan", drop=3),
         Column("answers", attended, drop=4),
-        Column("elsewhere", of("writes_elsewhere", lambda one: _number(one.value)), drop=2),
+        Column("elsewhere", value("writes_elsewhere"), drop=2),
     ]
     return Table(columns, heads)
 
@@ -453,7 +452,7 @@ def picture_measures(findings: Findings, console: Console) -> RenderableType:
 
 
 def _map(findings: Findings, measure: str, width: int) -> Text:
-    values = {(head.layer, head.head): _value(head, measure) for head in findings.heads}
+    values = {(head.layer, head.head): head.estimate(measure).value for head in findings.heads}
     known = [value for value in values.values() if math.isfinite(value)]
     low, high = min(known, default=0.0), max(known, default=0.0)
     layers, n_heads = sorted({layer for layer, _ in values}), max(head for _, head in values) + 1
@@ -471,9 +470,9 @@ def _extremes(findings: Findings) -> Table:
     """A row per measure: uniform attention's value, and the heads of the least and the largest value."""
     rows = []
     for name in findings.measure_names:
-        heads = [head for head in findings.heads if math.isfinite(_value(head, name))]
+        heads = [head for head in findings.heads if math.isfinite(head.estimate(name).value)]
         if heads:
-            ends = [end(heads, key=lambda head: _value(head, name)) for end in (min, max)]
+            ends = [end(heads, key=lambda head: head.estimate(name).value) for end in (min, max)]
             rows.append((name, *((head.name, head.measures[name]) for head in ends)))
     columns = [
         Column("measure", lambda row: printable(row[0])),
@@ -487,8 +486,3 @@ def _extremes(findings: Findings) -> Table:
                    right=True, drop=2),
         ]  # fmt: skip
     return Table(columns, rows)
-
-
-def _value(head: Head, measure: str) -> float:
-    found = head.measures.get(measure)
-    return math.nan if found is None else found.value

@@ -38,7 +38,11 @@ def zones_table(findings: Findings) -> list[RenderableType]:
         Column("uniform", lambda row: percent(row[2].uniform)),
         Column("texts", lambda row: f"{row[2].count:.0f}", drop=1),
     ]
-    lines = ["one head per pair of zones, that is furthest above uniform attention; intervals are over texts"]
+    lines = [
+        "one head per pair of zones, that is furthest above uniform attention",
+        f"chosen as the best of {len(findings.heads):,} heads on these same texts: the interval, over texts, is not "
+        "adjusted for the choice, so measure the head again on other texts",
+    ]
     lines += [f"{len(rows) - _MOST} more pairs: --measures zone_A_to_B lists every head"] * (len(rows) > _MOST)
     return [heading("attention from zone to zone"), Table(columns, rows[:_MOST]), *dim_lines(lines)] if rows else []
 

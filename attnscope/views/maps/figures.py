@@ -21,7 +21,7 @@ from attnscope.views.drawing.inks import is_dark
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
-from attnscope.views.drawing.style import Scale, Style
+from attnscope.views.drawing.style import Scale, Style, meanings
 from attnscope.views.drawing.token_labels import label_color, widest_label, write_token_labels
 from attnscope.views.maps.pooling import max_pool
 from attnscope.views.tables.wording import change_notes, run_notes
@@ -34,11 +34,10 @@ _BAR = "#2f6fb0"
 _MANY_LAYERS = 15  # more of them make an overview that no screen shows whole
 _STRIP_PX = 8  # how far labels may reach beyond their room: no more than the gap between maps has
 _LONGEST_TEXT = 2000
-_MEANING: dict[Scale, str] = {
-    "fixed": "attention weight: the share of a query's attention that a key gets",
-    "figure": "attention weight: the share of a query's attention that a key gets (scale: largest of this figure)",
-    "head": "attention weight ÷ the largest weight of the same head",
-}
+_MEANING = meanings(
+    "attention weight: the share of a query's attention that a key gets",
+    "attention weight ÷ the largest weight of the same head",
+)
 
 
 def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
@@ -388,7 +387,7 @@ class MapCanvas(_Page):
         x, y, width, height = self.grid.bar
         size, meaning = layout.CAPTION_PX * self.zoom, self.meaning[self.style.scale] if self.grid.says_meaning else ""
         meaning = self.lettering.fit(meaning, size, self.width_px - x - width - 50)
-        self.draw_scale(self.grid.bar, cmap, (0.0, 1.0), ticks=(), size_px=size, meaning=meaning)
+        self.draw_scale(self.grid.bar, cmap, (0.0, 1.0), ticks={}, size_px=size, meaning=meaning)
         below = y + height + 12 * self.zoom
         self._ticks = [self.write(x, below, "", size, ha="center", animated=True) for _ in range(7)]
         self._tick(1.0)

@@ -23,7 +23,7 @@ from attnscope.views.drawing.layout import Paper
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
-from attnscope.views.drawing.style import Scale, Style
+from attnscope.views.drawing.style import Scale, Style, meanings
 from attnscope.views.tables.wording import run_notes
 
 if TYPE_CHECKING:
@@ -39,11 +39,10 @@ _LARGEST_SINGLE_PX, _LARGEST_PANEL_PX, _LARGEST_SMALL_PX, _PHOTO_PX = 760, 420, 
 _TOP_PX, _GAP_PX, _CAPTION_PX = 92, 10, 24
 _SMALL_PANEL_PX = 130  # on paper of a given width
 _MOST_BESIDE = 3  # overlays that stand in one row with the photo
-_MEANING: Mapping[Scale, str] = {
-    "fixed": "attention weight: the share of the query's attention that a patch gets",
-    "figure": "attention weight: the share of the query's attention that a patch gets (scale: largest of this figure)",
-    "head": "attention weight ÷ the largest weight of the same head on a patch",
-}
+_MEANING = meanings(
+    "attention weight: the share of the query's attention that a patch gets",
+    "attention weight ÷ the largest weight of the same head on a patch",
+)
 
 
 def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
@@ -67,8 +66,7 @@ def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
         return -1, "mean over patches"
     places = tokens.find_one(query.replace(" ", ""))
     if not places:
-        special = [label for label, flag in zip(tokens.labels, tokens.special, strict=True) if flag]
-        named = "".join(f"{label}, " for label in special)
+        named = "".join(f"{tokens.labels[token]}, " for token in np.flatnonzero(tokens.special))
         raise AttnscopeError(
             f"no patch is {query!r}", f"there are {named}mean, and patches from 0,0 to {tokens.labels[-1]} (row,column)"
         )
@@ -157,32 +155,28 @@ class PicturePage(Page):
     names_px = 52
     meaning: Mapping[Scale, str] = _MEANING
 
-    @staticmethod
-    def row_name(layer: int) -> str:
+    def row_name(self, layer: int) -> str:
         """What stands beside a row of the overview."""
         return f"L{layer}"
 
-    @staticmethod
-    def column_name(head: int) -> str:
+    def column_name(self, head: int) -> str:
         """What stands above a column of the overview."""
         return f"H{head}"
 
-    @staticmethod
-    def panel_name(pair: tuple[int, int]) -> str:
+    def panel_name(self, pair: tuple[int, int]) -> str:
         """What stands above a panel."""
         return f"L{pair[0]}H{pair[1]}"
 
-    @staticmethod
-    def title(sheet: Sheet, attention: AttentionMap) -> str:
+    def title(self) -> str:
         """What the figure says it shows."""
-        return _title(sheet, attention)
+        return f"{self.sheet.subject}: what {self._query_name()} attends to"
 
     def __init__(self, record: Heatmap, sheet: Sheet, style: Style) -> None:
         assert record.picture is not None
         self.record, self.sheet, self.style, self.picture = record, sheet, style, record.picture
         self.cmap = colormap(style.cmap)
         self.attention = record.maps[0]
-        title = f"{record.run.get('model', 'model')} · {self.title(sheet, self.attention)}"
+        title = f"{record.run.get('model', 'model')} · {self.title()}"
         lettering = lettering_for([title, self.picture.facts], style.paper)
         paper = style.paper
         n = len(sheet.heads)
@@ -299,10 +293,9 @@ class PicturePage(Page):
             x, y = self.corners[0][0] - self.panel[0] - 2 * _GAP_PX, self.corners[0][1] + self.panel[1] + 16
             x += 8 if self.paper.fixed else 0
         else:
-            x, y = layout.MARGIN_PX + self._photo_px()[0] + 28, _TOP_PX + self._photo_px()[1] - 56
+            x, y = layout.MARGIN_PX + self._photo_px()[0] + 28, _TOP_PX + self._photo_px()[1] // 2
             room = self.width_px - layout.MARGIN_PX - x
             about = self.lettering.fit(self.query_name(), layout.PANEL_TITLE_PX * 1.12, room)
-            y = _TOP_PX + self._photo_px()[1] // 2
             self.entitle(x, y - 34, about)
         width = 420 if not self.paper.fixed else math.floor(min(420, self.width_px - layout.MARGIN_PX - x - 90))
         if self.beside and not narrow:  # as wide as the photo, so that there is room for what colours mean
@@ -351,7 +344,13 @@ class PicturePage(Page):
 
     def query_name(self) -> str:
         """What stands above the colours."""
-        return f"query: {_query_name(self.sheet, self.attention)}"
+        return f"query: {self._query_name()}"
+
+    def _query_name(self) -> str:
+        query, tokens = self.sheet.query, self.attention.queries
+        if query < 0:
+            return "the mean over all patches"
+        return tokens.labels[query] if tokens.special[query] else f"patch {tokens.labels[query]}"
 
     def _elsewhere(self, pair: tuple[int, int]) -> list[str]:
         row, keys = row_of(self.attention, pair, self.sheet.query), self.attention.keys
@@ -368,20 +367,9 @@ class PicturePage(Page):
         elif not self.attention.queries.special[self.sheet.query]:
             notes.append("framed: the query")
         keys = self.attention.keys
-        special = [label for label, flag in zip(keys.labels, keys.special, strict=True) if flag]
+        special = [keys.labels[key] for key in np.flatnonzero(keys.special)]
         if special:
             notes.append(f"what goes to {', '.join(special)} has no place in the picture")
         if "hide_special" in self.record.changes:
             notes.append("tokens that are no patches are hidden; each row is divided by what is left of it")
         return notes + run_notes(self.record.run)
-
-
-def _query_name(sheet: Sheet, attention: AttentionMap) -> str:
-    if sheet.query < 0:
-        return "the mean over all patches"
-    label = attention.queries.labels[sheet.query]
-    return label if attention.queries.special[sheet.query] else f"patch {label}"
-
-
-def _title(sheet: Sheet, attention: AttentionMap) -> str:
-    return f"{sheet.subject}: what {_query_name(sheet, attention)} attends to"

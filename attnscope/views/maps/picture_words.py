@@ -18,18 +18,17 @@ from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.records.maps.pictures import SMALL, Picture
 from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
-from attnscope.views.drawing.style import Scale, Style
+from attnscope.views.drawing.style import Style, meanings
 from attnscope.views.maps import figures as heatmap_figures
 from attnscope.views.maps.picture_figures import PicturePage
 
 MOST_WORDS = 24
 """Words on one figure, and figures of one word each, where none is named."""
 
-_MEANING: Mapping[Scale, str] = {
-    "fixed": "attention weight: the share of attention that a patch gets",
-    "figure": "attention weight: the share of attention that a patch gets (scale: largest of this figure)",
-    "head": "attention weight ÷ the largest that a patch gets in the same panel",
-}
+_MEANING = meanings(
+    "attention weight: the share of attention that a patch gets",
+    "attention weight ÷ the largest that a patch gets in the same panel",
+)
 
 
 @dataclass(frozen=True)
@@ -66,20 +65,16 @@ def words_of(record: Heatmap, query: str | None = None) -> tuple[list[Word], int
     tokens = record.maps[0].queries
     groups = [tuple(group) for group in tokens.word_groups()]
     if query is not None:
-        asker = asker_of(record)
         first = 0 if record.maps[0].part is None else record.maps[0].part[0]
         found = set(tokens.find(_shifted(query, first)))
         if not found:
             names = ", ".join(dict.fromkeys(_name(tokens, group) for group in groups if not tokens.special[group[0]]))
             message = f"no word after the pictures is {query!r}"
-            if asker == "query":
+            if asker_of(record) == "query":
                 message = (
                     f"{query!r} is no learned query: these alone look at the picture, and words see it through them"
                 )
-            raise AttnscopeError(
-                message,
-                f"there are {names}; or name places, such as @{first}",
-            )
+            raise AttnscopeError(message, f"there are {names}; or name places, such as @{first}")
         groups = [group for group in groups if found & {*group}]
     else:
         written = [group for group in groups if tokens.n_given >= 0 and group[0] >= tokens.n_given]
@@ -117,7 +112,7 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
     Raises:
         AttnscopeError: No word is what `query` names.
     """
-    return [*(figure.sheet for figure in _figures(record, query)), *_text_sheets(record)]
+    return [*(figure.sheet for figure in _figures(record, query)), *_named_as_text(_text_of(record))]
 
 
 def pages(record: Heatmap, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Page]]:
@@ -137,10 +132,6 @@ def pages(record: Heatmap, style: Style | None = None, query: str | None = None)
     text = _text_of(record)
     for stem, page in heatmap_figures.Painter(style).pages(text, _named_as_text(text)):
         yield stem, cast("Page", page)
-
-
-def _text_sheets(record: Heatmap) -> list[Sheet]:
-    return _named_as_text(_text_of(record))
 
 
 def _named_as_text(text: Heatmap) -> list[Sheet]:
@@ -277,10 +268,10 @@ class _WordsPage(PicturePage):
         self.figure_of = figure
         super().__init__(figure.record, figure.sheet, style)
 
-    def panel_name(self, pair: tuple[int, int]) -> str:  # type: ignore[override]
+    def panel_name(self, pair: tuple[int, int]) -> str:
         return self.figure_of.names[pair]
 
-    def title(self, sheet: Sheet, attention: AttentionMap) -> str:  # type: ignore[override]
+    def title(self) -> str:
         return f"{self.figure_of.title} · {self.record.text}"
 
     def query_name(self) -> str:

@@ -355,9 +355,7 @@ class _Page(Page):
     def _draw_bar(self, plan: _Plan, cmap: Colormap, top: float) -> bool:
         bar = (layout.MARGIN_PX + 18, plan.foot, min(420, self.paper.room_px - 60), 14)
         powers = {float(step): f"{top * 10.0 ** (step - DECADES):g}" for step in range(DECADES + 1)}
-        return self.draw_scale(
-            bar, cmap, (0, DECADES), ticks=list(powers), written=powers.__getitem__, meaning=self._meaning()
-        )
+        return self.draw_scale(bar, cmap, (0, DECADES), ticks=powers, meaning=self._meaning())
 
 
 def _side_px(shape: tuple[int, ...], room: int, *, fixed: bool) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from attnscope.views.drawing.canvas import FAINT, INK, colormap
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
-from attnscope.views.drawing.style import Style
+from attnscope.views.drawing.style import Style, meanings
 from attnscope.views.drawing.token_labels import label_color
 from attnscope.views.maps.pooling import fit_columns
 from attnscope.views.tables.wording import run_notes
@@ -26,11 +26,10 @@ from attnscope.views.tables.wording import run_notes
 _TIMES = "word-times"
 _WAVE, _WORD = "#7b8794", "#c2410c"
 _WAVE_PX, _HEADER_PX, _PANEL_TITLE_PX, _AXIS_PX, _GAP_PX, _NAMES_PX = 44, 92, 26, 34, 26, 52
-_MEANING = {
-    "fixed": "attention weight: the share of a token's attention that a frame gets",
-    "figure": "attention weight: the share of a token's attention that a frame gets (scale: largest of this figure)",
-    "head": "attention weight ÷ the largest weight of the same head on a frame with sound",
-}
+_MEANING = meanings(
+    "attention weight: the share of a token's attention that a frame gets",
+    "attention weight ÷ the largest weight of the same head on a frame with sound",
+)
 
 
 def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap
+from attnscope.records.maps.head_maps import M, MapsRecord
 from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
 from attnscope.records.maps.sounds import Sound
 from attnscope.views.drawing.inks import blend
@@ -20,7 +21,7 @@ from attnscope.views.maps.picture_figures import over_patches, query_of, row_of
 from attnscope.views.maps.picture_words import ASKERS, asker_of, share_of, weights_of, words_of
 from attnscope.views.maps.pooling import DECADES, log_share, max_pool
 from attnscope.views.tables.numbers import percent, weight
-from attnscope.views.tables.plain_text import cut, has_unicode, heading, safe, weighted
+from attnscope.views.tables.plain_text import cut, dim_lines, has_unicode, heading, safe, weighted
 from attnscope.views.tables.table import Column, Table
 from attnscope.views.tables.wording import change_notes
 
@@ -29,6 +30,7 @@ _WHITE, _BLUE = "#ffffff", "#08306b"
 _MOST_LARGE = 4
 _LABEL_CELLS = 14
 _LEAST_SHOWN = 0.05
+Pairs = Sequence[tuple[int, int]]
 _HEAD = Column("head", lambda pair: f"L{pair[0]}H{pair[1]}", style="bold")
 
 
@@ -43,24 +45,42 @@ def drawing(record: Heatmap, console: Console, query: str | None = None) -> Rend
         console: Tells the width, and whether there are colours (NO_COLOR is respected).
         query: Shows also what this token attends to.
     """
+
+    def large(attention: AttentionMap, pair: tuple[int, int]) -> RenderableType:
+        return _large(attention, pair, console)
+
+    def small(attention: AttentionMap, heads: Pairs) -> RenderableType:
+        return side_by_side([(f"H{pair[1]}", attention.of(*pair)) for pair in heads], console, "weights")
+
+    def below(attention: AttentionMap, heads: Pairs) -> list[RenderableType]:
+        notes = dim_lines(change_notes(record, attention.kind))
+        return [_legend(console), *notes, Text(), links_table(record, attention)]
+
+    parts = _map_parts(record, large, small, below)
+    return Group(*parts, *([] if query is None else [query_tables(record, query)]))
+
+
+def _map_parts(
+    record: MapsRecord[M],
+    large: Callable[[M, tuple[int, int]], RenderableType],
+    small: Callable[[M, Pairs], RenderableType],
+    below: Callable[[M, Pairs], list[RenderableType]],
+) -> list[RenderableType]:
+    """The maps of each kind of attention: a few heads large, many small and layer by layer; and what stands below."""
     parts: list[RenderableType] = []
     for attention in record.maps:
         heads = record.chosen(attention)
+        if not heads:
+            continue
         if len(record.maps) > 1:
             parts.append(heading(f"{attention.kind} attention"))
         if len(heads) <= _MOST_LARGE:
-            parts += [_large(attention, pair, console) for pair in heads]
+            parts += [large(attention, pair) for pair in heads]
         else:
             for layer in sorted({layer for layer, _ in heads}):
-                parts.append(heading(f"layer {layer}"))
-                parts.append(_thumbnails(attention, [pair for pair in heads if pair[0] == layer], console))
-        parts.append(_legend(console))
-        parts += [Text(note, style="dim") for note in change_notes(record, attention.kind)]
-        parts.append(Text())
-        parts.append(links_table(record, attention))
-    if query is not None:
-        parts.append(query_tables(record, query))
-    return Group(*parts)
+                parts += [heading(f"layer {layer}"), small(attention, [pair for pair in heads if pair[0] == layer])]
+        parts += below(attention, heads)
+    return parts
 
 
 def query_tables(record: Heatmap, query: str) -> RenderableType:
@@ -122,7 +142,7 @@ def links_table(record: Heatmap, attention: AttentionMap) -> Table:
     return Table(columns, record.chosen(attention))
 
 
-def query_table(attention: AttentionMap, heads: Sequence[tuple[int, int]], place: int, kind: str = "") -> Group:
+def query_table(attention: AttentionMap, heads: Pairs, place: int, kind: str = "") -> Group:
     """A row a head: the five keys that one query attends to most; `kind` goes into the title."""
     label = safe(attention.queries.labels[place])
 
@@ -162,11 +182,6 @@ def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> 
         lines.append("\n")
     lines.right_crop(1)  # the last newline; not rstrip, as cells may be coloured blanks
     return lines
-
-
-def _thumbnails(attention: AttentionMap, heads: Sequence[tuple[int, int]], console: Console) -> RenderableType:
-    """The heads of a layer side by side, as small as the terminal allows."""
-    return side_by_side([(f"H{pair[1]}", attention.of(*pair)) for pair in heads], console, "weights")
 
 
 def side_by_side(
@@ -318,33 +333,33 @@ def words_drawing(record: Heatmap, console: Console, query: str | None = None) -
     return Group(*parts, Text(said + more, style="dim"))
 
 
-def show(record: Heatmap | PooledHeatmap, console: Console, *, drawn: bool = True, query: str | None = None) -> None:
-    """Prints a record's maps, and what one query attends to.
+def show(
+    record: Heatmap | PooledHeatmap, console: Console, *, drawn: bool = True, query: str | None = None
+) -> RenderableType | None:
+    """A record's maps, and what one query attends to.
 
     Args:
-        record: What to print.
-        console: Where to.
-        drawn: Whether maps are printed. Without them and without a query nothing is; a query alone has its table, but
+        record: What is shown.
+        console: Tells the width, and whether there are colours.
+        drawn: Whether maps are shown. Without them and without a query nothing is; a query alone has its table, but
             of a picture and of pooled maps it has the maps too.
-        query: Whose attention is printed.
+        query: Whose attention is shown.
 
     Raises:
         AttnscopeError: No token of a picture is what `query` names.
     """
     if not drawn and query is None:
-        return
+        return None
     if not isinstance(record, Heatmap):
-        console.print(pooled_drawing(record, console))
-    elif record.picture is not None:
-        console.print(picture_drawing(record, console, query))
-    elif record.pictures:
-        console.print(words_drawing(record, console, query))
-    elif drawn:
-        console.print(drawing(record, console, query))
-        if record.sound is not None and record.sound.words:
-            console.print(word_table(record.sound))
-    elif query is not None:
-        console.print(query_tables(record, query))
+        return pooled_drawing(record, console)
+    if record.picture is not None:
+        return picture_drawing(record, console, query)
+    if record.pictures:
+        return words_drawing(record, console, query)
+    if not drawn:
+        return query_tables(record, query or "")
+    times = [word_table(record.sound)] if record.sound is not None and record.sound.words else []
+    return Group(drawing(record, console, query), *times)
 
 
 def word_table(sound: Sound) -> Table:
@@ -363,33 +378,21 @@ _LINKS_OF_MANY = 2
 
 def pooled_drawing(record: PooledHeatmap, console: Console) -> RenderableType:
     """A record as the terminal shows it: a map a head, then a table of marginals and far links."""
-    parts: list[RenderableType] = []
-    for attention in record.maps:
-        heads = record.chosen(attention)
-        if not heads:
-            continue
-        if len(record.maps) > 1:
-            parts.append(heading(f"{attention.kind} attention"))
-        if len(heads) <= _MOST_LARGE:
-            for layer, head in heads:
-                parts.append(Text())
-                parts.append(_pooled_maps(attention, [(layer, head)], console, _LARGE_WIDTH))
-        else:
-            for layer in sorted({layer for layer, _ in heads}):
-                parts.append(heading(f"layer {layer}"))
-                parts.append(_pooled_maps(attention, [pair for pair in heads if pair[0] == layer], console, 24))
-        parts.append(_pooled_legend(record, attention))
-        parts.append(Text())
-        parts.append(_pooled_table(attention, heads))
-    return Group(*parts)
 
+    def maps(attention: PooledMap, heads: Pairs, width: int = 24) -> Text:
+        titled = [
+            (f"H{head}" if len(heads) > 1 else f"L{layer}H{head}", log_share(attention.of(layer, head), 1.0))
+            for layer, head in heads
+        ]
+        return side_by_side(titled, console, "cells", width)
 
-def _pooled_maps(attention: PooledMap, heads: Sequence[tuple[int, int]], console: Console, width: int) -> Text:
-    titled = [
-        (f"H{head}" if len(heads) > 1 else f"L{layer}H{head}", log_share(attention.of(layer, head), 1.0))
-        for layer, head in heads
-    ]
-    return side_by_side(titled, console, "cells", width)
+    def large(attention: PooledMap, pair: tuple[int, int]) -> RenderableType:
+        return Group(Text(), maps(attention, [pair], _LARGE_WIDTH))
+
+    def below(attention: PooledMap, heads: Pairs) -> list[RenderableType]:
+        return [_pooled_legend(record, attention), Text(), _pooled_table(attention, heads)]
+
+    return Group(*_map_parts(record, large, maps, below))
 
 
 def _pooled_legend(record: PooledHeatmap, attention: PooledMap) -> Text:
@@ -402,7 +405,7 @@ def _pooled_legend(record: PooledHeatmap, attention: PooledMap) -> Text:
     )
 
 
-def _pooled_table(attention: PooledMap, heads: Sequence[tuple[int, int]]) -> Table:
+def _pooled_table(attention: PooledMap, heads: Pairs) -> Table:
     far = "strongest links" if attention.far_tokens is None else f"strongest links over {attention.far_tokens} tokens"
 
     def entropy(pair: tuple[int, int]) -> str:

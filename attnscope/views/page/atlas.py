@@ -52,8 +52,8 @@ def page_of_atlas(atlas: Atlas, *, findings: Findings | None = None, folder: boo
     if atlas.is_empty:
         raise AttnscopeError("there is no head to show")
     if findings is not None:
-        roles = {(head.kind, head.layer, head.head): head.roles for head in findings.heads}
-        heads = [replace(head, roles=roles.get((head.kind, head.layer, head.head), ())) for head in atlas.heads]
+        roles = {head.address: head.roles for head in findings.heads}
+        heads = [replace(head, roles=roles.get(head.address, ())) for head in atlas.heads]
         options = {**atlas.options, "roles": findings.options.get("roles", {})}
         atlas = replace(atlas, heads=tuple(heads), options=options)
     return page_of([], findings=atlas.findings, atlas=pack_atlas(atlas), folder=folder)

@@ -16,7 +16,6 @@ from attnscope.views.circuits.figures import draw_graph
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import INK, Drawing, colormap
 from attnscope.views.drawing.head_maps import measure_page, scale_of
-from attnscope.views.drawing.inks import hex_of
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.style import USUAL, Style
@@ -69,20 +68,15 @@ def positions_page(found: Patching, lettering: Lettering) -> Page:
     page = Page(width, lettering)
     page.head(f"{model_of(found.run)} · effect of each position alone", f"{title_of(found)} · {total_line(found)}")
     largest = float(np.nanmax(np.abs(values))) or 1.0
-    colors, left = colormap("RdBu_r"), layout.MARGIN_PX + _NAMES_PX
-    boxes, fills = [], []
+    left, by_place = layout.MARGIN_PX + _NAMES_PX, dict(np.ndenumerate(np.nan_to_num(values)))
     for row, number in enumerate(rows):
-        y = top + row * _ROW_PX
-        page.write(left - 8, y + _ROW_PX / 2, found.unit_name(number), 12.5, ha="right", color=INK)
-        for place in range(n):
-            boxes.append((left + place * cell, y, cell - 1, _ROW_PX - 1))
-            fills.append(hex_of(colors, 0.5 + float(np.nan_to_num(values[row, place])) / largest / 2))
-    page.fill(boxes, fills)
+        page.write(left - 8, top + (row + 0.5) * _ROW_PX, found.unit_name(number), 12.5, ha="right", color=INK)
+    page.grid_cells((left, top), (cell, _ROW_PX), by_place, "RdBu_r", lambda value: 0.5 + value / largest / 2)
     step = max(1, int(np.ceil(15 / cell)))
     for place in range(0, n, step):
         text = lettering.fit(printable(found.positions[place], 40), 12.5, _LABELS_PX)
         page.write(left + (place + 0.5) * cell, top - 8, text, 12.5, ha="center", va="bottom", rotation=90)
-    page.colour_bar((left, bar_y, min(300, room), 12), colors)
+    page.colour_bar((left, bar_y, min(300, room), 12), colormap("RdBu_r"))
     for share, value in ((0, -largest), (0.5, 0.0), (1, largest)):
         page.write(left + share * min(300, room), bar_y + 24, small_number(value), 11.5, ha="center")
     page.finish(bar_y + 50, ["tokens: those of the first pair", *notes(found)])

@@ -23,8 +23,8 @@ _MOST = 15
 _MOST_ROWS = 8
 
 
-def show(found: Patching, console: Console) -> None:
-    """Prints all that a record says."""
+def show(found: Patching, console: Console) -> RenderableType:
+    """All that a record says."""
     parts: list[RenderableType] = [Text(f"{label(found.main)}, logits: {title_of(found)}", style="bold")]
     for kind in found.kinds:
         parts.append(effects_grid([head for head in found.heads if head.kind == kind], found.main, console.width))
@@ -35,7 +35,7 @@ def show(found: Patching, console: Console) -> None:
         parts += [Text(), curves_table(found.curves)]
     if found.edges:
         parts += [Text(), _edges(found)]
-    console.print(Group(*parts, Text(), *dim_lines([corpus_line(found), total_line(found), *notes(found)])))
+    return Group(*parts, Text(), *dim_lines([corpus_line(found), total_line(found), *notes(found)]))
 
 
 def strongest(found: Patching, most: int) -> list[int]:

@@ -12,7 +12,7 @@ from attnscope.errors import amount
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.records.relations.combined import Score
 from attnscope.records.relations.record import Example, ExampleLink, Relation, Relations
-from attnscope.views.relations import combined, summary
+from attnscope.views.relations import combined, summary, word_times
 from attnscope.views.tables.numbers import UNDEFINED, interval, number, signed
 from attnscope.views.tables.plain_text import dim_lines, spell_out
 from attnscope.views.tables.table import Column, Table
@@ -21,13 +21,14 @@ from attnscope.views.tables.wording import corpus_line, corpus_notes, printable
 _STYLES = {"yes": "bold", "weakly": "bold", "others": "", "no": "dim", "none": "dim"}
 
 
-def show(found: Relations, console: Console) -> None:
-    """Prints the table of relations, and the examples if there are any."""
-    console.print(table(found))
+def show(found: Relations, console: Console) -> RenderableType:
+    """The table of relations, and the examples if there are any."""
+    parts = [table(found)]
     if found.combined:
-        console.print(together(found, console))
-    if found.examples:
-        console.print(examples(found))
+        parts.append(together(found, console))
+    if found.word_times is not None:
+        parts.append(word_times.table(found.word_times, found.word_times.lists))
+    return Group(*parts, *([examples(found)] if found.examples else []))
 
 
 def table(found: Relations, most: int = 40) -> RenderableType:

@@ -13,23 +13,21 @@ from attnscope.records.maps.pictures import MEAN
 from attnscope.records.maps.rollouts import METHODS, Rollout
 from attnscope.views.drawing.canvas import Drawing
 from attnscope.views.drawing.sheets import Sheet
-from attnscope.views.drawing.style import Scale, Style
+from attnscope.views.drawing.style import Scale, Style, meanings
 from attnscope.views.maps.figures import BarCanvas, Header, MapCanvas, Painter
 from attnscope.views.maps.picture_figures import PicturePage, query_of
 from attnscope.views.tables.wording import run_notes
 
 _NAMES = ("mean attention", "rollout", "flow")
 _SHORT_NAMES = ("attention", "rollout", "flow")
-_MEANING: Mapping[Scale, str] = {
-    "fixed": "share of a row that a column gets",
-    "figure": "share of a row that a column gets (scale: largest of this figure)",
-    "head": "share of a row that a column gets ÷ the largest of the same map",
-}
-_PICTURE_MEANING: Mapping[Scale, str] = {
-    "fixed": "share of the token's row that a patch gets",
-    "figure": "share of the token's row that a patch gets (scale: largest of this figure)",
-    "head": "share of the token's row that a patch gets ÷ the largest of the same picture",
-}
+_MEANING = meanings(
+    "share of a row that a column gets",
+    "share of a row that a column gets ÷ the largest of the same map",
+)
+_PICTURE_MEANING = meanings(
+    "share of the token's row that a patch gets",
+    "share of the token's row that a patch gets ÷ the largest of the same picture",
+)
 
 
 def pages(rollout: Rollout, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Drawing]]:
@@ -169,22 +167,19 @@ class _PicturePage(PicturePage):
     names_px = 84
     meaning: Mapping[Scale, str] = _PICTURE_MEANING
 
-    @staticmethod
-    def row_name(layer: int) -> str:
+    def row_name(self, layer: int) -> str:
         return _SHORT_NAMES[layer]
 
-    @staticmethod
-    def column_name(head: int) -> str:
+    def column_name(self, head: int) -> str:
         return f"L{head}"
 
-    @staticmethod
-    def panel_name(pair: tuple[int, int]) -> str:
+    def panel_name(self, pair: tuple[int, int]) -> str:
         return f"{_SHORT_NAMES[pair[0]]} after layer {pair[1]}"
 
-    @staticmethod
-    def title(sheet: Sheet, attention: AttentionMap) -> str:
-        label = "the mean over all patches" if sheet.query < 0 else attention.queries.labels[sheet.query]
-        return f"rollout over {amount(attention.n_heads, 'layer')}: where {label} came from"
+    def title(self) -> str:
+        query = self.sheet.query
+        label = "the mean over all patches" if query < 0 else self.attention.queries.labels[query]
+        return f"rollout over {amount(self.attention.n_heads, 'layer')}: where {label} came from"
 
 
 def _over_picture(rollout: Rollout) -> Heatmap:

@@ -19,16 +19,7 @@ _NAMES = {"mean": "mean attention", "rollout": "rollout", "flow": "flow"}
 _MOST = 3
 
 
-def show(rollout: Rollout, console: Console, *, query: str | None = None) -> None:
-    """Prints where tokens came from.
-
-    Raises:
-        AttnscopeError: No token is what `query` names.
-    """
-    console.print(tables(rollout, query))
-
-
-def tables(rollout: Rollout, query: str | None = None) -> RenderableType:
+def show(rollout: Rollout, console: Console, *, query: str | None = None) -> RenderableType:
     """Where tokens came from: all of them after the last layer; with a query, that one after every layer.
 
     Raises:

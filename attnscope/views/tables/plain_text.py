@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Span, Text
@@ -53,16 +53,16 @@ def open_console(**how: Any) -> Console:
 
 
 def print_record(record: Record, console: Console, **shown: Any) -> None:
-    """Prints a record as its kind does, and below it the parts of the study that failed.
+    """Prints what a record's kind shows of it, and below it the parts of the study that failed.
 
     Args:
         record: The record.
         console: Where to.
         shown: Options of `Kind.shown_with`.
     """
-    record.record_kind().view("show")(record, console, **shown)
-    for line in record.failed:
-        console.print(Text(one_line(line), style="bold"))
+    view = record.record_kind().view("show")(record, console, **shown)
+    for part in ([] if view is None else [view]) + [Text(one_line(line), style="bold") for line in record.failed]:
+        console.print(part)
 
 
 def cut(label: str, cells: int) -> str:
@@ -80,6 +80,11 @@ def has_unicode(console: Console) -> bool:
 def spell_out(text: str, console: Console) -> str:
     """The text with signs that the terminal's encoding lacks spelled out."""
     return text if has_unicode(console) else "".join(_ASCII.get(letter, letter) for letter in text)
+
+
+def spell_out_parts(parts: Iterable[RenderableType], console: Console) -> Group:
+    """Parts one below the other, each text spelled out with styles where they belong."""
+    return Group(*(spell_out_text(part, console) if isinstance(part, Text) else part for part in parts))
 
 
 def spell_out_text(text: Text, console: Console) -> Text:

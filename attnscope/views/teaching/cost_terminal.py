@@ -24,12 +24,7 @@ _TITLES = {
 }
 
 
-def show(cost: Cost, console: Console) -> None:
-    """Prints costs with their formulas."""
-    console.print(table(cost, console), highlight=False)
-
-
-def table(cost: Cost, console: Console) -> RenderableType:
+def show(cost: Cost, console: Console) -> RenderableType:
     """All quantities by group, then what another number of heads would change, then the notes."""
     parts: list[RenderableType] = [spell_out_text(_heading(cost), console)]
     for name, quantities in cost.groups.items():

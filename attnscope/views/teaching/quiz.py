@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.records.teaching.trace import Step, Trace
-from attnscope.views.tables.plain_text import safe, spell_out_text
+from attnscope.views.tables.plain_text import safe, spell_out_parts
 from attnscope.views.teaching.trace_terminal import draw_heading, draw_numbers, draw_title, name_section
 
 ROUNDING = 0.01
@@ -47,7 +47,7 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
         )
 
     def show(*parts: RenderableType) -> None:
-        console.print(Group(*(spell_out_text(part, console) if isinstance(part, Text) else part for part in parts)))
+        console.print(spell_out_parts(parts, console))
 
     show(draw_heading(trace), Text("Type the numbers of each step with spaces between. Two decimals are enough."))
     n_right, head = 0, None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.teaching.split import Seen, Split
 from attnscope.views.tables.matrix import matrix
 from attnscope.views.tables.numbers import fixed, percent
-from attnscope.views.tables.plain_text import dim_lines, heading, safe, spell_out, spell_out_text
+from attnscope.views.tables.plain_text import dim_lines, heading, safe, spell_out, spell_out_parts
 from attnscope.views.tables.table import Column, Table
 
 _MOST_TOKENS_IN_FULL = 12
@@ -21,12 +21,7 @@ _MOST_HEADS_NAMED = 12
 _MOST_AT_ODDS = 4
 
 
-def show(split: Split, console: Console) -> None:
-    """Prints what the number of heads changes."""
-    console.print(summary(split, console), highlight=False)
-
-
-def summary(split: Split, console: Console) -> RenderableType:
+def show(split: Split, console: Console) -> RenderableType:
     """Each number of heads with its weights, output and mixing, then a table that compares them.
 
     Weights are written out for short texts; of longer ones, what each head attends to most.
@@ -35,7 +30,7 @@ def summary(split: Split, console: Console) -> RenderableType:
     for seen in split.seen:
         parts += _section(split, seen, console)
     parts += [heading(_TITLE), _table(split, console), *dim_lines(_explanations(split))]
-    return Group(*(spell_out_text(part, console) if isinstance(part, Text) else part for part in parts))
+    return spell_out_parts(parts, console)
 
 
 _TITLE = "What the number of heads changes"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.teaching.trace import Step, Trace
 from attnscope.views.tables.matrix import matrix
-from attnscope.views.tables.plain_text import safe, spell_out_text
+from attnscope.views.tables.plain_text import safe, spell_out_parts
 from attnscope.views.tables.table import Column, Table
 
 _PLURAL = {
@@ -26,12 +26,7 @@ _PLURAL = {
 }
 
 
-def show(trace: Trace, console: Console) -> None:
-    """Prints a trace step by step."""
-    console.print(walk(trace, console), highlight=False)
-
-
-def walk(trace: Trace, console: Console) -> RenderableType:
+def show(trace: Trace, console: Console) -> RenderableType:
     """The whole trace, step by step.
 
     Numbers have four decimals. What is too wide for the terminal goes on below (keys) or is left out in the middle
@@ -45,7 +40,7 @@ def walk(trace: Trace, console: Console) -> RenderableType:
             parts.append(Text(f"\n{name_section(trace, head)}", style="bold underline"))
         parts += [*draw_title(step, number), *draw_numbers(trace, step, console)]
     parts.append(_check_line(trace))
-    return Group(*(spell_out_text(part, console) if isinstance(part, Text) else part for part in parts))
+    return spell_out_parts(parts, console)
 
 
 def draw_heading(trace: Trace) -> Text:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.timeline import Timeline
@@ -124,7 +125,14 @@ def _draw_lines(axes: Any, timeline: Timeline, series: Series, sheet: Sheet) -> 
 
 
 def _finish(axes: Any, timeline: Timeline, title: str, sheet: Sheet) -> None:
-    steps = timeline.steps
+    _scale_steps(axes, timeline.steps)
+    axes.locator_params(axis="y", nbins=5)
+    finish_axes(axes, sheet)
+    letter_axes(axes, title, sheet)
+
+
+def _scale_steps(axes: Any, steps: Sequence[int]) -> None:
+    """The axis of steps, the same for lines and maps: logarithmic where the steps are."""
     if are_logarithmic(steps):
         first = next(step for step in steps if step > 0)
         axes.set_xscale("symlog", linthresh=first, linscale=0.4, base=10)
@@ -136,22 +144,26 @@ def _finish(axes: Any, timeline: Timeline, title: str, sheet: Sheet) -> None:
     else:
         axes.set_xlim(steps[0], steps[-1] if steps[-1] > steps[0] else steps[0] + 1)
         axes.locator_params(axis="x", nbins=6, integer=True)
-    axes.locator_params(axis="y", nbins=5)
-    finish_axes(axes, sheet)
-    letter_axes(axes, title, sheet)
+
+
+def _step_edges(steps: Sequence[int]) -> NDArray[np.float64]:
+    """Where the columns of a map end, (steps + 1): halfway between steps, and at the first and the last one."""
+    at = np.asarray(steps, dtype=np.float64)
+    if len(at) == 1:
+        return np.array([at[0], at[0] + 1])
+    return np.concatenate([at[:1], (at[:-1] + at[1:]) / 2, at[-1:]])
 
 
 def _draw_map(figure: Any, axes: Any, timeline: Timeline, series: Series, sheet: Sheet) -> None:
-    """All heads or pairs and checkpoints, a column each, whatever lies between their steps."""
+    """All heads or pairs, a row each, over the axis of steps of the lines; a checkpoint reaches halfway to the next."""
     values = series.values.T
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     signed = low < 0 < high
     extent = max(abs(low), abs(high))
     limits = series.limits or ((-extent, extent) if signed else (min(low, 0.0), high or 1.0))
-    draw_map(figure, axes, values, limits, sheet, "RdBu_r" if signed else "Blues")
-    shown = every_nth(len(timeline.steps), 4 if sheet.stacked else 7)
-    axes.set_xticks(shown, [step_text(timeline.steps[at]) for at in shown])
+    draw_map(figure, axes, values, limits, sheet, "RdBu_r" if signed else "Blues", edges=_step_edges(timeline.steps))
+    _scale_steps(axes, timeline.steps)
     names = [printable(name, 24) for name in series.names]
     if len(names) <= _MOST_NAMES:
         axes.set_yticks(range(len(names)), names)

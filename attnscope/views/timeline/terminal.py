@@ -29,13 +29,9 @@ _MOST_HEADS = 8
 _NAME_CELLS = 14
 
 
-def show(timeline: Timeline, console: Console) -> None:
-    """Prints since when heads have had their roles, and the measures of the heads that change most."""
-    console.print(drawing(timeline, console.width))
-
-
-def drawing(timeline: Timeline, width: int) -> RenderableType:
-    """All that is printed, in so many columns."""
+def show(timeline: Timeline, console: Console) -> RenderableType:
+    """Since when heads have had their roles, and the measures of the heads that change most."""
+    width = console.width
     parts: list[RenderableType] = [Text(f"{model_of(timeline.run)}: {title_line(timeline)}", style="bold")]
     texts = [step_text(step) for step in timeline.steps]
     cell = max(6, *(len(text) + 2 for text in texts)) if texts else 6

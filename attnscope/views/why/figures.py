@@ -8,8 +8,7 @@ import numpy as np
 
 from attnscope.records.why.score import Why
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Number, colormap
-from attnscope.views.drawing.inks import hex_of, ink_on
+from attnscope.views.drawing.canvas import FAINT, INK
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.style import USUAL, Style
@@ -50,18 +49,10 @@ def pairs_page(record: Why, lettering: Lettering) -> Page:
     page = Page(width, lettering)
     page.head(title_of(record), score_line(record))
     high = max(float(np.abs(values).max()), 1e-12)
-    colors, boxes, fills = colormap(_SIGNED), [], []
-    for row, column in np.ndindex(values.shape):
-        boxes.append((corner[0] + column * cell_w, corner[1] + row * cell_h, cell_w - 1, cell_h - 1))
-        fills.append(hex_of(colors, 0.5 + 0.5 * float(values[row, column]) / high))
-    page.fill(boxes, fills)
+    by_place = {place: float(value) for place, value in np.ndenumerate(values)}
+    cells = page.grid_cells(corner, (cell_w, cell_h), by_place, _SIGNED, lambda value: 0.5 + 0.5 * value / high)
     if cell_w >= 3.2 * size:
-        page.numbers(
-            [
-                Number(x + w / 2, y + h / 2, number(float(value)), size, ink_on(fill))
-                for (x, y, w, h), fill, value in zip(boxes, fills, values.flat, strict=True)
-            ]
-        )
+        page.number_cells(list(cells.values()), [number(value) for value in by_place.values()], size)
     for row, name in enumerate(left):
         at = corner[1] + (row + 0.5) * cell_h
         page.write(corner[0] - 8, at, name, size, ha="right", va="center_baseline", color=INK)

@@ -13,15 +13,15 @@ from rich.text import Text
 from attnscope.errors import amount
 from attnscope.records.why.heads import SIDES, WhyHeads
 from attnscope.views.tables.numbers import fixed, interval, percent
-from attnscope.views.tables.plain_text import dim_lines, spell_out_text
+from attnscope.views.tables.plain_text import dim_lines, spell_out_parts
 from attnscope.views.tables.table import Column, Table
 from attnscope.views.tables.wording import model_of
 
 _MOST_HEADS, _MOST_PARTS = 12, 3
 
 
-def show(record: WhyHeads, console: Console) -> None:
-    """Prints for the heads that rest most on one earlier head what they rest on, at the key and at the query."""
+def show(record: WhyHeads, console: Console) -> RenderableType:
+    """What the heads that rest most on one earlier head rest on, at the key and at the query."""
     texts = f"{amount(record.corpus['n_texts'], 'text')}, {amount(record.corpus['n_tokens'], 'token')}"
     title = f"{model_of(record.run)} · what heads' choices of keys rest on · {texts}"
     is_head = np.array([part.kind == "head" for part in record.parts])
@@ -35,9 +35,8 @@ def show(record: WhyHeads, console: Console) -> None:
         f"{amount(rest, 'more head')} in the record: --json, or -o" if rest else "",
         *record.run.get("notes", ()),
     ]
-    said: list[RenderableType] = [Text(title, style="bold"), Text(), _table(record, shown), Text(), *dim_lines(notes)]
-    for part in said:
-        console.print(spell_out_text(part, console) if isinstance(part, Text) else part)
+    parts = [Text(title, style="bold"), Text(), _table(record, shown), Text(), *dim_lines(notes)]
+    return spell_out_parts(parts, console)
 
 
 def _table(record: WhyHeads, shown: list[int]) -> Table:

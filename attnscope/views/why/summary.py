@@ -31,8 +31,9 @@ def score_line(record: Why) -> str:
         masked = f"; a mask hides {' and '.join(f'{n} {side}' for side, n in sides.items() if n)}"
         masked += " key" if hidden == 1 else " keys"
     mean = f"the mean {number(record.mean)} of the {amount(record.n_keys, 'key')} that it may attend to{masked}"
-    excess = signed(record.excess)
-    return f"weight {weight(record.weight)}; score {number(record.score)}, {excess} nats from {mean}"
+    side = "above" if record.excess >= 0 else "below"
+    excess = f"{number(abs(record.excess))} nats {side} {mean}"
+    return f"weight {weight(record.weight)}; score {number(record.score)}, {excess}"
 
 
 def notes_of(record: Why) -> list[str]:

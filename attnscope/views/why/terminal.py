@@ -10,23 +10,17 @@ from rich.text import Text
 
 from attnscope.records.why.score import Why
 from attnscope.views.tables.numbers import signed
-from attnscope.views.tables.plain_text import dim_lines, spell_out_text
+from attnscope.views.tables.plain_text import dim_lines, spell_out_parts
 from attnscope.views.tables.table import Column, Table
 from attnscope.views.why.summary import lists_of, notes_of, score_line, title_of
 
 _MOST = 10
 
 
-def show(record: Why, console: Console) -> None:
-    """Prints the parts that add most through the query, through the key, and the pairs that add most."""
-    parts: list[RenderableType] = [
-        Text(title_of(record), style="bold"),
-        Text(score_line(record)),
-        Text(),
-        tables(record),
-    ]
-    for part in [*parts, Text(), *dim_lines(notes_of(record))]:
-        console.print(spell_out_text(part, console) if isinstance(part, Text) else part)
+def show(record: Why, console: Console) -> RenderableType:
+    """The parts that add most through the query, through the key, and the pairs that add most."""
+    said = Text(title_of(record), style="bold"), Text(score_line(record))
+    return spell_out_parts([*said, Text(), tables(record), Text(), *dim_lines(notes_of(record))], console)
 
 
 def tables(record: Why) -> Table:

@@ -19,24 +19,27 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
+from attnscope.core.measures.backends.numba_arithmetic import (
+    LOW,
+    exponential,
+    lay_by_number,
+    logarithm,
+    multiply,
+    single,
+)
 from attnscope.core.measures.backends.numba_compiler import compile_for, share
 from attnscope.core.measures.backends.numba_vectors import (
     LANES,
     call_for,
     choose,
-    exponent,
-    fraction,
     fused,
     highest,
     larger,
     load,
     positive,
-    put,
-    raise_exponent,
     ramp,
     spread,
     store,
-    take,
     total,
     widen,
 )
@@ -44,57 +47,16 @@ from attnscope.core.measures.backends.numba_vectors import (
 _f4, _i4, _i8, _f8 = types.float32, types.int32, types.int64, types.float64
 _F4, _F8, _I4, _I8 = (types.Array(dtype, 1, "C") for dtype in (_f4, _f8, _i4, _i8))
 
-BUILT_WITH = "f465d3028f547f13"
-"""The hash of numba_compiler.py and numba_vectors.py: numba compiles this file again only where it changes."""
+BUILT_WITH = "288727c7df1ecea3"
+"""The hash of numba_arithmetic.py, numba_compiler.py and numba_vectors.py: numba compiles this file again only where it
+changes."""
 
-_LOW = -87.0
-"""Where exponentials end: further below the largest, a score has no weight."""
 
 _TOGETHER = 4096
 """Weights of rows that go from step to step together: 16 kB."""
 
 _MARGIN = 2 * LANES
 """Numbers before and behind a row of weights, into which the window around a query at its ends reaches."""
-
-
-@njit(forceinline=True)
-def _number(x):
-    return spread(np.float32(x))
-
-
-@njit(forceinline=True)
-def _exp(x):
-    """E to the power of _LOW to 0, and 0 for _LOW: a power of two, put in by its bits, times a polynomial."""
-    magic = _number(12582912.0)
-    shifted = fused(x, _number(1.44269504), magic)
-    whole = shifted - magic
-    rest = fused(whole, _number(-0.6931471805599453), x)
-    p = _number(1.381454010472719e-3)
-    p = fused(p, rest, _number(8.368745195609744e-3))
-    p = fused(p, rest, _number(4.166839079138633e-2))
-    p = fused(p, rest, _number(1.6666520398318580e-1))
-    p = fused(p, rest, _number(4.9999993432076767e-1))
-    p = fused(p, rest, _number(1.0))
-    p = fused(p, rest, _number(1.0))
-    return choose(_number(_LOW), x, _number(0.0), raise_exponent(p, shifted))
-
-
-@njit(forceinline=True)
-def _log(x):
-    """The natural logarithm of positive float64 numbers, within 1e-11: the series of the inverse hyperbolic tangent."""
-    part, power, root = fraction(x), exponent(x), spread(1.4142135623730951)
-    power = choose(part, root, power + spread(1.0), power)
-    part = choose(part, root, part * spread(0.5), part)
-    s = (part - spread(1.0)) / (part + spread(1.0))
-    z = s * s
-    p = spread(1 / 13)
-    p = fused(p, z, spread(1 / 11))
-    p = fused(p, z, spread(1 / 9))
-    p = fused(p, z, spread(1 / 7))
-    p = fused(p, z, spread(1 / 5))
-    p = fused(p, z, spread(1 / 3))
-    p = fused(p, z, spread(1.0))
-    return fused(power, spread(0.6931471805599453), (s + s) * p)
 
 
 class Given(NamedTuple):
@@ -158,58 +120,6 @@ _GIVEN = types.NamedTuple((_I4, _F4, _F4, _I8, _I8, _I8, _I8, _I8, _F4, _I8, _I8
 
 
 @njit
-def _lay_by_number(keys, first, step, n_keys, width, scale, n_padded, found):
-    """Keys times the scale, (width, padded key), with zeros behind."""
-    for k in range(n_keys):
-        for i in range(width):
-            put(found, i * n_padded + k, take(keys, first + k * step + i) * scale)
-    for i in range(width):
-        for k in range(n_keys, n_padded):
-            put(found, i * n_padded + k, np.float32(0))
-
-
-@njit
-def _multiply(rows, row, row_step, n_rows, n_shared, columns, column, column_step, n_columns, product, to, to_step):
-    """A product of matrices, (row, shared) times (shared, column), for some too small for BLAS. Arrays are flat.
-
-    Args:
-        rows: From `row` on, `row_step` apart.
-        row: Where they begin.
-        row_step: How far apart they lie.
-        n_rows: How many.
-        n_shared: How many numbers each has.
-        columns: From `column` on, `column_step` apart.
-        column: Where they begin.
-        column_step: How far apart they lie.
-        n_columns: A multiple of LANES.
-        product: From `to` on, rows `to_step` apart; overwritten.
-        to: Where it begins.
-        to_step: How far apart its rows lie.
-    """
-    zeros = _number(0.0)
-    for row_before in range(0, n_rows, 4):
-        r = max(min(row_before, n_rows - 4), 0)  # the last four again: one alone takes as long as four
-        first, there = row + r * row_step, to + r * to_step
-        second = first + row_step * min(1, n_rows - 1)
-        third, fourth = first + row_step * min(2, n_rows - 1), first + row_step * min(3, n_rows - 1)
-        for c in range(0, n_columns, LANES):
-            a, b, d, e = zeros, zeros, zeros, zeros
-            for i in range(n_shared):
-                x = load(columns, column + i * column_step + c)
-                a = fused(spread(take(rows, first + i)), x, a)
-                b = fused(spread(take(rows, second + i)), x, b)
-                d = fused(spread(take(rows, third + i)), x, d)
-                e = fused(spread(take(rows, fourth + i)), x, e)
-            store(product, there + c, a)
-            if n_rows > 1:
-                store(product, there + to_step + c, b)
-            if n_rows > 2:
-                store(product, there + 2 * to_step + c, d)
-            if n_rows > 3:
-                store(product, there + 3 * to_step + c, e)
-
-
-@njit
 def _read_tasks(first_task, last_task, scores, sizes, slots, sinks, given, factors, board, received, active):
     """As `read_rows`, which says what it is given, by one thread: from the first task up to the one before the last."""
     (
@@ -266,8 +176,8 @@ def _read_tasks(first_task, last_task, scores, sizes, slots, sinks, given, facto
     inverse_of, times_of, times_off_of, spread_of = np.empty(room), np.empty(room), np.empty(room), np.empty(room)
     fallen_of = np.zeros(room, np.float32)
     sums_of_hits, sums_of_places = np.empty(LANES), np.empty(LANES)
-    zeros, ones, lanes = _number(0.0), _number(1.0), ramp()
-    low, nothing, one_vector = _number(_LOW), _number(-np.inf), _number(np.float32(LANES))
+    zeros, ones, lanes = single(0.0), single(1.0), ramp()
+    low, nothing, one_vector = single(LOW), single(-np.inf), single(np.float32(LANES))
     text_before = -1
     for task in range(first_task, last_task):
         text_head, part = task // n_chunks, task % n_chunks
@@ -299,7 +209,7 @@ def _read_tasks(first_task, last_task, scores, sizes, slots, sinks, given, facto
             if text_head // group_size != head_before:
                 head_before = text_head // group_size
                 first = text * key_text + kv_head * key_head
-                _lay_by_number(factors.key, first, key_step, n_keys, width, factors.scale, n_padded, keys_of_head)
+                lay_by_number(factors.key, first, key_step, n_keys, width, factors.scale, n_padded, keys_of_head)
             for r in range(n_queries):
                 for i in range(0, width, LANES):
                     call_for(factors.query, (text + 1) * query_text + head * query_head + r * query_step + i)
@@ -307,7 +217,7 @@ def _read_tasks(first_task, last_task, scores, sizes, slots, sinks, given, facto
                 for i in range(0, width, LANES):
                     call_for(factors.key, (text + 1) * key_text + kv_head * key_head + r * key_step + i)
                     call_for(factors.value, (text + 1) * value_text + kv_head * value_head + r * value_step + i)
-            _multiply(
+            multiply(
                 factors.query, text * query_text + head * query_head + part * chunk * query_step, query_step,
                 last_query - part * chunk, width, keys_of_head, 0, n_padded, n_padded, scores, 0, n_padded,
             )  # fmt: skip
@@ -334,13 +244,13 @@ def _read_tasks(first_task, last_task, scores, sizes, slots, sinks, given, facto
                     store(scores, row + k, zeros)
                 last = right - LANES
                 x = load(scores, row + last) + load(apart, last)
-                x = choose(lanes, _number(np.float32(stop - last)), nothing, x)
-                x = choose(lanes, _number(np.float32(start - last)), x, nothing)
+                x = choose(lanes, single(np.float32(stop - last)), nothing, x)
+                x = choose(lanes, single(np.float32(start - last)), x, nothing)
                 store(weights, base + last, x)
                 best = larger(x, nothing)
                 if left < last:
                     x = load(scores, row + left) + load(apart, left)
-                    x = choose(lanes, _number(np.float32(start - left)), x, nothing)
+                    x = choose(lanes, single(np.float32(start - left)), x, nothing)
                     store(weights, base + left, x)
                     best = larger(x, best)
                     for k in range(left + LANES, last, LANES):
@@ -366,13 +276,13 @@ def _read_tasks(first_task, last_task, scores, sizes, slots, sinks, given, facto
             for j in range(0, n_aside, LANES):
                 x = larger(low, load(aside, j))
                 store(aside_below, j, x)
-                store(aside, j, _exp(x))
+                store(aside, j, exponential(x))
             for i in range(n_here):
                 base = i * stride + _MARGIN
-                above, sum_off, sum_times = _number(largest_of[i]), zeros, zeros
+                above, sum_off, sum_times = single(largest_of[i]), zeros, zeros
                 for k in range(base + lefts[i], base + rights[i], LANES):
                     x = larger(low, load(weights, k) - above)
-                    p = _exp(x)
+                    p = exponential(x)
                     store(weights, k, p)
                     sum_off = sum_off + p
                     sum_times = fused(p, x, sum_times)
@@ -394,7 +304,7 @@ def _read_tasks(first_task, last_task, scores, sizes, slots, sinks, given, facto
                 inverse = 1.0 / all_of_it
                 by = np.float32(inverse)
                 bys[i] = by
-                most_weight = _number(by)
+                most_weight = single(by)
                 for j in range(aside_from[i], aside_from[i + 1]):
                     aside[j] *= by
                 worths = (worth_row + q) * n_worth
@@ -406,7 +316,7 @@ def _read_tasks(first_task, last_task, scores, sizes, slots, sinks, given, facto
                     continue
                 cosines = text * cosine_text + q * cosine_query
                 here = q + before
-                away = lanes + _number(np.float32(left - here))
+                away = lanes + single(np.float32(left - here))
                 row_near, row_ahead, squares, row_alike, ties, rare_ties = zeros, zeros, zeros, zeros, zeros, zeros
                 for k in range(left, right, LANES):
                     weight = load(weights, base + k) * most_weight
@@ -459,7 +369,7 @@ def _read_tasks(first_task, last_task, scores, sizes, slots, sinks, given, facto
                     at, there = base + here - reach, worths + q_places
                     weight, counted = load(weights, at), load(worth, there)
                     store(sums_of_places, 0, load(sums_of_places, 0) + widen(weight * counted))
-                    hits = choose(weight, _number(by), counted * _number(share), zeros)
+                    hits = choose(weight, single(by), counted * single(share), zeros)
                     store(sums_of_hits, 0, load(sums_of_hits, 0) + widen(hits))
                     for o in range(LANES, n_offsets):
                         part_of = weights[at + o] * worth[there + o]
@@ -487,7 +397,7 @@ def _read_tasks(first_task, last_task, scores, sizes, slots, sinks, given, facto
                             induced += weight_there
                             induced_off += weight_there * off_rest[text * n_tokens + token + 1]
         if multiplies:
-            _multiply(
+            multiply(
                 scores, 0, n_padded, last_query - part * chunk, n_keys,
                 factors.value, text * value_text + head // group_size * value_head, value_step, value_width,
                 factors.output, text * output_text + head * output_head + part * chunk * output_step, output_step,
@@ -497,9 +407,9 @@ def _read_tasks(first_task, last_task, scores, sizes, slots, sinks, given, facto
                 received[taken + rest[rest_from[text] + i] - first_key] += np.float32(aside_received[i])
                 aside_received[i] = 0
         for i in range(0, n_rows, LANES):
-            store(log_off_of, i, _log(load(off_of, i)))
-            store(sum_of, i, _log(load(sum_of, i)))
-            store(fallen_of, i, _exp(larger(low, load(fallen_of, i))))
+            store(log_off_of, i, logarithm(load(off_of, i)))
+            store(sum_of, i, logarithm(load(sum_of, i)))
+            store(fallen_of, i, exponential(larger(low, load(fallen_of, i))))
         entropy, relative, entropy_off, largest_weight, away_rms = 0.0, 0.0, 0.0, 0.0, 0.0
         evenly, evenly_off = 0.0, 0.0
         for i in range(n_rows):

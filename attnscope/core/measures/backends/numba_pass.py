@@ -62,17 +62,9 @@ how far behind the others those off resting keys stand, columns of QUERY."""
 
 @torch.no_grad()
 def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, buffers: Buffers) -> Tensor:
-    """Attention in tiles, of which the sums are told: all there are, whatever is asked. See `torch_pass.run`.
+    """Attention in tiles, told by its sums: all there are, whatever `names` asks; else the same as `torch_pass.run`.
 
-    Args:
-        call: The attention; its queries are of float32 or less, on the processor.
-        plan: What texts and mask determine.
-        names: Is passed over.
-        read: Gets what each block comes to.
-        buffers: Where scores and weights lie.
-
-    Returns:
-        The output, (batch, n_heads, query, d_value), in the dtype of the values.
+    The call's queries are of float32 or less, on the processor.
     """
     batch, n_heads, n_queries, _ = call.query.shape
     rows = torch.zeros(batch, n_queries, n_heads, call.value.shape[3])

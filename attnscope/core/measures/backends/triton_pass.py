@@ -132,17 +132,9 @@ class Out(NamedTuple):
 
 @torch.no_grad()
 def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, buffers: Buffers) -> Tensor:
-    """Attention, of which the sums are told: all there are, whatever is asked. See `torch_pass.run`.
+    """Attention, of which the sums are told: all there are, whatever `names` asks; else the same as `torch_pass.run`.
 
-    Args:
-        call: The attention, such as `backends.makes` says.
-        plan: What texts and mask determine.
-        names: Is passed over.
-        read: Gets what each block comes to.
-        buffers: Is passed over: no tile leaves the kernel.
-
-    Returns:
-        The output, (batch, n_heads, query, d_value), in the dtype of the values.
+    The call is such as `backends.makes` says. `buffers` is passed over: no tile leaves the kernel.
     """
     batch, n_heads, n_queries, _ = call.query.shape
     rows = call.value.new_zeros(batch, n_queries, n_heads, call.value.shape[3])

@@ -19,6 +19,7 @@ from attnscope.models.hf.check.layers import kinds_of, listed_layers
 from attnscope.models.hf.seam import Plan, perform, rehearse, use_attention
 
 _Found = TypeVar("_Found")
+_Side = TypeVar("_Side")
 Maps = dict[Kind, list[Tensor]]
 
 _WRONG = "the maps could be wrong, so none are shown; try another --dtype"
@@ -94,7 +95,20 @@ def compare(
     """
 
     def check(model: PreTrainedModel, example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> str:
-        return _compare(model, example, ours, theirs, layers, n_layers, allowed)
+        _compare_hidden(model, example, ours, theirs, allowed)
+        for kind, own_maps in ours.maps.items():
+            # Of a model that is no encoder-decoder there is one list of maps, whatever we call its kind.
+            other_maps = theirs.maps.get(kind) or theirs.maps.get("decoder" if kind == "encoder" else "encoder", [])
+            if not other_maps and n_layers[kind] == len(own_maps):
+                continue  # none are given out: equal hidden states and the number of layers have to do
+            if len(other_maps) == n_layers[kind] and layers[kind] == listed_layers(model.config, n_layers[kind]):
+                other_maps = [other_maps[layer] for layer in layers[kind]]  # MiniMax gives out linear layers' too
+            if len(other_maps) != len(own_maps):
+                return f"only {len(own_maps)} of {len(other_maps)} {kind} layers pass transformers' attention interface"
+            sinks = ours.sinks.get(kind, [False] * len(own_maps))
+            for layer, own, other, has_sinks in zip(layers[kind], own_maps, other_maps, sinks, strict=True):
+                _compare_weights(example, kind, layer, own, other, allowed, has_sinks)
+        return ""
 
     allowed = tolerance(model, sum(map(len, ours.maps.values())))
     return _within_rounding(model, example, ours, theirs, allowed, check, notes)
@@ -107,31 +121,6 @@ def compare_hidden(model: PreTrainedModel, example: Example, ours: Outcome, thei
         AttnscopeError: They differ, or are not finite.
     """
     _within_rounding(model, example, ours, theirs, allowed, _compare_hidden)
-
-
-def _compare(
-    model: PreTrainedModel,
-    example: Example,
-    ours: Outcome,
-    theirs: Outcome,
-    layers: Mapping[Kind, Sequence[int]],
-    n_layers: Mapping[Kind, int],
-    allowed: float,
-) -> str:
-    _compare_hidden(model, example, ours, theirs, allowed)
-    for kind, own_maps in ours.maps.items():
-        # Of a model that is no encoder-decoder there is one list of maps, whatever we call its kind.
-        other_maps = theirs.maps.get(kind) or theirs.maps.get("decoder" if kind == "encoder" else "encoder", [])
-        if not other_maps and n_layers[kind] == len(own_maps):
-            continue  # none are given out: equal hidden states and the number of layers have to do
-        if len(other_maps) == n_layers[kind] and layers[kind] == listed_layers(model.config, n_layers[kind]):
-            other_maps = [other_maps[layer] for layer in layers[kind]]  # MiniMax gives out linear layers' states too
-        if len(other_maps) != len(own_maps):
-            return f"only {len(own_maps)} of {len(other_maps)} {kind} layers pass transformers' attention interface"
-        sinks = ours.sinks.get(kind, [False] * len(own_maps))
-        for layer, own, other, has_sinks in zip(layers[kind], own_maps, other_maps, sinks, strict=True):
-            _compare_weights(example, kind, layer, own, other, allowed, has_sinks)
-    return ""
 
 
 def tolerance(model: PreTrainedModel, n_calls: int) -> float:
@@ -326,13 +315,13 @@ def run_eager(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, M
     source = inputs["input_ids"].shape[1]
     target = inputs["decoder_input_ids"].shape[1] if model.config.is_encoder_decoder else source
     return output, {
-        kind: [_drop_filling(weights, *_sizes(source, target)[kind]) for weights in of_kind]
+        kind: [_drop_filling(weights, *queries_and_keys(source, target)[kind]) for weights in of_kind]
         for kind, of_kind in maps.items()
     }
 
 
-def _sizes(source: int, target: int) -> dict[Kind, tuple[int, int]]:
-    """Queries and keys of each kind of attention."""
+def queries_and_keys(source: _Side, target: _Side) -> dict[Kind, tuple[_Side, _Side]]:
+    """What attends in each kind of attention, and to what: of what the encoder reads, and what the decoder does."""
     return {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
 
 
@@ -408,7 +397,7 @@ def not_weights(model: PreTrainedModel, example: Example, kind: Kind, weights: T
     if example.real is not None:
         source = example.real.shape[1]
         target = source if example.target_real is None else example.target_real.shape[1]
-        if shape[2:] != _sizes(source, target)[kind]:
+        if shape[2:] != queries_and_keys(source, target)[kind]:
             return f"has the shape {shape}, not (batch, head, query, key)"
     values = weights.float()
     real = _real_queries(example, kind)
@@ -421,4 +410,28 @@ def not_weights(model: PreTrainedModel, example: Example, kind: Kind, weights: T
         padding = (weights.float() * ~hidden[:, None, None, :]).transpose(1, 2)[real]
         if not float(padding.max()) <= allowed:
             return "gives weight to padding"
+    return ""
+
+
+def explain_no_weights(model: PreTrainedModel, output: Any, runs: Sequence[tuple[Example, Maps]]) -> str:
+    """Why what eager gives out are not the softmax weights of all of a model's attention; "" if they are."""
+    if hidden_states(output) is None:
+        return "it returns no hidden states"
+    for example, maps in runs:
+        for kind, of_kind in maps.items():
+            what = f"{kind} attention" if model.config.is_encoder_decoder else "attention weights"
+            if not of_kind and any("Sdpa" in type(module).__name__ for module in model.modules()):
+                return f'it was built for sdpa, which gives out no {what} (attn_implementation="eager" builds it anew)'
+            if not of_kind:
+                return f"it gives out no {what} of its own"
+            if not all(isinstance(weights, Tensor) for weights in of_kind):
+                return f"its own {what} are no tensors, one for each layer"
+            if len(of_kind) != len(runs[0][1][kind]):
+                return "it gives out other layers when texts are padded"
+            for layer, weights in enumerate(of_kind):
+                wrong = not_weights(model, example, kind, weights, tolerance(model, len(of_kind)))
+                if wrong:
+                    return (
+                        f"its own {kind} layer {layer} {wrong}" if len(maps) > 1 else f"its own layer {layer} {wrong}"
+                    )
     return ""

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.check.compare import check_rows, run_eager, tolerance
+from attnscope.models.hf.check.compare import check_rows, queries_and_keys, run_eager, tolerance
 from attnscope.models.model import Batch
 
 
@@ -54,7 +54,7 @@ def run_one_by_one(run: Callable[[Batch, Probe], Tensor], batch: Batch, probe: P
     real = torch.ones_like(batch.ids, dtype=torch.bool) if batch.mask is None else batch.mask
     written = real if batch.target_ids is None else torch.ones_like(batch.target_ids, dtype=torch.bool)
     written = written if batch.target_mask is None else batch.target_mask
-    sizes = {"encoder": (real, real), "decoder": (written, written), "cross": (written, real)}
+    sides = queries_and_keys(real, written)
     for i in range(len(batch.ids)):
         kept = Weights()
         output = run(_take_text(batch, i), kept)
@@ -62,9 +62,9 @@ def run_one_by_one(run: Callable[[Batch, Probe], Tensor], batch: Batch, probe: P
         padded[:, written[i]] = output
         hidden.append(padded)
         for kind, by_layer in kept.maps.items():
-            queries, keys = (mask[i].to(output.device).nonzero()[:, 0] for mask in sizes[kind])
+            queries, keys = (mask[i].to(output.device).nonzero()[:, 0] for mask in sides[kind])
             for layer, weights in by_layer.items():
-                whole = weights.new_zeros(1, weights.shape[1], *(mask.shape[1] for mask in sizes[kind]))
+                whole = weights.new_zeros(1, weights.shape[1], *(mask.shape[1] for mask in sides[kind]))
                 whole[:, :, queries[:, None], keys] = weights
                 maps.setdefault((kind, layer), []).append(whole)
     if isinstance(probe, Weights):

@@ -19,13 +19,13 @@ SHORTEST = 37
 """Tokens of the second text of a self-check, at the least."""
 
 _WORK_AT_LOAD = 1e10
-"""Parameters x tokens up to which a longer text is tried at load: twice 75 tokens through 135 million parameters."""
+"""Parameters x tokens up to which a longer text is tried at load: twice 74 tokens through 135 million parameters."""
 
 _MAPS_AT_LOAD = 64 * 2**20
 """Bytes of weights that may be held to compare them with eager ones."""
 
 _SCORES = 2 * 2**30
-"""Bytes that eager attention of one layer may take, of which it needs three times its scores."""
+"""Bytes that eager attention of one layer may take: 12 per weight, three times its scores in float32."""
 
 _REACH = re.compile(
     r"(window|window_size|chunk_size|chunk_length|block_size|local_attention|local_radius|index_top_?k"

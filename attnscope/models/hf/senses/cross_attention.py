@@ -20,7 +20,7 @@ from attnscope.core.attention.seam import AttentionCall, Kind, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check.compare import Outcome, compare_hidden, hidden_states, tolerance
 from attnscope.models.hf.check.examples import Example, standing_arguments
-from attnscope.models.hf.check.survey import Survey
+from attnscope.models.hf.check.longer import Survey
 from attnscope.models.hf.parts import silence
 from attnscope.models.hf.seam import attention_function, perform, use_attention
 

@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from attnscope.core.attention.seam import Kind
-from attnscope.errors import AttnscopeError, first_line
+from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check.examples import accepts
-from attnscope.models.hf.check.survey import Survey
+from attnscope.models.hf.check.longer import Survey
 from attnscope.models.hf.network import Network
-from attnscope.models.hf.parts import in_one_line, silence
+from attnscope.models.hf.parts import as_failure, in_one_line, silence
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.hf.senses.cross_attention import compare_cross_attention, result_of, survey_cross_attention
 from attnscope.models.hf.senses.patch_places import Made, Pane, join_tiles, one_grid
@@ -259,11 +259,8 @@ class CaptionReader(CrossAttentionReader):
 
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         processor = getattr(self._processor, "image_processor", self._processor)
-        try:
-            with silence():
-                pixels = processor(images=list(images), return_tensors="pt")["pixel_values"]
-        except Exception as error:
-            raise AttnscopeError(f"the image processor of {self._name} fails: {first_line(error)}") from error
+        with as_failure(f"the image processor of {self._name}"), silence():
+            pixels = processor(images=list(images), return_tensors="pt")["pixel_values"]
         return {"pixel_values": pixels, self.ids_name: torch.tensor([self._ids_of(prompt)])}
 
     def _ids_of(self, text: str) -> list[int]:

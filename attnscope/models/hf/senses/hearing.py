@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.errors import AttnscopeError, first_line
+from attnscope.errors import AttnscopeError
 from attnscope.models.hf.network import Network
-from attnscope.models.hf.parts import hears, in_one_line, sees_sound, takes_recordings
+from attnscope.models.hf.parts import as_failure, hears, in_one_line, sees_sound, takes_recordings
 from attnscope.models.hf.senses.seeing import OTHER_MODELS, tokens_before, whole_grid
 from attnscope.models.model import SensoryInput
 from attnscope.records.maps.pictures import Picture
@@ -122,11 +122,9 @@ class HuggingFaceEars:
 
     def _extract(self, samples: NDArray[np.float32], shape: tuple[int, ...] | None = None) -> Tensor:
         """What the feature extractor makes of samples; refused where it has not the shape that the model takes."""
-        try:
+        with as_failure(f"the feature extractor of {self._name}"):
             made = self._extractor(samples, sampling_rate=int(self._extractor.sampling_rate), return_tensors="pt")
             values: Tensor = made[self._base.main_input_name].to(self._base.dtype)
-        except Exception as error:
-            raise AttnscopeError(f"the feature extractor of {self._name} fails: {first_line(error)}") from error
         if shape is not None and tuple(values.shape) != shape:
             raise AttnscopeError(
                 f"the feature extractor of {self._name} gives {tuple(values.shape)}, the model takes {shape}",

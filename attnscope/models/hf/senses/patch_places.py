@@ -158,9 +158,9 @@ def _llava_next(made: Made) -> list[Pane]:
         at[order[order >= 0]] = np.flatnonzero(order >= 0) + first
         small = at[: side * side].reshape(side, side)
         fine = join_tiles(at[side * side :].reshape(-1, side, side), down, across)
+        first += len(order)
         if not (fine >= 0).any():  # of a narrow photo it keeps what is small alone
             panes.append(Pane(number, False, pixels[0], small))
-            first += len(order)
             continue
         rows, columns = np.flatnonzero((fine >= 0).any(1)), np.flatnonzero((fine >= 0).any(0))
         top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
@@ -170,7 +170,6 @@ def _llava_next(made: Made) -> list[Pane]:
             Pane(number, False, shown, fine[top:bottom, left:right]),
             Pane(number, True, pixels[0], small),
         ]
-        first += len(order)
     return _require_all(panes, first, made)
 
 
@@ -296,12 +295,10 @@ def area_of(shown: NDArray[np.uint8], height: int, width: int) -> tuple[float, f
     if min(height, width) < _LEAST_SIDE:
         return None
     edges = []
-    is_photo = shown[:, :, 2] > 250  # what a picture is filled up with is darker
     for channel, size in ((0, width), (1, height)):
-        along = np.arange(shown.shape[1 - channel]) + 0.5
-        values = shown[:, :, channel].astype(np.float64) if channel == 0 else shown[:, :, 1].astype(np.float64).T
-        real = is_photo if channel == 0 else is_photo.T
-        at = np.broadcast_to(along, values.shape)[real]
+        colours = shown.swapaxes(0, channel)  # what is asked for goes along the second axis
+        values, real = colours[:, :, channel].astype(np.float64), colours[:, :, 2] > 250  # what fills up is darker
+        at = np.broadcast_to(np.arange(values.shape[1]) + 0.5, values.shape)[real]
         there = values[real] / 255 * (size - 1) + 0.5
         if len(np.unique(at)) < 2:
             return None
@@ -313,6 +310,6 @@ def area_of(shown: NDArray[np.uint8], height: int, width: int) -> tuple[float, f
                 "the pictures that the processor makes of this photo do not fit together to the photo",
                 "it is not known where its patches lie, so that none is shown",
             )
-        edges.append((float(start), float(start + slope * shown.shape[1 - channel])))
+        edges.append((float(start), float(start + slope * values.shape[1])))
     (left, right), (top, bottom) = edges
     return round(left, 2), round(top, 2), round(right, 2), round(bottom, 2)

@@ -19,7 +19,7 @@ from transformers.models.auto import processing_auto
 from attnscope.errors import AttnscopeError, first_line, parse_json
 from attnscope.models.hf.check.examples import accepts, patch_order
 from attnscope.models.hf.network import Network
-from attnscope.models.hf.parts import in_one_line, load_errors
+from attnscope.models.hf.parts import as_failure, in_one_line, load_errors
 from attnscope.models.model import Model, SensoryInput
 from attnscope.records.maps.pictures import Picture
 from attnscope.senses.photos import Photo
@@ -84,11 +84,17 @@ def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
 
 def _processor_name(folder: Path) -> str:
     """What preprocessor_config.json calls the image processor; "" where it does not say."""
+    settings = _read_settings(folder / PROCESSOR_FILES[0])
+    return str(settings.get("image_processor_type", "")).removesuffix("Fast")
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    """What a file of settings says; nothing where it cannot be read."""
     try:
-        settings = parse_json((folder / PROCESSOR_FILES[0]).read_text("utf-8"))
+        settings = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError):
-        return ""
-    return str(settings.get("image_processor_type", "")).removesuffix("Fast") if isinstance(settings, dict) else ""
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 class HuggingFaceEyes:
@@ -118,11 +124,8 @@ class HuggingFaceEyes:
                 f"{self._name} came without its image processor",
                 "hand it over: attnscope.load(model, image_processor)",
             )
-        try:
+        with as_failure(f"the image processor of {self._name}", f" on {photo.source}"):
             made = self._processor(images=photo.image, return_tensors="pt")
-        except Exception as error:
-            message = f"the image processor of {self._name} fails on {photo.source}: {first_line(error)}"
-            raise AttnscopeError(message) from error
         pixels, shapes = made.get("pixel_values"), made.get("spatial_shapes")
         if isinstance(pixels, Tensor) and shapes is not None:
             seen = self._see_patches(pixels, shapes, photo)
@@ -260,9 +263,6 @@ def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
     return shown
 
 
-_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
-
-
 def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mapping[str, Any]) -> Any:
     """The processor of a folder for pictures and words, with an image processor that needs Pillow alone.
 
@@ -313,11 +313,8 @@ def without_videos(kind: type) -> type:
 
 def _class_name(folder: Path, model_type: str) -> str:
     """What the files of a folder call the processor; where they do not, the one of the model's type."""
-    for name in _FILES:
-        try:
-            settings = parse_json((folder / name).read_text("utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(settings, dict) and isinstance(settings.get("processor_class"), str):
-            return str(settings["processor_class"])
+    for file in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
+        name = _read_settings(folder / file).get("processor_class")
+        if isinstance(name, str):
+            return name
     return str(getattr(processing_auto, "PROCESSOR_MAPPING_NAMES", {}).get(model_type) or "")

@@ -11,16 +11,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.processing_utils import ProcessorMixin
 
-from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.bounds import require_length
+from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check.examples import Example, accepts, is_paligemma
-from attnscope.models.hf.check.survey import compare_on
+from attnscope.models.hf.check.longer import compare_on
 from attnscope.models.hf.network import Network
-from attnscope.models.hf.parts import in_one_line, silence
+from attnscope.models.hf.parts import as_failure, in_one_line, silence
 from attnscope.models.hf.senses.patch_places import FAMILIES, Made, Pane, Unplaced, area_of, panes_of, slopes
 from attnscope.models.hf.senses.seeing import undo_normalisation
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import limit_template
+from attnscope.models.info import require_length
 from attnscope.models.model import AttentionAxes, Model, SensoryInput
 from attnscope.records import Tokens
 from attnscope.records.maps.pictures import SMALL, Picture
@@ -94,11 +94,7 @@ class VisionLanguageReader:
         raise NotImplementedError
 
     def _write_prompt(self, text: str, n: int) -> tuple[str, list[str]]:
-        """Photos, then the text, as the model's template of chats puts them; what else is worth a note.
-
-        Raises:
-            AttnscopeError: The template fails.
-        """
+        """Photos, then the text, as the model's template of chats puts them; what else is worth a note."""
         if not getattr(self._processor, "chat_template", None):
             mark = str(getattr(self._processor, "image_token", "<image>"))
             plain = "the processor has no chat template: the model reads the pictures, then the text"
@@ -106,11 +102,8 @@ class VisionLanguageReader:
         content: list[dict[str, str]] = [*({"type": "image"} for _ in range(n)), {"type": "text", "text": text}]
         messages: list[Any] = [{"role": "user", "content": content}]
         template = ProcessorMixin.apply_chat_template  # SmolVLM's own needs what is for videos
-        try:
-            with limit_template():
-                prompt = template(self._processor, messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # templates are programs, and raise what they like
-            raise AttnscopeError(f"the chat template of {self._name} fails: {first_line(error)}") from error
+        with as_failure(f"the chat template of {self._name}"), limit_template():
+            prompt = template(self._processor, messages, tokenize=False, add_generation_prompt=True)
         return str(prompt), []
 
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
@@ -153,11 +146,7 @@ class VisionLanguageReader:
 
     @property
     def _picture_id(self) -> int:
-        """The number of the token that stands for pictures.
-
-        Raises:
-            AttnscopeError: The configuration does not name it.
-        """
+        """The number of the token that stands for pictures."""
         config = self._base.config
         found = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
         if not isinstance(found, int):
@@ -165,19 +154,12 @@ class VisionLanguageReader:
         return found
 
     def _run_processor(self, prompt: str, images: Sequence[Any]) -> Any:
-        """What the whole processor makes of photos and a prompt.
-
-        Raises:
-            AttnscopeError: It fails.
-        """
+        """What the whole processor makes of photos and a prompt."""
         # Templates write the token that begins a text themselves.
         start = getattr(self._processor.tokenizer, "bos_token", None)
         options = {"add_special_tokens": False} if start and prompt.startswith(start) else {}
-        try:
-            with silence():
-                return self._processor(text=[prompt], images=images, return_tensors="pt", **options)
-        except Exception as error:
-            raise AttnscopeError(f"the processor of {self._name} fails: {first_line(error)}") from error
+        with as_failure(f"the processor of {self._name}"), silence():
+            return self._processor(text=[prompt], images=images, return_tensors="pt", **options)
 
     def _make(self, images: Sequence[Any], prompt: str) -> Made:
         inputs = self._process(images, prompt)
@@ -195,11 +177,7 @@ class VisionLanguageReader:
     def _place_pictures(
         self, made: Made, photos: Sequence[Photo], prompt: str
     ) -> tuple[tuple[Picture, ...], dict[int, str]]:
-        """The pictures with the places of what stands for their patches; and what to show for each of these.
-
-        Raises:
-            AttnscopeError: It is not known where they stand.
-        """
+        """The pictures with the places of what stands for their patches; and what to show for each of these."""
         at = self._places(made)
         try:
             panes = panes_of(made, self._cut)

@@ -3,7 +3,7 @@ import { stepOf } from "./colour.js";
 import { catalogs, colourColumn, headOf, percent, shortNumber, sidesOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import { el, fill, say, select } from "./dom.js";
-import { showRoles } from "./heads.js";
+import { roleChip, showRoles } from "./heads.js";
 import { filterOf, isAsked } from "./query.js";
 import { Scatter } from "./scatter.js";
 import { addressOf, state, update } from "./state.js";
@@ -15,14 +15,6 @@ const FAINTEST = 50; // the step of the colour scale that the least value has: b
 export function markOf(head) {
   const [role] = head.roles;
   return role ? manifest.roles.marks[role.name] : null;
-}
-
-/** A role with its dot. */
-export function roleChip(role, short = false) {
-  const mark = manifest.roles.marks[role.name];
-  const dot = el("i", { class: "dot" });
-  dot.style.background = mark.color;
-  return el("span", { class: "role", title: mark.what }, dot, `${mark.label}${role.tentative && !short ? " (tentative)" : ""}`);
 }
 
 export class AtlasView {
@@ -287,7 +279,7 @@ export class AtlasView {
         "div",
         { class: "row", role: "option", id: `head${head.at}`, "data-at": head.at, "aria-selected": String(head.at === this.active), "aria-posinset": place + 1, "aria-setsize": this.order.length },
         el("b", {}, head.name),
-        role ? roleChip(role, true) : el("span", { class: "faint" }, "\u2013"),
+        role ? roleChip(role, "", true) : el("span", { class: "faint" }, "\u2013"),
         el("span", { class: "words", title: head.words }, mass ? el("strong", { title: "share of its attention that the query gives to the key" }, percent(mass), " ") : null, head.brief),
         numbers.map((column) => el("span", { class: "number" }, column.unit === "share" && column.name === "explained" ? percent(column.values[head.at]) : shortNumber(column.values[head.at]))),
       );

@@ -3,7 +3,7 @@ import { markOf } from "./atlas.js";
 import { figureOfCard } from "./cardfigure.js";
 import { bare, catalogs, commandOfExample, detailsOf, evenNumber, headOf, percent, predictedOf, sampleOf, shortNumber, warningOf } from "./catalog.js";
 import { manifest } from "./data.js";
-import { canvas, el, fill, say, segmented } from "./dom.js";
+import { canvas, dotOf, el, fill, say, segmented } from "./dom.js";
 import { CanvasPen } from "./pen.js";
 import { Plane } from "./plane.js";
 import { filterOf, isAsked } from "./query.js";
@@ -134,13 +134,11 @@ export class Card {
         { class: "rolelist" },
         head.roles.map((role) => {
           const mark = manifest.roles.marks[role.name];
-          const dot = el("i", { class: "dot" });
-          dot.style.background = mark.color;
           const even = Number.isFinite(role.baseline) ? `, at chance ${shortNumber(role.baseline)}` : "";
           return el(
             "span",
             { class: "role", title: `${mark.what}; threshold ${shortNumber(role.threshold ?? NaN)}, q ${role.q === null ? "\u2013" : Number(role.q).toExponential(0)}` },
-            dot,
+            dotOf(mark.color),
             el("b", {}, mark.label),
             ` ${shortNumber(role.value ?? NaN)}${interval(role.low ?? NaN, role.high ?? NaN)}${even}${role.tentative ? " (tentative)" : ""}`,
           );
@@ -152,14 +150,14 @@ export class Card {
             "p",
             { class: "does" },
             head.words,
-            " ",
+            " · ",
             el(
               "span",
               { class: "faint" },
               predictedOf(description, interval),
             ),
             warning ? el("strong", { class: "unstable" }, ` ! ${warning}`) : null,
-            el("span", { class: "faint sampled" }, ` ${sampleOf(record.descriptions, record.corpus)} ${detailsOf(description)}`),
+            el("span", { class: "faint sampled" }, ["", sampleOf(record.descriptions, record.corpus), detailsOf(description)].filter((said, at) => !at || said).join(" · ")),
           )
         : null,
     );
@@ -378,17 +376,15 @@ export class Card {
       el(
         "div",
         { class: "roles" },
-        near.map(([at, distance]) => {
-          const dot = el("i", { class: "dot" });
-          dot.style.background = markOf(heads[at])?.color || this.colours.line;
-          return el(
+        near.map(([at, distance]) =>
+          el(
             "button",
             { type: "button", class: "chip", "data-near": heads[at].name, title: heads[at].words, onclick: () => update({ head: heads[at].name, ex: -1, q: -1 }) },
-            dot,
+            dotOf(markOf(heads[at])?.color || this.colours.line),
             heads[at].name,
             el("small", {}, shortNumber(distance)),
-          );
-        }),
+          ),
+        ),
       ),
     );
   }

@@ -111,7 +111,7 @@ function nearParts(near, colours) {
  */
 export function figureOfCard({ head, measures, tables, near, drawProfile, colours }) {
   const profile = drawProfile
-    ? [...section("How far it looks: share of attention by offset (bars), uniform attention (line)", colours), { height: 200, draw: (pen, y) => drawProfile(pen.moved(0, y), WIDE, 200) }]
+    ? [...section("How far it looks: share of attention by offset (bars), uniform attention (line)", colours), { height: 200, draw: (pen, y) => pen.moved(0, y, () => drawProfile(pen, WIDE, 200)) }]
     : [];
   const parts = [...titleParts(head, colours), ...profile, ...measureParts(measures, head.at, colours), ...tableParts(tables, colours), ...nearParts(near, colours)];
   return {

@@ -100,7 +100,7 @@ export function warningOf({ agrees, content, other_half: other }) {
 /** From how many texts and queries heads are described. */
 export function sampleOf({ n_texts: drawn, n_queries: queries, n_scored: scored }, corpus) {
   const of = corpus?.n_texts > drawn ? ` of ${corpus.n_texts.toLocaleString("en")}` : "";
-  return `described from ${drawn.toLocaleString("en")}${of} texts (${queries.toLocaleString("en")} queries), scored on ${scored.toLocaleString("en")} of them`;
+  return `described from ${drawn.toLocaleString("en")}${of} texts (${queries.toLocaleString("en")} queries): fitted on ${(drawn - scored).toLocaleString("en")}, scored on ${scored.toLocaleString("en")} others`;
 }
 
 /** A description in fewer words: what it attends to, or the terms with their shares. */

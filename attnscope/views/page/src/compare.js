@@ -313,13 +313,12 @@ export class CompareView {
       draw: (pen) => {
         for (const part of parts) {
           const look = this.looks[part.which];
-          const within = pen.moved(part.x, 0);
-          within.text(this.names[part.which], 0, 10, { size: 12, weight: 600, colour: look.colours.ink });
-          drawHeat(within, this[part.which], { ...part.place, top: part.place.top + 24 }, look, 4);
-          drawScale(within, look, part.place.left, part.height + 30, Math.min(160, part.place.width), [
-            endOf(look.low),
-            endOf(look.high),
-          ]);
+          const ends = [endOf(look.low), endOf(look.high)];
+          pen.moved(part.x, 0, () => {
+            pen.text(this.names[part.which], 0, 10, { size: 12, weight: 600, colour: look.colours.ink });
+            drawHeat(pen, this[part.which], { ...part.place, top: part.place.top + 24 }, look, 4);
+            drawScale(pen, look, part.place.left, part.height + 30, Math.min(160, part.place.width), ends);
+          });
         }
       },
     };

@@ -20,6 +20,13 @@ export function fill(parent, ...children) {
   parent.replaceChildren(...next);
 }
 
+/** A dot of a colour. */
+export function dotOf(colour) {
+  const made = el("i", { class: "dot" });
+  made.style.background = colour;
+  return made;
+}
+
 /** A row of buttons of which one is chosen. */
 export function segmented(label, choices, choose) {
   const buttons = choices.map(([value, shown, title]) =>

@@ -1,7 +1,7 @@
 // Grid: all layers and heads at once.
 import { digits, manifest, matrix, nameOf, rolesOf } from "./data.js";
 import { el, fill, select } from "./dom.js";
-import { HeadGrid, largestOf, paintThumb, showRoles, topOf } from "./heads.js";
+import { HeadGrid, largestOf, paintThumb, roleChip, showRoles, topOf } from "./heads.js";
 import { Legend, drawScale, endOf } from "./heat.js";
 import { widthOf } from "./pen.js";
 import { addressOf, mapOf, state, update } from "./state.js";
@@ -133,17 +133,7 @@ export class GridView {
       );
     }
     const place = map.heads.findIndex((pair) => pair.join(".") === spec);
-    const roles = rolesOf(map.kind, spec).map((role) => {
-      const mark = manifest.roles.marks[role.name];
-      const dot = el("i", { class: "dot" });
-      dot.style.background = mark.color;
-      return el(
-        "span",
-        { class: "role" },
-        dot,
-        `${mark.label} ${digits(role.value).slice(0, -2)}${role.tentative ? " (tentative)" : ""}`,
-      );
-    });
+    const roles = rolesOf(map.kind, spec).map((role) => roleChip(role, ` ${digits(role.value).slice(0, -2)}`));
     return fill(
       this.read,
       el("b", {}, nameOf(spec)),

@@ -1,6 +1,6 @@
 // All heads as thumbnails: a large grid, or a small one beside a view.
 import { breathe, heldOf, manifest, matrix, nameOf, rolesOf } from "./data.js";
-import { el, fill } from "./dom.js";
+import { dotOf, el, fill } from "./dom.js";
 import { paintPooled } from "./heat.js";
 import { mapOf, state } from "./state.js";
 
@@ -231,6 +231,12 @@ export class HeadGrid {
   }
 }
 
+/** A role with its dot, its value where one is told, and unless `short` whether it is tentative. */
+export function roleChip(role, value = "", short = false) {
+  const { color, label, what } = manifest.roles.marks[role.name];
+  return el("span", { class: "role", title: what }, dotOf(color), `${label}${value}${role.tentative && !short ? " (tentative)" : ""}`);
+}
+
 /**
  * Chips of roles that filter heads, each with its mark, its name and how many heads have it.
  *
@@ -246,13 +252,11 @@ export function showRoles(host, roles, chosen, choose) {
   const focused = document.activeElement?.dataset?.role;
   const chips = Object.entries({ ...manifest.roles?.marks, unclassified: none }).map(([name, { color, label, what }]) => {
     if (!counts.has(name)) return null;
-    const dot = el("i", { class: "dot" });
-    dot.style.background = color;
     const pressed = String(chosen === name);
     return el(
       "button",
       { type: "button", class: "chip", "aria-pressed": pressed, title: what, "data-role": name, onclick: () => choose(name) },
-      dot,
+      dotOf(color),
       label,
       el("small", {}, String(counts.get(name))),
     );

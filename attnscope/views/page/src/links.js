@@ -1,6 +1,6 @@
 // Links: the text twice, and lines between tokens; several heads at once.
 import { digits, matrix, nameOf } from "./data.js";
-import { canvas, el, fill, say, select } from "./dom.js";
+import { canvas, dotOf, el, fill, say, select } from "./dom.js";
 import { tellKept } from "./kept.js";
 import { CanvasPen, fitted, widthOf } from "./pen.js";
 import { axesOf, state, update } from "./state.js";
@@ -112,8 +112,6 @@ export class LinksView {
     fill(
       this.legend,
       heads.map(({ spec, colour }) => {
-        const dot = el("i", { class: "dot" });
-        dot.style.background = colour;
         return el(
           "button",
           {
@@ -124,7 +122,7 @@ export class LinksView {
             "aria-label": `${nameOf(spec)}${heads.length > 1 ? ": take it away" : ""}`,
             onclick: () => heads.length > 1 && this.toggle(spec),
           },
-          dot,
+          dotOf(colour),
           nameOf(spec),
           heads.length > 1 ? el("small", { "aria-hidden": "true" }, "×") : null,
         );
@@ -324,13 +322,11 @@ export class LinksView {
         focus.side === "q" ? " attends to" : " is attended by",
       ),
       links.map((link) => {
-        const dot = el("i", { class: "dot" });
-        dot.style.background = this.heads[link.number].colour;
         const at = focus.side === "q" ? link.column : link.row;
         return el(
           "span",
           { class: "role link", "data-at": at, "data-spec": this.heads[link.number].spec },
-          this.heads.length > 1 ? dot : null,
+          this.heads.length > 1 ? dotOf(this.heads[link.number].colour) : null,
           `${other.labels[at]} `,
           el("b", {}, digits(link.weight)),
         );
@@ -423,7 +419,7 @@ export class LinksView {
           pen.text(nameOf(spec), x + 15, 9, { size: 12, colour: this.app.palette.ink });
           x += 26 + widthOf(nameOf(spec), 12);
         }
-        this.paint(pen.moved(0, 24), lay, 0, height, this.focused());
+        pen.moved(0, 24, () => this.paint(pen, lay, 0, height, this.focused()));
       },
     };
   }

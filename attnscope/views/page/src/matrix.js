@@ -1,8 +1,8 @@
 // Matrix: one head's map, read cell by cell.
-import { digits, matrix, nameOf, rankOf, rolesOf, manifest } from "./data.js";
+import { digits, matrix, nameOf, rankOf, rolesOf } from "./data.js";
 import { el, fill, say } from "./dom.js";
 import { Heat, Legend, addressOfView, drawHeat, drawScale, endOf, seenOf, viewAt } from "./heat.js";
-import { topOf } from "./heads.js";
+import { roleChip, topOf } from "./heads.js";
 import { keptOf, tellKept } from "./kept.js";
 import { axesOf, mapOf, state, update } from "./state.js";
 import { whyOf } from "./why.js";
@@ -74,13 +74,7 @@ export function spoken(shown, { row, column }) {
 
 /** The head that is shown, in words: its name and roles. */
 export function titleOf(spec) {
-  const roles = rolesOf(mapOf().kind, spec).map((role) => {
-    const mark = manifest.roles.marks[role.name];
-    const dot = el("i", { class: "dot" });
-    dot.style.background = mark.color;
-    return el("span", { class: "role", title: mark.what }, dot, `${mark.label}${role.tentative ? " (tentative)" : ""}`);
-  });
-  return [el("b", {}, nameOf(spec)), roles];
+  return [el("b", {}, nameOf(spec)), rolesOf(mapOf().kind, spec).map((role) => roleChip(role))];
 }
 
 /** A list of tokens with their weights as bars, up to 1. */

@@ -75,6 +75,14 @@ export class CanvasPen {
     draw();
     this.context.restore();
   }
+
+  /** Draws with the origin elsewhere. */
+  moved(dx, dy, draw) {
+    this.context.save();
+    this.context.translate(dx, dy);
+    draw();
+    this.context.restore();
+  }
 }
 
 const XML = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
@@ -92,49 +100,43 @@ export class SvgPen {
     this.clips = 0;
   }
 
+  /** Adds an element; attributes that are undefined are left out. */
+  put(name, attributes, inside = null) {
+    const told = Object.entries(attributes).filter(([, value]) => value !== undefined);
+    const said = told.map(([key, value]) => ` ${key}="${typeof value === "number" ? short(value) : value}"`).join("");
+    this.parts.push(inside === null ? `<${name}${said}/>` : `<${name}${said}>${inside}</${name}>`);
+  }
+
   rect(x, y, width, height, fill, alpha = 1) {
-    this.parts.push(
-      `<rect x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}" fill="${fill}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`,
-    );
+    this.put("rect", { x, y, width, height, fill, opacity: alpha < 1 ? alpha : undefined });
   }
 
   dot(x, y, radius, fill, alpha = 1) {
-    this.parts.push(`<circle cx="${short(x)}" cy="${short(y)}" r="${short(radius)}" fill="${fill}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`);
+    this.put("circle", { cx: x, cy: y, r: radius, fill, opacity: alpha < 1 ? alpha : undefined });
   }
 
   frame(x, y, width, height, colour, thick = 1) {
-    this.parts.push(
-      `<rect x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}" fill="none" stroke="${colour}" stroke-width="${thick}"/>`,
-    );
+    this.put("rect", { x, y, width, height, fill: "none", stroke: colour, "stroke-width": thick });
+  }
+
+  path(d, colour, thick, alpha) {
+    this.put("path", { d, fill: "none", stroke: colour, "stroke-width": thick, opacity: alpha < 1 ? alpha : undefined });
   }
 
   line(x1, y1, x2, y2, colour, thick = 1, alpha = 1) {
-    this.parts.push(
-      `<path d="M${short(x1)} ${short(y1)}L${short(x2)} ${short(y2)}" fill="none" stroke="${colour}" stroke-width="${short(thick)}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`,
-    );
+    this.path(`M${short(x1)} ${short(y1)}L${short(x2)} ${short(y2)}`, colour, thick, alpha);
   }
 
   curve(x1, y1, cx1, cy1, cx2, cy2, x2, y2, colour, thick = 1, alpha = 1) {
-    const path = [
-      `M${short(x1)}`,
-      `${short(y1)}C${short(cx1)}`,
-      short(cy1),
-      short(cx2),
-      short(cy2),
-      short(x2),
-      short(y2),
-    ].join(" ");
-    this.parts.push(
-      `<path d="${path}" fill="none" stroke="${colour}" stroke-width="${short(thick)}"${alpha < 1 ? ` opacity="${short(alpha)}"` : ""}/>`,
-    );
+    const bend = [cx1, cy1, cx2, cy2, x2, y2].map(short).join(" ");
+    this.path(`M${short(x1)} ${short(y1)}C${bend}`, colour, thick, alpha);
   }
 
   text(said, x, y, { size = 12, colour = "#000", align = "left", weight = 400, turn = 0 } = {}) {
+    const look = { dy: "0.35em", "font-size": size, "font-weight": weight, fill: colour };
+    const transform = turn ? `rotate(${short((turn * 180) / Math.PI)} ${short(x)} ${short(y)})` : undefined;
     const anchor = { left: "start", center: "middle", right: "end" }[align];
-    const turned = turn ? ` transform="rotate(${short((turn * 180) / Math.PI)} ${short(x)} ${short(y)})"` : "";
-    this.parts.push(
-      `<text x="${short(x)}" y="${short(y)}" dy="0.35em" font-size="${short(size)}" font-weight="${weight}" fill="${colour}" text-anchor="${anchor}" xml:space="preserve"${turned}>${xml(said)}</text>`,
-    );
+    this.put("text", { x, y, ...look, "text-anchor": anchor, "xml:space": "preserve", transform }, xml(said));
   }
 
   image(source, sx, sy, sw, sh, x, y, width, height) {
@@ -142,16 +144,22 @@ export class SvgPen {
     cut.width = Math.max(1, Math.ceil(sw));
     cut.height = Math.max(1, Math.ceil(sh));
     cut.getContext("2d").drawImage(source, sx, sy, sw, sh, 0, 0, cut.width, cut.height);
-    this.parts.push(
-      `<image x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${cut.toDataURL("image/png")}"/>`,
-    );
+    const how = { preserveAspectRatio: "none", style: "image-rendering:pixelated", href: cut.toDataURL("image/png") };
+    this.put("image", { x, y, width, height, ...how });
   }
 
   within(x, y, width, height, draw) {
     const name = `c${this.clips++}`;
-    this.parts.push(
-      `<clipPath id="${name}"><rect x="${short(x)}" y="${short(y)}" width="${short(width)}" height="${short(height)}"/></clipPath><g clip-path="url(#${name})">`,
-    );
+    this.parts.push(`<clipPath id="${name}">`);
+    this.put("rect", { x, y, width, height });
+    this.parts.push(`</clipPath><g clip-path="url(#${name})">`);
+    draw();
+    this.parts.push("</g>");
+  }
+
+  /** Draws with the origin elsewhere. */
+  moved(dx, dy, draw) {
+    this.parts.push(`<g transform="translate(${short(dx)} ${short(dy)})">`);
     draw();
     this.parts.push("</g>");
   }

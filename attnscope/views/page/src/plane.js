@@ -1,6 +1,6 @@
 // Queries and keys: the sampled tokens of a head as points in the directions that make its scores, or its outputs.
 import { catalogs, percent, shortNumber } from "./catalog.js";
-import { el, fill, segmented, select } from "./dom.js";
+import { dotOf, el, fill, segmented, select } from "./dom.js";
 import { Scatter } from "./scatter.js";
 import { update } from "./state.js";
 
@@ -136,11 +136,7 @@ export class Plane {
     fill(
       this.legend,
       shapes,
-      names.map((name) => {
-        const dot = el("i", { class: "dot" });
-        dot.style.background = colour.get(name);
-        return el("span", { class: "role" }, dot, this.by === "what" ? LETTERS[name] : name, el("small", { class: "faint" }, ` ${counts.get(name)}`));
-      }),
+      names.map((name) => el("span", { class: "role" }, dotOf(colour.get(name)), this.by === "what" ? LETTERS[name] : name, el("small", { class: "faint" }, ` ${counts.get(name)}`))),
     );
     return (token) => colour.get(tokens[token][this.by]) || colours.line;
   }

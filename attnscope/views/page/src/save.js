@@ -30,57 +30,10 @@ function provenance() {
 
 function drawAll(pen, figure, colours, [width, height]) {
   pen.rect(0, 0, width, height, colours.ground);
-  const moved = new Moved(pen, MARGIN, MARGIN);
-  figure.draw(moved);
+  pen.moved(MARGIN, MARGIN, () => figure.draw(pen));
   pen.within(0, height - FOOT, width - MARGIN, FOOT, () =>
     pen.text(provenance(), MARGIN, height - FOOT / 2, { size: 10, colour: colours.faint }),
   );
-}
-
-/** A pen whose origin is elsewhere. */
-class Moved {
-  constructor(pen, dx, dy) {
-    this.pen = pen;
-    this.d = [dx, dy];
-  }
-
-  rect(x, y, ...rest) {
-    this.pen.rect(x + this.d[0], y + this.d[1], ...rest);
-  }
-
-  frame(x, y, ...rest) {
-    this.pen.frame(x + this.d[0], y + this.d[1], ...rest);
-  }
-
-  dot(x, y, ...rest) {
-    this.pen.dot(x + this.d[0], y + this.d[1], ...rest);
-  }
-
-  line(x1, y1, x2, y2, ...rest) {
-    const [dx, dy] = this.d;
-    this.pen.line(x1 + dx, y1 + dy, x2 + dx, y2 + dy, ...rest);
-  }
-
-  curve(x1, y1, cx1, cy1, cx2, cy2, x2, y2, ...rest) {
-    const [dx, dy] = this.d;
-    this.pen.curve(x1 + dx, y1 + dy, cx1 + dx, cy1 + dy, cx2 + dx, cy2 + dy, x2 + dx, y2 + dy, ...rest);
-  }
-
-  text(said, x, y, how) {
-    this.pen.text(said, x + this.d[0], y + this.d[1], how);
-  }
-
-  image(source, sx, sy, sw, sh, x, y, width, height) {
-    this.pen.image(source, sx, sy, sw, sh, x + this.d[0], y + this.d[1], width, height);
-  }
-
-  within(x, y, width, height, draw) {
-    this.pen.within(x + this.d[0], y + this.d[1], width, height, draw);
-  }
-
-  moved(dx, dy) {
-    return new Moved(this.pen, this.d[0] + dx, this.d[1] + dy);
-  }
 }
 
 function quoted(field) {

@@ -57,11 +57,7 @@ class Patched:
         self.patches = dict(patches)
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
-        """
+        """Computes an attention with what is put in; shape and dtype: see `Probe`."""
         patches = self.patches.get((call.kind, call.layer), ())
 
         def put(by: By, tensor: Tensor) -> Tensor:
@@ -98,11 +94,7 @@ class Activations:
         self.outputs: dict[Place, Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and keeps it.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype and unit of the values.
-        """
+        """Computes an attention, and keeps it; shape and dtype: see `Probe`."""
         output = self._compute(call)
         place = (call.kind, call.layer)
         # Copies, for a network may compute in place with what it was given.
@@ -162,11 +154,7 @@ class Leaves:
         self.tensors: dict[tuple[Place, By], Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention with gradient.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype and unit of the values.
-        """
+        """Computes an attention with gradient; shape and dtype: see `Probe`."""
 
         def watch(by: By, tensor: Tensor, cut: bool = False) -> Tensor:
             if by not in self._by:

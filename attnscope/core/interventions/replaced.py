@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, allowed, attend, may_attend, select_heads
+from attnscope.core.attention.seam import AttentionCall, allowed, attend, may_attend, select_heads, select_part
 
 LEAST = -1e4
 """The score of a weight of 0: exp of it is 0 in every precision, and it is finite, as biases must be."""
@@ -70,13 +70,7 @@ class Replaced:
         self._compute = compute
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention with the weights of some heads replaced.
-
-        Args:
-            call: The attention.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
+        """Computes an attention with the weights of some heads replaced; shape and dtype: see `Probe`.
 
         Raises:
             ValueError: A replacement names a head that there is not, or its scores do not fit.
@@ -88,7 +82,7 @@ class Replaced:
         for one in replacements:
             if not all(0 <= head < call.n_heads for head in one.heads):
                 raise ValueError(f"{call.kind} layer {call.layer} has {call.n_heads} heads; got heads {one.heads}")
-            chosen = _replace_scores(_select_texts(select_heads(call, one.heads), one.texts), one)
+            chosen = _replace_scores(select_part(select_heads(call, one.heads), one.texts), one)
             output[one.texts, list(one.heads)] = one.compute(chosen)
         return output
 
@@ -115,33 +109,17 @@ def _replace_scores(call: AttentionCall, by: Replacement) -> AttentionCall:
     )
 
 
-def _select_texts(call: AttentionCall, texts: slice) -> AttentionCall:
-    def of_texts(tensor: Tensor | None) -> Tensor | None:
-        shared = tensor is None or tensor.ndim < 4 or len(tensor) == 1
-        return tensor if tensor is None or shared else tensor[texts]
-
-    return replace(
-        call,
-        query=call.query[texts],
-        key=call.key[texts],
-        value=call.value[texts],
-        mask=of_texts(call.mask),
-        bias=of_texts(call.bias),
-    )
-
-
-def on_key(n_keys: int, key: int = 0) -> Float[Tensor, "1 1 1 key"]:
-    """Scores of a head that attends to one key alone; where it may not, to all others alike.
+def on_first_key(n_keys: int) -> Float[Tensor, "1 1 1 key"]:
+    """Scores of a head that attends to the first key alone; where it may not, to all others alike.
 
     Args:
         n_keys: How many keys there are.
-        key: The key, from 0.
 
     Returns:
-        (1, 1, 1, key): 0 for that key and LEAST for all others, in nats.
+        (1, 1, 1, key): 0 for the first key and LEAST for all others, in nats.
     """
     scores = torch.full((n_keys,), LEAST)
-    scores[key] = 0.0
+    scores[0] = 0.0
     return scores[None, None, None]
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.probes import SumsOverQueries
-from attnscope.core.attention.replaced import scores_of
 from attnscope.core.attention.seam import AttentionCall, attend_with_weights, may_attend
+from attnscope.core.interventions.replaced import scores_of
 
 DOUBLINGS = 12
 """Offsets below 16 and counts of keys below 8 are told apart; above, in 4 and in 2 classes for each doubling."""
@@ -58,11 +58,7 @@ class MeanPattern(SumsOverQueries):
     """
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and adds up its weights.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), in the dtype of the values.
-        """
+        """Computes an attention, and adds up its weights; shape and dtype: see `Probe`."""
         output, weights = attend_with_weights(call)
         place, real, seen = (call.kind, call.layer), self._real.get(call.kind), may_attend(call)
         counted = seen if real is None else seen & real.to(seen.device)[:, None, :, None]

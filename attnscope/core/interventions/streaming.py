@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.core.attention.seam import AttentionCall, attend
+from attnscope.core.attention.seam import AttentionCall, attend, select_part
 
 QUERY_BLOCK = 256
 """Queries that are computed at once, each with the sink and at most so many more keys than the window has."""
@@ -51,20 +51,7 @@ def attend_streaming(
         seen = (distance >= 0) & ((distance < recent_size) | (keys < sink_size)[None])
         if call.window is not None:
             seen = seen & (distance < call.window)
-        if call.mask is not None:
-            seen = seen & _cut(call.mask, queries, keys)
-        output[:, :, queries] = attend(
-            replace(
-                call, query=call.query[:, :, queries], key=call.key[:, :, keys], value=call.value[:, :, keys],
-                mask=seen, bias=None if call.bias is None else _cut(call.bias, queries, keys), is_causal=False,
-                window=None,
-            )
-        )  # fmt: skip
+        part = select_part(call, queries=queries, keys=keys)
+        seen = seen if part.mask is None else seen & part.mask
+        output[:, :, queries] = attend(replace(part, mask=seen, is_causal=False, window=None))
     return output
-
-
-def _cut(shared: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """The rows and columns of a mask or a bias that broadcasts to the scores."""
-    shared = shared[(None,) * (4 - shared.ndim)]
-    rows = shared if shared.shape[2] == 1 else shared[:, :, queries]
-    return rows if rows.shape[3] == 1 else rows[..., keys]

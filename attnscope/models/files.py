@@ -1,0 +1,175 @@
+"""Which files of a folder, of the Hub or of its cache hold a model's weights, and what files hash to."""
+
+import contextlib
+import hashlib
+import re
+import threading
+from collections.abc import Collection
+from pathlib import Path
+
+from attnscope.errors import AttnscopeError, first_line, parse_json
+
+
+def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
+    """The files that hold the model's weights, sorted by name: safetensors, whole or in shards.
+
+    Args:
+        folder: The model's folder.
+        allow_pickle: Whether pickles will do where there are no safetensors.
+
+    Raises:
+        AttnscopeError: There are none, or shards are missing, or there are only pickles and those are not allowed.
+    """
+    present = {path.name for path in folder.iterdir()}
+    for stem in ("model.safetensors", *(["pytorch_model.bin"] if allow_pickle else [])):
+        if stem in present:
+            return [folder / stem]
+        if f"{stem}.index.json" in present:
+            return _shards(folder, f"{stem}.index.json", present)
+    raise _no_weights(str(folder), present)
+
+
+def weights_sha256(folder: Path) -> str:
+    """The hash of a model's weights: one file's SHA-256, or that of sorted "name:hash" lines for several files.
+
+    Remembers what it hashed (until a file changes), and a second thread that asks waits for the first, so that a
+    thread can hash while torch loads. Hashing frees the interpreter lock.
+    """
+    files = weight_files(folder, allow_pickle=True)
+    hashes = {path.name: file_sha256(path) for path in files}
+    if len(hashes) == 1:
+        return next(iter(hashes.values()))
+    lines = "".join(f"{name}:{value}\n" for name, value in sorted(hashes.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
+    try:
+        names = sorted(set(parse_json((folder / index).read_text("utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise AttnscopeError(f"{folder / index} lists no weights: {first_line(error)}", "get the file again") from error
+    missing = [name for name in names if name not in present]
+    if missing or not names:
+        raise AttnscopeError(
+            f"{folder} lacks {missing[0] if missing else 'weights'}: {len(missing)} of {len(names)} shards are missing",
+            "get the missing files, or delete the folder to download it again",
+        )
+    return [folder / name for name in names]
+
+
+def _no_weights(where: str, names: Collection[str]) -> AttnscopeError:
+    pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
+    if pickles:
+        return AttnscopeError(
+            f"{where} holds its weights only as a pickle, {pickles[0]}, and loading one can run any code",
+            "--allow-pickle if you trust where it came from, or convert it to model.safetensors",
+        )
+    others = sorted(name for name in names if name.endswith((".h5", ".msgpack", ".gguf", ".onnx", ".safetensors")))
+    found = f" (found {', '.join(others[:3])})" if others else ""
+    return AttnscopeError(f"{where} holds no model.safetensors{found}", "give a folder or a Hub id with safetensors")
+
+
+def holds_gguf(folder: Path) -> bool:
+    """Whether a folder's weights, configuration and tokenizer are a GGUF file, which transformers unpacks."""
+    return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
+
+
+def require_model(folder: Path, allow_pickle: bool) -> None:
+    """Refuses a folder that lacks a configuration or weights, by an AttnscopeError."""
+    if holds_gguf(folder):
+        return
+    if not (folder / "config.json").is_file():
+        inner = sorted(path.parent for path in folder.glob("*/config.json"))
+        hint = f"did you mean {inner[0]}?" if inner else "a model's folder holds config.json, weights and tokenizer"
+        raise AttnscopeError(f"{folder} holds no config.json, so it is not a model's folder", hint)
+    weight_files(folder, allow_pickle=allow_pickle)
+
+
+def name_weights(repo_id: str, names: Collection[str], allow_pickle: bool) -> set[str]:
+    """Which of the files of a Hub repository hold its weights; an AttnscopeError where none do."""
+    for stem in ("model.safetensors", *(["pytorch_model.bin"] if allow_pickle else [])):
+        if stem in names:
+            return {stem}
+        if f"{stem}.index.json" in names:
+            prefix, _, suffix = stem.partition(".")
+            shard = re.compile(rf"{prefix}-\d+-of-\d+\.{suffix}")
+            return {name for name in names if shard.fullmatch(name)}
+    raise _no_weights(f"{repo_id} on the Hub", names)
+
+
+MAIN = "main"
+"""The branch of a Hub repository that is meant where no revision is named."""
+
+
+HUB = "Hugging Face Hub, "
+"""What the origin of a model of the Hub begins with; its id and commit follow."""
+
+
+def describe_origin(repo_id: str, folder: Path) -> str:
+    """What records say of where a snapshot came from."""
+    return f"{HUB}{repo_id}@{folder.name}"
+
+
+def _cache() -> Path:
+    from huggingface_hub import constants  # this module of it loads in milliseconds, its API does not
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def cached_ids() -> list[str]:
+    """The ids of all models in the cache, complete or not, sorted."""
+    try:
+        return sorted(path.name.removeprefix("models--").replace("--", "/") for path in _cache().glob("models--*"))
+    except OSError:  # the home folder of another user, as sudo leaves it
+        return []
+
+
+def cached_folder(repo_id: str, allow_pickle: bool = False, revision: str = MAIN) -> Path | None:
+    """The snapshot of a Hub model in the cache, if it is complete. Reads the documented layout: the API takes 0.6 s."""
+    with contextlib.suppress(OSError, ValueError, AttnscopeError):
+        folder = find_snapshot(repo_id, revision)
+        require_model(folder, allow_pickle)
+        return folder
+    return None
+
+
+def find_snapshot(repo_id: str, revision: str) -> Path:
+    """Where the snapshot of a revision lies, or would lie."""
+    home = _cache() / f"models--{repo_id.replace('/', '--')}"
+    named = home / "refs" / revision
+    return home / "snapshots" / (named.read_text("ascii").strip() if named.is_file() else revision)
+
+
+_hash_lock = threading.Lock()
+
+
+_hashed: dict[tuple[Path, int, int], str] = {}
+
+
+def hashes() -> dict[tuple[Path, int, int], str]:
+    """The hashes that this process knows, by path, size and time of change, for processes that it starts."""
+    with _hash_lock:
+        return dict(_hashed)
+
+
+def remember_hashes(found: dict[tuple[Path, int, int], str]) -> None:
+    """Takes over what `hashes` of another process gave: files that have not changed need no hashing again."""
+    with _hash_lock:
+        _hashed.update(found)
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hex; remembered until it changes.
+
+    Raises:
+        AttnscopeError: It cannot be read.
+    """
+    try:
+        with _hash_lock, path.open("rb") as file:
+            state = path.stat()
+            key = (path.resolve(), state.st_size, state.st_mtime_ns)
+            if key not in _hashed:
+                _hashed[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            return _hashed[key]
+    except OSError as error:
+        raise AttnscopeError(f"cannot read {path}: {error.strerror or first_line(error)}") from error

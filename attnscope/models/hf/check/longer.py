@@ -1,0 +1,203 @@
+"""What was found out of a model's attention, and its comparison with eager attention on longer texts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from attnscope.core.attention.seam import Kind, attend
+from attnscope.errors import AttnscopeError, first_line, is_out_of_memory
+from attnscope.models.hf.check.compare import (
+    Outcome,
+    compare,
+    compare_hidden,
+    explain_no_weights,
+    run_eager,
+    run_eager_or_own,
+    tolerance,
+)
+from attnscope.models.hf.check.examples import (
+    LENGTHS,
+    Example,
+    long_example,
+    max_tokens,
+    standing_arguments,
+)
+from attnscope.models.hf.check.reach import length_at_load, length_beyond, longest_compared, reaches
+from attnscope.models.hf.seam import Plan, Seen, perform, rehearse, use_attention
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What was found out.
+
+    Attributes:
+        path: "seam" or "eager".
+        plan: On the seam: which call is which.
+        layers: Kind -> numbers of the layers that have attention, in the order of computation.
+        n_layers: Kind -> how many layers there are, with and without attention.
+        n_heads: Kind -> the most query heads of a layer.
+        n_kv_heads: Kind -> the most key/value heads of a layer.
+        extras: What the forward must be given besides the inputs.
+        d_model: Width of the hidden states.
+        checked: Whether it was compared with eager.
+        notes: What a user must know to read the pictures truly.
+        reaches: Windows and the like that the texts of the comparison did not reach past yet, in tokens, sorted.
+        refusals: Of these, those beyond which what would be shown differs from eager, and what was said of it.
+        beside: Whether modules that the plan does not name attend too, as those of a tower for pictures do.
+        through: What is called instead of the model, to run it; see `seam.perform`.
+    """
+
+    path: str
+    plan: Plan
+    layers: Mapping[Kind, tuple[int, ...]]
+    n_layers: Mapping[Kind, int]
+    n_heads: Mapping[Kind, int]
+    n_kv_heads: Mapping[Kind, int]
+    extras: Mapping[str, Any]
+    d_model: int
+    checked: bool
+    notes: tuple[str, ...]
+    reaches: list[int] = field(default_factory=list)
+    refusals: dict[int, AttnscopeError] = field(default_factory=dict)
+    beside: bool = False
+    through: Callable[..., Any] | None = None
+
+
+def order_outcome(found: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
+    """What passed the seam, by kind of attention and in the order of layers."""
+    counters = dict.fromkeys(found.plan, 0)
+    calls: dict[Kind, list[Seen]] = {}
+    for one in seen:
+        number, places = counters.get(one.module, 0), found.plan.get(one.module, ())
+        if number >= len(places):
+            raise AttnscopeError("self-check: a padded batch computes more attentions than a single text")
+        calls.setdefault(places[number][0], []).append(one)
+        counters[one.module] = number + 1
+    maps = {kind: [one.weights for one in of_kind] for kind, of_kind in calls.items()}
+    sinks = {kind: [one.call.sinks is not None for one in of_kind] for kind, of_kind in calls.items()}
+    return Outcome.of(output, maps, sinks)
+
+
+def check_long(model: PreTrainedModel, found: Survey) -> str:
+    """The second self-check at load: on a text beyond what the configuration names, as far as that is cheap.
+
+    Returns:
+        On the seam: why it does not see the whole; of the eager path: what a user must know. "" if all is well.
+
+    Raises:
+        AttnscopeError: What is seen differs from eager.
+    """
+    n_heads = sum(found.n_heads[kind] * len(layers) for kind, layers in found.layers.items())
+    length = length_at_load(model, n_heads)
+    found.reaches[:] = [reach for reach in reaches(model.config) if length_beyond(reach) > length]
+    return _check_at(model, found, length, with_maps=True)
+
+
+def check_beyond(model: PreTrainedModel, found: Survey, inputs: Mapping[str, Any]) -> None:
+    """Compares with eager once more where a text comes that reaches past a window that no comparison reached yet.
+
+    What was found out remembers how each comparison ended: windows that were shown truly are compared once, and texts
+    beyond one that was not are always refused. A comparison that was cut short, by an interruption or for want of
+    memory, is made anew.
+
+    Raises:
+        AttnscopeError: What would be shown differs from eager.
+    """
+    n_tokens = max((inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in inputs), default=0)
+    now = [reach for reach in found.reaches if reach < n_tokens]
+    if not now or not found.checked:
+        return
+    for refused in (found.refusals[reach] for reach in now if reach in found.refusals):
+        raise AttnscopeError(refused.message, refused.hint)
+    most = longest_compared(max(found.n_heads.values()))
+    lengths = [length_beyond(reach) for reach in now if length_beyond(reach) <= most]
+    if lengths:
+        limit = max_tokens(model)
+        try:
+            with torch.no_grad():
+                _check_at(model, found, lengths[-1] if limit is None else min(lengths[-1], limit), with_maps=False)
+        except AttnscopeError as error:
+            found.refusals[now[len(lengths) - 1]] = error
+            raise
+    found.reaches[:] = [reach for reach in found.reaches if reach >= n_tokens]
+
+
+def _check_at(model: PreTrainedModel, found: Survey, n_tokens: int, *, with_maps: bool) -> str:
+    """Compares hidden states, and weights if they are few enough to hold, with eager on a text of so many tokens."""
+    example = long_example(model, n_tokens)
+    if example is None or n_tokens <= LENGTHS[1]:
+        return ""
+    example.inputs.update(found.extras)
+    if found.path == "eager":
+        own = _own_outcome(model, example)
+        return "" if own is None else _check_eager_at(model, found, example, own)
+    try:
+        if with_maps:
+            ours = order_outcome(found, *rehearse(model, example.inputs))
+        else:
+            ours = Outcome.of(perform(model, example.inputs, found.plan, attend), {})
+    except Exception:
+        if _own_outcome(model, example) is None:
+            return ""
+        raise
+    theirs = run_eager_or_own(model, example, with_maps=with_maps)
+    if not with_maps:
+        compare_hidden(model, example, ours, theirs, _tolerance_of(model, found))
+        return ""
+    reason = compare(model, example, ours, theirs, found.layers, found.n_layers)
+    return f"on a text of {n_tokens} tokens {reason}" if reason else ""
+
+
+def compare_on(model: PreTrainedModel, found: Survey, example: Example) -> None:
+    """Compares hidden states on an input that comes with what the model computes as it is, in no more memory than that.
+
+    Args:
+        model: The model.
+        found: What was found out of it.
+        example: The input; what is beside the model's own attention may attend too, as of `seam.perform`.
+
+    Raises:
+        AttnscopeError: What would be shown differs from it.
+    """
+    if found.path != "seam" or not found.checked:
+        return
+    example.inputs.update({**standing_arguments(model), **found.extras})
+    with use_attention(model, None):
+        own = Outcome.of(model(**example.inputs), {})
+    ours = Outcome.of(perform(model, example.inputs, found.plan, attend, beside=True), {})
+    compare_hidden(model, example, ours, own, _tolerance_of(model, found))
+
+
+def _own_outcome(model: PreTrainedModel, example: Example) -> Outcome | None:
+    """What a model computes as it is; None where it takes no text of this length, whatever its configuration says."""
+    try:
+        with use_attention(model, None):
+            return Outcome.of(model(**example.inputs), {})
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return None
+
+
+def _check_eager_at(model: PreTrainedModel, found: Survey, example: Example, own: Outcome) -> str:
+    try:
+        output, maps = run_eager(model, example.inputs)
+        wrong = explain_no_weights(model, output, [(example, maps)])
+    except Exception as error:
+        wrong = f"with eager attention it fails: {shorten(error)}"
+    else:
+        compare_hidden(model, example, Outcome.of(output, {}), own, _tolerance_of(model, found))
+    n_tokens = next(iter(example.inputs.values())).shape[1]
+    return f"Of a text of {n_tokens} tokens {wrong}: such texts are refused." if wrong else ""
+
+
+def _tolerance_of(model: PreTrainedModel, found: Survey) -> float:
+    return tolerance(model, sum(map(len, found.layers.values())))
+
+
+def shorten(error: BaseException) -> str:
+    """What an error says, in one line without its full stop."""
+    return (error.message if isinstance(error, AttnscopeError) else first_line(error)).rstrip(".")

@@ -1,0 +1,82 @@
+"""Words and punctuation marks as numbers: the tokenizer of the glass boxes."""
+
+import hashlib
+import sys
+import unicodedata
+from collections.abc import Iterator
+from functools import lru_cache
+
+from attnscope.records import Tokens
+from attnscope.text import build_tokens, word_spans
+
+BOS, REST, SEP, EOS = range(4)
+SPECIAL = ("[BOS]", "[REST]", "[SEP]", "[EOS]")
+FIRST_PUNCTUATION = 8
+FIRST_WORD = FIRST_PUNCTUATION + sys.maxunicode + 1
+CODE_BITS = 22
+VOCABULARY = 1 << CODE_BITS
+
+
+class OwnTokenizer:
+    """Words and punctuation marks, each with a fixed number: [BOS] [REST] text [EOS], or … text [SEP] text [EOS].
+
+    Words are those of `text.word_spans`. Case and Unicode composition make no difference to a token's number; its
+    label is the text itself. A punctuation mark's number is 8 + its code point; a word's is a hash (BLAKE2b) into the
+    rest of the 2**22 numbers.
+    """
+
+    name = "words and punctuation marks, hashed to 4,194,304 numbers"
+    mask_id = chat = None
+
+    def ordinary_ids(self) -> list[int]:
+        """Numbers of words, one in a thousand of them: all would be millions."""
+        return list(range(FIRST_WORD, VOCABULARY, 997))
+
+    def spell(self, number: int) -> str:
+        """A number is a hash, and its word is not known."""
+        return ""
+
+    def encode(self, text: str, pair: str | None = None) -> Tokens:
+        """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
+        rows = [_special_row(BOS, 0), _special_row(REST, 0), *_split(text, 0)]
+        if pair is not None:
+            rows += [_special_row(SEP, 0), *_split(pair, 1)]
+        rows.append(_special_row(EOS, 0 if pair is None else 1))
+        ids, pieces, offsets, special, segments = zip(*rows, strict=True)
+        return build_tokens(
+            text,
+            ids=ids,
+            pieces=pieces,
+            offsets=offsets,
+            special=special,
+            segments=segments,
+            pair=pair,
+            style="plain",
+        )
+
+
+_Row = tuple[int, str, tuple[int, int], bool, int]
+
+
+def _special_row(number: int, segment: int) -> _Row:
+    return number, SPECIAL[number], (0, 0), True, segment
+
+
+def _split(text: str, segment: int) -> Iterator[_Row]:
+    for start, end in word_spans(text):
+        word = text[start:end]
+        yield _number(word), word, (start, end), False, segment
+
+
+@lru_cache(maxsize=2**16)
+def _number(word: str) -> int:
+    if len(word) == 1 and _is_punctuation(word):
+        return FIRST_PUNCTUATION + ord(word)
+    plain = unicodedata.normalize("NFC", unicodedata.normalize("NFC", word).casefold())
+    digest = hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return FIRST_WORD + int.from_bytes(digest, "little") % (VOCABULARY - FIRST_WORD)
+
+
+def _is_punctuation(char: str) -> bool:
+    """Whether word_spans sets a character apart as punctuation: Unicode's P categories, and ASCII symbols."""
+    return unicodedata.category(char)[0] == "P" or ("!" <= char <= "~" and not char.isalnum())

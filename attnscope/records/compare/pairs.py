@@ -1,0 +1,219 @@
+"""How heads change from one text to another, or from one photo or question to another. NumPy only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.records.compare.record import Comparison
+from attnscope.records.frame.codec import build, shaped
+from attnscope.records.frame.pair_tables import Floats, HeadPlace, head_name, place_of
+from attnscope.records.maps.pictures import Picture, picture_from
+from attnscope.records.maps.tokens import Tokens
+
+_DIVERGENCE = "divergence."
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class ChangedPair(Comparison):
+    """How the rows of every head change from one thing that a model reads to another: which heads change most.
+
+    Attributes:
+        run: What made it. Plain JSON values.
+        kind: "encoder" or "decoder".
+        heads: Layer and number of each head.
+        weights: What each head attends to in the first, float32.
+        other_weights: The same in the second.
+        equal: Which of the aligned queries are equal tokens, (pair,), bool; the others are replaced.
+        divergences: Of each aligned query by measure ("hellinger": squared; "jensen_shannon": nats), (head, pair); NaN
+            where a row is empty.
+        measure: That by which heads are ranked.
+        query: The token that heads were asked about; None = none.
+        queries: Which of the aligned pairs it names.
+    """
+
+    run: Mapping[str, Any]
+    kind: str
+    heads: tuple[HeadPlace, ...]
+    weights: NDArray[np.float32]
+    other_weights: NDArray[np.float32]
+    equal: NDArray[np.bool_] = field(metadata=shaped("n_queries"))
+    divergences: Mapping[str, Floats] = field(metadata=shaped("heads n_queries"))
+    measure: str = "hellinger"
+    query: str | None = None
+    queries: tuple[int, ...] = ()
+
+    def overall(self, measure: str | None = None) -> Floats:
+        """How much each head's rows change, (head,): the root of the mean divergence over queries equal in both texts.
+
+        NaN where there are none.
+        """
+        return _root_mean(self.divergences[measure or self.measure][:, self.equal])
+
+    def at_query(self, measure: str | None = None) -> Floats:
+        """The same at the tokens that `query` names, (head,); NaN without one."""
+        return _root_mean(self.divergences[measure or self.measure][:, list(self.queries)])
+
+    def ranked(self) -> list[int]:
+        """The heads by how much they change, most first: at the query if there is one, else overall."""
+        change = self.at_query() if self.queries else self.overall()
+        return [int(head) for head in np.argsort(-change, kind="stable") if not math.isnan(change[head])]
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """A row a head: its change overall and at the query, by each measure."""
+        names = list(self.divergences)
+        yield "head", *(f"{name}_{where}" for name in names for where in ("overall", "at_query"))
+        changes = [change(name).tolist() for name in names for change in (self.overall, self.at_query)]
+        for place, *values in zip(self.heads, *changes, strict=True):
+            yield head_name(place), *values
+
+    def facts(self) -> dict[str, Any]:
+        """What stands beside run, kind, heads and arrays, as plain JSON values."""
+        ranked = [head_name(self.heads[head]) for head in self.ranked()]
+        return {"measure": self.measure, "query": self.query, "queries": self.queries, "ranked": ranked}
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The numbers by name."""
+        held = {f"{_DIVERGENCE}{name}": values for name, values in self.divergences.items()}
+        return {"weights": self.weights, "other_weights": self.other_weights, "equal": self.equal, **held}
+
+    def require_whole(self) -> None:
+        """Refuses divergences that are none, and queries that are not there."""
+        super().require_whole()
+        if any(np.any(each < 0) for each in self.divergences.values()):
+            raise ValueError("a divergence is less than 0")
+        if self.measure not in self.divergences or any(not 0 <= pair < len(self.equal) for pair in self.queries):
+            raise ValueError("its divergences do not fit its heads and queries")
+
+    @classmethod
+    def _shared(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """The fields that both shapes have."""
+        heads, queries = tuple(map(place_of, data["heads"])), tuple(data["queries"])
+        named = [name for name in arrays if name.startswith(_DIVERGENCE)]
+        divergences = {name.removeprefix(_DIVERGENCE): arrays[name] for name in named}
+        weights = {name: np.asarray(arrays[name], np.float32) for name in ("weights", "other_weights")}
+        same = {name: data[name] for name in ("run", "kind", "measure", "query")}
+        equal = np.asarray(arrays["equal"], np.bool_)
+        return {**same, **weights, "heads": heads, "equal": equal, "divergences": divergences, "queries": queries}
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class MinimalPair(ChangedPair):
+    """How the rows of every head change from one text to another that differs from it in little.
+
+    Tokens are aligned: equal ones, and replaced ones where as many stand in one text as in the other. A row is compared
+    over aligned keys, and over those of one text alone, which weigh 0 in the other.
+
+    Weights are those of the text's own queries and keys, (head, query, key).
+
+    Attributes:
+        tokens: The two texts, token by token.
+        aligned: Places of aligned tokens in the first and in the second text, (pair, 2), int64, ascending.
+        changes: What was done to the weights after the model gave them: "hide_special".
+    """
+
+    shape: ClassVar[str] = "texts"
+    tokens: tuple[Tokens, Tokens]
+    aligned: NDArray[np.int64] = field(metadata=shaped("n_queries 2"))
+    changes: tuple[str, ...] = ()
+
+    def unmatched(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Places of the tokens that the other text has nothing for, in the first and in the second text."""
+        return tuple(  # type: ignore[return-value]  # two of them
+            tuple(sorted(set(range(len(tokens))) - set(self.aligned[:, side].tolist())))
+            for side, tokens in enumerate(self.tokens)
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What stands beside run, kind, heads and arrays, as plain JSON values."""
+        tokens = [tokens.as_json() for tokens in self.tokens]
+        return {"tokens": tokens, **super().facts(), "unmatched": self.unmatched(), "changes": self.changes}
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The numbers by name."""
+        return super().arrays() | {"aligned": self.aligned}
+
+    @classmethod
+    def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> MinimalPair:
+        first, second = (build(Tokens, tokens) for tokens in data["tokens"])
+        aligned = np.asarray(arrays["aligned"], np.int64).reshape(-1, 2)
+        shared = cls._shared(data, arrays)
+        return cls(**shared, tokens=(first, second), aligned=aligned, changes=tuple(data["changes"]))
+
+    def require_whole(self) -> None:
+        """Refuses what every pair does, and weights and places of other tokens."""
+        super().require_whole()
+        sizes = [len(tokens) for tokens in self.tokens]
+        shapes = [(len(self.heads), n, n) for n in sizes]
+        if [self.weights.shape, self.other_weights.shape] != shapes or (
+            len(self.aligned) and (self.aligned.min() < 0 or (self.aligned.max(0) >= sizes).any())
+        ):
+            raise ValueError("its weights do not fit its tokens")
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PicturePair(ChangedPair):
+    """How what words give to a picture changes from one photo to another, or from one question to another.
+
+    Rows are compared over the cells of one grid over all that the model saw, and over all that is elsewhere, together.
+
+    Weights are what aligned words give to the cells, (head, word, row, column).
+
+    Attributes:
+        texts: What was asked of the first, and of the second.
+        words: The labels of aligned words in both, (first, second).
+        pictures: What the model saw, resized so that the cells of the grid are whole pixels.
+    """
+
+    shape: ClassVar[str] = "pictures"
+    texts: tuple[str, str]
+    words: tuple[tuple[str, str], ...] = field(metadata=shaped("n_queries"))
+    pictures: tuple[Picture, Picture]
+
+    @property
+    def asked(self) -> list[int]:
+        """The words that maps are of: those that are named, else those that are equal in both, else all."""
+        return list(self.queries) or np.flatnonzero(self.equal).tolist() or list(range(len(self.words)))
+
+    def maps(self, head: int) -> tuple[Floats, Floats]:
+        """What the words of `asked` give to the cells on average, (row, column), in the first and in the second."""
+        first, second = (w[head, self.asked].mean(0, dtype=np.float64) for w in (self.weights, self.other_weights))
+        return first, second
+
+    def facts(self) -> dict[str, Any]:
+        """What stands beside run, kind, heads and arrays, as plain JSON values."""
+        words, pictures = [list(pair) for pair in self.words], [picture.describe() for picture in self.pictures]
+        return {"texts": list(self.texts), "words": words, "pictures": pictures, **super().facts()}
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The numbers by name."""
+        return super().arrays() | {f"picture_{number}": one.pixels for number, one in enumerate(self.pictures)}
+
+    @classmethod
+    def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> PicturePair:
+        first, second = (picture_from(one, arrays[f"picture_{number}"]) for number, one in enumerate(data["pictures"]))
+        if first is None or second is None or first.grid != second.grid:
+            raise ValueError("its pictures are not of one grid")
+        words = tuple((str(ours), str(theirs)) for ours, theirs in data["words"])
+        ours, theirs = map(str, data["texts"])
+        return cls(**cls._shared(data, arrays), texts=(ours, theirs), words=words, pictures=(first, second))
+
+    def require_whole(self) -> None:
+        """Refuses what every pair does, and weights of other words or cells."""
+        super().require_whole()
+        shape = (len(self.heads), len(self.words), *self.pictures[0].grid)
+        if {self.weights.shape, self.other_weights.shape} != {shape}:
+            raise ValueError("its weights do not fit its words and pictures")
+
+
+def _root_mean(divergences: Floats) -> Floats:
+    known = ~np.isnan(divergences)
+    counts = known.sum(1)
+    sums = np.where(known, divergences, 0.0).sum(1)
+    change: Floats = np.sqrt(np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0))
+    return change

@@ -1,0 +1,107 @@
+"""How well do the heads that listen to words time them? Word times by dynamic time warping, on held-out recordings.
+
+Heads are ranked on one half of the recordings and timed on the other, and the other way round. So no recording is
+scored by heads that it helped to choose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from attnscope.core.senses.alignment import align_levels, level_weights
+from attnscope.records.ablation import Effect
+from attnscope.records.relations.word_times import BEST, EVEN, RANDOM, UPPER, TimedList, WordTimes
+
+Floats = NDArray[np.float64]
+Place = tuple[int, int]
+
+MOST_BEST = 16
+"""The best 1, 2, 3 … 16 heads are timed, and the whole list if it is longer."""
+
+N_RANDOM = 5
+"""Random lists of each length for each recording; its error is their mean."""
+
+
+def sizes_of(n_heads: int) -> tuple[int, ...]:
+    """How many of the best heads are timed together, for a list of so many."""
+    return (*range(1, min(n_heads, MOST_BEST) + 1), *((n_heads,) if n_heads > MOST_BEST else ()))
+
+
+class WordErrors:
+    """Errors of word starts, recording by recording.
+
+    Args:
+        ranked: For each half of the recordings the heads, (layer, head), best first by the *other* half.
+        sizes: How many of the best heads are timed together.
+    """
+
+    def __init__(self, ranked: Sequence[Sequence[Place]], sizes: Sequence[int]) -> None:
+        self._ranked, self._sizes = ranked, sizes
+        self._errors: dict[tuple[str, int], list[float]] = {}
+        self._n_words = self._n_recordings = 0
+
+    def add(
+        self, half: int, maps: Mapping[int, NDArray[np.float32]], rows: Sequence[int], starts_s: Sequence[float],
+        even_s: Sequence[float], frame_s: float,
+    ) -> None:  # fmt: skip
+        """Adds a recording.
+
+        Args:
+            half: The half that it is in.
+            maps: Layer -> weights, (head, row, frame): the rows that write the transcript, on frames with sound.
+            rows: For each word to be timed the row that writes its first token.
+            starts_s: When each of them is spoken, in seconds.
+            even_s: When each would be if all words of the recording lasted equally long, in seconds.
+            frame_s: How long a frame lasts, in seconds.
+        """
+        levels = {layer: level_weights(weights).astype(np.float32) for layer, weights in maps.items()}
+        every = [(layer, head) for layer in sorted(levels) for head in range(len(levels[layer]))]
+
+        def error_of(times_s: NDArray[np.floating]) -> float:
+            return float(np.abs(times_s - np.array(starts_s)).mean())
+
+        def error(heads: Sequence[Place]) -> float:
+            frames = align_levels(np.stack([levels[layer][head] for layer, head in heads]))
+            return error_of(frames[list(rows)] * frame_s)
+
+        for size in self._sizes:
+            drawn = np.random.default_rng((size, self._n_recordings))
+            lots = [drawn.permutation(len(every))[:size] for _ in range(N_RANDOM)]
+            self._add(BEST, size, error(self._ranked[half][:size]))
+            self._add(RANDOM, size, float(np.mean([error([every[at] for at in lot]) for lot in lots])))
+        upper = [place for place in every if place[0] >= (max(levels) + 1) // 2]
+        self._add(UPPER, len(upper), error(upper))
+        self._add(EVEN, 0, error_of(np.array(even_s)))
+        self._n_words += len(rows)
+        self._n_recordings += 1
+
+    def _add(self, by: str, n_heads: int, error_s: float) -> None:
+        self._errors.setdefault((by, n_heads), []).append(error_s)
+
+    def word_times(self) -> WordTimes | None:
+        """The errors of all lists; None without recordings."""
+        if not self._errors:
+            return None
+        (upper,) = (np.array(errors) for (by, _), errors in self._errors.items() if by == UPPER)
+        lists = tuple(
+            TimedList(by, n_heads, float(np.mean(errors)), _median(np.array(errors)), _median(np.array(errors) - upper))
+            for (by, n_heads), errors in self._errors.items()
+        )
+        return WordTimes(self._n_recordings, self._n_words, lists)
+
+
+def _median(errors: Floats) -> Effect:
+    """The median with the narrowest symmetric interval of order statistics that covers it in 95% of samples.
+
+    Errors of times are skewed, and some recordings fail whole: Student's interval of their mean held the truth in 41%
+    to 93% of samples of 10 (simulated: 6 shapes). This one assumes no shape; below 6 recordings there is none.
+    """
+    ordered, n = np.sort(errors), len(errors)
+    below = int(binom.ppf(0.025, n, 0.5)) - 1
+    low, high = (ordered[below], ordered[n - 1 - below]) if below >= 0 else (math.nan, math.nan)
+    return Effect(float(np.median(ordered)), float(low), float(high), n)

@@ -1,0 +1,151 @@
+"""What the steps of a trace are held against: the module's own attention, or NumPy's lines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.core.teaching import example, stepwise
+from attnscope.core.teaching.stepwise import Inputs
+from attnscope.errors import require_rounding
+from attnscope.records.teaching.trace import Check, Step
+
+if TYPE_CHECKING:
+    from attnscope.models.inside.around import Surroundings
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """What the steps are held against."""
+
+    name: str
+    outputs: Array
+    weights: Array | None
+    projected: Array | None
+    eps: float
+
+
+def check_steps(
+    steps: tuple[Step, ...], kernel: Kernel, inputs: Inputs, heads: tuple[int, ...], query: int | None
+) -> Check:
+    """Compares the steps with what the kernel computed.
+
+    Raises:
+        AttnscopeError: Weights, outputs or what W_O makes of them differ beyond rounding.
+    """
+    rows = slice(None) if query is None else query
+    outputs = weights = projected = 0.0
+    largest_score = 1.0
+    for step in steps:
+        if step.name == "head_output":
+            outputs = max(outputs, _apart(step.value, kernel.outputs[step.head, rows]))
+        elif step.name == "weights":
+            weights = math.nan if kernel.weights is None else max(
+                weights, _apart(step.value, kernel.weights[step.head, rows])
+            )  # fmt: skip
+        elif step.name == "scores":
+            largest_score = max(largest_score, float(np.abs(step.value).max(initial=0.0)))
+    last = steps[-1]
+    projected = math.nan if kernel.projected is None else _apart(last.value, kernel.projected[rows])
+    # A score rounded to eps·|s| moves a weight by as much, relatively; a sum over d_head columns rounds √d_head times.
+    largest_value = max(1e-30, float(np.abs(inputs.V).max(initial=0.0)))
+    of_weights = 8 * kernel.eps * largest_score * math.sqrt(inputs.d_head)
+    rounding = of_weights * largest_value
+    differences = [("outputs", outputs, rounding)]
+    if kernel.weights is not None:
+        differences.append(("weights", weights, of_weights))
+    if kernel.projected is not None:
+        differences.append((last.name, projected, _rounding_projected(steps, inputs, kernel.eps, rounding)))
+    for name, difference, allowed in differences:
+        require_rounding(
+            f"the steps do not reproduce what the model computed: {name} differ from {kernel.name}",
+            difference,
+            allowed,
+            "try --dtype float64; the maps, which were checked at load, can be seen with: attnscope heatmap",
+        )
+    return Check(kernel.name, weights, outputs, projected, rounding)
+
+
+def _rounding_projected(steps: tuple[Step, ...], inputs: Inputs, eps: float, rounding: float) -> float:
+    """By how much rounding may change what W_O gives: what it makes of that of the outputs, and its own sums."""
+    if inputs.W_O is None:
+        return rounding
+    joined = next(step.value for step in steps if step.name == "joined")
+    size = np.abs(joined) @ np.abs(inputs.W_O).T + (0.0 if inputs.b_O is None else np.abs(inputs.b_O))
+    # Sums are made in 32 bits at the least, and then rounded to the kernel's precision.
+    sums = 8 * min(eps, float(np.finfo(np.float32).eps)) * math.sqrt(inputs.W_O.shape[1])
+    return float(rounding * np.abs(inputs.W_O).sum(1).max() + (eps + sums) * size.max(initial=0.0))
+
+
+def _apart(ours: Array, theirs: Array) -> float:
+    return float(np.abs(ours - theirs).max(initial=0.0))
+
+
+def run_example() -> Kernel:
+    """What attnscope's own module computes on the worked example."""
+    import torch
+
+    from attnscope.core.attention.multihead import MultiHeadAttention
+    from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
+
+    seen: list[AttentionCall] = []
+
+    def keep(call: AttentionCall) -> torch.Tensor:
+        seen.append(call)
+        return attend(call)
+
+    module = MultiHeadAttention(4, example.N_HEADS, identity=True)
+    given = (torch.tensor(x, dtype=torch.float32) for x in (example.Q, example.K, example.V))
+    with torch.no_grad():
+        output, _ = module(*given, probe=keep)
+        weights = attention_weights(seen[0])[0]
+    joined = output.double().numpy()
+    return Kernel(
+        "torch's scaled_dot_product_attention, float32 on cpu", _by_head(joined, example.N_HEADS),
+        weights.double().numpy(), joined, float(torch.finfo(torch.float32).eps),
+    )  # fmt: skip
+
+
+def run_lines(inputs: Inputs) -> Kernel:
+    """What the lines of NumPy compute, for loops to be held against."""
+    lines = [line for head in range(inputs.n_heads) for line in stepwise.head_lines(inputs, head, None)]
+    lines += stepwise.concatenation_lines(inputs, None)
+    values = dict(zip(((line.name, line.head) for line in lines), stepwise.compute(lines, inputs), strict=True))
+    outputs, weights = (
+        np.stack([values[name, head] for head in range(inputs.n_heads)]) for name in ("head_output", "weights")
+    )
+    last = values["joined" if inputs.W_O is None else "output", None]
+    return Kernel("the lines of NumPy, float64", outputs, weights, last, float(np.finfo(np.float64).eps))
+
+
+def read_kernel(found: Surroundings) -> Kernel:
+    """What a model's attention computes."""
+    import torch
+
+    from attnscope.core.attention.seam import attention_weights
+
+    call = found.call
+    fused = call.softcap is None and call.sinks is None
+    name = "torch's scaled_dot_product_attention" if fused else "attnscope's dense attention"
+    dtype = str(call.query.dtype).removeprefix("torch.")
+    return Kernel(
+        f"{name}, {dtype} on {call.query.device}", to_float64(found.output[0]), to_float64(attention_weights(call)[0]),
+        None if found.attended is None else to_float64(found.attended), float(torch.finfo(call.query.dtype).eps),
+    )  # fmt: skip
+
+
+def _by_head(joined: Array, n_heads: int) -> Array:
+    """(query, n_heads * d) -> (n_heads, query, d)."""
+    return joined.reshape(joined.shape[0], n_heads, -1).transpose(1, 0, 2)
+
+
+def to_float64(tensor: Any) -> Array:
+    """A tensor as an array of its shape."""
+    array: Array = tensor.detach().cpu().double().numpy()
+    return array
