@@ -2,6 +2,8 @@
 
 import csv
 import math
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -345,6 +347,35 @@ class TestAlignment:
         aligned, equal, _ = self.of("a b c", "a x c")
         assert aligned == [[0, 0], [1, 1], [2, 2]]
         assert equal == [True, False, True]
+
+    def test_words_that_change_places_are_replaced_one_by_one(self) -> None:
+        aligned, equal, keys = self.of("tom met ann and he left", "ann met tom and he left")
+        assert aligned == [[place, place] for place in range(6)]
+        assert equal == [False, True, False, True, True, True]
+        assert keys == [([place], [place]) for place in range(6)]
+
+    def test_words_that_change_places_beside_an_insertion(self) -> None:
+        aligned, equal, keys = self.of("tom met ann and he left", "ann met tom and so he left")
+        assert aligned == [[0, 0], [1, 1], [2, 2], [3, 3], [4, 5], [5, 6]]
+        assert equal == [False, True, False, True, True, True]
+        assert ([], [4]) in keys
+
+    def test_as_few_edits_as_can_be(self) -> None:
+        """Against a plain recursion, on all pairs of short texts of three words."""
+
+        @cache
+        def least(a: str, b: str) -> int:
+            if not a or not b:
+                return len(a) + len(b)
+            return min(least(a[1:], b[1:]) + (a[0] != b[0]), least(a[1:], b) + 1, least(a, b[1:]) + 1)
+
+        texts = ["".join(letters) for n in range(1, 5) for letters in product("xyz", repeat=n)]
+        for first, second in product(texts, repeat=2):
+            _, _, keys = self.of(" ".join(first), " ".join(second))
+            assert sorted(sum((a for a, _ in keys), [])) == list(range(len(first)))
+            assert sorted(sum((b for _, b in keys), [])) == list(range(len(second)))
+            edits = sum(max(len(a), len(b)) for a, b in keys if [first[i] for i in a] != [second[i] for i in b])
+            assert edits == least(first, second), (first, second)
 
     def test_inserted_tokens_have_nothing(self) -> None:
         aligned, equal, keys = self.of("a c", "a b c")

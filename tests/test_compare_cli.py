@@ -1,6 +1,7 @@
 """`attnscope compare` and `show` of what it wrote, as a user runs them: what is printed and written, how they fail."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,22 @@ def test_a_minimal_pair(run: Run, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "compare.npz", "compare.csv", "change.png", "differences.png", "maps.png", "query-010.png",
     }  # fmt: skip
+
+
+def test_names_that_change_places_keep_their_weights(run: Run) -> None:
+    """What stands where the other name stood is compared with it; a token without a partner has a dash, not a 0."""
+    texts = "Tom met Ann and he left.", "Ann met Tom and he left."
+    status, out, _ = run("compare", texts[0], "--with", texts[1], "--query", "he")
+    assert status == 0
+    assert "−tom  +ann" in out
+    assert "−ann  +tom" in out
+    assert "→ –" not in out
+    assert "– →" not in out
+    assert "overall: the root mean square over the tokens that both texts share" in out
+    status, out, _ = run("compare", texts[0], "--with", "Tom met Ann and so he left.", "--query", "he")
+    assert status == 0
+    assert re.search(r"so +– → [01]\.\d\d", out)
+    assert "–: the other text has no token for this one" in out
 
 
 def test_a_query_that_stands_twice_is_said_to_be_pooled(run: Run) -> None:

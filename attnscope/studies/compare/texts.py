@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -90,9 +89,9 @@ def compare_texts(
 ) -> MinimalPair:
     """Ranks all heads of a model by how much their rows change from one text to another: a minimal pair.
 
-    Tokens are aligned by their longest common runs (Ratcliff & Obershelp, as in Python's difflib). Equal tokens are
-    aligned. Replaced tokens are aligned if both texts have the same number of them. Otherwise, the whole replaced
-    stretch is one key. A key that only one text has weighs 0 in the other.
+    Tokens are aligned by the fewest edits (Levenshtein): tokens that are replaced, inserted or deleted. Between equal
+    tokens, replaced ones are aligned one by one if both texts have the same number of them. Otherwise, the whole
+    replaced stretch is one key. A key that only one text has weighs 0 in the other.
 
     The change of a head is the root of the mean divergence over the queries that are equal in both texts, or over the
     tokens that `query` names.
@@ -161,15 +160,49 @@ def align(first: Tokens, second: Tokens) -> tuple[NDArray[np.int64], NDArray[np.
     pairs: list[tuple[int, int]] = []
     equal: list[bool] = []
     keys: list[tuple[range, range]] = []
-    matcher = difflib.SequenceMatcher(None, first.labels, second.labels, autojunk=False)
-    for what, a, a_end, b, b_end in matcher.get_opcodes():
+    a = b = 0
+    for a_end, b_end in [*_equal_tokens(first.labels, second.labels), (len(first), len(second))]:
         if a_end - a == b_end - b:
             pairs += zip(range(a, a_end), range(b, b_end), strict=True)
-            equal += [what == "equal"] * (a_end - a)
+            equal += [False] * (a_end - a)
             keys += [(range(i, i + 1), range(j, j + 1)) for i, j in zip(range(a, a_end), range(b, b_end), strict=True)]
         else:
             keys.append((range(a, a_end), range(b, b_end)))
+        if a_end < len(first) and b_end < len(second):
+            pairs.append((a_end, b_end))
+            equal.append(True)
+            keys.append((range(a_end, a_end + 1), range(b_end, b_end + 1)))
+        a, b = a_end + 1, b_end + 1
     return np.array(pairs, np.int64).reshape(-1, 2), np.array(equal, np.bool_), keys
+
+
+def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
+    """Places of the equal tokens that stand for each other under the fewest edits, ascending.
+
+    Each replaced, inserted or deleted token is one edit (Levenshtein 1966). Of alignments with as few edits, the one
+    that replaces tokens is chosen.
+    """
+    numbers = {label: number for number, label in enumerate(dict.fromkeys([*first, *second]))}
+    ours, theirs = (np.array([numbers[label] for label in labels], np.int64) for labels in (first, second))
+    inserted = np.arange(len(theirs) + 1)
+    edits = np.empty((len(ours) + 1, len(theirs) + 1), np.int32)
+    edits[0] = inserted
+    for row, token in enumerate(ours, 1):
+        edits[row, 0] = row
+        edits[row, 1:] = np.minimum(edits[row - 1, :-1] + (theirs != token), edits[row - 1, 1:] + 1)
+        edits[row] = np.minimum.accumulate(edits[row] - inserted) + inserted
+    found: list[tuple[int, int]] = []
+    a, b = len(ours), len(theirs)
+    while a and b:
+        if edits[a, b] == edits[a - 1, b - 1] + (ours[a - 1] != theirs[b - 1]):
+            a, b = a - 1, b - 1
+            if ours[a] == theirs[b]:
+                found.append((a, b))
+        elif edits[a, b] == edits[a - 1, b] + 1:
+            a -= 1
+        else:
+            b -= 1
+    return found[::-1]
 
 
 def pairs_named(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.int64]) -> tuple[int, ...]:

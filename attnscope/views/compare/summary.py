@@ -142,8 +142,10 @@ def key_name(ours: str, theirs: str) -> str:
     return printable(ours if ours == theirs else f"{ours}/{theirs}")
 
 
-def largest_change(found: MinimalPair, head: int, pair: int) -> tuple[str, float, float]:
+def largest_change(found: MinimalPair, head: int, pair: int) -> tuple[str, float | None, float | None]:
     """The key whose weight changes most in a row: its label, and its weight in the first and in the second text.
+
+    A key that one text lacks weighs 0 there, and is given as None.
 
     Args:
         found: The comparison.
@@ -154,9 +156,9 @@ def largest_change(found: MinimalPair, head: int, pair: int) -> tuple[str, float
     rows = found.weights[head, query], found.other_weights[head, other]
     first, second = found.tokens
     alone = found.unmatched()
-    keys = [
+    keys: list[tuple[str, float | None, float | None]] = [
         (key_name(first.labels[a], second.labels[b]), float(rows[0][a]), float(rows[1][b])) for a, b in found.aligned
     ]
-    keys += [(printable(first.labels[a]), float(rows[0][a]), 0.0) for a in alone[0]]
-    keys += [(printable(second.labels[b]), 0.0, float(rows[1][b])) for b in alone[1]]
-    return max(keys, key=lambda key: abs(key[1] - key[2]))
+    keys += [(printable(first.labels[a]), float(rows[0][a]), None) for a in alone[0]]
+    keys += [(printable(second.labels[b]), None, float(rows[1][b])) for b in alone[1]]
+    return max(keys, key=lambda key: abs((key[1] or 0.0) - (key[2] or 0.0)))

@@ -128,13 +128,13 @@ def _pair(found: MinimalPair) -> list[RenderableType]:
     said.append(heading(f"the heads whose rows change most {where}, by {distance_name(found.measure)}"))
 
     def pair_of(head: int) -> int:
-        pairs = found.queries or tuple(range(len(found.aligned)))
+        pairs = found.queries or tuple(np.flatnonzero(found.equal).tolist())  # what `overall` is over
         values = found.divergences[found.measure][head, list(pairs)]
         return pairs[int(np.nan_to_num(values, nan=-1.0).argmax())]
 
     def change(head: int) -> Text:
         key, before, after = largest_change(found, head, pair_of(head))
-        return Text.assemble(f"{key} ", (f"{before:.2f} → {after:.2f}", "cyan"))
+        return Text.assemble(f"{key} ", (f"{_weight(before)} → {_weight(after)}", "cyan"))
 
     def query(head: int) -> str:
         return printable(found.tokens[0].labels[found.aligned[pair_of(head), 0]])
@@ -152,8 +152,14 @@ def _pair(found: MinimalPair) -> list[RenderableType]:
         said += [ranked, Text(beside, style="dim"), Text()]
     else:
         said += [ranked, Text()]
-    said += [Text(note, style="dim") for note in hidden_notes(found)]
-    return said
+    notes = ["overall: the root mean square over the tokens that both texts share"]
+    notes += [f"{_weight(None)}: the other text has no token for this one"] if any(found.unmatched()) else []
+    return said + [Text(note, style="dim") for note in [*notes, *hidden_notes(found)]]
+
+
+def _weight(weight: float | None) -> str:
+    """A weight; of a key that is not there, a dash."""
+    return "–" if weight is None else f"{weight:.2f}"
 
 
 def _pictures(found: PicturePair) -> list[RenderableType]:

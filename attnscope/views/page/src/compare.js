@@ -49,8 +49,8 @@ function telling(text, other, most) {
   return `${from ? "\u2026" : ""}${letters.slice(from, from + most).join("")}${from + most < letters.length ? "\u2026" : ""}`;
 }
 
-/** A − B where both have tokens. */
-function difference(a, b) {
+/** A − B where both have tokens; of two texts the second − the first, as in the figures of `compare`. */
+function difference(a, b, sign) {
   const rows = joined(a.rows, b.rows, aligned(a.rows, b.rows));
   const columns = joined(a.columns, b.columns, aligned(a.columns, b.columns));
   const values = new Float32Array(rows.length * columns.length);
@@ -59,7 +59,7 @@ function difference(a, b) {
   for (let row = 0, at = 0; row < rows.length; row++) {
     const [from_a, from_b] = [rows.pairs[row][0] * a.columns.length, rows.pairs[row][1] * b.columns.length];
     for (let column = 0; column < of_a.length; column++, at++) {
-      const value = a.values[from_a + of_a[column]] - b.values[from_b + of_b[column]];
+      const value = sign * (a.values[from_a + of_a[column]] - b.values[from_b + of_b[column]]);
       const size = Math.abs(value);
       values[at] = value;
       apart += size;
@@ -169,7 +169,7 @@ export class CompareView {
     await breathe();
     if (this.asked !== asked) return;
     if (a !== this.a || b !== this.b) {
-      this.d = difference(a, b);
+      this.d = difference(a, b, state.b.startsWith("text") ? -1 : 1);
       this.over = null;
     }
     [this.a, this.b] = [a, b];
@@ -182,7 +182,7 @@ export class CompareView {
       b: { low: 0, high: top, table: colours.one, colours },
       d: { low: -most, high: most, table: colours.two, colours },
     };
-    this.names = { ...this.named(), d: "difference, first − second" };
+    this.names = { ...this.named(), d: `difference, ${state.b.startsWith("text") ? "second − first" : "first − second"}` };
     for (const { which, heat, name, legend } of this.panels) {
       fill(name, this.names[which]);
       name.title = this.names[which];
