@@ -267,12 +267,15 @@ def test_rectangles_cover_each_cell_in_its_colour() -> None:
     np.testing.assert_allclose(covered * 255, shown, atol=1e-9)
 
 
-def test_a_pdf_has_fonts_and_a_page_of_the_width(tmp_path: Path) -> None:
-    (path,) = sentence().only([(1, 3)]).draw(tmp_path, "pdf", width="column", font_size=6)
+@pytest.mark.parametrize(
+    ("width", "inches"), [("column", 3.3), ("85mm", 85 / 25.4), ("8.5cm", 85 / 25.4), ("3.4in", 3.4), ("3.4", 3.4)]
+)
+def test_a_pdf_has_fonts_and_a_page_of_the_width(tmp_path: Path, width: str, inches: float) -> None:
+    (path,) = sentence().only([(1, 3)]).draw(tmp_path, "pdf", width=width, font_size=6)
     content = path.read_bytes()
     assert b"/FontFile2" in content and b"/Type3" not in content
     box = re.search(rb"/MediaBox \[ ?0 0 ([\d.]+) ([\d.]+) ?\]", content)
-    assert box is not None and float(box[1]) == pytest.approx(3.3 * 72)
+    assert box is not None and float(box[1]) == pytest.approx(inches * 72)
 
 
 # What is asked wrongly ----------------------------------------------------------------------------------------------
@@ -282,6 +285,8 @@ def test_a_pdf_has_fonts_and_a_page_of_the_width(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"width": "sheet"}, "'sheet' is no width"),
+        ({"width": "85 miles"}, "'85 miles' is no width"),
+        ({"width": "5mm"}, "no width 0.19"),
         ({"width": 0.1}, "no width 0.1"),
         ({"width": "nan"}, "no width nan"),
         ({"dpi": 3}, "no dpi 3"),
@@ -300,7 +305,7 @@ def test_sizes_and_fonts_that_make_no_sense_are_refused(given: dict[str, Any], s
 def test_every_command_that_draws_refuses_them_before_it_begins(run: Run, tmp_path: Path, command_line: str) -> None:
     status, out, err = run(*command_line.split(), "--width", "sheet")
     assert (status, out) == (2, "") and err.startswith(
-        "error: 'sheet' is no width\nhint: give inches, or one of column"
+        "error: 'sheet' is no width\nhint: give inches, a length such as 85mm or 8.5cm, or one of column"
     )
     assert not list(tmp_path.iterdir())
 

@@ -215,7 +215,7 @@ class Drawing:
     cmap: Annotated[str, "A matplotlib colormap, such as viridis or Greys."] = "Blues"
     width: Annotated[
         str | None,
-        "Width of each figure in inches, exactly; or column (3.3), page (6.9).  [default: as wide as it needs to be]",
+        "Width of each figure: inches, 85mm, 8.5cm, column (3.3 inches) or page (6.9).  [default: as it needs to be]",
     ] = None
     dpi: Annotated[int | None, "Pixels per inch of a PNG.  [default: 100; 300 with --width]"] = None
     font_size: Annotated[

@@ -49,7 +49,7 @@ def heatmap(
     Writes an overview of all layers and heads and a figure a layer, and prints their paths.
 
     - `attnscope heatmap "The animal didn't cross the street because it was too tired."`
-    - `attnscope heatmap "…" --pick L3H1 --query it --format png,pdf,npz`
+    - `attnscope heatmap "It was too tired." --pick L3H1 --query it -f png,pdf,npz -o out`
     - `attnscope heatmap --file text.txt -L 0-2 --words --hide-special`
     - `attnscope heatmap --file book.txt --pick L3H1 --rows 1000:1064 --cols 0:64`
     - `attnscope heatmap --image photo.jpg -m ./dinov2-small --query 3,5`

@@ -28,8 +28,8 @@ class StyleOptions(TypedDict, total=False):
         scale: Of maps: what the darkest colour means: weight 1 ("fixed"), each head's largest weight ("head"), or
             the figure's ("figure"). None = "fixed"; "figure" for rollout, "head" for pictures and sound.
         cmap: Of maps: name of a matplotlib colormap; None = "Blues".
-        width: Width of each figure in inches, exactly, or "column" (3.3) or "page" (6.9); None = as wide as it
-            needs to be.
+        width: Width of each figure in inches, exactly, or such as "85mm", or "column" (3.3) or "page" (6.9); None = as
+            wide as it needs to be.
         dpi: Pixels an inch of a PNG; None = 100, with a width 300.
         font_size: Size in points of the smallest letters; None = as it comes, with a width 6.5.
         title: Whether a figure says above itself what it shows; None = it does.

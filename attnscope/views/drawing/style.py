@@ -16,6 +16,9 @@ DEFAULT_CMAP = "Blues"
 WIDTHS = {"column": 3.3, "page": 6.9}
 """Widths by name, in inches: a column and the page of a paper in two columns."""
 
+UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4}
+"""Inches in each unit of length."""
+
 PRINT_DPI, PRINT_PT = 300, 6.5
 _INCHES, _DPI, _POINTS = (1.0, 40.0), (30, 2400), (3.0, 40.0)
 
@@ -28,7 +31,8 @@ class Style:
         scale: What the darkest colour means: weight 1 ("fixed"), the largest weight of each head ("head"), or the
             largest of the figure ("figure").
         cmap: Name of a matplotlib colormap.
-        width: Width of the figures in inches, exactly, or one of `WIDTHS`; None = as wide as they need to be.
+        width: Width of the figures in inches, exactly, or with a unit of `UNITS`, or one of `WIDTHS`; None = as wide
+            as they need to be.
         dpi: Pixels an inch of a PNG; None = 300 with a width, else 100.
         font_size: Size of the smallest letters in points; None = 6.5 with a width, else as it comes.
         title: Whether a figure says above itself what it shows.
@@ -80,15 +84,19 @@ class Style:
 
 
 def _inches(width: float | str) -> float:
-    """A width in inches, or by its name.
+    """A width in inches, by its name, or with a unit.
 
     Raises:
-        UsageError: It is neither.
+        UsageError: It is none of these.
     """
     try:
-        inches = WIDTHS[width] if isinstance(width, str) and width in WIDTHS else float(width)
+        if isinstance(width, str) and width in WIDTHS:
+            return WIDTHS[width]
+        unit = width[-2:] if isinstance(width, str) and width[-2:] in UNITS else "in"
+        inches = float(width.removesuffix(unit) if isinstance(width, str) else width) * UNITS[unit]
     except (TypeError, ValueError):
-        raise UsageError(f"{width!r} is no width", f"give inches, or one of {', '.join(WIDTHS)}") from None
+        hint = f"give inches, a length such as 85mm or 8.5cm, or one of {', '.join(WIDTHS)}"
+        raise UsageError(f"{width!r} is no width", hint) from None
     _require("width", inches, _INCHES)
     return inches
 
