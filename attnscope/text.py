@@ -263,6 +263,10 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
     return result
 
 
+_TEXT_FILES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zst")
+"""How files that hold texts end."""
+
+
 def refuse_file_name(text: str, hint: str) -> None:
     """Refuses a text that is the name of a file: what is in the file was meant.
 
@@ -271,7 +275,8 @@ def refuse_file_name(text: str, hint: str) -> None:
         hint: How a file is given, and such a text.
 
     Raises:
-        UsageError: There is a file of that name, or it is the address of one on the Hub.
+        UsageError: There is a file of that name, or it is the address of one on the Hub, or it ends as a text file
+            does and there is none.
     """
     try:
         is_file = Path(text).is_file()
@@ -280,8 +285,12 @@ def refuse_file_name(text: str, hint: str) -> None:
     if is_file:
         refuse_other_format(text, f"the text {text!r} names a file that")
         raise UsageError(f"the text {text!r} is the name of a file", hint)
-    if text.startswith("hf://") and not any(letter.isspace() for letter in text):
+    if any(letter.isspace() for letter in text):
+        return
+    if text.startswith("hf://"):
         raise UsageError(f"the text {text!r} is the address of a file", hint)
+    if text.lower().endswith(_TEXT_FILES):
+        raise UsageError(f"the text {text!r} is the name of a file that is not there", hint)
 
 
 def require_text(text: str, name: str = "the text") -> None:

@@ -323,7 +323,7 @@ def test_what_is_nobodys_fault_is_one_line_too(
 
 
 def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "attnscope", "heatmap", "word " * 40, "-m", "own", "-f", "png,svg", "-o", "out"]
+    command = [sys.executable, "-m", "attnscope", "heatmap", "word " * 120, "-m", "own", "-f", "png,svg", "-o", "out"]
 
     def begun() -> bool:
         try:

@@ -18,7 +18,7 @@ from attnscope import options as asked
 from attnscope.cli.groups import Changed, command
 from attnscope.errors import UsageError
 from attnscope.options import heads_from, numbers_from, refuse_beside
-from attnscope.studies.inputs.options import LoadOptions, OneText, TextsWanted
+from attnscope.studies.inputs.options import LoadOptions, OneText, TextsWanted, refuse_file_names
 from attnscope.studies.running.options import SharedWork
 from tests.conftest import Run
 
@@ -161,6 +161,17 @@ def test_the_name_of_a_file_is_no_text(run: Run, tmp_path: Path, command_line: s
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def test_the_name_of_a_file_that_is_not_there_is_no_text(run: Run, tmp_path: Path) -> None:
+    for name in ("notes.txt", "A.JSONL"):
+        status, out, err = run("heatmap", name)
+        assert (status, out) == (2, "")
+        assert err.startswith(
+            f"error: the text '{name}' is the name of a file that is not there\nhint: did you mean --file"
+        )
+    assert not list(tmp_path.iterdir())
+    refuse_file_names("e.g", "see notes.txt", "txt", None)
+
+
 @pytest.mark.parametrize(
     ("command_line", "start", "says"),
     [
@@ -207,7 +218,7 @@ def test_what_names_no_file_is_a_text(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "-").write_text("not read", "utf-8")
-    for text in ("notes.txt", "a text", "folder", "", "\0", "\udcff", "long " * 2000, "-"):
+    for text in ("see notes.txt", "a text", "folder", "", "\0", "\udcff", "long " * 2000, "-"):
         assert OneText(text).text == TextsWanted(text).text == text
 
 
