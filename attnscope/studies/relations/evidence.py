@@ -9,9 +9,10 @@ in its place a head of 0.9 beside a rule of 0.3, on 12 texts of 2 links, is foun
 
 import hashlib
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from attnscope.annotated.alignment import Placed
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
 from attnscope.core.exact.running import RunningSums
 from attnscope.errors import amount
-from attnscope.records.relations.record import Relation
+from attnscope.records.relations.record import LEAST_MASS, Relation
 
 LEVEL = 0.05
 """The false discovery rate over heads x relations (Benjamini & Hochberg 1995)."""
@@ -38,6 +39,12 @@ FEWEST_TEXTS = 10
 
 FEWEST_SOURCES = 2
 """With fewer sources in either half, or too few texts of them to score on, texts are dealt instead."""
+
+THRESHOLDS = {
+    "level": LEVEL, "margin": MARGIN, "fewest_links": FEWEST_LINKS, "fewest_texts": FEWEST_TEXTS,
+    "least_mass": LEAST_MASS,
+}  # fmt: skip
+"""What verdicts rest on, as records state it."""
 
 TIED = 0.01
 """Heads whose accuracies are nearer than that are tied, however surely they differ."""
@@ -72,8 +79,8 @@ def like_words(text: AnnotatedText) -> list[tuple[int, int]]:
     before, after = [-1] * len(text.words), [-1] * len(text.words)
     for number in range(len(text.words)):
         spelled = text.word(number).casefold()
-        if (known := last.get(spelled, -1)) >= 0:
-            before[number], after[known] = known, number
+        if (earlier := last.get(spelled, -1)) >= 0:
+            before[number], after[earlier] = earlier, number
         last[spelled] = number
     return list(zip(before, after, strict=True))
 
@@ -81,9 +88,9 @@ def like_words(text: AnnotatedText) -> list[tuple[int, int]]:
 def rules_of(text: AnnotatedText, links: Mapping[str, Sequence[Link]]) -> dict[str, NDArray[np.int64]]:
     """For how many links of a text, or of a part of it, each rule is right: relation -> (rule,)."""
     if text.target is not None:
-        return {relation: pair_rule_hits(mine, text) for relation, mine in links.items()}
+        return {relation: pair_rule_hits(group, text) for relation, group in links.items()}
     alike = like_words(text)
-    return {relation: rule_hits(mine, alike) for relation, mine in links.items()}
+    return {relation: rule_hits(group, alike) for relation, group in links.items()}
 
 
 def pair_rule_hits(links: Sequence[Link], text: AnnotatedText) -> NDArray[np.int64]:
@@ -98,7 +105,7 @@ def pair_rule_hits(links: Sequence[Link], text: AnnotatedText) -> NDArray[np.int
         along = math.floor((first + last + 1) / 2 / m * n)
         start, stop = text.target_words[first][0], text.target_words[last][1]
         written = (text.target or "")[start:stop].casefold()
-        same = [number for number, one in enumerate(spelled) if one == written]
+        same = [number for number, word in enumerate(spelled) if word == written]
         hits[-1] += bool(same) and min(same, key=lambda number: abs(number - along)) in link.targets
         for target in link.targets:
             distance = target - first if target < first else max(target - last, 0)
@@ -114,9 +121,7 @@ def pair_rule_hits(links: Sequence[Link], text: AnnotatedText) -> NDArray[np.int
 def rule_hits(links: Sequence[Link], alike: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
     """For how many links each rule is right, (rule,). From several words offsets count from the outermost one.
 
-    Args:
-        links: The links.
-        alike: What `like_words` found in their text.
+    `alike` is what `like_words` finds in their text.
     """
     hits = np.zeros(len(RULES), np.int64)
     before = len(OFFSETS)
@@ -134,10 +139,7 @@ def rule_hits(links: Sequence[Link], alike: Sequence[tuple[int, int]]) -> NDArra
 
 
 def contact_pairs(placed: Placed, relation: str) -> NDArray[np.int64]:
-    """The undirected links of a relation, as pairs of a chunk's words that are far enough apart: (pair, 2), ascending.
-
-    How far is said by `core.contacts.LEAST`.
-    """
+    """The undirected links of a relation: pairs of words at least `LEAST` tokens apart, (pair, 2), ascending."""
     from attnscope.core.questions.contacts import LEAST
 
     starts = _first_tokens(placed)
@@ -183,10 +185,10 @@ def _first_tokens(placed: Placed) -> NDArray[np.int64]:
 
 
 class Lots:
-    """Deals what holds one relation to two halves, twice over: text by text, and source by source.
+    """Deals the texts of one relation to two halves, twice over: text by text, and source by source.
 
-    Of every two one goes to each half, at random. Not in turn: where texts come in pairs of opposites, each half would
-    have one kind alone. Where no source has several texts, both come out the same.
+    Of every two, one goes to each half at random. In turn would not do: if texts come in pairs of opposites, each half
+    would have one kind alone. If no source has several texts, both deals are the same.
     """
 
     def __init__(self) -> None:
@@ -194,10 +196,9 @@ class Lots:
         self._numbers: dict[str, int] = {}
 
     def deal(self, source: str | None) -> tuple[int, int, bool]:
-        """For a text its half by sources, its half by texts, and whether it is the first of its source.
+        """A text's half by sources, its half by texts, and whether it is the first of its source.
 
-        Args:
-            source: What the text shares with others, such as a document; None = it stands alone.
+        The source is what the text shares with others, such as a document; None = it stands alone.
         """
         number = self._numbers.get(source, self._n_sources) if source is not None else self._n_sources
         first = number == self._n_sources
@@ -216,16 +217,14 @@ def _half(number: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """The links of one relation in one text: what they are added up to, and to which halves they go.
+    """The links of one relation in one text, and the halves that they go to: by sources, and by texts.
 
     Attributes:
-        relation: The relation.
-        halves: The half by sources, and that by texts.
         n: How many links there are.
         rules: For how many of them each rule is right, (rule,).
         first: Whether the text is the first of its source.
-        pairs: Of undirected links the pairs of words, as `contact_pairs` has them; None = links have a direction. Then
-            `n` is how many pairs are predicted, and `rules` how many of those of a rule are linked.
+        pairs: For undirected links the pairs of words, as `contact_pairs` returns them. Then `n` is how many pairs are
+            predicted, and `rules` how many pairs predicted by each rule are linked. None = links have a direction.
     """
 
     relation: str
@@ -242,11 +241,9 @@ CellSums = tuple[Cell, Floats]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Exact sums over some texts that hold a relation.
+    """Exact sums over some texts that hold a relation: how many links, and how many texts.
 
     Attributes:
-        links: Links.
-        texts: Texts.
         rules: For how many links each rule is right, (rule,).
         sums: Hits and mass of heads, (layer, head, 2); None without texts.
     """
@@ -258,9 +255,11 @@ class Part:
 
     def merge(self, other: "Part") -> "Part":
         """The sums over the texts of both."""
-        both = self.sums is not None and other.sums is not None
-        sums = self.sums.merge(other.sums) if both else self.sums or other.sums  # type: ignore[union-attr,arg-type]
-        return Part(self.links + other.links, self.texts + other.texts, self.rules + other.rules, sums)
+        if self.sums is None or other.sums is None:
+            return other if self.sums is None else self
+        return Part(
+            self.links + other.links, self.texts + other.texts, self.rules + other.rules, self.sums.merge(other.sums)
+        )
 
 
 class Tally:
@@ -292,50 +291,43 @@ class Tally:
 
     def merge(self, other: "Tally") -> "Tally":
         """The sums over the texts of both; neither is changed."""
-        made = Tally()
-        made.sources = [mine + more for mine, more in zip(self.sources, other.sources, strict=True)]
-        made.left_out = self.left_out + other.left_out
-        made.is_mutual = self.is_mutual or other.is_mutual
-        made._there = self._there if self._there.size else other._there
+        total = Tally()
+        total.sources = [mine + more for mine, more in zip(self.sources, other.sources, strict=True)]
+        total.left_out = self.left_out + other.left_out
+        total.is_mutual = self.is_mutual or other.is_mutual
+        total._there = self._there if self._there.size else other._there
         for halves in sorted({*self.parts, *other.parts}):
-            made.parts[halves] = self.parts.get(halves, Part()).merge(other.parts.get(halves, Part()))
-        return made
+            total.parts[halves] = self.parts.get(halves, Part()).merge(other.parts.get(halves, Part()))
+        return total
 
-    def add(self, found: Sequence[CellSums]) -> None:
-        """Adds what heads reach on texts.
-
-        Raises:
-            ValueError: A number is NaN or infinite where there is such a head.
-        """
-        by_halves: dict[tuple[int, int], list[CellSums]] = {}
-        for cell, values in found:
-            by_halves.setdefault(cell.halves, []).append((cell, values))
+    def add(self, sums: Sequence[CellSums]) -> None:
+        """Adds what heads reach on texts; a ValueError refuses NaN and infinity where there is such a head."""
+        by_halves: defaultdict[tuple[int, int], list[CellSums]] = defaultdict(list)
+        for cell, values in sums:
+            by_halves[cell.halves].append((cell, values))
             self.sources[cell.halves[0]] += cell.first
             self.is_mutual = self.is_mutual or cell.pairs is not None
             if not self._there.size:
                 self._there = np.asarray(~np.isnan(values).all(-1))
         for halves, cells in by_halves.items():
-            values = np.stack([sums for _, sums in cells])
+            stacked = np.stack([values for _, values in cells])
             counts = np.array([cell.n for cell, _ in cells], np.float64)[:, None, None, None]
-            sums = RunningSums(values.shape[1:])
-            sums.add(np.where(self._there[..., None], values, 0.0), np.broadcast_to(counts, values.shape))
-            added = Part(
-                sum(cell.n for cell, _ in cells), len(cells), np.sum([cell.rules for cell, _ in cells], 0), sums
+            running = RunningSums(stacked.shape[1:])
+            running.add(np.where(self._there[..., None], stacked, 0.0), np.broadcast_to(counts, stacked.shape))
+            part = Part(
+                sum(cell.n for cell, _ in cells), len(cells), np.sum([cell.rules for cell, _ in cells], 0), running
             )
-            self.parts[halves] = self.parts.get(halves, Part()).merge(added)
+            self.parts[halves] = self.parts.get(halves, Part()).merge(part)
 
-    def halved(self) -> "Halves":
-        """Its halves: by sources where these suffice, else by texts."""
+    def halve(self) -> "Halves":
+        """Its halves: by sources if these suffice, else by texts."""
         by_sources, by_texts = ((self._half(axis, _CHOOSING), self._half(axis, _SCORING)) for axis in (0, 1))
         alone = sum(self.sources) == sum(part.texts for part in self.parts.values())
         enough = min(self.sources) >= FEWEST_SOURCES and by_sources[_SCORING].texts >= FEWEST_TEXTS
         return Halves(*by_sources, "sources") if alone or enough else Halves(*by_texts, "texts")
 
     def _half(self, axis: int, half: int) -> Part:
-        made = Part()
-        for halves, part in sorted(self.parts.items()):
-            made = made.merge(part) if halves[axis] == half else made
-        return made
+        return reduce(Part.merge, (part for halves, part in sorted(self.parts.items()) if halves[axis] == half), Part())
 
     def only_there(self, values: Floats) -> Floats:
         """Values by (layer, head), NaN where there is no such head."""
@@ -344,13 +336,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Halves:
-    """What a head is chosen on, and what it is scored on.
-
-    Attributes:
-        chosen_on: The one half.
-        scored_on: The other.
-        by: What was dealt: "sources", none of which is in both halves, or "texts".
-    """
+    """What a head is chosen on, and what it is scored on; dealt by "sources", or else by "texts"."""
 
     chosen_on: Part
     scored_on: Part
@@ -359,17 +345,17 @@ class Halves:
 
 def judge(tallies: Mapping[str, Tally]) -> tuple[Relation, ...]:
     """The relations with their evidence, the most frequent first; those without any measured link are left out."""
-    kept = {name: tally for name, tally in tallies.items() if tally.n}
-    measured = [_Measured(name, kept[name]) for name in sorted(kept, key=lambda name: (-kept[name].n, name))]
+    names = sorted((name for name, tally in tallies.items() if tally.n), key=lambda name: (-tallies[name].n, name))
+    measured = [_Measured(name, tallies[name]) for name in names]
     if not measured:
         return ()
-    q = benjamini_hochberg(np.stack([one.p for one in measured]))
-    return tuple(one.relation(mine) for one, mine in zip(measured, q, strict=True))
+    q = benjamini_hochberg(np.stack([relation.p for relation in measured]))
+    return tuple(relation.conclude(of_relation) for relation, of_relation in zip(measured, q, strict=True))
 
 
-def mixed_halves(found: Sequence[Relation]) -> list[str]:
+def mixed_halves(results: Sequence[Relation]) -> list[str]:
     """A note where too few sources let texts of one source into both halves; else nothing."""
-    mixed = [relation.name for relation in found if relation.halves == "texts" and not relation.why_no_verdict]
+    mixed = [relation.name for relation in results if relation.halves == "texts" and not relation.why_no_verdict]
     if not mixed:
         return []
     named = ", ".join(mixed[:3]) + (" …" if len(mixed) > 3 else "")
@@ -384,7 +370,7 @@ class _Measured:
 
     def __init__(self, name: str, tally: Tally) -> None:
         self.name, self.tally = name, tally
-        self.halves = tally.halved()
+        self.halves = tally.halve()
         scored, n = self.halves.scored_on, self.halves.scored_on.links
         best = int(scored.rules.argmax())
         self.rule, self.baseline = (RULES[best], float(scored.rules[best] / n)) if n else ("", math.nan)
@@ -413,8 +399,8 @@ class _Measured:
         larger: Floats = np.maximum(over_texts, over_links)
         return larger
 
-    def _ties(self, choice: Floats, found: NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
-        """Heads that express the relation too, and that the chosen one is not told apart from: see `Relation.ties`."""
+    def _ties(self, choice: Floats, expressing: NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
+        """Further heads that express the relation about as well as the chosen one: see `Relation.ties`."""
         if np.isnan(choice).all():
             return ()
         n = self.halves.chosen_on.links
@@ -424,14 +410,14 @@ class _Measured:
         spread = float(self._sums(self.halves.chosen_on).standard_error()[..., 0][best])
         error = max(math.sqrt(share * (1 - share) / n), TIED, *(() if math.isnan(spread) else (spread,)))
         with np.errstate(invalid="ignore"):
-            near = found & found[best] & (choice >= choice[best] - error)
+            near = expressing & expressing[best] & (choice >= choice[best] - error)
         near[best] = False
-        return tuple(sorted(((int(a), int(b)) for a, b in np.argwhere(near)), key=lambda place: -choice[place]))
+        return tuple(sorted(((int(a), int(b)) for a, b in np.argwhere(near)), key=lambda head: -choice[head]))
 
-    def relation(self, q: Floats) -> Relation:
+    def conclude(self, q: Floats) -> Relation:
         tally, halves = self.tally, self.halves
         with np.errstate(invalid="ignore"):
-            found = (self.low >= self.baseline + MARGIN) & (q <= LEVEL)
+            expressing = (self.low >= self.baseline + MARGIN) & (q <= LEVEL)
         choice = tally.only_there(self._sums(halves.chosen_on).ratio()[..., 0])
         return Relation(
             name=self.name,
@@ -450,9 +436,9 @@ class _Measured:
             mass=self.mass,
             p=self.p,
             q=q,
-            found=found,
+            found=expressing,
             n_sources=sum(tally.sources),
             halves=halves.by,
-            ties=self._ties(choice, found) if found.any() else (),
+            ties=self._ties(choice, expressing) if expressing.any() else (),
             is_mutual=tally.is_mutual,
         )

@@ -19,7 +19,7 @@ BETWEEN = "⇠"
 """Stands between the words of a target and those of the text that they look at."""
 
 
-def example(model: Model, kind: str, relation: Relation, text: AnnotatedText, placed: Placed) -> Example | None:
+def example_of(model: Model, kind: str, relation: Relation, text: AnnotatedText, placed: Placed) -> Example | None:
     """What the best head of a relation does on a text; None where no link of it fits on a line."""
     import torch
 
@@ -27,38 +27,41 @@ def example(model: Model, kind: str, relation: Relation, text: AnnotatedText, pl
     from attnscope.core.attention.seam import Kind
     from attnscope.core.questions.relations import word_weights
 
-    mine = [one for one in placed.links if one.link.relation == relation.name]
-    shown = _shown(text, mine)
-    mine = [one for one in mine if all(w in shown.looking for w in one.link.source)]
-    mine = [one for one in mine if all(w in shown.looked_at for w in one.link.targets)]
-    if not mine or relation.best is None:
+    links = [link for link in placed.links if link.link.relation == relation.name]
+    excerpt = _excerpt_of(text, links)
+    links = [link for link in links if all(word in excerpt.looking for word in link.link.source)]
+    links = [link for link in links if all(word in excerpt.looked_at for word in link.link.targets)]
+    if not links or relation.best is None:
         return None
     layer, head = relation.best
-    kept = Weights([layer], [head], [cast(Kind, kind)])
+    probe = Weights([layer], [head], [cast(Kind, kind)])
     with torch.no_grad():
-        model.run(batch_of_placed([placed], model.info.device), kept)
-    (maps,) = kept.maps.values()
+        model.run(batch_of_placed([placed], model.info.device), probe)
+    (maps,) = probe.maps.values()
     weights, units = maps[layer][0], torch.from_numpy(placed.unit)
-    links = []
-    for one in mine:
-        given = word_weights(weights, units, torch.tensor(one.tokens), torch.tensor(one.own, dtype=torch.int64))[0]
-        unit = int(given.argmax())
-        right = unit in one.targets and float(given[unit]) > 0
-        links.append(
+    results = []
+    for link in links:
+        tokens, own = torch.tensor(link.tokens), torch.tensor(link.own, dtype=torch.int64)
+        of_units = word_weights(weights, units, tokens, own)[0]
+        unit = int(of_units.argmax())
+        results.append(
             ExampleLink(
-                tuple(shown.looking[w] for w in one.link.source), tuple(shown.looked_at[w] for w in one.link.targets),
-                shown.looked_at.get(int(placed.word[unit]), -1), right, float(given[unit]),
+                tuple(excerpt.looking[word] for word in link.link.source),
+                tuple(excerpt.looked_at[word] for word in link.link.targets),
+                excerpt.looked_at.get(int(placed.word[unit]), -1),
+                unit in link.targets and float(of_units[unit]) > 0,
+                float(of_units[unit]),
             )
-        )  # fmt: skip
+        )
     return Example(
-        relation.name, layer, head, text.source, text.line + shown.lines_before, shown.words, shown.spaced,
-        tuple(links), shown.cut_before, shown.cut_after,
+        relation.name, layer, head, text.source, text.line + excerpt.lines_before, excerpt.words, excerpt.spaced,
+        tuple(results), excerpt.cut_before, excerpt.cut_after,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """The words of an example, and where in them the words are that look, and that are looked at."""
+class _Excerpt:
+    """The words of an example. `looking` and `looked_at` map words of the text to their numbers in the excerpt."""
 
     words: tuple[str, ...]
     spaced: tuple[bool, ...]
@@ -69,27 +72,27 @@ class _Shown:
     cut_after: bool = False
 
 
-def _shown(text: AnnotatedText, links: list[PlacedLink]) -> _Shown:
+def _excerpt_of(text: AnnotatedText, links: list[PlacedLink]) -> _Excerpt:
     if text.target is None:
         first, stop = _window(text, links)
-        places = {w: w - first for w in range(first, stop)}
+        numbers = {word: word - first for word in range(first, stop)}
         words, spaced = _spell(text.text, text.words[first:stop])
         before = text.text.count("\n", 0, text.words[first][0])
-        return _Shown(words, spaced, places, places, before, first > 0, stop < len(text.words))
+        return _Excerpt(words, spaced, numbers, numbers, before, first > 0, stop < len(text.words))
     n = len(text.target_words)
     if n + len(text.words) > 2 * MOST_WORDS:
-        return _Shown((), (), {}, {})
-    sides = _spell(text.target, text.target_words), _spell(text.text, text.words)
-    (target, spaced), (words, more) = sides
-    return _Shown(
-        (*target, BETWEEN, *words), (*spaced, True, True, *more[1:]), {w: w for w in range(n)},
-        {w: w + n + 1 for w in range(len(words))},
+        return _Excerpt((), (), {}, {})
+    target, target_spaced = _spell(text.target, text.target_words)
+    words, spaced = _spell(text.text, text.words)
+    return _Excerpt(
+        (*target, BETWEEN, *words), (*target_spaced, True, True, *spaced[1:]), {word: word for word in range(n)},
+        {word: word + n + 1 for word in range(len(words))},
     )  # fmt: skip
 
 
 def _spell(text: str, words: Sequence[Span]) -> tuple[tuple[str, ...], tuple[bool, ...]]:
     """Words, and whether a space stands before each."""
-    spaced = [False, *(one[1] < following[0] for one, following in pairwise(words))]
+    spaced = [False, *(end < start for (_, end), (start, _) in pairwise(words))]
     return tuple(" ".join(text[start:stop].split()) for start, stop in words), tuple(spaced)
 
 
@@ -98,8 +101,8 @@ def _window(text: AnnotatedText, links: list[PlacedLink]) -> tuple[int, int]:
     n = len(text.words)
     if n <= MOST_WORDS:
         return 0, n
-    for one in links:
-        ends = (*one.link.source, *one.link.targets)
+    for link in links:
+        ends = (*link.link.source, *link.link.targets)
         spread = max(ends) - min(ends) + 1
         if spread <= MOST_WORDS:
             first = min(max(0, min(ends) - (MOST_WORDS - spread) // 2), n - MOST_WORDS)

@@ -2,13 +2,14 @@
 
     {"audio": "speech.wav", "words": [{"word": "the", "start": 0.0, "end": 0.21}, {"word": "cat", "start": 0.21, …
 
-A line a recording; files are looked for beside the one that names them; times in seconds. Words stand in the order in
-which they start. An optional "document" names what recordings have in common, such as a speaker; recordings with the
-same sound have the same source anyway, and with the same words too they count once. A word's row is the mean of those
-in which its tokens are written, each of which stands before its token. A head is right where the largest weight
-of that row, among frames with sound, is on a frame of the word. So one relation, "word→sound", goes through the
-evidence of all others; its simple rules are the diagonal: the word as far along the recording as it is along the
-transcript. If heads listen to the words, a second pass times the words by them (`word_errors`).
+Each line is one recording. Sound files are looked for beside the file that names them. Times are in seconds, and words
+stand in the order in which they start. An optional "document" names what recordings have in common, such as a speaker.
+Recordings with the same sound have the same source anyway, and with the same words too they count once.
+
+A word's row is the mean of the rows in which its tokens are written, each of which stands before its token. A head is
+right if the largest weight of that row, among frames with sound, is on a frame of the word. So there is one relation,
+"word→sound". Its simple rules are the diagonal: the word as far along the recording as it is along the transcript. If
+heads listen to the words, a second pass times the words by them (`word_errors`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,8 @@ from attnscope.studies.inputs.texts import Progress, Report
 from attnscope.studies.maps.study import run_probe
 from attnscope.studies.relations.evidence import (
     ALONG,
-    FEWEST_LINKS,
-    FEWEST_TEXTS,
-    LEVEL,
-    MARGIN,
     RULES,
+    THRESHOLDS,
     Cell,
     Lots,
     Tally,
@@ -83,7 +81,7 @@ def is_spoken(files: Sequence[str]) -> bool:
 
 
 def read_spoken(files: Sequence[str], problems: list[Problem]) -> Iterator[Spoken]:
-    """The recordings of files of JSON lines; lines that are none are added to the problems."""
+    """The recordings of files of JSON lines; other lines are added to the problems."""
     for name in files:
         with Path(name).open(encoding="utf-8", errors="surrogateescape") as lines:
             for number, line in enumerate(lines, 1):
@@ -91,7 +89,9 @@ def read_spoken(files: Sequence[str], problems: list[Problem]) -> Iterator[Spoke
                     continue
                 try:
                     entry = json.loads(line)
-                    words = tuple((str(one["word"]), float(one["start"]), float(one["end"])) for one in entry["words"])
+                    words = tuple(
+                        (str(word["word"]), float(word["start"]), float(word["end"])) for word in entry["words"]
+                    )
                     audio = str(Path(name).parent / entry["audio"])
                 except (ValueError, KeyError, TypeError):
                     problems.append(Problem(name, number, 'not {"audio": …, "words": [{"word", "start", "end"}, …]}'))
@@ -116,23 +116,15 @@ def _one_after_the_other(words: Sequence[tuple[str, float, float]]) -> bool:
 def sound_relations(model: Model, files: Sequence[str], report: Report | None = None) -> Relations:
     """Measures which heads of a speech model's cross-attention listen to each word as it is written.
 
-        found = attnscope.studies.relations.sounds.sound_relations(attnscope.load("./whisper-tiny"), ["timed.jsonl"])
-        found["word→sound"].best    # for: attnscope heatmap --audio speech.wav --times --pick L3H1
-
-    Args:
-        model: A model that listens as Whisper does.
-        files: JSON lines, see above.
-        report: Called after each recording.
-
-    Raises:
-        AttnscopeError: There is no recording with times, or the model has no cross-attention.
+    record = attnscope.studies.relations.sounds.sound_relations(attnscope.load("./whisper-tiny"), ["timed.jsonl"])
+    record["word→sound"].best    # for: attnscope heatmap --audio speech.wav --times --pick L3H1
     """
     problems: list[Problem] = []
     tally, lots, complete = Tally(), Lots(), True
     seen: set[tuple[str, tuple[tuple[str, float, float], ...]]] = set()
     n_copies = 0
     studied: list[tuple[Spoken, tuple[int, int]]] = []
-    found: tuple[Relation, ...] = ()
+    results: tuple[Relation, ...] = ()
     word_times, n_tokens = None, 0
     try:
         for spoken in read_spoken(files, problems):
@@ -151,11 +143,11 @@ def sound_relations(model: Model, files: Sequence[str], report: Report | None = 
             n_tokens += cell.n
             if report is not None:
                 report(Progress(len(studied), n_tokens, None))
-        found = judge({NAME: tally})
-        word_times = _time_words(model, studied, tally, found, report)
+        results = judge({NAME: tally})
+        word_times = _time_words(model, studied, tally, results, report)
     except KeyboardInterrupt:
         complete = False
-        found = found or judge({NAME: tally})
+        results = results or judge({NAME: tally})
     if complete and not tally.n:
         why = f": {problems[0]}" if problems else ""
         raise AttnscopeError(f"there is no recording with word times{why}", "give JSON lines with audio and words")
@@ -164,25 +156,21 @@ def sound_relations(model: Model, files: Sequence[str], report: Report | None = 
         "n_chunked": 0, "n_copies": n_copies, "n_not_finite": 0, "sha256": "", "complete": complete,
         "problems": [asdict(problem) for problem in problems],
     }  # fmt: skip
-    options = {
-        "level": LEVEL, "margin": MARGIN, "fewest_links": FEWEST_LINKS, "fewest_texts": FEWEST_TEXTS,
-        "least_mass": LEAST_MASS,
-    }  # fmt: skip
-    notes = [_advice(found), *mixed_halves(found)] if found else []
-    return Relations(run_of(model.info, notes), corpus, options, "cross", found, word_times=word_times)
+    notes = [_advise(results), *mixed_halves(results)] if results else []
+    return Relations(run_of(model.info, notes), corpus, dict(THRESHOLDS), "cross", results, word_times=word_times)
 
 
 class _LeftOutError(Exception):
     """A recording cannot be studied; the message says why."""
 
 
-def _advice(found: Sequence[Relation]) -> str:
+def _advise(results: Sequence[Relation]) -> str:
     """Which heads to time words by."""
-    (one,) = found
-    if not one.found.any():
+    (relation,) = results
+    if not relation.found.any():
         return "No head listens to the words surely enough to time them by."
-    heads = [place for place in (one.best,) if place is not None and one.best_found]
-    heads += [place for place in one.others_found() if one.mass[place] >= LEAST_MASS]
+    heads = [relation.best] if relation.best is not None and relation.best_found else []
+    heads += [head for head in relation.others_found() if relation.mass[head] >= LEAST_MASS]
     named = ",".join(f"L{layer}H{head}" for layer, head in heads[:8])
     return f"Heads that listen to the words: attnscope heatmap --audio … --times --pick {named}"
 
@@ -205,14 +193,14 @@ def _read(model: Model, spoken: Spoken, recording: Recording) -> tuple[Reading, 
 
 
 def _measure(model: Model, spoken: Spoken, recording: Recording, lots: Lots, tally: Tally, source: str) -> Cell:
-    """Adds what the heads reach on one recording; its words, and the halves that it is in."""
+    """Adds what the heads reach on one recording to the tally; returns its words, and the halves that it is in."""
     import torch
 
     from attnscope.core.attention.probes import probe_by_kind
     from attnscope.core.questions.relations import LinkFacts, Links
 
     reading, sound = _read(model, spoken, recording)
-    rows, spans, chosen = _places(spoken, reading, sound, tally)
+    rows, spans, numbers = _align_words(spoken, reading, sound, tally)
     if not rows:
         raise _LeftOutError("none of its words could be placed")
     n_frames = len(sound.envelope)
@@ -230,17 +218,19 @@ def _measure(model: Model, spoken: Spoken, recording: Recording, lots: Lots, tal
     )  # fmt: skip
     probe = Links(facts)
     run_probe(model, reading, probe_by_kind({"cross": probe}))
-    by_layer = {layer: torch.stack([one.hits[0], one.mass[0]], -1) for layer, one in probe.sums["cross"].items()}
-    found: Mapping[int, NDArray[np.float64]] = {layer: one.cpu().double().numpy() for layer, one in by_layer.items()}
-    if broken_rows({"cross": {layer: one[None] for layer, one in found.items()}}):
+    by_layer: dict[int, NDArray[np.float64]] = {
+        layer: torch.stack([sums.hits[0], sums.mass[0]], -1).cpu().double().numpy()
+        for layer, sums in probe.sums["cross"].items()
+    }
+    if broken_rows({"cross": {layer: heads[None] for layer, heads in by_layer.items()}}):
         raise _LeftOutError(f"attention is not finite (NaN) in {model.info.dtype}")
-    values = np.full((len(found), max(map(len, found.values())), 2), np.nan)
-    for at, layer in enumerate(sorted(found)):
-        values[at, : len(found[layer])] = found[layer]
+    values = np.full((len(by_layer), max(map(len, by_layer.values())), 2), np.nan)
+    for row, layer in enumerate(sorted(by_layer)):
+        values[row, : len(by_layer[layer])] = by_layer[layer]
     by_source, by_text, first = lots.deal(source)
     hits = np.zeros(len(RULES), np.int64)
     for step in ALONG:
-        for number, span in zip(chosen, spans, strict=True):
+        for number, span in zip(numbers, spans, strict=True):
             frame = int((number + step + 0.5) / len(spoken.words) * n_frames)
             hits[RULES.index("diagonal") + step] += span[0] <= frame < span[1]
     cell = Cell(NAME, (by_source, by_text), len(rows), hits, first)
@@ -249,27 +239,27 @@ def _measure(model: Model, spoken: Spoken, recording: Recording, lots: Lots, tal
 
 
 def _time_words(
-    model: Model, studied: Sequence[tuple[Spoken, tuple[int, int]]], tally: Tally, found: Sequence[Relation],
+    model: Model, studied: Sequence[tuple[Spoken, tuple[int, int]]], tally: Tally, results: Sequence[Relation],
     report: Report | None,
 ) -> WordTimes | None:  # fmt: skip
-    """How well the heads that are found time words, each half of the recordings by those best on the other half."""
+    """How well the listening heads time words, each half of the recordings by those best on the other half."""
     from attnscope.core.attention.probes import Part
 
-    n_listed = sum(int((one.found & (one.mass >= LEAST_MASS)).sum()) for one in found)
+    n_listed = sum(int((relation.found & (relation.mass >= LEAST_MASS)).sum()) for relation in results)
     if not n_listed:
         return None
-    halves = tally.halved()
+    halves = tally.halve()
     axis = 0 if halves.by == "sources" else 1
     errors = WordErrors([_ranked(tally, part) for part in (halves.scored_on, halves.chosen_on)], sizes_of(n_listed))
     n_words = 0
     for number, (spoken, by) in enumerate(studied, 1):
         reading, sound = _read(model, spoken, _recording(spoken))
-        rows, _, chosen = _places(spoken, reading, sound, Tally())
+        rows, _, numbers = _align_words(spoken, reading, sound, Tally())
         assert reading.target is not None
         written = np.flatnonzero(~reading.target.special)
         first, n_frames = max(int(written[0]) - 1, 0), len(sound.envelope)
         # Every path begins with the recording, so the first word says nothing of the heads.
-        timed = [(tokens[0] - first, word) for tokens, word in zip(rows, chosen, strict=True) if word > 0]
+        timed = [(tokens[0] - first, word) for tokens, word in zip(rows, numbers, strict=True) if word > 0]
         if not timed or n_frames == 0:
             continue
         probe = Part(slice(first, int(written[-1]) + 1), slice(0, n_frames), kinds=["cross"])
@@ -285,24 +275,24 @@ def _time_words(
 
 
 def _ranked(tally: Tally, part: EvidencePart) -> list[tuple[int, int]]:
-    """All heads by their accuracy on a half, the best first; those that give the words little come after the others."""
+    """All heads by their accuracy on a half, the best first; heads that give the words little weight come last."""
     assert part.sums is not None
     accuracy, mass = (tally.only_there(values) for values in np.moveaxis(part.sums.ratio(), -1, 0))
-    places = [(int(layer), int(head)) for layer, head in np.argwhere(np.isfinite(accuracy))]
-    return sorted(places, key=lambda place: (bool(mass[place] < LEAST_MASS), -accuracy[place]))
+    heads = [(int(layer), int(head)) for layer, head in np.argwhere(np.isfinite(accuracy))]
+    return sorted(heads, key=lambda head: (bool(mass[head] < LEAST_MASS), -accuracy[head]))
 
 
-def _places(
+def _align_words(
     spoken: Spoken, reading: Reading, sound: Sound, tally: Tally
 ) -> tuple[list[list[int]], list[tuple[int, int]], list[int]]:
-    """For each word that can be placed the rows that write it, the frames in which it is spoken, and its number."""
+    """For each word that can be aligned: the rows that write it, the frames in which it is spoken, and its number."""
     assert reading.target is not None
     spans, start = [], 0
     for word, *_ in spoken.words:
         n = len(" ".join(word.split()))
         spans.append((start, start + n))
         start += n + 1
-    rows, frames, chosen = [], [], []
+    rows, frames, numbers = [], [], []
     every = pieces_of(spans, reading.target)
     owners = [token for tokens in every for token in tokens]
     for number, (tokens, (_, begin, end)) in enumerate(zip(every, spoken.words, strict=True)):
@@ -315,5 +305,5 @@ def _places(
         elif first < len(sound.envelope):
             rows.append([token - 1 for token in tokens])
             frames.append((first, min(last, len(sound.envelope))))
-            chosen.append(number)
-    return rows, frames, chosen
+            numbers.append(number)
+    return rows, frames, numbers

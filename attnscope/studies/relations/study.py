@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from attnscope.annotated import AnnotatedCorpus, AnnotatedText
+from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
 from attnscope.annotated.alignment import UNALIGNED, Placed, placed, placed_pair
 from attnscope.annotated.texts import merged
 from attnscope.core.plain_torch import with_plain_torch
@@ -24,16 +23,13 @@ from attnscope.models.model import Model, example_tokens
 from attnscope.records import file_of
 from attnscope.records.frame.reading import schema_of
 from attnscope.records.relations.combined import Combined
-from attnscope.records.relations.record import LEAST_MASS, Relation, Relations
+from attnscope.records.relations.record import Example, Relation, Relations
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.measuring.head_blocks import decoder_start
 from attnscope.studies.relations.evidence import (
-    FEWEST_LINKS,
-    FEWEST_TEXTS,
-    LEVEL,
-    MARGIN,
+    THRESHOLDS,
     Cell,
     Lots,
     Tally,
@@ -59,6 +55,8 @@ HAS_REGRESSION = find_spec("sklearn") is not None
 
 BLOCK = 512
 """Most texts that are cut into batches together; long ones are fewer: see `attnscope.corpus.runs`."""
+
+_NOTHING = Found()
 
 
 @with_plain_torch
@@ -104,42 +102,39 @@ def relations(
     going = study.run(corpus, report, workers)
     done, complete = going.done, going.complete
     if complete and not going.lost and not any(tally.n for tally in done.tallies.values()):
-        raise AttnscopeError(*_nothing(done, options, model))
-    described = {
-        "sources": list(corpus.sources) if isinstance(corpus, AnnotatedCorpus) else ["texts"],
-        "unit": corpus.unit if isinstance(corpus, AnnotatedCorpus) else None,
+        raise AttnscopeError(*_explain_nothing(done, options, model))
+    files = corpus if isinstance(corpus, AnnotatedCorpus) else None
+    corpus_facts = {
+        "sources": ["texts"] if files is None else list(files.sources),
+        "unit": None if files is None else files.unit,
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
         "n_chunked": done.n_chunked,
         "n_copies": done.n_copies,
         "n_not_finite": len(done.not_finite),
-        "sha256": corpus.sha256 if isinstance(corpus, AnnotatedCorpus) else "",
+        "sha256": "" if files is None else files.sha256,
         "problems": [
-            *(asdict(problem) for problem in (corpus.problems if isinstance(corpus, AnnotatedCorpus) else ())),
+            *([] if files is None else map(asdict, files.problems)),
             *going.lost,
-            *_not_finite(done, model),
+            *_not_finite_problems(done, model),
         ],
         "complete": complete,
     }
-    chosen = {
-        "only": options.only, "chunk": options.chunk, "stride": options.stride, "level": LEVEL, "margin": MARGIN,
-        "fewest_links": FEWEST_LINKS, "fewest_texts": FEWEST_TEXTS,
-        "least_mass": LEAST_MASS,
-    }  # fmt: skip
-    found = judge(done.tallies)
-    shown = study.examples(found) if options.n_examples else ()
+    option_facts = {"only": options.only, "chunk": options.chunk, "stride": options.stride, **THRESHOLDS}
+    results = judge(done.tallies)
+    examples = study.examples(results) if options.n_examples else ()
     combined: tuple[Combined, ...] = ()
     if options.combine and complete:
-        combined, described["complete"] = _together(model, corpus, options, found, (report, workers))
+        combined, corpus_facts["complete"] = _combine(model, corpus, options, results, (report, workers))
     halving = [] if done.halved_to is None else [halving_note(done.halved_to)]
-    notes = [*_notes(done, found), *going.notes, *halving]
+    notes = [*_notes(done, results), *going.notes, *halving]
     if options.combine and not HAS_REGRESSION:
         notes.append("No regression over all heads: scikit-learn is not installed.")
-    return Relations(run_of(model.info, notes), described, chosen, study.kind, found, shown, combined)
+    return Relations(run_of(model.info, notes), corpus_facts, option_facts, study.kind, results, examples, combined)
 
 
 def _require_measurable(model: Model, options: RelationsOptions) -> None:
-    """Raises an AttnscopeError before anything is read where nothing could come of it."""
+    """Raises an AttnscopeError before any text is read if the model or the options cannot work."""
     example = example_tokens(model.tokenizer)
     if not (example.offsets >= 0).any():
         raise AttnscopeError(
@@ -150,8 +145,9 @@ def _require_measurable(model: Model, options: RelationsOptions) -> None:
     chunks(example, limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
 
 
-def _nothing(done: Found, options: RelationsOptions, model: Model) -> tuple[str, str]:
-    for problem in _not_finite(done, model):
+def _explain_nothing(done: Found, options: RelationsOptions, model: Model) -> tuple[str, str]:
+    """Why no link was measured, and what would help."""
+    for problem in _not_finite_problems(done, model):
         return f"no link can be measured: {problem['reason']}", "compute with another precision: --dtype float32"
     reasons = Counter[str]()
     for tally in done.tallies.values():
@@ -169,25 +165,24 @@ def _nothing(done: Found, options: RelationsOptions, model: Model) -> tuple[str,
     return "there is no link in these texts", "give texts whose annotation has some"
 
 
-def _not_finite(done: Found, model: Model) -> list[dict[str, Any]]:
-    """Texts that were left out as attention is NaN on them, as one entry among the problems of a corpus."""
+def _not_finite_problems(done: Found, model: Model) -> list[dict[str, Any]]:
+    """One entry for a corpus's problems if attention is NaN on some texts; else none."""
     if not done.not_finite:
         return []
-    first, n = done.not_finite[0], len({(one.source, one.line) for one in done.not_finite})
+    first, n = done.not_finite[0], len({(text.source, text.line) for text in done.not_finite})
     which = amount(n, "text was", "texts, of which this is the first, were")
     reason = f"{which} not studied: attention is not finite (NaN) in layer {first.layer} in {model.info.dtype}"
     return [asdict(Problem(first.source, first.line, reason))]
 
 
-def _notes(done: Found, found: Sequence[Relation]) -> list[str]:
-    said = []
+def _notes(done: Found, results: Sequence[Relation]) -> list[str]:
+    notes = []
     if done.n_copies:
-        many = done.n_copies != 1
-        said.append(
-            f"{done.n_copies:,} text{'s are copies' if many else ' is a copy'} of others, case and whitespace apart: "
+        notes.append(
+            f"{amount(done.n_copies, 'text is a copy', 'texts are copies')} of others, case and whitespace apart: "
             "of each the first counts, and of those right after it the links that it lacks."
         )
-    said += mixed_halves(found)
+    notes += mixed_halves(results)
     reasons: dict[str, Counter[str]] = {}
     for name, tally in done.tallies.items():
         for reason, n in tally.left_out.items():
@@ -195,75 +190,73 @@ def _notes(done: Found, found: Sequence[Relation]) -> list[str]:
     for reason, by_relation in reasons.items():
         most = ", ".join(f"{name} {n}" for name, n in by_relation.most_common(3))
         more = " …" if len(by_relation) > 3 else ""
-        said.append(f"Left out, {reason}: {by_relation.total():,} links ({most}{more}).")
+        notes.append(f"Left out, {reason}: {by_relation.total():,} links ({most}{more}).")
     if done.n_chunked:
-        many = done.n_chunked != 1
-        said.append(
-            f"{done.n_chunked:,} text{'s were' if many else ' was'} longer than the model takes, and cut into chunks; "
+        notes.append(
+            f"{amount(done.n_chunked, 'text was', 'texts were')} longer than the model takes, and cut into chunks; "
             "each chunk counts as a text."
         )
-    return said
+    return notes
 
 
-def _together(
+def _combine(
     model: Model,
     texts: Iterable[AnnotatedText],
     options: RelationsOptions,
-    found: Sequence[Relation],
+    results: Sequence[Relation],
     passing: tuple[Report | None, Workers | None],
 ) -> tuple[tuple[Combined, ...], bool]:
-    """What heads reach together, and whether all texts were gone through: see `relation_combined`."""
+    """What heads reach together, and whether both passes read all texts: see `combined`."""
     from attnscope.studies.relations import combined as parts
 
-    def go(tried: Mapping[str, parts.Tried]) -> Pass[Any]:
-        # A study anew deals the same lots, and knows the same copies.
+    def run(trials: Mapping[str, parts.Trial]) -> Pass[parts.FoundCombined]:
+        # A fresh study deals the same halves and drops the same copies.
         return _Study(model, options).run(
-            texts, *passing, partial(parts.TogetherMeasurer, tried=tried), parts.FoundTogether()
+            texts, *passing, partial(parts.CombinedMeasurer, trials=trials), parts.FoundCombined()
         )
 
-    means = parts.to_choose(found)
-    chosen = go(means) if means else Pass(parts.FoundTogether())
-    tried = parts.to_score(found, chosen.done)
-    scored = go(tried) if tried and chosen.complete else Pass(parts.FoundTogether())
-    return parts.together(found, chosen.done, tried, scored.done), chosen.complete and scored.complete
+    means = parts.to_choose(results)
+    chosen = run(means) if means else Pass(parts.FoundCombined())
+    trials = parts.to_score(results, chosen.done)
+    scored = run(trials) if trials and chosen.complete else Pass(parts.FoundCombined())
+    return parts.combine_heads(results, chosen.done, trials, scored.done), chosen.complete and scored.complete
 
 
 class _Study:
-    """One model on annotated texts: puts links into their places, and deals them to halves."""
+    """One model on annotated texts: aligns links with tokens, and deals texts to halves."""
 
     def __init__(self, model: Model, options: RelationsOptions) -> None:
         self.model, self.options = model, options
         self.kind: str = model.info.kinds[0]
         opening = decoder_start(model)  # what the decoder reads while the encoder alone is studied
         self._start = None if opening is None else opening.take(np.arange(1))
-        self._lots: dict[str, Lots] = {}
+        self._lots: defaultdict[str, Lots] = defaultdict(Lots)
         self._seen: set[bytes] = set()
-        self._shown: dict[tuple[str, str], list[Piece]] = {}
+        self._examples: defaultdict[tuple[str, str], list[Piece]] = defaultdict(list)
 
     def run(
         self,
         texts: Iterable[AnnotatedText],
         report: Report | None,
         workers: Workers | None,
-        make: Callable[..., Any] = LinkMeasurer,
-        nothing: Any = None,
+        measurer: Callable[..., Any] = LinkMeasurer,
+        nothing: Any = _NOTHING,
     ) -> Pass[Any]:
-        """Goes through all texts; `make` makes what measures them, and `nothing` is what that finds on none."""
-        nothing = Found() if nothing is None else nothing
+        """Reads all texts, with a measurer that sums up to `nothing` on no text."""
         try:
             each = merged(texts)
-            for first in each:
-                self.kind = self._kind_for(first)
-                driver = Driver(
-                    partial(make, kind=self.kind), (self.model,), (workers,) if workers else None, in_order=True
-                )
-                return driver.run(self._tasks(chain([first], each), texts), nothing, report)
+            first = next(each, None)
+            if first is None:
+                return Pass(nothing)
+            self.kind = self._kind_for(first)
+            make = partial(measurer, kind=self.kind)
+            driver = Driver(make, (self.model,), (workers,) if workers else None, in_order=True)
+            return driver.run(self._tasks(chain([first], each), texts), nothing, report)
         except KeyboardInterrupt:
             return Pass(nothing, complete=False)
-        return Pass(nothing)
 
     def _kind_for(self, text: AnnotatedText) -> str:
-        """The kind of attention that links like a text's are about."""
+        """The kind of attention that the links of a text like this one are about."""
         info = self.model.info
         if text.target is None:
             return info.kinds[0]
@@ -277,110 +270,109 @@ class _Study:
         return "cross"
 
     def _tasks(self, texts: Iterable[AnnotatedText], corpus: Iterable[AnnotatedText]) -> Iterator[Task[LinkBlock]]:
-        for number, held in enumerate(runs(texts, BLOCK, lambda text: len(text.text))):
-            share = _share(corpus)
-            block = self._block(held)
-            yield Task(number, block, held[0].source, held[0].line, block.known.n_texts, share)
+        for number, block_texts in enumerate(runs(texts, BLOCK, lambda text: len(text.text))):
+            share = _share_read(corpus)
+            block = self._block(block_texts)
+            first = block_texts[0]
+            yield Task(number, block, first.source, first.line, block.counts.n_texts, share)
 
     def _block(self, texts: Sequence[AnnotatedText]) -> LinkBlock:
-        tallies: dict[str, Tally] = {}
-        parts: dict[tuple[int, int], Piece] = {}
+        tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        pieces: dict[tuple[int, int], Piece] = {}
         n_chunked = n_copies = 0
-        for place, text in enumerate(texts):
-            found, copies = self._place(text, place, tallies)
+        for number, text in enumerate(texts):
+            text_pieces, copies = self._pieces_of(text, number, tallies)
             n_copies += copies + text.n_merged
-            n_chunked += bool(found) and found[0].placed.chunk.n_chunks > 1
-            for part in found:
-                parts[place, part.placed.chunk.number] = part
-        cut = batches((part.placed.chunk for part in parts.values()), TOKEN_BUDGET)
-        # The longest first: what shorter ones need fits into what those have freed.
-        made = tuple(tuple(parts[chunk.text, chunk.number] for chunk in batch) for batch in reversed(cut))
-        known = Found(
+            n_chunked += bool(text_pieces) and text_pieces[0].placed.chunk.n_chunks > 1
+            for piece in text_pieces:
+                pieces[number, piece.placed.chunk.number] = piece
+        cut = batches((piece.placed.chunk for piece in pieces.values()), TOKEN_BUDGET)
+        counts = Found(
             tallies=tallies, n_texts=sum(1 + text.n_merged for text in texts), n_chunked=n_chunked, n_copies=n_copies,
-            n_tokens=sum(len(part.placed.chunk) for part in parts.values()),
+            n_tokens=sum(len(piece.placed.chunk) for piece in pieces.values()),
         )  # fmt: skip
-        return LinkBlock(known, made)
+        # The longest first: what shorter ones need fits into what those have freed.
+        return LinkBlock(
+            counts, tuple(tuple(pieces[chunk.text, chunk.number] for chunk in batch) for batch in reversed(cut))
+        )
 
-    def _place(self, text: AnnotatedText, number: int, tallies: dict[str, Tally]) -> tuple[list[Piece], int]:
-        """A text's chunks with its links in them, and how many chunks were there before; counts what is left out."""
-        wanted = tuple(link for link in text.links if self.options.wants(link.relation))
-        text = replace(text, links=wanted)
-        made, left_out = self._in_tokens(text, number)
+    def _pieces_of(self, text: AnnotatedText, number: int, tallies: defaultdict[str, Tally]) -> tuple[list[Piece], int]:
+        """A text's chunks with their links, and how many chunks are copies; the tallies count the links left out."""
+        text = replace(text, links=tuple(link for link in text.links if self.options.wants(link.relation)))
+        parts, left_out = self._align(text, number)
         for relation, reasons in (*left_out.items(), *text.left_out.items()):
             if self.options.wants(relation):
-                tallies.setdefault(relation, Tally()).left_out.update(reasons)
+                tallies[relation].left_out.update(reasons)
         # Chunks of one text are in one half, whatever else it belongs to.
-        alone = None if not made or made[0].chunk.n_chunks == 1 else f"{text.source}, line {text.line}"
-        found, n_copies = [], 0
-        for one in made:
-            links: dict[str, list[Any]] = {}
-            for link in one.links:
-                links.setdefault(link.link.relation, []).append(link.link)
-            key = copy_key(_written(text, one))
+        alone = None if not parts or parts[0].chunk.n_chunks == 1 else f"{text.source}, line {text.line}"
+        pieces, n_copies = [], 0
+        for part in parts:
+            links: defaultdict[str, list[Link]] = defaultdict(list)
+            for link in part.links:
+                links[link.link.relation].append(link.link)
+            key = copy_key(_characters_of(text, part))
             if key in self._seen:
                 n_copies += 1
-                for relation, mine in links.items():
-                    tallies.setdefault(relation, Tally()).left_out[COPY] += len(mine)
+                for relation, copied in links.items():
+                    tallies[relation].left_out[COPY] += len(copied)
                 continue
             self._seen.add(key)
-            directed = {relation: mine for relation, mine in links.items() if not mine[0].is_mutual}
-            right: dict[str, tuple[int, NDArray[np.int64], NDArray[np.int64] | None]] = {
-                name: (len(links[name]), hits, None) for name, hits in rules_of(text, directed).items()
-            }
-            for relation in [name for name in links if name not in directed]:
-                pairs = contact_pairs(one, relation)
-                right[relation] = (*contact_rule_hits(one, pairs), pairs)
-                if not len(pairs):
-                    tallies.setdefault(relation, Tally()).left_out[NEAR] += len(links.pop(relation))
+            rule_hits = rules_of(text, {name: group for name, group in links.items() if not group[0].is_mutual})
             cells = []
-            for relation in links:
-                by_source, by_text, first = self._lots.setdefault(relation, Lots()).deal(text.document or alone)
-                n, hits, contacts = right[relation]
-                cells.append(Cell(relation, (by_source, by_text), n, hits, first, contacts))
+            for relation, group in links.items():
+                pairs = contact_pairs(part, relation) if relation not in rule_hits else None
+                if pairs is None:
+                    n, hits = len(group), rule_hits[relation]
+                elif len(pairs):
+                    n, hits = contact_rule_hits(part, pairs)
+                else:
+                    tallies[relation].left_out[NEAR] += len(group)
+                    continue
+                by_source, by_text, first = self._lots[relation].deal(text.document or alone)
+                cells.append(Cell(relation, (by_source, by_text), n, hits, first, pairs))
             if not cells:
                 continue
-            part = Piece(text, one, tuple(cells))
+            piece = Piece(text, part, tuple(cells))
             for cell in cells:
                 for by, half in zip(("sources", "texts"), cell.halves, strict=True):
-                    shown = self._shown.setdefault((cell.relation, by), [])
-                    if half == 1 and len(shown) < self.options.n_examples:
-                        shown.append(part)
-            found.append(part)
-        return found, n_copies
+                    examples = self._examples[cell.relation, by]
+                    if half == 1 and len(examples) < self.options.n_examples:
+                        examples.append(piece)
+            pieces.append(piece)
+        return pieces, n_copies
 
-    def _in_tokens(self, text: AnnotatedText, number: int) -> tuple[list[Placed], Mapping[str, Mapping[str, int]]]:
-        """A text's chunks with the links in their places, and the links that have none, by relation and reason."""
+    def _align(self, text: AnnotatedText, number: int) -> tuple[list[Placed], Mapping[str, Mapping[str, int]]]:
+        """A text's chunks with their links in tokens, and the links that have none, by relation and reason."""
         if (text.target is not None) != (self.kind == "cross"):
-            return [], _all_left_out(text, MIXED)
+            return [], _leave_out_all(text, MIXED)
         tokens, limit = self.model.tokenizer.encode(text.text), self.model.info.max_tokens
         if text.target is not None:
             assert self.model.writer is not None
             target = self.model.writer.encode_target(text.target)
             if limit is not None and max(len(tokens), len(target)) > limit:
-                return [], _all_left_out(text, TOO_LONG)
+                return [], _leave_out_all(text, TOO_LONG)
             return placed_pair(text, chunks(tokens, number)[0], target)
         parts = chunks(tokens, number, limit=limit, chunk=self.options.chunk, stride=self.options.stride)
-        made, left_out = placed(text, parts, tokens, causal=self.kind == "decoder")
-        return [replace(one, target=self._start) for one in made], left_out
+        aligned, left_out = placed(text, parts, tokens, causal=self.kind == "decoder")
+        return [replace(part, target=self._start) for part in aligned], left_out
 
-    def examples(self, found: Sequence[Any]) -> tuple[Any, ...]:
-        """Texts of the scored half, with what the best head does on them, of relations that one expresses."""
-        from attnscope.studies.relations.examples import example
+    def examples(self, results: Sequence[Relation]) -> tuple[Example, ...]:
+        """Texts of the scored half with what the best head does on them, for relations that a head expresses."""
+        from attnscope.studies.relations.examples import example_of
 
-        made = []
-        for relation in sorted(found, key=lambda one: -one.n):
+        examples = []
+        for relation in sorted(results, key=lambda relation: -relation.n):
             if relation.best_found or (self.options.only is not None and relation.best is not None):
-                for part in self._shown.get((relation.name, relation.halves), ()):
-                    shown = example(self.model, self.kind, relation, part.text, part.placed)
-                    made += [] if shown is None else [shown]
-        return tuple(made)
+                for piece in self._examples[relation.name, relation.halves]:
+                    examples.append(example_of(self.model, self.kind, relation, piece.text, piece.placed))
+        return tuple(example for example in examples if example is not None)
 
 
-def _all_left_out(text: AnnotatedText, reason: str) -> dict[str, dict[str, int]]:
+def _leave_out_all(text: AnnotatedText, reason: str) -> dict[str, dict[str, int]]:
     return {relation: {reason: n} for relation, n in Counter(link.relation for link in text.links).items()}
 
 
-def _written(text: AnnotatedText, part: Placed) -> str:
+def _characters_of(text: AnnotatedText, part: Placed) -> str:
     """The characters of a chunk, and its target's."""
     offsets = part.chunk.tokens.offsets
     real = offsets[(offsets >= 0).all(1) & ~part.chunk.tokens.special]
@@ -389,7 +381,7 @@ def _written(text: AnnotatedText, part: Placed) -> str:
     return written if text.target is None else f"{written}\n{text.target}"
 
 
-def _share(texts: Iterable[AnnotatedText]) -> float | None:
+def _share_read(texts: Iterable[AnnotatedText]) -> float | None:
     if isinstance(texts, AnnotatedCorpus) and texts.n_bytes:
         return min(1.0, texts.bytes_read / texts.n_bytes)
     return None
@@ -407,34 +399,25 @@ def study_files(
     report: Report | None,
     workers: Workers | None = None,
 ) -> Relations:
-    """Loads a model, and studies the relations of annotated files, or of recordings with their words.
-
-    Raises:
-        AttnscopeError: Anything that the user can mend.
-    """
+    """Loads a model, and studies the relations of annotated files, or of recordings with their words."""
     if is_spoken(files):
         if options != RelationsOptions():
             raise UsageError("of recordings one relation is asked", "leave out --only, --chunk, --examples, --combine")
         return sound_relations(loading.load(spec), files, report)
-    corpus = _corpus(files, annotation)
-    return relations(loading.load(spec), corpus, options, report, workers)
+    return relations(loading.load(spec), _open_corpus(files, annotation), options, report, workers)
 
 
 def open_relations(file: Path) -> Relations | AnnotatedCorpus:
-    """The record of relations in a file, or the annotated texts to study, before the model runs for minutes.
-
-    Raises:
-        AttnscopeError: The file is not there, or its name does not tell how it is annotated.
-    """
+    """The record of relations in a file, or the annotated texts to study, before the model runs for minutes."""
     if not file.exists():
         raise AttnscopeError(f"there is no file {file}", "give annotated texts, or a relations.npz")
     file = file_of(file)
     if schema_of(file) == Relations.SCHEMA:
         return Relations.read(file)
-    return _corpus([str(file)], AnnotationOptions())
+    return _open_corpus([str(file)], AnnotationOptions())
 
 
-def _corpus(files: Sequence[str], annotation: AnnotationOptions) -> AnnotatedCorpus:
+def _open_corpus(files: Sequence[str], annotation: AnnotationOptions) -> AnnotatedCorpus:
     try:
         return AnnotatedCorpus(files, kind=annotation.kind, unit=annotation.unit)
     except AttnscopeError as error:

@@ -1,10 +1,11 @@
-"""What heads reach on the links of texts: parts of texts on their way into a model, and sums on their way out."""
+"""What heads reach on the links of texts: chunks of texts on their way into a model, and sums on their way out."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from attnscope.studies.running.overflow import broken_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnscope.core.attention.seam import Kind
     from attnscope.core.attention.tile_probe import TileProbe
     from attnscope.core.questions.relations import LinkFacts
 
@@ -47,12 +49,11 @@ class NotFinite:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found(passes.Found):
-    """What heads reach on some blocks.
+    """What heads reach on some blocks, by relation.
 
     Attributes:
-        tallies: By relation.
-        n_copies: How many texts or chunks were there before.
-        not_finite: Pieces of texts that are left out, as attention is NaN on them.
+        n_copies: How many texts or chunks are copies of earlier ones.
+        not_finite: Chunks that are left out, as attention is NaN on them.
     """
 
     tallies: Mapping[str, Tally] = field(default_factory=dict)
@@ -62,14 +63,9 @@ class Found(passes.Found):
 
 @dataclass(frozen=True, eq=False)
 class LinkBlock:
-    """A block of texts whose links are in their places and dealt to halves.
+    """A block of texts whose links are aligned with tokens and dealt to halves; `counts` lacks only what heads do."""
 
-    Attributes:
-        known: All but what the heads do.
-        batches: Its parts, as the model is given them.
-    """
-
-    known: Found
+    counts: Found
     batches: tuple[tuple[Piece, ...], ...]
 
 
@@ -81,49 +77,48 @@ class BlockLinks:
         self.pieces: list[tuple[Piece, NDArray[np.float64]]] = []
         self.not_finite: list[NotFinite] = []
 
+    def by_relation(self) -> dict[str, list[CellSums]]:
+        """The cells of all pieces, by relation."""
+        cells: defaultdict[str, list[CellSums]] = defaultdict(list)
+        for piece, values in self.pieces:
+            for cell, sums in zip(piece.cells, values, strict=True):
+                cells[cell.relation].append((cell, sums))
+        return cells
+
 
 class LinkMeasurer:
-    """Looks at what the heads of a model do on blocks of pieces.
-
-    Args:
-        model: The model.
-        kind: The kind of attention: "encoder", "decoder" or "cross".
-    """
+    """Measures what the heads of one kind of attention do on blocks of pieces."""
 
     def __init__(self, model: Model, kind: str) -> None:
         from attnscope.core.attention.tiles import Buffers
 
-        self.model, self.kind = model, kind
+        self.model, self.kind = model, cast("Kind", kind)
         self._room = Room()
         self._buffers = Buffers()
         self._dense = model.info.path == "eager"
 
     def begin(self, block: LinkBlock) -> BlockLinks:
         """Sums of nothing yet."""
-        return BlockLinks(block.known.n_texts)
+        return BlockLinks(block.counts.n_texts)
 
     def steps(self, block: LinkBlock, sums: BlockLinks) -> Iterator[None]:
         """Adds what heads reach on each batch."""
         groups: Sequence[Sequence[Piece]] = block.batches
         for batch in groups:
-            for _, (found, not_finite) in self._room.each(batch, self._run_batch, halves, _padded_size):
-                sums.pieces += found
+            for _, (pieces, not_finite) in self._room.each(batch, self._run_batch, halves, _padded_size):
+                sums.pieces += pieces
                 sums.not_finite += not_finite
                 give_memory_back()
-            sums.n_tokens += sum(len(part.placed.chunk) for part in batch)
+            sums.n_tokens += sum(len(piece.placed.chunk) for piece in batch)
             yield
 
     def finish(self, block: LinkBlock, sums: BlockLinks, *, whole: bool) -> Found:
-        """What all of these amount to; pieces on which a number is NaN or infinite are left out as a whole."""
-        cells: dict[str, list[CellSums]] = {}
-        for piece, values in sums.pieces:
-            for cell, mine in zip(piece.cells, values, strict=True):
-                cells.setdefault(cell.relation, []).append((cell, mine))
-        tallies = {relation: Tally() for relation in cells}
-        for relation, sums_of in cells.items():
-            tallies[relation].add(sums_of)
-        found = Found(tallies=tallies, not_finite=tuple(sums.not_finite), halved_to=self._room.tokens)
-        return block.known.merge(found)
+        """What all of these amount to."""
+        tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        for relation, cells in sums.by_relation().items():
+            tallies[relation].add(cells)
+        measured = Found(tallies=tallies, not_finite=tuple(sums.not_finite), halved_to=self._room.tokens)
+        return block.counts.merge(measured)
 
     def _run_batch(self, pieces: Sequence[Piece]) -> tuple[list[tuple[Piece, NDArray[np.float64]]], list[NotFinite]]:
         """Hits and mass in the cells of each piece, NaN where a layer has fewer heads; and pieces that are left out."""
@@ -136,13 +131,13 @@ class LinkMeasurer:
         by_layer = self._each_layer(pieces, Links(facts, self._buffers), lambda _, maps: links_of_weights(maps, facts))
         layers = sorted(by_layer)
         n_heads = max(by_layer[layer].hits.shape[1] for layer in layers)
-        found = np.full((n_cells, len(layers), n_heads, 2), np.nan)
-        finite: dict[int, NDArray[np.float64]] = {}
+        values = np.full((n_cells, len(layers), n_heads, 2), np.nan)
+        numbers: dict[int, NDArray[np.float64]] = {}
         for row, layer in enumerate(layers):
-            part = torch.stack([by_layer[layer].hits, by_layer[layer].mass], -1).cpu().double().numpy()
-            found[:, row, : part.shape[1]] = finite[layer] = part
-        broken = broken_rows({self.kind: finite})
-        well: list[tuple[Piece, NDArray[np.float64]]] = []
+            of_layer = torch.stack([by_layer[layer].hits, by_layer[layer].mass], -1).cpu().double().numpy()
+            values[:, row, : of_layer.shape[1]] = numbers[layer] = of_layer
+        broken = broken_rows({self.kind: numbers})
+        measured: list[tuple[Piece, NDArray[np.float64]]] = []
         not_finite: list[NotFinite] = []
         first = 0
         for piece in pieces:
@@ -151,9 +146,9 @@ class LinkMeasurer:
             if wrong:
                 not_finite.append(NotFinite(piece.text.source, piece.text.line, min(wrong)))
             else:
-                well.append((piece, found[cells.start : cells.stop]))
+                measured.append((piece, values[cells.start : cells.stop]))
             first = cells.stop
-        return well, not_finite
+        return measured, not_finite
 
     def _facts(self, pieces: Sequence[Piece]) -> LinkFacts:
         """What is asked of a batch, where its attention is read."""
@@ -167,34 +162,29 @@ class LinkMeasurer:
 
         from attnscope.core.attention.probes import Weights, probe_by_kind
 
-        given = batch_of_placed([piece.placed for piece in pieces], self.model.info.device)
+        batch = batch_of_placed([piece.placed for piece in pieces], self.model.info.device)
         with torch.no_grad():
             if self._dense:
-                kept = Weights()
-                self.model.run(given, kept)
-                return {layer: read(layer, weights) for layer, weights in _of(kept.maps, self.kind).items()}
+                dense = Weights()
+                self.model.run(batch, dense)
+                return {layer: read(layer, weights) for layer, weights in dense.maps[self.kind].items()}
             n_tokens = max(len(piece.placed.chunk) for piece in pieces)
-            self.model.run(given, spare_memory(probe_by_kind({self.kind: probe}), n_tokens))
-            found: dict[int, T] = _of(probe.sums, self.kind)
-            return found
-
-
-def _of(by_kind: Mapping[Any, Any], kind: str) -> Any:
-    return next(found for name, found in by_kind.items() if name == kind)
+            self.model.run(batch, spare_memory(probe_by_kind({self.kind: probe}), n_tokens))
+            return probe.sums[self.kind]
 
 
 def _padded_size(pieces: Sequence[Piece]) -> int:
     return len(pieces) * max((piece.placed.size for piece in pieces), default=0)
 
 
-def batch_of_placed(given: Sequence[Placed], device: str) -> Batch:
+def batch_of_placed(chunks: Sequence[Placed], device: str) -> Batch:
     """Token numbers of chunks, padded; of pairs those of the decoder too."""
-    targets = [one.target for one in given if one.target is not None]
-    return batch_of([one.chunk.tokens for one in given], targets).to(device)
+    targets = [chunk.target for chunk in chunks if chunk.target is not None]
+    return batch_of([chunk.chunk.tokens for chunk in chunks], targets).to(device)
 
 
 def facts_of(pieces: Sequence[Piece], device: str) -> LinkFacts:
-    """The links of a batch as `core.relations` wants them; links of relations that a piece has no cell for stay out."""
+    """The links of a batch for `core.questions.relations`, without relations that a piece has no cell for."""
     import torch
 
     from attnscope.core.questions.contacts import Contacts
@@ -211,11 +201,11 @@ def facts_of(pieces: Sequence[Piece], device: str) -> LinkFacts:
     first_cell = 0
     for text, piece in enumerate(pieces):
         cells: dict[str, int] = {}
-        for place, cell in enumerate(piece.cells, first_cell):
+        for number, cell in enumerate(piece.cells, first_cell):
             if cell.pairs is None:
-                cells[cell.relation] = place
+                cells[cell.relation] = number
             else:
-                contacts.append(Contacts(text, place, torch.from_numpy(cell.pairs).to(device)))
+                contacts.append(Contacts(text, number, torch.from_numpy(cell.pairs).to(device)))
         first_cell += len(piece.cells)
         rows: dict[tuple[int, ...], int] = {}
         for link in piece.placed.links:

@@ -49,15 +49,15 @@ class WordErrors:
         self, half: int, maps: Mapping[int, NDArray[np.float32]], rows: Sequence[int], starts_s: Sequence[float],
         even_s: Sequence[float], frame_s: float,
     ) -> None:  # fmt: skip
-        """Adds a recording.
+        """Adds a recording; all times in seconds.
 
         Args:
             half: The half that it is in.
             maps: Layer -> weights, (head, row, frame): the rows that write the transcript, on frames with sound.
             rows: For each word to be timed the row that writes its first token.
-            starts_s: When each of them is spoken, in seconds.
-            even_s: When each would be if all words of the recording lasted equally long, in seconds.
-            frame_s: How long a frame lasts, in seconds.
+            starts_s: When each of them is spoken.
+            even_s: When each would be if all words of the recording lasted equally long.
+            frame_s: How long a frame lasts.
         """
         levels = {layer: level_weights(weights).astype(np.float32) for layer, weights in maps.items()}
         every = [(layer, head) for layer in sorted(levels) for head in range(len(levels[layer]))]
@@ -70,11 +70,11 @@ class WordErrors:
             return error_of(frames[list(rows)] * frame_s)
 
         for size in self._sizes:
-            drawn = np.random.default_rng((size, self._n_recordings))
-            lots = [drawn.permutation(len(every))[:size] for _ in range(N_RANDOM)]
+            random = np.random.default_rng((size, self._n_recordings))
+            lots = [random.permutation(len(every))[:size] for _ in range(N_RANDOM)]
             self._add(BEST, size, error(self._ranked[half][:size]))
             self._add(RANDOM, size, float(np.mean([error([every[at] for at in lot]) for lot in lots])))
-        upper = [place for place in every if place[0] >= (max(levels) + 1) // 2]
+        upper = [(layer, head) for layer, head in every if layer >= (max(levels) + 1) // 2]
         self._add(UPPER, len(upper), error(upper))
         self._add(EVEN, 0, error_of(np.array(even_s)))
         self._n_words += len(rows)
