@@ -107,7 +107,7 @@ def test_finfo_min_in_the_bias_is_a_number_like_any_other() -> None:
     lowest = torch.finfo(torch.float32).min
     call = make_call(dtype=torch.float32, n_queries=3, n_keys=5, bias=torch.full((3, 5), lowest))
     assert call.bias is not None
-    call.bias[1, 0] = 0.0
+    call.bias[0, 0, 1, 0] = 0.0
     fast, dense, weights, _ = see_all(call)
     uniform = torch.full((5,), 0.2)
     torch.testing.assert_close(weights[0, 0, 0], uniform)

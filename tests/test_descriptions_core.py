@@ -313,7 +313,7 @@ def test_rows_are_those_of_the_whole_map(name: str) -> None:
     values = call.value.repeat_interleave(HEADS // KV, 1).double()
     torch.testing.assert_close(output.double(), whole @ values, rtol=1e-4, atol=1e-5)
     for b, n in enumerate(lengths):
-        found = probe.found["decoder"][b]
+        found = probe.rows["decoder"][b]
         for row, q in enumerate(queries[b]):
             for head in range(HEADS):
                 weights = whole[b, head, q, :n].numpy()
@@ -327,7 +327,7 @@ def test_rows_are_those_of_the_whole_map(name: str) -> None:
 def test_what_may_be_attended_to_follows_causality_and_window() -> None:
     probe = RowSamples({"decoder": [RowsWanted(np.array([5]), TOKENS)] * BATCH})
     probe(call_with(is_causal=True, window=3))
-    assert np.flatnonzero(probe.found["decoder"][0].allowed[0][0]).tolist() == [3, 4, 5]
+    assert np.flatnonzero(probe.rows["decoder"][0].allowed[0][0]).tolist() == [3, 4, 5]
 
 
 def test_a_layer_comes_once() -> None:

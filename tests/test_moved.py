@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnscope.core.attention.moved import NOTHING, Targets, moved
+from attnscope.core.attention.moved import NOTHING, Targets, measure_moves
 from attnscope.core.attention.seam import AttentionCall, attention_weights
 
 
@@ -20,7 +20,7 @@ def test_what_is_moved_is_the_sum_over_the_keys_that_hold_the_token(after: bool)
     rests = torch.zeros(2, n, dtype=torch.bool)
     rests[:, 0] = True
     slope, other_slope = (torch.randn(2, heads, n, width, dtype=torch.float64) for _ in range(2))
-    found = moved(call, Targets(ids, rests, token, other, ids if after else None), slope, other_slope)
+    found = measure_moves(call, Targets(ids, rests, token, other, ids if after else None), slope, other_slope)
     weights = attention_weights(call)
     for b in range(2):
         for h in range(heads):

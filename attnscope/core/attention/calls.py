@@ -1,4 +1,4 @@
-"""Attention kept as calls, not as maps: what weights of several layers follow from, a few queries at a time. Ours.
+"""Attention kept as calls, not as maps: the weights of several layers follow from them, a few queries at a time. Ours.
 
 Also the single head that a layer's heads could have been (Vaswani et al. 2017): attention by all of their columns.
 """
@@ -26,11 +26,10 @@ from attnscope.core.attention.tiles import LEAST_QUERIES, blocks, tiles
 
 
 class Calls(OfChosen[AttentionCall]):
-    """A probe that keeps the calls without their values, in memory linear in queries and keys.
+    """Keeps the calls without their values, in memory linear in queries and keys.
 
     Attributes:
-        maps: Kind -> layer -> the call, detached, its values of width 0. Kinds and layers in the order in which they
-            came.
+        maps: Kind -> layer -> the call, detached, its values of width 0, in the order in which they came.
     """
 
     _attend = staticmethod(attend)
@@ -48,8 +47,7 @@ def iterate_rows(calls: Sequence[AttentionCall], elements: int) -> Iterator[tupl
         elements: About how many weights are held at once.
 
     Yields:
-        Which queries, and their weights, (head of all layers, query, key), as `core.attention.attention_weights`
-        defines them.
+        Which queries, and their weights, (head of all layers, query, key), as `attention_weights` defines them.
 
     Raises:
         ValueError: The calls are of several texts, or of other queries and keys than the first.
@@ -80,34 +78,34 @@ def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | s
 
         scores = scale / √n · Σ_h q_h · k_h  for n heads: with scale = 1 / √d_head, divided by the root of n · d_head
 
-    Of all heads of a layer it is what a single head of full width would compute from the same projections; it is not
-    the mean of the heads. A soft cap, and masks and position biases that all heads share, stay.
+    From all heads of a layer it is the single head of full width with the same projections; it is not the mean of the
+    heads. A soft cap, and masks and position biases that all heads share, stay.
 
     Args:
-        heads: Each head as the attention that it is part of, and its number in it.
+        heads: The attention that each head is part of, and its number in it.
 
     Returns:
-        An attention with one head, without values; or, where there is no such head, why: heads with sinks, or with
-        masks, biases, scales or soft caps of their own.
+        An attention with one head, without values; or the reason why there is none: heads with sinks, or with masks,
+        biases, scales or soft caps of their own.
 
     Source:
         Vaswani et al. 2017, section 3.2.2, compares several heads with a single one of full width; the rule is ours.
     """
     apart = [select_heads(call, [head]) for call, head in heads]
-    first, queries, keys = apart[0], [one.query for one in apart], [one.key for one in apart]
-    for one in apart:
-        if one.query.shape[:3] != first.query.shape[:3] or one.key.shape[2] != first.key.shape[2]:
+    first, queries, keys = apart[0], [call.query for call in apart], [call.key for call in apart]
+    for call in apart:
+        if call.query.shape[:3] != first.query.shape[:3] or call.key.shape[2] != first.key.shape[2]:
             return "the heads are over different texts"
-        if one.sinks is not None:
+        if call.sinks is not None:
             return "a sink belongs to one head, and there is none for several"
-        if (one.scale, one.softcap) != (first.scale, first.softcap):
+        if (call.scale, call.softcap) != (first.scale, first.softcap):
             return "the heads scale or cap their scores differently"
-        if not _alike(one.bias, first.bias):
+        if not _alike(call.bias, first.bias):
             return "the heads have position biases of their own, and there is none for several"
     whole = heads[0][0]
-    if all(call is whole for call, _ in heads) and (whole.mask is None or whole.mask.shape[-3:-2] in ((), (1,))):
-        apart = apart[:1]  # of one attention whose heads share a mask: it is not written out for each
-    masks = [allowed(one) for one in apart]
+    if all(call is whole for call, _ in heads) and (whole.mask is None or whole.mask.shape[1] == 1):
+        apart = apart[:1]  # the heads of one attention share a mask: it is not written out for each
+    masks = [allowed(call) for call in apart]
     if not all(_alike(mask, masks[0]) for mask in masks):
         return "the heads may attend to different keys"
     key = torch.cat(keys, -1)
@@ -123,20 +121,20 @@ def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | s
 
 
 def _alike(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two tensors that broadcast to scores hold the same numbers, or neither is there."""
+    """Whether two tensors that broadcast to scores hold the same numbers, or both are None."""
     if a is None or b is None:
         return a is b
     return bool((a == b).all())
 
 
 class WeightsBesideFullWidth(Weights):
-    """A probe that keeps weights as `Weights` does, and beside them what one head over the full width would attend to.
+    """Keeps weights as `Weights` does, and beside them what one head over the full width would attend to.
 
     Weights that an engine has computed by itself (`keep`) come without queries and keys: nothing is kept beside those.
 
     Attributes:
-        full: Kind -> layer -> `full_width` of the call, (query, key), float32, on the CPU, of the first text of the
-            batch; of the layers that are kept, where it is defined.
+        full: Kind -> layer -> `full_width` of each layer that is kept, (query, key), float32, on the CPU; layers where
+            it is not defined are missing.
     """
 
     def __init__(self, *chosen: Any, **named: Any) -> None:
@@ -144,7 +142,7 @@ class WeightsBesideFullWidth(Weights):
         self.full: dict[Kind, dict[int, Tensor]] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and keeps what is wanted of it, see Weights; shape and dtype: see `Probe`."""
+        """Computes an attention, and keeps its weights, see Weights; shape and dtype: see `Probe`."""
         output = super().__call__(call)
         if call.layer in self.maps.get(call.kind, {}) and (single := full_width(call)) is not None:
             self.full.setdefault(call.kind, {})[call.layer] = single.detach().to("cpu", torch.float32)
@@ -154,12 +152,9 @@ class WeightsBesideFullWidth(Weights):
 def full_width(call: AttentionCall) -> Float[Tensor, "query key"] | None:
     """What one head over the full width of a layer would attend to: the `single_head` of all its heads.
 
-    Args:
-        call: The attention of all heads of a layer.
-
     Returns:
-        Weights of the first text of the batch, (query, key), each row in [0, 1] with sum 1, or 0 where a query may
-        attend to nothing. None where it is not defined.
+        Weights of the first text of the batch, each row in [0, 1] with sum 1, or 0 if a query may attend to nothing.
+        None where it is not defined.
     """
     text = select_part(call, slice(0, 1))
     single = single_head([(text, head) for head in range(call.n_heads)])

@@ -1,11 +1,11 @@
 """What a head moves from some keys onto the logit of a token: its weights, times what each key's value does to it.
 
-The part of a head's output that comes from key k is A_qk v_k; along the slope g of a logit (by how much it rises with
-what the head puts out) that is A_qk (v_k · g). Summed over the keys that hold a token, it says what the head copies
-from that token, whatever it writes besides.
+The part of a head's output that comes from key k is A_qk v_k. Along the slope g of a logit (by how much it rises with
+the head's output) that is A_qk (v_k · g). Summed over the keys that hold a token, it tells what the head copies from
+that token, whatever else it writes.
 
-Source: Elhage et al. 2021 (the OV circuit moves what is at a key); of name movers and copy suppression so: Wang et al.
-2023, McDougall et al. 2023, section 3. Beside another token of the same text, and beside attention spread evenly: ours.
+Source: Elhage et al. 2021 (the OV circuit moves what is at a key); for name movers and copy suppression: Wang et al.
+2023, McDougall et al. 2023, section 3. The comparison with another token and with even attention is ours.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class Targets:
     Attributes:
         ids: Token numbers of the keys.
         sinks: Special tokens and the first; nothing is moved from these keys.
-        token: The token whose logit counts; its own occurrences are the keys that it may be moved from.
-        other: Another token, that stands there as often, to compare with.
-        after: Only from keys that come after this token, and that are not the query itself; None = from all that hold
+        token: The token whose logit counts; it may be moved from its own occurrences.
+        other: Another token that occurs as often, for comparison.
+        after: Only from keys that come after this token and that are not the query itself; None = from all that hold
             the token.
     """
 
@@ -57,15 +57,15 @@ class Targets:
 class Moved:
     """What heads move, each (batch, head, query).
 
-    Even attention gives the same weight to each key that the mask allows; what it moves and looks at is what it would
-    be if the head's weight off the keys on which it rests were spread evenly over the others.
+    Even attention gives the same weight to each key that the mask allows. `even_above` and `even_nats` take the head's
+    weight off the sinks and spread it evenly over the other keys.
 
     Attributes:
-        active: The weight off the keys on which heads rest.
+        active: The weight off the sinks.
         even_active: The same under even attention over all keys.
         weight: The weight on the keys that hold the token, 0 to 1.
         even_weight: The same under even attention over all keys.
-        above: That, less the weight on the keys that hold the other token.
+        above: `weight`, less the weight on the keys that hold the other token.
         even_above: The same under even attention.
         nats: By how much what comes from the token's keys raises its logit above the other token's.
         even_nats: The same under even attention.
@@ -83,7 +83,7 @@ class Moved:
     even_whole: Tensor
 
 
-def moved(
+def measure_moves(
     call: AttentionCall,
     targets: Targets,
     slope: Float[Tensor, "batch head query d_value"],
@@ -98,35 +98,35 @@ def moved(
 
     Args:
         call: The attention.
-        targets: What is asked about; queries of which nothing is asked give zeros.
+        targets: The tokens; queries without a token give zeros.
         slope: By how much the token's logit rises with what each head puts out.
-        other_slope: Likewise the other token's.
+        other_slope: The same for the other token.
 
     Returns:
         float32 (float64 for float64 queries); logits in nats. Queries that may attend to nothing have zeros.
     """
     shape = call.query.shape[:3]
     dtype = torch.promote_types(call.query.dtype, torch.float32)
-    found = Moved(*(torch.zeros(shape, dtype=dtype, device=call.query.device) for _ in range(9)))
+    sums = Moved(*(torch.zeros(shape, dtype=dtype, device=call.query.device) for _ in range(9)))
     for tile in tiles(call):
         at = (tile.block.texts, slice(None), tile.block.queries)
         holds, holds_other = targets.keys(tile, targets.token), targets.keys(tile, targets.other)
         works = ~targets.sinks[tile.block.texts, None, None, tile.block.keys]
         active = (tile.weights * works).sum(-1)
-        found.active[at] = active
+        sums.active[at] = active
         even, even_off = _even(tile), _even(tile, works) * active[..., None]
-        onto, onto_other = (_along_values(call, tile, one[at].to(dtype)) for one in (slope, other_slope))
+        onto, onto_other = (_along_values(call, tile, slopes[at].to(dtype)) for slopes in (slope, other_slope))
         apart, gained = holds - holds_other, (onto - onto_other) * holds
-        found.even_active[at] = (even * works).sum(-1)
-        found.weight[at], found.even_weight[at] = (tile.weights * holds).sum(-1), (even * holds).sum(-1)
-        found.above[at], found.even_above[at] = (tile.weights * apart).sum(-1), (even_off * apart).sum(-1)
-        found.nats[at], found.even_nats[at] = (tile.weights * gained).sum(-1), (even_off * gained).sum(-1)
-        found.even_whole[at] = (even * onto).sum(-1)
-    return found
+        sums.even_active[at] = (even * works).sum(-1)
+        sums.weight[at], sums.even_weight[at] = (tile.weights * holds).sum(-1), (even * holds).sum(-1)
+        sums.above[at], sums.even_above[at] = (tile.weights * apart).sum(-1), (even_off * apart).sum(-1)
+        sums.nats[at], sums.even_nats[at] = (tile.weights * gained).sum(-1), (even_off * gained).sum(-1)
+        sums.even_whole[at] = (even * onto).sum(-1)
+    return sums
 
 
 def _even(tile: Tile, among: Tensor | None = None) -> Tensor:
-    """The same weight on each key that may be attended to, of some if they are given; broadcastable to weights."""
+    """The same weight on each key that may be attended to, or on those `among` them; broadcastable to weights."""
     n_keys = tile.weights.shape[-1]
     may = tile.block.allowed(tile.weights.device)
     if may is None:

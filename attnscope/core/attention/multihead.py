@@ -1,7 +1,7 @@
 """MultiHeadAttention: the project's own module, with every projection and the seam in plain sight.
 
 It projects, splits into heads, hands an AttentionCall to the seam, joins the heads and projects again. It knows
-nothing of positions, residuals or norms, and nothing of how attention itself is computed (core.attention).
+nothing of positions, residuals or norms, and nothing of how attention itself is computed.
 
 Source:
     Vaswani et al. 2017, section 3.2.2.
@@ -33,10 +33,10 @@ class MultiHeadAttention(nn.Module):
     Head h takes columns h * d_head up to (h + 1) * d_head of Q, K and V.
 
     MASKS: True = MAY ATTEND, in both masks, as in torch's scaled_dot_product_attention. **torch.nn.MultiheadAttention
-    means the OPPOSITE** (True = hidden, True = padding): invert its masks with `~` before handing them over. A query
-    that may attend to nothing gets weights of zero (not NaN) and the output projection's bias.
+    means the OPPOSITE** (True = hidden, True = padding): invert its masks with `~` before you pass them. A query that
+    may attend to nothing gets weights of zero (not NaN) and the output projection's bias.
 
-    Unlike torch.nn.MultiheadAttention, the batch comes first, weights are per head (never averaged) and before
+    Unlike torch.nn.MultiheadAttention, the batch comes first, and weights are per head (never averaged) and before
     dropout.
 
     Args:
@@ -44,18 +44,18 @@ class MultiHeadAttention(nn.Module):
         num_heads: How many heads.
         bias: Whether the four projections add a bias.
         dropout: Probability with which single weights are dropped in training.
-        kdim: Width of the keys given; None = embed_dim.
-        vdim: Width of the values given; None = embed_dim.
-        identity: No projections at all: heads take column slices of what is given, joined they are the output. To
-            follow the arithmetic by hand.
+        kdim: Width of the keys; None = embed_dim.
+        vdim: Width of the values; None = embed_dim.
+        identity: No projections at all: heads take column slices of the input, and joined they are the output. This
+            lets you follow the arithmetic by hand.
         layer: Number of the layer, which probes see.
         kind: Kind of attention, which probes see.
         device: Where the parameters live.
         dtype: Their precision.
 
     Attributes:
-        q_proj: From queries to heads; with identity: nothing. Likewise k_proj and v_proj.
-        out_proj: From joined heads to output; with identity: nothing.
+        q_proj: From queries to heads; nothing with identity. Likewise k_proj and v_proj.
+        out_proj: From joined heads to output; nothing with identity.
 
     Raises:
         ValueError: embed_dim is no multiple of num_heads, a number makes no sense, or identity with kdim or vdim.
@@ -221,7 +221,7 @@ class MultiHeadAttention(nn.Module):
             key=keys,
             value=self._heads(self.v_proj(value)),
             scale=self.d_head**-0.5,
-            mask=self._merged_mask(attn_mask, key_padding_mask, (query.shape[0], query.shape[1], key.shape[1])),
+            mask=self._merge_masks(attn_mask, key_padding_mask, (query.shape[0], query.shape[1], key.shape[1])),
             is_causal=is_causal,
             dropout_p=self.dropout if self.training else 0.0,
         )
@@ -262,7 +262,7 @@ class MultiHeadAttention(nn.Module):
                 f"and {tuple(value.shape)}"
             )
 
-    def _merged_mask(
+    def _merge_masks(
         self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, sizes: tuple[int, int, int]
     ) -> Tensor | None:
         batch, n_queries, n_keys = sizes

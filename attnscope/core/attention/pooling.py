@@ -1,8 +1,7 @@
 """Attention of long texts pooled to a grid, with what each key receives, each query's entropy, and far links.
 
-Everything comes from one pass over tiles (core.tiles), so that it is exact whatever an AttentionCall says, and
-memory grows with queries + keys and with the grid, never with queries times keys. Ours. This module knows no models
-and no files.
+Everything comes from one pass over tiles, so it is exact whatever an AttentionCall says. Memory grows with queries +
+keys and with the grid, never with queries times keys. Ours.
 """
 
 from dataclasses import dataclass, replace
@@ -28,11 +27,10 @@ class Grid:
         query_cell: Queries that share a row of cells, at least 1.
         key_cell: Keys that share a column of cells, at least 1.
         pool: What a cell shows. "mean": the share of attention that the queries of its row give to the keys of its
-            column, summed over the keys, averaged over the queries that attend to anything: rows sum to 1, as those of
-            the whole map do. "max": the largest single weight in it.
+            column, summed over the keys and averaged over the queries that attend to anything. Rows sum to 1, as those
+            of the whole map do. "max": the largest single weight in it.
         n_links: How many links to keep of each head.
-        far: A link is far where query and key are more than this many tokens apart; None = all are, as between two
-            texts.
+        far: A link is far if query and key are more than this many tokens apart; None = all are, as between two texts.
         no_query: Queries whose links are left out, (query,), bool; None = none.
         no_key: Keys whose links are left out, (key,), bool; None = none.
 
@@ -49,7 +47,7 @@ class Grid:
     no_key: Tensor | None = None
 
     def on(self, device: torch.device) -> "Grid":
-        """The same grid, what it leaves out on a device."""
+        """The same grid, with its tensors on a device."""
         no_query, no_key = (None if out is None else out.to(device) for out in (self.no_query, self.no_key))
         return replace(self, no_query=no_query, no_key=no_key)
 
@@ -66,15 +64,13 @@ class PooledAttention:
 
     Attributes:
         output: A V, (batch, n_heads, query, d_value), in the dtype of the values.
-        cells: The pooled map, (batch, n_heads, ceil(query / query_cell), ceil(key / key_cell)), float32, 0 to 1. The
+        cells: The pooled map, of ceil(query / query_cell) rows and ceil(key / key_cell) columns, float32, 0 to 1. The
             last row and column may hold fewer tokens.
-        received: Mass that each key receives, sum over q of A_qk, (batch, n_heads, key), float64. It is 1 on average
-            where there are as many queries as keys.
-        entropy_nats: Of each query's weights, (batch, n_heads, query), float32 or better; 0 where it may attend to
-            nothing.
-        link_places: Query and key of the largest far weights, (batch, n_heads, n_links, 2), largest first; -1 where
-            there are no more that are above 0.
-        link_weights: Those weights, (batch, n_heads, n_links).
+        received: Mass that each key receives, sum over q of A_qk, float64. Its mean is 1 if there are as many queries
+            as keys.
+        entropy_nats: Entropy of each query's weights, float32 or better; 0 if it may attend to nothing.
+        link_places: Query and key of the largest far weights, largest first; -1 where no more are above 0.
+        link_weights: Those weights.
     """
 
     output: Tensor
@@ -95,20 +91,15 @@ def pool_attention(call: AttentionCall, grid: Grid) -> PooledAttention:
         received_k = sum over q of A_qk,   entropy_q = - sum over k of A_qk ln A_qk,
         links: the n_links largest A_qk with |q - k| > far, q not in no_query, k not in no_key
 
-    Args:
-        call: The attention. Dropout is not applied.
-        grid: How to pool.
-
-    Returns:
-        All of it. Where there are no keys or no queries everything is zero.
+    Dropout is not applied. Without keys or queries everything is zero.
 
     Raises:
-        ValueError: no_query or no_key is not one truth value a query or key.
+        ValueError: no_query or no_key is not one truth value per query or key.
 
     Source:
         Ours. Summing over keys and averaging over queries keeps rows summing to 1, as Clark et al. 2019 (section 4.1)
-        do for the pieces of a word. The largest weights of single queries in single columns of cells hold the largest
-        weights of all, so only these few cells are searched.
+        do for the pieces of a word. The largest weights of single queries in single columns of cells include the
+        largest weights of all, so only these few cells are searched.
     """
     for name, out, n in (("no_query", grid.no_query, call.query.shape[2]), ("no_key", grid.no_key, call.key.shape[2])):
         if out is not None and out.shape != (n,):
@@ -149,25 +140,25 @@ class _Reader:
             self._add_links(block, weights, columns)
 
     def result(self, output: Tensor) -> PooledAttention:
-        """All of it, once every tile was added."""
+        """The whole result, once every tile was added."""
         cells = self._cells
         if self._grid.pool == "mean":
             cells = cells / self._counted.clamp(min=1).unsqueeze(-1)
         n_keys = max(self._call.key.shape[2], 1)
-        places = torch.stack([self._link_places.div(n_keys, rounding_mode="floor"), self._link_places % n_keys], -1)
+        links = torch.stack([self._link_places.div(n_keys, rounding_mode="floor"), self._link_places % n_keys], -1)
         return PooledAttention(
             output=output,
             cells=cells.float(),
             received=self._received,
             entropy_nats=self._entropies,
-            link_places=places.masked_fill_(self._link_places.unsqueeze(-1) < 0, -1),
+            link_places=links.masked_fill_(self._link_places.unsqueeze(-1) < 0, -1),
             link_weights=self._link_weights,
         )
 
     def _rows_of_cells(self, block: Block) -> tuple[int, Tensor]:
-        """The first row of cells that a block touches, and for each of its queries in which one after that it is."""
-        places = torch.arange(block.queries.start, block.queries.stop, device=self._cells.device)
-        rows = places.div_(self._grid.query_cell, rounding_mode="floor")
+        """The first row of cells that a block touches, and how many rows after it each of its queries belongs to."""
+        rows = torch.arange(block.queries.start, block.queries.stop, device=self._cells.device)
+        rows.div_(self._grid.query_cell, rounding_mode="floor")
         first = block.queries.start // self._grid.query_cell
         return first, rows - first
 
@@ -195,17 +186,17 @@ class _Reader:
     def _add_maxima(self, block: Block, columns: "_ColumnMaxima") -> None:
         first, rows = self._rows_of_cells(block)
         for row in range(int(rows[-1]) + 1):
-            found = columns.values[:, :, rows == row].amax(2)
-            at = (block.texts, slice(None), first + row, slice(columns.first, columns.first + found.shape[-1]))
-            self._cells[at] = torch.maximum(self._cells[at], found.to(self._cells.dtype))
+            maxima = columns.values[:, :, rows == row].amax(2)
+            at = (block.texts, slice(None), first + row, slice(columns.first, columns.first + maxima.shape[-1]))
+            self._cells[at] = torch.maximum(self._cells[at], maxima.to(self._cells.dtype))
 
     def _add_links(self, block: Block, weights: Tensor, columns: "_ColumnMaxima") -> None:
-        """Takes the tile's largest far weights among the largest so far; puts zero where a link is not wanted."""
+        """Merges the tile's largest far weights into the largest so far; zeroes unwanted links."""
         self._forget_unwanted(block, weights, columns)
-        n_texts, n_heads, n_queries, n_keys = weights.shape
-        held = self._link_weights[block.texts]
+        n_texts, n_heads, _, n_keys = weights.shape
+        before = self._link_weights[block.texts]
         best = columns.values.flatten(2)
-        if not bool((best.amax(-1) > held[..., -1]).any()):
+        if not bool((best.amax(-1) > before[..., -1]).any()):
             return
         cell, n_columns = self._grid.key_cell, columns.values.shape[-1]
         largest, at = best.topk(min(self._grid.n_links, best.shape[-1]))
@@ -213,19 +204,19 @@ class _Reader:
         keys = ((columns.first + cells) * cell - block.keys.start).unsqueeze(-1) + torch.arange(cell, device=at.device)
         inside = (keys >= 0) & (keys < n_keys) & (largest > 0).unsqueeze(-1)
         flat = rows.unsqueeze(-1) * n_keys + keys.clamp(0, n_keys - 1)
-        found = weights.view(n_texts, n_heads, -1).gather(-1, flat.flatten(2)).masked_fill_(~inside.flatten(2), 0.0)
+        picked = weights.view(n_texts, n_heads, -1).gather(-1, flat.flatten(2)).masked_fill_(~inside.flatten(2), 0.0)
         whole = (block.queries.start + rows).unsqueeze(-1) * self._call.key.shape[2] + block.keys.start + keys
-        found, order = torch.cat([held, found], -1).topk(self._grid.n_links)
+        picked, order = torch.cat([before, picked], -1).topk(self._grid.n_links)
         places = torch.cat([self._link_places[block.texts], whole.flatten(2)], -1).gather(-1, order)
-        self._link_weights[block.texts] = found
-        self._link_places[block.texts] = places.masked_fill_(found <= 0, -1)
+        self._link_weights[block.texts] = picked
+        self._link_places[block.texts] = places.masked_fill_(picked <= 0, -1)
 
     def _forget_unwanted(self, block: Block, weights: Tensor, columns: "_ColumnMaxima") -> None:
         grid = self._grid
         if grid.no_key is not None:
             for key in grid.no_key[block.keys].nonzero().flatten().tolist():
                 weights[..., key] = 0.0
-                columns.again(weights, key, key + 1)
+                columns.update(weights, key, key + 1)
         if grid.far is not None:
             start = max(block.queries.start - grid.far - block.keys.start, 0)
             stop = min(block.queries.stop + grid.far - block.keys.start, weights.shape[3])
@@ -233,27 +224,26 @@ class _Reader:
                 q = torch.arange(block.queries.start, block.queries.stop, device=weights.device)
                 k = torch.arange(block.keys.start + start, block.keys.start + stop, device=weights.device)
                 weights[..., start:stop] *= (q[:, None] - k).abs() > grid.far
-                columns.again(weights, start, stop)
+                columns.update(weights, start, stop)
         if grid.no_query is not None:
             columns.values.masked_fill_(grid.no_query[block.queries].view(1, 1, -1, 1), 0.0)
 
 
 class _ColumnMaxima:
-    """The largest weight of each query in each column of cells that a tile touches.
+    """The largest weight of each query in each column of cells that a tile touches: (text, head, query, column).
 
     Attributes:
         first: The first of these columns.
-        values: (text, head, query, column).
     """
 
     def __init__(self, weights: Tensor, start: int, cell: int) -> None:
         self._start, self._cell = start, cell
         self.first = start // cell
         self.values = weights.new_empty(*weights.shape[:3], -(-(start + weights.shape[3]) // cell) - self.first)
-        self.again(weights, 0, weights.shape[3])
+        self.update(weights, 0, weights.shape[3])
 
-    def again(self, weights: Tensor, start: int, stop: int) -> None:
-        """Looks anew at the columns of cells that hold keys `start` up to `stop` of the tile."""
+    def update(self, weights: Tensor, start: int, stop: int) -> None:
+        """Takes the maxima anew of the columns of cells that hold keys `start` up to `stop` of the tile."""
         cell, n_keys = self._cell, weights.shape[3]
         first, last = (self._start + start) // cell, -(-(self._start + stop) // cell)
         edges = [first * cell - self._start, last * cell - self._start]
@@ -275,16 +265,15 @@ def _in_cells(rows: Tensor, cell: int) -> Tensor:
 
 @torch.no_grad()
 def part_of_weights(call: AttentionCall, queries: slice, keys: slice) -> Float[Tensor, "batch n_heads query key"]:
-    """The exact weights of some queries on some keys, in memory of that size.
+    """The exact weights of some queries on some keys, in memory of that size; the softmax is over all keys.
 
     Args:
         call: The attention.
-        queries: Which queries, from first to last + 1.
-        keys: Which keys, likewise. The softmax is over all keys, not over these.
+        queries: From first to last + 1.
+        keys: Likewise.
 
     Returns:
-        (batch, n_heads, query, key), float64 for float64 queries, else float32: what
-        `core.attention.attention_weights` has there.
+        float64 for float64 queries, else float32: what `attention_weights` has there.
     """
     batch, n_heads, _, _ = call.query.shape
     dtype = torch.promote_types(call.query.dtype, torch.float32)

@@ -1,7 +1,7 @@
 """Probes: what can happen at the seam besides plain attention.
 
-A probe gets an AttentionCall and returns its output; what it saw, it keeps. It knows nothing of models: an engine
-calls it once for each attention of a forward pass. What is ours and what is others' is said with each.
+A probe gets an AttentionCall, returns its output and keeps what it saw. It knows nothing of models: an engine calls it
+once for each attention of a forward pass.
 """
 
 import math
@@ -29,14 +29,14 @@ Kept = TypeVar("Kept")
 
 
 class OfChosen(Generic[Kept]):
-    """What probes share that keep something of chosen layers and heads; the model computes what it would have.
+    """What probes share that keep something of chosen layers and heads; the model's output stays the same.
 
-    Layers that are not chosen cost nothing more. One forward pass at a time: clear what it has between two.
+    Other layers cost nothing more. A probe serves one forward pass at a time: clear `maps` between two.
 
     Args:
-        layers: Which layers, counted within their kind from 0; None = all. A number beyond the model's last layer is
-            not an error here, for a probe does not know how many layers will come.
-        heads: Which heads, from 0, of each of these layers, in the order in which they are to be kept; None = all.
+        layers: Which layers, counted within their kind from 0; None = all. A number beyond the model's last layer is no
+            error here, because a probe does not know how many layers will come.
+        heads: Which heads of each of these layers, from 0, in the order in which they are kept; None = all.
         kinds: Which kinds of attention; None = all.
 
     Attributes:
@@ -69,29 +69,31 @@ class OfChosen(Generic[Kept]):
     def __call__(self, call: AttentionCall) -> Tensor:
         """Computes an attention, and keeps what is wanted of it if its layer is chosen.
 
-        Args:
-            call: The attention.
-
         Returns:
-            Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values; without gradient
-            but for `Weights` and `Calls`.
+            Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values; without gradient,
+            except for `Weights` and `Calls`.
 
         Raises:
             RuntimeError: The layer of this kind was kept already: an engine's bug, or `maps` was not cleared.
             ValueError: A chosen head is beyond the layer's last.
         """
-        if self._wants(call.kind, call.layer):
-            self._check_heads(call.kind, call.layer, call.n_heads)
-            chosen = call if self.heads is None else select_heads(call, self.heads)
-            self.maps.setdefault(call.kind, {})[call.layer] = self._keep(chosen)
-        return self._attend(call)
+        if not self._wants(call.kind, call.layer, call.n_heads):
+            return self._attend(call)
+        output, kept = self._read(call)
+        self.maps.setdefault(call.kind, {})[call.layer] = kept
+        return output
+
+    def _read(self, call: AttentionCall) -> tuple[Tensor, Kept]:
+        """The output of an attention, and what is kept of it."""
+        kept = self._keep(call if self.heads is None else select_heads(call, self.heads))
+        return self._attend(call), kept
 
     def _keep(self, chosen: AttentionCall) -> Kept:
         """What is kept of an attention of the chosen heads alone."""
         raise NotImplementedError
 
-    def _wants(self, kind: Kind, layer: int) -> bool:
-        """Whether to keep this layer; if it is here already, that is an error even before anything is computed."""
+    def _wants(self, kind: Kind, layer: int, n_heads: int) -> bool:
+        """Whether to keep this layer; refuses a layer that came before, and heads that do not exist."""
         if self.kinds is not None and kind not in self.kinds:
             return False
         if self.layers is not None and layer not in self.layers:
@@ -100,14 +102,12 @@ class OfChosen(Generic[Kept]):
             raise RuntimeError(
                 f"{kind} layer {layer} reached the probe twice in one forward pass; clear what it has between passes"
             )
-        return True
-
-    def _check_heads(self, kind: Kind, layer: int, n_heads: int) -> None:
         beyond = [head for head in self.heads or () if head >= n_heads]
         if beyond:
             raise ValueError(
                 f"{kind} layer {layer} has {n_heads} heads, 0 to {n_heads - 1}; there is no head {beyond[0]}"
             )
+        return True
 
 
 def probe_by_kind(probes: Mapping[str, Probe]) -> Probe:
@@ -116,26 +116,22 @@ def probe_by_kind(probes: Mapping[str, Probe]) -> Probe:
 
 
 class Weights(OfChosen[Tensor]):
-    """Keeps the attention weights of chosen layers and heads, with gradients through what is not kept; see OfChosen.
+    """Keeps the attention weights of chosen layers and heads; gradients flow through the output.
 
     Attributes:
-        maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key): float32, on the CPU,
-            detached. Weights as `core.attention.attention_weights` defines them: before dropout, zero where nothing
-            may be attended to.
+        maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key), as `attention_weights`
+            defines them: float32, on the CPU, detached, before dropout.
     """
 
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, the same as without it, and keeps its weights if its layer is chosen; see OfChosen."""
-        if not self._wants(call.kind, call.layer):
-            return attend(call)
-        self._check_heads(call.kind, call.layer, call.n_heads)
+    _attend = staticmethod(attend)
+
+    def _read(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
         if self.heads is None:
             output, weights = attend_with_weights(call)
         else:
-            # A map is what costs: of a few heads only theirs are computed, and the output by `attend`.
+            # Maps are what costs: only those of the chosen heads are computed, and the output by `attend`.
             output, weights = attend(call), attention_weights(select_heads(call, self.heads))
-        self._store(call.kind, call.layer, weights)
-        return output
+        return output, weights.detach().to("cpu", torch.float32)
 
     def keep(self, kind: Kind, layer: int, weights: Tensor) -> None:
         """Keeps weights that an engine has computed by itself, if their layer is chosen.
@@ -143,30 +139,21 @@ class Weights(OfChosen[Tensor]):
         Args:
             kind: Kind of the attention.
             layer: Its layer, from 0 within the kind.
-            weights: Of all heads, (batch, n_heads, query, key).
+            weights: Weights of all heads, (batch, n_heads, query, key).
 
         Raises:
             RuntimeError: The layer of this kind was kept already.
             ValueError: A chosen head is beyond the last, or the weights are not four-dimensional.
         """
-        if not self._wants(kind, layer):
-            return
         if weights.ndim != 4:
             raise ValueError(f"weights are (batch, head, query, key); got shape {tuple(weights.shape)}")
-        self._check_heads(kind, layer, weights.shape[1])
-        self._store(kind, layer, weights if self.heads is None else weights[:, list(self.heads)])
-
-    def _store(self, kind: Kind, layer: int, weights: Tensor) -> None:
-        self.maps.setdefault(kind, {})[layer] = weights.detach().to("cpu", torch.float32)
+        if self._wants(kind, layer, weights.shape[1]):
+            chosen = weights if self.heads is None else weights[:, list(self.heads)]
+            self.maps.setdefault(kind, {})[layer] = chosen.detach().to("cpu", torch.float32)
 
 
 class Part(OfChosen[Tensor]):
-    """Keeps the exact weights of some queries on some keys, in memory of that size.
-
-    Args:
-        queries: Which queries, from first to last + 1.
-        keys: Which keys, likewise.
-        chosen: As of OfChosen.
+    """Keeps the exact weights of some queries on some keys, each from first to last + 1, in memory of that size.
 
     Attributes:
         maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key): float32, on the CPU.
@@ -181,15 +168,10 @@ class Part(OfChosen[Tensor]):
 
 
 class Strongest(OfChosen[Tensor]):
-    """Keeps, of some queries, the key that gets the largest weight, in memory of one row of keys a query and head.
-
-    Args:
-        queries: Which queries, from first to last + 1.
-        kinds: As of OfChosen.
+    """Keeps the key with the largest weight of some queries, in memory of one row of keys per query and head.
 
     Attributes:
-        maps: Kind -> layer -> the key of the largest weight, the first one of several, (batch, head, query): int64, on
-            the CPU.
+        maps: Kind -> layer -> that key, the first one of several, (batch, head, query): int64, on the CPU.
     """
 
     def __init__(self, queries: slice, kinds: Sequence[Kind] | None = None) -> None:
@@ -206,9 +188,9 @@ class Pooled(OfChosen[PooledAttention]):
     Nothing that it makes grows with queries times keys.
 
     Args:
-        grids: How to pool each kind of attention; kinds that are not there are not kept.
-        layers: As of OfChosen; likewise heads.
-        heads: See there.
+        grids: How to pool each kind of attention; other kinds are not kept.
+        layers: See OfChosen.
+        heads: See OfChosen.
 
     Attributes:
         maps: Kind -> layer -> what is kept of the chosen heads, on the CPU; its output is empty.
@@ -223,21 +205,12 @@ class Pooled(OfChosen[PooledAttention]):
         super().__init__(layers, heads, tuple(grids))
         self.grids = dict(grids)
 
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, the same as without it, and pools it if its layer is chosen; see OfChosen."""
-        if self.heads is not None or not self._wants(call.kind, call.layer):
-            return super().__call__(call)
-        pooled = pool_attention(call, self.grids[call.kind])  # of all heads: the output comes with it
-        self.maps.setdefault(call.kind, {})[call.layer] = _without_output(pooled)
-        return pooled.output
-
-    def _keep(self, chosen: AttentionCall) -> PooledAttention:
-        return _without_output(pool_attention(chosen, self.grids[chosen.kind]))
-
-
-def _without_output(pooled: PooledAttention) -> PooledAttention:
-    named = {name: part.to("cpu") for name, part in vars(pooled).items() if name != "output"}
-    return PooledAttention(output=torch.empty(0), **named)
+    def _read(self, call: AttentionCall) -> tuple[Tensor, PooledAttention]:
+        chosen = call if self.heads is None else select_heads(call, self.heads)
+        pooled = pool_attention(chosen, self.grids[call.kind])
+        output = pooled.output if self.heads is None else self._attend(call)
+        rest = {name: part.to("cpu") for name, part in vars(pooled).items() if name != "output"}
+        return output, PooledAttention(output=torch.empty(0), **rest)
 
 
 Place = tuple[Kind, int]
@@ -249,15 +222,15 @@ class Gate:
 
         o'_h = xi_h * o_h + (1 - xi_h) * m_h
 
-    xi = 1 leaves the head as it is, bit for bit; xi = 0 takes it out and puts m_h in its place: nothing (zero
+    xi = 1 leaves the head as it is, bit for bit. xi = 0 takes it out and puts m_h in its place: nothing (zero
     ablation), or a vector that does not depend on the token, such as the mean of its outputs (mean ablation).
     Differentiable in xi: attention is computed by `attend`, whose output has a gradient.
 
-    Heads are query heads: where queries are grouped, the others of a group stay as they are.
+    Heads are query heads: if queries are grouped, the other heads of a group stay as they are.
 
     Args:
-        factors: xi of the heads of a place, (n_heads,) for all texts alike or (batch, n_heads). Places that are not
-            named stay as they are.
+        factors: xi of the heads of a place, (n_heads,) for all texts alike or (batch, n_heads). Other places stay as
+            they are.
         stand_ins: m of the heads of a place, (n_heads, d_value) or (batch, n_heads, d_value). Without it m is 0.
         compute: What computes attention; `attend_lean` for long texts, without gradient.
 
@@ -310,7 +283,7 @@ class SumsOverQueries:
     """Adds something up over all real queries of all texts.
 
     Args:
-        real: Which queries are real, (batch, query), bool, by kind; a kind that is not there has no padding.
+        real: Which queries are real, (batch, query), bool, by kind; other kinds have no padding.
 
     Attributes:
         sums: Place -> a sum, float64, on the CPU.
@@ -329,20 +302,17 @@ class SumsOverQueries:
 
 
 class Means(SumsOverQueries):
-    """Adds up each head's output over all real queries of all texts: their mean is what mean ablation puts in.
-
-    Its `sums` are of the outputs, (n_heads, d_value).
-    """
+    """Adds up each head's output over all real queries, (n_heads, d_value): mean ablation puts in their mean."""
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Adds up what heads put out, NaN where queries or keys are no numbers; shape and dtype: see `Probe`."""
         output = attend(call)
         place = (call.kind, call.layer)
         real = self._real.get(call.kind)
-        held = output.detach().masked_fill(~are_numbers(call)[:, None, None, None], math.nan)
+        outputs = output.detach().masked_fill(~are_numbers(call)[:, None, None, None], math.nan)
         if real is not None:
-            real = real.to(held.device)
-            held = held.masked_fill(~real[:, None, :, None], 0.0)
-        n = held.shape[0] * held.shape[2] if real is None else int(real.sum())
-        self._add(place, held.sum((0, 2), dtype=sum_dtype(held.device)), n)
+            real = real.to(outputs.device)
+            outputs = outputs.masked_fill(~real[:, None, :, None], 0.0)
+        n = outputs.shape[0] * outputs.shape[2] if real is None else int(real.sum())
+        self._add(place, outputs.sum((0, 2), dtype=sum_dtype(outputs.device)), n)
         return output

@@ -21,17 +21,17 @@ Bare = Callable[[AttentionCall], tuple[Tensor, Tensor, Turned]]
 
 
 class TokenVectors:
-    """Keeps queries, keys and outputs of some tokens of each text; what it computes is another probe's.
+    """Keeps queries, keys and outputs of some tokens of each text; another probe computes the attention.
 
     Args:
-        probe: What computes attention.
-        positions: Of each kind of attention the tokens that are kept of each text of the batch, (token,), int64.
-        bare: What knows queries and keys before rotary positions.
+        probe: The probe that computes attention.
+        positions: For each kind of attention, the tokens that are kept of each text of the batch, (token,), int64.
+        bare: Gives queries and keys before rotary positions.
 
     Attributes:
         kept: Kind -> layer -> text of the batch -> queries, scaled as scores are, (n_heads, token, d_head); keys,
             (n_kv_heads, token, d_head); outputs, (n_heads, token, d_value); float32, on the CPU.
-        turned: Kind -> layer -> as what queries and keys are taken.
+        turned: Kind -> layer -> how queries and keys are taken.
     """
 
     def __init__(self, probe: Probe, positions: Mapping[Kind, Sequence[Tensor]], bare: Bare) -> None:
@@ -40,15 +40,15 @@ class TokenVectors:
         self.turned: dict[Kind, dict[int, Turned]] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention as the other probe does, and keeps what is asked for; shape and dtype: see `Probe`."""
+        """Computes an attention as the other probe does, and keeps its tokens; shape and dtype: see `Probe`."""
         query, key, turned = self._bare(call)
         output = self._probe(call)
         self.turned.setdefault(call.kind, {})[call.layer] = turned
-        held = self.kept.setdefault(call.kind, {})[call.layer] = []
+        texts = self.kept.setdefault(call.kind, {})[call.layer] = []
         for text, positions in enumerate(self._positions[call.kind]):
             at = positions.to(query.device)
-            some = (query[text, :, at].float() * call.scale, key[text, :, at].float(), output[text, :, at].float())
-            held.append((some[0].cpu(), some[1].cpu(), some[2].cpu()))
+            queries, keys, outputs = (part[text, :, at].float() for part in (query, key, output))
+            texts.append(((queries * call.scale).cpu(), keys.cpu(), outputs.cpu()))
         return output
 
 
@@ -57,11 +57,11 @@ class ScoreDirections(NamedTuple):
 
     Attributes:
         queries: (head, query, direction), float64.
-        keys: (head, key, direction), float64; a query's and a key's products, summed over all directions, are their
-            score up to what is the same for all keys.
+        keys: (head, key, direction), float64. The products of a query and a key, summed over all directions, are their
+            score up to a constant that is the same for all keys.
         explained: (head, direction): share of the variance of the scores; NaN where they do not vary.
-        common: (head, direction): share of a direction's part that all queries have in common: 1 = each asks for the
-            same keys, 0 = they cancel out.
+        common: (head, direction): share of a direction that all queries have in common: 1 = each asks for the same
+            keys, 0 = they cancel out.
     """
 
     queries: Tensor
@@ -77,17 +77,19 @@ def score_directions(
 
         S = Q (K - mean over keys of K)ᵀ = U Σ Vᵀ,  query i at U_i √Σ,  key j at V_j √Σ
 
-    A softmax does not change where the same is added to all scores of a query, so keys are centred; queries are not:
-    a key that every query looks for has its part in the scores. Direction d explains Σ_d² / sum of all Σ², the share
-    of the variance over keys, summed over queries. No directions of large norm that do not meet one of the other side.
+    A softmax does not change if the same number is added to all scores of a query, so keys are centred. Queries are
+    not: a key that every query looks for has its part in the scores. Direction d explains Σ_d² / sum of all Σ², its
+        share of
+    the variance over keys, summed over queries. A direction of large norm that meets none of the other side is left
+    out.
 
     Args:
         queries: Scaled as scores are.
         keys: As many heads.
-        n: How many directions; fewer where there are not so many, as columns of zeros.
+        n: How many directions; columns of zeros stand for those that do not exist.
 
     Returns:
-        Directions in order of what they explain, of the sign that makes the largest key coordinate positive.
+        Directions in order of what they explain, each with the sign that makes the largest key coordinate positive.
 
     Source:
         Ours; the factorisation is that of Gabriel 1971, section 2.
@@ -99,8 +101,7 @@ def score_directions(
     explained = _shares(sizes, n)
     roots = _first(sizes.sqrt()[:, None], n)
     on_queries, on_keys = _first(q_basis @ left, n) * roots, _first(k_basis @ right.mT, n) * roots
-    largest = on_keys.gather(1, on_keys.abs().argmax(1, keepdim=True))
-    sign = torch.where(largest < 0, -1.0, 1.0)
+    sign = _signs(on_keys)
     on_queries, on_keys = on_queries * sign, on_keys * sign
     squares = on_queries.pow(2).mean(1)
     return ScoreDirections(on_queries, on_keys, explained, on_queries.mean(1).pow(2) / squares)
@@ -114,21 +115,25 @@ def output_directions(outputs: Float[Tensor, "head token width"], n: int) -> tup
         n: How many components.
 
     Returns:
-        (head, token, component), float64: of the sign that makes the largest coordinate positive; and (head,
+        (head, token, component), float64, each with the sign that makes the largest coordinate positive; and (head,
         component): shares of the variance, NaN without any.
     """
     x = outputs.double()
     basis, factor = torch.linalg.qr(x - x.mean(1, keepdim=True))
     left, sizes, _ = torch.linalg.svd(factor, full_matrices=False)
-    found = _first(basis @ left, n) * _first(sizes[:, None], n)
-    largest = found.gather(1, found.abs().argmax(1, keepdim=True))
-    return found * torch.where(largest < 0, -1.0, 1.0), _shares(sizes, n)
+    coordinates = _first(basis @ left, n) * _first(sizes[:, None], n)
+    return coordinates * _signs(coordinates), _shares(sizes, n)
+
+
+def _signs(coordinates: Tensor) -> Tensor:
+    """-1 where the largest number of a column, by size, is negative, else 1."""
+    largest = coordinates.gather(1, coordinates.abs().argmax(1, keepdim=True))
+    return torch.where(largest < 0, -1.0, 1.0)
 
 
 def _first(columns: Tensor, n: int) -> Tensor:
-    """The first columns, with zeros for those that there are not."""
-    found = columns[..., :n]
-    return torch.nn.functional.pad(found, (0, n - found.shape[-1]))
+    """The first n columns, with zeros for those that do not exist."""
+    return torch.nn.functional.pad(columns[..., :n], (0, max(n - columns.shape[-1], 0)))
 
 
 def _shares(sizes: Tensor, n: int) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,7 +19,7 @@ class RowsWanted:
 
     Attributes:
         queries: (row,): positions of the queries.
-        n_keys: How many keys are real; they are the first.
+        n_keys: How many keys are real; they are the first ones.
     """
 
     queries: NDArray[np.int64]
@@ -27,12 +27,12 @@ class RowsWanted:
 
 
 @dataclass(eq=False)
-class Found:
-    """What was found of one text.
+class SampledRows:
+    """The rows of one text, by layer.
 
     Attributes:
-        allowed: (row, key), bool, of each layer: which keys may be attended to.
-        weights: (row, head, key) of each layer, float16.
+        allowed: (row, key), bool: which keys may be attended to.
+        weights: (row, head, key), float16.
     """
 
     allowed: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
@@ -40,24 +40,25 @@ class Found:
 
 
 class RowSamples:
-    """Reads rows of some queries of each text of a batch; the model computes what it would have without it.
+    """Reads rows of some queries of each text of a batch; the model's output stays the same.
 
-    Rows are normalised: of a head with a learned sink the weights on keys alone are described.
+    Rows are normalised: if a head has a learned sink, its weights on keys alone are described.
 
     Args:
-        wanted: Of each kind of attention the rows that are read of each text of the batch; kinds that are not there
-            are not read.
+        wanted: For each kind of attention, the rows that are read of each text of the batch; other kinds are not read.
 
     Attributes:
-        found: Kind -> text of the batch -> what was found.
+        rows: Kind -> the rows of each text of the batch.
     """
 
     def __init__(self, wanted: Mapping[Kind, Sequence[RowsWanted]]) -> None:
         self._wanted = wanted
-        self.found: dict[Kind, list[Found]] = {kind: [Found() for _ in each] for kind, each in wanted.items()}
+        self.rows: dict[Kind, list[SampledRows]] = {
+            kind: [SampledRows() for _ in texts] for kind, texts in wanted.items()
+        }
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention without gradient, and reads the rows asked for; shape and dtype: see `Probe`.
+        """Computes an attention without gradient, and reads its rows; shape and dtype: see `Probe`.
 
         Raises:
             RuntimeError: The layer of this kind has been here already.
@@ -69,13 +70,7 @@ class RowSamples:
             return attend_lean(call)
 
     def keep(self, kind: Kind, layer: int, weights: Tensor) -> None:
-        """Reads dense weights that an engine has computed by itself, as `rows_of_weights` does.
-
-        Args:
-            kind: Kind of the attention.
-            layer: Its layer.
-            weights: (batch, n_heads, query, key).
-        """
+        """Reads dense weights, (batch, n_heads, query, key), that an engine has computed: see `rows_of_weights`."""
         for text, wanted in enumerate(self._wanted.get(kind, ())):
             queries = torch.from_numpy(wanted.queries)
             self._read(kind, layer, text, *rows_of_weights(weights, kind, text, queries, wanted.n_keys))
@@ -88,28 +83,22 @@ class RowSamples:
         weights: Float[Tensor, "n_heads query key"],
         allowed: Bool[Tensor, "query key"],
     ) -> None:
-        found = self.found[kind][text]
-        if layer in found.weights:
+        rows = self.rows[kind][text]
+        if layer in rows.weights:
             raise RuntimeError(f"{kind} layer {layer} reached the probe twice; a new batch needs a new probe")
         weights = weights.movedim(1, 0).to("cpu", torch.float32)  # (query, head, key)
         weights = weights / weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
-        found.weights[layer] = weights.to(torch.float16).numpy()
-        found.allowed[layer] = allowed.cpu().numpy()
+        rows.weights[layer] = weights.to(torch.float16).numpy()
+        rows.allowed[layer] = allowed.cpu().numpy()
 
 
 def rows_of(
-    call: AttentionCall, text: int, queries: Tensor, n_keys: int
+    call: AttentionCall, text: int, queries: Int[Tensor, " query"], n_keys: int
 ) -> tuple[AttentionCall, Bool[Tensor, "query key"]]:
-    """The attention of some queries of one text on its first keys, and which of these any head may attend to.
-
-    Args:
-        call: The attention of a padded batch.
-        text: Which text.
-        queries: (query,): positions of the queries.
-        n_keys: How many keys are real.
+    """The attention of some queries of one text on its first `n_keys` keys, the real ones of a padded batch.
 
     Returns:
-        The attention, of one text; and (query, key), bool: what any of its heads may attend to.
+        The attention, of one text; and which keys any of its heads may attend to, bool.
     """
     device = call.query.device
     queries = queries.to(device)
@@ -126,11 +115,11 @@ def rows_of(
 
 
 def rows_of_weights(
-    weights: Float[Tensor, "text n_heads query key"], kind: str, text: int, queries: Tensor, n_keys: int
+    weights: Float[Tensor, "text n_heads query key"], kind: str, text: int, queries: Int[Tensor, " row"], n_keys: int
 ) -> tuple[Float[Tensor, "n_heads row {n_keys}"], Bool[Tensor, "row {n_keys}"]]:
-    """Dense weights of the same, (n_heads, row, key), float32; and what these may attend to, (row, key), bool.
+    """The same rows of dense weights, float32; and which keys they may attend to, bool.
 
-    What may be attended to is not known there: it is taken to be every key, for a decoder every earlier one.
+    Weights do not tell what may be attended to: it is taken to be every key, in a decoder every earlier one.
     """
     allowed = torch.ones(len(queries), n_keys, dtype=torch.bool)
     if kind == "decoder":

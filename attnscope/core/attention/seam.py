@@ -1,11 +1,11 @@
 """The seam: every attention of every model is one AttentionCall, computed by one function.
 
-Masks follow `torch.nn.functional.scaled_dot_product_attention`: boolean, True = this query MAY attend to
-this key. Beware that `torch.nn.MultiheadAttention` and many tutorials mean the opposite (True = hidden), and that
-Hugging Face hands its models 1 = keep in two dimensions but adds 0 / finfo.min in four.
+Masks follow `torch.nn.functional.scaled_dot_product_attention`: boolean, True = this query MAY attend to this key.
+`torch.nn.MultiheadAttention` and many tutorials mean the opposite (True = hidden). Hugging Face gives its models
+1 = keep in two dimensions, but adds 0 / finfo.min in four.
 
 Two functions give the same output: `attend` (torch's fused kernels, no map) and `attend_with_weights` (dense, exact
-weights). This module knows no modules, no parameters and no models.
+weights).
 
 Source:
     Vaswani et al. 2017, Attention Is All You Need, section 3.2; grouped queries: Ainslie et al. 2023; soft cap and
@@ -40,7 +40,8 @@ class AttentionCall:
             key/value head h // (n_heads // n_kv_heads). They are not repeated: grouped queries stay visible.
         value: Values, (batch, n_kv_heads, key, d_value).
         scale: Factor on the dot products, usually 1 / sqrt(d_head).
-        mask: Boolean, broadcastable to (batch, n_heads, query, key); True = may attend; None = all may.
+        mask: Boolean, broadcastable to (batch, n_heads, query, key); True = may attend; None = all may. Kept with four
+            axes, as `bias` is.
         is_causal: If True, query i may attend to keys 0..i only, on top of `mask`.
         window: If set, query i may attend to keys less than `window` tokens away only, on top of `mask` and causality:
             a sliding window that needs no mask of its own.
@@ -85,11 +86,11 @@ class AttentionCall:
         scores = (query[0], query[1], query[2], key[2])
         if self.mask is not None:
             check_mask_is_boolean("mask", self.mask)
-            _check_broadcasts("mask", self.mask, scores)
+            object.__setattr__(self, "mask", _align_axes("mask", self.mask, scores))
         if self.bias is not None:
             if not self.bias.is_floating_point():
                 raise TypeError(f"bias is added to the scores and must be floating point; got {self.bias.dtype}")
-            _check_broadcasts("bias", self.bias, scores)
+            object.__setattr__(self, "bias", _align_axes("bias", self.bias, scores))
         if self.softcap is not None and not self.softcap > 0:
             raise ValueError(f"softcap must be positive; got {self.softcap}")
         if self.window is not None and not self.window > 0:
@@ -113,11 +114,7 @@ Probe = Callable[[AttentionCall], Tensor]
 
 
 def check_mask_is_boolean(name: str, mask: Tensor) -> None:
-    """Refuses a mask that is not boolean, whose 1 or 0 could mean either.
-
-    Args:
-        name: What the caller calls it.
-        mask: A tensor of any shape.
+    """Refuses a mask, of any shape, that is not boolean: its 1 or 0 could mean either.
 
     Raises:
         TypeError: The mask is not boolean; the message states the convention.
@@ -130,41 +127,39 @@ def check_mask_is_boolean(name: str, mask: Tensor) -> None:
         )
 
 
-def _check_broadcasts(name: str, tensor: Tensor, scores: tuple[int, int, int, int]) -> None:
+def _align_axes(name: str, tensor: Tensor, scores: tuple[int, int, int, int]) -> Tensor:
+    """A view with four axes; refuses a tensor that does not broadcast to the scores."""
     shape = tuple(tensor.shape)
-    aligned = (1,) * (4 - len(shape)) + shape
-    if len(shape) > 4 or any(size not in (1, whole) for size, whole in zip(aligned, scores, strict=True)):
+    aligned = tensor[(None,) * (4 - len(shape))]
+    if len(shape) > 4 or any(size not in (1, whole) for size, whole in zip(aligned.shape, scores, strict=True)):
         raise ValueError(f"{name} {shape} does not broadcast to (batch, head, query, key) = {scores}")
+    return aligned
 
 
 def allowed(call: AttentionCall) -> Bool[Tensor, "#batch #n_heads #query #key"] | None:
     """Which query may attend to which key: the call's mask with causality and window folded in.
 
-    Causality is aligned at the upper left, as in torch's scaled_dot_product_attention: query i sees keys 0..i also
-    where there are more keys than queries. A decoder that continues from cached keys wants the lower right; it must
-    say so in `mask` and leave is_causal False.
-
-    Args:
-        call: The attention.
+    Causality is aligned at the upper left, as in torch's scaled_dot_product_attention: query i sees keys 0..i, even if
+    there are more keys than queries. A decoder that continues from cached keys needs the lower right. It must say so in
+    `mask` and leave is_causal False.
 
     Returns:
-        Boolean, four-dimensional, broadcastable to (batch, n_heads, query, key); True = may attend. None if every
-        query may attend to every key. May share memory with the call's mask: do not write into it.
+        True = may attend; None if every query may attend to every key. May share memory with the call's mask: do not
+        write into it.
     """
-    mask = None if call.mask is None else call.mask[(None,) * (4 - call.mask.ndim)]
     if not call.is_causal and call.window is None:
-        return mask
+        return call.mask
     n_queries, n_keys = call.query.shape[2], call.key.shape[2]
     near = torch.ones(1, 1, n_queries, n_keys, dtype=torch.bool, device=call.query.device)
     if call.is_causal:
         near = near.tril_()
     if call.window is not None:
         near = near.tril_(call.window - 1).triu_(1 - call.window)
-    return near if mask is None else mask & near
+    return near if call.mask is None else call.mask & near
 
 
 def may_attend(call: AttentionCall) -> Bool[Tensor, "batch 1 query key"]:
-    """The same for all texts, queries and keys, where heads share one mask: that of the first head."""
+    """`allowed` written out for all texts, queries and keys, for heads that share a mask: that of the first head."""
     shape = (len(call.query), 1, call.query.shape[2], call.key.shape[2])
     mask = allowed(call)
     if mask is None:
@@ -173,10 +168,10 @@ def may_attend(call: AttentionCall) -> Bool[Tensor, "batch 1 query key"]:
 
 
 def _allowed_without_empty_rows(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
-    """`allowed`, and the rows (batch, head, query, 1) where nothing is, None if there are none.
+    """`allowed`, and the rows (batch, head, query, 1) where nothing is allowed; None if there are none.
 
-    Rows that may attend to nothing are opened wide: their softmax stays finite, forward and backward and in every
-    fused kernel, and what comes of it is overwritten with zeros. Over -inf alone softmax is 0 / 0, and zeroing its
+    Rows that may attend to nothing are opened wide. Their softmax then stays finite, forward and backward and in every
+    fused kernel, and the caller overwrites the result with zeros. Over -inf alone softmax is 0 / 0, and zeroing its
     result afterwards still sends NaN into the gradients.
     """
     mask = allowed(call)
@@ -195,15 +190,12 @@ def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query
         s_qk = scale * q · k,  softcap * tanh(s_qk / softcap) if there is a soft cap,  + bias_qk
         A_qk = exp(s_qk) / (exp(sink) + sum over allowed k' of exp(s_qk')),  0 where k is not allowed
 
-    Dot products and softmax are computed in float32 or better, under autocast too. Neither dropout nor values enter.
-
-    Args:
-        call: The attention. Keys of grouped queries are not copied.
+    Dot products and softmax are computed in float32 or better, under autocast too. Dropout and values do not enter.
+    Keys of grouped queries are not copied.
 
     Returns:
-        (batch, n_heads, query, key), float64 for float64 queries, else float32; in [0, 1]. A row sums to 1; with
-        sinks to less; a row that may attend to nothing, and one over no keys at all, is all zeros, never NaN, and
-        sends zeros back in gradients. Dropout is not applied.
+        float64 for float64 queries, else float32; in [0, 1]. A row sums to 1; with sinks to less. A row that may attend
+        to nothing, or that is over no keys at all, is all zeros, never NaN, and sends zeros back in gradients.
 
     Source:
         Scaled dot-product attention: Vaswani et al. 2017, section 3.2.1. Grouped queries: Ainslie et al. 2023. Bias:
@@ -237,12 +229,10 @@ def attend_with_weights(
 ) -> tuple[Float[Tensor, "batch n_heads query d_value"], Float[Tensor, "batch n_heads query key"]]:
     """Attention by the whole map: the output and the weights that made it.
 
-    Args:
-        call: The attention. With dropout_p > 0 dropout applies to the weights behind the output only.
-
     Returns:
-        The output sum over k of A_qk v_k, (batch, n_heads, query, d_value), in the dtype of the values; and the
-        weights before dropout, as `attention_weights` gives them. Rows that may attend to nothing are zero in both.
+        The output sum over k of A_qk v_k, in the dtype of the values; and the weights of `attention_weights`. If
+        dropout_p > 0, dropout applies to the weights behind the output only. Rows that may attend to nothing are zero
+        in both.
     """
     weights = attention_weights(call)
     dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
@@ -253,18 +243,12 @@ def attend_with_weights(
 
 
 def select_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
-    """The same attention with the given query heads alone, each with the key/value head that it reads.
-
-    Args:
-        call: The attention.
-        heads: Which of its query heads, from 0, in the order in which they are wanted.
-    """
+    """The same attention with some query heads, in the order given, each with the key/value head that it reads."""
     chosen = list(heads)
     read = [head // (call.n_heads // call.n_kv_heads) for head in chosen]
 
     def of_heads(tensor: Tensor | None) -> Tensor | None:
-        shared = tensor is None or tensor.ndim < 3 or tensor.shape[-3] == 1
-        return tensor if tensor is None or shared else tensor[..., chosen, :, :]
+        return tensor if tensor is None or tensor.shape[1] == 1 else tensor[:, chosen]
 
     return replace(
         call,
@@ -283,21 +267,14 @@ def select_part(
     queries: slice | Tensor = slice(None),
     keys: slice | Tensor = slice(None),
 ) -> AttentionCall:
-    """The same attention with some texts, queries and keys alone, by range or by number.
+    """The same attention with some texts, queries and keys, by range or by number (int64).
 
-    Causality and windows count positions: they stay true only where queries and keys are the first ones.
-
-    Args:
-        call: The attention.
-        texts: Which texts of the batch.
-        queries: Which queries; numbers are (query,), int64.
-        keys: Which keys; numbers are (key,), int64.
+    Causality and windows count positions: they stay true only if queries and keys are the first ones.
     """
 
     def cut(tensor: Tensor | None) -> Tensor | None:
         if tensor is None:
             return None
-        tensor = tensor[(None,) * (4 - tensor.ndim)]
         tensor = tensor[texts] if tensor.shape[0] > 1 else tensor
         tensor = tensor[:, :, queries] if tensor.shape[2] > 1 else tensor
         return tensor[..., keys] if tensor.shape[3] > 1 else tensor
@@ -313,27 +290,23 @@ def select_part(
 
 
 def are_numbers(call: AttentionCall) -> Bool[Tensor, " batch"]:
-    """Which texts' queries and keys are all finite, (batch,), bool.
+    """Which texts' queries and keys are all finite, bool.
 
-    Where they are not, weights are NaN by their definition; but what torch's fused kernels put out then may be finite
-    (seen on the processor, in every precision), so that the output does not tell.
+    If they are not, weights are NaN by definition. But torch's fused kernels may then give finite numbers (seen on the
+    processor, in every precision), so the output does not tell.
     """
     return call.query.isfinite().flatten(1).all(1) & call.key.isfinite().flatten(1).all(1)
 
 
 def attend(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attention by the fastest way there is: what a model runs where nobody watches.
+    """Attention by the fastest way there is: what a model runs when nobody watches.
 
-    Takes torch's scaled_dot_product_attention where that can express the call (masks, causality, grouped queries, a
-    bias in the queries' own dtype), else the whole map (soft cap, sinks).
-
-    Args:
-        call: The attention.
+    Takes torch's scaled_dot_product_attention if that can express the call (masks, causality, grouped queries, a bias
+    in the queries' own dtype), else the whole map (soft cap, sinks).
 
     Returns:
-        The output, (batch, n_heads, query, d_value), in the dtype of the values; equal to that of
-        `attend_with_weights` within rounding. Rows that may attend to nothing are zero, and send zeros back in
-        gradients.
+        The output of `attend_with_weights` within rounding, in the dtype of the values. Rows that may attend to nothing
+        are zero, and send zeros back in gradients.
     """
     # A bias in another dtype would be rounded to the queries': finfo.min of float32 is -inf in float16.
     inexpressible = (
@@ -347,8 +320,7 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
     kernel_is_causal = call.is_causal and call.mask is None and call.bias is None and call.window is None
     mask, empty = (None, None) if kernel_is_causal else _allowed_without_empty_rows(call)
     if call.bias is not None:
-        bias = call.bias[(None,) * (4 - call.bias.ndim)]
-        added = bias if mask is None else torch.where(mask, bias, -math.inf)
+        added = call.bias if mask is None else torch.where(mask, call.bias, -math.inf)
         mask = added.expand(-1, -1, call.query.shape[2], call.key.shape[2])
     output = F.scaled_dot_product_attention(
         call.query,

@@ -7,42 +7,42 @@ import torch
 from torch import Tensor
 
 from attnscope.core.attention.seam import AttentionCall, Kind
-from attnscope.core.attention.tiles import Block, Buffers, Tile, attend_in_tiles
+from attnscope.core.attention.tiles import Block, Buffers, attend_in_tiles
 
-Found = TypeVar("Found")
-FoundOf = TypeVar("FoundOf", covariant=True)
+Result = TypeVar("Result")
+ResultOf = TypeVar("ResultOf", covariant=True)
 Plan = TypeVar("Plan")
 
 
-class Reader(Protocol[FoundOf]):
-    """What reads one attention, tile by tile."""
+class Reader(Protocol[ResultOf]):
+    """What reads one attention, block by block."""
 
     @property
     def blocks(self) -> list[Block] | None:
-        """Its tiles, where they are known; None = as `core.tiles.blocks` cuts them."""
+        """The blocks that it knows; None = as `tiles.blocks` cuts them."""
 
-    def add(self, tile: Tile) -> None:
-        """Reads a tile; may overwrite its scores and weights."""
+    def add(self, block: Block, weights: Tensor) -> None:
+        """Reads the weights of a block, (text, head, query, key), which it may overwrite."""
 
-    def result(self) -> FoundOf:
-        """What the layer comes to, once every tile was read."""
+    def result(self) -> ResultOf:
+        """The result of the layer, once every block was read."""
 
 
-class TileProbe(Generic[Found]):
+class TileProbe(Generic[Result]):
     """Reads every layer of one forward pass on one batch; no gradient flows through its output.
 
     Args:
         buffers: Memory for tiles, which may serve one batch after another; None = a batch's own.
 
     Attributes:
-        sums: Kind -> layer -> what was found, in the order in which they came.
+        sums: Kind -> layer -> the layer's result, in the order in which they came.
     """
 
     input_name = "batch"
-    """What one probe is for, in errors."""
+    """What one probe reads, in errors."""
 
     def __init__(self, buffers: Buffers | None = None) -> None:
-        self.sums: dict[Kind, dict[int, Found]] = {}
+        self.sums: dict[Kind, dict[int, Result]] = {}
         self._buffers = Buffers() if buffers is None else buffers
         self._plans: dict[Hashable, tuple[Any, Tensor | None]] = {}
 
@@ -51,25 +51,25 @@ class TileProbe(Generic[Found]):
 
         Raises:
             RuntimeError: The layer of this kind has been here already.
-            ValueError: The call's shapes are not those of what the probe knows.
+            ValueError: The call's shapes are not those of the probe's facts.
         """
         self.require_new(call.kind, call.layer)
         with torch.no_grad():
-            output, found = self._read(call)
-            self.sums.setdefault(call.kind, {})[call.layer] = found
+            output, result = self._read(call)
+            self.sums.setdefault(call.kind, {})[call.layer] = result
         return output
 
-    def _read(self, call: AttentionCall) -> tuple[Tensor, Found]:
-        """An attention's output, and what is found in it; refuses a call that does not fit by a ValueError."""
+    def _read(self, call: AttentionCall) -> tuple[Tensor, Result]:
+        """An attention's output, and its result; refuses a call that does not fit by a ValueError."""
         reader = self._reader(call)
-        output = attend_in_tiles(call, reader.add, reader.blocks, self._buffers)
+        output = attend_in_tiles(call, lambda tile: reader.add(tile.block, tile.weights), reader.blocks, self._buffers)
         return output, reader.result()
 
     def require_new(self, kind: Kind, layer: int) -> None:
         """Refuses a layer that has been here already: its sums would be of two passes.
 
         Raises:
-            RuntimeError: It has.
+            RuntimeError: It has been here.
         """
         if layer in self.sums.get(kind, {}):
             raise RuntimeError(
@@ -77,12 +77,12 @@ class TileProbe(Generic[Found]):
                 f"{type(self).__name__} probe"
             )
 
-    def _reader(self, call: AttentionCall) -> Reader[Found]:
-        """What reads an attention tile by tile; refuses one that does not fit by a ValueError."""
+    def _reader(self, call: AttentionCall) -> Reader[Result]:
+        """The reader of an attention; refuses one that does not fit by a ValueError."""
         raise NotImplementedError
 
     def _plan_once(self, call: AttentionCall, make: Callable[[], Plan], *more: Hashable) -> Plan:
-        """What `make` gives; made once for all layers of the same mask, causality, window, shapes and `more`."""
+        """The plan of `make`, made once for all layers of the same mask, causality, window, shapes and `more`."""
         mask = call.mask
         # Most models hand every layer the same mask; some make a new view of the same memory each time.
         seen = None if mask is None else (mask.data_ptr(), mask.shape, mask.stride(), mask._version)

@@ -1,8 +1,8 @@
 """Attention tile by tile: a block of queries against all their keys, in memory that grows with length alone.
 
-Everything that an AttentionCall can say, in plain torch, on any device; and what is not linear in the weights (the
-largest weight, entropies) while they lie in the cache. No gradient flows through. This module knows no measures and no
-models. The tiles are ours, without the online softmax of Dao et al. 2022: a tile holds all keys of its queries.
+Everything that an AttentionCall can say, in plain torch, on any device. What is not linear in the weights (the largest
+weight, entropies) is computed while they lie in the cache. No gradient flows through. The tiles are ours, without the
+online softmax of Dao et al. 2022: a tile holds all keys of its queries.
 """
 
 import math
@@ -39,11 +39,10 @@ class Block:
         texts: Which texts.
         queries: Which queries.
         keys: The smallest range of keys that holds all that these queries may attend to.
-        may: View of the call's mask on the block, broadcastable to (text, head, query, key); None = nothing hidden but
-            by causality.
+        may: View of the call's mask on the block, broadcastable to (text, head, query, key); None = it hides nothing.
         is_causal: Whether causality hides keys within the block.
         empty: Queries that may attend to nothing, broadcastable to (text, head, query); None = there are none.
-        window: Distance in tokens from which keys within the block are hidden; None = none are for that.
+        window: Distance in tokens from which keys within the block are hidden; None = none is hidden by distance.
     """
 
     texts: slice
@@ -67,7 +66,7 @@ class Block:
         return texts.stop - texts.start, queries.stop - queries.start, keys.stop - keys.start
 
     def allowed(self, device: torch.device) -> Bool[Tensor, "#text #n_heads #query #key"] | None:
-        """Which query may attend to which key, bool, broadcastable to (text, head, query, key); None = each to all."""
+        """Which query may attend to which key, bool; None = each to all."""
         if not self.is_causal and self.window is None:
             return self.may
         _, n_queries, n_keys = self.shape
@@ -80,11 +79,11 @@ class Block:
         return near[None, None] if self.may is None else near & self.may
 
     def edges(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """The first key that each query may attend to, and the one after the last, both 0 where there is none.
+        """The first key that each query may attend to, and the one after the last, both 0 if there is none.
 
         Returns:
-            Two of (text or 1, head or 1, query or 1), int64, counted from the block's first key; None where some query
-            may not attend to a key between its edges.
+            Two of (text or 1, head or 1, query or 1), int64, counted from the block's first key. None if some query may
+            not attend to a key between its edges.
         """
         _, n_queries, n_keys = self.shape
         first = torch.zeros(1, 1, 1, dtype=torch.int64, device=device)
@@ -124,11 +123,10 @@ class Tile:
 
     Attributes:
         block: Where it lies.
-        scores: (text, head, query, key), as softmax saw them: scaled, capped, biased; hidden ones -1e30, or -inf
-            where there is a bias.
-        weights: (text, head, query, key), contiguous; as `core.attention.attention_weights` defines them.
-        largest_score: (text, head, query, 1).
-        log_sum: (text, head, query): logarithm of the softmax's denominator, sinks included; None until needed.
+        scores: The input of softmax: scaled, capped, biased. Hidden ones are -1e30, or -inf if there is a bias.
+        weights: Contiguous; as `attention_weights` defines them.
+        largest_score: Of each query.
+        log_sum: Logarithm of the softmax's denominator, sinks included; None until needed.
         has_infinite: Whether hidden scores are -inf.
     """
 
@@ -173,7 +171,7 @@ def blocks(
 ) -> list[Block]:
     """Cuts an attention into tiles: whole short texts together, long ones into ranges of queries.
 
-    Depends on the call's mask, causality and shapes alone, so that what is worked out for a block serves every layer.
+    Depends on the call's mask, causality and shapes alone, so what is worked out for a block serves every layer.
 
     Args:
         call: The attention.
@@ -183,8 +181,8 @@ def blocks(
         least: Queries in one tile, however many keys there are; None = LEAST_QUERIES.
 
     Returns:
-        Blocks that cover every one of these queries of every text once; for no texts or no queries, none. Memory:
-        views of the mask, and one truth value a query.
+        Blocks that cover each of these queries of every text once; none for no texts or no queries. Memory: views of
+        the mask, and one truth value per query.
     """
     batch, n_heads, n_queries, _ = call.query.shape
     n_keys = call.key.shape[2]
@@ -192,10 +190,7 @@ def blocks(
         return []
     elements = TILE_ELEMENTS if elements is None else elements
     least = LEAST_QUERIES if least is None else least
-    mask = None
-    if call.mask is not None:
-        mask = call.mask[(None,) * (4 - call.mask.ndim)]
-        mask = mask.expand(batch, -1, -1, n_keys)
+    mask = None if call.mask is None else call.mask.expand(batch, -1, -1, n_keys)
     whole_text = max(n_heads * n_queries * n_keys, 1)
     together = max(elements // whole_text, 1)
     rows = n_queries if together > 1 else min(max(elements // max(n_heads * n_keys, 1), least), n_queries)
@@ -224,48 +219,39 @@ def _block(mask: Tensor | None, texts: slice, queries: slice, n_keys: int, call:
     if mask is None and window is None:
         return Block(texts, queries, slice(start, stop), None, call.is_causal and queries.start < stop - 1, None)
     if mask is None:
-        mask = torch.ones(1, 1, 1, n_keys, dtype=torch.bool, device=call.query.device)
-        part = mask[..., start:stop]
+        part = torch.ones(1, 1, 1, stop - start, dtype=torch.bool, device=call.query.device)
     else:
         part = mask[texts, :, queries if mask.shape[2] > 1 else slice(None), start:stop]
     seen = part.any(0).any(0).any(0).nonzero()
     keys = slice(start + int(seen[0]), start + int(seen[-1]) + 1) if len(seen) else slice(start, start)
     part = part[..., keys.start - start : keys.stop - start]
     whole = Block(texts, queries, keys, part, call.is_causal and queries.start < keys.stop - 1, None, window)
-    allowed = whole.allowed(mask.device)
+    allowed = whole.allowed(part.device)
     assert allowed is not None
     empty = ~allowed.any(-1)
-    everything = bool(part.all())
-    return Block(
-        texts,
-        queries,
-        keys,
-        None if everything else part,
-        whole.is_causal,
-        empty if bool(empty.any()) else None,
-        window,
-    )
+    return replace(whole, may=None if bool(part.all()) else part, empty=empty if bool(empty.any()) else None)
 
 
 class Buffers:
-    """Memory for scores and weights of tiles, to be kept from call to call. Serves one walk over tiles at a time.
+    """Memory for scores and weights of tiles, kept from call to call. Serves one walk over tiles at a time.
 
-    Taken anew for each layer of each batch, in ever other sizes, it leaves gaps in the C library's heap, and each time
-    the system hands out its pages one by one.
+    Memory taken anew for each layer of each batch, in ever other sizes, leaves gaps in the C library's heap, and each
+    time the system hands out its pages one by one.
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+        self._pairs: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def pair(self, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """Two flat arrays of at least `size` numbers, of any content."""
-        held = self._held.get((dtype, device))
-        if held is None or held[0].numel() < size:
-            self._held.pop((dtype, device), None)
+        pair = self._pairs.get((dtype, device))
+        if pair is None or pair[0].numel() < size:
+            pair = None
+            self._pairs.pop((dtype, device), None)  # freed before larger ones are taken
             room = max(size, TILE_ELEMENTS)
-            held = torch.empty(room, dtype=dtype, device=device), torch.empty(room, dtype=dtype, device=device)
-            self._held[dtype, device] = held
-        return held
+            pair = torch.empty(room, dtype=dtype, device=device), torch.empty(room, dtype=dtype, device=device)
+            self._pairs[dtype, device] = pair
+        return pair
 
 
 @torch.no_grad()
@@ -282,7 +268,7 @@ def tiles(call: AttentionCall, parts: list[Block] | None = None, buffers: Buffer
 
     Yields:
         Tiles in the order of the blocks; float64 for float64 queries, else float32. Weights of queries that may attend
-        to nothing are zero. Two buffers of one tile are all the memory that is taken.
+        to nothing are zero. All the memory taken is two buffers of one tile.
     """
     n_heads, n_kv_heads = call.n_heads, call.n_kv_heads
     group, d_head = n_heads // n_kv_heads, call.query.shape[3]
@@ -294,7 +280,7 @@ def tiles(call: AttentionCall, parts: list[Block] | None = None, buffers: Buffer
     fill = _HIDDEN if call.bias is None else -math.inf
     bias = None
     if call.bias is not None:
-        bias = call.bias[(None,) * (4 - call.bias.ndim)].expand(call.query.shape[0], -1, call.query.shape[2], -1)
+        bias = call.bias.expand(call.query.shape[0], -1, call.query.shape[2], -1)
     with without_autocast(call.query.device):
         keys = call.key.to(dtype)
         for block in parts:
@@ -317,9 +303,8 @@ def tiles(call: AttentionCall, parts: list[Block] | None = None, buffers: Buffer
             if call.softcap is not None:
                 scores.div_(call.softcap).tanh_().mul_(call.softcap)
             if bias is not None:
-                scores += bias[block.texts, :, block.queries, block.keys if bias.shape[3] > 1 else slice(None)].to(
-                    dtype
-                )
+                of_keys = block.keys if bias.shape[3] > 1 else slice(None)
+                scores += bias[block.texts, :, block.queries, of_keys].to(dtype)
             block.hide(scores, fill)
             largest_score = scores.amax(-1, keepdim=True)
             torch.softmax(scores, -1, out=weights)
@@ -338,15 +323,7 @@ def tiles(call: AttentionCall, parts: list[Block] | None = None, buffers: Buffer
 def times_values(
     weights: Float[Tensor, "text n_heads query key"], values: Float[Tensor, "text n_kv_heads key width"]
 ) -> Float[Tensor, "text n_heads query width"]:
-    """A V for grouped heads, without repeating values.
-
-    Args:
-        weights: (text, n_heads, query, key), contiguous.
-        values: (text, n_kv_heads, key, width).
-
-    Returns:
-        (text, n_heads, query, width), in the dtype of both.
-    """
+    """A V for grouped heads, in the dtype of both, without repeating values; weights must be contiguous."""
     n_texts, n_heads, n_queries, n_keys = weights.shape
     n_kv_heads, width = values.shape[1], values.shape[3]
     rows = weights.view(n_texts * n_kv_heads, n_heads // n_kv_heads * n_queries, n_keys)
@@ -361,7 +338,7 @@ def attend_in_tiles(
     parts: list[Block] | None = None,
     buffers: Buffers | None = None,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """The output of an attention, whose tiles are shown on the way.
+    """The output of an attention, whose tiles are read on the way.
 
     Args:
         call: The attention. Dropout is not applied.
@@ -370,8 +347,8 @@ def attend_in_tiles(
         buffers: As for `tiles`.
 
     Returns:
-        A V, (batch, n_heads, query, d_value), in the dtype of the values, without gradient; laid out as the model
-        reads it next, heads side by side in each query's row. Zero where nothing may be attended to.
+        A V in the dtype of the values, without gradient; laid out as the model reads it next, heads side by side in
+        each query's row. Zero where nothing may be attended to.
     """
     batch, n_heads, n_queries, _ = call.query.shape
     values = call.value.to(torch.promote_types(call.query.dtype, torch.float32))
@@ -388,16 +365,15 @@ def attend_in_tiles(
 
 @torch.no_grad()
 def attend_lean(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attention without a map, a mask or anything else of size queries times keys.
-
-    Args:
-        call: The attention. Dropout is not applied.
+    """Attention without a map, a mask or anything else of size queries times keys; dropout is not applied.
 
     Returns:
-        The output, (batch, n_heads, query, d_value), as `core.attention.attend` gives it, in the dtype of the values,
-        without gradient.
+        The output as `seam.attend` gives it, in the dtype of the values, without gradient.
     """
-    by_key = call.mask is None or (call.query.device.type == "cpu" and not call.is_causal and _is_by_key(call.mask))
+    # A mask that all heads and queries share is no larger than the keys.
+    by_key = call.mask is None or (
+        call.query.device.type == "cpu" and not call.is_causal and call.mask.shape[1:3] == (1, 1)
+    )
     plain = all(getattr(call, name) is None for name in ("bias", "softcap", "sinks", "window"))
     # The fused kernel divides by the number of keys; dropout keeps torch from it.
     if not (plain and by_key and not call.dropout_p and min(call.query.numel(), call.key.numel())):
@@ -407,8 +383,3 @@ def attend_lean(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_val
     width = max(d_value, call.query.shape[3])
     query, key, value = (F.pad(part, (0, width - part.shape[3])) for part in (call.query, call.key, call.value))
     return attend(replace(call, query=query, key=key, value=value))[..., :d_value]
-
-
-def _is_by_key(mask: Tensor) -> bool:
-    """Whether all heads and queries share a mask, so that it is no larger than the keys."""
-    return math.prod(mask.shape[-3:-1]) == 1

@@ -366,8 +366,7 @@ class RunningSums:
         p = np.where(inside < part.r, p, 1 - p)
         p = np.where(limit < 0, 0.0, np.where(limit >= 1, 1.0, p))
         known = ~(np.isnan(self.standard_error()) | np.isnan(limit))
-        result: Floats = np.where(known, p, np.nan)
-        return result
+        return np.where(known, p, np.nan)
 
     def _share(self, hits: ArrayLike, unseen: ArrayLike, dependence: ArrayLike, units: ArrayLike = 1.0) -> "_Share":
         r, m = np.clip(self.ratio(), 0, 1), self.effective_texts()

@@ -115,7 +115,7 @@ class Plan:
         self.keys, self.own_text, self.offsets = keys, own_text, offsets
         self.dtype = torch.promote_types(call.query.dtype, torch.float32)
         self.device = call.query.device
-        mask_heads = 1 if call.mask is None or call.mask.ndim < 3 else call.mask.shape[-3]
+        mask_heads = 1 if call.mask is None else call.mask.shape[1]
         self._unit, self.n_units = unit, max(-(-n_queries // unit), 1)
         n_units = batch * self.n_units
         self.uniform = Totals(names, n_units, mask_heads)

@@ -191,7 +191,7 @@ class _Reader:
         """Which queries may attend to one of some keys, (text, 1 or mask head, 1 or query)."""
         some, allowed = keys[block.texts, None, None, block.keys], block.allowed(keys.device)
         if allowed is not None:
-            some = allowed[(None,) * (4 - allowed.ndim)] & some
+            some = allowed & some
         return some.any(-1)
 
     def _spread_evenly(self, block: Block, shares: Tensor) -> None:
@@ -203,7 +203,7 @@ class _Reader:
             return
         allowed = block.allowed(shares.device)
         assert allowed is not None
-        may = allowed[(None,) * (4 - allowed.ndim)].to(shares.dtype)
+        may = allowed.to(shares.dtype)
         if may.shape[2] == 1:  # the same for all queries
             given = shares.sum(-1, keepdim=True) * may.squeeze(2)
         elif may.shape[1] == 1:

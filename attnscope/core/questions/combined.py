@@ -105,7 +105,7 @@ class CombinedLinks(TileProbe[Tensor]):
         whole = Block.whole(weights)
         facts, plan = self.facts, divide_links(self.facts, [whole])
         reader = _Reader(self, facts, plan, layer, sizes, weights.dtype)
-        reader.add_block(whole, weights)
+        reader.add(whole, weights)
         return reader.result()
 
     def add_links(self, layer: int, links: Tensor, given: Float[Tensor, "link head word"]) -> None:

@@ -284,10 +284,9 @@ def _edges_of(scores: Singles, occurrences: NDArray[np.int64], cuts: tuple[float
     at = np.array(cuts) * last[-1]
     share = at - np.floor(at)
     below, above = (scores[order[np.searchsorted(last, np.minimum(np.floor(at) + n, last[-1]))]] for n in (0, 1))
-    edges: NDArray[np.float64] = np.unique(
+    return np.unique(
         np.where(share < 0.5, below + (above - below) * share, above - (above - below) * (1 - share))
     )  # as np.quantile rounds
-    return edges
 
 
 def quantise(

@@ -151,8 +151,7 @@ def row_divergences(measure: Measure, p: NDArray[np.floating], q: NDArray[np.flo
 
 def as_distance(mean: Floats) -> Floats:
     """The metric that a mean divergence stands for: its square root, as both measures are squares of metrics."""
-    found: Floats = np.sqrt(np.maximum(mean, 0.0))
-    return found
+    return np.sqrt(np.maximum(mean, 0.0))
 
 
 class Clustering(NamedTuple):

@@ -98,15 +98,13 @@ def split_gains(a: Floats, pi: Floats, weights: Floats) -> Floats:
         share * _bound(side_a / share, side_pi / share)
         for share, side_a, side_pi in ((w, a[:-1], pi[:-1]), (1 - w, a[-1] - a[:-1], pi[-1] - pi[:-1]))
     ]
-    gains: Floats = sides[0] + sides[1] - _bound(a[-1], pi[-1])
-    return gains
+    return sides[0] + sides[1] - _bound(a[-1], pi[-1])
 
 
 def _bound(a: Floats, pi: Floats) -> Floats:
     tiny = 1e-9
     a, pi = np.clip(a, tiny, 1 - tiny), np.clip(pi, tiny, 1 - tiny)
-    gain: Floats = a * np.log(a / pi) + (1 - a) * np.log((1 - a) / (1 - pi))
-    return gain
+    return a * np.log(a / pi) + (1 - a) * np.log((1 - a) / (1 - pi))
 
 
 def _sums(part: Part, values: Floats, inside: NDArray[np.bool_], candidates: Sequence[int]) -> Floats:

@@ -18,7 +18,7 @@ from torch import Tensor
 from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tile_probe import TileProbe
-from attnscope.core.attention.tiles import Block, Buffers, Tile, blocks
+from attnscope.core.attention.tiles import Block, Buffers, blocks
 from attnscope.core.questions.contacts import Contacts, WordMaps, corrected, n_predicted, pairs_of, precision
 
 
@@ -125,7 +125,7 @@ def links_of_weights(weights: Float[Tensor, "text head query key"], facts: LinkF
     sizes = weights.shape[1], weights.shape[2], weights.shape[3]
     whole = Block.whole(weights)
     reader = LinkReader(facts, divide_links(facts, [whole]), sizes, weights.dtype)
-    reader.add_block(whole, weights)
+    reader.add(whole, weights)
     return reader.result()
 
 
@@ -293,11 +293,7 @@ class LinkReader:
         self._sums = LinkSums(hits, mass)
         self._held = torch.zeros(0, n_heads, n_keys, dtype=dtype, device=device)
 
-    def add(self, tile: Tile) -> None:
-        """Adds one tile."""
-        self.add_block(tile.block, tile.weights)
-
-    def add_block(self, block: Block, weights: Tensor) -> None:
+    def add(self, block: Block, weights: Tensor) -> None:
         """Adds the weights of a block, (text, head, query, key)."""
         links = self._plan[block]
         if links.n_rows:

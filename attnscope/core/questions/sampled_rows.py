@@ -156,8 +156,7 @@ class Part:
     def text_weights(self) -> Floats:
         """(row,): what each counts if all rows have the same mass; they sum to 1, and each text's to the same."""
         _, which, counts = np.unique(self.texts, return_inverse=True, return_counts=True)
-        weights: Floats = 1.0 / (counts[which] * max(len(counts), 1))
-        return weights
+        return 1.0 / (counts[which] * max(len(counts), 1))
 
     @cached_property
     def mass(self) -> Floats:
@@ -174,8 +173,7 @@ class Part:
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """(row,): how many entries each has."""
-        found: NDArray[np.int64] = np.diff(self.rows.starts)[self.index]
-        return found
+        return np.diff(self.rows.starts)[self.index]
 
     @cached_property
     def first(self) -> NDArray[np.int64]:
@@ -206,8 +204,7 @@ class Part:
     def key_types(self) -> NDArray[np.int32]:
         """(entry,): the type of each key's token."""
         assert self.rows.key_types is not None
-        types: NDArray[np.int32] = self.rows.key_types[self.entries]
-        return types
+        return self.rows.key_types[self.entries]
 
     @cached_property
     def counts(self) -> Floats | None:
@@ -253,10 +250,7 @@ class Part:
         own = self.own_columns(head)[feature - self.n_shared]
         if own.gate >= 0:
             outside = np.uint8(len(own.values) - 1)
-            gated: NDArray[np.uint8] = np.where(
-                self.gate(own.gate) != own.is_other, self.column(own.gated, head), outside
-            )
-            return gated
+            return np.where(self.gate(own.gate) != own.is_other, self.column(own.gated, head), outside)
         of_keys = self.levels[own.key_feature] if own.keys is None else own.keys[self.key_types]
         if own.queries is None and own.rows is None:
             return np.asarray(of_keys, np.uint8)
@@ -266,8 +260,7 @@ class Part:
         else:
             assert self.rows.query_types is not None
             of_rows = own.queries[self.rows.query_types[self.index]]
-        both: NDArray[np.uint8] = (of_rows * np.uint8(own.n_key_levels))[self.row_of] + of_keys
-        return both
+        return (of_rows * np.uint8(own.n_key_levels))[self.row_of] + of_keys
 
     def gate(self, number: int) -> NDArray[np.bool_]:
         """(entry,): whether the query is in a gate."""
@@ -386,8 +379,7 @@ class Part:
     def scores(self, chosen: tuple[int, ...], weights: Floats, head: int = 0) -> Floats:
         """(entry,): Σ w f."""
         table = self.table(chosen, head)
-        found: Floats = (table.values @ weights)[table.places]
-        return found
+        return (table.values @ weights)[table.places]
 
     def unscaled(self, chosen: tuple[int, ...], weights: Floats, head: int = 0) -> NDArray[np.float32]:
         """(entry,): p but for a factor of each row."""

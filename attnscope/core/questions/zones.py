@@ -16,7 +16,7 @@ from torch import Tensor
 from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tile_probe import TileProbe
-from attnscope.core.attention.tiles import Block, Buffers, Tile
+from attnscope.core.attention.tiles import Block, Buffers
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +24,9 @@ class ZoneFacts:
     """Where the zones of a padded batch of texts are.
 
     Attributes:
-        zones: (text, token, zone): whether a token is in a zone; none of padding.
-        real: (text, token): True = a token, False = padding.
-        asking: (text, token): the tokens that count as queries.
+        zones: Whether a token is in a zone; padding is in none.
+        real: True = a token, False = padding.
+        asking: The tokens that count as queries.
     """
 
     zones: Bool[Tensor, "text token zone"]
@@ -44,15 +44,7 @@ class ZoneSums:
 
 
 class Zones(TileProbe[ZoneSums]):
-    """Adds up what zones give to zones in every layer, in memory that grows with the length of the texts alone.
-
-    Args:
-        facts: Where the zones are.
-        buffers: Memory for tiles, which may serve one batch after another; None = a batch's own.
-
-    Attributes:
-        sums: Kind -> layer -> sums.
-    """
+    """Adds up what zones give to zones in every layer, in memory that grows with the length of the texts alone."""
 
     def __init__(self, facts: ZoneFacts, buffers: Buffers | None = None) -> None:
         super().__init__(buffers)
@@ -70,9 +62,9 @@ class Zones(TileProbe[ZoneSums]):
 
 @torch.no_grad()
 def zones_of_weights(weights: Float[Tensor, "text head query key"], facts: ZoneFacts) -> ZoneSums:
-    """The same from weights that are there. A query may attend to a key where any head puts weight."""
+    """The same from dense weights. A query may attend to a key if any head puts weight there."""
     reader = _ZoneReader(facts, weights.shape[1], weights.device)
-    reader.add_block(Block.whole(weights, (weights > 0).any(1, keepdim=True)), weights)
+    reader.add(Block.whole(weights, (weights > 0).any(1, keepdim=True)), weights)
     return reader.result()
 
 
@@ -88,11 +80,7 @@ class _ZoneReader:
         shape = n_texts, n_heads, n_zones, n_zones
         self._sums = ZoneSums(*(torch.zeros(shape, dtype=self._asks.dtype, device=device) for _ in range(3)))
 
-    def add(self, tile: Tile) -> None:
-        """Adds one tile."""
-        self.add_block(tile.block, tile.weights)
-
-    def add_block(self, block: Block, weights: Tensor) -> None:
+    def add(self, block: Block, weights: Tensor) -> None:
         """Adds the weights of a block, (text, head, query, key)."""
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         keys = self._zones[block.texts, block.keys, :].to(weights.dtype)[:, None]

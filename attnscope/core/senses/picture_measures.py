@@ -155,8 +155,7 @@ def cielab(linear: Floats) -> Floats:
 
 def _linear_light(values: Floats) -> Floats:
     """Amounts of light of sRGB values, 0 to 1 (IEC 61966-2-1)."""
-    linear: Floats = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
-    return linear
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
 
 
 def _patch_means(values: Floats, grid: tuple[int, int]) -> Floats:

@@ -99,14 +99,12 @@ def cut(
 def random_rotation(width: int, seed: int) -> Array:
     """A random rotation or reflection, uniform over all of them (Mezzadri 2007): (width, width)."""
     q, r = np.linalg.qr(np.random.default_rng(seed).standard_normal((width, width)))
-    turned: Array = q * np.sign(np.diag(r))
-    return turned
+    return q * np.sign(np.diag(r))
 
 
 def random_permutation(width: int, seed: int) -> Array:
     """A random permutation of columns, as a matrix of zeros and ones: (width, width)."""
-    mixed: Array = np.eye(width)[np.random.default_rng(seed).permutation(width)]
-    return mixed
+    return np.eye(width)[np.random.default_rng(seed).permutation(width)]
 
 
 def head_shares(w_o: Array, columns: NDArray[np.int64]) -> Array:
@@ -137,5 +135,4 @@ def _entropy(rows: Array) -> Array:
     """Entropy of rows in nats; 0 · ln 0 counts as 0."""
     logs = np.log(rows, out=np.zeros_like(rows), where=rows > 0)
     entropy: Array = -(rows * logs).sum(-1)
-    nonnegative: Array = np.maximum(0.0, entropy)
-    return nonnegative
+    return np.maximum(0.0, entropy)

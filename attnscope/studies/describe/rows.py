@@ -24,7 +24,7 @@ from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, 
 from attnscope.studies.running.memory import Room, halves, padded_size
 
 if TYPE_CHECKING:
-    from attnscope.core.attention.row_samples import Found
+    from attnscope.core.attention.row_samples import SampledRows
     from attnscope.core.questions.sampled_rows import Part, Rows
 
 
@@ -158,7 +158,7 @@ class _Read:
     """What was read of a unit."""
 
     features: NDArray[np.uint8]
-    found: Found
+    rows: SampledRows
 
 
 def measure(
@@ -222,7 +222,7 @@ def measure(
 
 def _run(
     model: Model, units: Sequence[Unit], blocks: Mapping[str, Sequence[NDArray[np.uint8]]]
-) -> Mapping[str, list[Found]]:
+) -> Mapping[str, list[SampledRows]]:
     """The rows of a batch: kind -> what was found of each text."""
     import torch
 
@@ -242,7 +242,7 @@ def _run(
             for kind, by_layer in kept.maps.items():
                 for layer, weights in by_layer.items():
                     probe.keep(kind, layer, weights)
-    return {str(kind): found for kind, found in probe.found.items()}
+    return {str(kind): rows for kind, rows in probe.rows.items()}
 
 
 def _facts(
@@ -297,13 +297,13 @@ def _groups(
     units = sorted(reads)
     mine_of = {
         layer: [head for head in range(held.shape[1]) if chosen is None or (layer, head) in chosen]
-        for layer, held in sorted(reads[units[0]].found.weights.items())
+        for layer, held in sorted(reads[units[0]].rows.weights.items())
     }
     alike: dict[bytes, list[int]] = {}
     for layer in (layer for layer, mine in mine_of.items() if mine):
         digest = hashlib.blake2b()
         for unit in units:
-            digest.update(np.packbits(reads[unit].found.allowed[layer]).tobytes())
+            digest.update(np.packbits(reads[unit].rows.allowed[layer]).tobytes())
         alike.setdefault(digest.digest(), []).append(layer)
     return [
         _group(kind, reads, sample, features, types, {layer: mine_of[layer] for layer in of}) for of in alike.values()
@@ -366,8 +366,8 @@ def _unit_rows(
 ) -> _UnitRows:
     from attnscope.core.questions.sampled_rows import Rows
 
-    allowed = read.found.allowed[next(iter(heads))]
-    weights = np.concatenate([read.found.weights[layer][:, mine] for layer, mine in heads.items()], 1)
+    allowed = read.rows.allowed[next(iter(heads))]
+    weights = np.concatenate([read.rows.weights[layer][:, mine] for layer, mine in heads.items()], 1)
     resting = next(n for n, feature in enumerate(features) if feature.name == RESTING)
     rests = read.features[resting] > 0
     free = allowed & ~rests

@@ -55,7 +55,7 @@ class Mover:
             others: To compare with, likewise.
             after: See `core.moved.Targets`.
         """
-        from attnscope.core.attention.moved import Moved, Targets, moved
+        from attnscope.core.attention.moved import Moved, Targets, measure_moves
 
         read, traced = self.read, self.traced
         targets = Targets(
@@ -68,7 +68,7 @@ class Mover:
         slopes, other_slopes = traced.slopes(tokens.clamp(min=0)), traced.slopes(others.clamp(min=0))
         found = {}
         for place, call in self._calls.items():
-            one = moved(call, targets, slopes[place], other_slopes[place])
+            one = measure_moves(call, targets, slopes[place], other_slopes[place])
             whole = (traced.leaves.heads[place].detach() * slopes[place]).float().sum(-1)
             found[place] = Moved(*(traced.at(part) for part in vars(one).values())), traced.at(whole)
         return found

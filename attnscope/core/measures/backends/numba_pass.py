@@ -115,8 +115,7 @@ def _factors(call: AttentionCall, output: Tensor, block: Block) -> Factors:
 def _flat(part: Tensor) -> NDArray[np.float32]:
     """The memory from a tensor's first number on."""
     room = part.untyped_storage().nbytes() // part.element_size() - part.storage_offset()
-    found: NDArray[np.float32] = part.as_strided((room,), (1,)).numpy()
-    return found
+    return part.as_strided((room,), (1,)).numpy()
 
 
 class _ByBlas:
@@ -175,7 +174,7 @@ def _added(call: AttentionCall, plan: Plan, block: Block) -> list[Tensor]:
     """What is added to a block's scores: the bias, and -infinity where a key is hidden; each (text, 1 or head, ...)."""
     parts = []
     if call.bias is not None:
-        bias = call.bias[(None,) * (4 - call.bias.ndim)].expand(len(call.query), -1, call.query.shape[2], -1)
+        bias = call.bias.expand(len(call.query), -1, call.query.shape[2], -1)
         of_keys = block.keys if bias.shape[3] > 1 else slice(None)
         parts.append(bias[block.texts, :, block.queries, of_keys].float())
     if plan.hides(block):
