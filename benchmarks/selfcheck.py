@@ -21,13 +21,13 @@ import attnscope.models.hf.model as engine
 from attnscope.models.hf.loading import load_huggingface
 loaded = time.perf_counter()
 spent = []
-survey = engine.survey
+survey_attention = engine.survey_attention
 def timed(*given, **more):
     begin = time.perf_counter()
-    found = survey(*given, **more)
+    found = survey_attention(*given, **more)
     spent.append(time.perf_counter() - begin)
     return found
-engine.survey = timed
+engine.survey_attention = timed
 model = load_huggingface(source, check=sys.argv[2] == "check")
 end = time.perf_counter()
 print(json.dumps({"total_s": end - start, "import_s": loaded - start, "survey_s": spent[0]}))

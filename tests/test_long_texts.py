@@ -141,7 +141,7 @@ def test_a_mask_that_must_be_written_out_is_refused_where_it_would_be_huge(monke
 
 def test_a_model_that_changes_its_mask_gets_it_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("mistral", sliding_window=4)
-    assert check.takes_light_masks(model.network.base, model.network.found.plan, {})
+    assert check.takes_light_masks(model.network.base, model.network.survey.plan, {})
     attends = seam.attention_function
 
     def changing(module: Any, query: Any, key: Any, value: Any, mask: Any = None, **others: Any) -> Any:
@@ -150,7 +150,7 @@ def test_a_model_that_changes_its_mask_gets_it_written_out(monkeypatch: pytest.M
 
     transformers.AttentionInterface.register(seam.LIKE_SDPA, changing)
     try:
-        assert not check.takes_light_masks(model.network.base, model.network.found.plan, {})
+        assert not check.takes_light_masks(model.network.base, model.network.survey.plan, {})
         ids = torch.full((1, seam.LIGHT_FROM), 3)
         assert model.run(Batch(ids), attend).shape[1] == seam.LIGHT_FROM  # written out, and so understood
     finally:

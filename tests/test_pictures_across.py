@@ -50,7 +50,7 @@ def eager_weights(model: Any, inputs: dict[str, Any]) -> dict[tuple[str, int], A
     kept: dict[tuple[str, int], Any] = {}
     hooks = [
         module.register_forward_hook(lambda _m, _a, output, place=places[0]: kept.update({place: output[1][0].numpy()}))
-        for module, places in network.found.plan.items()
+        for module, places in network.survey.plan.items()
     ]
     try:
         with torch.no_grad():

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -111,26 +110,26 @@ def load(
         if spec in BUILT_IN:
             raise UsageError(f"{spec} is small enough for any device", "leave out --device-map")
         engine = "hf"
-    if engine == "numpy":
-        on_cpu, precise = device in ("cpu", "auto"), dtype in ("float32", "float64")
-        if not (on_cpu and precise):
-            excess = " and ".join(name for name, fits in (("--device", on_cpu), ("--dtype", precise)) if not fits)
-            raise UsageError(
-                "the numpy engine computes on the CPU, in float32 or float64",
-                f"leave out {excess}, or take --engine native",
-            )
+    on_cpu, precise = device in ("cpu", "auto"), dtype in ("float32", "float64")
+    if engine == "numpy" and not (on_cpu and precise):
+        excess = " and ".join(name for name, fits in (("--device", on_cpu), ("--dtype", precise)) if not fits)
+        raise UsageError(
+            "the numpy engine computes on the CPU, in float32 or float64",
+            f"leave out {excess}, or take --engine native",
+        )
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
+    if (source.captures or source.recipe) and (not on_cpu or dtype != "float32" or device_map is not None):
+        raise UsageError(
+            "captures are read on the CPU, in float32"
+            if source.captures
+            else "a recipe makes its model where and as it likes",
+            "leave out --device, --dtype and --device-map",
+        )
     if source.captures:
-        if (device, dtype) not in (("cpu", "float32"), ("auto", "float32")) or device_map is not None:
-            raise UsageError("captures are read on the CPU, in float32", "leave out --device, --dtype and --device-map")
         from attnscope.models.captured.model import open_captures
 
         return open_captures(source.captures, source.name)
     if source.recipe is not None:
-        if (device, dtype) not in (("cpu", "float32"), ("auto", "float32")) or device_map is not None:
-            raise UsageError(
-                "a recipe makes its model where and as it likes", "leave out --device, --dtype and --device-map"
-            )
         from attnscope.models.inputs.recipes import load_recipe
 
         return load_recipe(source.recipe, name=source.name, source=source.origin, check=check)
@@ -168,13 +167,9 @@ def load(
 
 
 def require_known(engine: str, dtype: str = "float32") -> None:
-    """Refuses names that mean nothing.
-
-    Raises:
-        UsageError: There is no such engine or precision.
-    """
-    for what, name, known in (("engine", engine, ENGINES), ("precision", dtype, DTYPES)):
-        require_choice(what, name, known)
+    """Refuses an engine or a precision that does not exist."""
+    require_choice("engine", engine, ENGINES)
+    require_choice("precision", dtype, DTYPES)
 
 
 def open_tokenizer(source: Source) -> Tokenizer | None:
@@ -206,25 +201,27 @@ def describe(
         from attnscope.models.own.words import OwnTokenizer
 
         return own_info(source.name), OwnTokenizer()
-    if native and is_own_decoder(source) and source.folder is not None:
-        from attnscope.models.own.checkpoint import Checkpoint
-        from attnscope.models.own.decoder_config import DecoderConfig, WordTokenizer
+    if not native or source.folder is None:
+        model = load(source, engine=engine, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+        return model.info, model.tokenizer
+    from attnscope.models.own.checkpoint import Checkpoint
+    from attnscope.models.own.decoder_config import DecoderConfig, WordTokenizer
+    from attnscope.models.tokenizer import FastTokenizer
 
-        config = DecoderConfig.of(read_config(source), source.name)
-        with ExitStack() as stack:
-            Checkpoint(weight_files(source.folder), None, stack, "np").plan(config)
-        return config.info(source.name, source.origin, verify(source)), WordTokenizer.open(source.folder)
-    tokenizer = open_tokenizer(source) if native else None
-    if tokenizer is not None and source.folder is not None:
-        info = native_info(source, read_config(source), sha256=verify(source))
-        from attnscope.models.own.checkpoint import Checkpoint
-
-        with ExitStack() as stack:
-            encoder = Encoder.of(read_config(source))
-            Checkpoint(weight_files(source.folder), encoder.layout, stack, "np").plan(encoder)
-        return replace(info, engine="numpy") if engine == "numpy" else info, tokenizer
-    model = load(source, engine=engine, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    return model.info, model.tokenizer
+    config, sha256 = read_config(source), verify(source)
+    shape: DecoderConfig | Encoder
+    tokenizer: FastTokenizer
+    if is_own_decoder(source):
+        shape = DecoderConfig.of(config, source.name)
+        info = shape.info(source.name, source.origin, sha256)
+        layout, tokenizer = None, WordTokenizer.open(source.folder)
+    else:
+        shape = Encoder.of(config)
+        info = native_info(source, config, sha256=sha256, engine="numpy" if engine == "numpy" else "native")
+        layout, tokenizer = shape.layout, FastTokenizer.open(source.folder)
+    with ExitStack() as stack:
+        Checkpoint(weight_files(source.folder), layout, stack, "np").plan(shape)
+    return info, tokenizer
 
 
 def _choose(
@@ -232,7 +229,7 @@ def _choose(
     engine: str,
     allow_pickle: bool,
     trust_remote_code: bool,
-    adapter: "str | os.PathLike[str] | None" = None,
+    adapter: "str | os.PathLike[str] | None",
 ) -> tuple[Source, bool]:
     """The source, and whether the native engine runs it."""
     require_known(engine)
@@ -246,21 +243,15 @@ def _choose(
             what = "captures" if source.captures else "recipes"
             raise UsageError(f"{what} take no adapter and no engine", "leave out --adapter and --engine")
         return source, False
-    if source.spec in BUILT_IN and source.folder is None:
+    is_built_in, is_decoder = source.spec in BUILT_IN and source.folder is None, is_own_decoder(source)
+    if is_built_in or is_decoder:
+        decoder = "it is attnscope's own decoder"
         if source.adapter is not None:
-            raise AttnscopeError(f"{source.spec} takes no adapter: attnscope makes it", "leave out --adapter")
+            why = decoder if is_decoder else "attnscope makes it"
+            raise AttnscopeError(f"{source.spec} takes no adapter: {why}", "leave out --adapter")
         if engine in ("hf", "numpy"):
-            raise AttnscopeError(f"the {engine} engine has no model {source.name}", "use --engine auto")
-        return source, True
-    if is_own_decoder(source):
-        if source.adapter is not None:
-            raise AttnscopeError(
-                f"{source.spec} takes no adapter: it is attnscope's own decoder", "leave out --adapter"
-            )
-        if engine in ("hf", "numpy"):
-            raise AttnscopeError(
-                f"the {engine} engine does not run {source.name}: it is attnscope's own decoder", "use --engine auto"
-            )
+            lacks = f"does not run {source.name}: {decoder}" if is_decoder else f"has no model {source.name}"
+            raise AttnscopeError(f"the {engine} engine {lacks}", "use --engine auto")
         return source, True
     if engine == "hf":
         return source, False

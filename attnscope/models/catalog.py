@@ -148,14 +148,6 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
 
     A Hub id may name a revision, `org/name@revision`: a branch, a tag, or a commit in full. Hub models come from the
     local cache; only what is not there is downloaded. A folder that has a catalogue name is meant by `./name`.
-
-    Args:
-        spec: What the user asked for.
-        allow_pickle: Whether weights may be pickles where there are no safetensors.
-        trust_remote_code: Whether a download brings a repository's Python files along.
-
-    Raises:
-        AttnscopeError: There is no such model, it lacks files, or it cannot be downloaded.
     """
     if spec in KNOWN:
         return _resolve_known(spec, KNOWN[spec])
@@ -226,11 +218,7 @@ def _is_adapter(path: Path) -> bool:
 
 
 def with_adapter(source: Source, folder: Path) -> Source:
-    """The same model with an adapter.
-
-    Raises:
-        AttnscopeError: The folder holds none, or the model has one already.
-    """
+    """The same model with an adapter."""
     if not (folder / ADAPTER).is_file():
         raise AttnscopeError(f"{folder} holds no {ADAPTER}, so it is no adapter", "name one of peft")
     folder = folder.resolve()
@@ -262,9 +250,6 @@ def find_config(spec: str) -> Source:
     """Finds the configuration that `spec` means, with or without weights: as `resolve`, or a config.json itself.
 
     Of a Hub model that is not in the cache, config.json alone is downloaded.
-
-    Raises:
-        AttnscopeError: There is no such configuration, or it cannot be downloaded.
     """
     if spec in BUILT_IN:
         raise AttnscopeError(f"{spec} is made by attnscope, and has no configuration", "see `attnscope info own`")
@@ -314,9 +299,6 @@ def verify(source: Source) -> str:
 
     Returns:
         The hash of the weights, 64 hex digits; "" for models without files.
-
-    Raises:
-        AttnscopeError: Weights, configuration or tokenizer are not the pinned ones, or cannot be read.
     """
     if source.folder is None:
         return ""
@@ -356,11 +338,7 @@ _REVISION = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,95}){0,3}", re.ASCII)
 
 
 def _split_hub_id(spec: str) -> tuple[str, str]:
-    """The id and the revision of `org/name@revision`.
-
-    Raises:
-        AttnscopeError: It is no such name.
-    """
+    """The id and the revision of `org/name@revision`."""
     repo_id, at, revision = spec.partition("@")
     revision = revision if at else MAIN
     well_named = _HUB_ID.fullmatch(repo_id) and _REVISION.fullmatch(revision)

@@ -11,15 +11,7 @@ from attnscope.errors import AttnscopeError, first_line, parse_json
 
 
 def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
-    """The files that hold the model's weights, sorted by name: safetensors, whole or in shards.
-
-    Args:
-        folder: The model's folder.
-        allow_pickle: Whether pickles will do where there are no safetensors.
-
-    Raises:
-        AttnscopeError: There are none, or shards are missing, or there are only pickles and those are not allowed.
-    """
+    """The files that hold the model's weights, sorted by name: safetensors, whole or in shards."""
     present = {path.name for path in folder.iterdir()}
     for stem in ("model.safetensors", *(["pytorch_model.bin"] if allow_pickle else [])):
         if stem in present:
@@ -159,11 +151,7 @@ def remember_hashes(found: dict[tuple[Path, int, int], str]) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hex; remembered until it changes.
-
-    Raises:
-        AttnscopeError: It cannot be read.
-    """
+    """The SHA-256 of a file, in hex; remembered until it changes."""
     try:
         with _hash_lock, path.open("rb") as file:
             state = path.stat()

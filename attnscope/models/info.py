@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelInfo:
     """What is known of a loaded model; all of it ends up in records.
 
@@ -41,19 +41,19 @@ class ModelInfo:
 
     name: str
     source: str
-    sha256: str
+    sha256: str = ""
     architecture: str
-    engine: str
-    path: str
+    engine: str = "native"
+    path: str = "seam"
     kinds: tuple[str, ...]
     n_layers: tuple[int, ...]
     n_heads: tuple[int, ...]
     n_kv_heads: tuple[int, ...]
     d_model: int
     n_parameters: int
-    max_tokens: int | None
-    dtype: str
-    device: str
+    max_tokens: int | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
     checked: bool | None = None
     notes: tuple[str, ...] = ()
     adapter: str = ""
@@ -68,9 +68,9 @@ class ModelInfo:
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain JSON values."""
-        known = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        known |= {"heads": dict(self.heads)} if known.pop("heads") else {}
-        return {"road" if name == "path" else name: value for name, value in known.items()}  # as records have it
+        facts = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        facts |= {"heads": dict(self.heads)} if facts.pop("heads") else {}
+        return {"road" if name == "path" else name: value for name, value in facts.items()}  # as records have it
 
     def lines(self, tokenizer: str) -> list[tuple[str, str]]:
         """What a person wants to know of the model, as (name, value)."""

@@ -1,12 +1,11 @@
 """What every model is, whichever engine runs it."""
 
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.info import ModelInfo, ShownModel
-from attnscope.models.turns import share_lock, take_turn
+from attnscope.models.info import ModelInfo
 from attnscope.records import Tokens
 
 if TYPE_CHECKING:
@@ -71,6 +70,11 @@ class Batch:
         """The same on a device, without masks that hide nothing."""
         there = {name: x.to(device) for name, x in vars(self).items() if x is not None}
         return Batch(**{name: x for name, x in there.items() if not name.endswith("mask") or not bool(x.all())})
+
+    def rows(self) -> list[tuple[int, ...]]:
+        """The numbers of each text, without the padding behind it."""
+        lengths = [self.ids.shape[1]] * len(self.ids) if self.mask is None else self.mask.sum(1).tolist()
+        return [tuple(row[:n]) for row, n in zip(self.ids.tolist(), lengths, strict=True)]
 
     def repeat(self, times: int) -> "Batch":
         """All texts, then all of them again, and so on."""
@@ -387,66 +391,6 @@ class Model(Protocol):
         """The same architecture with random weights."""
 
 
-class LayeredModel(ShownModel):
-    """A model that is a stack of our own layers and no more: what it can do whatever the layers are."""
-
-    writer = eyes = ears = viewer = run_inputs = head_slices = look = probe_forwards = None
-    loss: Loss | None = None
-    resumes = True
-
-    def __init__(
-        self,
-        info: ModelInfo,
-        tokenizer: Tokenizer,
-        roots: "Sequence[nn.Module]",
-        layers: "Sequence[nn.Module]",
-        output: str,
-    ) -> None:
-        self.info = info
-        self.tokenizer = tokenizer
-        self._roots = roots
-        self._layers = layers
-        self._output = output
-        share_lock(roots)
-
-    @contextmanager
-    def _forward_pass(self) -> "Iterator[None]":
-        """Within it, it is this thread's turn with the model, which computes in its own precision."""
-        from attnscope.core.attention.precision import without_autocast
-
-        with take_turn(self._roots), without_autocast(self.info.device):
-            yield
-
-    def modules(self) -> "list[nn.Module]":
-        """The torch modules that hold all others."""
-        return list(self._roots)
-
-    def run(self, batch: Batch, probe: "Probe") -> "Tensor":
-        """See Model."""
-        raise NotImplementedError
-
-    def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True, last: int | None = None) -> Outputs:
-        """As `run`; there is no language-model head, so there are no logits."""
-        return Outputs(self.run(batch, probe))
-
-    def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
-        """Runs a batch, and keeps what is needed to run it again from a layer on."""
-        return Rerun(lambda given, probe, *_: self.outputs(given, probe, logits=logits, last=last), batch, self._layers)
-
-    def blocks(self) -> "dict[Place, nn.Module]":
-        """The layers, by (kind, layer)."""
-        kind = cast("Kind", self.info.kinds[0])
-        return {(kind, number): layer for number, layer in enumerate(self._layers)}
-
-    def output_projections(self) -> "dict[Place, Tensor]":
-        """W_O by (kind, layer), each (d_model, d_model)."""
-        return {place: layer.get_parameter(self._output) for place, layer in self.blocks().items()}
-
-    def unembedding(self) -> "nn.Module | None":
-        """There is no language-model head."""
-        return None
-
-
 def eyes_of(model: Model) -> Model:
     """What sees pictures: of two towers the one for pictures, else the model."""
     return model if model.eyes is None else model.eyes.model
@@ -461,22 +405,19 @@ def example_tokens(tokenizer: Tokenizer) -> Tokens:
     """A short text that a tokenizer reads, with the special tokens around it.
 
     A tokenizer that drops letters and digits, as those of SMILES do, gets a text of its own vocabulary.
-
-    Raises:
-        AttnscopeError: It reads none of the texts that are tried.
     """
-    found: Tokens | None = None
-    refused: AttnscopeError | None = None
+    reads_any, refusal = False, None
     for text in _candidates(tokenizer):
         try:
-            found = tokenizer.encode(text)
+            tokens = tokenizer.encode(text)
         except AttnscopeError as error:
-            refused = refused or error
+            refusal = refusal or error
             continue
-        if not found.special.all():
-            return found
-    if found is None and refused is not None:
-        raise refused
+        reads_any = True
+        if not tokens.special.all():
+            return tokens
+    if not reads_any and refusal is not None:
+        raise refusal
     raise AttnscopeError("the tokenizer drops every text that is tried", "its files belong to another model")
 
 

@@ -104,9 +104,6 @@ def sizes_of(config: Config, name: str, source: str) -> Sizes:
     """The sizes of a model, from what its config.json holds.
 
     Families that are not known here in closed form are built without weights (on torch's meta device) and counted.
-
-    Raises:
-        AttnscopeError: The configuration lacks a size, or transformers does not know it.
     """
     family = config.get("model_type")
     try:

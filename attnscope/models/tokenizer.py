@@ -23,15 +23,7 @@ def supports(folder: Path) -> str | None:
 
 
 class FastTokenizer:
-    """A tokenizer of the tokenizers library that returns Tokens: whole texts, never cut and never padded.
-
-    Args:
-        backend: The tokenizer; truncation and padding, which many tokenizer.json bring along, are turned off.
-        name: What to call it.
-
-    Attributes:
-        backend: As given.
-    """
+    """A tokenizer of the tokenizers library that returns Tokens: whole texts, never cut and never padded."""
 
     mask_id = chat = None  # what needs them, a language-model head or a decoder, the native engine does not run
 
@@ -54,11 +46,7 @@ class FastTokenizer:
 
     @classmethod
     def open(cls, folder: Path) -> "FastTokenizer":
-        """Loads a model's tokenizer: tokenizer.json, else BERT's vocab.txt with tokenizer_config.json.
-
-        Raises:
-            AttnscopeError: There is neither, or the file is damaged.
-        """
+        """Loads a model's tokenizer: tokenizer.json, else BERT's vocab.txt with tokenizer_config.json."""
         lacking = supports(folder)
         if lacking:
             raise AttnscopeError(

@@ -71,11 +71,7 @@ class Header:
 
     @classmethod
     def read(cls, content: str) -> "Header":
-        """The header of a file's metadata.
-
-        Raises:
-            ValueError: It is none.
-        """
+        """The header of a file's metadata."""
         fields = parse_json(content)
         if not isinstance(fields, dict):
             raise ValueError("its header is no JSON object")
@@ -87,19 +83,7 @@ class Header:
 
 
 class Capture:
-    """One file: the queries and keys of a model on one text. They are read when they are asked for.
-
-    Args:
-        path: The file.
-
-    Attributes:
-        path: As given.
-        header: What its metadata say.
-        tokens: Its tokens.
-
-    Raises:
-        AttnscopeError: The file is damaged, lacks a tensor, or its tensors do not fit together.
-    """
+    """One file: the queries and keys of a model on one text. They are read when they are asked for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -177,9 +161,6 @@ class Capture:
 
         Returns:
             How many layers have a row.
-
-        Raises:
-            AttnscopeError: A row differs by more than rounding; the message says what may be wrong.
         """
         import torch
 

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -11,42 +10,25 @@ from torch.nn.functional import pad
 
 from attnscope.core.attention.seam import AttentionCall, Probe
 from attnscope.errors import AttnscopeError, amount
+from attnscope.models.bare import BareModel, BareTokenizer
 from attnscope.models.captured.files import Capture
 from attnscope.models.files import file_sha256
-from attnscope.models.info import ModelInfo, ShownModel
+from attnscope.models.info import ModelInfo
 from attnscope.models.model import Batch
 from attnscope.records import Tokens
 
 
-class CapturedTokenizer:
-    """Knows the tokens of the captured texts, and no others.
-
-    Args:
-        captures: The captures.
-        by_text: Each by its text.
-    """
+class CapturedTokenizer(BareTokenizer):
+    """Knows the tokens of the captured texts, and no others."""
 
     name = "none: the captured texts bring their tokens"
-    mask_id = chat = None
 
     def __init__(self, captures: Sequence[Capture]) -> None:
         self._captures = captures
         self._by_text = {capture.tokens.text: capture for capture in captures}
 
-    def ordinary_ids(self) -> list[int]:
-        """None are known."""
-        return []
-
-    def spell(self, number: int) -> str:
-        """The number."""
-        return str(number)
-
     def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """The tokens of a captured text, or of the capture with a number, such as "0".
-
-        Raises:
-            AttnscopeError: It was not captured.
-        """
+        """The tokens of a captured text, or of the capture with a number, such as "0"."""
         capture = self._by_text.get(text)
         if capture is None and text.isdecimal() and int(text) < len(self._captures):
             capture = self._captures[int(text)]
@@ -58,21 +40,14 @@ class CapturedTokenizer:
         return capture.tokens
 
 
-class CapturedModel(ShownModel):
-    """Queries and keys on some texts; see models.model.Model. It answers what attention alone can answer.
+class CapturedModel(BareModel):
+    """Queries and keys on some texts; see models.model.Model. It answers what attention alone can answer."""
 
-    Args:
-        captures: The captures, of one model.
-        info: What is known of it.
-
-    Attributes:
-        info: As given.
-        tokenizer: Knows the captured texts.
-        texts: The captured texts, in the order of their files.
-    """
-
-    writer = eyes = ears = viewer = run_inputs = head_slices = look = probe_forwards = loss = None
-    resumes = False
+    _refusal = (
+        "captures hold queries and keys, not the model: nothing can be changed in it and run again",
+        "load the model itself, or ask what attention alone answers: heads, atlas, compare, heatmap, page",
+    )
+    outputs = rerun = untrained = unembedding = BareModel._refuse
 
     def __init__(self, captures: Sequence[Capture], info: ModelInfo) -> None:
         self.info = info
@@ -82,34 +57,13 @@ class CapturedModel(ShownModel):
         self._embeddings: dict[int, Tensor] | None = None
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """Reads a batch's queries and keys, layer by layer; see models.model.Model.
-
-        Returns:
-            Zeros, (batch, token, 1): hidden states are not known.
-
-        Raises:
-            AttnscopeError: A text was not captured.
-        """
-        ids = batch.ids.cpu()
-        lengths = [len(row) for row in ids] if batch.mask is None else batch.mask.sum(1).tolist()
-        rows = [self._find(row[:length]) for row, length in zip(ids, lengths, strict=True)]
-        whole = batch.mask is None or bool(batch.mask.all())
-        mask = None if whole or batch.mask is None else batch.mask.cpu()[:, None, None, :]
-        for calls in zip(*(row.calls() for row in rows), strict=True):
-            probe(_join([call for call, _ in calls], ids.shape[1], mask))
-        return torch.zeros(*ids.shape, 1)
-
-    def modules(self) -> list[Any]:
-        """There are none."""
-        return []
-
-    def blocks(self) -> dict[Any, Any]:
-        """There are none."""
-        return {}
-
-    def output_projections(self) -> dict[Any, Tensor]:
-        """None is known."""
-        return {}
+        """Reads a batch's queries and keys, layer by layer; returns zeros, (batch, token, 1), for hidden states."""
+        batch = batch.to("cpu")
+        captures = [self._find(ids) for ids in batch.rows()]
+        mask = None if batch.mask is None else batch.mask[:, None, None, :]
+        for calls in zip(*(capture.calls() for capture in captures), strict=True):
+            probe(_join([call for call, _ in calls], batch.ids.shape[1], mask))
+        return torch.zeros(*batch.ids.shape, 1)
 
     def static_embeddings(self, ids: Tensor) -> Tensor | None:
         """The rows that captures store, (batch, token, d); None where one lacks them."""
@@ -127,16 +81,8 @@ class CapturedModel(ShownModel):
         rows = [self._embeddings.get(number, padding) for number in ids.flatten().tolist()]
         return torch.stack(rows).reshape(*ids.shape, -1)
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise AttnscopeError(
-            "captures hold queries and keys, not the model: nothing can be changed in it and run again",
-            "load the model itself, or ask what attention alone answers: heads, atlas, compare, heatmap, page",
-        )
-
-    outputs = rerun = untrained = unembedding = _refuse
-
-    def _find(self, ids: Tensor) -> Capture:
-        capture = self._by_ids.get(tuple(ids.tolist()))
+    def _find(self, ids: tuple[int, ...]) -> Capture:
+        capture = self._by_ids.get(ids)
         if capture is None:
             raise AttnscopeError(
                 f"a text of {amount(len(ids), 'token')} was not captured whole",
@@ -163,15 +109,7 @@ def _join(calls: Sequence[AttentionCall], n: int, mask: Tensor | None) -> Attent
 
 
 def open_captures(files: Sequence[Path], name: str) -> CapturedModel:
-    """Makes a model of captures, once each stored row of weights is the one that its queries and keys give.
-
-    Args:
-        files: The files, one per text.
-        name: What the user called them.
-
-    Raises:
-        AttnscopeError: A file is damaged or false, two hold the same text, or they are of different models.
-    """
+    """Makes a model of captures, once each stored row of weights is the one that its queries and keys give."""
     captures = [Capture(path) for path in files]
     first = captures[0]
     earlier: dict[str, Capture] = {}
@@ -195,10 +133,9 @@ def open_captures(files: Sequence[Path], name: str) -> CapturedModel:
     digest = hashlib.sha256("".join(file_sha256(capture.path) for capture in captures).encode()).hexdigest()
     info = ModelInfo(
         name=header.model, source=f"captures {name}", sha256=digest, architecture="captured", engine="captured",
-        path="seam", kinds=(header.kind,), n_layers=(header.layers[-1] + 1,),
-        n_heads=(max(n for n, *_ in sizes),), n_kv_heads=(max(n for _, n, *_ in sizes),),
-        d_model=max(n * d_head for n, _, d_head, _ in sizes), n_parameters=0, max_tokens=None, dtype="float32",
-        device="cpu", notes=tuple(notes),
+        kinds=(header.kind,), n_layers=(header.layers[-1] + 1,), n_heads=(max(n for n, *_ in sizes),),
+        n_kv_heads=(max(n for _, n, *_ in sizes),), d_model=max(n * d_head for n, _, d_head, _ in sizes),
+        n_parameters=0, notes=tuple(notes),
     )  # fmt: skip
     return CapturedModel(captures, info)
 

@@ -21,13 +21,7 @@ _PREFIX = "base_model.model."
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that is part of a model.
-
-    Attributes:
-        name: What it is called: its folder, in memory its name.
-        sha256: Hash of its weights.
-        note: What a user must know.
-    """
+    """An adapter that is part of a model."""
 
     name: str
     sha256: str
@@ -38,16 +32,7 @@ NONE = Adapter("", "", "")
 
 
 def merge(model: PreTrainedModel, folder: Path, *, allow_pickle: bool) -> Adapter:
-    """Merges the adapter in a folder into a model.
-
-    Args:
-        model: The model with its head, if it has one.
-        folder: Holds adapter_config.json and adapter_model.safetensors.
-        allow_pickle: Whether a pickle will do.
-
-    Raises:
-        AttnscopeError: peft is missing, there are no such files, or the adapter is of another model or no merging kind.
-    """
+    """Merges the adapter in a folder into a model."""
     require_peft(folder)
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 
@@ -78,11 +63,7 @@ def merge(model: PreTrainedModel, folder: Path, *, allow_pickle: bool) -> Adapte
 
 
 def require_peft(folder: Path) -> None:
-    """Refuses an adapter that cannot be applied: without it, another model would be shown.
-
-    Raises:
-        AttnscopeError: peft is not installed.
-    """
+    """Refuses an adapter that cannot be applied: without it, another model would be shown."""
     if not importlib.util.find_spec("peft"):
         raise AttnscopeError(
             f"{folder} holds an adapter, which needs the package peft",
@@ -91,11 +72,7 @@ def require_peft(folder: Path) -> None:
 
 
 def unwrap(model: Any) -> tuple[Any, Adapter]:
-    """A model in memory without peft's wrapping, and what is active in it; any other model as it is.
-
-    Raises:
-        AttnscopeError: Its adapter adds tokens that are no text.
-    """
+    """A model in memory without peft's wrapping, and what is active in it; any other model as it is."""
     if any(base.__module__.partition(".")[0] == "peft" for base in type(model).__mro__):
         for name in getattr(model, "active_adapters", ()):
             config = model.peft_config[name]

@@ -12,12 +12,6 @@ def align(text: str, pieces: Sequence[str], special: Sequence[bool], unknown: st
     Each piece is sought where the one before it ended, white space passed over: as it is, then without marks of word
     pieces and spaces, compared without case and accents. An unknown piece takes the text up to the next known one.
 
-    Args:
-        text: The text.
-        pieces: The pieces, as the vocabulary writes them.
-        special: Which of them are not of the text.
-        unknown: What stands for text that the vocabulary lacks.
-
     Returns:
         (first, last + 1) of each piece, (0, 0) for special ones; None if they cannot be found.
     """

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from attnscope.errors import AttnscopeError
+from attnscope.models.devices import device_of
 
 DeviceMap = str | Mapping[str, str | int]
 """As accelerate takes it: "auto", "balanced", "sequential", or the device of each module, "disk" among them."""
@@ -22,11 +23,7 @@ _NAMES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def loading_options(device_map: DeviceMap) -> dict[str, Any]:
-    """What transformers is to load a model with, so that it is spread over devices.
-
-    Raises:
-        AttnscopeError: accelerate is not installed, or there is no such way of spreading.
-    """
+    """What transformers is to load a model with, so that it is spread over devices."""
     if isinstance(device_map, str) and device_map not in _NAMES:
         raise AttnscopeError(f"there is no device map {device_map!r}", f"choose from {', '.join(_NAMES)}")
     if not all(importlib.util.find_spec(package) for package in ("accelerate", "psutil")):
@@ -47,8 +44,8 @@ def _make_offload_folder() -> Path:
     that makes one removes those that nobody holds.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{_OFFLOADED}*/{_LOCK}"):
-        with suppress(OSError, ImportError), left.open("rb") as held:  # held, somebody else's, or gone already
-            _hold(held)
+        with suppress(OSError, ImportError), left.open("rb") as file:  # held, somebody else's, or gone already
+            _hold(file)
             shutil.rmtree(left.parent)
     folder = Path(tempfile.mkdtemp(prefix=_OFFLOADED))
     lock = (folder / _LOCK).open("wb")
@@ -60,11 +57,7 @@ def _make_offload_folder() -> Path:
 
 
 def _hold(lock: IO[bytes]) -> None:
-    """Locks a file until it is closed, at the latest when the process ends.
-
-    Raises:
-        OSError: It is held.
-    """
+    """Locks a file until it is closed, at the latest when the process ends."""
     import fcntl  # not on Windows
 
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,11 +70,11 @@ def is_dispatched(model: nn.Module) -> bool:
 
 def input_device(model: nn.Module) -> torch.device:
     """Where a model takes its inputs: its own device, or that of the first layer of one that is spread."""
-    found = (_execution_device(module) for module in model.modules())
-    first = next((device for device in found if device is not None), None)
-    if first is not None:
-        return torch.device("cuda", first) if isinstance(first, int) else torch.device(first)
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    devices = (_execution_device(module) for module in model.modules())
+    first = next((device for device in devices if device is not None), None)
+    if first is None:
+        return device_of(model)
+    return torch.device("cuda", first) if isinstance(first, int) else torch.device(first)
 
 
 def describe_spread(device_map: Mapping[str, Any]) -> str:

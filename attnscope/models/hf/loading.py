@@ -67,12 +67,7 @@ def load_huggingface(
     trust_remote_code: bool = False,
     device_map: DeviceMap | None = None,
 ) -> HuggingFaceModel:
-    """Loads a model and its tokenizer from a folder; options as of `models.load`.
-
-    Raises:
-        AttnscopeError: Files are missing or damaged; weights are missing, do not fit, or are not finite; the model has
-            no attention or cannot be shown truly; the device or precision does not exist.
-    """
+    """Loads a model and its tokenizer from a folder; options as of `models.load`."""
     where, precision = place(device, dtype)
     if source.folder is None:
         raise AttnscopeError(f"{source.name} has no files", "wrap a model in memory instead")
@@ -344,11 +339,7 @@ def head_of(key: str, model: PreTrainedModel) -> str:
 
 
 def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], held: _Shapes, name: str) -> list[str]:
-    """What the files hold beyond the model.
-
-    Raises:
-        AttnscopeError: A part of the base model that is there would use them, were it as the files have it.
-    """
+    """What the files hold beyond the model."""
     buffers = {key for key, _ in model.named_buffers()}
     extras = [key for key in sorted(unexpected) if key not in buffers and not _COMPUTED.search(key)]
     extras = [key for key in extras if not _is_mask(held.get(key))]

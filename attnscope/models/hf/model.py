@@ -17,12 +17,13 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.probes import Place, Weights
 from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
+from attnscope.models.devices import name_dtype
 from attnscope.models.hf.adapters import NONE, Adapter, unwrap
 from attnscope.models.hf.check.eager import run_one_by_one
 from attnscope.models.hf.check.examples import accepts, examples, max_tokens
 from attnscope.models.hf.check.longer import Survey
 from attnscope.models.hf.check.reach import mixes_lengths
-from attnscope.models.hf.check.survey import survey
+from attnscope.models.hf.check.survey import survey_attention
 from attnscope.models.hf.dispatch import input_device
 from attnscope.models.hf.network import Network, ProbeOf, probe_forwards
 from attnscope.models.hf.outputs import blocks_by_layer, can_resume, skipped_calls
@@ -54,18 +55,7 @@ from attnscope.models.turns import share_lock, take_turn
 
 @dataclass(frozen=True, eq=False)
 class RawModel:
-    """What a model is made of, before it is known what its attention is.
-
-    Attributes:
-        model: The model, with its head if it has one.
-        tokenizer: Its tokenizer, or what stands for one.
-        name: What to call it.
-        source: Where it came from.
-        sha256: Hash of its weights, "" for models made in memory.
-        notes: What a user must know of how it was read.
-        processor: What makes what it reads of pictures or sound; None where there is none.
-        adapter: The adapter that is part of the weights.
-    """
+    """What a model is made of, before it is known what its attention is."""
 
     model: PreTrainedModel
     tokenizer: HuggingFaceTokenizer | NumbersTokenizer
@@ -78,19 +68,7 @@ class RawModel:
 
 
 class HuggingFaceModel(ShownModel):
-    """A loaded transformers model; see models.model.Model.
-
-    Args:
-        network: The model, and what is known of it.
-        processor: What makes what it reads of pictures or sound.
-        open_eyes: Makes a model of what sees pictures, where that is another part of the same files.
-        open_viewer: Makes a model of what reads pictures and words, where that is more than this.
-
-    Attributes:
-        info: What is known of it.
-        tokenizer: Its tokenizer, or a stand-in that takes token numbers.
-        layers: Kind -> numbers of the layers that have attention; fewer than info.n_layers in hybrid models.
-    """
+    """A loaded transformers model; see models.model.Model."""
 
     look = None
 
@@ -103,11 +81,11 @@ class HuggingFaceModel(ShownModel):
     ) -> None:
         self.network, self.info = network, network.info
         self.tokenizer: HuggingFaceTokenizer | NumbersTokenizer = network.tokenizer
-        if network.found.beside:
+        if network.survey.beside:
             self.tokenizer = WordlessTokenizer(
                 network.info.name, "reads words beside a picture alone", "give it one: --image photo.jpg"
             )
-        self.layers: Mapping[Kind, tuple[int, ...]] = network.found.layers
+        self.layers: Mapping[Kind, tuple[int, ...]] = network.survey.layers
         self._processor, self._open_eyes, self._open_viewer = processor, open_eyes, open_viewer
 
     @cached_property
@@ -129,7 +107,7 @@ class HuggingFaceModel(ShownModel):
         if self._open_viewer is not None:
             return self._open_viewer().viewer
         base = self.network.base
-        if self.network.found.beside and (reader := cross_reader(base)) is not None:
+        if self.network.survey.beside and (reader := cross_reader(base)) is not None:
             return reader(self, self.network, self._processor)
         interleaved = self.writer is not None and reads_pictures(base)
         return InterleavedReader(self, self.network, self._processor) if interleaved else None
@@ -150,7 +128,7 @@ class HuggingFaceModel(ShownModel):
     @cached_property
     def resumes(self) -> bool:
         """Whether what `rerun` gives from a layer on is what a whole forward gives; tried once."""
-        base, plan = self.network.base, self.network.found.plan
+        base, plan = self.network.base, self.network.survey.plan
         if not self.network.at_seam:
             return False
         example = examples(base)[1].inputs
@@ -187,12 +165,12 @@ class HuggingFaceModel(ShownModel):
 
     def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
         """Runs a batch, and keeps what is needed to run it again from a layer on."""
-        blocks = blocks_of(self.network.base, self.network.found.plan) if self.resumes else []
+        blocks = blocks_of(self.network.base, self.network.survey.plan) if self.resumes else []
         return self._rerun(batch, logits, blocks, last)
 
     def _rerun(self, batch: Batch, logits: bool, blocks: Sequence[nn.Module], last: int | None = None) -> Rerun:
         def forward(given: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:
-            skipped = skipped_calls(self.network.found.plan, block_of, first)
+            skipped = skipped_calls(self.network.survey.plan, block_of, first)
             inputs = self.network.text_inputs(given)
             return self.network.outputs(inputs, probe, logits=logits, skipped=skipped, last=last)
 
@@ -204,11 +182,11 @@ class HuggingFaceModel(ShownModel):
 
     def blocks(self) -> dict[Place, nn.Module]:
         """The blocks of layers, by (kind, layer); see hf.outputs.blocks_by_layer."""
-        return blocks_by_layer(self.network.base, self.network.found.plan)
+        return blocks_by_layer(self.network.base, self.network.survey.plan)
 
     def output_projections(self) -> dict[Place, Tensor]:
         """W_O by (kind, layer), each (d_model, n_heads * d_value); see hf.weights.output_projections."""
-        return output_projections(self.network.base, self.network.found) if self.network.at_seam else {}
+        return output_projections(self.network.base, self.network.survey) if self.network.at_seam else {}
 
     def unembedding(self) -> nn.Module | None:
         """What its scores of the vocabulary come from; None where its head predicts no words."""
@@ -220,7 +198,7 @@ class HuggingFaceModel(ShownModel):
         if self.network.is_spread:
             raise AttnscopeError(f"the weights of {self.info.name} are spread over devices", "leave out --device-map")
         self.network.require_seam("its heads cannot be told apart")
-        return head_slices(self.network.model, self.network.base, self.network.found, heads)
+        return head_slices(self.network.model, self.network.base, self.network.survey, heads)
 
     @torch.no_grad()
     def static_embeddings(self, ids: Tensor) -> Tensor:
@@ -244,17 +222,7 @@ class HuggingFaceModel(ShownModel):
 
 
 def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", check: bool = True) -> HuggingFaceModel:
-    """Makes a Model of a transformers model that is in memory already. It is left as it is.
-
-    Args:
-        hf_model: Any PreTrainedModel, with or without a head; a PeftModel is taken with what is active in it.
-        tokenizer: Its tokenizer; None = texts are given as token numbers. Of a vision model: its image processor.
-        name: What to call it; empty = as it calls itself.
-        check: Whether to compare what is seen with the model's own eager attention.
-
-    Raises:
-        AttnscopeError: It has no attention, or cannot be shown truly.
-    """
+    """Makes a Model of a transformers model that is in memory already. It is left as it is."""
     hf_model, adapter = unwrap(hf_model)
     if not isinstance(hf_model, PreTrainedModel):
         raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", _inner_model(hf_model))
@@ -298,9 +266,9 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
 
     with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
         reader = cross_reader(base)
-        whole = None if reader is None else (lambda: _build(raw, check, found=reader.survey(base)))
+        whole = None if reader is None else (lambda: _build(raw, check, survey=reader.survey(base)))
         if reader is not None and not reader.stands_alone:
-            return _build(raw, check, found=reader.survey(base))
+            return _build(raw, check, survey=reader.survey(base))
         if eyes is None:
             return _build(raw, check, open_viewer=whole)
         if words is None:
@@ -320,15 +288,12 @@ def assemble_on(
     """A Model of a transformers model that is surveyed on inputs that come with it, by name.
 
     Where its base takes them it is the base that runs, else the model with what it has on top.
-
-    Raises:
-        AttnscopeError: It cannot be shown truly on them.
     """
     base = base_of(model)
     shown = base if all(accepts(base, given) for given in inputs) else model
     with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
         raw = RawModel(shown, wordless(name, base), name, source, notes=notes_on_quantisation(model.config))
-        return _build(raw, check, found=survey(shown, check=check, inputs=inputs), base=shown)
+        return _build(raw, check, survey=survey_attention(shown, check=check, inputs=inputs), base=shown)
 
 
 def _build(
@@ -336,32 +301,33 @@ def _build(
     check: bool,
     open_eyes: Callable[[], HuggingFaceModel] | None = None,
     open_viewer: Callable[[], HuggingFaceModel] | None = None,
-    found: Survey | None = None,
+    survey: Survey | None = None,
     base: PreTrainedModel | None = None,
 ) -> HuggingFaceModel:
     base = base or base_of(raw.model)
     share_lock([raw.model])
-    found = found or survey(base, check=check)
-    kinds = tuple(found.layers)
+    survey = survey or survey_attention(base, check=check)
+    kinds = tuple(survey.layers)
     info = ModelInfo(
         name=raw.name,
         source=raw.source,
         sha256=raw.sha256,
         architecture=base.config.model_type,
         engine="hf",
-        path=found.path,
+        path=survey.path,
         kinds=kinds,
-        n_layers=tuple(found.n_layers[kind] for kind in kinds),
-        n_heads=tuple(found.n_heads[kind] for kind in kinds),
-        n_kv_heads=tuple(found.n_kv_heads[kind] for kind in kinds),
-        d_model=found.d_model,
+        n_layers=tuple(survey.n_layers[kind] for kind in kinds),
+        n_heads=tuple(survey.n_heads[kind] for kind in kinds),
+        n_kv_heads=tuple(survey.n_kv_heads[kind] for kind in kinds),
+        d_model=survey.d_model,
         n_parameters=sum(parameter.numel() for parameter in raw.model.parameters()),
         max_tokens=max_tokens(base),
-        dtype=str(base.dtype).removeprefix("torch."),
+        dtype=name_dtype(base.dtype),
         device=str(input_device(base)),
-        checked=found.checked,
-        notes=tuple(note for note in (raw.adapter.note, *raw.notes, *found.notes, raw.tokenizer.note) if note),
+        checked=survey.checked,
+        notes=tuple(note for note in (raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note) if note),
         adapter=raw.adapter.name,
         adapter_sha256=raw.adapter.sha256,
     )
-    return HuggingFaceModel(Network(raw.model, base, raw.tokenizer, info, found), raw.processor, open_eyes, open_viewer)
+    network = Network(raw.model, base, raw.tokenizer, info, survey)
+    return HuggingFaceModel(network, raw.processor, open_eyes, open_viewer)

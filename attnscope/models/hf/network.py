@@ -37,17 +37,7 @@ from attnscope.records import Tokens
 
 
 class Network:
-    """A transformers model, and what was found out of it.
-
-    Attributes:
-        model: The model, with its head if it has one.
-        base: The part of it that attends.
-        tokenizer: Its tokenizer, or what stands for one.
-        info: What is known of it.
-        found: What its attention is.
-        device: Where it takes its inputs.
-        is_spread: Whether accelerate moves what its parts get.
-    """
+    """A transformers model, and what was found out of it."""
 
     def __init__(
         self,
@@ -55,11 +45,11 @@ class Network:
         base: PreTrainedModel,
         tokenizer: HuggingFaceTokenizer | NumbersTokenizer,
         info: ModelInfo,
-        found: Survey,
+        survey: Survey,
     ) -> None:
         self.model: Any = model
         self.base: Any = base
-        self.tokenizer, self.info, self.found = tokenizer, info, found
+        self.tokenizer, self.info, self.survey = tokenizer, info, survey
         self.device = input_device(base)
         self.is_spread = is_dispatched(base)
         self._takes_light: bool | None = None
@@ -67,7 +57,7 @@ class Network:
     @property
     def at_seam(self) -> bool:
         """Whether its attention passes the seam."""
-        return self.found.path == "seam"
+        return self.survey.path == "seam"
 
     @cached_property
     def loss(self) -> Loss | None:
@@ -88,32 +78,20 @@ class Network:
         skipped: Mapping[nn.Module, int] | None = None,
         last: int | None = None,
     ) -> Outputs:
-        """As `run`, with what the head predicts if asked for.
-
-        Args:
-            inputs: What the forward gets.
-            probe: What happens at the seam.
-            logits: Whether the head is run.
-            skipped: How many of its first calls a module does not make, as a part of the model is not computed.
-            last: At how many of the last tokens the head is run, masks by key alone where texts are long; None = all.
-        """
+        """As `run`, with what the head predicts if asked for."""
         given = self._forward_inputs(inputs)
         self.require_seam("its heads cannot be changed")
         with in_one_line(self.info.name, "does not run on this input"):
             if logits and self.loss is not None:
                 light = None if last is None else self._light_from(given)
                 return run_with_logits(
-                    self.model, self.base, given, self.found.plan, probe, skipped=skipped, light=light, last=last
+                    self.model, self.base, given, self.survey.plan, probe, skipped=skipped, light=light, last=last
                 )
-            return Outputs(self._hidden(perform(self.base, given, self.found.plan, probe, skipped=skipped)))
+            return Outputs(self._hidden(perform(self.base, given, self.survey.plan, probe, skipped=skipped)))
 
     def text_inputs(self, batch: Batch, *, target: bool = True) -> dict[str, Tensor]:
-        """What the forward gets for texts, with the model's own padding.
-
-        Raises:
-            AttnscopeError: It reads no texts; they are too long, hold unknown numbers, or lack what the decoder reads.
-        """
-        if self.found.beside:
+        """What the forward gets for texts, with the model's own padding."""
+        if self.survey.beside:
             raise AttnscopeError(
                 f"{self.info.name} reads words beside a picture alone", "give it one: --image photo.jpg"
             )
@@ -154,17 +132,7 @@ class Network:
             )
 
     def require_whole(self, inputs: Mapping[str, Any], n_tokens: int, where: str, hint: str) -> None:
-        """Refuses models whose layers do not each see all that they are given.
-
-        Args:
-            inputs: What the forward gets.
-            n_tokens: How many tokens that is.
-            where: Where there are so many tokens, and what the model does instead.
-            hint: Which models can be shown.
-
-        Raises:
-            AttnscopeError: Its attentions are not all of all tokens.
-        """
+        """Refuses models whose layers do not each see all that they are given."""
         sizes: set[tuple[int, int]] = set()
 
         def observe(call: AttentionCall) -> Tensor:
@@ -187,13 +155,13 @@ class Network:
     def _run(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
         given = self._forward_inputs(inputs)
         if self.at_seam:
-            found = self.found
-            beside = found.beside or ("pixel_values" in inputs and reads_pictures(self.base))
-            light = None if found.beside else self._light_from(given)
+            survey = self.survey
+            beside = survey.beside or ("pixel_values" in inputs and reads_pictures(self.base))
+            light = None if survey.beside else self._light_from(given)
             return self._hidden(
-                perform(self.base, given, found.plan, probe, light, through=found.through, beside=beside)
+                perform(self.base, given, survey.plan, probe, light, through=survey.through, beside=beside)
             )
-        return self._hidden(run_for_weights(self.base, given, self.found.layers, self.info.name, probe))
+        return self._hidden(run_for_weights(self.base, given, self.survey.layers, self.info.name, probe))
 
     def _forward_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """All that the forward gets, on the model's device."""
@@ -205,13 +173,13 @@ class Network:
                     "factors, or on the kind of attention",
                     "run short and long texts in separate batches",
                 )
-        check_beyond(self.base, self.found, inputs)
-        given = {**standing_arguments(self.base), **self.found.extras, **inputs}
+        check_beyond(self.base, self.survey, inputs)
+        given = {**standing_arguments(self.base), **self.survey.extras, **inputs}
         return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in given.items()}
 
     def _hidden(self, output: Any) -> Tensor:
         hidden = hidden_states(output)
-        if hidden is None and self.found.beside:  # some give out what their head says, and no more
+        if hidden is None and self.survey.beside:  # some give out what their head says, and no more
             hidden = getattr(output, "logits", None)
         if hidden is None:
             raise AttnscopeError(f"{self.info.name} returns no hidden states")
@@ -224,7 +192,7 @@ class Network:
         if max(tokens, default=0) < LIGHT_FROM or self.is_spread:
             return None
         if self._takes_light is None:
-            self._takes_light = takes_light_masks(self.base, self.found.plan, self.found.extras)
+            self._takes_light = takes_light_masks(self.base, self.survey.plan, self.survey.extras)
         return LIGHT_FROM if self._takes_light else None
 
     def _pad(self, ids: Tensor, mask: Tensor | None) -> Tensor:
@@ -244,15 +212,8 @@ ProbeOf = Callable[[Sequence[Tokens], NDArray[np.bool_]], Probe]
 def probe_forwards(network: Network, probe_of: ProbeOf) -> Iterator[Any]:
     """Within it, each forward pass of a model has a probe at its seam, made of the tokens that it reads.
 
-    Args:
-        network: The model, whose attention passes the seam.
-        probe_of: Makes the probe.
-
     Yields:
         The torch module, with its head. Parts of it that are called by themselves are probed too.
-
-    Raises:
-        AttnscopeError: In a forward pass: it reads no token numbers, or attnscope itself runs the model.
     """
     # The outermost of these that is called makes the probe: some heads call only a part of the base.
     modules = list(dict.fromkeys([network.model, network.base]))
@@ -274,7 +235,7 @@ def probe_forwards(network: Network, probe_of: ProbeOf) -> Iterator[Any]:
             at_seam = probe_of(*_texts(network, given))
             is_running = True
             try:
-                return perform(network.base, given, network.found.plan, at_seam, through=forward)
+                return perform(network.base, given, network.survey.plan, at_seam, through=forward)
             finally:
                 is_running = False
 

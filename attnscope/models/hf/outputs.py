@@ -63,21 +63,7 @@ def run_with_logits(
     light: int | None = None,
     last: int | None = None,
 ) -> Outputs:
-    """Runs a model with its head on top.
-
-    Args:
-        model: The model.
-        base: What of it attends.
-        inputs: What its forward gets.
-        plan: See `seam.perform`; likewise probe, skipped and light.
-        probe: See there.
-        skipped: See there.
-        light: See there.
-        last: At how many of the last tokens the head is run, where it can take that; None = at all.
-
-    Raises:
-        AttnscopeError: The head does not run on what the base model puts out.
-    """
+    """Runs a model with its head on top."""
     held: list[Any] = []
 
     # OPT's head calls the decoder in the base and not the base; where the base is called, it ends last.

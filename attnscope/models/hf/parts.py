@@ -129,13 +129,7 @@ def notes_on_quantisation(config: Any) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def in_one_line(name: str, what: str = "does not run", hint: str = "") -> Iterator[None]:
-    """Within it, whatever a model's own code raises becomes one line; what our own raises stays what it is.
-
-    Args:
-        name: What the model is called.
-        what: What it does not do.
-        hint: What to do about it.
-    """
+    """Within it, whatever a model's own code raises becomes one line; what our own raises stays what it is."""
     try:
         yield
     except AttnscopeError:

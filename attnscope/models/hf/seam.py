@@ -40,6 +40,7 @@ from attnscope.core.attention.precision import without_autocast
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Probe, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
+from attnscope.models.devices import device_of
 from attnscope.models.hf.state import restore_state
 from attnscope.models.turns import take_turn
 
@@ -85,14 +86,7 @@ Plan = Mapping[nn.Module, Sequence[Place]]
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One attention call as the rehearsal saw it.
-
-    Attributes:
-        module: The module that made it.
-        call: The call; its layer and kind mean nothing yet.
-        weights: Its weights, (batch, head, query, key).
-        window: The sliding window that the module named, in tokens.
-    """
+    """One attention call as the rehearsal saw it."""
 
     module: nn.Module
     call: AttentionCall
@@ -186,9 +180,6 @@ def perform(
         skipped: How many of its first calls a module does not make, as a part of the model is not computed.
         beside: Whether modules that the plan does not name may attend too, unseen by the probe: a tower that makes
             tokens of pictures.
-
-    Raises:
-        AttnscopeError: It computed other attentions than the plan says; or changed a mask that says less than it seems.
     """
     return _forward(model, inputs, _Run(plan, probe, beside, light_from, calls=Counter(skipped or {})), through)[0]
 
@@ -242,9 +233,6 @@ def attention_function(
 
     Returns:
         The output, (batch, query, n_heads, d_value), and no weights.
-
-    Raises:
-        AttnscopeError: An argument is not known.
     """
     unknown = [
         name for name, given in others.items() if name not in _HARMLESS and given is not None and given is not False
@@ -297,9 +285,6 @@ def mask_and_bias(added: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | No
 
     Returns:
         A boolean mask or None, and a finite bias or None.
-
-    Raises:
-        AttnscopeError: The numbers are integers, whose 1 could mean either.
     """
     if added is None or added.dtype == torch.bool:
         return added, None
@@ -423,11 +408,7 @@ def _closure_value(function: Any, name: str) -> Any:
 
 
 def _light_of(module: nn.Module, mask: Tensor | None, run: _Run) -> Light | None:
-    """What a light mask leaves unsaid; None for masks that say it all.
-
-    Raises:
-        AttnscopeError: In a run with light masks another one arrives: perhaps what the model made of a light one.
-    """
+    """What a light mask leaves unsaid; None for masks that say it all."""
     if mask is None or not run.light:
         return None
     for issued, rule in run.light:
@@ -455,14 +436,11 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
     What a forward pass itself changes is put back too (see hf.state), so that no text depends on those before it. It is
     this thread's turn with the model meanwhile.
 
-    Gradients still flow through whatever a probe brings along.
-
-    Args:
-        model: The model. Others that share its configuration objects wait for their turn.
-        implementation: A name, or None for the one it has, as of torch modules that are no model of transformers.
+    Gradients still flow through whatever a probe brings along. None stands for the implementation that the model has,
+    which is all there is of modules that are no model of transformers.
     """
-    device = next((parameter.device for parameter in model.parameters()), "cpu")
-    with take_turn([model]), without_autocast(device), restore_state(model, configs := _configs(model)):
+    configs = _configs(model)
+    with take_turn([model]), without_autocast(device_of(model)), restore_state(model, configs):
         settings = _settings.setdefault(model, {})
         # Those made in inference mode learn nothing, whatever they say, and torch does not let it be said again.
         learning = [one for one in model.parameters() if one.requires_grad and not one.is_inference()]

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
+
+from attnscope.models.devices import device_of, fork_rng
 
 _Holder = dict[Any, Any] | list[Any] | set[Any]
 _HOLDERS = frozenset({dict, OrderedDict, list, set})
@@ -28,12 +29,11 @@ def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
     Buffers are put back as the tensors that they were; what is written into one stays. Those of a model that
     accelerate spreads over devices are left to it, which moves them.
     """
-    held = [vars(module) for module in model.modules()] + [vars(config) for config in configs]
-    before = [(attributes, dict(attributes), _inner(attributes)) for attributes in held]
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    owners = [vars(module) for module in model.modules()] + [vars(config) for config in configs]
+    before = [(attributes, dict(attributes), _inner(attributes)) for attributes in owners]
     of_numpy = np.random.get_state()  # noqa: NPY002 - the one that models draw from
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with fork_rng(device_of(model)):
             yield
     finally:
         np.random.set_state(of_numpy)  # noqa: NPY002

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from attnscope.errors import AttnscopeError, catch_panics, first_line
+from attnscope.models.bare import BareTokenizer
 from attnscope.models.hf.alignment import Spans, align
 from attnscope.models.tokenizer import style_of, tokens_of, unreadable
 from attnscope.records import Tokens
@@ -22,9 +23,6 @@ from attnscope.text import Style, build_tokens
 
 class HuggingFaceTokenizer:
     """A tokenizer of transformers that returns Tokens: whole texts, never cut and never padded.
-
-    Args:
-        backend: A `PreTrainedTokenizerBase`.
 
     Attributes:
         backend: What it was made of.
@@ -65,13 +63,7 @@ class HuggingFaceTokenizer:
         return f"<{number}>" if self._piece(number) is None else str(self.backend.decode([number]))
 
     def encode(self, text: str, pair: str | None = None, *, is_whole: bool = False) -> Tokens:
-        """Tokenises a text, or a pair of texts, with the special tokens that the model expects.
-
-        Args:
-            text: The text.
-            pair: The second text of a pair.
-            is_whole: Whether the special tokens stand in the text: none is added.
-        """
+        """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
         return self._encode(text, pair, add_special_tokens=not is_whole)
 
     @property
@@ -100,12 +92,7 @@ class HuggingFaceTokenizer:
             raise AttnscopeError(f"the chat template fails: {first_line(error)}", "leave out --chat") from error
 
     def encode_target(self, text: str, start: int) -> Tokens:
-        """What a decoder reads that is to write `text`: the start token, then the text but for its last token.
-
-        Args:
-            text: The target.
-            start: Number of the token that a decoder starts with.
-        """
+        """What a decoder reads that is to write `text`: the start token, then the text but for its last token."""
         try:
             with catch_panics():
                 ids = list(self.backend(text_target=text)["input_ids"])
@@ -124,13 +111,7 @@ class HuggingFaceTokenizer:
         return self._build(text, ids, spans)
 
     def encode_among(self, ids: Sequence[int], elsewhere: Mapping[int, str], n_given: int) -> Tokens:
-        """Tokens of given numbers of which some stand for parts of pictures.
-
-        Args:
-            ids: All numbers.
-            elsewhere: Places of the tokens that stand for no text, and what to show for each.
-            n_given: How many were given; the rest was written by the model itself.
-        """
+        """Tokens of given numbers of which some stand for parts of pictures."""
         ids = [int(number) for number in ids]
         text, spans, known = "", [(0, 0)] * len(ids), True
         breaks = [i for i in range(len(ids)) if i in elsewhere]  # written tokens go on where the prompt ended
@@ -267,11 +248,7 @@ MOST_STEPS = 1_000_000
 
 @contextlib.contextmanager
 def _limit_steps() -> Iterator[None]:
-    """Within it, this thread runs MOST_STEPS lines of Python at most.
-
-    Raises:
-        RuntimeError: It would run more.
-    """
+    """Within it, this thread runs MOST_STEPS lines of Python at most."""
     left = itertools.count(MOST_STEPS, -1)
 
     def step(_: Any, event: str, __: Any) -> Any:
@@ -293,11 +270,7 @@ MOST_MADE = 10_000_000
 
 @contextlib.contextmanager
 def _limit_sizes() -> Iterator[None]:
-    """Within it, templates that Jinja compiles make nothing huge by `*` and `**`.
-
-    Raises:
-        RuntimeError: A template would.
-    """
+    """Within it, templates that Jinja compiles make nothing huge by `*` and `**`."""
     from jinja2.sandbox import SandboxedEnvironment
 
     plain, intercepted = SandboxedEnvironment.call_binop, SandboxedEnvironment.intercepted_binops
@@ -334,29 +307,16 @@ def limit_template() -> Iterator[None]:
         yield
 
 
-class NumbersTokenizer:
+class NumbersTokenizer(BareTokenizer):
     """Stands in where a model comes without a tokenizer: its texts are token numbers, such as "17 5 9"."""
 
     name = "none"
     note = "There is no tokenizer: texts are given as token numbers."
     type_ids: dict[int, int] = {}  # noqa: RUF012
     prefix_ids: tuple[int, ...] = ()
-    mask_id = chat = None
-
-    def ordinary_ids(self) -> list[int]:
-        """None are known."""
-        return []
-
-    def spell(self, number: int) -> str:
-        """The number."""
-        return str(number)
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """Reads token numbers.
-
-        Raises:
-            AttnscopeError: The text is anything else.
-        """
+        """Reads token numbers."""
         numbers = text.replace(",", " ").split()
         if pair is not None or not numbers or not all(number.isdecimal() for number in numbers):
             raise AttnscopeError("this model has no tokenizer", "give token numbers instead of a text, such as: 17 5 9")
@@ -393,13 +353,7 @@ class NumbersTokenizer:
 
 
 class WordlessTokenizer(NumbersTokenizer):
-    """Stands in where a model reads no text.
-
-    Args:
-        model: What the model is called.
-        what: What it reads instead, such as "sees pictures, and reads no text".
-        option: How it is given that on the command line.
-    """
+    """Stands in where a model reads no text."""
 
     name = "none: it reads no text"
     note = ""

@@ -43,17 +43,14 @@ class _Attention:
 
 
 def head_slices(
-    model: PreTrainedModel, base: PreTrainedModel, found: Survey, heads: Mapping[Place, Sequence[int]]
+    model: PreTrainedModel, base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]
 ) -> list[Slice]:
     """The weights of heads: rows of W_Q, W_K and W_V with their biases, and what of W_O reads the heads' outputs.
 
     Weights are named as the model with its head names them. Where queries are grouped, rows of W_K and W_V only of
     groups that are given whole.
-
-    Raises:
-        AttnscopeError: Layers share weights, or a head has no weights of its own; says which and why.
     """
-    seen = _trace(base, found, heads)
+    seen = _trace(base, survey, heads)
     names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
     shared = _shared_weights(model)
     slices = []
@@ -75,13 +72,13 @@ def head_slices(
     return slices
 
 
-def output_projections(base: PreTrainedModel, found: Survey) -> dict[Place, Tensor]:
+def output_projections(base: PreTrainedModel, survey: Survey) -> dict[Place, Tensor]:
     """W_O of each attention, found by running the model on a small input; see `find_output_projections`."""
-    inputs = {**examples(base)[1].inputs, **found.extras}
-    return find_output_projections(base, lambda probe: perform(base, inputs, found.plan, probe), found.n_heads)
+    inputs = {**examples(base)[1].inputs, **survey.extras}
+    return find_output_projections(base, lambda probe: perform(base, inputs, survey.plan, probe), survey.n_heads)
 
 
-def _trace(base: PreTrainedModel, found: Survey, heads: Mapping[Place, Sequence[int]]) -> dict[Place, _Attention]:
+def _trace(base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]) -> dict[Place, _Attention]:
     """Runs a model on a small input, and finds out what the heads of the places depend on."""
     given: dict[nn.Module, Tensor] = {}
     called: Counter[nn.Module] = Counter()
@@ -104,12 +101,12 @@ def _trace(base: PreTrainedModel, found: Survey, heads: Mapping[Place, Sequence[
         return output
 
     with torch.enable_grad(), hooks(linear_maps([base]), after):
-        perform(base, {**examples(base)[1].inputs, **found.extras}, found.plan, observe)
+        perform(base, {**examples(base)[1].inputs, **survey.extras}, survey.plan, observe)
     for place, module in outputs.found.items():
         seen[place].out = module
     used = {module for one in seen.values() for of_head in one.features.values() for module in of_head}
     used |= {one.out for one in seen.values() if one.out is not None}
-    if any(called[module] > 1 for module in used) or any(len(places) > 1 for places in found.plan.values()):
+    if any(called[module] > 1 for module in used) or any(len(places) > 1 for places in survey.plan.values()):
         raise _sharing_error(base)
     return seen
 

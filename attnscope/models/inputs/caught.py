@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Probe, attend_with_weights, attention_weights
 from attnscope.errors import AttnscopeError, require_rounding
+from attnscope.models.devices import device_of, fork_rng
 from attnscope.models.hf.seam import mask_and_bias, use_attention
 
 _TIMES = 64
@@ -166,9 +167,6 @@ _SIGNATURE = inspect.signature(_MULTI_HEAD)
 class CaughtModule:
     """A torch module whose attention passes the seam.
 
-    Args:
-        module: The module. It is run in eval mode, and left as it is.
-
     Attributes:
         module: As given.
         plan: Path of a module -> what its first, second … attention in a forward pass is.
@@ -177,14 +175,10 @@ class CaughtModule:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.plan: dict[str, list[Place]] = {}
-        self.device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        self.device = device_of(module)
 
     def run(self, args: Sequence[Any], named: dict[str, Any], probe: Probe) -> Any:
-        """Runs the module with the probe at each of its attentions.
-
-        Raises:
-            AttnscopeError: It computed other attentions than the plan says.
-        """
+        """Runs the module with the probe at each of its attentions."""
         counts = dict.fromkeys(self.plan, 0)
 
         def do(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
@@ -209,11 +203,7 @@ class CaughtModule:
         return output
 
     def rehearse(self, args: Sequence[Any], named: dict[str, Any], *, check: bool = True) -> Rehearsal:
-        """Runs the module to see its attentions, and compares each with what the module itself computes.
-
-        Raises:
-            AttnscopeError: The weights times the values are not what the module receives, or its output differs.
-        """
+        """Runs the module to see its attentions, and compares each with what the module itself computes."""
         seen = Rehearsal()
 
         def do(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
@@ -270,8 +260,7 @@ class CaughtModule:
 @contextlib.contextmanager
 def same_draws(module: nn.Module, seed: int = 0) -> Iterator[None]:
     """Within it, torch draws the same random numbers for the same seed; afterwards the caller's own go on."""
-    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with fork_rng(device_of(module)):
         torch.manual_seed(seed)
         yield
 
@@ -282,11 +271,7 @@ def _floats(output: Any) -> list[Tensor]:
 
 
 def first_output(output: Any, name: str) -> Tensor:
-    """The first tensor of floats that a module returned.
-
-    Raises:
-        AttnscopeError: There is none, or it holds NaN or infinity.
-    """
+    """The first tensor of floats that a module returned."""
     tensors = _floats(output)
     if not tensors or not tensors[0].ndim or not tensors[0].numel():
         raise AttnscopeError(f"{name} returns no tensor of numbers", "return its output from forward")

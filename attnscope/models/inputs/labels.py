@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from attnscope.errors import AttnscopeError, amount
+from attnscope.models.bare import BareTokenizer
 from attnscope.records import Tokens
 from attnscope.text import build_tokens
 
@@ -26,12 +27,7 @@ places; range(0, 96, 8) = times; a list of such lists = names of each sequence. 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """What one forward pass receives.
-
-    Attributes:
-        args: By position.
-        named: By name.
-    """
+    """What one forward pass receives."""
 
     args: tuple[Any, ...]
     named: Mapping[str, Any]
@@ -69,12 +65,7 @@ class Sample:
 
 
 def read_samples(module: nn.Module, inputs: Any) -> list[Sample]:
-    """What `inputs` means: a tensor, a tuple by position, a mapping by name; a list of these = several passes.
-
-    Raises:
-        AttnscopeError: It is none of these, holds no tensor, holds a nested or sparse one, NaN or infinity, or forward
-            does not take it.
-    """
+    """What `inputs` means: a tensor, a tuple by position, a mapping by name; a list of these = several passes."""
     samples = []
     for number, given in enumerate(inputs if isinstance(inputs, list) else [inputs]):
         which = f"inputs[{number}]" if isinstance(inputs, list) else "inputs"
@@ -118,15 +109,7 @@ def n_named(labels: Labels | None) -> int | None:
 
 
 def name_positions(labels: Labels | None, sizes: Sequence[tuple[int, int]]) -> list[list[tuple[str, ...]]]:
-    """The names of each sample's sequences.
-
-    Args:
-        labels: As given.
-        sizes: Per sample: how many sequences it has, and of how many positions.
-
-    Raises:
-        AttnscopeError: There are more or fewer names than positions.
-    """
+    """The names of each sample's sequences."""
     n_sequences = sum(n for n, _ in sizes)
     if labels is None:
         each: list[Any] = [range(n) for count, n in sizes for _ in range(count)]
@@ -159,11 +142,7 @@ def _is_nested(labels: Labels) -> bool:
 
 
 def _names(labels: Labels) -> tuple[str, ...]:
-    """The names that labels stand for.
-
-    Raises:
-        AttnscopeError: One is neither a string, a number nor a grid, or there are more than `MOST_NAMES`.
-    """
+    """The names that labels stand for."""
     if isinstance(labels, str) or not isinstance(labels, Sequence):
         raise AttnscopeError(
             f"labels is of type {type(labels).__name__}", "give a list of names, or a grid such as (4, 6)"
@@ -184,19 +163,14 @@ def _names(labels: Labels) -> tuple[str, ...]:
     return tuple(names)
 
 
-class LabelTokenizer:
-    """Knows the sequences of the inputs by their numbers, and no other texts.
-
-    Args:
-        rows: Per sample, the names of the positions of each of its sequences.
+class LabelTokenizer(BareTokenizer):
+    """Knows the sequences of the inputs by their numbers, which are its texts, and no other texts.
 
     Attributes:
-        texts: What each sequence is called: its number.
         places: Sample and sequence in it, by the sequence's token numbers.
     """
 
     name = "none: labels name the positions"
-    mask_id = chat = None
 
     def __init__(self, rows: Sequence[Sequence[tuple[str, ...]]]) -> None:
         names = [
@@ -222,20 +196,12 @@ class LabelTokenizer:
             )
         self.texts = tuple(map(str, range(len(names))))
 
-    def ordinary_ids(self) -> list[int]:
-        """None: tokens cannot be put together to other inputs."""
-        return []
-
     def spell(self, number: int) -> str:
         """The label of a number."""
         return self._spelled[number]
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """The positions of a sequence, by its number, such as "0".
-
-        Raises:
-            AttnscopeError: There is no such sequence.
-        """
+        """The positions of a sequence, by its number, such as "0"."""
         if pair is not None or text not in self.texts:
             raise AttnscopeError(
                 "only the inputs that the model came with can be studied, and this is none of them",

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,15 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.probes import Place, Weights
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError, amount, first_line, is_out_of_memory
+from attnscope.models.bare import BareModel
+from attnscope.models.devices import device_of, name_dtype
 from attnscope.models.hf.adapters import unwrap
 from attnscope.models.hf.model import assemble_on
-from attnscope.models.info import ModelInfo, ShownModel
+from attnscope.models.info import ModelInfo
 from attnscope.models.inputs.caught import CaughtModule, first_output, same_draws
 from attnscope.models.inputs.labels import Labels, LabelTokenizer, Sample, n_named, name_positions, read_samples
 from attnscope.models.inside.projections import find_output_projections
-from attnscope.models.model import Batch, MixedLengthsError, Outputs, Rerun
+from attnscope.models.model import Batch, MixedLengthsError
 from attnscope.models.turns import share_lock
 
 Run = Callable[[Sample, Probe], Tensor]
@@ -29,20 +31,17 @@ Shape = tuple[int, int, int]
 """Sequences, queries and keys of an attention."""
 
 
-class InputsModel(ShownModel):
+class InputsModel(BareModel):
     """A torch module on its inputs; see models.model.Model. Each sequence of the inputs is a text, by its number.
 
+    No blocks are known: hidden states belong to whole passes, and studies look at single sequences.
+
     Attributes:
-        info: What is known of it.
-        tokenizer: Knows the sequences, and the labels of their positions.
-        texts: The numbers of the sequences.
-        network: The module.
         paths: Layer -> the name of the module that computes its attention; empty for models of transformers.
     """
 
     tokenizer: LabelTokenizer
-    writer = eyes = ears = viewer = run_inputs = head_slices = look = probe_forwards = loss = None
-    resumes = False
+    untrained = unembedding = BareModel._refuse
 
     def __init__(
         self,
@@ -55,6 +54,10 @@ class InputsModel(ShownModel):
         paths: Mapping[int, str],
     ) -> None:
         self.network, self.info, self.paths = network, info, paths
+        self._refusal = (
+            f"{info.name} came with its inputs, and no more is known of it than its attention",
+            "ask what attention and ablation answer: heatmap, heads, compare, ablate, page",
+        )
         self._run, self._samples, self._shown = run, samples, frozenset(shown)
         self._sizes = [self._measure(sample) for sample in samples]
         self.tokenizer = LabelTokenizer(name_positions(labels, self._sizes))
@@ -72,7 +75,7 @@ class InputsModel(ShownModel):
             AttnscopeError: A sequence is none of the inputs, or comes several times and the batch has no axis.
             MixedLengthsError: The sequences are of several passes.
         """
-        places = [self._find(ids) for ids in self._rows(batch)]
+        places = [self._find(ids) for ids in batch.rows()]
         number = places[0][0]
         if any(sample != number for sample, _ in places):
             raise MixedLengthsError("sequences of several passes cannot run at once", "give the inputs as one batch")
@@ -103,21 +106,9 @@ class InputsModel(ShownModel):
                     probe.keep(kind, layer, weights[rows.cpu()])
         return output
 
-    def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
-        """As `run`; no head is known, so there are no logits."""
-        return Outputs(self.run(batch, probe))
-
-    def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
-        """Runs a batch, and can run it again; all of it is computed each time."""
-        return Rerun(lambda given, probe, *_: self.outputs(given, probe), batch, [])
-
     def modules(self) -> list[nn.Module]:
         """The module."""
         return [self.network]
-
-    def blocks(self) -> dict[Place, nn.Module]:
-        """None is known: hidden states belong to whole passes, and studies look at single sequences."""
-        return {}
 
     def output_projections(self) -> dict[Place, Tensor]:
         """W_O by (kind, layer), each (d_model, n_heads * d_value); those that are known."""
@@ -130,22 +121,6 @@ class InputsModel(ShownModel):
             if isinstance(module, nn.MultiheadAttention):  # it multiplies by the weight without calling the map
                 weights[place] = module.out_proj.weight.detach()
         return {place: weight for place, weight in weights.items() if place in self._shown}
-
-    def static_embeddings(self, ids: Tensor) -> Tensor | None:
-        """None: positions have no table of embeddings."""
-        return None
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise AttnscopeError(
-            f"{self.info.name} came with its inputs, and no more is known of it than its attention",
-            "ask what attention and ablation answer: heatmap, heads, compare, ablate, page",
-        )
-
-    untrained = unembedding = _refuse
-
-    def _rows(self, batch: Batch) -> list[tuple[int, ...]]:
-        lengths = [batch.ids.shape[1]] * len(batch.ids) if batch.mask is None else batch.mask.sum(1).tolist()
-        return [tuple(row[:n]) for row, n in zip(batch.ids.tolist(), lengths, strict=True)]
 
     def _find(self, ids: tuple[int, ...]) -> tuple[int, int]:
         if ids not in self.tokenizer.places:
@@ -251,18 +226,14 @@ def _by_position(output: Tensor, n_sequences: int, n: int, *, batch_is_second: b
 def load_inputs(
     model: Any, inputs: Any, labels: Labels | None = None, *, name: str = "", source: str = "memory", check: bool = True
 ) -> InputsModel:
-    """Makes a Model of a torch module and what its forward receives; see `models.load`.
-
-    Raises:
-        AttnscopeError: The inputs or labels do not fit, or its attention cannot be seen truly.
-    """
+    """Makes a Model of a torch module and what its forward receives; see `models.load`."""
     model = getattr(unwrap(model)[0], "_orig_mod", unwrap(model)[0])  # of torch.compile
     if not isinstance(model, nn.Module):
         raise AttnscopeError(f"inputs go with a torch module, not with {type(model).__name__}", "load the module first")
     name = name or type(model).__name__
     samples, wanted = read_samples(model, inputs), n_named(labels)
     share_lock([model])
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     samples = [sample.map(lambda tensor: tensor.to(device)) for sample in samples]
     if isinstance(model, PreTrainedModel):
         try:
@@ -340,11 +311,11 @@ def _open_module(
         notes.append("Each sequence has one head. Heads that the module folds into the batch look like more sequences.")
     first = next(model.parameters(), torch.zeros(()))
     info = ModelInfo(
-        name=name, source=source, sha256="", architecture=type(model).__name__, engine="torch", path="seam",
-        kinds=(kind,), n_layers=(len(chosen),), n_heads=(max(call.n_heads[0] for call in chosen),),
+        name=name, source=source, architecture=type(model).__name__, engine="torch", kinds=(kind,),
+        n_layers=(len(chosen),), n_heads=(max(call.n_heads[0] for call in chosen),),
         n_kv_heads=(max(call.n_heads[1] for call in chosen),), d_model=_width(model, sample, caught),
-        n_parameters=sum(parameter.numel() for parameter in model.parameters()), max_tokens=None,
-        dtype=str(first.dtype).removeprefix("torch."), device=str(caught.device), checked=check,
+        n_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        dtype=name_dtype(first.dtype), device=str(caught.device), checked=check,
         notes=(*notes, *_notes(shapes, shown)),
     )  # fmt: skip
 
@@ -367,11 +338,7 @@ def _width(model: nn.Module, sample: Sample, caught: CaughtModule) -> int:
 
 
 def _choose(shapes: Sequence[Shape], wanted: int | None, *, name: str) -> Shape:
-    """Which attention is shown: self-attention over as many positions as have labels, else what most layers have.
-
-    Raises:
-        AttnscopeError: There is none.
-    """
+    """Which attention is shown: self-attention over as many positions as have labels, else what most layers have."""
     square = [shape for shape in shapes if shape[1] == shape[2] and wanted in (None, shape[1])]
     if not square:
         message = f"{name} has attention of {_list(sorted(set(shapes)))}"

@@ -18,11 +18,7 @@ _FORM = f"define {FUNCTION}(), which returns model, inputs, labels (docs/own-inp
 
 
 def load_recipe(path: Path, *, name: str, source: str, check: bool = True) -> InputsModel:
-    """Runs a recipe, and makes a Model of what it returns. What it prints goes to stderr.
-
-    Raises:
-        AttnscopeError: The file cannot be run, or what it returns cannot be shown; one line says why.
-    """
+    """Runs a recipe, and makes a Model of what it returns. What it prints goes to stderr."""
     with contextlib.redirect_stdout(sys.stderr), keep_settings():
         function = getattr(_run(path), FUNCTION, None)
         if not callable(function):

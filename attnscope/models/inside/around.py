@@ -66,11 +66,7 @@ class _Turn:
 
 
 def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundings:
-    """Runs a model once, on one text, and keeps what lies around one of its attentions.
-
-    Raises:
-        AttnscopeError: The model's attention does not pass the seam, or it has no such layer.
-    """
+    """Runs a model once, on one text, and keeps what lies around one of its attentions."""
     if model.info.path != "seam":
         raise AttnscopeError(
             f"{model.info.name} ({model.info.architecture}) does not show its queries and keys: its attention does "

@@ -53,12 +53,7 @@ class Parts:
 
 
 class DirectPaths:
-    """The direct paths of a model that predicts words.
-
-    Raises:
-        AttnscopeError: It predicts none, its attention does not pass the seam, or where it adds to its stream is not
-            known.
-    """
+    """The direct paths of a model that predicts words."""
 
     def __init__(self, model: Model) -> None:
         info, head = model.info, model.unembedding()
@@ -85,14 +80,7 @@ class DirectPaths:
         return self.trace(batch, rows, places, probe).parts(answers)
 
     def trace(self, batch: Batch, rows: Tensor, places: Tensor, probe: Probe = attend) -> "Traced":
-        """Runs a batch, and keeps the direct paths to the logits of its predictions.
-
-        Args:
-            batch: Token numbers.
-            rows: The row of each prediction.
-            places: The token of each, once in a row.
-            probe: What computes attention.
-        """
+        """Runs a batch, and keeps the direct paths to the logits of its predictions."""
         last: list[tuple[Tensor, Tensor]] = []  # what the unembedding was given, and its logits
 
         def look(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> None:
@@ -136,11 +124,7 @@ class Traced:
     n_rows: int
 
     def parts(self, tokens: Tensor) -> Parts:
-        """What the logits of tokens are sums of, one token of each prediction.
-
-        Raises:
-            AttnscopeError: The parts do not add up to the logits: something adds to the stream that is not known.
-        """
+        """What the logits of tokens are sums of, one token of each prediction."""
         own = self.logits.gather(-1, tokens[:, None].to(self.logits.device))[:, 0] - self.logits.mean(-1)
         leaves = self.leaves
         slopes = self._slopes(tokens, leaves.tensors())

@@ -72,9 +72,6 @@ class LinearRuns:
         model: Attention passes the seam.
         above: Modules above the stack of layers that are run too, such as the head for words.
         reaches_seam: Whether the projections to queries and keys are followed too.
-
-    Raises:
-        AttnscopeError: No gradients flow through the model, or where its heads add to the stream is not known.
     """
 
     def __init__(self, model: Model, above: Iterable[nn.Module] = (), *, reaches_seam: bool = False) -> None:
@@ -142,12 +139,7 @@ class LinearRuns:
 
     @contextlib.contextmanager
     def watch(self, batch: Batch, probe: Probe) -> Iterator[tuple[Leaves, Probe]]:
-        """Within it, a run of the model on the batch fills the leaves, if it is given the probe that comes with them.
-
-        Args:
-            batch: Token numbers.
-            probe: What computes attention.
-        """
+        """Within it, a run of the model on the batch, with the probe that is given back, fills the leaves."""
         leaves = Leaves()
         last: list[Place] = []
 
@@ -228,11 +220,7 @@ def _detach(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) ->
 
 
 def require_gradients(model: Model) -> None:
-    """Refuses a model through which no gradients flow.
-
-    Raises:
-        AttnscopeError: Its weights were made in `torch.inference_mode`.
-    """
+    """Refuses a model through which no gradients flow."""
     if any(weight.is_inference() for root in model.modules() for weight in root.parameters()):
         raise AttnscopeError(
             f"the weights of {model.info.name} were made in torch.inference_mode(), and keep no gradients",

@@ -19,12 +19,7 @@ ROLES: tuple[Role, ...] = ("query", "key", "value")
 
 
 class OutputWatch:
-    """Finds output projections: of each attention the first linear map that is fed what it gave out, as it is.
-
-    Attributes:
-        found: Which it is, by layer.
-        results: What it gave.
-    """
+    """Finds output projections: of each attention the first linear map that is fed what it gave out, as it is."""
 
     def __init__(self) -> None:
         self.found: dict[Place, nn.Module] = {}
@@ -122,12 +117,6 @@ def hooks(modules: Iterable[nn.Module], look: Callable[..., Any], *, before: boo
     """Within it, a function is called after each of the modules that this thread runs, or before it.
 
     Meanwhile this thread has its turn with the model. Modules that other threads run on their own are ignored.
-
-    Args:
-        modules: The modules.
-        look: Is given (module, inputs, result), or before the module (module, inputs, named inputs). What it returns
-            stands for the result or the inputs, as torch's hooks have it.
-        before: Whether it is called before the module.
     """
     mine, watched = threading.get_ident(), list(modules)
 
@@ -146,11 +135,7 @@ def hooks(modules: Iterable[nn.Module], look: Callable[..., Any], *, before: boo
 
 
 class HiddenNorms:
-    """Norms of what each layer reads of the residual stream.
-
-    Args:
-        blocks: (kind, layer) -> the module that is given the hidden states first.
-    """
+    """Norms of what each layer reads of the residual stream."""
 
     def __init__(self, blocks: Mapping[Place, nn.Module]) -> None:
         self._blocks = dict(blocks)

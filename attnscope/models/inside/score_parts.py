@@ -26,11 +26,7 @@ PROJECTION_BIAS, OTHER_BIASES = "projection bias", "other biases"
 
 
 class ScoreRuns:
-    """Runs a model so that queries and keys are sums over parts.
-
-    Raises:
-        AttnscopeError: Its attention does not pass the seam, or where its heads add to the stream is not known.
-    """
+    """Runs a model so that queries and keys are sums over parts."""
 
     def __init__(self, model: Model) -> None:
         info = model.info
@@ -44,12 +40,7 @@ class ScoreRuns:
         self._model, self._runs = model, LinearRuns(model, reaches_seam=True)
 
     def trace(self, batch: Batch, places: Collection[Place]) -> "TracedScores":
-        """Runs a batch, and keeps the paths to the queries and keys of some attentions.
-
-        Args:
-            batch: Token numbers.
-            places: Which attentions.
-        """
+        """Runs a batch, and keeps the paths to the queries and keys of some attentions."""
         calls: dict[Place, AttentionCall] = {}
 
         def keep(call: AttentionCall) -> Tensor:

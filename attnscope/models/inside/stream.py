@@ -139,11 +139,7 @@ class Stream:
 
 
 def stream_of(model: Model) -> Stream:
-    """Finds out where a model of text keeps the weights of its heads, by running it on a few tokens.
-
-    Raises:
-        AttnscopeError: It is not one stack of layers, its attention does not pass the seam, or no weights are found.
-    """
+    """Finds out where a model of text keeps the weights of its heads, by running it on a few tokens."""
     info = model.info
     if len(info.kinds) != 1:
         raise AttnscopeError(

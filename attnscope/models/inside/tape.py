@@ -39,11 +39,7 @@ class Tape:
 
     @contextlib.contextmanager
     def record(self, batch: int) -> Iterator[None]:
-        """Keeps what the blocks return.
-
-        Args:
-            batch: How many texts are in the batch.
-        """
+        """Keeps what the blocks return."""
         self._outputs.clear()
         self._batch = batch
 
@@ -62,12 +58,7 @@ class Tape:
 
     @contextlib.contextmanager
     def play(self, first: int, times: int = 1) -> Iterator[None]:
-        """Lets blocks before number `first` return what they returned, each text `times` times over.
-
-        Args:
-            first: The first block that is computed.
-            times: The batch that is run has all texts, then all of them again, and so on.
-        """
+        """Lets blocks before number `first` return what they returned, each text `times` times over."""
         number = 0
 
         def repeat(tensor: Tensor) -> Tensor:

@@ -21,31 +21,23 @@ class Shaped(Protocol):
 class Checkpoint:
     """The tensors of a checkpoint, in one file or several, found by the names that its family or its elders use.
 
-    Args:
-        files: The safetensors files.
-        layout: How the family names things; None = as we do.
-        stack: Closes the files.
-        framework: What tensors come as: "pt" (torch) or "np" (NumPy).
-
-    Raises:
-        AttnscopeError: A file is damaged.
+    Without a layout, names in the file are ours. The stack closes the files; tensors are torch's ("pt") or NumPy's.
     """
 
     def __init__(
         self, files: list[Path], layout: Layout | None, stack: ExitStack, framework: Literal["pt", "np"] = "pt"
     ) -> None:
-        self._files = files
-        self._layout = layout
-        self._holders: dict[str, Any] = {}
+        self._files, self._layout = files, layout
+        self._files_by_tensor: dict[str, Any] = {}
         for path in files:
             try:
-                holder = stack.enter_context(safe_open(path, framework=framework))
+                file = stack.enter_context(safe_open(path, framework=framework))
             except (SafetensorError, OSError) as error:
                 raise _damaged(path, error) from error
-            self._holders |= dict.fromkeys(holder.keys(), holder)
+            self._files_by_tensor |= dict.fromkeys(file.keys(), file)
         # A checkpoint saved with a head on top has the family's prefix before every name.
-        prefixed = layout is not None and f"{layout.prefix}{layout.word}.weight" in self._holders
-        self._prefix = layout.prefix if layout is not None and prefixed else ""
+        has_prefix = layout is not None and f"{layout.prefix}{layout.word}.weight" in self._files_by_tensor
+        self._prefix = layout.prefix if layout is not None and has_prefix else ""
 
     @property
     def where(self) -> str:
@@ -55,39 +47,31 @@ class Checkpoint:
     def has_layer(self, number: int) -> bool:
         """Whether it holds a layer of this number."""
         start = self._prefix + ("layers.{}." if self._layout is None else self._layout.layer).format(number)
-        return any(name.startswith(start) for name in self._holders)
+        return any(name.startswith(start) for name in self._files_by_tensor)
 
     def plan(self, shape: Shaped) -> dict[str, str]:
-        """The names in the file of all tensors that a network needs, by ours; reads none of them.
-
-        Raises:
-            AttnscopeError: A tensor is missing, or of another shape.
-        """
+        """The names in the file of all tensors that a network needs, by ours; all are there, in their shapes."""
         plan = {ours: (self._find(theirs), size) for ours, (theirs, size) in shape.tensors().items()}
-        missing = [name for name, _ in plan.values() if name not in self._holders]
+        missing = [name for name, _ in plan.values() if name not in self._files_by_tensor]
         if missing:
             raise AttnscopeError(
                 f"{self.where} lacks {len(missing)} of {len(plan)} tensors, such as {missing[0]}",
                 "the file is incomplete, or of another model than config.json describes",
             )
         for name, size in plan.values():
-            found = tuple(self._holders[name].get_slice(name).get_shape())
-            if found != size:
+            own_size = tuple(self._files_by_tensor[name].get_slice(name).get_shape())
+            if own_size != size:
                 raise AttnscopeError(
-                    f"{self.where}: {name} has shape {found}, but config.json makes it {size}",
+                    f"{self.where}: {name} has shape {own_size}, but config.json makes it {size}",
                     "weights and config.json belong to different models",
                 )
         return {ours: name for ours, (name, _) in plan.items()}
 
     def raw(self, shape: Shaped) -> Iterator[tuple[str, str, Any]]:
-        """Yields every tensor that a network needs, once all are known to be there: our name, the file's, the tensor.
-
-        Raises:
-            AttnscopeError: A tensor is missing, of another shape, or damaged.
-        """
+        """Yields every tensor that a network needs, once all are there: our name, the file's, the tensor."""
         for ours, name in self.plan(shape).items():
             try:
-                tensor = self._holders[name].get_tensor(name)
+                tensor = self._files_by_tensor[name].get_tensor(name)
             except (SafetensorError, OSError, RuntimeError, TypeError) as error:
                 raise _damaged(self._files[0], error) from error
             yield ours, name, tensor
@@ -96,7 +80,7 @@ class Checkpoint:
         """The name in the file; checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta."""
         name = self._prefix + name
         elder = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-        return elder if name not in self._holders and elder in self._holders else name
+        return elder if name not in self._files_by_tensor and elder in self._files_by_tensor else name
 
 
 def _damaged(path: Path, error: Exception) -> AttnscopeError:

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +20,12 @@ from torch import Tensor, nn
 from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import Probe
+from attnscope.models.bare import LayeredModel
 from attnscope.models.catalog import Source, read_config, verify
-from attnscope.models.devices import place
+from attnscope.models.devices import name_dtype, place
 from attnscope.models.files import weight_files
-from attnscope.models.info import ModelInfo, require_length, require_numbers
-from attnscope.models.model import Batch, LayeredModel, Outputs, Slice
+from attnscope.models.info import ModelInfo
+from attnscope.models.model import Batch, Outputs, Slice
 from attnscope.models.own.checkpoint import Checkpoint
 from attnscope.models.own.decoder_config import ROTARY_BASE, DecoderConfig, Positions, WordTokenizer, word_tokenizer
 from attnscope.models.own.native import read_weights
@@ -41,13 +41,6 @@ class OwnDecoder(nn.Module):
         logits = norm(stream) W_Uᵀ
 
     Attention looks back only and has no biases; the feed-forward network is GELU's, with biases.
-
-    Args:
-        config: Its shape.
-        tokenizer: What makes tokens of texts for it.
-
-    Attributes:
-        config: As given; likewise tokenizer.
     """
 
     def __init__(self, config: DecoderConfig, tokenizer: WordTokenizer) -> None:
@@ -173,8 +166,8 @@ class _Layer(nn.Module):
     def forward(
         self, stream: Tensor, mask: Tensor | None, probe: Probe | None, turn: "partial[tuple[Tensor, Tensor]] | None"
     ) -> Tensor:
-        given = self.attention_norm(stream)
-        written, _ = self.attention(given, key_padding_mask=mask, is_causal=True, probe=probe, turn=turn)
+        read = self.attention_norm(stream)
+        written, _ = self.attention(read, key_padding_mask=mask, is_causal=True, probe=probe, turn=turn)
         stream = stream + written
         if self.up is not None and self.down is not None:
             stream = stream + self.down(nn.functional.gelu(self.up(self.norm(stream))))
@@ -204,11 +197,11 @@ def apply_rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[
         Su et al. 2021, section 3.4; pairs as in GPT-NeoX and Llama.
     """
 
-    def turned(rows: Tensor) -> Tensor:
+    def rotate(rows: Tensor) -> Tensor:
         first, second = rows.chunk(2, dim=-1)
         return rows * cos + torch.cat((-second, first), -1) * sin
 
-    return turned(query), turned(key)
+    return rotate(query), rotate(key)
 
 
 class DecoderModel(LayeredModel):
@@ -217,23 +210,22 @@ class DecoderModel(LayeredModel):
     loss = "causal"
 
     def __init__(self, info: ModelInfo, network: OwnDecoder) -> None:
-        super().__init__(info, network.tokenizer, [network], list(network.layers), "attention.out_proj.weight")
+        layers, n_words = list(network.layers), network.config.vocab_size
+        super().__init__(info, network.tokenizer, [network], layers, "attention.out_proj.weight", n_words)
         self.network = network
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
         """See models.model.Model; padding stands behind texts."""
-        batch = batch.to(self.info.device)
-        require_length(self.info, batch.ids.shape[1])
-        require_numbers(self.info, batch.ids, self.network.config.vocab_size)
+        batch = self._require(batch)
         with self._forward_pass():
             return self.network.hidden(batch.ids, batch.mask, probe)
 
     def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
         """As `run`, with the scores of the next token if they are asked for."""
         hidden = self.run(batch, probe)
-        asked = hidden if last is None else hidden[:, -last:]
+        predicting = hidden if last is None else hidden[:, -last:]
         with self._forward_pass():
-            return Outputs(hidden, self.network.unembed(asked) if logits else None)
+            return Outputs(hidden, self.network.unembed(predicting) if logits else None)
 
     def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:  # type: ignore[override]  # others: None
         """The heads' rows of W_Q, W_K and W_V, and their columns of W_O."""
@@ -250,26 +242,18 @@ class DecoderModel(LayeredModel):
         """The map that the scores come from."""
         return self.network.unembed
 
-    @torch.no_grad()
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d_model), without gradient."""
-        require_numbers(self.info, ids, self.network.config.vocab_size)
-        found: Tensor = self.network.embed(ids)
-        return found
+        """The rows of the token embedding."""
+        return self._look_up(self.network.embed, ids)
 
     def untrained(self, seed: int) -> "DecoderModel":
         """The same architecture with the weights that training begins with."""
-        note = f"random weights, seed {seed}"
-        info = replace(self.info, name=f"{self.info.name} untrained", source="random", sha256="", notes=(note,))
+        info = self._untrained_info(f"random weights, seed {seed}", source="random")
         return DecoderModel(info, copy.deepcopy(self.network).draw(seed))
 
 
 def load_decoder(source: Source, *, device: str = "cpu", dtype: str = "float32") -> DecoderModel:
-    """Loads a decoder that `OwnDecoder.save` wrote; device and precision as of `models.load`.
-
-    Raises:
-        AttnscopeError: Files are missing or damaged, or do not fit each other; there is no such device or precision.
-    """
+    """Loads a decoder that `OwnDecoder.save` wrote; device and precision as of `models.load`."""
     folder = source.folder
     assert folder is not None  # `is_decoder` found one there
     config = DecoderConfig.of(read_config(source), source.name)
@@ -288,6 +272,6 @@ def wrap_decoder(network: OwnDecoder) -> DecoderModel:
     """A decoder in memory as a model: a copy of it as it is now."""
     weight = network.embed.weight
     info = network.config.info(
-        "own decoder", "in memory", "", dtype=str(weight.dtype).removeprefix("torch."), device=str(weight.device)
+        "own decoder", "in memory", "", dtype=name_dtype(weight.dtype), device=str(weight.device)
     )
     return DecoderModel(info, copy.deepcopy(network).eval().requires_grad_(False))

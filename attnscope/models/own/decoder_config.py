@@ -1,5 +1,6 @@
 """The shape of attnscope's own decoder, its files' names and its tokenizer: all that needs no torch."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -24,16 +25,8 @@ ROTARY_BASE = 10_000.0
 class DecoderConfig:
     """What config.json of a decoder holds beside its model type.
 
-    Attributes:
-        vocab_size: How many words it knows.
-        n_layers: Layers.
-        n_heads: Heads of each.
-        d_model: Width of the residual stream; a multiple of n_heads.
-        d_ff: Width within the feed-forward network of each layer; 0 = attention only.
-        positions: "rotary" (queries and keys are turned by their places), "learned" (a vector for each place is added
-            to the embedding), "none".
-        norm: Whether a LayerNorm stands before each attention, each feed-forward network, and the unembedding.
-        max_tokens: The longest text; None = no limit, which learned positions do not have.
+    `own_decoder` says what each of these is. Positions are "rotary" (queries and keys are turned by their places),
+    "learned" (a vector for each place is added to the embedding) or "none".
     """
 
     vocab_size: int
@@ -46,10 +39,10 @@ class DecoderConfig:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        sizes = {name: getattr(self, name) for name in ("vocab_size", "n_layers", "n_heads", "d_model")}
-        sizes |= {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
-        for name, value in {**sizes, "d_ff": self.d_ff}.items():
-            least = 0 if name == "d_ff" else 1
+        for name in ("vocab_size", "n_layers", "n_heads", "d_model", "max_tokens", "d_ff"):
+            value, least = getattr(self, name), int(name != "d_ff")  # there are decoders of attention alone
+            if name == "max_tokens" and value is None:
+                continue
             if type(value) is not int or value < least:
                 raise AttnscopeError(f"{name} is {value!r}, but must be at least {least}", "give another number")
         if self.d_model % self.n_heads:
@@ -70,11 +63,7 @@ class DecoderConfig:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], name: str) -> "DecoderConfig":
-        """What a config.json says.
-
-        Raises:
-            AttnscopeError: It lacks a size, or what it says makes no sense.
-        """
+        """What a config.json says; refused where it lacks a size, or what it says makes no sense."""
         missing = [field.name for field in fields(cls) if field.name not in config]
         if missing:
             raise AttnscopeError(f"the config.json of {name} does not say {missing[0]}", "get the file again")
@@ -111,20 +100,17 @@ class DecoderConfig:
 
     def info(self, name: str, source: str, sha256: str, *, dtype: str = "float32", device: str = "cpu") -> ModelInfo:
         """What is known of a decoder of this shape."""
-        sizes = [shape for _, shape in self.tensors().values()]
         return ModelInfo(
             name=name,
             source=source,
             sha256=sha256,
             architecture=OWN_DECODER,
-            engine="native",
-            path="seam",
             kinds=("decoder",),
             n_layers=(self.n_layers,),
             n_heads=(self.n_heads,),
             n_kv_heads=(self.n_heads,),
             d_model=self.d_model,
-            n_parameters=sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in sizes),
+            n_parameters=sum(math.prod(shape) for _, shape in self.tensors().values()),
             max_tokens=self.max_tokens,
             dtype=dtype,
             device=device,
@@ -132,11 +118,7 @@ class DecoderConfig:
 
 
 class WordTokenizer(FastTokenizer):
-    """Words apart by blanks, each a token of a small vocabulary; no special tokens.
-
-    Args:
-        backend: As `word_tokenizer` makes it, or a tokenizer that was put in its place.
-    """
+    """Words apart by blanks, each a token of a small vocabulary; no special tokens."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__(backend, f"words, {backend.get_vocab_size():,} of them")
@@ -147,11 +129,7 @@ class WordTokenizer(FastTokenizer):
         return cls(FastTokenizer.open(folder).backend)
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """Tokenises a text; see FastTokenizer.
-
-        Raises:
-            AttnscopeError: A word is not of the vocabulary.
-        """
+        """Tokenises a text; refuses a word that is not of the vocabulary by its name."""
         try:
             return super().encode(text, pair)
         except AttnscopeError as error:
@@ -159,20 +137,16 @@ class WordTokenizer(FastTokenizer):
             strange = next((word for word in words if self.backend.token_to_id(word) is None), None)
             if strange is None:
                 raise
-            known = self.backend.get_vocab_size()
-            some = ", ".join(str(self.backend.id_to_token(number)) for number in range(min(known, 5)))
+            n_words = self.backend.get_vocab_size()
+            some = ", ".join(str(self.backend.id_to_token(number)) for number in range(min(n_words, 5)))
             raise AttnscopeError(
-                f"{strange[:40]!r} is none of the {known:,} words that this model knows",
-                f"its words, with blanks between: {some}{', …' if known > 5 else ''}",
+                f"{strange[:40]!r} is none of the {n_words:,} words that this model knows",
+                f"its words, with blanks between: {some}{', …' if n_words > 5 else ''}",
             ) from error
 
 
 def word_tokenizer(words: Sequence[str]) -> WordTokenizer:
-    """The tokenizer of a vocabulary.
-
-    Raises:
-        AttnscopeError: A word is empty, has a blank in it, or is there twice.
-    """
+    """The tokenizer of a vocabulary, whose words are not empty, have no blanks, and are there once."""
     for word in words:
         if not isinstance(word, str) or word.split() != [word]:
             raise AttnscopeError(f"{word!r} is no word: words stand apart by blanks", "give words without blanks")

@@ -48,8 +48,8 @@ chapter 13.
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
@@ -58,9 +58,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
+from attnscope.models.bare import LayeredModel
 from attnscope.models.catalog import Source, resolve
-from attnscope.models.info import ModelInfo, require_length, require_numbers
-from attnscope.models.model import Batch, LayeredModel
+from attnscope.models.info import ModelInfo
+from attnscope.models.model import Batch
 from attnscope.models.own.words import (
     BOS,
     CODE_BITS,
@@ -110,7 +111,6 @@ class Head:
     """One head: what it is for, and how it is made.
 
     Attributes:
-        what: One line for people.
         roles: The role that it is made for, then those that follow from it.
         scores: Makes its query and key projections, (d_head, d_model), in units of sharpness.
     """
@@ -122,7 +122,7 @@ class Head:
 
 def _offset(offset: int, idle: int | None = None) -> tuple[Array, Array]:
     """Looks `offset` tokens ahead; queries with the flag `idle` rest."""
-    query, key = _blank(), _blank()
+    query, key = _blank()
     rest_place = place_codes(np.array(1))
     query[PLACE, PLACE] = 2 * _turn(offset)
     query[PLACE, REST_FLAG] = 2 * _turn(offset) @ rest_place
@@ -135,7 +135,7 @@ def _offset(offset: int, idle: int | None = None) -> tuple[Array, Array]:
 
 
 def _first() -> tuple[Array, Array]:
-    query, key = _blank(), _blank()
+    query, key = _blank()
     query[PLACE, ONE] = 2 * place_codes(np.array(0))
     key[PLACE, PLACE] = np.eye(D_PLACE)
     return query, key
@@ -143,7 +143,7 @@ def _first() -> tuple[Array, Array]:
 
 def _match(codes: slice) -> tuple[Array, Array]:
     """Looks for the query's token in a slot of the keys, anywhere but at the query itself."""
-    query, key = _blank(), _blank()
+    query, key = _blank()
     n = len(MODULI)
     token, place, constant = slice(D_CODE), slice(D_CODE, D_CODE + D_PLACE), D_CODE + D_PLACE
     query[token, TOKEN] = 4 * n / D_CODE * np.eye(D_CODE)
@@ -156,27 +156,25 @@ def _match(codes: slice) -> tuple[Array, Array]:
 
 
 def _punctuation() -> tuple[Array, Array]:
-    query, key = _blank(), _blank()
+    query, key = _blank()
     query[0, ONE] = 1
     key[0, ONE], key[0, REST_FLAG], key[0, PUNCTUATION_FLAG] = -1, 1, 2
     return query, key
 
 
-def _uniform() -> tuple[Array, Array]:
-    return _blank(), _blank()
-
-
-def _blank() -> Array:
-    return np.zeros((D_HEAD, D_MODEL), np.float32)
+def _blank() -> tuple[Array, Array]:
+    """Projections that score all keys alike."""
+    query, key = np.zeros((2, D_HEAD, D_MODEL), np.float32)
+    return query, key
 
 
 def _turn(offset: int) -> Array:
     """The permutation that turns the code of place i into that of place i + offset."""
-    turned = np.zeros((D_PLACE, D_PLACE), np.float32)
+    permutation = np.zeros((D_PLACE, D_PLACE), np.float32)
     for start, modulus in zip(np.cumsum((0, *MODULI)), MODULI, strict=False):
         block = slice(start, start + modulus)
-        turned[block, block] = np.roll(np.eye(modulus), offset, axis=0)
-    return turned
+        permutation[block, block] = np.roll(np.eye(modulus), offset, axis=0)
+    return permutation
 
 
 _TWO_BACK = Head("the token two back", ("local",), partial(_offset, -2, REST_FLAG))
@@ -185,7 +183,7 @@ _FIRST = Head("the first token", ("first_token",), _first)
 _SAME = Head("the same token elsewhere in the text", ("same_token",), partial(_match, TOKEN))
 _SAME_EARLIER = Head("the same token earlier in the text", ("same_token",), partial(_match, TOKEN))
 _DELIMITER = Head("punctuation", ("delimiter",), _punctuation)
-_DIFFUSE = Head("all tokens alike", ("diffuse",), _uniform)
+_DIFFUSE = Head("all tokens alike", ("diffuse",), _blank)
 _PREVIOUS = Head(
     "the previous token, whose code it writes for the induction head to find",
     ("previous_token", "local"),
@@ -208,17 +206,10 @@ _LOOKS_BACK = (
 
 @dataclass(frozen=True)
 class Variant:
-    """One glass box.
-
-    Attributes:
-        kind: What its attention counts as.
-        looks_back: For each layer, whether queries attend to themselves and earlier tokens only.
-        heads: For each layer, its heads.
-        note: What to know before reading its pictures.
-    """
+    """One glass box."""
 
     kind: Literal["encoder", "decoder"]
-    looks_back: tuple[bool, ...]
+    looks_back: tuple[bool, ...]  # for each layer, whether queries attend to themselves and earlier tokens only
     heads: tuple[tuple[Head, ...], ...]
     note: str
 
@@ -247,44 +238,34 @@ def roles(name: str = "own") -> dict[tuple[int, int], tuple[str, ...]]:
     To attend to the token itself or to the same token elsewhere is also to attend to a similar token; that role goes
     without saying and is not listed.
     """
-    return {place: head.roles for place, head in _all_heads(name)}
+    return {place: head.roles for place, head in _heads_by_place(name).items()}
 
 
 def descriptions(name: str = "own") -> dict[tuple[int, int], str]:
     """What every head attends to: (layer, head) -> one line for people."""
-    return {place: head.what for place, head in _all_heads(name)}
+    return {place: head.what for place, head in _heads_by_place(name).items()}
 
 
-def _all_heads(name: str) -> Iterator[tuple[tuple[int, int], Head]]:
-    for layer, heads in enumerate(VARIANTS[name].heads):
-        for number, head in enumerate(heads):
-            yield (layer, number), head
+def _heads_by_place(name: str) -> dict[tuple[int, int], Head]:
+    return {(layer, n): head for layer, heads in enumerate(VARIANTS[name].heads) for n, head in enumerate(heads)}
 
 
 # Codes ----------------------------------------------------------------------------------------------------------
 
 
 def place_codes(places: NDArray[np.int64]) -> Array:
-    """The codes of places in a text: for each modulus, the remainder as one of that many numbers.
+    """The codes of places in a text, (…, 98), 0 or 1: for each modulus, the remainder as one of that many numbers.
 
-    Args:
-        places: Any shape; negative ones count backwards from the limit.
-
-    Returns:
-        (…, 98), 0 or 1. Codes of places nearer than 34,782 to each other share at most 2 of their 3 ones.
+    Codes of places nearer than 34,782 to each other share at most 2 of their 3 ones. Negative places count backwards.
     """
     blocks = [np.eye(modulus, dtype=np.float32)[np.remainder(places, modulus)] for modulus in MODULI]
     return np.concatenate(blocks, axis=-1)
 
 
 def token_codes(ids: NDArray[np.int64]) -> Array:
-    """The codes of tokens: for each number from 0 to 2**22 - 1 a codeword of the Reed-Muller code RM(2, 6), as signs.
+    """The codes of tokens, (…, 64): for each number below 2**22 a codeword of the Reed-Muller code RM(2, 6), as signs.
 
-    Args:
-        ids: Token numbers, any shape.
-
-    Returns:
-        (…, 64), -1 or 1; all 0 for special tokens. Dot products of different codes are at most 32.
+    All 0 for special tokens. Dot products of different codes are at most 32.
     """
     bits = ((ids[..., None] >> np.arange(CODE_BITS)) & 1).astype(np.float32)
     codes: Array = 1 - 2 * ((bits @ _reed_muller()) % 2)
@@ -304,19 +285,10 @@ def _reed_muller() -> Array:
 
 
 def own_weights(name: str = "own", sharpness: float = SHARPNESS) -> dict[str, Array]:
-    """Every weight: "layers.0.q_proj" and so on -> (d_model, d_model).
-
-    Args:
-        name: "own" or "own-causal".
-        sharpness: By how many nats a right key scores above [REST], and [REST] above the others. 0 makes all heads
-            uniform.
-
-    Raises:
-        AttnscopeError: The sharpness is negative, infinite or no number.
-    """
+    """Every weight: "layers.0.q_proj" and so on -> (d_model, d_model); `load_own` says what sharpness is."""
     if not 0 <= sharpness < 1e4:
         raise AttnscopeError(f"sharpness {sharpness} makes no sense", "0 is uniform; the default is 16")
-    made: dict[str, Array] = {}
+    weights: dict[str, Array] = {}
     for layer, heads in enumerate(VARIANTS[name].heads):
         query, key = zip(*(head.scores() for head in heads), strict=True)
         value, out = np.zeros((2, D_MODEL, D_MODEL), np.float32)
@@ -324,11 +296,11 @@ def own_weights(name: str = "own", sharpness: float = SHARPNESS) -> dict[str, Ar
             first = slice(head * D_HEAD, head * D_HEAD + D_CODE)
             value[first, TOKEN] = out[written_slot(layer, head), first] = np.eye(D_CODE)
         # Attention divides scores by the root of the heads' width.
-        made[f"layers.{layer}.q_proj"] = np.concatenate(query) * np.float32(sharpness * math.sqrt(D_HEAD))
-        made[f"layers.{layer}.k_proj"] = np.concatenate(key)
-        made[f"layers.{layer}.v_proj"] = value
-        made[f"layers.{layer}.out_proj"] = out
-    return made
+        weights[f"layers.{layer}.q_proj"] = np.concatenate(query) * np.float32(sharpness * math.sqrt(D_HEAD))
+        weights[f"layers.{layer}.k_proj"] = np.concatenate(key)
+        weights[f"layers.{layer}.v_proj"] = value
+        weights[f"layers.{layer}.out_proj"] = out
+    return weights
 
 
 def _sha256(weights: dict[str, Array]) -> str:
@@ -338,9 +310,6 @@ def _sha256(weights: dict[str, Array]) -> str:
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(array, "<f4").data)
     return digest.hexdigest()
-
-
-# Text -----------------------------------------------------------------------------------------------------------
 
 
 # Model ----------------------------------------------------------------------------------------------------------
@@ -362,8 +331,6 @@ def own_info(
         source=f"made by attnscope, sharpness {sharpness:g}",
         sha256=_sha256(weights),
         architecture="own",
-        engine="native",
-        path="seam",
         kinds=(variant.kind,),
         n_layers=(N_LAYERS,),
         n_heads=(N_HEADS,),
@@ -382,22 +349,15 @@ class OwnModel(LayeredModel):
     """A loaded glass box; see models.model.Model."""
 
     def __init__(self, info: ModelInfo, layers: "list[MultiHeadAttention]", variant: Variant) -> None:
-        super().__init__(info, OwnTokenizer(), layers, layers, "out_proj.weight")
-        self._attentions = layers
-        self._variant = variant
+        super().__init__(info, OwnTokenizer(), layers, layers, "out_proj.weight", VOCABULARY)
+        self._attentions, self._variant = layers, variant
 
     def run(self, batch: Batch, probe: "Probe") -> "Tensor":
-        """See models.model.Model.
+        """See models.model.Model; padding may be on either side, and segments are passed over.
 
-        Padding may be on either side; segments are passed over.
-
-        Returns:
-            The residual stream at the end, (batch, token, d_model); `written_slot` says where a head has written.
-            Padding's means nothing.
+        Returns the residual stream at the end, in which `written_slot` says where a head has written.
         """
-        batch = batch.to(self.info.device)
-        require_length(self.info, batch.ids.shape[1])
-        require_numbers(self.info, batch.ids, VOCABULARY)
+        batch = self._require(batch)
         hidden = self._embed(batch.ids, batch.mask)
         with self._forward_pass():
             for layer, looks_back in zip(self._attentions, self._variant.looks_back, strict=True):
@@ -421,10 +381,7 @@ class OwnModel(LayeredModel):
             for layer in layers:
                 for weight in layer.parameters():
                     weight.copy_((torch.rand(weight.shape, generator=chance) * 2 - 1) * math.sqrt(3 / D_MODEL))
-        note = f"Weights are random, seed {seed}."
-        info = replace(
-            self.info, name=f"{self.info.name} untrained", source="random", sha256="", notes=(note,), heads=()
-        )
+        info = self._untrained_info(f"Weights are random, seed {seed}.", source="random", heads=())
         return OwnModel(info, layers, self._variant)
 
     def _embed(self, ids: "Tensor", mask: "Tensor | None") -> "Tensor":
@@ -448,17 +405,10 @@ class OwnModel(LayeredModel):
 def load_own(
     spec: str | Source = "own", *, sharpness: float = SHARPNESS, device: str = "cpu", dtype: str = "float32"
 ) -> OwnModel:
-    """Makes a glass box.
+    """Makes a glass box, "own" or "own-causal".
 
-    Args:
-        spec: "own" or "own-causal", or what `resolve` made of it.
-        sharpness: By how many nats a right key scores above [REST], and [REST] above the others. 0 makes all heads
-            uniform; the default puts at least 0.996 where the head looks in any text that it takes.
-        device: As of `models.load`; so is dtype.
-        dtype: See there.
-
-    Raises:
-        AttnscopeError: There is no such glass box, device or precision, or the sharpness makes no sense.
+    Sharpness is by how many nats a right key scores above [REST], and [REST] above the others. 0 makes all heads
+    uniform; the default puts at least 0.996 where the head looks in any text that it takes.
     """
     source = resolve(spec) if isinstance(spec, str) else spec
     if source.name not in VARIANTS or source.folder is not None:

@@ -144,8 +144,8 @@ class Encoder:
         layout = LAYOUTS[config["model_type"]]
         values: Config = {}
         for name, default in _BERT_DEFAULTS.items():
-            given = config.get(layout.settings.get(name, name), config.get(name))
-            values[name] = layout.defaults.get(name, default) if given is None else given
+            value = config.get(layout.settings.get(name, name), config.get(name))
+            values[name] = layout.defaults.get(name, default) if value is None else value
         embedding_size = config.get("embedding_size") or layout.defaults.get("embedding_size")
         values["embedding_size"] = embedding_size if layout.projection else values["hidden_size"]
         return cls(layout=layout, **values)
@@ -161,41 +161,31 @@ class Encoder:
         plan: dict[str, tuple[str, Shape]] = {}
         layout, width, inner = self.layout, self.hidden_size, self.intermediate_size
 
-        def linear(ours: str, theirs: str, n_in: int, n_out: int) -> None:
-            plan[f"{ours}.weight"] = (f"{theirs}.weight", (n_out, n_in))
-            plan[f"{ours}.bias"] = (f"{theirs}.bias", (n_out,))
+        def add(ours: str, theirs: str, *shape: int, has_bias: bool = True) -> None:
+            plan[f"{ours}.weight"] = (f"{theirs}.weight", shape)
+            if has_bias:
+                plan[f"{ours}.bias"] = (f"{theirs}.bias", shape[:1])
 
-        def norm(ours: str, theirs: str, size: int) -> None:
-            plan[f"{ours}.weight"] = (f"{theirs}.weight", (size,))
-            plan[f"{ours}.bias"] = (f"{theirs}.bias", (size,))
-
-        plan["word.weight"] = (f"{layout.word}.weight", (self.vocab_size, self.embedding_size))
-        plan["position.weight"] = (f"{layout.position}.weight", (self.max_position_embeddings, self.embedding_size))
+        add("word", layout.word, self.vocab_size, self.embedding_size, has_bias=False)
+        add("position", layout.position, self.max_position_embeddings, self.embedding_size, has_bias=False)
         if layout.segment:
-            plan["segment.weight"] = (f"{layout.segment}.weight", (self.type_vocab_size, self.embedding_size))
-        norm("embedding_norm", layout.embedding_norm, self.embedding_size)
+            add("segment", layout.segment, self.type_vocab_size, self.embedding_size, has_bias=False)
+        add("embedding_norm", layout.embedding_norm, self.embedding_size)
         if self.embedding_size != width:
-            linear("projection", layout.projection, self.embedding_size, width)
+            add("projection", layout.projection, width, self.embedding_size)
         for i in range(self.num_hidden_layers):
             ours, theirs = f"layers.{i}.", layout.layer.format(i)
             for part, name in (("q", layout.query), ("k", layout.key), ("v", layout.value), ("out", layout.output)):
-                linear(f"{ours}attention.{part}_proj", theirs + name, width, width)
-            norm(f"{ours}attention_norm", theirs + layout.attention_norm, width)
-            linear(f"{ours}up", theirs + layout.up, width, inner)
-            linear(f"{ours}down", theirs + layout.down, inner, width)
-            norm(f"{ours}norm", theirs + layout.norm, width)
+                add(f"{ours}attention.{part}_proj", theirs + name, width, width)
+            add(f"{ours}attention_norm", theirs + layout.attention_norm, width)
+            add(f"{ours}up", theirs + layout.up, inner, width)
+            add(f"{ours}down", theirs + layout.down, width, inner)
+            add(f"{ours}norm", theirs + layout.norm, width)
         return plan
 
 
 def supports(config: Config) -> str | None:
-    """Whether the native engine computes this model as it truly is.
-
-    Args:
-        config: What config.json holds.
-
-    Returns:
-        None if it does, else why not, as the end of a sentence that begins "the native engine does not run it:".
-    """
+    """Why the native engine does not compute a model as it truly is, as the end of a sentence; None if it does."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in LAYOUTS:
         return f"its model_type is {kind!r}, not one of {', '.join(sorted(LAYOUTS))}"
@@ -236,17 +226,16 @@ def _fits(name: str, value: object) -> bool:
 
 
 def native_info(
-    source: Source, config: Config, *, sha256: str, dtype: str = "float32", device: str = "cpu"
+    source: Source, config: Config, *, sha256: str, engine: str = "native", dtype: str = "float32", device: str = "cpu"
 ) -> ModelInfo:
-    """What is known of a model on the native engine, all of it from its configuration."""
+    """What is known of a model on the native or the NumPy engine, all of it from its configuration."""
     encoder = Encoder.of(config)
     return ModelInfo(
         name=source.name,
         source=source.origin,
         sha256=sha256,
         architecture=config["model_type"],
-        engine="native",
-        path="seam",
+        engine=engine,
         kinds=("encoder",),
         n_layers=(encoder.num_hidden_layers,),
         n_heads=(encoder.num_attention_heads,),

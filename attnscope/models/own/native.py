@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.seam import Probe
 from attnscope.errors import AttnscopeError
+from attnscope.models.bare import LayeredModel
 from attnscope.models.catalog import Source, read_config, verify
-from attnscope.models.devices import place
+from attnscope.models.devices import name_dtype, place
 from attnscope.models.files import weight_files
-from attnscope.models.info import ModelInfo, require_length, require_numbers
-from attnscope.models.model import Batch, LayeredModel, Tokenizer
+from attnscope.models.info import ModelInfo, require_numbers
+from attnscope.models.model import Batch, Tokenizer
 from attnscope.models.own.checkpoint import Checkpoint, Shaped
 from attnscope.models.own.layouts import ACTIVATIONS, Encoder, native_info, supports
 from attnscope.models.tokenizer import FastTokenizer
@@ -38,28 +39,23 @@ class NativeModel(LayeredModel):
     """A loaded encoder; see models.model.Model."""
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, network: "_Network") -> None:
-        super().__init__(info, tokenizer, [network], list(network.layers), "attention.out_proj.weight")
-        self._encoder = encoder
-        self._network = network
+        layers = list(network.layers)
+        super().__init__(info, tokenizer, [network], layers, "attention.out_proj.weight", encoder.vocab_size)
+        self._encoder, self._network = encoder, network
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
         """See models.model.Model; segments are passed over where the family knows none (DistilBERT, RoBERTa)."""
-        batch = batch.to(self.info.device)
+        batch = self._require(batch)
         segments = batch.segments if self._encoder.layout.reads_segments else None
-        require_length(self.info, batch.ids.shape[1])
-        require_numbers(self.info, batch.ids, self._encoder.vocab_size)
         if segments is not None:
             require_numbers(self.info, segments, self._encoder.type_vocab_size, "segment")
         with self._forward_pass():
             output: Tensor = self._network(batch.ids, batch.mask, segments, probe)
         return output
 
-    @torch.no_grad()
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
-        require_numbers(self.info, ids, self._encoder.vocab_size)
-        found: Tensor = self._network.word(ids)
-        return found
+        """The rows of the token embedding."""
+        return self._look_up(self._network.word, ids)
 
     def untrained(self, seed: int) -> "NativeModel":
         """The same architecture with random weights, drawn as BERT draws them before training (sigma 0.02)."""
@@ -71,19 +67,12 @@ class NativeModel(LayeredModel):
                     weight.copy_(torch.randn(weight.shape, generator=chance) * 0.02)
                 else:
                     weight.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
-        info = replace(
-            self.info, name=f"{self.info.name} untrained", sha256="", notes=(f"random weights, seed {seed}",)
-        )
+        info = self._untrained_info(f"random weights, seed {seed}")
         return NativeModel(info, self.tokenizer, self._encoder, network)
 
 
 def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") -> NativeModel:
-    """Loads a BERT-family encoder from safetensors; device and precision as of `models.load`.
-
-    Raises:
-        AttnscopeError: The model is not one that the engine runs; files are missing or damaged; the weights are not the
-            pinned ones, do not fit the configuration, or hold NaN; the device or precision does not exist.
-    """
+    """Loads a BERT-family encoder from safetensors; device and precision as of `models.load`."""
     config = read_config(source)
     reason = supports(config)
     if reason or source.folder is None:
@@ -92,9 +81,8 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
         )
     where, precision = place(device, dtype)
     tokenizer = FastTokenizer.open(source.folder)
-    sha256 = verify(source)
+    info = native_info(source, config, sha256=verify(source), dtype=dtype, device=str(where))
     encoder = Encoder.of(config)
-    info = native_info(source, config, sha256=sha256, dtype=dtype, device=str(where))
     with ExitStack() as stack:
         weights = Checkpoint(weight_files(source.folder), encoder.layout, stack)
         if weights.has_layer(encoder.num_hidden_layers):
@@ -111,27 +99,23 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
 def read_weights(
     checkpoint: Checkpoint, shape: Shaped, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor that a network of a shape needs, by our name.
-
-    Raises:
-        AttnscopeError: One is missing, of another shape, damaged, quantised, or holds NaN.
-    """
-    for ours, name, raw in checkpoint.raw(shape):
-        tensor: Tensor = raw
+    """Yields every tensor that a network of a shape needs, by our name; refuses quantised weights and NaN."""
+    tensor: Tensor
+    for ours, name, tensor in checkpoint.raw(shape):
         if not tensor.is_floating_point():
             raise AttnscopeError(f"{checkpoint.where}: {name} is of type {tensor.dtype}", "the weights are quantised")
-        tensor = tensor.to(dtype)
+        converted = tensor.to(dtype)
         # One sum tells: NaN or infinity anywhere never leaves it finite. Wide, for half precision overflows; by NumPy,
         # for waking torch's threads a hundred times takes up to ten times as long on a busy machine.
-        wide = tensor if dtype.itemsize >= 4 else tensor.float()
+        wide = converted if dtype.itemsize >= 4 else converted.float()
         with np.errstate(all="ignore"):
             total = wide.numpy().sum()
         if not np.isfinite(total):
             raise AttnscopeError(
-                f"{checkpoint.where}: {name} holds NaN or infinite values as {str(dtype).removeprefix('torch.')}",
+                f"{checkpoint.where}: {name} holds NaN or infinite values as {name_dtype(dtype)}",
                 "the weights are damaged, or too large for this precision",
             )
-        yield ours, tensor.to(device)
+        yield ours, converted.to(device)
 
 
 class _Network(nn.Module):

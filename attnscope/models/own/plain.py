@@ -7,18 +7,18 @@ float64 it follows a model's attention where torch is not wanted, and checks the
 import math
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.teaching.stepwise import Inputs
 from attnscope.errors import AttnscopeError
+from attnscope.models.bare import BareModel
 from attnscope.models.catalog import Source, read_config, verify
 from attnscope.models.files import weight_files
-from attnscope.models.info import ModelInfo, ShownModel, require_length, require_numbers
+from attnscope.models.info import ModelInfo, require_length, require_numbers
 from attnscope.models.model import Maps, Tokenizer
 from attnscope.models.own.checkpoint import Checkpoint
 from attnscope.models.own.layouts import ACTIVATIONS, Encoder, native_info, supports
@@ -35,11 +35,15 @@ class _Attention(NamedTuple):
     output: Array  # (query, d_model), before the output projection
 
 
-class PlainEncoder(ShownModel):
+class PlainEncoder(BareModel):
     """A loaded encoder that computes with NumPy alone; see models.model.Model. It looks at single texts."""
 
-    writer = eyes = ears = viewer = run_inputs = head_slices = probe_forwards = loss = None
-    resumes = False
+    _refusal = (
+        "the numpy engine shows exact maps of a text, and does nothing else",
+        "load the model with another engine (--engine auto), or leave maps unpooled (--pooled 0)",
+    )
+    run = outputs = rerun = modules = blocks = static_embeddings = BareModel._refuse
+    output_projections = unembedding = untrained = BareModel._refuse
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, weights: dict[str, Array]) -> None:
         self.info = info
@@ -47,7 +51,7 @@ class PlainEncoder(ShownModel):
         self._encoder = encoder
         self._weights = weights
 
-    def look(self, tokens: Tokens, layers: Collection[int]) -> Maps:
+    def look(self, tokens: Tokens, layers: Collection[int]) -> Maps:  # type: ignore[override]  # others: None
         """What the heads attend to on a text; see Model."""
         require_length(self.info, len(tokens))
         hidden = self._embed(tokens)
@@ -62,24 +66,11 @@ class PlainEncoder(ShownModel):
         return Maps(weights, full)
 
     def inputs(self, tokens: Tokens, layer: int) -> Inputs:
-        """What reaches the attention of a layer on a text.
-
-        Returns:
-            Queries, keys and values of all heads, with W_O; without what the heads put out.
-        """
+        """What reaches the attention of a layer on a text: queries, keys and values of all heads, with W_O."""
         hidden = self._embed(tokens)
         for number in range(layer):
             hidden = self._finish(hidden, _attend(self._inputs(hidden, number)).output, number)
         return self._inputs(hidden, layer)
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise AttnscopeError(
-            "the numpy engine shows exact maps of a text, and does nothing else",
-            "load the model with another engine (--engine auto), or leave maps unpooled (--pooled 0)",
-        )
-
-    run = outputs = rerun = modules = blocks = static_embeddings = _refuse
-    output_projections = unembedding = untrained = _refuse
 
     def _embed(self, tokens: Tokens) -> Array:
         w, encoder = self._weights, self._encoder
@@ -145,15 +136,7 @@ def _softmax(scores: Array) -> Array:
 
 
 def load_plain(source: Source, dtype: str = "float32") -> PlainEncoder:
-    """Loads a BERT-family encoder without torch.
-
-    Args:
-        source: Where it is.
-        dtype: What it computes with: "float32" or "float64".
-
-    Raises:
-        AttnscopeError: It is of another family; files are missing or damaged, or in a precision that NumPy lacks.
-    """
+    """Loads a BERT-family encoder without torch; dtype is "float32" or "float64"."""
     config = read_config(source)
     reason = "it has no files" if source.folder is None else supports(config)
     if reason or source.folder is None:
@@ -167,7 +150,7 @@ def load_plain(source: Source, dtype: str = "float32") -> PlainEncoder:
     if broken:
         raise AttnscopeError(f"{source.name} holds NaN or infinite values in {broken[0]}", "the weights are damaged")
     # Last, as it is hashed beside all this; see models.load.
-    info = replace(native_info(source, config, sha256=verify(source), dtype=dtype), engine="numpy")
+    info = native_info(source, config, sha256=verify(source), engine="numpy", dtype=dtype)
     return PlainEncoder(info, FastTokenizer.open(source.folder), encoder, weights)
 
 

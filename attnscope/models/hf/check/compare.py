@@ -14,11 +14,12 @@ from transformers import PreTrainedModel
 
 from attnscope.core.attention.seam import Kind, attend
 from attnscope.errors import AttnscopeError, RoundingError, require_rounding
+from attnscope.models.devices import name_dtype
 from attnscope.models.hf.check.examples import Example, examples
 from attnscope.models.hf.check.layers import kinds_of, listed_layers
 from attnscope.models.hf.seam import Plan, perform, rehearse, use_attention
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 _Side = TypeVar("_Side")
 Maps = dict[Kind, list[Tensor]]
 
@@ -47,11 +48,7 @@ class Outcome:
         return cls(hidden_states(output), getattr(output, "encoder_last_hidden_state", None), maps, sinks or {})
 
     def last_text(self, alone: "Outcome") -> "Outcome":
-        """The last text of a padded batch, cut to the sizes of the outcome that it has `alone`.
-
-        Raises:
-            AttnscopeError: It attends to its padding.
-        """
+        """The last text of a padded batch, cut to the sizes of the outcome that it has `alone`; padding is not seen."""
 
         def cut(states: Tensor | None, like: Tensor | None) -> Tensor | None:
             return states if states is None or like is None else states[-1:, : like.shape[1]]
@@ -76,22 +73,13 @@ def compare(
     n_layers: Mapping[Kind, int],
     notes: list[str] | None = None,
 ) -> str:
-    """Compares what passed the seam with what the model computes by itself.
+    """Compares what passed the seam with what the model computes by itself; refuses what differs beyond rounding.
 
-    Args:
-        model: The model.
-        example: The input.
-        ours: What passed the seam.
-        theirs: What the model computes by its own eager attention.
-        layers: The layers that pass the seam, of each kind.
-        n_layers: How many there are, of each kind.
-        notes: Gets a note if rounding alone decides what the model attends to.
+    The layers that pass the seam are given by kind, as is how many there are. Where rounding alone decides what the
+    model attends to, a note is added.
 
     Returns:
         Why the seam does not see the whole, "" if it does.
-
-    Raises:
-        AttnscopeError: What it sees differs from eager.
     """
 
     def check(model: PreTrainedModel, example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> str:
@@ -115,11 +103,7 @@ def compare(
 
 
 def compare_hidden(model: PreTrainedModel, example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> None:
-    """Compares hidden states at real positions.
-
-    Raises:
-        AttnscopeError: They differ, or are not finite.
-    """
+    """Compares hidden states at real positions."""
     _within_rounding(model, example, ours, theirs, allowed, _compare_hidden)
 
 
@@ -148,9 +132,9 @@ def _within_rounding(
     ours: Outcome,
     theirs: Outcome,
     allowed: float,
-    check: Callable[..., _Found],
+    check: Callable[..., _Result],
     notes: list[str] | None = None,
-) -> _Found:
+) -> _Result:
     """Makes a comparison. If it fails, compares again with the model's own rounding error on this example as the bound.
 
     A sharp head with a score of a hundred turns rounding into another weight, and later layers turn that into other
@@ -170,10 +154,10 @@ def _within_rounding(
             raise
         result = check(model, example, ours, theirs, _TIMES * error)
     if notes is not None and error > _NOTED:
-        dtype = str(model.dtype).removeprefix("torch.")
+        wider = "float64" if model.dtype == torch.float32 else "float32"
         notes.append(
-            f"Rounding in {dtype} moves attention weights by up to {min(error, 1):.2g}: another device or batch may "
-            f"show others. --dtype {'float64' if model.dtype == torch.float32 else 'float32'} rounds less."
+            f"Rounding in {name_dtype(model.dtype)} moves attention weights by up to {min(error, 1):.2g}: "
+            f"another device or batch may show others. --dtype {wider} rounds less."
         )
     return result
 
@@ -185,7 +169,9 @@ def _agree_in_float64(
 
     None also if the copy does not run, or if there is no memory for it.
     """
-    inputs = {name: x.double() if _is_float(x) else x for name, x in example.inputs.items()}
+    inputs = {
+        name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in example.inputs.items()
+    }
     example = replace(example, inputs=inputs)
     try:
         twin = copy.deepcopy(model).double()
@@ -194,7 +180,7 @@ def _agree_in_float64(
             output, seen = rehearse(twin, inputs)
         maps: Maps = {}
         if with_maps:
-            weights = [one.weights for one in seen]
+            weights = [call.weights for call in seen]
             for kind, of_call in zip(kinds_of(twin.config, example, output, weights), weights, strict=True):
                 maps.setdefault(kind, []).append(of_call)
         check(twin, example, Outcome.of(output, maps), exact, allowed * tolerance(twin, 0) / tolerance(model, 0))
@@ -220,17 +206,13 @@ def _widen(value: Any) -> Any:
     return torch.float64 if value in _NARROW else value
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _largest_error(found: Outcome, exact: Outcome) -> float:
+def _largest_error(outcome: Outcome, exact: Outcome) -> float:
     """Of weights, and of hidden states relative to the largest."""
     errors = [0.0]
-    for own, true in ((found.hidden, exact.hidden), (found.encoded, exact.encoded)):
+    for own, true in ((outcome.hidden, exact.hidden), (outcome.encoded, exact.encoded)):
         if own is not None and true is not None:
             errors.append(float((own - true).abs().max() / true.abs().max()))
-    for kind, of_kind in found.maps.items():
+    for kind, of_kind in outcome.maps.items():
         errors += [float((own - true).abs().max()) for own, true in zip(of_kind, exact.maps[kind], strict=False)]
     return max(errors)
 
@@ -260,15 +242,14 @@ def _compare_hidden(model: PreTrainedModel, example: Example, ours: Outcome, the
 def takes_light_masks(model: PreTrainedModel, plan: Plan, extras: Mapping[str, Any]) -> bool:
     """Whether a model hands our light masks (`hf.seam.Light`) on as they are: tried on two texts padded together.
 
-    Returns:
-        False where it changes them, or where what it computes differs beyond rounding: its masks are then written out.
+    Where it changes them, or what it computes differs beyond rounding, its masks are to be written out.
     """
     padded, _ = examples(model)
-    given = {**extras, **padded.inputs}
+    inputs = {**extras, **padded.inputs}
     try:
         with torch.no_grad():
-            light = Outcome.of(perform(model, given, plan, attend, light_from=1), {})
-            written_out = Outcome.of(perform(model, given, plan, attend), {})
+            light = Outcome.of(perform(model, inputs, plan, attend, light_from=1), {})
+            written_out = Outcome.of(perform(model, inputs, plan, attend), {})
         compare_hidden(model, padded, light, written_out, tolerance(model, sum(map(len, plan.values()))))
     except (AttnscopeError, RuntimeError, TypeError, ValueError, IndexError):
         return False
@@ -327,12 +308,8 @@ def queries_and_keys(source: _Side, target: _Side) -> dict[Kind, tuple[_Side, _S
 
 def _drop_filling(weights: Any, n_queries: int, n_keys: int) -> Any:
     """Weights without what a model itself adds to a text, to fill its last block, where none of them lies there."""
-    if (
-        not isinstance(weights, Tensor)
-        or weights.ndim != 4
-        or weights.shape[2] < n_queries
-        or weights.shape[3] <= n_keys
-    ):
+    is_map = isinstance(weights, Tensor) and weights.ndim == 4
+    if not is_map or weights.shape[2] < n_queries or weights.shape[3] <= n_keys:
         return weights
     return weights if bool(weights[:, :, :n_queries, n_keys:].any()) else weights[:, :, :n_queries, :n_keys]
 
@@ -351,33 +328,28 @@ def run_eager_or_own(model: PreTrainedModel, example: Example, *, with_maps: boo
 
 def eager_maps(config: Any, output: Any) -> Maps:
     """The weights that an output carries; those of a model that is no encoder-decoder all count as an encoder's."""
-    if not config.is_encoder_decoder:
-        return {"encoder": _list(output, "attentions")}
+    names: dict[Kind, str] = {"encoder": "attentions"}
+    if config.is_encoder_decoder:
+        names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
     return {
-        "encoder": _list(output, "encoder_attentions"),
-        "decoder": _list(output, "decoder_attentions"),
-        "cross": _list(output, "cross_attentions"),
+        kind: [weights for weights in getattr(output, name, None) or () if weights is not None]
+        for kind, name in names.items()
     }
-
-
-def _list(output: Any, name: str) -> list[Tensor]:
-    return [weights for weights in getattr(output, name, None) or () if weights is not None]
 
 
 def hidden_states(output: Any) -> Tensor | None:
     """The last hidden states of an output, of an encoder-decoder the decoder's; None if it carries none."""
     for name in ("last_hidden_state", "decoder_hidden_states", "hidden_states"):
-        found = getattr(output, name, None)
-        if found is not None and len(found):
-            return found if isinstance(found, Tensor) else found[-1]
+        states = getattr(output, name, None)
+        if states is not None and len(states):
+            return states if isinstance(states, Tensor) else states[-1]
     return None
 
 
 def check_rows(weights: Tensor, kind: Kind, layer: int, allowed: float) -> None:
     """Refuses maps that are no softmax weights on this input, though they were on the self-check's.
 
-    Raises:
-        AttnscopeError: A number is negative, or a row sums neither to 1 nor, seeing no key, to 0.
+    No number may be negative; rows sum to 1 or, where no key is seen, to 0.
     """
     sums = weights.float().sum(-1)
     if bool((weights < 0).any()) or not bool((((sums - 1).abs() <= allowed) | (sums == 0)).all()):
@@ -431,7 +403,5 @@ def explain_no_weights(model: PreTrainedModel, output: Any, runs: Sequence[tuple
             for layer, weights in enumerate(of_kind):
                 wrong = not_weights(model, example, kind, weights, tolerance(model, len(of_kind)))
                 if wrong:
-                    return (
-                        f"its own {kind} layer {layer} {wrong}" if len(maps) > 1 else f"its own layer {layer} {wrong}"
-                    )
+                    return f"its own {f'{kind} ' * (len(maps) > 1)}layer {layer} {wrong}"
     return ""

@@ -15,19 +15,15 @@ from attnscope.models.model import Batch
 
 
 def run_for_weights(
-    base: PreTrainedModel, given: Mapping[str, Any], layers: Mapping[Kind, Sequence[int]], name: str, probe: Probe
+    base: PreTrainedModel, inputs: Mapping[str, Any], layers: Mapping[Kind, Sequence[int]], name: str, probe: Probe
 ) -> Any:
-    """Runs a model by its own eager attention; the probe keeps the weights.
-
-    Raises:
-        AttnscopeError: It is another probe, or what the model gives out are not the weights of its layers.
-    """
+    """Runs a model by its own eager attention; the probe, which must be a `Weights`, keeps the weights."""
     if not isinstance(probe, Weights):
         raise AttnscopeError(
             f"{name} does not pass its attention through the seam: only its weights can be seen",
             f"{type(probe).__name__} needs another model",
         )
-    output, maps = run_eager(base, given)
+    output, maps = run_eager(base, inputs)
     if not base.config.is_encoder_decoder:
         maps = {next(iter(layers)): maps["encoder"]}
     for kind, numbers in layers.items():
@@ -40,15 +36,9 @@ def run_for_weights(
 
 
 def run_one_by_one(run: Callable[[Batch, Probe], Tensor], batch: Batch, probe: Probe) -> Tensor:
-    """Runs each text of a batch without its padding, and puts together what comes of them.
+    """Runs each text of a batch without its padding, which may be at either end, and puts the outcomes together.
 
-    Args:
-        run: What runs one.
-        batch: Texts, padded at either end.
-        probe: A `Weights`.
-
-    Returns:
-        Hidden states, (batch, token, d_model); 0 at padding, as the weights are that the probe keeps.
+    Hidden states, (batch, token, d_model), are 0 at padding, as are the weights that the probe, a `Weights`, keeps.
     """
     hidden, maps = [], dict[tuple[Kind, int], list[Tensor]]()
     real = torch.ones_like(batch.ids, dtype=torch.bool) if batch.mask is None else batch.mask

@@ -28,7 +28,6 @@ class Example:
     """Inputs of one forward pass, and which of its positions are real.
 
     Attributes:
-        inputs: What the forward gets.
         real: (batch, token), bool, of an encoder-decoder: of the encoder; None = all, or not texts.
         target_real: As real, of the decoder.
         is_users: Whether the user made it: what its batch means is then not known.
@@ -72,18 +71,16 @@ def examples(model: PreTrainedModel) -> tuple[Example, Example]:
 
 def long_example(model: PreTrainedModel, n_tokens: int) -> Example | None:
     """One random text of about so many tokens; None for models that read none."""
-    alone = examples(model)[1]
-    texts = [prefix for prefix in ("", "decoder_") if f"{prefix}input_ids" in alone.inputs]
-    if not texts:
+    inputs = examples(model)[1].inputs
+    prefixes = [prefix for prefix in ("", "decoder_") if f"{prefix}input_ids" in inputs]
+    if not prefixes:
         return None
-    given: dict[str, Any] = {}
     real: dict[str, Tensor | None] = {}
-    for prefix, tokens in zip(texts, (n_tokens, max(1, n_tokens - 5)), strict=False):
-        generator = torch.Generator().manual_seed(n_tokens)
-        _, one = _text_examples(model, prefix, (tokens, tokens), generator)
-        given |= one.inputs
-        real[prefix] = one.real
-    return Example({**alone.inputs, **given}, real.get(""), real.get("decoder_"))
+    for prefix, length in zip(prefixes, (n_tokens, max(1, n_tokens - 5)), strict=False):
+        _, text = _text_examples(model, prefix, (length, length), torch.Generator().manual_seed(n_tokens))
+        inputs |= text.inputs
+        real[prefix] = text.real
+    return Example(inputs, real.get(""), real.get("decoder_"))
 
 
 def _text_examples(
@@ -139,25 +136,23 @@ def main_input(model: PreTrainedModel) -> str:
     return str(name if isinstance(name, str) else name[0])
 
 
-def _beside(model: PreTrainedModel, given: Tensor) -> dict[str, Tensor]:
+def _beside(model: PreTrainedModel, values: Tensor) -> dict[str, Tensor]:
     """What a model must be given beside its main input, (batch, ...); nothing is padded in it."""
     if accepts(model, "noise"):
-        return patch_order(model, given)
-    whole = torch.ones(given.shape[:2], dtype=torch.int64, device=given.device)
+        return patch_order(model, values)
+    whole = torch.ones(values.shape[:2], dtype=torch.int64, device=values.device)
     if accepts(model, "spatial_shapes"):  # SigLIP 2, whose patches come cut already
-        shape = torch.tensor([_GRID], device=given.device).expand(len(given), -1)
+        shape = torch.tensor([_GRID], device=values.device).expand(len(values), -1)
         return {"pixel_attention_mask": whole, "spatial_shapes": shape}
     if accepts(model, "past_values_padding"):  # TimesFM; 0 = no padding, and a frequency of 0 = days or finer
         padding = torch.zeros_like(whole)
         return {"past_values_padding": padding} | ({"freq": padding[:, :1]} if accepts(model, "freq") else {})
     if accepts(model, "returns_to_go"):  # Decision Transformer: what it did, what that brought, and when
-        times = torch.arange(given.shape[1], device=given.device).expand(len(given), -1)
-        actions = given[..., :1].expand(-1, -1, model.config.act_dim)
-        return {"actions": actions, "rewards": given[..., :1], "returns_to_go": given[..., 1:2], "timesteps": times,
+        times = torch.arange(values.shape[1], device=values.device).expand(len(values), -1)
+        actions = values[..., :1].expand(-1, -1, model.config.act_dim)
+        return {"actions": actions, "rewards": values[..., :1], "returns_to_go": values[..., 1:2], "timesteps": times,
                 "attention_mask": whole}  # fmt: skip
-    if accepts(model, "input_features_mask"):
-        return {"input_features_mask": torch.ones_like(given[:, 0] if given.shape[1] != whole.shape[1] else whole)}
-    return {}
+    return {"input_features_mask": whole} if accepts(model, "input_features_mask") else {}
 
 
 _GRID = (2, 3)
@@ -220,7 +215,7 @@ def _n_patches(config: Any, shape: tuple[int, ...]) -> int:
 
 def standing_arguments(model: PreTrainedModel) -> dict[str, Any]:
     """What every forward pass gets: no storing of keys and values for a next token, and outputs by name."""
-    return {name: given for name, given in (("use_cache", False), ("return_dict", True)) if accepts(model, name)}
+    return {name: value for name, value in (("use_cache", False), ("return_dict", True)) if accepts(model, name)}
 
 
 def vocab_size(model: PreTrainedModel) -> int:
@@ -235,8 +230,8 @@ def vocab_size(model: PreTrainedModel) -> int:
 
 def pad_id(model: PreTrainedModel) -> int:
     """What stands at places that are no token; 0 where the configuration names none."""
-    found = getattr(model.config.get_text_config(), "pad_token_id", None)
-    return found if isinstance(found, int) and 0 <= found < vocab_size(model) else 0
+    number = getattr(model.config.get_text_config(), "pad_token_id", None)
+    return number if isinstance(number, int) and 0 <= number < vocab_size(model) else 0
 
 
 def setting(config: Any, name: str) -> Any:
@@ -245,8 +240,8 @@ def setting(config: Any, name: str) -> Any:
         return getattr(config, name, None)
     except RuntimeError:  # transformers refuses to give one answer where layers differ
         layers = getattr(config, "per_layer_config", None) or {}
-        found = {getattr(one, name, None) for one in (layers.values() if isinstance(layers, dict) else layers)}
-        return next(iter(found)) if len(found) == 1 else None
+        values = {getattr(layer, name, None) for layer in (layers.values() if isinstance(layers, dict) else layers)}
+        return next(iter(values)) if len(values) == 1 else None
 
 
 def accepts(model: PreTrainedModel, name: str) -> bool:
@@ -268,8 +263,8 @@ def max_tokens(model: PreTrainedModel) -> int | None:
     config = model.config.get_text_config()
     table = position_table(model)
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
-    found = (getattr(config, name, None) for name in names)
-    limit = next((number for number in found if isinstance(number, int)), None)
+    limits = (getattr(config, name, None) for name in names)
+    limit = next((number for number in limits if isinstance(number, int)), None)
     if limit is None or limit < 1:
         return None
     if table is None and any("relative" in name for name, _ in model.named_modules()):

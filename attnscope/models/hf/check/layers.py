@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnscope.core.attention.seam import Kind
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
 from attnscope.models.hf.check.examples import Example, setting
 from attnscope.models.hf.seam import Seen
 from attnscope.records import spans
@@ -31,10 +31,8 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
     if tokens is not None:
         strange = next((s for s in shapes if not config.is_encoder_decoder and s != (tokens, tokens)), None)
         if strange or source != tokens:
-            shape = strange or (source, source)
-            raise Unclear(
-                f"it has attention of {shape[0]} queries on {shape[1]} keys where the text has {tokens} tokens"
-            )
+            queries, keys = strange or (source, source)
+            raise Unclear(f"it has attention of {queries} queries on {keys} keys where the text has {tokens} tokens")
     pixels = example.inputs.get("pixel_values")
     if tokens is None and pixels is not None and pixels.ndim == 4 and not example.is_users:
         _require_whole_pictures(weights, len(pixels))
@@ -73,15 +71,15 @@ def _require_whole_pictures(weights: Sequence[Tensor], n_pictures: int) -> None:
 
 def hides_later(weights: Sequence[Tensor]) -> bool:
     """Whether no query sees a later key, by the rows that hold numbers: of one that overflowed nothing is known."""
-    known = False
+    is_known = False
     for maps in weights:
         if maps.shape[2] != maps.shape[3]:
             return False
         rows = maps.isfinite().all(-1, keepdim=True)
         if bool((maps.triu(1).nan_to_num(0.0) * rows).any()):
             return False
-        known = known or maps.shape[2] == 1 or bool(rows[:, :, :-1].any())
-    if not known:
+        is_known = is_known or maps.shape[2] == 1 or bool(rows[:, :, :-1].any())
+    if not is_known:
         raise AttnscopeError(
             "all its attention is NaN or infinite on a short random input, so that nothing can be said of it",
             "try --dtype float32 or bfloat16; if that changes nothing, the weights are damaged",
@@ -107,8 +105,7 @@ def configured_layers(config: Any, kind: Kind) -> int | None:
             names = _LAYER_COUNTS[side]
     else:
         config, names = config.get_text_config(), ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    found = next((setting(config, name) for name in names if isinstance(setting(config, name), int)), None)
-    return found if found else None
+    return next((n for name in names if isinstance(n := setting(config, name), int)), None) or None
 
 
 def number_layers(config: Any, kind: Kind, modules: Sequence[nn.Module], total: int | None) -> tuple[int, ...]:
@@ -141,51 +138,43 @@ def listed_layers(config: Any, total: int | None) -> tuple[int, ...]:
 def configured_kv_heads(config: Any, kind: Kind, n_heads: int) -> int:
     """Key/value heads of a layer as a configuration names them; as many as query heads where it does not."""
     inner = config.get_text_config() if not config.is_encoder_decoder else config
-    found = setting(inner, "num_key_value_heads") or setting(inner, "num_kv_heads")
+    n = setting(inner, "num_key_value_heads") or setting(inner, "num_kv_heads")
     if getattr(inner, "multi_query", False) and not getattr(inner, "new_decoder_architecture", False):
-        found = 1
-    return found if isinstance(found, int) and found and n_heads % found == 0 else n_heads
+        n = 1
+    return n if isinstance(n, int) and n and n_heads % n == 0 else n_heads
 
 
 def configured_counts(config: Any) -> set[int]:
     """All numbers of layers that a configuration names."""
     names = {name for of_side in _LAYER_COUNTS.values() for name in of_side} | {"n_layer", "n_layers"}
-    found = (setting(one, name) for one in (config, config.get_text_config()) for name in names)
-    return {number for number in found if isinstance(number, int)}
+    counts = (setting(part, name) for part in (config, config.get_text_config()) for name in names)
+    return {count for count in counts if isinstance(count, int)}
 
 
 def notes_on(by_kind: Mapping[Kind, Sequence[Seen]], layers: Mapping[Kind, tuple[int, ...]]) -> list[str]:
     """What a user must know of each kind of attention to read the pictures truly."""
     notes = []
     for kind, calls in by_kind.items():
-        heads = sorted({(one.call.n_heads, one.call.n_kv_heads) for one in calls})
+        heads = sorted({(seen.call.n_heads, seen.call.n_kv_heads) for seen in calls})
         if len(heads) > 1:
             groups = ", ".join(f"{n} query heads on {kv} key/value heads" for n, kv in heads)
             notes.append(f"Layers differ in their heads ({kind}): {groups}.")
-        modules = {one.module for one in calls}
+        modules = {seen.module for seen in calls}
         if len(modules) < len(calls):
-            sets = "1 set" if len(modules) == 1 else f"{len(modules)} sets"
-            notes.append(f"{len(calls)} {kind} layers share {sets} of weights.")
-        for value, what in (("softcap", "Scores are capped at +-{:g}"), ("sinks", "")):
-            having = [n for n, one in zip(layers[kind], calls, strict=True) if getattr(one.call, value) is not None]
-            if not having:
-                continue
-            where = f"in {kind} layers {spans(having)}"
-            if value == "sinks":
-                notes.append(f"Sinks take part of the weight {where}: rows sum to less than 1.")
-            else:
-                caps = {one.call.softcap for one in calls if one.call.softcap is not None}
-                notes.append(f"{what.format(max(caps))} before the softmax {where}.")
-        biased = [n for n, one in zip(layers[kind], calls, strict=True) if one.call.bias is not None]
-        if biased:
-            notes.append(f"Scores have a position bias in {kind} layers {spans(biased)}.")
-        windows: dict[int, list[int]] = {}
-        for number, one in zip(layers[kind], calls, strict=True):
-            if one.window:
-                windows.setdefault(one.window, []).append(number)
-        for width, numbers in windows.items():
+            notes.append(f"{len(calls)} {kind} layers share {amount(len(modules), 'set')} of weights.")
+        by_layer = dict(zip(layers[kind], calls, strict=True))
+        caps = {layer: seen.call.softcap for layer, seen in by_layer.items() if seen.call.softcap is not None}
+        if caps:
+            cap = f"{max(caps.values()):g}"
+            notes.append(f"Scores are capped at +-{cap} before the softmax in {kind} layers {spans(list(caps))}.")
+        if sinks := [layer for layer, seen in by_layer.items() if seen.call.sinks is not None]:
+            notes.append(f"Sinks take part of the weight in {kind} layers {spans(sinks)}: rows sum to less than 1.")
+        if biases := [layer for layer, seen in by_layer.items() if seen.call.bias is not None]:
+            notes.append(f"Scores have a position bias in {kind} layers {spans(biases)}.")
+        for width in dict.fromkeys(seen.window for seen in calls if seen.window):
             reach = f"of {width} tokens" if kind == "decoder" else f"that reaches {width - 1} tokens to either side"
-            notes.append(f"A sliding window {reach} in {kind} layers {spans(numbers)}.")
+            windows = [layer for layer, seen in by_layer.items() if seen.window == width]
+            notes.append(f"A sliding window {reach} in {kind} layers {spans(windows)}.")
     return notes
 
 

@@ -31,19 +31,16 @@ from attnscope.models.hf.seam import Plan, Seen, perform, rehearse, use_attentio
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What was found out.
+    """What was found out of a model's attention.
 
     Attributes:
         path: "seam" or "eager".
         plan: On the seam: which call is which.
         layers: Kind -> numbers of the layers that have attention, in the order of computation.
         n_layers: Kind -> how many layers there are, with and without attention.
-        n_heads: Kind -> the most query heads of a layer.
-        n_kv_heads: Kind -> the most key/value heads of a layer.
+        n_heads: Kind -> the most query heads of a layer; likewise n_kv_heads.
         extras: What the forward must be given besides the inputs.
-        d_model: Width of the hidden states.
         checked: Whether it was compared with eager.
-        notes: What a user must know to read the pictures truly.
         reaches: Windows and the like that the texts of the comparison did not reach past yet, in tokens, sorted.
         refusals: Of these, those beyond which what would be shown differs from eager, and what was said of it.
         beside: Whether modules that the plan does not name attend too, as those of a tower for pictures do.
@@ -66,109 +63,97 @@ class Survey:
     through: Callable[..., Any] | None = None
 
 
-def order_outcome(found: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
+def order_outcome(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
     """What passed the seam, by kind of attention and in the order of layers."""
-    counters = dict.fromkeys(found.plan, 0)
+    counters = dict.fromkeys(survey.plan, 0)
     calls: dict[Kind, list[Seen]] = {}
-    for one in seen:
-        number, places = counters.get(one.module, 0), found.plan.get(one.module, ())
+    for call in seen:
+        number, places = counters.get(call.module, 0), survey.plan.get(call.module, ())
         if number >= len(places):
             raise AttnscopeError("self-check: a padded batch computes more attentions than a single text")
-        calls.setdefault(places[number][0], []).append(one)
-        counters[one.module] = number + 1
-    maps = {kind: [one.weights for one in of_kind] for kind, of_kind in calls.items()}
-    sinks = {kind: [one.call.sinks is not None for one in of_kind] for kind, of_kind in calls.items()}
+        calls.setdefault(places[number][0], []).append(call)
+        counters[call.module] = number + 1
+    maps = {kind: [call.weights for call in of_kind] for kind, of_kind in calls.items()}
+    sinks = {kind: [call.call.sinks is not None for call in of_kind] for kind, of_kind in calls.items()}
     return Outcome.of(output, maps, sinks)
 
 
-def check_long(model: PreTrainedModel, found: Survey) -> str:
+def check_long(model: PreTrainedModel, survey: Survey) -> str:
     """The second self-check at load: on a text beyond what the configuration names, as far as that is cheap.
 
     Returns:
         On the seam: why it does not see the whole; of the eager path: what a user must know. "" if all is well.
-
-    Raises:
-        AttnscopeError: What is seen differs from eager.
     """
-    n_heads = sum(found.n_heads[kind] * len(layers) for kind, layers in found.layers.items())
+    n_heads = sum(survey.n_heads[kind] * len(layers) for kind, layers in survey.layers.items())
     length = length_at_load(model, n_heads)
-    found.reaches[:] = [reach for reach in reaches(model.config) if length_beyond(reach) > length]
-    return _check_at(model, found, length, with_maps=True)
+    survey.reaches[:] = [reach for reach in reaches(model.config) if length_beyond(reach) > length]
+    return _check_at(model, survey, length, with_maps=True)
 
 
-def check_beyond(model: PreTrainedModel, found: Survey, inputs: Mapping[str, Any]) -> None:
+def check_beyond(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any]) -> None:
     """Compares with eager once more where a text comes that reaches past a window that no comparison reached yet.
 
-    What was found out remembers how each comparison ended: windows that were shown truly are compared once, and texts
+    The survey remembers how each comparison ended: windows that were shown truly are compared once, and texts
     beyond one that was not are always refused. A comparison that was cut short, by an interruption or for want of
     memory, is made anew.
-
-    Raises:
-        AttnscopeError: What would be shown differs from eager.
     """
     n_tokens = max((inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in inputs), default=0)
-    now = [reach for reach in found.reaches if reach < n_tokens]
-    if not now or not found.checked:
+    now = [reach for reach in survey.reaches if reach < n_tokens]
+    if not now or not survey.checked:
         return
-    for refused in (found.refusals[reach] for reach in now if reach in found.refusals):
+    for refused in (survey.refusals[reach] for reach in now if reach in survey.refusals):
         raise AttnscopeError(refused.message, refused.hint)
-    most = longest_compared(max(found.n_heads.values()))
+    most = longest_compared(max(survey.n_heads.values()))
     lengths = [length_beyond(reach) for reach in now if length_beyond(reach) <= most]
     if lengths:
         limit = max_tokens(model)
         try:
             with torch.no_grad():
-                _check_at(model, found, lengths[-1] if limit is None else min(lengths[-1], limit), with_maps=False)
+                _check_at(model, survey, lengths[-1] if limit is None else min(lengths[-1], limit), with_maps=False)
         except AttnscopeError as error:
-            found.refusals[now[len(lengths) - 1]] = error
+            survey.refusals[now[len(lengths) - 1]] = error
             raise
-    found.reaches[:] = [reach for reach in found.reaches if reach >= n_tokens]
+    survey.reaches[:] = [reach for reach in survey.reaches if reach >= n_tokens]
 
 
-def _check_at(model: PreTrainedModel, found: Survey, n_tokens: int, *, with_maps: bool) -> str:
+def _check_at(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_maps: bool) -> str:
     """Compares hidden states, and weights if they are few enough to hold, with eager on a text of so many tokens."""
     example = long_example(model, n_tokens)
     if example is None or n_tokens <= LENGTHS[1]:
         return ""
-    example.inputs.update(found.extras)
-    if found.path == "eager":
+    example.inputs.update(survey.extras)
+    if survey.path == "eager":
         own = _own_outcome(model, example)
-        return "" if own is None else _check_eager_at(model, found, example, own)
+        return "" if own is None else _check_eager_at(model, survey, example, own)
     try:
         if with_maps:
-            ours = order_outcome(found, *rehearse(model, example.inputs))
+            ours = order_outcome(survey, *rehearse(model, example.inputs))
         else:
-            ours = Outcome.of(perform(model, example.inputs, found.plan, attend), {})
+            ours = Outcome.of(perform(model, example.inputs, survey.plan, attend), {})
     except Exception:
         if _own_outcome(model, example) is None:
             return ""
         raise
     theirs = run_eager_or_own(model, example, with_maps=with_maps)
     if not with_maps:
-        compare_hidden(model, example, ours, theirs, _tolerance_of(model, found))
+        compare_hidden(model, example, ours, theirs, _tolerance_of(model, survey))
         return ""
-    reason = compare(model, example, ours, theirs, found.layers, found.n_layers)
+    reason = compare(model, example, ours, theirs, survey.layers, survey.n_layers)
     return f"on a text of {n_tokens} tokens {reason}" if reason else ""
 
 
-def compare_on(model: PreTrainedModel, found: Survey, example: Example) -> None:
-    """Compares hidden states on an input that comes with what the model computes as it is, in no more memory than that.
+def compare_on(model: PreTrainedModel, survey: Survey, example: Example) -> None:
+    """Compares hidden states on an input with what the model computes as it is, in no more memory than that.
 
-    Args:
-        model: The model.
-        found: What was found out of it.
-        example: The input; what is beside the model's own attention may attend too, as of `seam.perform`.
-
-    Raises:
-        AttnscopeError: What would be shown differs from it.
+    What is beside the model's own attention may attend too (see `seam.perform`).
     """
-    if found.path != "seam" or not found.checked:
+    if survey.path != "seam" or not survey.checked:
         return
-    example.inputs.update({**standing_arguments(model), **found.extras})
+    example.inputs.update({**standing_arguments(model), **survey.extras})
     with use_attention(model, None):
         own = Outcome.of(model(**example.inputs), {})
-    ours = Outcome.of(perform(model, example.inputs, found.plan, attend, beside=True), {})
-    compare_hidden(model, example, ours, own, _tolerance_of(model, found))
+    ours = Outcome.of(perform(model, example.inputs, survey.plan, attend, beside=True), {})
+    compare_hidden(model, example, ours, own, _tolerance_of(model, survey))
 
 
 def _own_outcome(model: PreTrainedModel, example: Example) -> Outcome | None:
@@ -182,20 +167,20 @@ def _own_outcome(model: PreTrainedModel, example: Example) -> Outcome | None:
         return None
 
 
-def _check_eager_at(model: PreTrainedModel, found: Survey, example: Example, own: Outcome) -> str:
+def _check_eager_at(model: PreTrainedModel, survey: Survey, example: Example, own: Outcome) -> str:
     try:
         output, maps = run_eager(model, example.inputs)
         wrong = explain_no_weights(model, output, [(example, maps)])
     except Exception as error:
         wrong = f"with eager attention it fails: {shorten(error)}"
     else:
-        compare_hidden(model, example, Outcome.of(output, {}), own, _tolerance_of(model, found))
+        compare_hidden(model, example, Outcome.of(output, {}), own, _tolerance_of(model, survey))
     n_tokens = next(iter(example.inputs.values())).shape[1]
     return f"Of a text of {n_tokens} tokens {wrong}: such texts are refused." if wrong else ""
 
 
-def _tolerance_of(model: PreTrainedModel, found: Survey) -> float:
-    return tolerance(model, sum(map(len, found.layers.values())))
+def _tolerance_of(model: PreTrainedModel, survey: Survey) -> float:
+    return tolerance(model, sum(map(len, survey.layers.values())))
 
 
 def shorten(error: BaseException) -> str:

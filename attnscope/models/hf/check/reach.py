@@ -36,9 +36,9 @@ _ELSEWHERE = re.compile(r"mamba|ssm|linear|feed_forward|vision|image|video|audio
 
 def reaches(config: Any) -> tuple[int, ...]:
     """The windows, chunks and blocks that a configuration names, in tokens, sorted."""
-    found = set(_numbers(vars(config.get_text_config()))) | set(_numbers(vars(config)))
+    numbers = {*_numbers(vars(config.get_text_config())), *_numbers(vars(config))}
     limit = full_up_to(config)
-    return tuple(sorted(found if limit is None else found | {limit}))
+    return tuple(sorted(numbers if limit is None else numbers | {limit}))
 
 
 def full_up_to(config: Any) -> int | None:
@@ -51,11 +51,8 @@ def mixes_lengths(config: Any, mask: Tensor | None) -> bool:
     """Whether padding changes what a model computes for a text of a batch.
 
     BigBird attends in full up to a length and sparsely beyond. Rotary positions by longrope have long and short
-    factors, chosen by the longest text of a batch; dynamic ones are scaled by its length beyond a limit.
-
-    Args:
-        config: The model's configuration.
-        mask: (text, token), 1 or True = a real token; None = nothing is padded.
+    factors, chosen by the longest text of a batch; dynamic ones are scaled by its length beyond a limit. The mask is
+    (text, token), 1 or True at real tokens.
     """
     if mask is None or _kind_of(config, mask.shape[1]) == _kind_of(config, 0):
         return False
@@ -90,17 +87,17 @@ def _numbers(settings: Mapping[str, Any]) -> Iterator[int]:
         if isinstance(value, dict) and "rope" in name:
             yield from _numbers(value)
         elif isinstance(name, str) and _REACH.search(name) and not _ELSEWHERE.search(name):
-            for one in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(one, int) and one > 1:
-                    yield one
+            for number in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(number, int) and number > 1:
+                    yield number
 
 
 def length_at_load(model: PreTrainedModel, n_heads: int) -> int:
     """Tokens of the second text at load; beyond as many reaches as is cheap, and no longer than the model takes."""
     work = _WORK_AT_LOAD / max(1, sum(parameter.numel() for parameter in model.parameters()))
     most = max(SHORTEST, int(min(work, math.sqrt(_MAPS_AT_LOAD / (8 * max(1, n_heads))))))
-    wanted = [length_beyond(reach) for reach in reaches(model.config)]
-    length = max([SHORTEST, *(tokens for tokens in wanted if tokens <= most)])
+    lengths = [length_beyond(reach) for reach in reaches(model.config)]
+    length = max([SHORTEST, *(tokens for tokens in lengths if tokens <= most)])
     limit = max_tokens(model)
     return length if limit is None else min(length, limit)
 

@@ -49,16 +49,11 @@ from attnscope.models.hf.check.longer import Survey, check_long, order_outcome, 
 from attnscope.models.hf.seam import Seen, rehearse, use_attention
 
 
-def survey(model: PreTrainedModel, *, check: bool = True, inputs: Mapping[str, Any] | None = None) -> Survey:
-    """Finds out what a model's attention is, and whether what we show of it is true.
+def survey_attention(model: PreTrainedModel, *, check: bool = True, inputs: Mapping[str, Any] | None = None) -> Survey:
+    """Finds out what a model's attention is, and whether what we show of it is true; refuses what is neither.
 
-    Args:
-        model: The model without heads for tasks.
-        check: Whether to compare with eager where that is not needed to tell the layers.
-        inputs: What its forward is to get; None = what attnscope makes up, texts of two lengths among it.
-
-    Raises:
-        AttnscopeError: It has no attention, differs from eager beyond rounding, or cannot be read by either path.
+    The model is without heads for tasks. Without a check, it is compared with eager only where that is needed to tell
+    the layers. Inputs are what its forward gets; None = what attnscope makes up, texts of two lengths among it.
     """
     if inputs is None:
         padded, alone = examples(model)
@@ -81,25 +76,25 @@ def survey(model: PreTrainedModel, *, check: bool = True, inputs: Mapping[str, A
             reason = shorten(error)
         if not reason:
             try:
-                found = _read_seam(model, alone, output, seen, extras)
+                survey = _read_seam(model, alone, output, seen, extras)
             except Unclear as error:
                 reason = str(error)
-        if not reason and (check or any(len(found.layers[k]) < found.n_layers[k] for k in found.layers)):
+        if not reason and (check or any(len(survey.layers[k]) < survey.n_layers[k] for k in survey.layers)):
             try:
-                reason, more = _check_seam(model, found, padded, alone, output, seen)
-                found = replace(found, notes=(*found.notes, *more))
-                reason = reason or (check_long(model, found) if check and inputs is None else "")
+                reason, notes = _check_seam(model, survey, padded, alone, output, seen)
+                survey = replace(survey, notes=(*survey.notes, *notes))
+                reason = reason or (check_long(model, survey) if check and inputs is None else "")
             except AttnscopeError as error:
                 raise _explain_difference(model, alone, error) from error
             except Exception as error:  # padding, too, may be more than a model can take
                 reason = shorten(error)
         if not reason:
-            return found if check else replace(found, checked=False)
-        found = _read_eager(model, padded, alone, extras, reason, len(seen))
+            return survey if check else replace(survey, checked=False)
+        survey = _read_eager(model, padded, alone, extras, reason, len(seen))
         if not check or inputs is not None:
-            return found
-        wrong = check_long(model, found)
-        return replace(found, notes=(*found.notes, wrong)) if wrong else found
+            return survey
+        wrong = check_long(model, survey)
+        return replace(survey, notes=(*survey.notes, wrong)) if wrong else survey
 
 
 def _explain_difference(model: PreTrainedModel, example: Example, error: AttnscopeError) -> AttnscopeError:
@@ -119,12 +114,12 @@ def _explain_difference(model: PreTrainedModel, example: Example, error: Attnsco
 
 def _name_difference(model: PreTrainedModel, error: AttnscopeError) -> AttnscopeError:
     """Says of a difference that it is between two implementations of transformers, neither of them ours."""
-    found = re.search(r"differ from the model's own by ([^,]*)", error.message)
-    if not found:
+    difference = re.search(r"differ from the model's own by ([^,]*)", error.message)
+    if not difference:
         return error
     return AttnscopeError(
         f"{model.config.model_type} computes one thing by transformers' sdpa attention and another by its eager "
-        f"attention: hidden states differ by {found[1]}",
+        f"attention: hidden states differ by {difference[1]}",
         "it is not known which of them it was trained with, so neither is shown",
     )
 
@@ -138,8 +133,8 @@ def _read_seam(
     """Tells the calls apart: kinds by their shapes and by what they hide, layers by layer_idx, else by counting."""
     config = model.config
     by_kind: dict[Kind, list[Seen]] = {}
-    for one, kind in zip(seen, kinds_of(config, example, output, [one.weights for one in seen]), strict=True):
-        by_kind.setdefault(kind, []).append(one)
+    for call, kind in zip(seen, kinds_of(config, example, output, [call.weights for call in seen]), strict=True):
+        by_kind.setdefault(kind, []).append(call)
     absent = {"encoder", "decoder", "cross"} - set(by_kind) if config.is_encoder_decoder else set()
     if absent:
         raise Unclear(f"its {sorted(absent)[0]} attention does not pass transformers' attention interface")
@@ -148,16 +143,16 @@ def _read_seam(
     n_layers: dict[Kind, int] = {}
     for kind, calls in by_kind.items():
         total = configured_layers(config, kind)
-        layers[kind] = number_layers(config, kind, [one.module for one in calls], total)
+        layers[kind] = number_layers(config, kind, [call.module for call in calls], total)
         n_layers[kind] = max(total or 0, layers[kind][-1] + 1)
-        for one, layer in zip(calls, layers[kind], strict=True):
-            plan.setdefault(one.module, []).append((seen.index(one), (kind, layer)))
+        for call, layer in zip(calls, layers[kind], strict=True):
+            plan.setdefault(call.module, []).append((seen.index(call), (kind, layer)))
     return Survey(
         path="seam",
         plan={module: [place for _, place in sorted(p, key=lambda x: x[0])] for module, p in plan.items()},
         layers=layers,
         n_layers=n_layers,
-        n_heads={kind: max(one.call.n_heads for one in calls) for kind, calls in by_kind.items()},
+        n_heads={kind: max(seen.call.n_heads for seen in calls) for kind, calls in by_kind.items()},
         n_kv_heads={kind: _shared_heads(calls) for kind, calls in by_kind.items()},
         extras=extras,
         d_model=_width(output),
@@ -168,8 +163,8 @@ def _read_seam(
 
 def _shared_heads(calls: Sequence[Seen]) -> int:
     """Key/value heads of a layer; as many as query heads where layers differ, for no one number is true of all."""
-    found = {(one.call.n_heads, one.call.n_kv_heads) for one in calls}
-    return next(iter(found))[1] if len(found) == 1 else max(n_heads for n_heads, _ in found)
+    heads = {(seen.call.n_heads, seen.call.n_kv_heads) for seen in calls}
+    return next(iter(heads))[1] if len(heads) == 1 else max(n_heads for n_heads, _ in heads)
 
 
 _PADDING_MATTERS = "Padding changes what this model computes: texts are best shown one by one."
@@ -177,7 +172,7 @@ _PADDING_MATTERS = "Padding changes what this model computes: texts are best sho
 
 
 def _check_seam(
-    model: PreTrainedModel, found: Survey, padded: Example, alone: Example, output: Any, seen: Sequence[Seen]
+    model: PreTrainedModel, survey: Survey, padded: Example, alone: Example, output: Any, seen: Sequence[Seen]
 ) -> tuple[str, tuple[str, ...]]:
     """Compares what the seam saw of a text with eager, and then what it sees of the text when padded with that.
 
@@ -186,16 +181,13 @@ def _check_seam(
 
     Returns:
         Why the seam does not see the whole, "" if it does; and what is worth a note.
-
-    Raises:
-        AttnscopeError: What it sees differs from eager, or padding tells which tokens may be attended to.
     """
-    sizes = found.layers, found.n_layers
-    single, notes = order_outcome(found, output, seen), list[str]()
+    sizes = survey.layers, survey.n_layers
+    single, notes = order_outcome(survey, output, seen), list[str]()
     reason = compare(model, alone, single, run_eager_or_own(model, alone), *sizes, notes)
     if reason or padded is alone or len(next(iter(padded.inputs.values()))) == 1:  # it is the same input
         return reason, tuple(notes)
-    both = order_outcome(found, *rehearse(model, padded.inputs))
+    both = order_outcome(survey, *rehearse(model, padded.inputs))
     try:
         return compare(model, alone, both.last_text(single), single, *sizes), tuple(notes)
     except AttnscopeError:
@@ -213,9 +205,6 @@ def _check_seam(
     return reason, (*notes, _PADDING_MATTERS)
 
 
-# Longer texts -----------------------------------------------------------------------------------------------------
-
-
 # The eager path ---------------------------------------------------------------------------------------------------
 
 
@@ -224,13 +213,8 @@ def _read_eager(
 ) -> Survey:
     """The survey of a model whose attention does not (all) pass the seam: what it gives out itself, checked.
 
-    Args:
-        model: The model.
-        padded: Two inputs.
-        alone: The second of them.
-        extras: What the forward must be given besides.
-        reason: Why the seam does not show it.
-        n_seen: How many attentions passed the seam. A model that gives out fewer leaves out an encoder (Depth Pro).
+    `reason` says why the seam does not show it. Of the attentions that passed the seam, `n_seen`, all must be given
+    out: Depth Pro leaves out an encoder.
     """
     config = model.config
     own = _own_output(model, padded, alone, extras)
@@ -259,7 +243,10 @@ def _read_eager(
         notes.append(_PADDING_MATTERS)
     named = maps
     if not config.is_encoder_decoder:
-        named = {_eager_kind(model, alone, output, flat, reason): flat}
+        try:
+            named = {kinds_of(config, alone, output, flat)[0]: flat}
+        except Unclear as error:
+            raise _refusal(model, reason, str(error)) from error
     layers = {kind: _eager_layers(model, kind, len(of_kind), reason) for kind, of_kind in named.items()}
     n_layers = {kind: max(configured_layers(config, kind) or 0, numbers[-1] + 1) for kind, numbers in layers.items()}
     n_heads = {kind: max(weights.shape[1] for weights in named[kind]) for kind in layers}
@@ -299,15 +286,8 @@ def _own_output(model: PreTrainedModel, padded: Example, alone: Example, extras:
 
 def _input_names(example: Example) -> str:
     """What an example is made of, by name and shape, without what every forward gets."""
-    given = {name: x for name, x in example.inputs.items() if isinstance(x, Tensor) and "mask" not in name}
-    return " and ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
-
-
-def _eager_kind(model: PreTrainedModel, example: Example, output: Any, flat: list[Tensor], reason: str) -> Kind:
-    try:
-        return kinds_of(model.config, example, output, flat)[0]
-    except Unclear as error:
-        raise _refusal(model, reason, str(error)) from error
+    tensors = {name: x for name, x in example.inputs.items() if isinstance(x, Tensor) and "mask" not in name}
+    return " and ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
 
 
 def _eager_layers(model: PreTrainedModel, kind: Kind, count: int, reason: str) -> tuple[int, ...]:

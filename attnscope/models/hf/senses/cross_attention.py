@@ -30,16 +30,7 @@ def survey_cross_attention(
     patterns: Mapping[Kind, str],
     notes_on: Callable[[PreTrainedModel, Sequence[Kind]], tuple[str, ...]],
 ) -> Survey:
-    """What the attention of such a model is, of its words and of its queries; that of its tower is left out.
-
-    Args:
-        base: The model.
-        patterns: The modules of each kind of attention by name, with the layer's number.
-        notes_on: What a user must know of a model that has these kinds.
-
-    Raises:
-        AttnscopeError: A module does not say how many heads it has.
-    """
+    """What the attention of such a model is, of its words and of its queries; that of its tower is left out."""
     plan: dict[nn.Module, list[Place]] = {}
     layers: dict[Kind, tuple[int, ...]] = {}
     modules: dict[Kind, list[nn.Module]] = {}
@@ -83,37 +74,27 @@ def _heads_of(base: PreTrainedModel, module: nn.Module) -> tuple[int, int]:
 
 
 def compare_cross_attention(
-    base: PreTrainedModel, found: Survey, inputs: Mapping[str, Any], sizes: Mapping[str, tuple[int, int]]
+    base: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], sizes: Mapping[str, tuple[int, int]]
 ) -> None:
-    """Compares what passes the seam on an input with what the model computes as it is; and what it is said to have.
-
-    Args:
-        base: The model.
-        found: What is said of it.
-        inputs: Photos and words, as its forward takes them.
-        sizes: Queries and keys of each kind.
-
-    Raises:
-        AttnscopeError: It computes another thing, or has attention of other sizes.
-    """
+    """Compares what passes the seam on an input with what the model computes as it is; and what it is said to have."""
     given = {**standing_arguments(base), **inputs}
 
     def observe(call: AttentionCall) -> Tensor:
         seen = (call.n_heads, call.query.shape[2], call.key.shape[2])
-        if seen != (found.n_heads[call.kind], *sizes[call.kind]):
+        if seen != (survey.n_heads[call.kind], *sizes[call.kind]):
             n_heads, queries, keys = seen
             raise AttnscopeError(
                 f"{call.kind} layer {call.layer} has {n_heads} heads of {queries} queries on {keys} keys, where "
-                f"{found.n_heads[call.kind]} of {sizes[call.kind][0]} on {sizes[call.kind][1]} are known",
+                f"{survey.n_heads[call.kind]} of {sizes[call.kind][0]} on {sizes[call.kind][1]} are known",
                 "it is not known which of them stand for which part of the picture",
             )
         return attend(call)
 
     with torch.no_grad(), silence():
-        ours = perform(base, given, found.plan, observe, through=found.through, beside=True)
+        ours = perform(base, given, survey.plan, observe, through=survey.through, beside=True)
         with use_attention(base, None):
             own = base(**given)
-    allowed = tolerance(base, len(found.plan))
+    allowed = tolerance(base, len(survey.plan))
     mine, theirs = (Outcome(result_of(one), None, {}, {}) for one in (ours, own))
     compare_hidden(base, Example({}), mine, theirs, allowed)
 

@@ -115,7 +115,7 @@ class CrossAttentionReader(VisionLanguageReader):
         stand_ins = self._stand_ins(ids)
         words = self._network.tokenizer.encode_among(ids, dict.fromkeys(stand_ins, "picture"), n_given)
         keys, first = self._keys(made, photos, labels), max(stand_ins, default=-1) + 1
-        layers = self._network.found.layers
+        layers = self._network.survey.layers
         return words, {
             "cross": AttentionAxes(words, keys, layers["cross"], first, hidden if hidden.any() else None),
             "decoder": AttentionAxes(words, words, layers["decoder"], first),
@@ -127,7 +127,7 @@ class CrossAttentionReader(VisionLanguageReader):
         if shape not in self._compared:
             sizes = {kind: (len(one.queries), len(one.keys)) for kind, one in axes.items()}
             with in_one_line(self._name, "does not run on this picture and these words"):
-                compare_cross_attention(self._base, self._network.found, inputs, sizes)
+                compare_cross_attention(self._base, self._network.survey, inputs, sizes)
             self._compared.add(shape)
 
     def _keys(self, made: Made, photos: Sequence[Photo], labels: Labels) -> Tokens:
@@ -212,13 +212,13 @@ class QFormerReader(CrossAttentionReader):
             hint = "set processor.num_query_tokens as the model's configuration has it, and save it again"
             raise AttnscopeError(f"the processor of {self._name} does not say how many query tokens there are", hint)
         inputs: dict[str, Any] = self._run_processor(prompt, list(images))
-        if "decoder" not in self._network.found.layers:  # the encoder-decoder behind the queries wants a target
+        if "decoder" not in self._network.survey.layers:  # the encoder-decoder behind the queries wants a target
             start = self._base.config.get_text_config().decoder_start_token_id or 0
             inputs["decoder_input_ids"] = torch.tensor([[start]])
         return inputs
 
     def _write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
-        if "decoder" not in self._network.found.layers:
+        if "decoder" not in self._network.survey.layers:
             message = f"the language model of {self._name} is an encoder-decoder of its own, which is not run to write"
             raise AttnscopeError(message, "leave out --generate")
         return super()._write(inputs, given, n)
@@ -226,7 +226,7 @@ class QFormerReader(CrossAttentionReader):
     def _name_tokens(
         self, made: Made, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        ids, layers = inputs[self.ids_name][0].tolist(), self._network.found.layers
+        ids, layers = inputs[self.ids_name][0].tolist(), self._network.survey.layers
         at, keys = self._stand_ins(ids), self._keys(made, photos, labels)
         named = {place: f"Q{number}" for number, place in enumerate(at)}
         words = self._network.tokenizer.encode_among(ids, named, n_given)

@@ -20,23 +20,14 @@ from attnscope.senses.tokens import frame_tokens, patch_tokens
 
 
 class HuggingFaceEars:
-    """What of a model hears recordings; see models.model.Ears.
-
-    Args:
-        network: The model.
-        extractor: Its feature extractor; None = it came without one.
-    """
+    """What of a model hears recordings; see models.model.Ears."""
 
     def __init__(self, network: Network, extractor: Any) -> None:
         self._network, self._base, self._name = network, network.base, network.info.name
         self._extractor = extractor
 
     def hear(self, recording: Recording) -> SensoryInput:
-        """A recording as the model hears it, through its own feature extractor; or sees it, in a spectrogram.
-
-        Raises:
-            AttnscopeError: It has no feature extractor, or another model's; or it hears in a way that is not supported.
-        """
+        """A recording as the model hears it, through its own feature extractor; or sees it, in a spectrogram."""
         if not takes_recordings(self._base):
             raise AttnscopeError(
                 f"{self._name} hears recordings in a way that is not supported",

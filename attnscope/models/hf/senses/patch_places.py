@@ -42,15 +42,7 @@ class Pane:
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """What a processor made of photos and a question.
-
-    Attributes:
-        base: The transformers model.
-        processor: Its processor.
-        inputs: What the processor gave.
-        images: The photos.
-        n_tokens: How many picture tokens the prompt has, or keys that cross-attention goes to.
-    """
+    """What a processor made of photos and a question."""
 
     base: Any
     processor: Any
@@ -75,11 +67,7 @@ class Unplaced(Exception):  # noqa: N818 - who asks says it in one line
 
 
 def panes_of(made: Made, cut: Callable[[Made], list[Pane]]) -> list[Pane]:
-    """The pictures that a model is given, each with its tokens, as its family cuts them.
-
-    Raises:
-        Unplaced: The family is not known, or what its processor gives does not fit the prompt.
-    """
+    """The pictures that a model is given, each with its tokens, as its family cuts them."""
     panes = cut(made)
     held = np.concatenate([pane.places.ravel() for pane in panes])
     held = held[held >= 0]
@@ -281,16 +269,8 @@ def slopes(height: int, width: int) -> NDArray[np.uint8]:
 def area_of(shown: NDArray[np.uint8], height: int, width: int) -> tuple[float, float, float, float] | None:
     """What of a photo a picture covers, from what became of its slopes: left, top, right and lower edge, in pixels.
 
-    Args:
-        shown: `slopes` of this height and width as the processor made it and it was put together again.
-        height: Of the photo.
-        width: Of the photo.
-
     Returns:
         The edges; None for photos of a few pixels.
-
-    Raises:
-        AttnscopeError: It is not the photo in one piece: it would be shaded in the wrong places.
     """
     if min(height, width) < _LEAST_SIDE:
         return None

@@ -43,11 +43,7 @@ def holds_processor(folder: Path) -> bool:
 
 
 def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
-    """The image processor of a folder, by Pillow, so that what a model sees does not depend on what is installed.
-
-    Raises:
-        AttnscopeError: There is none, or it needs something that is not installed.
-    """
+    """The image processor of a folder, by Pillow, so that what a model sees does not depend on what is installed."""
     if not holds_processor(folder):
         raise AttnscopeError(
             f"{folder} holds no image processor",
@@ -70,11 +66,7 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
 
 
 def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
-    """The feature extractor of a folder; None where it has none.
-
-    Raises:
-        AttnscopeError: It cannot be loaded.
-    """
+    """The feature extractor of a folder; None where it has none."""
     if not holds_processor(folder):
         return None
     auto: Any = transformers.AutoFeatureExtractor
@@ -98,13 +90,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 class HuggingFaceEyes:
-    """What of a model sees pictures; see models.model.Eyes.
-
-    Args:
-        model: The part that sees, a model for itself.
-        network: What of it is run.
-        processor: Its image processor; None = it came without one.
-    """
+    """What of a model sees pictures; see models.model.Eyes."""
 
     def __init__(self, model: Model, network: Network, processor: Any) -> None:
         self.model = model
@@ -113,12 +99,7 @@ class HuggingFaceEyes:
         self._whole: set[tuple[int, ...]] = set()
 
     def see(self, photo: Photo) -> SensoryInput:
-        """A photo as the model sees it: through its own image processor, cut into its patches.
-
-        Raises:
-            AttnscopeError: It has no image processor, or one that fails; it does not cut pictures into one grid of
-                patches, or does not see all of them in each layer.
-        """
+        """A photo as the model sees it: through its own image processor, cut into its patches."""
         if self._processor is None:
             raise AttnscopeError(
                 f"{self._name} came without its image processor",
@@ -228,11 +209,7 @@ def show_all_patches(base: PreTrainedModel) -> list[str]:
 
 
 def patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:
-    """Height and width of the patches that a model cuts pictures into, in pixels.
-
-    Raises:
-        AttnscopeError: They are not of one size.
-    """
+    """Height and width of the patches that a model cuts pictures into, in pixels."""
     given = getattr(base.config, "patch_size", None)
     sizes = tuple(given) if isinstance(given, list | tuple) else (given, given)
     if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
@@ -264,17 +241,7 @@ def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
 
 
 def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mapping[str, Any]) -> Any:
-    """The processor of a folder for pictures and words, with an image processor that needs Pillow alone.
-
-    Args:
-        folder: Where its files are.
-        tokenizer: Its tokenizer, as transformers has it.
-        model_type: The type of the model, in case that no file names the processor.
-        options: What its parts are loaded with.
-
-    Raises:
-        AttnscopeError: There is none, or it needs something that is not installed.
-    """
+    """The processor of a folder for pictures and words, with an image processor that needs Pillow alone."""
     images = open_image_processor(folder, options)
     named = _class_name(folder, model_type)
     found = getattr(transformers, named, None)

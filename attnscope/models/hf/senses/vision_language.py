@@ -31,12 +31,9 @@ Labels = Mapping[int, str]
 
 
 class VisionLanguageReader:
-    """What of a model reads pictures and words; see models.model.Viewer. Families differ in the methods from `_cut` on.
+    """What of a model reads pictures and words; see models.model.Viewer.
 
-    Args:
-        model: The model that is run.
-        network: What is known of it.
-        processor: What makes its inputs of photos and words; None = it came without one.
+    Families differ in the methods from `_cut` on. The processor may be None: the model came without one.
     """
 
     describes = False
@@ -54,11 +51,6 @@ class VisionLanguageReader:
         """Photos and a text as the model takes them, and at most n tokens that it writes, greedily.
 
         What the seam gives is compared with what the model computes as it is, the first time at least.
-
-        Raises:
-            AttnscopeError: It has no processor or tokenizer, or one that fails; it takes one photo; it is not known
-                which token or key stands for which part of a picture; what would be shown differs from what it
-                computes.
         """
         joint = getattr(self._processor, "image_processor", None)
         if (self._processor if self.takes_image_processor else joint) is None:
@@ -230,5 +222,5 @@ class InterleavedReader(VisionLanguageReader):
         """Once, whatever the photo's size."""
         if not self._compared:
             with torch.no_grad(), in_one_line(self._name, "does not run on pictures and words"):
-                compare_on(self._base, self._network.found, Example({**inputs}))
+                compare_on(self._base, self._network.survey, Example({**inputs}))
             self._compared.add(())

@@ -18,12 +18,7 @@ from attnscope.records import Tokens
 
 
 class HuggingFaceWriter:
-    """The decoder of a model; see models.model.Writer.
-
-    Args:
-        network: The model. It may lack the head that writing needs: a target can be read without.
-        ends: Numbers of tokens that end a text, besides those that its configuration names.
-    """
+    """The decoder of a model; see models.model.Writer."""
 
     def __init__(self, network: Network, ends: Collection[int] = ()) -> None:
         self._ends = ends
@@ -41,15 +36,8 @@ class HuggingFaceWriter:
 
         One forward pass over the result shows what the model attended to as it wrote, since no query sees later keys.
 
-        Args:
-            tokens: The text.
-            n: How many tokens to write at most; fewer if the model ends the text or reaches its limit.
-
         Returns:
             The tokens given (`n_given`) and those written, without the one that ends a text.
-
-        Raises:
-            AttnscopeError: The model cannot continue a text: it has an encoder, or no language-model head.
         """
         self._require_head(is_encoder_decoder=False)
         if not len(tokens):
@@ -73,14 +61,6 @@ class HuggingFaceWriter:
         """The numbers of what the model writes after a prompt of pictures and words, without a token that ends it.
 
         Written with the model's own settings but without sampling and beams.
-
-        Args:
-            inputs: What its forward gets for the prompt.
-            n: How many tokens to write at most.
-            never: Numbers that are not written: of tokens that stand for pictures.
-
-        Raises:
-            AttnscopeError: The model has no language-model head.
         """
         self._require_head(is_encoder_decoder=False)
         with silence(), torch.no_grad(), use_attention(self._base, None):
@@ -90,11 +70,7 @@ class HuggingFaceWriter:
         return self._without_end(result[0, inputs["input_ids"].shape[1] :].tolist())
 
     def encode_target(self, text: str) -> Tokens:
-        """What the decoder of an encoder-decoder reads that is to write `text`: the start token, then the text.
-
-        Raises:
-            AttnscopeError: The model is no encoder-decoder, or names no start token.
-        """
+        """What the decoder of an encoder-decoder reads that is to write `text`: the start token, then the text."""
         return self._tokenizer.encode_target(text, self.start_id())
 
     def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
@@ -104,9 +80,6 @@ class HuggingFaceWriter:
 
         Returns:
             The start token (`n_given` is 1) and what was written, without the token that ends a text.
-
-        Raises:
-            AttnscopeError: The model is no encoder-decoder, or cannot write.
         """
         self._require_head(is_encoder_decoder=True)
         start = self.start_id()
@@ -125,9 +98,6 @@ class HuggingFaceWriter:
         """What the decoder reads as it writes what it heard, by plain greedy search: no token is suppressed or forced.
 
         Begins with what the tokenizer puts before a transcript (language, task, no times).
-
-        Raises:
-            AttnscopeError: The model cannot write.
         """
         self._require_head(is_encoder_decoder=True)
         prompt = list(self._tokenizer.prefix_ids) or [self.start_id()]
@@ -147,13 +117,7 @@ class HuggingFaceWriter:
         return {"decoder_input_ids": torch.from_numpy(target.ids)[None].to(self._network.device)}
 
     def extend_greedily(self, predict: Callable[[list[int]], Tensor], given: list[int], n: int) -> list[int]:
-        """The numbers that are written after those given, at most n, without the one that ends a text.
-
-        Args:
-            predict: Scores of the vocabulary after all numbers so far, (1, token, vocabulary).
-            given: Numbers that stand before.
-            n: How many are written at most; a model's limit may allow fewer.
-        """
+        """The numbers that are written after those given, at most n, without the one that ends a text."""
         ends, limit = self._end_ids(), self._network.info.max_tokens
         written: list[int] = []
         for _ in range(n if limit is None else min(n, limit - len(given))):
