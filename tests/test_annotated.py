@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link, python_source, spans
-from attnscope.annotated.alignment import HIDDEN, OUTSIDE, UNALIGNED, placed
+from attnscope.annotated.alignment import HIDDEN, OUTSIDE, UNALIGNED, place_links
 from attnscope.annotated.conllu import COREFERENCE, ELSEWHERE
 from attnscope.annotated.texts import AnnotationError
 from attnscope.corpus import chunks
@@ -367,7 +367,7 @@ def test_words_find_their_tokens_by_characters() -> None:
                    Link("a", (2,), (3,)), Link("a", (2,), (1,)), Link("b", (0,), (3,)))  # fmt: skip
     # "don" reaches into both words; "go"; " f", "ar"
     tokens = tokens_of(text.text, [(0, 3), (3, 4), (4, 5), (5, 8), (8, 10), (10, 12)])
-    (found,), left_out = placed(text, chunks(tokens), tokens, causal=False)
+    (found,), left_out = place_links(text, chunks(tokens), tokens, causal=False)
     assert found.unit.tolist() == [-1, 0, 0, 0, 1, 2, 2, -1]
     assert found.word.tolist() == [-1, 2, 3]
     (link,) = found.links
@@ -378,7 +378,7 @@ def test_words_find_their_tokens_by_characters() -> None:
 def test_a_word_without_a_token_is_left_out() -> None:
     text = text_of("a \u200b b", [(0, 1), (2, 3), (4, 5)], Link("a", (0,), (1,)), Link("a", (0,), (2,)))
     tokens = tokens_of(text.text, [(0, 1), (4, 5)])
-    (found,), left_out = placed(text, chunks(tokens), tokens, causal=False)
+    (found,), left_out = place_links(text, chunks(tokens), tokens, causal=False)
     assert found.n_units == 2
     assert len(found.links) == 1
     assert left_out == {"a": {UNALIGNED: 1}}
@@ -390,16 +390,16 @@ def test_links_between_chunks_and_behind_causality() -> None:
                    Link("on", (0,), (1, 2)), Link("mixed", (5,), (4, 6)))  # fmt: skip
     tokens = tokens_of(text.text, words)
     parts = chunks(tokens, chunk=6)
-    found, left_out = placed(text, parts, tokens, causal=False)
+    found, left_out = place_links(text, parts, tokens, causal=False)
     assert [one.chunk.number for one in found] == [0, 1]
     assert left_out == {"far": {OUTSIDE: 1}}
-    found, left_out = placed(text, parts, tokens, causal=True)
+    found, left_out = place_links(text, parts, tokens, causal=True)
     assert left_out == {"far": {OUTSIDE: 1}, "on": {HIDDEN: 1}}
     (mixed,) = found[1].links
     assert mixed.link.targets == (4,)
     # With a stride no link comes twice.
     overlapping = chunks(tokens, chunk=6, stride=2)
-    found, _ = placed(text, overlapping, tokens, causal=False)
+    found, _ = place_links(text, overlapping, tokens, causal=False)
     assert sorted(link.link.relation for one in found for link in one.links) == ["mixed", "near", "on"]
 
 
@@ -407,7 +407,7 @@ def test_a_word_that_a_chunk_cuts_is_none_of_its_words() -> None:
     words = [(0, 1), (2, 6), (7, 8)]
     text = text_of("a bcde f", words, Link("x", (0,), (1,)), Link("x", (1,), (2,)))
     tokens = tokens_of(text.text, [(0, 1), (2, 3), (3, 4), (4, 6), (7, 8)])
-    found, left_out = placed(text, chunks(tokens, chunk=5), tokens, causal=False)
+    found, left_out = place_links(text, chunks(tokens, chunk=5), tokens, causal=False)
     assert not found
     assert left_out["x"].total() == 2
 

@@ -24,7 +24,14 @@ from attnscope.views.drawing.layout import Paper
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.plots import Sheet
 from attnscope.views.timeline import figures as timeline_figures
-from attnscope.views.timeline.summary import are_logarithmic, every_nth, moving, series_of, since_lines, thinned
+from attnscope.views.timeline.summary import (
+    are_logarithmic,
+    every_nth,
+    find_moving,
+    series_of,
+    since_lines,
+    spread_evenly,
+)
 from tests.conftest import Run
 from tests.timeline_helpers import TEXTS, small_timeline, train
 
@@ -413,9 +420,9 @@ def test_steps_ascend_and_are_steps() -> None:
 def test_heads_that_change_most_are_shown() -> None:
     found = small_timeline(n_heads=5)
     values = series_of(found)[1].values
-    assert moving(values, 1) == [9]
-    assert len(moving(values, 99)) == 10
-    assert moving(np.full_like(values, np.nan), 3) == []
+    assert find_moving(values, 1) == [9]
+    assert len(find_moving(values, 99)) == 10
+    assert find_moving(np.full_like(values, np.nan), 3) == []
 
 
 def test_ticks_are_as_far_apart_from_each_other() -> None:
@@ -440,8 +447,8 @@ def test_both_ends_of_a_colour_bar_are_labelled(low: float, high: float, said: l
 
 
 def test_steps_are_thinned_with_both_ends() -> None:
-    assert thinned(4, 9) == [0, 1, 2, 3]
-    assert thinned(100, 5) == [0, 25, 50, 74, 99] and thinned(9, 1) == [8]
+    assert spread_evenly(4, 9) == [0, 1, 2, 3]
+    assert spread_evenly(100, 5) == [0, 25, 50, 74, 99] and spread_evenly(9, 1) == [8]
     assert are_logarithmic([0, 1, 2, 4, 8, 16, 32, 64, 128])
     assert not are_logarithmic([0, 10, 20, 30, 40, 50])
 

@@ -58,7 +58,7 @@ class PlacedLink:
     targets: tuple[int, ...]
 
 
-def placed(
+def place_links(
     text: AnnotatedText, parts: Sequence[Chunk], tokens: Tokens, *, causal: bool
 ) -> tuple[list[Placed], dict[str, Counter[str]]]:
     """Places a text's words and links in the tokens of its chunks.
@@ -98,8 +98,10 @@ def placed(
     return made, left_out
 
 
-def placed_pair(text: AnnotatedText, whole: Chunk, target: Tokens) -> tuple[list[Placed], dict[str, Counter[str]]]:
-    """Places the links of a target to its text in the tokens of both; see `placed`.
+def place_target_links(
+    text: AnnotatedText, whole: Chunk, target: Tokens
+) -> tuple[list[Placed], dict[str, Counter[str]]]:
+    """Places the links of a target to its text in the tokens of both; see `place_links`.
 
     Args:
         text: The text, with its target.

@@ -13,8 +13,8 @@ from conllu.exceptions import ParseException
 from conllu.models import Token
 from conllu.parser import DEFAULT_FIELD_PARSERS, parse_line
 
-from attnscope.annotated.texts import AnnotatedText, AnnotationError, Link, Span, joined
-from attnscope.corpus.formats import shortened
+from attnscope.annotated.texts import AnnotatedText, AnnotationError, Link, Span, join_texts
+from attnscope.corpus.formats import shorten
 
 COREFERENCE = "coref→antecedent"
 ELSEWHERE = "antecedent in another sentence"
@@ -91,7 +91,7 @@ def _document(sentences: list[_Sentence]) -> AnnotatedText:
     for sentence in sentences:
         mentions += [_Mention(m.entity, tuple(w + first for w in m.words)) for m in sentence.mentions]
         first += len(sentence.text.words)
-    return joined([sentence.text for sentence in sentences], _coreference(tuple(mentions), set())[0])
+    return join_texts([sentence.text for sentence in sentences], _coreference(tuple(mentions), set())[0])
 
 
 def _coreference(mentions: tuple[_Mention, ...], seen: set[str]) -> tuple[tuple[Link, ...], int]:
@@ -148,9 +148,9 @@ def _rows(lines: list[str], begin: int) -> _Rows:
         try:
             row = parse_line(line, _FIELDS, _PARSERS)
         except ParseException as error:
-            raise AnnotationError(f"{error} {shortened(line)}", number) from None
+            raise AnnotationError(f"{error} {shorten(line)}", number) from None
         if "deprel" not in row:
-            raise AnnotationError(f"{len(row)} columns, not 10: {shortened(line)}", number)
+            raise AnnotationError(f"{len(row)} columns, not 10: {shorten(line)}", number)
         match row["id"]:
             case int(place) if place == len(rows.words) + 1:
                 rows.words.append(row)
@@ -245,13 +245,13 @@ def _mentions(rows: _Rows) -> Iterator[_Mention]:
         if not given:
             continue
         if _ENTITY.sub("", given):
-            raise AnnotationError(f"Entity={shortened(given)} does not open and close mentions", number)
+            raise AnnotationError(f"Entity={shorten(given)} does not open and close mentions", number)
         for found in _ENTITY.finditer(given):
             name = (found["opened"] or found["closed"]).split("-")[0]
             if found["closed"]:
                 place = next((i for i in reversed(range(len(standing))) if standing[i][0] == name), None)
                 if place is None:
-                    raise AnnotationError(f"Entity={shortened(given)}: {name} is not open", number)
+                    raise AnnotationError(f"Entity={shorten(given)}: {name} is not open", number)
                 _, start = standing.pop(place)
             elif found["whole"]:
                 start = word

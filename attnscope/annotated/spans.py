@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnscope.annotated.texts import AnnotatedText, AnnotationError, Link, Span
-from attnscope.corpus.formats import is_unicode, json_object, shortened
+from attnscope.corpus.formats import is_unicode, json_object, shorten
 from attnscope.text import is_blank, word_spans
 
 
@@ -54,19 +54,19 @@ def _text(entry: dict[str, Any], source: str, number: int) -> AnnotatedText | No
     target, document = entry.get("target"), entry.get("document")
     for name, value in (("target", target), ("document", document)):
         if value is not None and not (isinstance(value, str) and is_unicode(value) and value.strip()):
-            raise AnnotationError(f'"{name}" is no text: {shortened(repr(value))}')
+            raise AnnotationError(f'"{name}" is no text: {shorten(repr(value))}')
     looking = text if target is None else target
     wanted: dict[tuple[Span, str], list[Span]] = {}
     mutual: dict[str, bool] = {}
     for place, link in enumerate(given, 1):
         if not isinstance(link, dict):
-            raise AnnotationError(f"link {place} is no object: {shortened(repr(link))}")
+            raise AnnotationError(f"link {place} is no object: {shorten(repr(link))}")
         label = link.get("label", "link")
         if not isinstance(label, str) or not label.strip() or not is_unicode(label):
-            raise AnnotationError(f"link {place}: its label is no text: {shortened(repr(label))}")
+            raise AnnotationError(f"link {place}: its label is no text: {shorten(repr(label))}")
         label, is_mutual = " ".join(label.split()), "between" in link
         if mutual.setdefault(label, is_mutual) != is_mutual:
-            raise AnnotationError(f'link {place}: {shortened(label)} has "from" in one link and "between" in another')
+            raise AnnotationError(f'link {place}: {shorten(label)} has "from" in one link and "between" in another')
         if is_mutual:
             origin, goals = _ends(link["between"], text, target, f'link {place}: "between"')
         else:
@@ -111,7 +111,7 @@ def _ends(given: Any, text: str, target: str | None, name: str) -> tuple[Span, l
     if target is not None:
         raise AnnotationError(f'{name} is for links within a text: from a target they have "from" and "to"')
     if not isinstance(given, list) or len(given) != 2:
-        raise AnnotationError(f"{name} is not two spans: {shortened(repr(given))}")
+        raise AnnotationError(f"{name} is not two spans: {shorten(repr(given))}")
     origin, goal = (_span(one, text, name) for one in given)
     return origin, [goal]
 
@@ -119,7 +119,7 @@ def _ends(given: Any, text: str, target: str | None, name: str) -> tuple[Span, l
 def _span(given: Any, text: str, name: str) -> Span:
     whole = isinstance(given, list) and len(given) == 2 and all(type(end) is int for end in given)
     if not whole:
-        raise AnnotationError(f"{name} is not [first, last + 1]: {shortened(repr(given))}")
+        raise AnnotationError(f"{name} is not [first, last + 1]: {shorten(repr(given))}")
     start, stop = given
     if not 0 <= start <= stop <= len(text):
         raise AnnotationError(f"{name} {given} is outside the text of {len(text)} characters")
@@ -144,7 +144,7 @@ def _words_of(given: Any, text: str, spans: Sequence[Span]) -> list[Span]:
 
 def _given_words(given: Any, text: str) -> list[Span]:
     if not isinstance(given, list):
-        raise AnnotationError(f'"words" is neither "characters" nor a list of spans: {shortened(repr(given))}')
+        raise AnnotationError(f'"words" is neither "characters" nor a list of spans: {shorten(repr(given))}')
     words = sorted(_span(one, text, f"word {place}") for place, one in enumerate(given, 1))
     for one, following in zip(words, words[1:], strict=False):
         if following[0] < one[1]:

@@ -47,7 +47,7 @@ class AnnotatedText:
         target: What a decoder is to write as it reads the text, where links go from words of that to words of the
             text; None = they go from words of the text.
         target_words: The words of the target by their start.
-        n_merged: How many further texts are in it that are equal: see `merged`.
+        n_merged: How many further texts are in it that are equal: see `merge_equal`.
         kinds: What kind of word each is, by the annotation: its part of speech (UPOS), or its kind in source code;
             none = the annotation does not say.
     """
@@ -99,7 +99,7 @@ def annotate_zones(text: CorpusText) -> AnnotatedText | None:
     return AnnotatedText(text.text or "", words, (), text.source, text.line, kinds=kinds)
 
 
-def merged(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
+def merge_equal(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
     """Equal texts that follow each other, as one with the links of all: a file may have a line for each link."""
     held: AnnotatedText | None = None
     for text in texts:
@@ -114,7 +114,7 @@ def merged(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
         yield held
 
 
-def joined(texts: "list[AnnotatedText]", links: tuple[Link, ...] = ()) -> AnnotatedText:
+def join_texts(texts: "list[AnnotatedText]", links: tuple[Link, ...] = ()) -> AnnotatedText:
     """Several texts as one, with a space between two; `links` are further ones, by the numbers of all words."""
     words: list[Span] = []
     kinds: list[str] = []

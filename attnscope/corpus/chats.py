@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.corpus.formats import is_unicode, is_whole, shortened
+from attnscope.corpus.formats import is_unicode, is_whole, shorten
 from attnscope.errors import AttnscopeError
 from attnscope.records import Tokens
 
@@ -128,7 +128,7 @@ def _conversation(entry: dict[str, Any], render: Render) -> Zoned:
 def _message(message: Any, number: int, marks: "_Marks") -> tuple[dict[str, Any], dict[str, Any]]:
     """A message as templates take it, and the same with marks around its parts."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise ValueError(f'message {number} is no object with a "role": {shortened(repr(message))}')
+        raise ValueError(f'message {number} is no object with a "role": {shorten(repr(message))}')
     role, content = message["role"].strip().lower(), message.get("content")
     zone = _name(message.get("zone", _ZONES.get(role, re.sub(r"\W+", "_", role).strip("_"))), f"message {number}")
     match content:
@@ -139,7 +139,7 @@ def _message(message: Any, number: int, marks: "_Marks") -> tuple[dict[str, Any]
         case list():
             parts = [part for one in content for part in _part(one, zone, f"message {number}")]
         case _:
-            raise ValueError(f"the content of message {number} is no text: {shortened(repr(content))}")
+            raise ValueError(f"the content of message {number} is no text: {shorten(repr(content))}")
     marked = "".join(marks.put(*part) for part in parts)
     return {**message, "content": "".join(text for _, text in parts)}, {**message, "content": marked}
 
@@ -148,14 +148,14 @@ def _part(part: Any, zone: str, name: str) -> Iterator[tuple[str, str]]:
     """The zone and the text of one part of a content that is a list."""
     given = {"text": part} if isinstance(part, str) else part
     if not isinstance(given, dict) or not isinstance(given.get("text"), str):
-        raise ValueError(f"a part of {name} is no text: {shortened(repr(part))}")
+        raise ValueError(f"a part of {name} is no text: {shorten(repr(part))}")
     return _parts(given["text"], given.get("spans") or [], _name(given.get("zone", zone), name))
 
 
 def _parts(text: str, spans: Any, zone: str) -> Iterator[tuple[str, str]]:
     """A text cut where its spans begin and end: the zone and the text of each part."""
     if not (isinstance(spans, list) and all(isinstance(span, dict) for span in spans)):
-        raise ValueError(f'"spans" is no list of objects: {shortened(repr(spans))}')
+        raise ValueError(f'"spans" is no list of objects: {shorten(repr(spans))}')
     cuts = [(span.get("start"), span.get("end"), _name(span.get("zone"), "a span")) for span in spans]
     for start, stop, _ in cuts:
         if not (is_whole(start, len(text)) and is_whole(stop, len(text)) and start < stop):
@@ -171,7 +171,7 @@ def _parts(text: str, spans: Any, zone: str) -> Iterator[tuple[str, str]]:
 def _name(zone: Any, of: str) -> str:
     """The name of a zone; columns are named by it."""
     if not isinstance(zone, str) or not _NAME.fullmatch(zone.lower()):
-        raise ValueError(f"the zone of {of} is no name of letters, digits and _: {shortened(repr(zone))}")
+        raise ValueError(f"the zone of {of} is no name of letters, digits and _: {shorten(repr(zone))}")
     if _TAKEN.fullmatch(zone.lower()):
         raise ValueError(
             f"the zone of {of}, {zone}, could be mistaken for another column: leave out the word to, and _low, _high, "

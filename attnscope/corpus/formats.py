@@ -160,7 +160,7 @@ def read_jsonl(
         used = field if field in entry or "input_ids" not in entry else "input_ids"
         if used not in entry:
             there = f"its fields are {', '.join(map(str, entry))}" if entry else "it is empty"
-            bad.add(number, f'no field "{used}": {shortened(there)}')
+            bad.add(number, f'no field "{used}": {shorten(there)}')
             continue
         found, reason = text_or_ids(used, entry[used])
         if reason:
@@ -179,7 +179,7 @@ def text_or_ids(field: str, value: Any) -> tuple[str | tuple[int, ...] | None, s
         case list(ids) if all(map(is_id, ids)):
             return tuple(ids), ""
         case _:
-            return None, f'"{field}" is neither a text nor a list of token numbers: {shortened(repr(value))}'
+            return None, f'"{field}" is neither a text nor a list of token numbers: {shorten(repr(value))}'
 
 
 def read_csv(lines: Iterator[str], field: str, delimiter: str, bad: BadLines) -> Iterator[tuple[int, str]]:
@@ -197,7 +197,7 @@ def read_csv(lines: Iterator[str], field: str, delimiter: str, bad: BadLines) ->
         if header is None:
             return
         if field not in header:
-            raise UnreadableError(f'no column "{field}": its columns are {shortened(", ".join(header))}', 1)
+            raise UnreadableError(f'no column "{field}": its columns are {shorten(", ".join(header))}', 1)
         column = header.index(field)
         begin = rows.line_num + 1
         for row in rows:
@@ -218,7 +218,7 @@ def json_object(line: str) -> dict[str, Any] | str:
         return f"malformed JSON: {error.msg} at character {error.pos + 1}"
     except ValueError as error:  # a number of thousands of digits, or brackets nested as deep
         return f"malformed JSON: {error}"
-    return entry if isinstance(entry, dict) else f"not a JSON object: {shortened(line)}"
+    return entry if isinstance(entry, dict) else f"not a JSON object: {shorten(line)}"
 
 
 def is_id(value: object) -> bool:
@@ -240,6 +240,6 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """The text, or its first 59 characters and an ellipsis."""
     return text if len(text) <= 60 else f"{text[:59]}…"

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attnscope.corpus.batching import Encode, tokens_of
-from attnscope.corpus.formats import LARGEST_ID, Problem, format_of, is_id, is_unicode, is_whole, json_object, shortened
-from attnscope.corpus.lines import UnreadableError, decompressed, lines_of, read_pieces
+from attnscope.corpus.formats import LARGEST_ID, Problem, format_of, is_id, is_unicode, is_whole, json_object, shorten
+from attnscope.corpus.lines import UnreadableError, decompress, lines_of, read_pieces
 from attnscope.corpus.texts import CorpusText
 from attnscope.errors import AttnscopeError
 
@@ -127,7 +127,7 @@ def read_frequencies(path: str | Path, encode: Encode) -> TokenCounts:
     found = False
     try:
         with Path(path).open("rb") as file:
-            for number, line in enumerate(lines_of(decompressed(read_pieces(file, lambda n: None), name)), 1):
+            for number, line in enumerate(lines_of(decompress(read_pieces(file, lambda n: None), name)), 1):
                 if not line.strip():
                     continue
                 found = True
@@ -152,7 +152,7 @@ def read_frequencies(path: str | Path, encode: Encode) -> TokenCounts:
 def _tab_frequency(line: str, number: int) -> tuple[str, int]:
     word, _, count = line.rpartition("\t")
     if not word or not (count := count.strip()).isdecimal() or len(count) > 15:
-        raise UnreadableError(f"not a word, a tab and a whole number: {shortened(line)}", number)
+        raise UnreadableError(f"not a word, a tab and a whole number: {shorten(line)}", number)
     return word, int(count)
 
 
@@ -164,5 +164,5 @@ def _json_frequency(line: str, number: int) -> tuple[str | int, int]:
     count: Any = entry.get("count")
     known = is_id(word) if "id" in entry else isinstance(word, str) and is_unicode(word)
     if not known or not is_whole(count, _MOST_TIMES):
-        raise UnreadableError(f'no "word" (or "id") and whole "count": {shortened(line)}', number)
+        raise UnreadableError(f'no "word" (or "id") and whole "count": {shorten(line)}', number)
     return word, count

@@ -101,7 +101,7 @@ def read_pieces(file: "BinaryIO | Replay", count: Callable[[int], None]) -> Iter
         yield chunk
 
 
-def decompressed(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+def decompress(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
     """The bytes themselves, or what gzip or zstd made them of.
 
     Raises:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from attnscope.corpus.formats import BadLines, shortened, text_or_ids
+from attnscope.corpus.formats import BadLines, shorten, text_or_ids
 from attnscope.corpus.lines import UnreadableError
 from attnscope.errors import first_line
 from attnscope.records.frame.parquet import arrow
@@ -35,7 +35,7 @@ def read_parquet(
         names, n_rows = table.schema_arrow.names, table.metadata.num_rows
         used = field if field in names or "input_ids" not in names else "input_ids"
         if used not in names:
-            raise UnreadableError(f'no column "{field}": its columns are {shortened(", ".join(names))}', None)
+            raise UnreadableError(f'no column "{field}": its columns are {shorten(", ".join(names))}', None)
         for part in table.iter_batches(batch_size=_ROWS, columns=[used], use_threads=False):
             for value in part.column(0).to_pylist():
                 row += 1

@@ -26,7 +26,7 @@ from attnscope.corpus.formats import (
     read_csv,
     read_jsonl,
 )
-from attnscope.corpus.lines import Replay, UnreadableError, decompressed, lines_of, read_pieces, zstd
+from attnscope.corpus.lines import Replay, UnreadableError, decompress, lines_of, read_pieces, zstd
 from attnscope.corpus.parquet import read_parquet
 from attnscope.corpus.remote import files_at, is_address, open_address, size_of
 from attnscope.errors import AttnscopeError, amount
@@ -217,7 +217,7 @@ class Corpus:
                     raise UnreadableError("Parquet is read from files alone: its table of contents is at the end")
                 yield from read_parquet(file, self.field, bad, self._count_bytes)
                 return
-            lines = lines_of(decompressed(read_pieces(file, self._count_bytes), name))
+            lines = lines_of(decompress(read_pieces(file, self._count_bytes), name))
             match wanted:
                 case "jsonl":
                     yield from read_jsonl(lines, self.field, bad, self._read_zoned)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
-from attnscope.annotated.texts import annotate_zones, merged
+from attnscope.annotated.texts import annotate_zones, merge_equal
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.errors import UsageError
@@ -98,7 +98,7 @@ def _without_annotation(texts: Any, annotations: dict[str, AnnotatedText]) -> An
     )
     if not is_annotated:
         return texts
-    for text in merged(texts):
+    for text in merge_equal(texts):
         annotations.setdefault(text.text, text)
     return list(annotations)
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
-from attnscope.annotated.alignment import UNALIGNED, Placed, placed, placed_pair
-from attnscope.annotated.texts import merged
+from attnscope.annotated.alignment import UNALIGNED, Placed, place_links, place_target_links
+from attnscope.annotated.texts import merge_equal
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import TOKEN_BUDGET, Problem, batches, chunks, copy_key, runs
 from attnscope.errors import AttnscopeError, UsageError, amount
@@ -244,7 +244,7 @@ class _Study:
     ) -> Pass[Any]:
         """Reads all texts, with a measurer that sums up to `nothing` on no text."""
         try:
-            each = merged(texts)
+            each = merge_equal(texts)
             first = next(each, None)
             if first is None:
                 return Pass(nothing)
@@ -351,9 +351,9 @@ class _Study:
             target = self.model.writer.encode_target(text.target)
             if limit is not None and max(len(tokens), len(target)) > limit:
                 return [], _leave_out_all(text, TOO_LONG)
-            return placed_pair(text, chunks(tokens, number)[0], target)
+            return place_target_links(text, chunks(tokens, number)[0], target)
         parts = chunks(tokens, number, limit=limit, chunk=self.options.chunk, stride=self.options.stride)
-        aligned, left_out = placed(text, parts, tokens, causal=self.kind == "decoder")
+        aligned, left_out = place_links(text, parts, tokens, causal=self.kind == "decoder")
         return [replace(part, target=self._start) for part in aligned], left_out
 
     def examples(self, results: Sequence[Relation]) -> tuple[Example, ...]:

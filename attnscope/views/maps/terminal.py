@@ -21,7 +21,7 @@ from attnscope.views.maps.picture_figures import over_patches, query_of, row_of
 from attnscope.views.maps.picture_words import ASKERS, asker_of, share_of, weights_of, words_of
 from attnscope.views.maps.pooling import DECADES, log_share, max_pool
 from attnscope.views.tables.numbers import percent, weight
-from attnscope.views.tables.plain_text import cut, dim_lines, has_unicode, heading, safe, weighted
+from attnscope.views.tables.plain_text import cut, dim_lines, has_unicode, heading, list_numbers, safe
 from attnscope.views.tables.table import Column, Table
 from attnscope.views.tables.wording import change_notes
 
@@ -128,7 +128,7 @@ def links_table(record: Heatmap, attention: AttentionMap) -> Table:
     has_sinks = bool(record.sinks(attention)[1].any())
 
     def links(pair: tuple[int, int]) -> Text:
-        return weighted(
+        return list_numbers(
             (f"{safe(attention.queries.labels[query])} → {safe(attention.keys.labels[key])}", f"{weight:.2f}")
             for query, key, weight in strongest_links(record, attention, pair)
         )
@@ -149,7 +149,7 @@ def query_table(attention: AttentionMap, heads: Pairs, place: int, kind: str = "
     def keys(pair: tuple[int, int]) -> Text:
         row = attention.of(*pair)[place]
         strongest = [key for key in np.argsort(-row, kind="stable")[:5] if row[key] >= 0.005]
-        return weighted((safe(attention.keys.labels[key]), f"{row[key]:.2f}") for key in strongest)
+        return list_numbers((safe(attention.keys.labels[key]), f"{row[key]:.2f}") for key in strongest)
 
     title = f"{kind}{': ' if kind else ''}what “{label}” (token {place}) attends to"
     return Group(heading(title), Table([_HEAD, Column("keys, largest weight first", keys, wraps=True)], heads))

@@ -12,7 +12,7 @@ from rich.text import Text
 from attnscope.records import Tokens
 from attnscope.records.maps.pictures import MEAN
 from attnscope.records.maps.rollouts import METHODS, Rollout
-from attnscope.views.tables.plain_text import heading, weighted
+from attnscope.views.tables.plain_text import heading, list_numbers
 from attnscope.views.tables.table import Column, Table
 
 _NAMES = {"mean": "mean attention", "rollout": "rollout", "flow": "flow"}
@@ -68,4 +68,6 @@ def _largest(row: NDArray[np.float64], tokens: Tokens, least: float) -> Text:
     if np.isnan(row).any():
         return Text()
     largest = [key for key in np.argsort(-row, kind="stable")[:_MOST] if row[key] >= least]
-    return weighted(((tokens.labels[key], f"{row[key]:.2f}" if least else f"{row[key]:.3g}") for key in largest), "  ")
+    return list_numbers(
+        ((tokens.labels[key], f"{row[key]:.2f}" if least else f"{row[key]:.3g}") for key in largest), "  "
+    )

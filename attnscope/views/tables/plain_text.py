@@ -103,7 +103,7 @@ def heading(title: str) -> Text:
     return Text(f"\n{title}", style="bold")
 
 
-def weighted(entries: Iterable[tuple[str, str]], gap: str = "   ") -> Text:
+def list_numbers(entries: Iterable[tuple[str, str]], gap: str = "   ") -> Text:
     """Names, each with its number beside it."""
     text = Text()
     for place, (name, number) in enumerate(entries):

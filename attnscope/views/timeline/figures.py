@@ -30,7 +30,7 @@ from attnscope.views.timeline.summary import (
     Series,
     are_logarithmic,
     every_nth,
-    moving,
+    find_moving,
     notes,
     series_of,
     since_lines,
@@ -109,7 +109,7 @@ def _write_roles(figure: Any, timeline: Timeline, top: float, sheet: Sheet) -> N
 
 def _draw_lines(axes: Any, timeline: Timeline, series: Series, sheet: Sheet) -> None:
     """What changes most in colours, with its intervals; all others in grey."""
-    chosen, parts = moving(series.values, len(COLORS)), series.parts
+    chosen, parts = find_moving(series.values, len(COLORS)), series.parts
     for head in range(parts.shape[1]):
         if head not in chosen:
             axes.plot(timeline.steps, parts[:, head, 0], color=OTHER, linewidth=0.7 * sheet.size, alpha=0.7, zorder=1)

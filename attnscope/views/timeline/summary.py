@@ -64,7 +64,7 @@ def series_of(timeline: Timeline) -> list[Series]:
     return found
 
 
-def moving(values: NDArray[np.float64], most: int) -> list[int]:
+def find_moving(values: NDArray[np.float64], most: int) -> list[int]:
     """The columns, (checkpoint, column), that change most between any two checkpoints, in their order.
 
     Of a single checkpoint those with the largest values.
@@ -84,7 +84,7 @@ def are_logarithmic(steps: Sequence[int]) -> bool:
     return len(later) > 4 and later[-1] > EVENLY * later[len(later) // 2]
 
 
-def thinned(n: int, room: int) -> list[int]:
+def spread_evenly(n: int, room: int) -> list[int]:
     """At most `room` of n places, spread evenly, the first and the last among them."""
     if n <= room:
         return list(range(n))

@@ -16,12 +16,12 @@ from attnscope.views.tables.table import Column, Table
 from attnscope.views.tables.wording import model_of, printable
 from attnscope.views.timeline.summary import (
     Series,
+    find_moving,
     finite_range,
-    moving,
     notes,
     series_of,
     since_lines,
-    thinned,
+    spread_evenly,
     title_line,
 )
 
@@ -35,7 +35,7 @@ def show(timeline: Timeline, console: Console) -> RenderableType:
     parts: list[RenderableType] = [Text(f"{model_of(timeline.run)}: {title_line(timeline)}", style="bold")]
     texts = [step_text(step) for step in timeline.steps]
     cell = max(6, *(len(text) + 2 for text in texts)) if texts else 6
-    steps = [(at, texts[at]) for at in thinned(len(texts), max(2, (width - _NAME_CELLS) // cell))]
+    steps = [(at, texts[at]) for at in spread_evenly(len(texts), max(2, (width - _NAME_CELLS) // cell))]
     if timeline.has_loss:
         columns = _columns("loss, nats", steps, lambda at: lambda row: number(timeline.checkpoints[at].loss))
         parts += [Text(), Table(columns, ["all texts"], gap=1)]
@@ -65,7 +65,7 @@ def _columns(
 def _series(series: Series, steps: Sequence[tuple[int, str]]) -> RenderableType:
     """A quantity of the heads, or pairs, in which it changes most, shaded from its least to its largest value."""
     values, names = series.values, series.names
-    heads = moving(values, _MOST_HEADS)
+    heads = find_moving(values, _MOST_HEADS)
     if not heads:
         return Text(f"{series.title}: undefined for all {series.what} on these texts", style="dim")
     low, high = finite_range(values[:, heads].ravel().tolist())
