@@ -26,7 +26,7 @@ from attnscope.studies.ablation.means import heads_of
 from attnscope.studies.ablation.reading import Reader
 from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Going, measure
 from attnscope.studies.heads.needles import draw_others
-from attnscope.studies.heads.order import probe_texts
+from attnscope.studies.heads.study import probe_texts
 
 PROBE_SEED = 1  # not that of `heads --probe repeat`, on which the heads were named
 

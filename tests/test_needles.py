@@ -21,7 +21,7 @@ from attnscope.corpus import Hay, depth_range, needle_probe
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch, Model
 from attnscope.records.heads.findings import Findings
-from attnscope.studies.heads.needle_scores import change_of_share, share_of_tokens
+from attnscope.studies.heads.needles import change_of_share, share_of_tokens
 from attnscope.views.heads.needles_terminal import notes
 from tests.conftest import Run
 from tests.needle_helpers import (

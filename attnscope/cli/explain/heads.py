@@ -37,7 +37,7 @@ def heads(
     - `attnscope heads --image 'photos/*.jpg' "What is in the picture?" -m ./smolvlm`
     - `attnscope heads --audio 'talks/*.wav' -m ./whisper-tiny -o out`
     """
-    from attnscope.studies.heads.order import study
+    from attnscope.studies.heads.study import study
 
     if asked.image or asked.audio:
         refuse_beside(

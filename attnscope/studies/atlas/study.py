@@ -25,8 +25,7 @@ from attnscope.studies.atlas.scores import (
     ScoredFound,
     Scores,
 )
-from attnscope.studies.heads.order import require_names
-from attnscope.studies.heads.study import add_effects, open_reading, study_heads
+from attnscope.studies.heads.study import add_effects, open_reading, require_names, study_heads
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
 from attnscope.studies.inputs.texts import Report, Texts, scale_report
 from attnscope.studies.running.late import failure
@@ -73,7 +72,7 @@ def atlas(
     assert isinstance(done, ScoredFound)
     if options.heads.shard == (1, 1):
         made = finish(model, reading.texts, findings, options, done.scores, step)
-        return add_effects(made, options.heads, reading, report)
+        return add_effects(made, reading, report, causal=options.heads.causal, in_place=options.heads.in_place)
     places = _places(findings)
     scores = _in_order(done.scores or _nothing(options), places)
     failing = _failures(reading.texts, findings, places) if not is_interrupted(findings.corpus) else {}

@@ -12,6 +12,7 @@ import numpy as np
 from attnscope.corpus import Copies, CorpusText, chunks, distinct, essence
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
+from attnscope.studies.describe.own_features import own_features
 from attnscope.studies.describe.rows import Unit
 from attnscope.studies.inputs.texts import Texts, special_ids
 
@@ -52,6 +53,9 @@ class DescribeOptions:
     chunk: int | None = None
     stride: int | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        own_features(self.features)  # what is none of them is refused before the model runs
 
 
 def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.exact.multiple_tests import benjamini_hochberg
 from attnscope.core.exact.running import RunningSums
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import DEPTH_TOKENS, Corpus, CorpusText, Hay, Needle, depth_range, needle_probe, word_ids
@@ -20,11 +21,11 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
 from attnscope.models.info import require_length
 from attnscope.models.model import Batch, Model, example_tokens
-from attnscope.records.heads.findings import NEEDLES, Findings
-from attnscope.records.heads.needles import CopiedWithout, Needles
-from attnscope.studies.heads.needle_scores import NeedleScores, Seen, change_of_share, share_of_tokens
-from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions
-from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, MARGIN
+from attnscope.records.ablation import Effect
+from attnscope.records.heads.findings import NEEDLES, Estimate, Findings, Head, Role
+from attnscope.records.heads.needles import CopiedAt, CopiedWithout, Needles
+from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions, write_percent
+from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_MARGIN, LEAST_TEXTS, LEVEL, MARGIN
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import (
     Progress,
@@ -45,12 +46,13 @@ if TYPE_CHECKING:
     from attnscope.core.attention.probes import Place
 
 PASS_TOKENS = 8192
-"""Tokens of a forward pass: so many texts as fit, at least one."""
+"""Tokens of a forward pass: as many texts as fit, at least one."""
 
 _TEXT_TIMES = 8
-"""So many times the longest haystack are read of a corpus, at most."""
+"""At most this many times the longest haystack is read of a corpus."""
 
-Floats = NDArray[np.float64]
+Heads = Sequence[tuple[int, int]]
+"""(layer, head) of each."""
 
 
 @with_plain_torch
@@ -105,9 +107,10 @@ def retrieval_heads(
     texts = None if corpus is None else texts_of(corpus)
     study = _Study(model, make_hay(model, texts, options), options)
     n_passes = 1 + options.ablate
-    found = study.run(texts, scale_report(report, 0, n_passes))
+    findings = study.run(texts, scale_report(report, 0, n_passes))
     step = scale_report(report, 1, n_passes)
-    return add_steps(found, [("--causal", lambda known: study.without_heads(known, step))] if options.ablate else [])
+    steps = [("--causal", lambda record: study.take_heads_out(record, step))] if options.ablate else []
+    return add_steps(findings, steps)
 
 
 def make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay:
@@ -139,13 +142,116 @@ def make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay:
     return Hay(word_ids(ordinary, tokenizer.spell), stack, encode, ends, before)
 
 
+# What is added up over needles ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """What a model does on some needles.
+
+    Attributes:
+        written: Which tokens of the answers the model writes, (needle, token).
+        finite: Whether all its scores are numbers, (needle,).
+        keys: By place the key that each head gives most, (needle, head, token).
+    """
+
+    written: NDArray[np.bool_]
+    finite: NDArray[np.bool_]
+    keys: Mapping[Place, NDArray[np.int64]]
+
+
+class _Scores:
+    """What is added up over needles, (layer, head, measure)."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.n = self.n_tokens = 0
+        self._places: list[Place] = []
+        self._sums = self._uniform = RunningSums()
+        self._written: dict[tuple[int, float], RunningSums] = {}
+        self._n_heads: dict[int, int] = {}
+
+    def add(self, needle: Needle, seen: _Seen, row: int) -> None:
+        if not self._places:
+            self._places = sorted(seen.keys)
+            self._n_heads = {place[1]: seen.keys[place].shape[1] for place in self._places}
+            shape = len(self._places), max(self._n_heads.values()), len(self.names)
+            self._sums, self._uniform = RunningSums(shape), RunningSums(shape)
+        written, n = seen.written[row], len(needle.places)
+        s, c, u = (np.zeros(self._sums.shape) for _ in range(3))
+        measured = ["retrieval", f"retrieval_at_{write_percent(needle.depth)}", f"retrieval_in_{len(needle)}"]
+        columns = [self.names.index(name) for name in measured if name in self.names]
+        # A key at random is one of those up to the query.
+        chance = float((written / (len(needle) - n + np.arange(n))).sum())
+        for number, place in enumerate(self._places):
+            keys = seen.keys[place][row]
+            heads = slice(0, len(keys))
+            s[number][heads, columns] = ((keys == needle.places) & written).sum(1)[:, None]
+            s[number][heads, 1] = ((keys == needle.decoys) & written).sum(1)
+            c[number][heads, columns] = c[number][heads, 1] = n
+            u[number][heads, columns] = u[number][heads, 1] = chance
+        self._sums.add(s[None], c[None])
+        self._uniform.add(u[None], c[None])
+        at = self._written.setdefault((len(needle), needle.depth), RunningSums())
+        at.add(np.array([float(written.sum())]), np.array([float(n)]))
+        self.n, self.n_tokens = self.n + 1, self.n_tokens + len(needle)
+
+    def copied(self) -> tuple[Effect, tuple[CopiedAt, ...]]:
+        """What the model itself writes, on the whole and by length and depth."""
+        whole = RunningSums()
+        for sums in self._written.values():
+            whole = whole.merge(sums)
+        order = sorted(self._written)
+        return share_of_tokens(whole), tuple(CopiedAt(*at, share_of_tokens(self._written[at])) for at in order)
+
+    def heads(self, threshold: float) -> tuple[Head, ...]:
+        """Every head with its scores, and with the role where it passes the test."""
+        values, counts, even = self._sums.ratio(), self._sums.total("c"), self._uniform.ratio()
+        low, high = self._sums.share_interval(hits=True, dependence=1)
+        baseline = np.fmax(values[..., 1], even[..., 0])
+        limit = np.fmax(threshold, baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN))
+        texts = self._sums.effective_texts()[..., 0]
+        p = self._sums.share_p_above(limit[..., None], hits=True, dependence=1)[..., 0]
+        p = np.where(texts < LEAST_TEXTS, np.nan, p)
+        q = benjamini_hochberg(p.ravel()).reshape(p.shape)
+        heads = []
+        for at in np.ndindex(*p.shape):
+            kind, layer = self._places[at[0]]
+            if at[1] >= self._n_heads[layer]:
+                continue
+            columns = zip(*(array[at].tolist() for array in (values, low, high, even, counts)), strict=True)
+            measures = {name: Estimate(*numbers) for name, numbers in zip(self.names, columns, strict=True)}
+            score, n_texts = measures["retrieval"], min(float(texts[at]), float(self.n))
+            role = Role(
+                RETRIEVAL, "retrieval", score.value, score.low, score.high, float(baseline[at]), threshold,
+                float(p[at]), float(q[at]), n_texts < FEWEST_TEXTS, effective_texts=float(texts[at]),
+            )  # fmt: skip
+            heads.append(Head(kind, layer, at[1], (role,) if q[at] <= LEVEL else (), float("nan"), measures))
+        return tuple(heads)
+
+
+def share_of_tokens(sums: RunningSums) -> Effect:
+    """A share of tokens; needles are the units, as one may be copied as a whole or not at all."""
+    low, high = sums.share_interval(hits=True, dependence=1)
+    return Effect(float(sums.ratio()), float(low), float(high), float(sums.total("c")))
+
+
+def change_of_share(sums: RunningSums) -> Effect:
+    """A difference of two shares of the same needles, from sums of (1 + difference) / 2, which is a share itself."""
+    value, low, high = (2 * float(share) - 1 for share in (sums.ratio(), *sums.share_interval(dependence=1)))
+    return Effect(value, low, high, float(sums.total("c")))
+
+
+# The study --------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class _Cut:
-    """A needle, which of its tokens the whole model writes, and the sets of heads, (layer, head), to be taken out."""
+    """A needle, which of its tokens the whole model writes, and the sets of heads to be taken out."""
 
     needle: Needle
     written: NDArray[np.bool_]
-    sets: tuple[Sequence[tuple[int, int]], ...]
+    sets: tuple[Heads, ...]
 
     def __len__(self) -> int:
         return len(self.needle)
@@ -158,8 +264,8 @@ class _Study:
         self.model, self.hay, self.options = model, hay, options
         self.room = Room()
         self.n_all = len(options.lengths) * options.n
-        self._whole: list[NDArray[np.bool_] | None] = []
-        self._half = NeedleScores(options)
+        self._written: list[NDArray[np.bool_] | None] = []
+        self._scores_to_choose = _Scores(options.measure_names)
         # What the first needle refuses is refused before the model runs.
         first = [next(self._needles(length)) for length in options.lengths]
         self.n_answer = len(first[0].places)
@@ -167,9 +273,7 @@ class _Study:
 
     def _needles(self, length: int) -> Iterator[Needle]:
         options = self.options
-        return needle_probe(
-            self.hay, options.n, options.depths, length, options.seed, answer=options.answer
-        )  # fmt: skip
+        return needle_probe(self.hay, options.n, options.depths, length, options.seed, answer=options.answer)
 
     def _overlap(self, room: int) -> bool:
         ranges = [depth_range(depth, room) for depth in sorted(self.options.depths)]
@@ -177,28 +281,16 @@ class _Study:
 
     def _batches(self) -> Iterator[Sequence[Needle]]:
         for length in self.options.lengths:
-            n, held = max(1, PASS_TOKENS // length), []
-            for needle in self._needles(length):
-                held.append(needle)
-                if len(held) == n:
-                    yield tuple(held)
-                    held = []
-            if held:
-                yield tuple(held)
-
-    # The heads ------------------------------------------------------------------------------------------------------
+            needles = self._needles(length)
+            while batch := tuple(islice(needles, max(1, PASS_TOKENS // length))):
+                yield batch
 
     def run(self, texts: Texts | None, report: Report | None) -> Findings:
         """Scores of all heads; an interruption ends it, and what was done counts.
 
-        Args:
-            texts: What haystacks were made of.
-            report: Called after each pass.
-
-        Raises:
-            KeyboardInterrupt: Nothing was done yet.
+        `texts` are what haystacks are made of.
         """
-        done = NeedleScores(self.options)
+        scores = _Scores(self.options.measure_names)
         digest, complete = hashlib.sha256(), True
         problems: list[dict[str, Any]] = []
         try:
@@ -207,61 +299,66 @@ class _Study:
                     with delay_interrupts():
                         for row, needle in enumerate(part):
                             digest.update(needle.ids.astype("<i8").tobytes())
-                            self._whole.append(seen.written[row] if seen.finite[row] else None)
+                            self._written.append(seen.written[row] if seen.finite[row] else None)
                             if seen.finite[row]:
-                                done.add(needle, seen, row)
-                                if self._chooses(len(self._whole) - 1):
-                                    self._half.add(needle, seen, row)
+                                scores.add(needle, seen, row)
+                                if self._chooses(len(self._written) - 1):
+                                    self._scores_to_choose.add(needle, seen, row)
                             else:
-                                problems.append(_broken(len(self._whole), self.model))
+                                reason = f"{self.model.info.name} computes NaN or infinity on it"
+                                name = f"needle {len(self._written)}"
+                                problems.append({"source": name, "line": None, "reason": reason})
                 give_memory_back()
                 if report is not None:
-                    report(Progress(len(self._whole), done.n_tokens, len(self._whole) / self.n_all))
+                    report(Progress(len(self._written), scores.n_tokens, len(self._written) / self.n_all))
         except KeyboardInterrupt:
-            if not done.n:
+            if not scores.n:
                 raise
             complete = False
-        if not done.n:
+        if not scores.n:
             raise AttnscopeError(f"no needle is left of {len(problems)}: {problems[0]['reason']}", "try float32")
         corpus = {
             "of": NEEDLES,
             "sources": ["random tokens"] if texts is None else sources_of(texts),
-            "n_texts": done.n,
-            "n_tokens": done.n_tokens,
+            "n_texts": scores.n,
+            "n_tokens": scores.n_tokens,
             "sha256": digest.hexdigest(),
             "shards": ["1/1"],
             "problems": [*([] if texts is None else problems_of(texts)), *problems],
             "complete": complete,
         }
-        copied, at = done.copied()
+        copied, at = scores.copied()
+        run = run_of(self.model.info, self._notes(scores.n, copied.value)) | {"seed": self.options.seed}
+        heads = scores.heads(self.options.threshold)
+        return Findings(run, corpus, self._describe(), heads, {}, needles=Needles(copied, at))
+
+    def _notes(self, n: int, copied: float) -> list[str]:
         notes = []
         if self._crowded:
             notes.append(
                 f"Texts of {', '.join(f'{length:,}' for length in self._crowded)} tokens are too short to tell depths "
                 f"apart: needles of one depth are spread over {DEPTH_TOKENS} tokens, or all there are."
             )
-        if done.n < FEWEST_TEXTS:
+        if n < FEWEST_TEXTS:
             notes.append(
-                f"{amount(done.n, 'needle is', 'needles are')} few: with fewer than {FEWEST_TEXTS} every role is "
+                f"{amount(n, 'needle is', 'needles are')} few: with fewer than {FEWEST_TEXTS} every role is "
                 "tentative, and intervals are wide; --needles 20 or more tell heads apart."
             )
-        if copied.value < self.options.threshold:
+        if copied < self.options.threshold:
             notes.append(
-                f"The model writes {copied.value:.1%} of the needles' tokens: it copies too little for a head to be "
+                f"The model writes {copied:.1%} of the needles' tokens: it copies too little for a head to be "
                 "one of retrieval, and no roles are given."
             )
-        run = run_of(self.model.info, notes) | {"seed": self.options.seed}
-        heads = done.heads(self.options.threshold)
-        return Findings(run, corpus, self._describe(done.names), heads, {}, needles=Needles(copied, at))
+        return notes
 
-    def _look(self, needles: Sequence[Needle]) -> Seen:
+    def _look(self, needles: Sequence[Needle]) -> _Seen:
         from attnscope.core.attention.probes import Strongest
 
         n = len(needles[0]) - 1
         probe = Strongest(slice(n - self.n_answer, n), kinds=("decoder",))
         written, finite = self._write(needles, probe)
-        keys = {(kind, layer): one.numpy() for kind, by in probe.maps.items() for layer, one in by.items()}
-        return Seen(written, finite, keys)
+        keys = {(kind, layer): best.numpy() for kind, by in probe.maps.items() for layer, best in by.items()}
+        return _Seen(written, finite, keys)
 
     def _write(self, needles: Sequence[Needle], probe: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which tokens of the answers are written, (needle, token); and where all scores are numbers."""
@@ -274,40 +371,38 @@ class _Study:
         right = np.stack([needle.answer for needle in needles])
         return logits.argmax(-1).cpu().numpy() == right, logits.isfinite().all(-1).all(-1).cpu().numpy()
 
-    # Without them ---------------------------------------------------------------------------------------------------
-
-    def without_heads(self, found: Findings, report: Report | None) -> Findings:
-        """The same findings, with what is still written without the retrieval heads, and without others.
+    def take_heads_out(self, findings: Findings, report: Report | None) -> Findings:
+        """Adds what is still written without the retrieval heads, and without others.
 
         The heads are chosen on one half of the needles and taken out on the other: on needles on which they were chosen
         for having copied, what is lost without them would be too much.
         """
-        assert found.needles is not None
-        half = self._half.heads(self.options.threshold) if self._half.n else ()
+        assert findings.needles is not None
+        choosing = self._scores_to_choose
+        half = choosing.heads(self.options.threshold) if choosing.n else ()
         chosen = [(head.layer, head.head) for head in half if head.roles]
         if not chosen:
-            if any(head.roles for head in found.heads):
+            if any(head.roles for head in findings.heads):
                 note = "Half of the needles are too few to choose heads on: none was taken out."
-                return replace(found, run=dict(found.run) | {"notes": [*found.run["notes"], note]})
-            return found
-        known = [(head.layer, head.head) for head in found.heads]
-        with_role = {(head.layer, head.head) for head in found.heads if head.roles}
-        others = [place for place in known if place not in {*chosen, *with_role}]
-        n_heads = Counter(layer for layer, _ in known)
+                return replace(findings, run=dict(findings.run) | {"notes": [*findings.run["notes"], note]})
+            return findings
+        places = [(head.layer, head.head) for head in findings.heads]
+        with_role = {(head.layer, head.head) for head in findings.heads if head.roles}
+        others = [place for place in places if place not in {*chosen, *with_role}]
+        n_heads = Counter(layer for layer, _ in places)
         sums = {what: (RunningSums(), RunningSums()) for what in ("retrieval", "random")}
         number = n_tokens = n_cut = 0
         for needles in self._batches():
-            held: list[_Cut] = []
-            for needle in needles:
-                whole_run, number = self._whole[number], number + 1
-                if whole_run is not None and not self._chooses(number - 1):
-                    held.append(
-                        _Cut(needle, whole_run, (chosen, draw_others(chosen, others, self.options.seed, number)))
-                    )
-            if not (cuts := cast("Sequence[_Cut]", held)):
+            cuts: Sequence[_Cut] = [
+                _Cut(needle, written, (chosen, draw_others(chosen, others, self.options.seed, at + 1)))
+                for at, needle in enumerate(needles, number)
+                if (written := self._written[at]) is not None and not self._chooses(at)
+            ]
+            number += len(needles)
+            if not cuts:
                 continue
-            for part, found_without in self.room.each(cuts, partial(self._cut, n_heads), halves, padded_size):
-                for (still, change), written in zip(sums.values(), found_without, strict=True):
+            for part, written_without in self.room.each(cuts, partial(self._cut, n_heads), halves, padded_size):
+                for (still, change), written in zip(sums.values(), written_without, strict=True):
                     counts = np.full(len(part), float(self.n_answer))
                     still.add(written.sum(1).astype(float), counts)
                     before = np.array([cut.written.sum() for cut in part])
@@ -318,7 +413,7 @@ class _Study:
             if report is not None:
                 report(Progress(number, n_tokens, number / self.n_all, "taking heads out"))
         if not n_cut:
-            return found
+            return findings
         taken = {"retrieval": chosen, "random": draw_others(chosen, others, self.options.seed, 0)}
         names = tuple(f"L{layer}H{head}" for layer, head in chosen)
         wanted, drawn = (Counter(layer for layer, _ in taken[what]) for what in ("retrieval", "random"))
@@ -330,7 +425,7 @@ class _Study:
             )
             for what, (still, change) in sums.items()
         )  # fmt: skip
-        return replace(found, needles=replace(found.needles, without=without))
+        return replace(findings, needles=replace(findings.needles, without=without))
 
     def _chooses(self, number: int) -> bool:
         """Whether heads are chosen on a needle, by its number; else they are taken out on it."""
@@ -339,29 +434,23 @@ class _Study:
 
     def _cut(self, n_heads: Mapping[int, int], cuts: Sequence[_Cut]) -> list[NDArray[np.bool_]]:
         """What is written without each set of heads: (needle, token) each."""
+        import torch
+
         from attnscope.core.attention.probes import Gate
         from attnscope.core.attention.tiles import attend_lean
 
-        needles, found = [cut.needle for cut in cuts], []
+        needles, written = [cut.needle for cut in cuts], []
         for sets in zip(*(cut.sets for cut in cuts), strict=True):
-            gate = Gate(self._factors(sets, n_heads), compute=attend_lean)
-            found.append(self._write(needles, gate)[0])
-        return found
+            factors: dict[Place, Tensor] = {}  # 1, and 0 for the heads that are taken out of each needle's run
+            for row, heads in enumerate(sets):
+                for layer, head in heads:
+                    factors.setdefault(("decoder", layer), torch.ones(len(sets), n_heads[layer]))[row, head] = 0
+            written.append(self._write(needles, Gate(factors, compute=attend_lean))[0])
+        return written
 
-    @staticmethod
-    def _factors(sets: Sequence[Sequence[tuple[int, int]]], n_heads: Mapping[int, int]) -> dict[Place, Tensor]:
-        """1, and 0 for the heads that are taken out of each needle's run."""
-        import torch
-
-        factors: dict[Place, Tensor] = {}
-        for row, heads in enumerate(sets):
-            for layer, head in heads:
-                place: Place = ("decoder", layer)
-                factors.setdefault(place, torch.ones(len(sets), n_heads[layer]))[row, head] = 0
-        return factors
-
-    def _describe(self, names: Sequence[str]) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         options = self.options
+        what = "attends to the token in the needle that the model writes (Wu 2024)"
         return {
             "probe": "needle",
             "level": LEVEL,
@@ -373,48 +462,38 @@ class _Study:
             "n_needles": options.n,
             "n_answer": self.n_answer,
             "needle": "random tokens" if self.hay.encode is None else "a sentence of random words",
-            "roles": {RETRIEVAL: {"what": _WHAT_ROLE, "measure": "retrieval", "threshold": options.threshold}},
-            "measures": {name: {"what": _what(name), "unit": "share", "range": [0, 1]} for name in names},
+            "roles": {RETRIEVAL: {"what": what, "measure": "retrieval", "threshold": options.threshold}},
+            "measures": {
+                name: {"what": _describe_measure(name), "unit": "share", "range": [0, 1]}
+                for name in options.measure_names
+            },
         }
 
 
-def draw_others(
-    chosen: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]], seed: int, number: int
-) -> list[tuple[int, int]]:
-    """As many heads as were chosen, by chance from others, (layer, head): from the same layers where there are enough.
+def draw_others(chosen: Heads, others: Heads, seed: int, number: int) -> list[tuple[int, int]]:
+    """As many heads as were chosen, at random from others: from the same layers where these have enough.
 
-    Args:
-        chosen: Those that they stand beside.
-        others: What they are drawn from.
-        seed: Of the draw.
-        number: Which draw; each is another one.
+    Each `number` is another draw.
     """
     chance = np.random.PCG64(np.random.SeedSequence([seed, number, 1]))
     order = chance.random_raw(max(1, len(others))).argsort(kind="stable").tolist()
-    left = [others[place] for place in order if place < len(others)]
+    left = [others[at] for at in order if at < len(others)]
     drawn: list[tuple[int, int]] = []
     for layer, _ in chosen:
-        one = next((place for place in left if place[0] == layer), None)
-        if one is not None:
-            left.remove(one)
-            drawn.append(one)
+        head = next((head for head in left if head[0] == layer), None)
+        if head is not None:
+            left.remove(head)
+            drawn.append(head)
     return [*drawn, *left[: len(chosen) - len(drawn)]]
 
 
-_WHAT_ROLE = "attends to the token in the needle that the model writes (Wu 2024)"
-
-
-def _what(name: str) -> str:
-    first, _, at = name.partition("_at_")
-    meanings = {
+def _describe_measure(name: str) -> str:
+    first, _, depth = name.partition("_at_")
+    first, _, length = first.partition("_in_")
+    what = {
         "retrieval": "share of needle tokens that the model writes while the head attends most to that very token",
         "decoy": "the same with a second needle, which answers another question, for the place that is attended to",
-    }[first.partition("_in_")[0]]
-    if at:
-        return f"{meanings}; of needles around {at}% of the haystack"
-    length = first.partition("_in_")[2]
-    return f"{meanings}; in texts of {length} tokens" if length else meanings
-
-
-def _broken(number: int, model: Model) -> dict[str, Any]:
-    return {"source": f"needle {number}", "line": None, "reason": f"{model.info.name} computes NaN or infinity on it"}
+    }[first]
+    if depth:
+        return f"{what}; of needles around {depth}% of the haystack"
+    return f"{what}; in texts of {length} tokens" if length else what

@@ -373,11 +373,8 @@ class _Judged:
         for at in np.ndindex(*self.shape):
             if np.isnan(self.values[at]).all():
                 continue
-            columns = zip(
-                self.tally.names,
-                *(array[at].tolist() for array in (self.values, self.low, self.high, self.uniform, self.queries)),
-                strict=True,
-            )
+            arrays = (self.values, self.low, self.high, self.uniform, self.queries)
+            columns = zip(self.tally.names, *(array[at].tolist() for array in arrays), strict=True)
             measures = {name: Estimate(*numbers) for name, *numbers in columns}
             measures[FROM_OFFSETS] = Estimate(*(float(array[at]) for array in positional))
             share = math.nan if resting is None else float(self.values[(*at, resting)])

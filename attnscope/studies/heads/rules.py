@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from attnscope.errors import UsageError
 
@@ -15,18 +16,18 @@ class Rule:
         measures: The measures of which one must be above the threshold, whole or `_active`.
         threshold: The threshold.
         beats_uniform: Whether the measure must be above its value under uniform attention too.
-        least_defined: For what share of the queries the measure must be defined at least. A separator at the end of a
-            text is hidden from all but itself in a causal layer, and the first token from most queries in a layer
-            whose window is a few tokens: that says nothing about a head.
+        least_defined: The least share of the queries for which the measure must be defined. In a causal layer, a
+            separator at the end of a text is hidden from all tokens but itself; in a layer whose window is a few
+            tokens, the first token is hidden from most queries. Neither says anything about a head.
         any_length: Whether the threshold is a distance from uniform attention, so that it asks the same of short
             texts and of long ones; see `_Judged._even_enough`.
-        needs_preference: Whether heads that spread over all tokens alike are left out: where all weights are nearly the
-            same, which of them is the largest says nothing.
-        is_sink: Whether it names a sink, and says nothing of what a head does elsewhere: it is named after all others.
-        does: Of a role of behaviour, what the head does in a few words, to stand beside where it looks; such roles are
-            named after those of where heads look. Empty of others.
-        weight: Of a role of behaviour, the measure of where it looks, that must be above BEHAVIOUR_WEIGHT too.
-        share: Of a role of behaviour, the measure of how much of a head's attention it is about: LEAST_ACTIVE or more.
+        needs_preference: Whether heads that spread evenly over all tokens are left out: if all weights are nearly the
+            same, it means nothing which of them is the largest.
+        is_sink: Whether it names a sink, and says nothing of what a head does elsewhere. It is named last.
+        does: What a head with a role of behaviour does, in a few words that stand beside where it looks. Such roles are
+            named after those of where heads look. Empty for all others.
+        weight: The measure of where a head with a role of behaviour looks; it must be above BEHAVIOUR_WEIGHT too.
+        share: The measure of how much of a head's attention a role of behaviour is about: LEAST_ACTIVE or more.
     """
 
     what: str
@@ -41,6 +42,16 @@ class Rule:
     weight: str = ""
     share: str = ""
 
+    def describe(self, threshold: float) -> dict[str, Any]:
+        """The role as a record lists it."""
+        described = {"what": self.what, "measure": self.measures[0], "threshold": threshold}
+        return {**described, "does": self.does} if self.does else described
+
+
+def _behaviour(what: str, does: str, name: str) -> Rule:
+    """A role of what heads write; the names of its measures begin alike."""
+    return Rule(what, (f"{name}_nats",), 0.1, does=does, weight=f"{name}_weight", share=f"{name}_share")
+
 
 RULES: dict[str, Rule] = {
     "previous_token": Rule("attends to the token before", ("previous_token",), 0.4),
@@ -53,52 +64,36 @@ RULES: dict[str, Rule] = {
         "attends to the first token: a sink (Gu 2024)", ("first_token",), 0.3, least_defined=0.5, is_sink=True
     ),
     "outlier_token": Rule(
-        "attends to tokens of outlying norm: second sinks (Sun 2024)",
-        ("outlier_token",),
-        0.3,
-        least_defined=0.1,
-        is_sink=True,
+        "attends to tokens of outlying norm: second sinks (Sun 2024)", ("outlier_token",), 0.3,
+        least_defined=0.1, is_sink=True,
     ),
     "delimiter": Rule("attends to punctuation or separators", ("punctuation", "sep"), 0.5, least_defined=0.5),
     "rare": Rule("has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True),
     "diffuse": Rule("spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False, any_length=True),
     "similar_token": Rule("attends to tokens like it, beyond the same token", ("similar_token",), 0.2),
-    "copying": Rule(
-        "attends to the token that comes next, and raises its logit (Wang 2023)",
-        ("copying_nats",),
-        0.1,
-        does="copies what comes",
-        weight="copying_weight",
-        share="copying_share",
+    "copying": _behaviour(
+        "attends to the token that comes next, and raises its logit (Wang 2023)", "copies what comes", "copying"
     ),
-    "copy_suppression": Rule(
+    "copy_suppression": _behaviour(
         "attends to a token that the rest of the model would copy, and lowers its logit (McDougall 2023)",
-        ("suppression_nats",),
-        0.1,
-        does="lowers what others would copy",
-        weight="suppression_weight",
-        share="suppression_share",
+        "lowers what others would copy", "suppression",
     ),
-    "induction_by_effect": Rule(
+    "induction_by_effect": _behaviour(
         "attends to what came after the same token before, and raises its logit (Olsson 2022)",
-        ("induction_nats",),
-        0.1,
-        does="raises what followed",
-        weight="induction_weight",
-        share="induction_share",
+        "raises what followed", "induction",
     ),
-}
+}  # fmt: skip
 """Roles by name. Those of behaviour are given where it is measured what heads write (`heads --writes`)."""
 
 
-def complete_thresholds(asked: Mapping[str, float], known: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Thresholds by role: those that are asked for; the others as in `known`, None = RULES.
+def complete_thresholds(chosen: Mapping[str, float], usual: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Thresholds by role: the chosen ones; the others as usual, None = as in RULES.
 
     Raises:
         UsageError: There is no such role.
     """
-    usual = {name: rule.threshold for name, rule in RULES.items()} if known is None else known
-    for name in asked:
+    usual = {name: rule.threshold for name, rule in RULES.items()} if usual is None else usual
+    for name in chosen:
         if name not in usual:
             raise UsageError(f"there is no role {name!r}", f"choose from {', '.join(usual)}")
-    return {**usual, **asked}
+    return {**usual, **chosen}

@@ -19,8 +19,7 @@ from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import Findings
 from attnscope.records.heads.needles import Streamed, StreamingCheck
 from attnscope.records.heads.scores import full_attention_values, scores_of
-from attnscope.studies.heads.needle_scores import change_of_share, share_of_tokens
-from attnscope.studies.heads.needles import make_hay
+from attnscope.studies.heads.needles import change_of_share, make_hay, share_of_tokens
 from attnscope.studies.heads.options import NeedleOptions, StreamingOptions
 from attnscope.studies.inputs.texts import Progress, Report, texts_of
 from attnscope.studies.running.memory import give_memory_back

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
+from attnscope.annotated import AnnotatedCorpus
+from attnscope.core.measures.written import WRITTEN
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import (
     BLOCK,
@@ -21,20 +26,25 @@ from attnscope.corpus import (
     count_tokens,
     distinct,
     read_frequencies,
+    repeat_probe,
 )
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
+from attnscope.options import refuse_beside
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.shards import settle_corpus
 from attnscope.records.heads.findings import Findings
+from attnscope.records.heads.query import require_named
 from attnscope.records.relations.record import Relations, with_relations
 from attnscope.studies.ablation.causal import with_effects, with_lines
 from attnscope.studies.describe.study import describe_texts, require_heads
 from attnscope.studies.heads.merging import conclude, sums_of
-from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.heads.needles import retrieval_heads
+from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder, NeedleOptions
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEAST_TEXTS, LEVEL, MARGIN
 from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.heads.zones import require_few_zones, with_zones, zones_of
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import (
     Progress,
@@ -47,16 +57,23 @@ from attnscope.studies.inputs.texts import (
     texts_of,
 )
 from attnscope.studies.measuring.head_blocks import Found, Frequencies, HeadMeasurer
+from attnscope.studies.measuring.tally import ZONE
 from attnscope.studies.relations.study import open_relations, relations
 from attnscope.studies.running.backend import LOAD_FROM, choose_backend
 from attnscope.studies.running.late import add_steps, try_step
 from attnscope.studies.running.memory import halving_note
 from attnscope.studies.running.passes import Pass, Reading
 from attnscope.studies.running.workers import Workers
+from attnscope.studies.senses.study import picture_heads, sound_heads
 from attnscope.studies.writes.study import require_writes, with_writes
 
 Given = Corpus | str | Sequence[str] | Sequence[CorpusText]
 R = TypeVar("R", Findings, Atlas)
+
+PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
+
+_REPORT_EVERY = 32
+"""Texts between two reports of the counting, which takes microseconds per text."""
 
 _NOTHING = Found()
 
@@ -108,16 +125,97 @@ def heads(
     options = options or HeadsOptions()
     annotated = None if options.relations is None else open_relations(Path(options.relations))
     reading = open_reading(model, corpus, options, workers)
-    found = study_heads(reading, options, scale_report(report, 0, options.n_steps))[0]
-    found = add_effects(found, options, reading, report)
+    findings = study_heads(reading, options, scale_report(report, 0, options.n_steps))[0]
+    findings = add_effects(findings, reading, report, causal=options.causal, in_place=options.in_place)
     if annotated is None:
-        return found
+        return findings
+    return try_step(findings, "--relations", partial(_add_relations, model, annotated, report))
 
-    def add_relations(known: Findings) -> Findings:
-        expressed = annotated if isinstance(annotated, Relations) else relations(model, annotated, report=report)
-        return with_relations(known, expressed)
 
-    return try_step(found, "--relations", add_relations)
+def _add_relations(
+    model: Model, annotated: Relations | AnnotatedCorpus, report: Report | None, findings: Findings
+) -> Findings:
+    expressed = annotated if isinstance(annotated, Relations) else relations(model, annotated, report=report)
+    return with_relations(findings, expressed)
+
+
+def study(
+    spec: str,
+    texts: TextsWanted,
+    order: HeadsOrder,
+    loading: LoadOptions,
+    report: Report | None,
+    workers: Workers | None = None,
+) -> Findings:
+    """Loads a model, and studies its heads on texts, repeated tokens, needles, photos or recordings.
+
+    Names that the findings will not have are refused before the model loads.
+
+    Raises:
+        AttnscopeError: Anything that the user can mend.
+    """
+    options = order.heads
+    if order.image or order.audio:
+        from attnscope.core.senses.look_measures import LOOK_MEASURES
+        from attnscope.core.senses.picture_measures import PICTURE_MEASURES
+        from attnscope.core.senses.sound_measures import SOUND_MEASURES
+
+        known = SOUND_MEASURES if not order.image else PICTURE_MEASURES if texts.text is None else LOOK_MEASURES
+        require_named(order.measures, order.listing.only, tuple(known))
+        model = loading.load(spec)
+        if order.image:
+            return picture_heads(model, list(order.image), report, text=texts.text)
+        return sound_heads(model, list(order.audio), texts.text, report)
+    if order.probe == "needle":
+        needles = _needle_options(order.needles, options, workers)
+        require_named(order.measures, order.listing.only, needles.measure_names, (RETRIEVAL,))
+        corpus = texts.corpus() if texts.given else None
+        return retrieval_heads(loading.load(spec), corpus, needles, report)
+    if order.probe is not None and texts.given:
+        raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
+    listed = None if order.probe else texts.corpus(spec)
+    require_names(options, order.measures, order.listing.only)
+    if options.writes:
+        loading = loading.with_head(spec)
+        workers = workers and replace(workers, loading=loading)
+    model = loading.load(spec)
+    return heads(model, probe_texts(model) if listed is None else all_texts(model, listed), options, report, workers)
+
+
+def _needle_options(needles: NeedleOptions, options: HeadsOptions, workers: Workers | None) -> NeedleOptions:
+    """The options of needles; of those of heads, needles have a threshold and `causal` alone, and refuse others."""
+    describe = options.describe
+    refuse_beside(
+        "--probe needle", replace(options, thresholds={}, causal=False, describe=None), workers=workers,
+        feature=describe and describe.features, describe=describe and describe.heads,
+    )  # fmt: skip
+    threshold = complete_thresholds(options.thresholds, {RETRIEVAL: needles.threshold})[RETRIEVAL]
+    return replace(needles, threshold=threshold, ablate=options.causal)
+
+
+def require_names(options: HeadsOptions, measures: str | None, where: str | None) -> None:
+    """Refuses roles and measures that do not exist, and conditions with names that findings will not have.
+
+    Before the model runs for minutes. The roles of relations are not known before.
+    """
+    from attnscope.core.measures.catalogue import FROM_OFFSETS, measure_names
+
+    complete_thresholds(options.thresholds)
+    zones = re.findall(rf"{ZONE}\w+", f"{measures} {where}")  # the zones of texts are known when they are read
+    known = (*measure_names(), *(WRITTEN if options.writes else ()), FROM_OFFSETS, *zones)
+    roles = tuple(name for name, rule in RULES.items() if options.writes or not rule.does)
+    require_named(measures, where if options.relations is None else None, known, roles, options.describe is not None)
+
+
+def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:
+    """Repeated random tokens of the model's own vocabulary, between its special tokens."""
+    ordinary = model.tokenizer.ordinary_ids()
+    if not ordinary:
+        raise AttnscopeError(f"the vocabulary of {model.info.name} is not known", "give texts instead of --probe")
+    example = example_tokens(model.tokenizer)
+    first, last = np.flatnonzero(~example.special)[[0, -1]]
+    before, after = example.ids[:first].tolist(), example.ids[last + 1 :].tolist()
+    return list(repeat_probe(ordinary, PROBE_TEXTS, PROBE_LENGTH, seed, before=before, after=after))
 
 
 def open_reading(model: Model, corpus: Given, options: HeadsOptions, workers: Workers | None) -> Reading:
@@ -128,17 +226,17 @@ def open_reading(model: Model, corpus: Given, options: HeadsOptions, workers: Wo
     )  # fmt: skip
 
 
-def add_effects(found: R, options: HeadsOptions, reading: Reading, report: Report | None) -> R:
-    """The record with what changes without each head, or with its line in its place, if that is asked for.
+def add_effects(record: R, reading: Reading, report: Report | None, *, causal: bool, in_place: bool) -> R:
+    """Adds what changes without each head, or with its line in its place, if that is asked for.
 
     Nothing is added to a record where something failed before.
     """
-    asked: list[tuple[str, Callable[..., R]]] = []
-    asked += [("--causal", with_effects)] if options.causal else []
-    asked += [("--in-place", with_lines)] if options.in_place else []
-    reports = (scale_report(report, number, options.n_steps) for number in range(1, options.n_steps))
-    steps = zip(asked, reports, strict=True)
-    return add_steps(found, [(name, partial(add, reading=reading, report=step)) for (name, add), step in steps])
+    wanted: list[tuple[str, Callable[..., R]]] = []
+    wanted += [("--causal", with_effects)] if causal else []
+    wanted += [("--in-place", with_lines)] if in_place else []
+    reports = [scale_report(report, number, 1 + len(wanted)) for number in range(1, 1 + len(wanted))]
+    steps = zip(wanted, reports, strict=True)
+    return add_steps(record, [(name, partial(add, reading=reading, report=step)) for (name, add), step in steps])
 
 
 def study_heads(
@@ -150,24 +248,21 @@ def study_heads(
 ) -> tuple[Findings, Found]:
     """As `heads`, by a measurer that may keep more of each block; also what all blocks of the model came to.
 
-    Args:
-        reading: The model and its texts, of `open_reading`.
-        options: As of `heads`; likewise report.
-        report: See there.
-        measurer: Makes what measures blocks, with the arguments of `HeadMeasurer`; where there are workers it is
-            pickled.
-        nothing: What it makes of no text.
+    `measurer` takes the arguments of `HeadMeasurer`, and is pickled if there are workers. `nothing` is what it makes of
+    no text.
     """
     model, texts = reading.model, reading.texts
+    is_whole = options.shard == (1, 1)
     thresholds = _require_measurable(reading, options)
     counts, n_read, n_copies = _counts(reading, options.frequencies, report)
     require_few_zones(texts)  # before the model runs for minutes
     backend = choose_backend(model.info, _count_weights(model, counts.total, n_read))
     frequencies = Frequencies.of_counts(counts)
+    chosen = _describe(options, thresholds, frequencies.sha256)
     # Of the reading that is known to have come to the end.
     sha256, problems = ("", []) if options.frequencies is not None else (sha256_of(texts), problems_of(texts))
     make = partial(
-        _measurer_of, measurer, frequencies=frequencies, special=reading.special, chunk=options.chunk,
+        _make_measurer, measurer, frequencies=frequencies, special=reading.special, chunk=options.chunk,
         stride=options.stride, backend=backend, alike=options.weigh == "texts",
     )  # fmt: skip
     runs = [(reading, make)]
@@ -184,12 +279,12 @@ def study_heads(
             break
     done, complete = passes[0].done, passes[-1].complete
     control = passes[1].done if len(passes) > 1 else Found()
-    missing = [problem for one in passes for problem in (*one.lost, *one.done.left_out.problems(model.info))]
-    if options.shard == (1, 1):
+    missing = [problem for each in passes for problem in (*each.lost, *each.done.left_out.problems(model.info))]
+    if is_whole:
         done.left_out.require_some_left(done.n_texts, model.info)
-    if complete and not done.n_tokens and not missing and options.shard == (1, 1):
+    if complete and not done.n_tokens and not missing and is_whole:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
-    described = {
+    studied = {
         "sources": sources_of(texts),
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
@@ -200,15 +295,20 @@ def study_heads(
         "problems": [*(problems or problems_of(texts)), *missing],
         **({"longest": vars(done.longest)} if done.longest else {}),
     }
-    described = settle_corpus(described, interrupted=not complete)
-    chosen = _describe(options, thresholds, frequencies)
-    notes = [*_notes(model, done, options), *_note_unprojected(model, done), *passes[0].notes]
-    run = run_of(model.info, notes)
+    notes = _notes(model, done)
+    if not done.n_texts and not is_whole:
+        notes.append(f"This shard holds no text: the corpus has fewer blocks of up to {BLOCK} texts than shards.")
+    run = run_of(model.info, [*notes, *passes[0].notes])
     threads = reading.workers.threads if reading.workers else _n_threads()
     run |= {"seed": options.seed if options.control else None, "threads": threads, "backend": backend}
-    if failures := [failed for one in passes for failed in one.failures]:
+    if failures := [failed for each in passes for failed in each.failures]:
         run["failures"] = failures
-    found = conclude(run, described, chosen, sums_of(done.tallies, control.tallies))
+    findings = conclude(
+        run,
+        settle_corpus(studied, interrupted=not complete),
+        chosen,
+        sums_of(done.tallies, control.tallies),
+    )
     steps: list[tuple[str, Callable[[Findings], Findings]]] = []
     if options.writes:
         steps.append(("--writes", partial(with_writes, reading=reading, thresholds=thresholds, report=reports[-1])))
@@ -218,16 +318,16 @@ def study_heads(
         how = replace(options.describe, chunk=options.chunk, stride=options.stride)
         steps.append((
             "describing the heads",
-            lambda known: replace(known, descriptions=describe_texts(model, texts, frequencies, how)),
+            lambda record: replace(record, descriptions=describe_texts(model, texts, frequencies, how)),
         ))  # fmt: skip
-    return add_steps(found, steps), done
+    return add_steps(findings, steps), done
 
 
-def _measurer_of(
-    measurer: Callable[..., HeadMeasurer], model: Model, *, seed: int | None = None, **given: Any
+def _make_measurer(
+    measurer: Callable[..., HeadMeasurer], model: Model, *, seed: int | None = None, **how: Any
 ) -> HeadMeasurer:
-    """A measurer of a model, or of its untrained twin."""
-    return measurer(model if seed is None else model.untrained(seed), **given)
+    """A measurer of a model, or with a seed of its untrained twin."""
+    return measurer(model if seed is None else model.untrained(seed), **how)
 
 
 def _require_measurable(reading: Reading, options: HeadsOptions) -> dict[str, float]:
@@ -243,7 +343,7 @@ def _require_measurable(reading: Reading, options: HeadsOptions) -> dict[str, fl
     return thresholds
 
 
-def _notes(model: Model, done: Found, options: HeadsOptions) -> list[str]:
+def _notes(model: Model, done: Found) -> list[str]:
     notes = []
     if len(model.info.kinds) > 1:
         notes.append("The decoder was given the text that the encoder read, as if it were to write it again.")
@@ -259,31 +359,26 @@ def _notes(model: Model, done: Found, options: HeadsOptions) -> list[str]:
         )
     if done.halved_to is not None:
         notes.append(halving_note(done.halved_to))
-    if not done.n_texts and options.shard != (1, 1):
-        notes.append(f"This shard holds no text: the corpus has fewer blocks of up to {BLOCK} texts than shards.")
+    known = model.output_projections() if model.info.path != "eager" else None
+    places = [(kind, layer) for kind, tally in done.tallies.items() for layer in tally.layers]
+    missing = [f"{kind} layer {layer}" for kind, layer in places if known is not None and (kind, layer) not in known]
+    if missing:
+        which = missing[0] if len(missing) == 1 else f"{len(missing)} layers, the first of them {missing[0]}"
+        notes.append(
+            f"norm_weighted is undefined in {which}: the output projection is not known (what the heads put out is "
+            "changed before it, or its weights are quantised, adapted, or not in memory)."
+        )
     return notes
 
 
-def _note_unprojected(model: Model, done: Found) -> list[str]:
-    """What is to be said where norm_weighted is undefined, as W_O is not known; `_notes` tells of dense weights."""
-    if model.info.path == "eager":
-        return []
-    known = model.output_projections()
-    places = [(kind, layer) for kind, tally in done.tallies.items() for layer in tally.layers]
-    missing = [f"{kind} layer {layer}" for kind, layer in places if (kind, layer) not in known]
-    if not missing:
-        return []
-    which = missing[0] if len(missing) == 1 else f"{len(missing)} layers, the first of them {missing[0]}"
-    return [
-        f"norm_weighted is undefined in {which}: the output projection is not known (what the heads put out is "
-        "changed before it, or its weights are quantised, adapted, or not in memory)."
-    ]
+def _describe(options: HeadsOptions, thresholds: Mapping[str, float], sha256: str) -> dict[str, Any]:
+    """What was chosen, and what names mean: all that shards of one run have in common.
 
-
-def _describe(options: HeadsOptions, thresholds: Mapping[str, float], frequencies: Frequencies) -> dict[str, Any]:
-    """What was chosen, and what names mean: all that shards of one run have in common."""
+    `sha256` is that of the frequencies of tokens.
+    """
     from attnscope.core.measures.catalogue import MEASURES
 
+    source = "corpus" if options.frequencies is None else Path(options.frequencies).name
     return {
         "level": LEVEL,
         "fewest_texts": FEWEST_TEXTS,
@@ -295,16 +390,9 @@ def _describe(options: HeadsOptions, thresholds: Mapping[str, float], frequencie
         "stride": options.stride,
         "block": BLOCK,
         "block_characters": BLOCK_CHARACTERS,
-        "frequencies": {
-            "source": "corpus" if options.frequencies is None else Path(options.frequencies).name,
-            "sha256": frequencies.sha256,
-        },
+        "frequencies": {"source": source, "sha256": sha256},
         "control": f"untrained, seed {options.seed}" if options.control else None,
-        "roles": {
-            name: {"what": rule.what, "measure": rule.measures[0], "threshold": thresholds[name]}
-            for name, rule in RULES.items()
-            if not rule.does
-        },
+        "roles": {name: rule.describe(thresholds[name]) for name, rule in RULES.items() if not rule.does},
         "measures": {name: measure.describe() for name, measure in MEASURES.items()},
     }
 
@@ -324,7 +412,7 @@ def _counts(
     def tell(n_texts: int, n_tokens: int) -> None:
         nonlocal n_read
         n_read = n_texts
-        if report is not None and n_texts % _TELL == 0:
+        if report is not None and n_texts % _REPORT_EVERY == 0:
             report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
 
     counts = count_tokens(distinct(texts, copies), encode, reading.special, tell)
@@ -338,9 +426,6 @@ def _count_weights(model: Model, n_tokens: int, n_texts: int | None) -> float:
     info = model.info
     length = min(n_tokens / max(n_texts, 1), info.max_tokens or math.inf)
     return n_tokens * length * sum(map(int.__mul__, info.n_layers, info.n_heads))
-
-
-_TELL = 32  # so many texts between two reports of the counting, which takes microseconds a text
 
 
 def _n_threads() -> int:

@@ -29,9 +29,8 @@ from attnscope.studies.ablation.effects import whole_losses
 from attnscope.studies.ablation.reading import Reader
 from attnscope.studies.ablation.sweep import Going, HeadMeans, measure
 from attnscope.studies.circuits.study import composition
-from attnscope.studies.heads.order import probe_texts
 from attnscope.studies.heads.rules import RULES
-from attnscope.studies.heads.study import heads
+from attnscope.studies.heads.study import heads, probe_texts
 from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
 from attnscope.studies.running.late import failure
 from attnscope.studies.timeline.options import EXPLAINED, TimelineOptions

@@ -91,11 +91,7 @@ def with_writes(
         "among": AMONG,
         "measures": list(WRITTEN),
     }
-    roles = {
-        name: {"what": rule.what, "measure": rule.measures[0], "threshold": thresholds[name], "does": rule.does}
-        for name, rule in RULES.items()
-        if rule.does
-    }
+    roles = {name: rule.describe(thresholds[name]) for name, rule in RULES.items() if rule.does}
     measures = {name: measure.describe() for name, measure in WRITTEN.items()}
     options = {
         **found.options,
