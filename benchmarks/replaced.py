@@ -36,7 +36,7 @@ from attnscope.studies.ablation.effects import effects_of
 from attnscope.studies.ablation.lines import Lines, apart, fit_lines
 from attnscope.studies.ablation.means import heads_of, means_of
 from attnscope.studies.ablation.reading import Reader
-from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Going, HeadMeans, measure
+from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Going, StandIns, measure
 from attnscope.studies.inputs.options import LoadOptions
 from benchmarks.descriptions import make_random
 
@@ -45,7 +45,7 @@ MODES = ("line", "pattern", "uniform", "sink", "other", "zero")
 LEAST_CHARACTERS, MOST_CHARACTERS = 150, 400
 
 
-def heads(known: HeadMeans) -> list[Any]:
+def heads(known: StandIns) -> list[Any]:
     return [(kind, layer, head) for (kind, layer), n in known.n_heads.items() for head in range(n)]
 
 
@@ -55,7 +55,7 @@ def draw_heads(places: Sequence[Any], share: float, orders: int) -> list[tuple[A
     return [tuple(places[at] for at in order[: round(share * len(places))]) for order in drawn]
 
 
-def shares(going: Going, known: HeadMeans, orders: int) -> dict[str, Any]:
+def shares(going: Going, known: StandIns, orders: int) -> dict[str, Any]:
     """Loss and controls, the mean over orders, with the interval of each order's own change over texts."""
     places = heads(known)
     name = "loss" if going.model.loss else "l2"
@@ -69,7 +69,7 @@ def shares(going: Going, known: HeadMeans, orders: int) -> dict[str, Any]:
     return {"quantity": name, **made}
 
 
-def losses(going: Going, known: HeadMeans, cuts: Sequence[Cut], name: str) -> NDArray[np.float64]:
+def losses(going: Going, known: StandIns, cuts: Sequence[Cut], name: str) -> NDArray[np.float64]:
     """What changes with each cut, and half of its interval over texts, (cut, 2)."""
     effects = effects_of(measure(going, cuts, known).done.sums)[ALL_QUANTITIES.index(name) :: len(ALL_QUANTITIES)]
     return np.array([(one.value, (one.high - one.low) / 2) for one in effects])
@@ -83,7 +83,7 @@ def told(of_mode: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
     return {**named, "of_uniform": round(float(of_mode["line"][0] / of_mode["uniform"][0]), 3)}
 
 
-def best(going: Going, known: HeadMeans, lines: Lines) -> dict[str, Any]:
+def best(going: Going, known: StandIns, lines: Lines) -> dict[str, Any]:
     """The same of the heads whose lines explain most."""
     name = "loss" if going.model.loss else "l2"
     explained = {
@@ -127,7 +127,7 @@ def random(model: Model, fitted: Sequence[CorpusText], tried: Sequence[CorpusTex
     untrained = make_random(model, 0, 1.0)
     lines = fit_lines(untrained, fitted, tried)
     going = Going(untrained, Reader(untrained, None), tried)
-    known = HeadMeans(heads_of(going).n_heads, lines=lines)
+    known = StandIns(heads_of(going).n_heads, lines=lines)
     chosen = heads(known)[:: max(1, len(heads(known)) // n_heads)]
     line, uniform = (
         losses(going, known, [Cut((head,), mode) for head in chosen], "l2")[:, 0]  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def random(model: Model, fitted: Sequence[CorpusText], tried: Sequence[CorpusTex
     }  # fmt: skip
 
 
-def cost(going: Going, known: HeadMeans, n_timed: int) -> dict[str, float]:
+def cost(going: Going, known: StandIns, n_timed: int) -> dict[str, float]:
     """Processor time of heads by themselves."""
     made = {}
     timed = heads(known)[:: max(1, len(heads(known)) // n_timed)] if n_timed else heads(known)
@@ -183,7 +183,7 @@ def main() -> None:
     }  # fmt: skip
     going = Going(model, Reader(model, model.loss), tried)
     patterns = means_of(Going(model, Reader(model, model.loss), fitted), patterns=True)[0].means
-    known = HeadMeans(heads_of(going).n_heads, lines=lines, patterns=patterns)
+    known = StandIns(heads_of(going).n_heads, lines=lines, patterns=patterns)
     parts = given.parts.split(",")
     if "shares" in parts:
         made["shares"] = shares(going, known, given.orders)

@@ -22,7 +22,7 @@ from attnscope.studies.ablation.effects import causal_share
 from attnscope.studies.ablation.lines import Lines, apart
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.reading import PaddedTexts
-from attnscope.studies.ablation.sweep import Cut, HeadMeans, replaced_of
+from attnscope.studies.ablation.sweep import Cut, StandIns, replaced_of
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.running.workers import Workers
 from benchmarks.known.planted import plant
@@ -383,7 +383,7 @@ def test_a_replaced_model_runs_on_its_lines_whoever_calls_it(gpt2: HuggingFaceMo
     with torch.no_grad():
         own = network(padded, attention_mask=real.long()).logits
         expected = gpt2.outputs(
-            Batch(padded, real), replaced_of([cut], "line", texts, HeadMeans({}, lines=lines))
+            Batch(padded, real), replaced_of([cut], "line", texts, StandIns({}, lines=lines))
         ).logits
         with attnscope.replaced(gpt2, lines, heads=[(0, 1), (1, 2)]) as inside:
             ours = inside(padded, attention_mask=real.long()).logits

@@ -28,78 +28,67 @@ NOTHING_BELOW = {"kl": 0.001, "l2": 0.01}
 _WHAT = {"kl": "KL of the predictions (nats)", "l2": "relative change of the last hidden states"}
 
 
-def with_effects(found: R, reading: Reading, report: Report | None = None) -> R:
+def with_effects(findings: R, reading: Reading, report: Report | None = None) -> R:
     """Takes each head that has a role out of the model, on the first texts, by zero and by mean ablation, kind by kind.
 
-    A head that does nothing by either is not needed for what it looks like: attention is not evidence of use (Jain and
-    Wallace 2019).
-
-    Args:
-        found: What heads attend to.
-        reading: Their model, and the texts they were studied on.
-        report: Called after each batch.
+    If neither changes anything, the model does not need the head for what it looks like: attention is no evidence of
+    use (Jain and Wallace 2019).
     """
     labelled: dict[str, list[tuple[int, int]]] = {}
-    for head in found.heads:
+    for head in findings.heads:
         if head.roles:
             labelled.setdefault(head.kind, []).append((head.layer, head.head))
     if not labelled:
-        return found
+        return findings
     model, first = reading.model, reading.first(FIRST_TEXTS)
     # Kind by kind: a layer and a head have a number of their own in each.
     options = [AblateOptions(choice=Choice(pick=tuple(pick)), kind=kind) for kind, pick in labelled.items()]
-    ablations = [ablate(model, first, of, scale_report(report, n, len(options))) for n, of in enumerate(options)]
+    ablations = [
+        ablate(model, first, of_kind, scale_report(report, n, len(options))) for n, of_kind in enumerate(options)
+    ]
     quantity = "kl" if ablations[0].whole else "l2"
     what = {"quantity": quantity, "what": _WHAT[quantity], "nothing_below": NOTHING_BELOW[quantity]}
-    return _add(found, ablations, "causal", what)
+    return _add(findings, ablations, "causal", what)
 
 
-def with_lines(found: R, reading: Reading, report: Report | None = None) -> R:
-    """Puts the line of each head in its place, its mean pattern, and uniform attention: what changes, the causal share.
+def with_lines(findings: R, reading: Reading, report: Report | None = None) -> R:
+    """Replaces each head's weights by its line, its mean pattern and uniform attention: what changes, the causal share.
 
-    Lines are fitted on half of the first texts, and take the place of weights on the other half.
-
-    Args:
-        found: What heads attend to.
-        reading: Their model, and the texts they were studied on.
-        report: Called after each batch.
-
-    Raises:
-        AttnscopeError: The model has several kinds of attention, or there are too few texts.
+    Lines are fitted on half of the first texts, and used on the other half.
     """
     ablation = ablate(
         reading.model, reading.first(2 * FIRST_TEXTS), AblateOptions(modes=("line", "pattern", "uniform")), report
     )
     worst: dict[tuple[str, int, int], tuple[TokenChange, ...]] = {}
     for head in ablation.heads:
-        mine = [token for token in ablation.worst_tokens if token.heads == head.name]
-        worst[head.kind, head.layer, head.head] = tuple(mine[:FAILURES])
-    made = _add(found, [ablation], "replaced", {})
-    heads = [replace(head, worst_tokens=worst.get((head.kind, head.layer, head.head), ())) for head in made.heads]
-    return replace(made, heads=tuple(heads))
+        tokens = [token for token in ablation.worst_tokens if token.heads == head.name]
+        worst[head.kind, head.layer, head.head] = tuple(tokens[:FAILURES])
+    added = _add(findings, [ablation], "replaced", {})
+    heads = [replace(head, worst_tokens=worst.get((head.kind, head.layer, head.head), ())) for head in added.heads]
+    return replace(added, heads=tuple(heads))
 
 
-def _add(found: R, ablations: Sequence[Ablation], name: str, facts: Mapping[str, Any]) -> R:
-    """Findings with the effects of ablations, and how these were made by the name of an option."""
+def _add(findings: R, ablations: Sequence[Ablation], name: str, facts: Mapping[str, Any]) -> R:
+    """Findings with the effects of ablations; `name` is the option by which the record says how these were made."""
     ablation = ablations[0]
-    effects = {(head.kind, head.layer, head.head): head.effects for one in ablations for head in one.heads}
-    notes: list[str] = [note for one in ablations for note in one.run["notes"] if note not in found.run["notes"]]
-    complete = all(one.corpus["complete"] for one in ablations)
-    made = {
+    effects = {(head.kind, head.layer, head.head): head.effects for each in ablations for head in each.heads}
+    notes: list[str] = [note for each in ablations for note in each.run["notes"] if note not in findings.run["notes"]]
+    complete = all(each.corpus["complete"] for each in ablations)
+    how = {
         **facts,
         "modes": list(ablation.options["modes"]),
         "predicted": ablation.options["predicted"],
         "n_texts": ablation.corpus["n_texts"],
         "complete": complete,
     }
-    quantities = {**found.options.get("quantities", {}), **ablation.options["quantities"]}
+    quantities = {**findings.options.get("quantities", {}), **ablation.options["quantities"]}
     return replace(
-        found,
+        findings,
         heads=tuple(
             replace(head, effects={**head.effects, **effects.get((head.kind, head.layer, head.head), {})})
-            for head in found.heads
+            for head in findings.heads
         ),
-        options={**found.options, name: made, "quantities": quantities},
-        run={**found.run, "notes": [*found.run["notes"], *dict.fromkeys(notes)]},
-        corpus=settle_corpus(found.corpus, interrupted=not complete),
+        options={**findings.options, name: how, "quantities": quantities},
+        run={**findings.run, "notes": [*findings.run["notes"], *dict.fromkeys(notes)]},
+        corpus=settle_corpus(findings.corpus, interrupted=not complete),
     )

@@ -14,7 +14,7 @@ from attnscope.corpus import Block
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Model
 from attnscope.studies.ablation.reading import ReadBatch, Reader
-from attnscope.studies.ablation.sweep import Going, HeadMeans, require_rerunnable
+from attnscope.studies.ablation.sweep import Going, StandIns, require_rerunnable
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.running import passes
 from attnscope.studies.running.passes import Pass
@@ -39,35 +39,28 @@ class Importance(passes.Found):
 
 
 def importance(
-    going: Going, known: HeadMeans, *, has_loss: bool, seed: int = 0, report: Report | None = None
+    going: Going, stand_ins: StandIns, *, has_loss: bool, seed: int = 0, report: Report | None = None
 ) -> Pass[Importance]:
     """How much the loss of a text changes with each head's gate, over texts: E |dL/dxi|.
 
-    L is a text's loss, in nats a prediction. Each text has gates of its own, so that one backward pass over a batch
-    gives every text's own derivative, and absolute values are taken before texts are averaged: with one gate for the
-    whole batch, texts that pull in opposite directions cancel, and the result depends on the size of the batch.
+    L is a text's loss, in nats per prediction. Each text has gates of its own. So one backward pass over a batch gives
+    every text's own derivative, and absolute values are taken before texts are averaged. With one gate for the whole
+    batch, texts that pull in opposite directions would cancel, and the result would depend on the size of the batch.
 
-    Without a loss the derivative is that of <u, h> instead, averaged over 16 directions u of the last hidden states h
-    of a text, |d<u, h>/dxi|. Each u is a random unit vector over its tokens and their width, drawn from the seed. That
-    says how far hidden states move, not whether it matters: it is sensitivity, not Michel's importance.
-
-    Args:
-        going: The model, its reader and the texts.
-        known: The heads.
-        has_loss: Whether there is a loss; else it is sensitivity.
-        seed: Of the directions.
-        report: Called after each batch.
+    Without a loss the derivative is that of <u, h>, averaged over 16 directions u of a text's last hidden states h:
+    |d<u, h>/dxi|. Each u is a random unit vector over its tokens and their width, drawn from the seed. It says how far
+    hidden states move, not whether that matters: it is sensitivity, not Michel's importance.
 
     Returns:
-        For each place the sums over texts; a text without predictions counts nothing.
+        For each place the sums over texts; a text without predictions does not count.
 
     Source:
         Michel et al. 2019, section 4.1 (equation 2). Sensitivity: ours; E |<u, v>| = sqrt(2 / (pi n)) |v| for a unit
         vector u of n dimensions, so that it is proportional to the root mean square of the change, at any length.
     """
-    nothing = Importance(sums={place: RunningSums((n_heads,)) for place, n_heads in known.n_heads.items()})
-    given = {"n_heads": known.n_heads, "has_loss": has_loss, "seed": seed}
-    return going.run(SlopeMeasurer, given, nothing, report)
+    nothing = Importance(sums={place: RunningSums((n_heads,)) for place, n_heads in stand_ins.n_heads.items()})
+    arguments = {"n_heads": stand_ins.n_heads, "has_loss": has_loss, "seed": seed}
+    return going.run(SlopeMeasurer, arguments, nothing, report)
 
 
 class BlockSlopes:
@@ -100,9 +93,9 @@ class SlopeMeasurer:
         for read in reader.batches(block):
             if self._has_loss and not len(read.rows):
                 continue
-            for part, found in reader.room.each(read, self._run_batch, reader.halves, lambda part: part.size):
+            for part, by_target in reader.room.each(read, self._run_batch, reader.halves, lambda part: part.size):
                 rows = np.array([sums.row_of[int(text)] for text in part.texts])
-                for number, by_layer in enumerate(found):
+                for number, by_layer in enumerate(by_target):
                     for place, slopes in by_layer.items():
                         # A text's loss is the sum over its chunks; a direction is of one chunk's hidden states.
                         np.add.at(sums.slopes[place][number], rows, slopes if self._has_loss else np.abs(slopes))
@@ -111,7 +104,7 @@ class SlopeMeasurer:
             yield
 
     def finish(self, block: Block, sums: BlockSlopes, *, whole: bool) -> Importance:
-        """What the sums amount to; a text without predictions counts nothing, nor one that is not finite."""
+        """What the sums amount to, without texts that have no prediction or are not finite."""
         finite = [np.isfinite(slopes).all((0, 2)) for slopes in sums.slopes.values()]
         there = (sums.counts > 0) & np.logical_and.reduce(finite)
         used = 1 if self._has_loss else DIRECTIONS
@@ -142,7 +135,7 @@ def _gates(read: ReadBatch, n_heads: Mapping[Place, int], info: ModelInfo) -> di
 
 
 def _losses(outputs: Outputs, read: ReadBatch) -> list[Tensor]:
-    """The sum of the negative log-likelihoods of all predictions; each text's gates bear on its own alone."""
+    """The sum of the negative log-likelihoods of all predictions; each depends on its own text's gates alone."""
     assert outputs.logits is not None
     from attnscope.core.attention.precision import in_float64
 
@@ -162,8 +155,8 @@ def _along(outputs: Outputs, read: ReadBatch, seed: int) -> list[Tensor]:
     for number in range(DIRECTIONS):
         # Drawn one by one from the first token on, which torch.randn does not, so that a text has the same u in any
         # batch.
-        drawn = np.random.default_rng([seed, number]).standard_normal((n_tokens, width))
-        u = torch.from_numpy(drawn).to(hidden.device) * read.real[..., None].to(hidden.device)
+        random = np.random.default_rng([seed, number]).standard_normal((n_tokens, width))
+        u = torch.from_numpy(random).to(hidden.device) * read.real[..., None].to(hidden.device)
         targets.append((u / u.square().sum((1, 2), keepdim=True).sqrt() * hidden).sum())
     return targets
 
@@ -172,9 +165,9 @@ def _slopes(target: Tensor, factors: Mapping[Place, Tensor]) -> dict[Place, Floa
     """The derivative by each gate, (row, head); 0 where nothing depends on it."""
     import torch
 
-    found = torch.autograd.grad(target, list(factors.values()), retain_graph=True, allow_unused=True)
+    gradients = torch.autograd.grad(target, list(factors.values()), retain_graph=True, allow_unused=True)
     slopes = {}
-    for (place, factor), slope in zip(factors.items(), found, strict=True):
+    for (place, factor), slope in zip(factors.items(), gradients, strict=True):
         slopes[place] = np.zeros(tuple(factor.shape)) if slope is None else slope.cpu().double().numpy()
     return slopes
 
@@ -188,4 +181,4 @@ def _weights(read: ReadBatch, has_loss: bool) -> Floats:
 
 def normalized_by_layer(values: Mapping[Place, Floats]) -> dict[Place, float]:
     """What the importances of a layer's heads are divided by: their Euclidean norm (Michel et al. 2019, 4.1)."""
-    return {place: float(np.linalg.norm(found)) or 1.0 for place, found in values.items()}
+    return {place: float(np.linalg.norm(of_layer)) or 1.0 for place, of_layer in values.items()}

@@ -32,7 +32,6 @@ class Lines:
     """The descriptions of a model's heads, as scores of the rows of batches.
 
     Attributes:
-        expectations: What they expect in a text.
         texts: The texts that they were fitted on.
     """
 
@@ -43,19 +42,16 @@ class Lines:
 
     def n_heads(self, place: Place) -> int:
         """How many heads an attention has."""
-        return 1 + max(one.head for one in self.expectations.heads if (one.kind, one.layer) == place)
+        return 1 + max(head.head for head in self.expectations.heads if (head.kind, head.layer) == place)
 
     def of_model(self, model: Model) -> Lines:
         """The same in a worker, for its model."""
         return Lines(self.expectations.of_model(model), self.texts)
 
     def scores(self, texts: PaddedTexts, place: Place, head: int) -> Callable[[Tensor], Tensor]:
-        """What gives one head's scores, (row, 1, query, key), float32, for the keys that are allowed; padding has 0.
+        """A function to one head's scores, (row, 1, query, key), float32, for the keys that are allowed; padding has 0.
 
-        Args:
-            texts: A batch; what was made of the last one is kept.
-            place: Kind and layer.
-            head: The head.
+        The scores of the last batch are kept.
         """
         if self._batch is not texts:
             self._batch, self._of_batch = texts, {}
@@ -76,12 +72,12 @@ class Lines:
                 f"a forward pass reads {n_tokens} tokens and attends to {allowed.shape[-1]}: lines need whole texts",
                 "pass use_cache=False",
             )
-        made = np.zeros((n_rows, 1, n_tokens, n_tokens), np.float32)
+        scores = np.zeros((n_rows, 1, n_tokens, n_tokens), np.float32)
         masks = allowed.expand(n_rows, -1, -1, -1)[:, 0].cpu().numpy()
-        for row, mask, tokens, real in zip(made, masks, texts.tokens, texts.real, strict=True):
-            kept = np.ix_(real, real)
-            row[0][kept] = self.expectations.scores(tokens, place, head, mask[kept])
-        return torch.from_numpy(made)
+        for row, mask, tokens, real in zip(scores, masks, texts.tokens, texts.real, strict=True):
+            inside = np.ix_(real, real)
+            row[0][inside] = self.expectations.scores(tokens, place, head, mask[inside])
+        return torch.from_numpy(scores)
 
 
 @with_plain_torch
@@ -116,11 +112,7 @@ def fit_lines(
 
 
 def require_one_kind(model: Model) -> None:
-    """Refuses models with several kinds of attention, whose rows are of different texts.
-
-    Raises:
-        AttnscopeError: It is one.
-    """
+    """Refuses models with several kinds of attention, whose rows are of different texts."""
     if len(model.info.kinds) > 1:
         raise AttnscopeError(
             f"{model.info.name} has {' and '.join(model.info.kinds)} attention: lines can take the place of weights "
@@ -130,11 +122,7 @@ def require_one_kind(model: Model) -> None:
 
 
 def apart(texts: Sequence[CorpusText], seed: int) -> tuple[list[CorpusText], list[CorpusText]]:
-    """Texts that lines are fitted on, and those on which they take the place of weights: halves by lots.
-
-    Raises:
-        AttnscopeError: There are too few.
-    """
+    """The texts that lines are fitted on, and those on which they replace weights: halves at random."""
     if len(texts) < FEWEST:
         raise AttnscopeError(
             f"{len(texts)} different texts are too few: lines are fitted on some and tried on others",
@@ -143,5 +131,5 @@ def apart(texts: Sequence[CorpusText], seed: int) -> tuple[list[CorpusText], lis
     order = np.argsort([lot_of(text, seed).hex() for text in texts], kind="stable")
     halves: NDArray[np.bool_] = np.zeros(len(texts), np.bool_)
     halves[order[: len(texts) // 2]] = True
-    fitted, others = ([texts[at] for at in np.flatnonzero(halves == wanted).tolist()] for wanted in (True, False))
+    fitted, others = ([texts[at] for at in np.flatnonzero(halves == is_fitted).tolist()] for is_fitted in (True, False))
     return fitted, others

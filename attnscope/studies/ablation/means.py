@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.corpus import Block, Copies
 from attnscope.models.model import Model
 from attnscope.studies.ablation.reading import ReadBatch, Reader
-from attnscope.studies.ablation.sweep import BLOCK, Going, HeadMeans, require_rerunnable
+from attnscope.studies.ablation.sweep import BLOCK, Going, StandIns, require_rerunnable
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.running.passes import tasks_of
 
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     from attnscope.core.interventions.mean_pattern import MeanPattern
 
 
-def heads_of(going: Going) -> HeadMeans:
+def heads_of(going: Going) -> StandIns:
     """How many heads each attention has, seen on the first batch."""
     measurer = MeanMeasurer(going.model, going.reader)
     for task in tasks_of(going.texts, Copies(), BLOCK):
         sums = measurer.begin(task.block)
         for _ in measurer.steps(task.block, sums):
             return _means_of(sums)
-    return HeadMeans({})
+    return StandIns({})
 
 
 def means_of(
     going: Going, report: Report | None = None, *, patterns: bool = False
-) -> tuple[HeadMeans, list[dict[str, Any]]]:
-    """The mean output of each head, or its pattern, over all texts; and the texts that workers were lost over."""
-    found = going.run(MeanMeasurer, {"patterns": patterns}, BlockMeans(), report, in_order=True)
-    if not found.complete:
+) -> tuple[StandIns, list[dict[str, Any]]]:
+    """The mean output of each head, or its pattern, over all texts; and the blocks over which workers were lost."""
+    result = going.run(MeanMeasurer, {"patterns": patterns}, BlockMeans(), report, in_order=True)
+    if not result.complete:
         raise KeyboardInterrupt
-    return _means_of(found.done), found.lost
+    return _means_of(result.done), result.lost
 
 
 class BlockMeans:
     """Sums of the outputs of heads, or of their patterns, batch by batch.
 
     Attributes:
-        sums: Of all batches with numbers alone, one after the other.
+        sums: Of all finite batches, one after the other.
         counts: Over how many queries.
-        blank: Zeros like them, of every attention that there is.
+        blank: Zeros of the same shape, for every attention that there is.
     """
 
     def __init__(self) -> None:
@@ -55,14 +55,14 @@ class BlockMeans:
         self.blank: dict[Place, Tensor] = {}
 
     def merge(self, other: BlockMeans) -> BlockMeans:
-        """These, and after them those of another block: sums are rounded, so that their order counts."""
+        """Adds those of a later block; sums are rounded, so that their order counts."""
         for place, blank in other.blank.items():
             self._add(place, blank, other.sums.get(place), other.counts.get(place, 0))
         self.n_texts, self.n_tokens = self.n_texts + other.n_texts, self.n_tokens + other.n_tokens
         return self
 
     def add(self, probe: Means | MeanPattern, *, finite: bool) -> None:
-        """Adds what was found on a batch, if all of it are numbers."""
+        """Adds the sums of a batch, if they are finite."""
         import torch
 
         for place, total in probe.sums.items():
@@ -110,9 +110,9 @@ class MeanMeasurer:
         finite = all(bool(total.isfinite().all()) for total in probe.sums.values())
         # One row that is no number would be in every mean: it is found by halves, and left out.
         halves = [] if finite else self._reader.halves(read)
-        return [(probe, finite), *(one for half in halves for one in self._run_batch(half))]
+        return [(probe, finite), *(part for half in halves for part in self._run_batch(half))]
 
 
-def _means_of(found: BlockMeans) -> HeadMeans:
-    means = {place: total / max(1, found.counts[place]) for place, total in found.sums.items()}
-    return HeadMeans({place: len(total) for place, total in found.blank.items()}, {**found.blank, **means})
+def _means_of(sums: BlockMeans) -> StandIns:
+    means = {place: total / max(1, sums.counts[place]) for place, total in sums.sums.items()}
+    return StandIns({place: len(total) for place, total in sums.blank.items()}, {**sums.blank, **means})

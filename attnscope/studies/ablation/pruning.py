@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from attnscope.core.attention.probes import Place
     from attnscope.core.attention.seam import AttentionCall, Probe
-    from attnscope.models.model import Outputs, Slice
+    from attnscope.models.model import Slice
 
 PRUNE_SCHEMA = "attnscope.prune/1"
 ABOUT = "prune.json"
@@ -142,15 +142,15 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, repo
     if model.head_slices is None:
         raise AttnscopeError(f"which weights of {model.info.name} are whose is not known")
     slices = model.head_slices(heads)
-    held = order.out.parent / f".{secrets.token_hex(8)}.part"
+    part = order.out.parent / f".{secrets.token_hex(8)}.part"
     try:
-        _copy(source.folder, held)
-        with tempfile.TemporaryDirectory(dir=held) as aside:
-            _write_weights(_without_pickles(files, Path(aside)), held, slices)
-        sha256, difference = _compare(model, heads, held, loading)
+        _copy(source.folder, part)
+        with tempfile.TemporaryDirectory(dir=part) as aside:
+            _write_weights(_without_pickles(files, Path(aside)), part, slices)
+        sha256, difference = _compare(model, heads, part, loading)
         pruned = Pruned(order.out, effect, _numbers(slices), difference, sha256)
-        (held / ABOUT).write_text(json.dumps(pruned.as_json(), ensure_ascii=False, indent=1) + "\n", "utf-8")
-        held.replace(order.out)
+        (part / ABOUT).write_text(json.dumps(pruned.as_json(), ensure_ascii=False, indent=1) + "\n", "utf-8")
+        part.replace(order.out)
     except (OSError, SafetensorError) as error:  # the latter of a full disk
         # Of a folder that is copied there may be several; each is (from, to, why).
         why = error.args[0][0][2] if isinstance(error, shutil.Error) else getattr(error, "strerror", None) or error
@@ -158,24 +158,24 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, repo
             f"cannot write {order.out}: {one_line(str(why))}", "choose another folder with --out, or make room"
         ) from None
     finally:
-        shutil.rmtree(held, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
     return pruned
 
 
 def _require_free(out: Path) -> None:
-    """Refuses a folder with anything in it: what is there must not be lost, nor mix with what is written."""
+    """Refuses a folder with anything in it: its files must neither be lost nor mix with what is written."""
     if out.is_dir() and any(out.iterdir()):
         raise AttnscopeError(f"{out} is there already, with files in it", "name a new folder with --out")
     require_writable(out)
 
 
-def _copy(folder: Path, held: Path) -> None:
+def _copy(folder: Path, target: Path) -> None:
     """Everything but weights: configuration, tokenizer, what belongs to them."""
 
     def weights(_: str, names: list[str]) -> list[str]:
         return [name for name in names if _is_left_out(name)]
 
-    shutil.copytree(folder, held, ignore=weights)
+    shutil.copytree(folder, target, ignore=weights)
 
 
 def _is_left_out(name: str) -> bool:
@@ -193,35 +193,33 @@ def _without_pickles(files: Sequence[Path], aside: Path) -> Sequence[Path]:
     tensors: dict[str, Tensor] = {}
     for path in files:
         tensors |= torch.load(path, map_location="cpu", weights_only=True)
+    whole = aside / "model.safetensors"
     # What is tied shares its memory, which safetensors do not.
-    save_file({n: t.clone().contiguous() for n, t in tensors.items()}, aside / _WHOLE, metadata={"format": "pt"})
-    shutil.copymode(files[0], aside / _WHOLE)
-    return [aside / _WHOLE]
+    save_file({n: t.clone().contiguous() for n, t in tensors.items()}, whole, metadata={"format": "pt"})
+    shutil.copymode(files[0], whole)
+    return [whole]
 
 
-_WHOLE = "model.safetensors"
-
-
-def _write_weights(files: Sequence[Path], held: Path, slices: Sequence[Slice]) -> None:
+def _write_weights(files: Sequence[Path], target: Path, slices: Sequence[Slice]) -> None:
     """The weights with slices set to zero, in the same files under the same names."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    waiting = {one.name: [other for other in slices if other.name == one.name] for one in slices}
+    waiting = {part.name: [other for other in slices if other.name == part.name] for part in slices}
     for path in files:
         with safe_open(path, framework="pt") as file:
             keys, metadata = list(file.keys()), file.metadata()
             matched = {name: key for name in waiting if (key := _key_of(waiting[name][0], keys, file)) is not None}
             if not matched:
-                shutil.copyfile(path, held / path.name)
+                shutil.copyfile(path, target / path.name)
                 continue
             tensors = {key: file.get_tensor(key) for key in keys}
         for name, key in matched.items():
             tensors[key] = tensors[key].clone()
-            for one in waiting.pop(name):
-                _zero(tensors[key], one)
-        save_file(tensors, held / path.name, metadata=metadata)
-        shutil.copymode(path, held / path.name)  # safetensors lets the owner alone read it
+            for part in waiting.pop(name):
+                _zero(tensors[key], part)
+        save_file(tensors, target / path.name, metadata=metadata)
+        shutil.copymode(path, target / path.name)  # safetensors lets the owner alone read it
     if waiting:
         name = next(iter(waiting))
         raise AttnscopeError(
@@ -230,51 +228,52 @@ def _write_weights(files: Sequence[Path], held: Path, slices: Sequence[Slice]) -
         )
 
 
-def _key_of(one: Slice, keys: Sequence[str], file: Any) -> str | None:
-    """What a weight is called in a file: as in the model, or with or without a prefix; None if it is not there."""
+def _key_of(part: Slice, keys: Sequence[str], file: Any) -> str | None:
+    """What a weight is called in a file: as in the model, or with or without a prefix; None if the file has it not."""
     import torch
 
     for key in keys:
-        if key == one.name or key.endswith(f".{one.name}") or one.name.endswith(f".{key}"):
+        if key == part.name or key.endswith(f".{part.name}") or part.name.endswith(f".{key}"):
             stored: Tensor = file.get_tensor(key)
-            if stored.shape == one.weight.shape and torch.equal(stored.to(one.weight.dtype), one.weight.cpu()):
+            if stored.shape == part.weight.shape and torch.equal(stored.to(part.weight.dtype), part.weight.cpu()):
                 return key
     return None
 
 
-def _zero(tensor: Tensor, one: Slice) -> None:
+def _zero(tensor: Tensor, part: Slice) -> None:
     import torch
 
-    tensor.index_fill_(one.axis, torch.tensor(one.indices), 0)
+    tensor.index_fill_(part.axis, torch.tensor(part.indices), 0)
 
 
 def _numbers(slices: Sequence[Slice]) -> dict[str, int]:
     """How many numbers are set to zero, by role."""
-    found: Counter[str] = Counter()
-    for one in slices:
-        found[one.role] += one.weight.numel() // one.weight.shape[one.axis] * len(one.indices)
-    return dict(found)
+    numbers: Counter[str] = Counter()
+    for part in slices:
+        numbers[part.role] += part.weight.numel() // part.weight.shape[part.axis] * len(part.indices)
+    return dict(numbers)
 
 
-def _compare(model: Model, heads: Mapping[Place, Sequence[int]], held: Path, loading: LoadOptions) -> tuple[str, float]:
+def _compare(
+    model: Model, heads: Mapping[Place, Sequence[int]], folder: Path, loading: LoadOptions
+) -> tuple[str, float]:
     """Loads what was written, and compares it with the model whose heads are gated.
 
-    Returns:
-        The hash of the written weights, and the largest difference.
-
-    Raises:
-        AttnscopeError: They differ beyond rounding.
+    Returns the hash of the written weights, and the largest difference. An AttnscopeError refuses one beyond rounding.
     """
     import torch
 
     from attnscope.core.attention.seam import attend
 
-    written = replace(loading, check=False).load(str(held.absolute()))
+    written = replace(loading, check=False).load(str(folder.absolute()))
     batch = _batch(model)
     with torch.no_grad():
         gated = require_rerunnable(model).outputs(batch, _without(heads))
-        plain_one = require_rerunnable(written).outputs(batch, attend)
-    difference = max(_difference(a, b) for a, b in _parts(gated, plain_one))
+        reloaded = require_rerunnable(written).outputs(batch, attend)
+    pairs = [(gated.hidden, reloaded.hidden)]
+    if gated.logits is not None and reloaded.logits is not None:
+        pairs.append((gated.logits, reloaded.logits))
+    difference = max(float((a - b).abs().max()) / max(float(a.abs().max()), 1e-30) for a, b in pairs)
     allowed = 64 * torch.finfo(gated.hidden.dtype).eps * sum(model.info.n_layers) ** 0.5
     if not difference <= allowed:
         raise AttnscopeError(
@@ -308,14 +307,3 @@ def _batch(model: Model) -> Batch:
     if "cross" in model.info.kinds and model.writer is not None:
         target = torch.from_numpy(model.writer.encode_target(EXAMPLE).ids.astype("int64"))[None]
     return Batch(torch.from_numpy(tokens.ids.astype("int64"))[None], target_ids=target)
-
-
-def _parts(ours: Outputs, theirs: Outputs) -> list[tuple[Tensor, Tensor]]:
-    found = [(ours.hidden, theirs.hidden)]
-    if ours.logits is not None and theirs.logits is not None:
-        found.append((ours.logits, theirs.logits))
-    return found
-
-
-def _difference(ours: Tensor, theirs: Tensor) -> float:
-    return float((ours - theirs).abs().max()) / max(float(ours.abs().max()), 1e-30)

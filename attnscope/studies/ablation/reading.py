@@ -49,12 +49,10 @@ class Row:
     Attributes:
         text: The index of the text that it belongs to.
         ids: What the model reads, with masks in it.
-        segments: As Tokens'.
         target: What the decoder of an encoder-decoder reads; None for other models.
         places: At which tokens of the output something is predicted.
         answers: The tokens that are right there.
         apart: Which of them each of PLACES has, (place, prediction).
-        tokens: The tokens that are read, with their labels.
     """
 
     text: int
@@ -72,12 +70,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class PaddedTexts:
-    """The tokens of each row of a batch.
-
-    Attributes:
-        tokens: Of each row.
-        real: (row, token), bool: where in the batch they are; the rest is padding.
-    """
+    """The tokens of each row of a batch; `real` says where in the batch they are, (row, token): the rest is padding."""
 
     tokens: tuple[Tokens, ...]
     real: NDArray[np.bool_]
@@ -88,7 +81,6 @@ class ReadBatch:
     """Rows as a model takes them.
 
     Attributes:
-        batch: The rows, padded.
         texts: The index of the text of each row.
         real: Which of the tokens that hidden states belong to are real, (row, token).
         queries: Which queries are real, (row, query), by kind of attention.
@@ -128,7 +120,7 @@ class Reader:
     Args:
         model: The model.
         loss: What it is to predict; None = nothing.
-        masked: The share of ordinary tokens that is hidden from a masked model, at least one a text; "each": every
+        masked: The share of ordinary tokens that is hidden from a masked model, at least one per text; "each": every
             one in turn, in a row of its own (pseudo-log-likelihood, Salazar et al. 2020).
         seed: Of the choice of tokens.
         target: What an encoder-decoder is to write; None = its own greedy answer to each text.
@@ -137,11 +129,10 @@ class Reader:
 
     Attributes:
         room: How much of a batch fits into memory at once.
-        given: All but the model, by which workers make another one.
+        arguments: All but the model, by which workers make another one.
 
     Raises:
-        AttnscopeError: The model is to predict masked tokens and has no mask token, or has a decoder beside its
-            encoder and cannot write.
+        AttnscopeError: The model has no mask token to hide others with, or no target to write.
     """
 
     def __init__(
@@ -157,7 +148,7 @@ class Reader:
     ) -> None:
         self._model, self._loss, self._masked, self._seed = model, loss, masked, seed
         self._cut: dict[str, Any] = {"chunk": chunk, "stride": stride}
-        self.given: dict[str, Any] = {"loss": loss, "masked": masked, "seed": seed, "target": target}
+        self.arguments: dict[str, Any] = {"loss": loss, "masked": masked, "seed": seed, "target": target}
         self.room = Room()
         self._special = special_ids(model)
         self._mask_id: int | None = None
@@ -175,9 +166,9 @@ class Reader:
             raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
 
     def batches(self, block: Block) -> list[ReadBatch]:
-        """The texts of a block in batches of at most ROW_TOKENS tokens.
+        """The texts of a block in batches of at most ROW_TOKENS tokens, the longest first.
 
-        The longest come first: what shorter ones need fits into the memory that they have freed.
+        What shorter ones need fits into the memory that longer ones have freed.
         """
         parts = block_batches(
             block,
@@ -186,18 +177,18 @@ class Reader:
             special_ids=self._special,
             **self._cut,
         )
-        rows = [row for group in parts for part in group for row in self._rows(part)]
+        rows = [row for chunk_group in parts for part in chunk_group for row in self._rows(part)]
         budget = ROW_TOKENS if self._loss is None else ROW_TOKENS // 2
-        made: list[list[Row]] = []
+        groups: list[list[Row]] = []
         for row in sorted(rows, key=lambda row: (len(row), row.text)):
-            if made and (len(made[-1]) + 1) * len(row) <= budget:
-                made[-1].append(row)
+            if groups and (len(groups[-1]) + 1) * len(row) <= budget:
+                groups[-1].append(row)
             else:
-                made.append([row])
-        return [self._batch(group) for group in reversed(made)]
+                groups.append([row])
+        return [self._batch(chunk_group) for chunk_group in reversed(groups)]
 
     def halves(self, read: ReadBatch) -> list[ReadBatch]:
-        """A batch as two; none of one row."""
+        """A batch as two; none if it has one row."""
         return [self._batch(rows) for rows in halves(read.made_of)]
 
     def _rows(self, part: Chunk) -> list[Row]:
@@ -209,39 +200,40 @@ class Reader:
             return []
         if self._target is not None:
             target = self._target(tokens)
-            wanted = nothing
+            predicted = nothing
             if self._loss is not None:
-                wanted = np.flatnonzero(~np.isin(target[1:], sorted(self._special)))
-            apart = _apart(target, wanted + 1)
-            return [Row(part.text, ids, segments, target, wanted, target[wanted + 1], apart, tokens)]
+                predicted = np.flatnonzero(~np.isin(target[1:], sorted(self._special)))
+            apart = _apart(target, predicted + 1)
+            return [Row(part.text, ids, segments, target, predicted, target[predicted + 1], apart, tokens)]
         if self._loss == "causal":
-            wanted = ordinary[(ordinary > 0) & ~part.repeated[ordinary]]
-            return [Row(part.text, ids, segments, None, wanted - 1, ids[wanted], _apart(ids, wanted), tokens)]
+            predicted = ordinary[(ordinary > 0) & ~part.repeated[ordinary]]
+            return [Row(part.text, ids, segments, None, predicted - 1, ids[predicted], _apart(ids, predicted), tokens)]
         if self._loss == "masked":
-            asked = ordinary[~part.repeated[ordinary]]
-            return [self._hidden(part.text, tokens, hidden) for hidden in self._hides(part, asked)]
+            hideable = ordinary[~part.repeated[ordinary]]
+            return [self._hidden(part.text, tokens, hidden) for hidden in self._hides(part, hideable)]
         return [Row(part.text, ids, segments, None, nothing, nothing, _apart(ids, nothing), tokens)]
 
     def _hides(self, part: Chunk, ordinary: Numbers) -> list[Numbers]:
-        """The sets of places that are hidden, of those that may be: one set a row."""
+        """The sets of tokens that are hidden, of those that may be: one set per row."""
         if not len(ordinary):
             return []
         if self._masked == EACH:
             return [ordinary[i : i + 1] for i in range(len(ordinary))]
         # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
-        chance = np.random.PCG64(np.random.SeedSequence([self._seed, part.text, part.number]))
-        drawn = chance.random_raw(len(ordinary)).argsort(kind="stable")
+        random = np.random.PCG64(np.random.SeedSequence([self._seed, part.text, part.number]))
+        order = random.random_raw(len(ordinary)).argsort(kind="stable")
         n = max(1, round(float(self._masked) * len(ordinary)))
-        return [np.sort(ordinary[drawn[:n]])]
+        return [np.sort(ordinary[order[:n]])]
 
     def _hidden(self, text: int, tokens: Tokens, hidden: Numbers) -> Row:
         ids, labels = tokens.ids.astype(np.int64), list(tokens.labels)
         read = ids.copy()
         read[hidden] = -1 if self._mask_id is None else self._mask_id
-        for place in hidden.tolist():
-            labels[place] = "[MASK]"
-        segments, shown = tokens.segments.astype(np.int64), replace(tokens, ids=read, labels=tuple(labels))
-        return Row(text, read, segments, None, hidden, ids[hidden], _apart(ids, hidden, read), shown)
+        for number in hidden.tolist():
+            labels[number] = "[MASK]"
+        masked = replace(tokens, ids=read, labels=tuple(labels))
+        segments = tokens.segments.astype(np.int64)
+        return Row(text, read, segments, None, hidden, ids[hidden], _apart(ids, hidden, read), masked)
 
     def _batch(self, rows: Sequence[Row]) -> ReadBatch:
         import torch
@@ -251,13 +243,13 @@ class Reader:
         def tensor(array: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
             return torch.from_numpy(array).to(device)
 
-        def real_of(parts: Sequence[Numbers]) -> Tensor:
+        def mask_padding(parts: Sequence[Numbers]) -> Tensor:
             return tensor(pad_rows([np.ones(len(part), np.bool_) for part in parts]))
 
         ids = [row.ids for row in rows]
-        real = real_of(ids)
+        real = mask_padding(ids)
         targets = [row.target for row in rows if row.target is not None]
-        target_real = real_of(targets) if targets else None
+        target_real = mask_padding(targets) if targets else None
         segments = tensor(pad_rows([row.segments for row in rows]))
         target_ids = tensor(pad_rows(targets)) if targets else None
         batch = Batch(tensor(pad_rows(ids)), real, segments, target_ids, target_real).to(device)
@@ -283,11 +275,11 @@ def _apart(ids: Numbers, at: Numbers, read: Numbers | None = None) -> NDArray[np
     Args:
         ids: A text.
         at: Which of its tokens are predicted.
-        read: What is left of it to be read where tokens are hidden; None = each is predicted from those before it.
+        read: What can be read of it if tokens are hidden; None = each is predicted from those before it.
     """
     if read is None:
-        _, first, of = np.unique(ids, return_index=True, return_inverse=True)
-        repeated = first[of[at]] < at
+        _, first, which = np.unique(ids, return_index=True, return_inverse=True)
+        repeated = first[which[at]] < at
     else:
         repeated = np.isin(ids[at], read)
     second = 2 * at >= len(ids)
@@ -295,19 +287,19 @@ def _apart(ids: Numbers, at: Numbers, read: Numbers | None = None) -> NDArray[np
 
 
 def _target_of(model: Model, target: str | None) -> Callable[[Tokens], Numbers]:
-    """What gives the tokens that the decoder beside an encoder reads for a text."""
+    """A function to the tokens that the decoder beside an encoder reads for a text."""
     writer, limit = model.writer, model.info.max_tokens
     assert writer is not None  # it has a decoder
     if target is not None:
-        given = writer.encode_target(target).ids.astype(np.int64)
-        return lambda tokens: given[:limit]
-    known: dict[bytes, Numbers] = {}
+        written = writer.encode_target(target).ids.astype(np.int64)
+        return lambda tokens: written[:limit]
+    answers: dict[bytes, Numbers] = {}
 
     def answer(tokens: Tokens) -> Numbers:
         # Texts are read several times, and writing is slow.
         key = tokens.ids.tobytes()
-        if key not in known:
-            known[key] = writer.greedy_target(tokens).ids.astype(np.int64)[:limit]
-        return known[key]
+        if key not in answers:
+            answers[key] = writer.greedy_target(tokens).ids.astype(np.int64)[:limit]
+        return answers[key]
 
     return answer

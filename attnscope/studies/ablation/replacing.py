@@ -13,7 +13,7 @@ from attnscope.studies.ablation.lines import Lines
 from attnscope.studies.ablation.means import means_of
 from attnscope.studies.ablation.options import REPLACED, Mode
 from attnscope.studies.ablation.reading import PaddedTexts, Reader
-from attnscope.studies.ablation.sweep import Cut, Going, HeadMeans, replaced_of
+from attnscope.studies.ablation.sweep import Cut, Going, StandIns, replaced_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,19 +58,21 @@ def replaced(
             f"{model.info.name} is run by the {model.info.engine} engine, which has no module to evaluate",
             'load it with engine="hf"',
         )
-    places = [(one.kind, one.layer, one.head) for one in lines.expectations.heads]
+    described_heads = [(described.kind, described.layer, described.head) for described in lines.expectations.heads]
     for head in heads or ():
-        if head not in [place[1:] for place in places]:
+        if head not in [described_head[1:] for described_head in described_heads]:
             raise UsageError(f"there is no line for L{head[0]}H{head[1]}", "choose heads that were described")
-    known = HeadMeans({}, lines=lines)
+    stand_ins = StandIns({}, lines=lines)
     if by == "pattern":
-        known = replace(
-            known, patterns=means_of(Going(model, Reader(model, None), lines.texts), patterns=True)[0].means
+        stand_ins = replace(
+            stand_ins, patterns=means_of(Going(model, Reader(model, None), lines.texts), patterns=True)[0].means
         )
-    cut = Cut(tuple(place for place in places if heads is None or place[1:] in heads), by)
+    cut = Cut(
+        tuple(described_head for described_head in described_heads if heads is None or described_head[1:] in heads), by
+    )
 
     def probe_of(tokens: Sequence[Tokens], real: NDArray[Any]) -> Probe:
-        return replaced_of([cut], by, PaddedTexts(tuple(tokens), real), known)
+        return replaced_of([cut], by, PaddedTexts(tuple(tokens), real), stand_ins)
 
     with model.probe_forwards(probe_of) as network:
         yield network

@@ -36,8 +36,8 @@ from attnscope.studies.ablation.sweep import (
     Cut,
     Found,
     Going,
-    HeadMeans,
     HeadPlace,
+    StandIns,
     measure,
     require_rerunnable,
 )
@@ -144,20 +144,20 @@ class _Study:
         self._n_passes = sum(map(bool, passes))
         self._pass = 0
         self._failures: list[Mapping[str, str]] = []
-        self.known = HeadMeans({})
+        self.stand_ins = StandIns({})
 
     def run(self) -> Ablation:
         options = self.options
         if "mean" in options.modes:
-            self.known, self._lost = means_of(self._going, self._next())
+            self.stand_ins, self._lost = means_of(self._going, self._next())
         else:
-            self.known = heads_of(self._going)
+            self.stand_ins = heads_of(self._going)
         patterns: Mapping[Place, Tensor] = {}
         if "pattern" in options.modes:
             means, lost = means_of(self._fitting, self._next(), patterns=True)
             patterns, self._lost = means.means, self._lost + lost
-        self.known = replace(self.known, lines=self._lines, patterns=patterns)
-        if not self.known.n_heads:
+        self.stand_ins = replace(self.stand_ins, lines=self._lines, patterns=patterns)
+        if not self.stand_ins.n_heads:
             raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
         heads = self._heads()
         if self.options.joint and len(heads) < 2:
@@ -167,19 +167,19 @@ class _Study:
         together = [Cut(tuple(heads), mode) for mode in options.modes if picked or mode == "line" and len(heads) > 1]
         cuts = [*singles, *together]
         lines = [number for number, cut in enumerate(cuts) if cut.mode == "line"]
-        found = self._measure(cuts, self._beside_uniform(heads, len(cuts)), lines)
-        found.done.left_out.require_some_left(found.done.n_texts, self.model.info)
-        effects = effects_by_cut(found, [*singles, *together], self.loss)
+        result = self._measure(cuts, self._beside_uniform(heads, len(cuts)), lines)
+        result.done.left_out.require_some_left(result.done.n_texts, self.model.info)
+        effects = effects_by_cut(result, cuts, self.loss)
         by_head: dict[HeadPlace, dict[str, Effect]] = {head: {} for head in heads}
         for cut in singles:
             by_head[cut.heads[0]] |= effects[cut]
         if self._compares_lines:
-            self._add_causal_shares(by_head, found, len(cuts))
+            self._add_causal_shares(by_head, result, len(cuts))
         sets = []
         if together:
             joined = {name: effect for cut in together for name, effect in effects[cut].items()}
             sets.append(SetEffects(self._names(heads), joined, {}))
-        complete = found.complete
+        complete = result.complete
         curves: list[Curve] = []
         if complete and (options.importance or self._by_importance):
             complete = self._try("importance", lambda: self._add_importance(by_head)) or False
@@ -187,23 +187,23 @@ class _Study:
             pairs, complete = self._try("--joint", lambda: self._pairs(heads, by_head)) or ([], False)
             sets += pairs
         if complete and options.curve:
-            curves, complete = self._try("--curve", lambda: self._curves(heads, by_head, found)) or ([], False)
+            curves, complete = self._try("--curve", lambda: self._curves(heads, by_head, result)) or ([], False)
         if not options.importance:
             for of_head in by_head.values():
                 of_head.pop(self._importance, None)
         return Ablation(
             run=self._run(),
-            corpus=self._corpus(found, complete),
+            corpus=self._corpus(result, complete),
             options=self._describe(),
-            whole=whole_losses(found) if self.loss else {},
+            whole=whole_losses(result) if self.loss else {},
             heads=tuple(HeadEffects(*head, by_head[head]) for head in heads),
             sets=tuple(sets),
             curves=tuple(curves),
-            worst_tokens=self._worst_tokens(cuts, effects, found.done.worst),
+            worst_tokens=self._worst_tokens(cuts, effects, result.done.worst),
         )
 
     def _try(self, step: str, do: Callable[[], R]) -> R | None:
-        """What a later step gives; None where it fails, which loses nothing of what was found before."""
+        """The result of a later step; None if it fails, which loses nothing of the earlier results."""
         try:
             return do()
         except KeyboardInterrupt:
@@ -225,53 +225,55 @@ class _Study:
     ) -> Pass[Found]:
         # Without cuts it is the whole model's loss and how many texts there are: no pass of its own is shown for it.
         report = self._next() if cuts else None
-        found = measure(self._going, cuts, self.known, contrasts=contrasts, tokens_of=tokens_of, report=report)
-        self._note(found)
-        return found
+        result = measure(self._going, cuts, self.stand_ins, contrasts=contrasts, tokens_of=tokens_of, report=report)
+        self._note(result)
+        return result
 
-    def _note(self, found: Pass[Any]) -> None:
-        """Keeps what a pass tells of memory, failures and lost workers."""
-        self._failures += found.failures
-        self._notes += found.notes
-        self._halved_to = merge_halving(self._halved_to, found.done.halved_to)
-        self._lost += [problem for problem in found.lost if problem not in self._lost]
+    def _note(self, result: Pass[Any]) -> None:
+        """Keeps what a pass says of memory, failures and lost workers."""
+        self._failures += result.failures
+        self._notes += result.notes
+        self._halved_to = merge_halving(self._halved_to, result.done.halved_to)
+        self._lost += [problem for problem in result.lost if problem not in self._lost]
 
     def _heads(self) -> list[HeadPlace]:
         """The heads that were chosen, by kind, layer, head."""
         info, chosen = self.model.info, self._chosen
-        found = []
+        heads = []
         for kind in self.kinds:
             number = info.kinds.index(kind)
             for layer in chosen.layers:
-                there = self.known.n_heads.get((kind, layer), 0)  # type: ignore[arg-type]  # the model's own kinds
-                if not there and chosen.picked is not None:
+                n_heads = self.stand_ins.n_heads.get((kind, layer), 0)  # type: ignore[arg-type]  # the model's own kinds
+                if not n_heads and chosen.picked is not None:
                     raise AttnscopeError(f"{info.name} has no {kind} attention in layer {layer}", "choose other heads")
-                found += [(kind, layer, head) for head in chosen.heads if head < min(there, info.n_heads[number])]
+                heads += [(kind, layer, head) for head in chosen.heads if head < min(n_heads, info.n_heads[number])]
         if chosen.picked is not None:
-            found = [place for place in found if place[1:] in chosen.picked]
-            missing = [pick for pick in chosen.picked if pick not in {place[1:] for place in found}]
+            heads = [place for place in heads if place[1:] in chosen.picked]
+            missing = [pick for pick in chosen.picked if pick not in {place[1:] for place in heads}]
             if missing:
                 layer, head = missing[0]
                 raise AttnscopeError(f"there is no head {head} in layer {layer} of {info.name}", "choose other heads")
-        if not found:
+        if not heads:
             raise AttnscopeError(f"{info.name} has no such heads", "choose other layers or heads")
-        return found
+        return heads
 
     def _add_importance(self, by_head: Mapping[HeadPlace, dict[str, Effect]]) -> bool:
         options = self.options
-        found = importance(
-            self._going, self.known, has_loss=self.loss is not None, seed=options.seed, report=self._next()
+        result = importance(
+            self._going, self.stand_ins, has_loss=self.loss is not None, seed=options.seed, report=self._next()
         )
-        self._note(found)
-        norms: Mapping[Place, float] = dict.fromkeys(found.done.sums, 1.0)
+        self._note(result)
+        norms: Mapping[Place, float] = dict.fromkeys(result.done.sums, 1.0)
         if options.by_layer:
-            norms = normalized_by_layer({place: sums.ratio() for place, sums in found.done.sums.items()})
-        estimates = {place: effects_of(sums) for place, sums in found.done.sums.items()}
+            norms = normalized_by_layer({place: sums.ratio() for place, sums in result.done.sums.items()})
+        estimates = {place: effects_of(sums) for place, sums in result.done.sums.items()}
         for (kind, layer, head), effects in by_head.items():
             place: Place = (kind, layer)  # type: ignore[assignment]
-            one, norm = estimates[place][head], norms[place]
-            effects[self._importance] = replace(one, value=one.value / norm, low=one.low / norm, high=one.high / norm)
-        return found.complete
+            estimate, norm = estimates[place][head], norms[place]
+            effects[self._importance] = replace(
+                estimate, value=estimate.value / norm, low=estimate.low / norm, high=estimate.high / norm
+            )
+        return result.complete
 
     # Lines in the place of weights ---------------------------------------------------------------------------------
 
@@ -294,7 +296,7 @@ class _Study:
         return {"line", "uniform"} <= set(self.options.modes)
 
     def _beside_uniform(self, heads: Sequence[HeadPlace], n_cuts: int) -> NDArray[np.float64] | None:
-        """Each cut, and of each head its line less uniform attention: what pairs them text by text."""
+        """Each cut, and for each head its line less uniform attention, which pairs them text by text."""
         if not self._compares_lines:
             return None
         modes = self.options.modes
@@ -304,9 +306,9 @@ class _Study:
             less[row, modes.index("uniform") * len(heads) + row] = -1
         return np.concatenate([np.eye(n_cuts), less])
 
-    def _add_causal_shares(self, by_head: dict[HeadPlace, dict[str, Effect]], found: Pass[Found], n_cuts: int) -> None:
+    def _add_causal_shares(self, by_head: dict[HeadPlace, dict[str, Effect]], result: Pass[Found], n_cuts: int) -> None:
         name, modes, n = "loss" if self.loss else "l2", self.options.modes, len(by_head)
-        rows = [row[name] for row in rows_of(found.done.sums, "", self.loss, signed=True)]
+        rows = [row[name] for row in rows_of(result.done.sums, "", self.loss, signed=True)]
         for at, effects in enumerate(by_head.values()):
             line, uniform = (rows[modes.index(mode) * n + at] for mode in ("line", "uniform"))
             effects["causal_share"] = causal_share(line, uniform, rows[n_cuts + at])
@@ -326,7 +328,7 @@ class _Study:
         )
 
     def _pairs(self, heads: Sequence[HeadPlace], by_head: Mapping[HeadPlace, Effects]) -> tuple[list[SetEffects], bool]:
-        """All pairs, and by how much more changes without both than without each alone, text by text."""
+        """All pairs, and how much more changes without both than without each alone, text by text."""
         mode = self.options.modes[0]
         chosen = list(heads)
         if self.options.choice.pick is None:
@@ -339,17 +341,17 @@ class _Study:
         for row, (a, b) in enumerate(pairs):
             contrasts[2 * row : 2 * row + 2, len(chosen) + row] = 1
             contrasts[2 * row + 1, [a, b]] = -1
-        found = self._measure(cuts, contrasts)
-        both, more = (rows_of(found.done.sums, mode, self.loss, signed=signed) for signed in (False, True))
+        result = self._measure(cuts, contrasts)
+        both, more = (rows_of(result.done.sums, mode, self.loss, signed=signed) for signed in (False, True))
         return [
             SetEffects(self._names([chosen[a], chosen[b]]), both[2 * row], more[2 * row + 1])
             for row, (a, b) in enumerate(pairs)
-        ], found.complete
+        ], result.complete
 
     def _curves(
-        self, heads: Sequence[HeadPlace], by_head: Mapping[HeadPlace, Effects], found: Pass[Found]
+        self, heads: Sequence[HeadPlace], by_head: Mapping[HeadPlace, Effects], result: Pass[Found]
     ) -> tuple[list[Curve], bool]:
-        """Heads out one after another: those that matter least first, and in random orders."""
+        """Heads taken out one after another: those that matter least first, and in random orders."""
         orders: list[tuple[str, int | None, list[HeadPlace]]] = []
         if self._by_importance:
             least = sorted(heads, key=lambda head: by_head[head][self._importance].value)
@@ -367,21 +369,21 @@ class _Study:
         gone = sorted({round(k) for k in np.linspace(0, len(heads), min(len(heads), n_points) + 1)})
         modes: Sequence[Mode] = [mode for mode in self.options.modes if mode in REPLACED] or ["zero"]
         # Of controls random orders tell enough.
-        drawn = [(mode, one) for mode, one in product(modes, orders) if mode in ("zero", "line") or one[0] == "random"]
-        cuts = [Cut(tuple(order[:k]), mode) for mode, (_, _, order) in drawn for k in gone[1:]]
+        lines = [(mode, one) for mode, one in product(modes, orders) if mode in ("zero", "line") or one[0] == "random"]
+        cuts = [Cut(tuple(order[:k]), mode) for mode, (_, _, order) in lines for k in gone[1:]]
         sums = self._measure(cuts)
         rows = iter(rows_of(sums.done.sums, "", self.loss, QUANTITIES))
-        whole = whole_losses(found)["loss"] if self.loss else None
+        whole = whole_losses(result)["loss"] if self.loss else None
         curves = []
-        for mode, (name, drawn_from, order) in drawn:
-            points = [self._start(found), *(next(rows) for _ in gone[1:])]
+        for mode, (name, drawn_from, order) in lines:
+            points = [self._start(result), *(next(rows) for _ in gone[1:])]
             points = [add_loss(point, whole) for point in points]
             left = tuple(len(heads) - k for k in gone)
             curves.append(Curve(name, drawn_from, self._names(order), left, tuple(points), mode))
         return curves, sums.complete
 
     def _explained(self, head: HeadPlace) -> float:
-        """How much of a head's attention its line explains; a head that spreads evenly has all there is to say."""
+        """How much of a head's attention its line explains; 1 for a head that spreads evenly, which needs no more."""
         assert self._lines is not None  # a mode asks for them
         kind, layer, number = head
         explained = self._lines.expectations.explained((kind, layer), number)  # type: ignore[arg-type]
@@ -393,10 +395,10 @@ class _Study:
         is_replaced = set(self.options.modes) & set(REPLACED)
         return (REPLACED_ORDERS, REPLACED_POINTS) if is_replaced else (RANDOM_ORDERS, CURVE_POINTS)
 
-    def _start(self, found: Pass[Found]) -> dict[str, Effect]:
-        """What changes without no head."""
+    def _start(self, result: Pass[Found]) -> dict[str, Effect]:
+        """What changes without any head taken out."""
         names = QUANTITIES if self.loss else QUANTITIES[:1]
-        done = found.done
+        done = result.done
         return {name: Effect(0.0, 0.0, 0.0, done.n_texts if name == "l2" else done.n_predictions) for name in names}
 
     def _effect(self, effects: Effects) -> float:
@@ -423,18 +425,18 @@ class _Study:
         halved_to = merge_halving(self._halved_to, self._going.reader.room.tokens)
         notes += [] if halved_to is None else [halving_note(halved_to)]
         run = run_of(self.model.info, [*notes, *dict.fromkeys(self._notes)])
-        failures = {"failures": [dict(one) for one in self._failures]} if self._failures else {}
+        failures = {"failures": [dict(each) for each in self._failures]} if self._failures else {}
         return run | {"seed": self.options.seed, "kinds": list(self.model.info.kinds)} | failures
 
-    def _corpus(self, found: Pass[Found], complete: bool) -> dict[str, Any]:
+    def _corpus(self, result: Pass[Found], complete: bool) -> dict[str, Any]:
         return {
             "sources": sources_of(self.texts),
-            "n_texts": found.done.n_texts,
-            "n_tokens": found.done.n_tokens,
-            "n_predictions": found.done.n_predictions,
-            "n_copies": found.n_copies,
+            "n_texts": result.done.n_texts,
+            "n_tokens": result.done.n_tokens,
+            "n_predictions": result.done.n_predictions,
+            "n_copies": result.n_copies,
             "sha256": sha256_of(self.texts),
-            "problems": [*problems_of(self.texts), *self._lost, *found.done.left_out.problems(self.model.info)],
+            "problems": [*problems_of(self.texts), *self._lost, *result.done.left_out.problems(self.model.info)],
             "complete": complete,
         }
 
@@ -454,31 +456,23 @@ class _Study:
         }
 
 
-def _loss(model: Model, wanted: str) -> Loss | None:
-    """The loss that is asked for.
-
-    Raises:
-        AttnscopeError: The model has no such head.
-    """
-    there = require_rerunnable(model).loss
-    if wanted == "none":
+def _loss(model: Model, name: str) -> Loss | None:
+    """The loss to use; an AttnscopeError refuses one that the model has no head for."""
+    own = require_rerunnable(model).loss
+    if name == "none":
         return None
-    if wanted in ("auto", there):
-        return there
+    if name in ("auto", own):
+        return own
     heads = {"causal": "next tokens", "masked": "masked tokens", "target": "a target"}
-    has = f"its head predicts {heads[there]}" if there else "it has no language-model head"
+    has = f"its head predicts {heads[own]}" if own else "it has no language-model head"
     raise AttnscopeError(
-        f"{model.info.name} does not predict {heads[wanted]}: {has}",
-        f"--loss {there}" if there else "leave out --loss: hidden states are compared then",
+        f"{model.info.name} does not predict {heads[name]}: {has}",
+        f"--loss {own}" if own else "leave out --loss: hidden states are compared then",
     )
 
 
 def _kinds(info: ModelInfo, options: AblateOptions) -> tuple[str, ...]:
-    """The kinds of attention that heads are taken out of.
-
-    Raises:
-        AttnscopeError: There is no such kind, or single heads are named and their kind is not.
-    """
+    """The kinds of attention that heads are taken out of."""
     if options.kind is not None and options.kind not in info.kinds:
         raise AttnscopeError(f"{info.name} has no {options.kind} attention", f"it has {', '.join(info.kinds)}")
     if options.kind is None and options.choice.pick is not None and len(info.kinds) > 1:

@@ -62,7 +62,6 @@ class Cut:
     """Heads that are taken out together.
 
     Attributes:
-        heads: Which.
         mode: "zero": nothing in their place; "mean": the mean of their outputs; of REPLACED: other weights.
     """
 
@@ -71,11 +70,10 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class HeadMeans:
+class StandIns:
     """How many heads each attention has, and what may take their place.
 
     Attributes:
-        n_heads: How many.
         means: The mean of their outputs over all real queries of all texts.
         lines: Their descriptions; None = no cut asks for them.
         patterns: Their weights by class of key, over all real queries of the texts to fit, as `MeanPattern.sums`.
@@ -92,10 +90,9 @@ class Found(passes.Found):
     """What a pass over texts has added up.
 
     Attributes:
-        sums: Of each cut (or contrast) and quantity of ALL_QUANTITIES.
+        sums: For each cut (or contrast) and quantity of ALL_QUANTITIES.
         whole: The loss of the whole model, and that by position.
-        n_predictions: How many predictions.
-        worst: The tokens for which most changes, of the cuts for which they are asked.
+        worst: The tokens for which most changes, of the cuts in `tokens_of`.
     """
 
     sums: RunningSums
@@ -105,11 +102,7 @@ class Found(passes.Found):
 
 
 def require_rerunnable(model: Model) -> Model:
-    """The model, if heads can be taken out of it.
-
-    Raises:
-        AttnscopeError: They cannot.
-    """
+    """The model; an AttnscopeError refuses one whose heads cannot be taken out."""
     if model.info.path != "seam":
         raise AttnscopeError(
             f"{model.info.name} does not pass its attention through the seam: its heads cannot be taken out",
@@ -120,14 +113,7 @@ def require_rerunnable(model: Model) -> Model:
 
 @dataclass(frozen=True, eq=False)
 class Going:
-    """What every pass over the texts of an ablation begins with.
-
-    Attributes:
-        model: The model.
-        reader: Makes batches.
-        texts: The texts.
-        workers: Who runs the model; None = this process.
-    """
+    """What every pass over the texts of an ablation begins with; workers None = this process."""
 
     model: Model
     reader: Reader
@@ -136,40 +122,36 @@ class Going:
 
     def run(
         self,
-        kind: Callable[..., Measurer[Block, Any, D]],
-        given: Mapping[str, Any],
+        measurer: Callable[..., Measurer[Block, Any, D]],
+        arguments: Mapping[str, Any],
         nothing: D,
         report: Report | None,
         *,
         in_order: bool = False,
         step: str | None = None,
     ) -> Pass[D]:
-        """Goes over the texts once, of which copies count once.
+        """Reads the texts once; copies count once. The measurer gets a model, a reader and the arguments.
 
-        Args:
-            kind: The class of what measures a block: it takes a model, a reader, and what is given.
-            given: See there.
-            nothing: Sums of nothing.
-            report: Called after each batch.
-            in_order: See `Driver`.
-            step: See `Driver`.
+        `nothing` is the sums of no text; `in_order` and `step` are those of `Driver`.
         """
         # In this process all passes share what a reader has seen.
-        make = partial(_make, kind, self.reader.given if self.workers else self.reader, given)
+        make = partial(_make, measurer, self.reader.arguments if self.workers else self.reader, arguments)
         workers = (self.workers,) if self.workers else None
         return Driver(make, (self.model,), workers, in_order=in_order, step=step).run_texts(
             self.texts, BLOCK, nothing, report
         )
 
 
-def _make(kind: Callable[..., Any], reading: Reader | Mapping[str, Any], given: Mapping[str, Any], model: Model) -> Any:
-    return kind(model, reading if isinstance(reading, Reader) else Reader(model, **reading), **given)
+def _make(
+    measurer: Callable[..., Any], reading: Reader | Mapping[str, Any], arguments: Mapping[str, Any], model: Model
+) -> Any:
+    return measurer(model, reading if isinstance(reading, Reader) else Reader(model, **reading), **arguments)
 
 
 def measure(
     going: Going,
     cuts: Sequence[Cut],
-    known: HeadMeans,
+    stand_ins: StandIns,
     *,
     contrasts: Floats | None = None,
     tokens_of: Sequence[int] = (),
@@ -177,71 +159,64 @@ def measure(
 ) -> Pass[Found]:
     """Takes cuts out of every text, one at a time, and adds up what changes.
 
-    Per text, with h the last hidden states of the whole model at its n real tokens and h' those without the heads:
-    l2 is |h' - h| / |h| (Frobenius norms); loss is the sum of how much more the right tokens' negative log-likelihood
-    is, over its predictions; kl the sum of KL(whole || without), in nats. Copies of a text count once.
+    For a text, h are the last hidden states of the whole model at its n real tokens, and h' those without the heads.
+    Then l2 is |h' - h| / |h| (Frobenius norms). loss is how much the negative log-likelihood of the right tokens rises,
+    summed over its predictions. kl is the sum of KL(whole || without), in nats.
 
     Args:
         going: The model, its reader and the texts.
         cuts: What is taken out.
-        known: The heads, and their means where a cut wants them.
+        stand_ins: What may take the place of heads; only what the cuts' modes need.
         contrasts: Sums of cuts to add up instead, (contrast, cut): differences of a text's own values.
-        tokens_of: The numbers of cuts of which the tokens are kept for which most changes.
+        tokens_of: The numbers of cuts for which the tokens that change most are kept.
         report: Called after each batch.
     """
     mixed = np.eye(len(cuts)) if contrasts is None else contrasts
     nothing = Found(sums=RunningSums((len(mixed), len(ALL_QUANTITIES))), whole=RunningSums((1 + len(PLACES),)))
-    given = {"cuts": tuple(cuts), "known": known, "contrasts": mixed, "tokens_of": tuple(tokens_of)}
-    return going.run(CutMeasurer, given, nothing, report, step="taking heads out of a later text")
+    arguments = {"cuts": tuple(cuts), "stand_ins": stand_ins, "contrasts": mixed, "tokens_of": tuple(tokens_of)}
+    return going.run(CutMeasurer, arguments, nothing, report, step="taking heads out of a later text")
 
 
 class CutMeasurer:
-    """Takes cuts out of the texts of blocks.
-
-    Args:
-        model: The model.
-        reader: Makes batches.
-        cuts: What is taken out.
-        known: The heads, and their means.
-        contrasts: See `measure`.
-        tokens_of: See there.
-    """
+    """Takes cuts out of the texts of blocks; see `measure`."""
 
     def __init__(
         self,
         model: Model,
         reader: Reader,
         cuts: Sequence[Cut],
-        known: HeadMeans,
+        stand_ins: StandIns,
         contrasts: Floats,
         tokens_of: Sequence[int],
     ) -> None:
         self._runs, self._reader, self._cuts = require_rerunnable(model), reader, cuts
-        self._known = known if known.lines is None else replace(known, lines=known.lines.of_model(model))
+        self._stand_ins = (
+            stand_ins if stand_ins.lines is None else replace(stand_ins, lines=stand_ins.lines.of_model(model))
+        )
         self._tokens_of = frozenset(tokens_of)
         self._contrasts, self._several_kinds = contrasts, len(model.info.kinds) > 1
 
-    def begin(self, block: Block) -> _Held:
+    def begin(self, block: Block) -> _BlockCuts:
         """Sums of nothing yet."""
-        return _Held(block, len(self._cuts))
+        return _BlockCuts(block, len(self._cuts))
 
-    def steps(self, block: Block, sums: _Held) -> Iterator[None]:
+    def steps(self, block: Block, sums: _BlockCuts) -> Iterator[None]:
         """Measures a block, batch by batch."""
         for read in self._reader.batches(block):
-            for part, found in _parts(self._runs, read, self._cuts, self._known, self._reader):
-                sums.add(part, found)
+            for part, measured in _parts(self._runs, read, self._cuts, self._stand_ins, self._reader):
+                sums.add(part, measured)
                 if self._tokens_of:
-                    given = part, found.nll, found.size, found.cuts, self._tokens_of, self._runs
-                    sums.worst = sums.worst.merge(worst_of_batch(*given, self._reader.given["loss"], block))
+                    arguments = part, measured.nll, measured.size, measured.cuts, self._tokens_of, self._runs
+                    sums.worst = sums.worst.merge(worst_of_batch(*arguments, self._reader.arguments["loss"], block))
                 yield
 
-    def finish(self, block: Block, sums: _Held, *, whole: bool) -> Found:
+    def finish(self, block: Block, sums: _BlockCuts, *, whole: bool) -> Found:
         """What the sums amount to."""
         broken = sums.broken(self._cuts, several_kinds=self._several_kinds)
-        return sums.found(self._contrasts, broken, self._reader.room.tokens)
+        return sums.conclude(self._contrasts, broken, self._reader.room.tokens)
 
 
-class _Held:
+class _BlockCuts:
     """The sums of the texts of a block, text by text: a text may be in several rows."""
 
     def __init__(self, block: Block, n_cuts: int) -> None:
@@ -260,12 +235,12 @@ class _Held:
     def n_texts(self) -> int:
         return int((self._size > 0).sum())
 
-    def add(self, read: ReadBatch, found: Measured) -> None:
+    def add(self, read: ReadBatch, measured: Measured) -> None:
         """Adds what was measured on a batch."""
-        for row, place in found.broken.items():
-            self._broken.setdefault(int(read.texts[row]), place)
-        self._add_whole(read, found.size, found.nll)
-        for cuts, differences in found.cuts:
+        for row, where in measured.broken.items():
+            self._broken.setdefault(int(read.texts[row]), where)
+        self._add_whole(read, measured.size, measured.nll)
+        for cuts, differences in measured.cuts:
             self._add_cuts(read, cuts, *differences)
 
     def _add_whole(self, read: ReadBatch, size: Tensor, nll: Tensor) -> None:
@@ -277,14 +252,14 @@ class _Held:
 
     def _add_cuts(self, read: ReadBatch, cuts: Sequence[int], changed: Tensor, nll: Tensor, kl: Tensor) -> None:
         rows = self._rows(read)
-        for place, cut in enumerate(cuts):
-            np.add.at(self._changed[:, cut], rows, _numpy(changed[place].sum(-1)))
-            np.add.at(self._nll[:, cut], rows, _numpy(_by_row_and_place(nll[place], read)).T)
-            np.add.at(self._kl[:, cut], rows, _numpy(_by_row(kl[place], read)))
+        for number, cut in enumerate(cuts):
+            np.add.at(self._changed[:, cut], rows, _numpy(changed[number].sum(-1)))
+            np.add.at(self._nll[:, cut], rows, _numpy(_by_row_and_place(nll[number], read)).T)
+            np.add.at(self._kl[:, cut], rows, _numpy(_by_row(kl[number], read)))
 
     def broken(self, cuts: Sequence[Cut], *, several_kinds: bool) -> dict[int, BrokenPlace]:
         """Texts on which the model, or the model without some heads, computes NaN or infinity."""
-        found: dict[int, BrokenPlace] = {}
+        broken: dict[int, BrokenPlace] = {}
         without = np.isfinite(self._changed) & np.isfinite(self._nll).all(-1) & np.isfinite(self._kl)
         whole = np.isfinite(self._size) & np.isfinite(self._whole_nll).all(-1)
         for row in np.flatnonzero(~(without.all(-1) & whole)).tolist():
@@ -292,10 +267,10 @@ class _Held:
             if whole[row]:
                 kind, layer, head = cuts[int(np.flatnonzero(~without[row])[0])].heads[0]
                 name = f"without {kind + ' ' if several_kinds else ''}L{layer}H{head}"
-            found[self._texts[row].index] = name, None
-        return found | self._broken
+            broken[self._texts[row].index] = name, None
+        return broken | self._broken
 
-    def found(self, contrasts: Floats, broken: Mapping[int, BrokenPlace], halved_to: int | None) -> Found:
+    def conclude(self, contrasts: Floats, broken: Mapping[int, BrokenPlace], halved_to: int | None) -> Found:
         """The sums, without broken texts."""
         there = (self._size > 0) & ~np.isin([text.index for text in self._texts], list(broken))
         l2 = np.sqrt(self._changed[there] / self._size[there, None])
@@ -328,7 +303,7 @@ class Measured:
 
 
 def _parts(
-    runs: Model, read: ReadBatch, cuts: Sequence[Cut], known: HeadMeans, reader: Reader
+    runs: Model, read: ReadBatch, cuts: Sequence[Cut], stand_ins: StandIns, reader: Reader
 ) -> Iterator[tuple[ReadBatch, Measured]]:
     """Measures a batch; where memory does not suffice, fewer cuts at a time, and then fewer texts."""
     import torch
@@ -337,7 +312,7 @@ def _parts(
 
     def measure(part: ReadBatch) -> Measured:
         with torch.no_grad():
-            return _measure_batch(runs, part, cuts, known, _pass_tokens(room))
+            return _measure_batch(runs, part, cuts, stand_ins, _pass_tokens(room))
 
     def smaller(part: ReadBatch) -> list[ReadBatch]:
         return [part] if part.size <= _pass_tokens(room) else reader.halves(part)
@@ -355,33 +330,35 @@ def _pass_tokens(room: Room) -> int:
     return PASS_TOKENS if room.tokens is None else min(PASS_TOKENS, room.tokens)
 
 
-def _measure_batch(runs: Model, read: ReadBatch, cuts: Sequence[Cut], known: HeadMeans, pass_tokens: int) -> Measured:
+def _measure_batch(
+    runs: Model, read: ReadBatch, cuts: Sequence[Cut], stand_ins: StandIns, pass_tokens: int
+) -> Measured:
     rerun = runs.rerun(read.batch, logits=bool(len(read.rows)))
     whole = _Whole(rerun.whole, read)
     broken = broken_rows(
         {k: {n: fine.float().log() for n, fine in by_layer.items()} for k, by_layer in rerun.are_numbers.items()}
     )
-    found = Measured(whole.size, whole.nll, [], broken)
+    measured = Measured(whole.size, whole.nll, [], broken)
     for first, mode, numbers in _groups(rerun, cuts):
         for some in _fitting(numbers, read, rerun.whole, pass_tokens):
-            probe = probe_of([cuts[number] for number in some], mode, read, known)
+            probe = probe_of([cuts[number] for number in some], mode, read, stand_ins)
             outputs = rerun.again(probe, first, len(some))
-            found.cuts.append((some, whole.compare(outputs, len(some))))
-    return found
+            measured.cuts.append((some, whole.compare(outputs, len(some))))
+    return measured
 
 
 def _groups(rerun: Rerun, cuts: Sequence[Cut]) -> Iterator[tuple[int, Mode, list[int]]]:
-    """The cuts that begin in the same block and put in the same: first block, mode, numbers."""
-    found: dict[tuple[int, Mode], list[int]] = {}
+    """The cuts by their first block and their mode: first block, mode, numbers."""
+    groups: dict[tuple[int, Mode], list[int]] = {}
     for number, cut in enumerate(cuts):
         first = rerun.block((kind, layer) for kind, layer, _ in cut.heads)  # type: ignore[misc]
-        found.setdefault((first, cut.mode), []).append(number)
-    for (first, mode), numbers in found.items():
+        groups.setdefault((first, cut.mode), []).append(number)
+    for (first, mode), numbers in groups.items():
         yield first, mode, numbers
 
 
 def _fitting(numbers: Sequence[int], read: ReadBatch, whole: Outputs, pass_tokens: int) -> Iterator[list[int]]:
-    """The same numbers, as many at a time as fit into a forward pass."""
+    """The numbers, in groups that fit into a forward pass."""
     step = pass_tokens // read.size
     if whole.logits is not None:
         step = min(step, LOGITS_AT_ONCE // whole.logits.numel())
@@ -390,15 +367,15 @@ def _fitting(numbers: Sequence[int], read: ReadBatch, whole: Outputs, pass_token
         yield list(numbers[start : start + step])
 
 
-def probe_of(cuts: Sequence[Cut], mode: Mode, read: ReadBatch, known: HeadMeans) -> Probe:
-    """A probe for as many repetitions of a batch as there are cuts, each of which has one of them."""
+def probe_of(cuts: Sequence[Cut], mode: Mode, read: ReadBatch, stand_ins: StandIns) -> Probe:
+    """A probe for a batch repeated once per cut; each repetition has one of the cuts."""
     if mode in REPLACED:
-        return replaced_of(cuts, mode, read.padded, known)
-    return gate_of(cuts, mode, len(read.texts), known)
+        return replaced_of(cuts, mode, read.padded, stand_ins)
+    return gate_of(cuts, mode, len(read.texts), stand_ins)
 
 
-def replaced_of(cuts: Sequence[Cut], mode: Mode, texts: PaddedTexts, known: HeadMeans) -> Replaced:
-    """The same of cuts that give heads other weights."""
+def replaced_of(cuts: Sequence[Cut], mode: Mode, texts: PaddedTexts, stand_ins: StandIns) -> Replaced:
+    """`probe_of` for cuts that give heads other weights."""
     from attnscope.core.interventions.mean_pattern import pattern_scores
     from attnscope.core.interventions.replaced import Replaced, Replacement, evenly, on_first_key
 
@@ -414,17 +391,17 @@ def replaced_of(cuts: Sequence[Cut], mode: Mode, texts: PaddedTexts, known: Head
             elif mode == "sink":
                 scores = on_first_key(n_tokens)
             elif mode == "pattern":
-                scores = partial(pattern_scores, known.patterns[place][head])
+                scores = partial(pattern_scores, stand_ins.patterns[place][head])
             else:
-                assert known.lines is not None  # a cut asks for them
-                described = head if mode == "line" else (head + 1) % known.lines.n_heads(place)
-                scores = known.lines.scores(texts, place, described)
+                assert stand_ins.lines is not None  # a cut asks for them
+                described = head if mode == "line" else (head + 1) % stand_ins.lines.n_heads(place)
+                scores = stand_ins.lines.scores(texts, place, described)
             replacements.setdefault(place, []).append(Replacement((head,), scores, rows))
     return Replaced(replacements)
 
 
-def gate_of(cuts: Sequence[Cut], mode: Mode, n_rows: int, known: HeadMeans) -> Gate:
-    """A gate for as many repetitions of a batch as there are cuts, each of which takes out one of them."""
+def gate_of(cuts: Sequence[Cut], mode: Mode, n_rows: int, stand_ins: StandIns) -> Gate:
+    """`probe_of` for cuts that take the output of heads away."""
     import torch
 
     from attnscope.core.attention.probes import Gate
@@ -434,9 +411,9 @@ def gate_of(cuts: Sequence[Cut], mode: Mode, n_rows: int, known: HeadMeans) -> G
         for kind, layer, head in cut.heads:
             place: Place = (kind, layer)  # type: ignore[assignment]  # a kind, as it came from the model
             if place not in factors:
-                factors[place] = torch.ones(len(cuts) * n_rows, known.n_heads[place])
+                factors[place] = torch.ones(len(cuts) * n_rows, stand_ins.n_heads[place])
             factors[place][number * n_rows : (number + 1) * n_rows, head] = 0
-    return Gate(factors, {place: known.means[place] for place in factors} if mode == "mean" else None)
+    return Gate(factors, {place: stand_ins.means[place] for place in factors} if mode == "mean" else None)
 
 
 class _Whole:

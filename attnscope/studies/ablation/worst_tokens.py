@@ -28,7 +28,7 @@ BEFORE = 6
 
 @dataclass(frozen=True)
 class WorstTokens:
-    """Of sets of heads, by number, the tokens for which most changes, the worst first."""
+    """For sets of heads, by number, the tokens for which most changes, the worst first."""
 
     by_cut: Mapping[int, tuple[TokenChange, ...]] = field(default_factory=dict)
 
@@ -41,11 +41,13 @@ class WorstTokens:
 
     def without(self, texts: Collection[int]) -> WorstTokens:
         """Those of other texts."""
-        return WorstTokens({cut: tuple(one for one in of if one.text not in texts) for cut, of in self.by_cut.items()})
+        return WorstTokens(
+            {cut: tuple(token for token in tokens if token.text not in texts) for cut, tokens in self.by_cut.items()}
+        )
 
 
 def _worst(tokens: Sequence[TokenChange]) -> tuple[TokenChange, ...]:
-    return tuple(sorted(tokens, key=lambda one: (-one.change, one.text, one.place))[:MOST])
+    return tuple(sorted(tokens, key=lambda token: (-token.change, token.text, token.place))[:MOST])
 
 
 def worst_of_batch(
@@ -65,7 +67,7 @@ def worst_of_batch(
         nll: The loss of the whole model at each prediction, (prediction,), in nats.
         size: Its squared hidden states, (row, token).
         moved: Sets of heads by number, how far states move, squared, (set, row, token), and losses, (set, prediction).
-        wanted: The sets whose tokens are wanted.
+        wanted: The numbers of the sets whose tokens are wanted.
         model: The model.
         loss: What it predicts.
         block: The texts.
@@ -75,20 +77,23 @@ def worst_of_batch(
         rows, places = np.nonzero(_ordinary(read))
     else:
         rows, places = read.rows.cpu().numpy(), read.places.cpu().numpy() + (loss == "causal")
-    found = {}
-    numbered = [(cut, at, changed, losses) for cuts, (changed, losses, _) in moved for at, cut in enumerate(cuts)]
-    for cut, at, changed, losses in numbered:
-        if cut not in wanted:
-            continue
-        of_token = (changed[at] / size).sqrt()[rows, places] if loss is None else losses[at] - nll
+    by_cut = {}
+    numbered = [
+        (cut, changed[at], losses[at] if loss else None)
+        for cuts, (changed, losses, _) in moved
+        for at, cut in enumerate(cuts)
+        if cut in wanted
+    ]
+    for cut, changed, losses in numbered:
+        of_token = (changed / size).sqrt()[rows, places] if losses is None else losses - nll
         change = of_token.cpu().double().numpy()
         change = np.where(np.isfinite(change), change, -np.inf)
-        found[cut] = _worst([
+        by_cut[cut] = _worst([
             _token(read, number, texts, model, (int(rows[number]), int(places[number])),
                    float(nll[number]) if loss else math.nan, float(change[number]))
             for number in np.argsort(-change, kind="stable")[:MOST].tolist() if np.isfinite(change[number])
         ])  # fmt: skip
-    return WorstTokens(found)
+    return WorstTokens(by_cut)
 
 
 def _ordinary(read: ReadBatch) -> NDArray[np.bool_]:
@@ -105,8 +110,8 @@ def _token(
 ) -> TokenChange:  # fmt: skip
     row, place = read.made_of[where[0]], where[1]
     text, labels = texts[row.text], row.tokens.labels
-    shown = labels[place]
+    spelled = labels[place]
     if not math.isnan(loss) and int(row.tokens.ids[place]) != (answer := int(read.answers[number])):
-        shown = model.tokenizer.spell(answer)  # it is hidden
+        spelled = model.tokenizer.spell(answer)  # it is hidden
     before = " ".join(labels[max(0, place - BEFORE) : place])
-    return TokenChange("", row.text, f"{text.source}:{text.line}", place, before, shown, loss, change)
+    return TokenChange("", row.text, f"{text.source}:{text.line}", place, before, spelled, loss, change)

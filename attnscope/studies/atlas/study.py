@@ -18,13 +18,7 @@ from attnscope.records.frame.shards import is_interrupted, settle_corpus
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.atlas.options import CONTENT, AtlasOptions, AtlasOrder
 from attnscope.studies.atlas.rows import Rows, Wanted, failing_texts, read_rows, units_of
-from attnscope.studies.atlas.scores import (
-    CONTENT_WHAT,
-    AtlasMeasurer,
-    Place,
-    ScoredFound,
-    Scores,
-)
+from attnscope.studies.atlas.scores import CONTENT_WHAT, AtlasMeasurer, Place, ScoredFound, Scores
 from attnscope.studies.heads.study import add_effects, open_reading, require_names, study_heads
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
 from attnscope.studies.inputs.texts import Report, Texts, scale_report

@@ -31,15 +31,12 @@ class _BadPairError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class ReadPair:
-    """A pair as a model reads it.
+    """A pair as a model reads it; both texts have as many tokens.
 
     Attributes:
-        pair: The pair.
-        clean: Tokens of the clean text.
-        corrupt: Those of the corrupt one, as many.
         place: The token whose prediction is the answer.
         right: Tokens of the right answers.
-        wrong: Tokens of the wrong ones.
+        wrong: Tokens of the wrong answers.
     """
 
     pair: Pair
@@ -58,8 +55,7 @@ class ReadPair:
 def read_pairs(model: Model, pairs: Iterable[Pair]) -> tuple[list[ReadPair], list[Problem]]:
     """The pairs that can be patched, and what is wrong with the others.
 
-    Raises:
-        AttnscopeError: The model predicts neither next tokens nor masked ones.
+    An AttnscopeError refuses a model that predicts neither next tokens nor masked ones.
     """
     if model.loss not in ("causal", "masked") or model.info.path != "seam":
         raise AttnscopeError(
@@ -123,11 +119,7 @@ class _Reader:
         return int(masks[0])
 
     def _answer(self, answer: str | int, text: str, tokens: Tokens, place: int) -> int:
-        """The token of an answer: the one that continues the clean text, or that stands for its mask.
-
-        Raises:
-            _BadPairError: There is no such single token.
-        """
+        """The token of an answer: the one that continues the clean text, or that stands for its mask."""
         if isinstance(answer, int):
             return answer
         if self._model.loss == "masked":
@@ -139,9 +131,9 @@ class _Reader:
             before, after, start = text, "", place + 1
         for written in _spellings(answer, before):
             ids = self._model.tokenizer.encode(before + written + after).ids
-            kept, rest = tokens.ids[:start], tokens.ids[place + 1 :]
-            is_single = len(ids) == start + 1 + len(rest) and np.array_equal(ids[:start], kept)
-            if is_single and np.array_equal(ids[start + 1 :], rest):
+            prefix, suffix = tokens.ids[:start], tokens.ids[place + 1 :]
+            is_single = len(ids) == start + 1 + len(suffix) and np.array_equal(ids[:start], prefix)
+            if is_single and np.array_equal(ids[start + 1 :], suffix):
                 number = int(ids[start])
                 if not self._ordinary or number in self._ordinary:
                     return number
@@ -161,13 +153,13 @@ class PairBatch:
     """Pairs of one length.
 
     Attributes:
-        numbers: Their places among the pairs.
+        numbers: Their numbers among all pairs.
         clean: The clean texts, unpadded.
         corrupt: The corrupt ones.
         place: The token whose prediction is the answer, of all pairs.
         last: At how many of the last tokens logits are needed; None = at all.
         right: Tokens of the right answers, (pair, answer), filled up with -1.
-        wrong: Those of the wrong ones.
+        wrong: Tokens of the wrong answers.
     """
 
     numbers: Numbers
@@ -185,13 +177,12 @@ class PairBatch:
         return n_pairs, n_tokens
 
     def difference(self, logits: Tensor) -> Tensor:
-        """The logit difference right - wrong of each text; of several answers the logarithm of the sum of exp.
+        """The logit difference right - wrong of each text, (time, pair), in float32 or better.
+
+        The score of several answers is the logarithm of the sum of exp.
 
         Args:
             logits: (time · pair, token, vocabulary); `last` says which tokens.
-
-        Returns:
-            (time, pair), in float32 or better.
         """
         import torch
 
@@ -200,8 +191,8 @@ class PairBatch:
         here = logits[:, place].to(torch.promote_types(logits.dtype, torch.float32)).view(-1, n_pairs, logits.shape[-1])
 
         def score(answers: Tensor) -> Tensor:
-            chosen = here.gather(-1, answers.clamp(min=0).expand(len(here), -1, -1))
-            return chosen.masked_fill(answers < 0, -torch.inf).logsumexp(-1)
+            scores = here.gather(-1, answers.clamp(min=0).expand(len(here), -1, -1))
+            return scores.masked_fill(answers < 0, -torch.inf).logsumexp(-1)
 
         return score(self.right) - score(self.wrong)
 
@@ -213,18 +204,18 @@ def batches_of(model: Model, read: Sequence[ReadPair], numbers: Iterable[int]) -
     by_shape: dict[tuple[int, int], list[int]] = {}
     for number in numbers:
         by_shape.setdefault(read[number].shape, []).append(number)
-    made = []
+    pair_batches = []
     device = model.info.device
     for (length, _), same in sorted(by_shape.items()):
         step = max(1, BATCH_TOKENS // length)
         for start in range(0, len(same), step):
             some = [read[number] for number in same[start : start + step]]
 
-            def answers(of: str, some: Sequence[ReadPair] = some) -> Tensor:
-                rows = [torch.tensor(getattr(each, of)) for each in some]
+            def answers(side: str, some: Sequence[ReadPair] = some) -> Tensor:
+                rows = [torch.tensor(getattr(each, side)) for each in some]
                 return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1).to(device)
 
-            made.append(
+            pair_batches.append(
                 PairBatch(
                     numbers=np.array(same[start : start + step]),
                     clean=batch_of([each.clean for each in some]).to(device),
@@ -235,4 +226,4 @@ def batches_of(model: Model, read: Sequence[ReadPair], numbers: Iterable[int]) -
                     wrong=answers("wrong"),
                 )
             )  # fmt: skip
-    return made
+    return pair_batches

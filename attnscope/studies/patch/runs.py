@@ -60,9 +60,9 @@ class PairRuns:
         lines: The descriptions of heads, with the tokens of the run that is changed.
 
     Attributes:
-        source: What heads computed where values come from.
+        source: What heads computed in the run that values come from.
         clean: The logit differences of the clean run, (pair,), on the CPU.
-        corrupt: Those of the corrupt one.
+        corrupt: Those of the corrupt run.
     """
 
     def __init__(
@@ -74,9 +74,11 @@ class PairRuns:
         lines: tuple[Lines, PaddedTexts] | None = None,
     ) -> None:
         self._model, self._batch, self.direction, self._lines = model, batch, direction, lines
-        self._changed, given = (batch.corrupt, batch.clean) if direction == "denoise" else (batch.clean, batch.corrupt)
+        self._changed, unchanged_batch = (
+            (batch.corrupt, batch.clean) if direction == "denoise" else (batch.clean, batch.corrupt)
+        )
         other, self._own = Activations(), Activations()
-        unchanged = self._difference(model.outputs(given, other, last=batch.last).logits)[0]
+        unchanged = self._difference(model.outputs(unchanged_batch, other, last=batch.last).logits)[0]
         self.source = source or other
         self._rerun = model.rerun(self._changed, last=batch.last)
         changed = self._difference(self._rerun.whole.logits)[0]
@@ -92,14 +94,9 @@ class PairRuns:
         return units
 
     def run(self, sets: Sequence[Sequence[Change]], source: Activations | None = None) -> Tensor:
-        """The logit differences with each of several sets of changes.
+        """The logit differences with each of several sets of changes, (set, pair), float64, on the CPU.
 
-        Args:
-            sets: The changes.
-            source: Where values come from; None = the other run.
-
-        Returns:
-            (set, pair), float64, on the CPU.
+        Values come from `source`; None = the other run.
         """
         import torch
 
@@ -112,23 +109,23 @@ class PairRuns:
         by_first: dict[int, list[int]] = {}
         for number, changes in enumerate(sets):
             by_first.setdefault(self._rerun.block(change.place for change in changes), []).append(number)
-        found = torch.empty(len(sets), n_pairs, dtype=torch.float64)
+        differences = torch.empty(len(sets), n_pairs, dtype=torch.float64)
         for first, numbers in by_first.items():
             for start in range(0, len(numbers), step):
                 some = numbers[start : start + step]
                 patches: dict[Place, list[Patch]] = {}
-                replaced: dict[Place, list[Replacement]] = {}
+                replacements: dict[Place, list[Replacement]] = {}
                 for row, number in enumerate(some):
                     texts = slice(row * n_pairs, (row + 1) * n_pairs)
                     for place, by, heads, tokens in sets[number]:
                         if by == "line":
-                            replaced.setdefault(place, []).append(self._line(place, heads, texts))
+                            replacements.setdefault(place, []).append(self._line(place, heads, texts))
                             continue
                         values = source.values(by, place, heads)[:, :, tokens]
                         patches.setdefault(place, []).append(Patch(by, heads, values, texts, tokens))
-                probe = Replaced(replaced, Patched(patches))
-                found[some] = self._difference(self._rerun.again(probe, first, len(some)).logits)
-        return found
+                probe = Replaced(replacements, Patched(patches))
+                differences[some] = self._difference(self._rerun.again(probe, first, len(some)).logits)
+        return differences
 
     def _line(self, place: Place, heads: tuple[int, ...], texts: slice) -> Replacement:
         assert self._lines is not None  # a study by lines fits them
@@ -139,53 +136,55 @@ class PairRuns:
         """A run in which one head has the z of the other run, and all other heads keep theirs; MLPs compute anew.
 
         Returns:
-            What later heads compute queries, keys and values to, as `run` takes it; and the logit differences, (pair,):
-            they change by the paths from the head that pass no other head.
+            The queries, keys and values that later heads compute, as `run` takes them, and the logit differences,
+            (pair,). These change by the paths from the head that pass through no other head.
         """
         first = self._rerun.block([sender.place])
         if not self._own.outputs:
             self._rerun.again(self._own)
         every = slice(None)
-        kept = {
+        patches = {
             place: [Patch("z", tuple(range(output.shape[1])), output, every, every)]
             for place, output in self._own.outputs.items()
         }
         values = self.source.values("z", sender.place, sender.heads)
-        kept[sender.place].append(Patch("z", sender.heads, values, every, every))
-        reached = Activations(Patched(kept))
+        patches[sender.place].append(Patch("z", sender.heads, values, every, every))
+        reached = Activations(Patched(patches))
         return reached, self._difference(self._rerun.again(reached, first).logits)[0]
 
     def effects(self, differences: Tensor) -> Tensor:
-        """How much of the difference comes with a change of the corrupt run, or goes with one of the clean run."""
+        """How much of the difference comes with a change of the corrupt run, or goes with a change of the clean run."""
         return differences - self.corrupt if self.direction == "denoise" else self.clean - differences
 
     def attribution(self, by: By) -> dict[Place, Tensor]:
-        """The effects to first order at each token: (pair, head, token) by place; of keys and values key/value heads.
+        """The effects to first order at each token: (pair, head, token) by place; for keys and values, key/value heads.
 
         One forward and one backward pass of the changed run, whose other run was kept.
         """
         leaves, slopes = self._slopes(Leaves(by))
         return {
-            place: self._sign * attribute(slopes[place, by], base.detach(), self._given(by, place, base)).cpu().double()
+            place: self._sign
+            * attribute(slopes[place, by], base.detach(), self._source_values(by, place, base)).cpu().double()
             for (place, _), base in leaves.tensors.items()
         }
 
     def path_attribution(self) -> tuple[dict[Place, Tensor], Iterator[tuple[Place, By, dict[Place, Tensor]]]]:
         """The effects of paths to first order, as `isolate` patches them: no third head on the way, MLPs pass them on.
 
-        Two forward and two backward passes, and for each place that heads read at one backward pass without attention
-        for each head, through the layers before.
+        It takes two forward and two backward passes, and for each place that heads read at one backward pass per head
+        through the layers before, without attention.
 
         Returns:
-            Of each place's heads to the logits, (pair, sender); and of each place and of query, key and value the
-            effects by the place of the senders, (receiver, pair, sender). Of keys and values key/value heads receive.
+            For each place the effects of its heads on the logits, (pair, sender). And for each place and each of query,
+            key and value, the effects by the place of the senders, (receiver, pair, sender); keys and values are those
+            of key/value heads.
         """
         import torch
 
         _, slopes = self._slopes(Leaves("query", "key", "value"))
         leaves, to_logits = self._slopes(Leaves("z", "query", "key", "value", cut=True))
         outputs = {place: tensor for (place, by), tensor in leaves.tensors.items() if by == "z"}
-        change = {place: self._sign * (self._given("z", place, z) - z).detach() for place, z in outputs.items()}
+        change = {place: self._sign * (self._source_values("z", place, z) - z).detach() for place, z in outputs.items()}
 
         def paths() -> Iterator[tuple[Place, By, dict[Place, Tensor]]]:
             for (place, by), reads in leaves.tensors.items():
@@ -196,10 +195,10 @@ class PairRuns:
                 each = torch.eye(n, dtype=reads.dtype, device=reads.device)[:, None, :, None, None] * slopes[place, by]
                 at_once, parts = max(1, MOST_SLOPES // reads.numel()), []
                 for some in torch.split(each, at_once):
-                    found = torch.autograd.grad(
+                    gradients = torch.autograd.grad(
                         reads, [outputs[sender] for sender in senders], some, retain_graph=True, is_grads_batched=True
                     )
-                    parts.append([(f * change[s]).sum((3, 4)).cpu() for s, f in zip(senders, found, strict=True)])
+                    parts.append([(f * change[s]).sum((3, 4)).cpu() for s, f in zip(senders, gradients, strict=True)])
                 yield place, by, {s: torch.cat(part) for s, part in zip(senders, zip(*parts), strict=True)}  # noqa: B905
 
         return {place: (to_logits[place, "z"] * change[place]).sum((2, 3)).cpu() for place in outputs}, paths()
@@ -213,15 +212,15 @@ class PairRuns:
             assert outputs.logits is not None  # the model predicts tokens
             target = self._batch.difference(outputs.logits).sum()
             tensors = leaves.tensors
-            found = torch.autograd.grad(target, list(tensors.values()), allow_unused=True, retain_graph=True)
-        pairs = zip(tensors.items(), found, strict=True)
+            gradients = torch.autograd.grad(target, list(tensors.values()), allow_unused=True, retain_graph=True)
+        pairs = zip(tensors.items(), gradients, strict=True)
         return leaves, {key: torch.zeros_like(leaf) if slope is None else slope for (key, leaf), slope in pairs}
 
     @property
     def _sign(self) -> int:
         return 1 if self.direction == "denoise" else -1
 
-    def _given(self, by: By, place: Place, base: Tensor) -> Tensor:
+    def _source_values(self, by: By, place: Place, base: Tensor) -> Tensor:
         return self.source.values(by, place, range(base.shape[1]))
 
     def _difference(self, logits: Tensor | None) -> Tensor:

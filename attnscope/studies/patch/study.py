@@ -104,13 +104,13 @@ class _Study:
         self._position_effects = np.zeros((n, 0, n_tokens))
         # What is patched: a mean takes the place of z.
         self._by: By | Literal["line"] = "z" if options.by == "mean" else options.by
-        self.estimate_means: dict[int, MeanOutputs] = {}
+        self._means: dict[int, MeanOutputs] = {}
         self._lines: Lines | None = None
         self._inputs: dict[By, list[Unit]] = {}
         self._n_paths, self._path_agreement = 0, float("nan")
 
     def run(self) -> Patching:
-        """All that is asked for."""
+        """Runs all that the options ask for."""
         if not self._read:
             raise AttnscopeError(
                 f"no pair can be patched: {self._problems[0]}",
@@ -124,8 +124,8 @@ class _Study:
         for number in np.flatnonzero(~there & ~np.isnan(self._clean)).tolist():
             pair = self._read[number].pair
             self._problems.append(Problem(pair.source, pair.line, "the model computes NaN or infinity"))
-        self._there = np.flatnonzero(there)
-        if not len(self._there):
+        self._finite = np.flatnonzero(there)
+        if not len(self._finite):
             raise AttnscopeError("on every pair the model computes NaN or infinity", "try --dtype float32")
         self._has_total = bool(np.isfinite(estimate_shares(self._total[:, None], self._total)[0].value))
         curves = [self._curve()] if complete and self._options.curve and self._has_total else []
@@ -133,7 +133,7 @@ class _Study:
         return self._record(complete, curves, edges)
 
     def _measure_all(self) -> bool:
-        """Every head on every pair, or with `exact` the estimates; False where it was interrupted."""
+        """Every head on every pair, or with `exact` the estimates; False if it was interrupted."""
         every, by = list(range(len(self._read))), self._options.by
         if by == "mean" and not self._each_batch("means", every, self._add_means):
             raise KeyboardInterrupt
@@ -141,9 +141,9 @@ class _Study:
             return self._each_batch("patching", every, self._measure)
         # A head's line comes from pairs on which it does not take the place of its weights.
         halves = every[::2], every[1::2]
-        for mine, others in (halves, halves[::-1]):
-            self._lines = fit_lines(self._model, self._texts(others), self._texts(mine))
-            if not self._each_batch("patching", mine, self._measure):
+        for tried, others in (halves, halves[::-1]):
+            self._lines = fit_lines(self._model, self._texts(others), self._texts(tried))
+            if not self._each_batch("patching", tried, self._measure):
                 return False
         return True
 
@@ -155,11 +155,11 @@ class _Study:
         from attnscope.core.interventions.patched import MeanOutputs
 
         length = batch.shape[1]
-        corrupt = self.estimate_means.setdefault(length, MeanOutputs())
+        corrupt = self._means.setdefault(length, MeanOutputs())
         self._model.outputs(batch.corrupt, corrupt, logits=False)
 
     def _each_batch(self, step: str, numbers: Sequence[int], measure: Any) -> bool:
-        """Measures batch by batch; False where it was interrupted after the first."""
+        """Measures batch by batch; False if it was interrupted after the first."""
         import torch
 
         n_done = n_tokens = 0
@@ -183,7 +183,7 @@ class _Study:
         if self._lines is not None:
             read = tuple(self._read[number].clean for number in batch.numbers.tolist())
             lines = self._lines, PaddedTexts(read, np.ones(batch.shape, np.bool_))
-        means = self.estimate_means.get(batch.shape[1])
+        means = self._means.get(batch.shape[1])
         return PairRuns(self._model, batch, direction or self._options.runs, means, lines)
 
     def _measure(self, batch: PairBatch) -> None:
@@ -205,7 +205,7 @@ class _Study:
         best = np.argsort(-sizes, kind="stable")[: self._options.exact]
         self._measure_units(self._runs(batch), batch, sorted(best.tolist()))
 
-    def _measure_units(self, runs: PairRuns, batch: PairBatch, chosen: Sequence[int]) -> None:
+    def _measure_units(self, runs: PairRuns, batch: PairBatch, numbers: Sequence[int]) -> None:
         from attnscope.studies.patch.runs import Change
 
         by, rows = self._by, batch.numbers
@@ -213,20 +213,20 @@ class _Study:
         def change(number: int, tokens: slice = slice(None)) -> list[Change]:
             return [Change(self._units[number].place, by, self._units[number].patched, tokens)]
 
-        effects = runs.effects(runs.run([change(number) for number in chosen]))
-        self._effects[np.ix_(rows, np.array(chosen))] = effects.T.numpy()
+        effects = runs.effects(runs.run([change(number) for number in numbers]))
+        self._effects[np.ix_(rows, np.array(numbers))] = effects.T.numpy()
         if not self._options.positions:
             return
         # What a decoder computes before the first token that differs is the same in both runs.
         differ = (batch.clean.ids != batch.corrupt.ids).any(0).nonzero()
         first = int(differ[0]) if self._model.loss == "causal" else 0
         places = range(first, batch.shape[1])
-        sets = [change(number, slice(place, place + 1)) for number in chosen for place in places]
-        found = runs.effects(runs.run(sets)).numpy().reshape(len(chosen), len(places), -1)
-        self._position_effects[np.ix_(rows, np.array(chosen), np.array(places))] = found.transpose(2, 0, 1)
+        sets = [change(number, slice(place, place + 1)) for number in numbers for place in places]
+        by_position = runs.effects(runs.run(sets)).numpy().reshape(len(numbers), len(places), -1)
+        self._position_effects[np.ix_(rows, np.array(numbers), np.array(places))] = by_position.transpose(2, 0, 1)
 
     def _choose_units(self, runs: PairRuns) -> None:
-        """The heads that were asked for; arrays for what they change."""
+        """Chooses the heads that the options name, and makes arrays for their effects."""
         layers, heads, picked = self._chosen.layers, self._chosen.heads, self._chosen.picked
 
         def is_wanted(unit: Unit) -> bool:
@@ -249,6 +249,12 @@ class _Study:
         untried: NDArray[np.bool_] = np.asarray(np.isnan(self._effects).all(0))
         return untried & (self._options.exact is not None)
 
+    @property
+    def _total(self) -> Floats:
+        """The whole effect on each pair that is finite, (pair,)."""
+        total: Floats = (self._clean - self._corrupt)[self._finite]
+        return total
+
     # Faithfulness -----------------------------------------------------------------------------------------------
 
     def _curve(self) -> Curve:
@@ -256,54 +262,45 @@ class _Study:
         from attnscope.studies.patch.runs import Change
 
         n_units, by = len(self._units), self._by
-        folds = [self._there[half::2] for half in (0, 1)] if len(self._there) > 3 else []
+        folds = [self._finite[half::2] for half in (0, 1)] if len(self._finite) > 3 else []
         if not folds:
             raise AttnscopeError(
                 "--curve orders heads by one half of the pairs and measures on the other: "
-                f"{amount(len(self._there), 'pair')} cannot be halved",
+                f"{amount(len(self._finite), 'pair')} cannot be halved",
                 "give at least 4 pairs",
             )
         inner = np.unique(np.geomspace(1, n_units, CURVE_POINTS).round().astype(int))
-        kept = [0, *inner.tolist()]
-        differences = np.full((len(self._read), len(kept)), np.nan)
-        for mine, others in (folds, folds[::-1]):
+        sizes = [0, *inner.tolist()]
+        differences = np.full((len(self._read), len(sizes)), np.nan)
+        for tried, others in (folds, folds[::-1]):
             order = np.argsort(-self._effects[others].mean(0), kind="stable")
 
             def measure(batch: PairBatch, order: Any = order) -> None:
                 runs = self._runs(batch, "noise")
                 sets = [
-                    [Change(self._units[n].place, by, self._units[n].patched) for n in order[k:].tolist()] for k in kept
+                    [Change(self._units[n].place, by, self._units[n].patched) for n in order[k:].tolist()]
+                    for k in sizes
                 ]
                 differences[batch.numbers] = runs.run(sets).T.numpy()
 
-            if not self._each_batch("curve", mine.tolist(), measure):
+            if not self._each_batch("curve", tried.tolist(), measure):
                 raise KeyboardInterrupt
-        left = differences[self._there] - self._corrupt[self._there, None]
+        left = differences[self._finite] - self._corrupt[self._finite, None]
         points = tuple({"faithfulness": each} for each in reversed(estimate_shares(left, self._total)))
-        least_first = np.argsort(self._effects[self._there].mean(0), kind="stable")
+        least_first = np.argsort(self._effects[self._finite].mean(0), kind="stable")
         names = tuple(self._name(self._units[number]) for number in least_first.tolist())
-        return Curve("effect", None, names, tuple(reversed(kept)), points, by)
-
-    # What was found ---------------------------------------------------------------------------------------------
-
-    @property
-    def _total(self) -> Floats:
-        found: Floats = (self._clean - self._corrupt)[self._there]
-        return found
+        return Curve("effect", None, names, tuple(reversed(sizes)), points, by)
 
     # Path patching ----------------------------------------------------------------------------------------------
 
     def _edges(self) -> tuple[Edge, ...]:
-        """Paths between the strongest heads and to the logits, or those with the largest estimates.
-
-        None where it is interrupted.
-        """
+        """Paths between the strongest heads and to the logits, or those with the largest estimates; none if stopped."""
         from attnscope.studies.patch.runs import Change
 
         if self._options.edges is not None:
             estimates = self._estimate_paths()
         else:
-            sizes = np.nan_to_num(np.abs(self._effects[self._there].mean(0)), nan=-1)
+            sizes = np.nan_to_num(np.abs(self._effects[self._finite].mean(0)), nan=-1)
             best = sorted(np.argsort(-sizes, kind="stable")[: self._options.paths].tolist())
             estimates = dict.fromkeys(self._paths_among([self._units[number] for number in best]), np.nan)
         receivers: dict[Unit, list[tuple[Unit, By]]] = {}
@@ -316,14 +313,14 @@ class _Study:
             for sender, read in receivers.items():
                 reached, direct = runs.isolate(sender)
                 changes = [[Change(unit.place, by, unit.patched)] for unit, by in read]
-                found = zip(read, runs.effects(runs.run(changes, reached)), strict=True)
-                for (unit, by), values in [((None, "z"), runs.effects(direct)), *found]:
+                received = zip(read, runs.effects(runs.run(changes, reached)), strict=True)
+                for (unit, by), values in [((None, "z"), runs.effects(direct)), *received]:
                     if (sender, unit, by) in effects:
                         effects[sender, unit, by][batch.numbers] = values.numpy()
 
-        if not effects or not self._each_batch("paths", self._there.tolist(), measure):
+        if not effects or not self._each_batch("paths", self._finite.tolist(), measure):
             return ()
-        values = np.stack([each[self._there] for each in effects.values()], 1)
+        values = np.stack([each[self._finite] for each in effects.values()], 1)
         (means, q), shares = estimate_means(values), estimate_shares(values, self._total)
         if self._options.edges is not None and len(effects) > 2:
             self._path_agreement = rank_correlation(values.mean(0), np.array(list(estimates.values())))
@@ -331,25 +328,25 @@ class _Study:
             (self._name(sender), "logits" if receiver is None else self._name(receiver), "" if by == "z" else by)
             for sender, receiver, by in effects
         ]
-        return tuple(map(lambda end, *known: Edge(*end, *known), ends, means, shares, q.tolist(), estimates.values()))
+        return tuple(
+            map(lambda end, *numbers: Edge(*end, *numbers), ends, means, shares, q.tolist(), estimates.values())
+        )
 
     def _paths_among(self, senders: Sequence[Unit]) -> list[Route]:
         """All paths between heads, through query, key and value, and from each head to the logits."""
         paths: list[Route] = []
+        inputs = {
+            (by, unit.place, head): unit for by, units in self._inputs.items() for unit in units for head in unit.heads
+        }
         for sender in senders:
             paths.append((sender, None, "z"))
             for receiver, by in product(senders, self._inputs):
                 if receiver.place[0] == sender.place[0] and receiver.place[1] > sender.place[1]:
-                    unit = next(
-                        one
-                        for one in self._inputs[by]
-                        if one.place == receiver.place and receiver.heads[0] in one.heads
-                    )
-                    paths.append((sender, unit, by))
+                    paths.append((sender, inputs[by, receiver.place, receiver.heads[0]], by))
         return list(dict.fromkeys(paths))
 
     def _estimate_paths(self) -> dict[Route, float]:
-        """The paths with the largest mean estimates among all; none where it is interrupted."""
+        """The paths with the largest mean estimates among all; none if it is interrupted."""
         sums: dict[Route, float] = {}
         senders = {(unit.place, unit.heads[0]): unit for unit in self._units}
         receivers = {
@@ -359,49 +356,49 @@ class _Study:
         }  # fmt: skip
 
         def measure(batch: PairBatch) -> None:
-            to_logits, found = self._runs(batch).path_attribution()
+            to_logits, to_heads = self._runs(batch).path_attribution()
             for place, values in to_logits.items():
                 for head, value in enumerate(values.sum(0).tolist()):
                     if (place, head) in senders:
                         path: Route = (senders[place, head], None, "z")
                         sums[path] = sums.get(path, 0.0) + value
-            for place, by, by_sender in found:
+            for place, by, by_sender in to_heads:
                 for origin, values in by_sender.items():
                     for (number, head), value in np.ndenumerate(values.sum(1).numpy()):
                         if (origin, head) in senders and (place, by, number) in receivers:
                             path = (senders[origin, head], receivers[place, by, number], by)
                             sums[path] = sums.get(path, 0.0) + float(value)
 
-        if not self._each_batch("estimates of paths", self._there.tolist(), measure):
+        if not self._each_batch("estimates of paths", self._finite.tolist(), measure):
             return {}
         self._n_paths = len(sums)
         best = sorted(sums, key=lambda path: -abs(sums[path]))[: self._options.edges]
-        return {path: sums[path] / len(self._there) for path in best}
+        return {path: sums[path] / len(self._finite) for path in best}
 
     def _name(self, unit: Unit) -> str:
         return "+".join(f"L{unit.place[1]}H{head}" for head in unit.heads)
 
     def _record(self, complete: bool, curves: Sequence[Curve], edges: tuple[Edge, ...]) -> Patching:
-        there, options = self._there, self._options
+        there, options = self._finite, self._options
         effects, total = self._effects[there], self._total
         tried = ~self._untried
         q = np.full(len(self._units), np.nan)
-        known: list[dict[str, Effect]] = [{} for _ in self._units]
+        effects_of_unit: list[dict[str, Effect]] = [{} for _ in self._units]
         means, q[tried] = estimate_means(effects[:, tried])
         for number, mean, share in zip(
             np.flatnonzero(tried).tolist(), means, estimate_shares(effects[:, tried], total), strict=True
         ):
-            known[number] |= {"effect": mean, "share": share}
+            effects_of_unit[number] |= {"effect": mean, "share": share}
         nothing = Effect(np.nan, np.nan, np.nan, 0)
         for number in np.flatnonzero(~tried).tolist():
-            known[number] |= {"effect": nothing, "share": nothing}
+            effects_of_unit[number] |= {"effect": nothing, "share": nothing}
         if self._estimates:
             for number, mean in enumerate(estimate_means(self._estimated[there])[0]):
-                known[number]["attribution"] = mean
+                effects_of_unit[number]["attribution"] = mean
         heads, units = [], []
         for number, unit in enumerate(self._units):
             kind, layer = unit.place
-            heads += [HeadEffects(kind, layer, head, known[number]) for head in unit.heads]
+            heads += [HeadEffects(kind, layer, head, effects_of_unit[number]) for head in unit.heads]
             units += [number] * len(unit.heads)
         whole = np.stack([self._clean[there], self._corrupt[there], total], 1)
         positions: tuple[str, ...] = ()
@@ -409,7 +406,7 @@ class _Study:
         if options.positions:
             positions = self._read[int(there[0])].clean.labels
             parts = estimate_means(self._position_effects[there].reshape(len(there), -1))[0]
-            values = np.array([(one.value, one.low, one.high) for one in parts])
+            values = np.array([(effect.value, effect.low, effect.high) for effect in parts])
             position_effects = values.reshape(len(self._units), -1, 3)[units]
         return Patching(
             run=self._run(),
@@ -450,8 +447,8 @@ class _Study:
             notes.append(
                 f"The {self._options.by} of heads that share a key/value head is patched for all of them together."
             )
-        if self.estimate_means:
-            fewest = min(n for means in self.estimate_means.values() for n in means.n_texts.values())
+        if self._means:
+            fewest = min(n for means in self._means.values() for n in means.n_texts.values())
             notes.append(
                 f"The mean at a token is over the corrupt runs of all pairs of as many tokens: {fewest} or more."
             )
@@ -460,7 +457,7 @@ class _Study:
         return run_of(self._model.info, notes) | {"kinds": list(self._model.info.kinds)}
 
     def _corpus(self, complete: bool) -> dict[str, Any]:
-        read: list[ReadPair] = [self._read[number] for number in self._there.tolist()]
+        read: list[ReadPair] = [self._read[number] for number in self._finite.tolist()]
         return {
             "of": "pairs",
             "sources": list(self._pairs.sources),
@@ -476,7 +473,7 @@ class _Study:
         both = ~self._untried & np.isfinite(self._estimated).any(0)
         agreement = None
         if self._estimates and both.sum() > 2:
-            agreement = rank_correlation(effects[:, both].mean(0), self._estimated[self._there][:, both].mean(0))
+            agreement = rank_correlation(effects[:, both].mean(0), self._estimated[self._finite][:, both].mean(0))
         return {
             "by": options.by,
             "direction": options.runs,

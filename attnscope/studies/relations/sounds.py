@@ -37,16 +37,7 @@ from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Reading, Speech, read
 from attnscope.studies.inputs.texts import Progress, Report
 from attnscope.studies.maps.study import run_probe
-from attnscope.studies.relations.evidence import (
-    ALONG,
-    RULES,
-    THRESHOLDS,
-    Cell,
-    Lots,
-    Tally,
-    judge,
-    mixed_halves,
-)
+from attnscope.studies.relations.evidence import ALONG, RULES, THRESHOLDS, Cell, Lots, Tally, judge, mixed_halves
 from attnscope.studies.relations.evidence import Part as EvidencePart
 from attnscope.studies.relations.word_errors import WordErrors, sizes_of
 from attnscope.studies.running.overflow import broken_rows

@@ -1,4 +1,4 @@
-"""What the steps of a trace are held against: the module's own attention, or NumPy's lines."""
+"""What the steps of a trace are compared with: the module's own attention, or NumPy's lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """What the steps are held against."""
+    """What the steps are compared with."""
 
     name: str
     outputs: Array
@@ -34,11 +34,7 @@ class Kernel:
 def check_steps(
     steps: tuple[Step, ...], kernel: Kernel, inputs: Inputs, heads: tuple[int, ...], query: int | None
 ) -> Check:
-    """Compares the steps with what the kernel computed.
-
-    Raises:
-        AttnscopeError: Weights, outputs or what W_O makes of them differ beyond rounding.
-    """
+    """Compares the steps with what the kernel computed; an AttnscopeError refuses a difference beyond rounding."""
     rows = slice(None) if query is None else query
     outputs = weights = projected = 0.0
     largest_score = 1.0
@@ -73,7 +69,7 @@ def check_steps(
 
 
 def _rounding_projected(steps: tuple[Step, ...], inputs: Inputs, eps: float, rounding: float) -> float:
-    """By how much rounding may change what W_O gives: what it makes of that of the outputs, and its own sums."""
+    """How much rounding may change what W_O gives: through the rounded outputs, and in its own sums."""
     if inputs.W_O is None:
         return rounding
     joined = next(step.value for step in steps if step.name == "joined")
@@ -101,19 +97,20 @@ def run_example() -> Kernel:
         return attend(call)
 
     module = MultiHeadAttention(4, example.N_HEADS, identity=True)
-    given = (torch.tensor(x, dtype=torch.float32) for x in (example.Q, example.K, example.V))
+    tensors = (torch.tensor(x, dtype=torch.float32) for x in (example.Q, example.K, example.V))
     with torch.no_grad():
-        output, _ = module(*given, probe=keep)
+        output, _ = module(*tensors, probe=keep)
         weights = attention_weights(seen[0])[0]
     joined = output.double().numpy()
+    by_head = joined.reshape(joined.shape[0], example.N_HEADS, -1).transpose(1, 0, 2)  # (head, query, d)
     return Kernel(
-        "torch's scaled_dot_product_attention, float32 on cpu", _by_head(joined, example.N_HEADS),
-        weights.double().numpy(), joined, float(torch.finfo(torch.float32).eps),
+        "torch's scaled_dot_product_attention, float32 on cpu", by_head, weights.double().numpy(), joined,
+        float(torch.finfo(torch.float32).eps),
     )  # fmt: skip
 
 
 def run_lines(inputs: Inputs) -> Kernel:
-    """What the lines of NumPy compute, for loops to be held against."""
+    """What the lines of NumPy compute, with which loops are compared."""
     lines = [line for head in range(inputs.n_heads) for line in stepwise.head_lines(inputs, head, None)]
     lines += stepwise.concatenation_lines(inputs, None)
     values = dict(zip(((line.name, line.head) for line in lines), stepwise.compute(lines, inputs), strict=True))
@@ -124,25 +121,20 @@ def run_lines(inputs: Inputs) -> Kernel:
     return Kernel("the lines of NumPy, float64", outputs, weights, last, float(np.finfo(np.float64).eps))
 
 
-def read_kernel(found: Surroundings) -> Kernel:
+def read_kernel(around: Surroundings) -> Kernel:
     """What a model's attention computes."""
     import torch
 
     from attnscope.core.attention.seam import attention_weights
 
-    call = found.call
+    call = around.call
     fused = call.softcap is None and call.sinks is None
     name = "torch's scaled_dot_product_attention" if fused else "attnscope's dense attention"
     dtype = str(call.query.dtype).removeprefix("torch.")
     return Kernel(
-        f"{name}, {dtype} on {call.query.device}", to_float64(found.output[0]), to_float64(attention_weights(call)[0]),
-        None if found.attended is None else to_float64(found.attended), float(torch.finfo(call.query.dtype).eps),
+        f"{name}, {dtype} on {call.query.device}", to_float64(around.output[0]), to_float64(attention_weights(call)[0]),
+        None if around.attended is None else to_float64(around.attended), float(torch.finfo(call.query.dtype).eps),
     )  # fmt: skip
-
-
-def _by_head(joined: Array, n_heads: int) -> Array:
-    """(query, n_heads * d) -> (n_heads, query, d)."""
-    return joined.reshape(joined.shape[0], n_heads, -1).transpose(1, 0, 2)
 
 
 def to_float64(tensor: Any) -> Array:

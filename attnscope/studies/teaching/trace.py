@@ -69,8 +69,8 @@ def trace_example(token: str | int | None = None, heads: Sequence[int] | None = 
         raise UsageError(
             f"the worked example does not run on the engine {engine!r}", "choose auto, native or reference"
         )
-    wanted = _heads(heads, example.N_HEADS, "the worked example")
-    query = _place(token, example.TOKENS)
+    chosen = _heads(heads, example.N_HEADS, "the worked example")
+    query = _position(token, example.TOKENS)
     inputs = Inputs(
         example.Q, example.K, example.V, example.N_HEADS, example.N_HEADS, 1 / math.sqrt(4 / example.N_HEADS)
     )  # fmt: skip
@@ -85,8 +85,8 @@ def trace_example(token: str | int | None = None, heads: Sequence[int] | None = 
         "versions": {"attnscope": VERSION, "python": platform.python_version(), "numpy": version("numpy")},
         "notes": ["no projections: heads take columns of Q, K and V as they stand, and joined they are the output"],
     }
-    asked = _Asked(" ".join(example.TOKENS), "encoder", 0, wanted, example.TOKENS, example.TOKENS, query)
-    return asked.build(inputs, kernel, run, loops=engine == "reference")
+    selection = _Selection(" ".join(example.TOKENS), "encoder", 0, chosen, example.TOKENS, example.TOKENS, query)
+    return selection.build(inputs, kernel, run, loops=engine == "reference")
 
 
 @with_plain_torch
@@ -121,12 +121,12 @@ def trace(
     from attnscope.models.inside.around import surroundings
 
     prompt = Prompt(text) if isinstance(text, str) else text
-    reading, asked = _ask(model, prompt, layer, heads, token, kind)
-    around = surroundings(model, batch_of(reading, model.info.device), asked.kind, layer)
+    reading, selection = _select(model, prompt, layer, heads, token, kind)
+    around = surroundings(model, batch_of(reading, model.info.device), selection.kind, layer)
     inputs, kernel = _inputs_of(around), read_kernel(around)
-    _require_numbers(model, inputs, asked.kind, layer)
+    _require_numbers(model, inputs, selection.kind, layer)
     run = run_of(model.info, (*reading.notes, *around.notes))
-    return asked.build(inputs, kernel, run, loops=loops)
+    return selection.build(inputs, kernel, run, loops=loops)
 
 
 def trace_plain(
@@ -137,60 +137,56 @@ def trace_plain(
     *,
     token: str | int | None = None,
 ) -> Trace:
-    """As `trace`, of a BERT-family encoder without torch: queries, keys and values by NumPy, the steps by plain loops.
+    """`trace` for a BERT-family encoder without torch: queries, keys and values by NumPy, the steps by plain loops.
 
-    The steps are held against the lines of NumPy, in float64 like them.
+    The steps are compared with the lines of NumPy, in float64 like them.
     """
     prompt = Prompt(text) if isinstance(text, str) else text
-    reading, asked = _ask(cast("Model", model), prompt, layer, heads, token, None)
+    reading, selection = _select(cast("Model", model), prompt, layer, heads, token, None)
     inputs = model.inputs(reading.tokens, layer)
     run = run_of(model.info, reading.notes) | {"engine": "reference"}
-    return asked.build(inputs, run_lines(inputs), run, loops=True)
+    return selection.build(inputs, run_lines(inputs), run, loops=True)
 
 
-def _ask(
+def _select(
     model: Model,
     prompt: Prompt,
     layer: int,
     heads: int | Sequence[int] | None,
     token: str | int | None,
     kind: str | None,
-) -> tuple[Reading, _Asked]:
-    """What a model reads, and what of it is to be traced, once it is known that the model has it."""
-    wanted = (heads,) if isinstance(heads, int) else None if heads is None else tuple(heads)
-    chosen = Choice((layer,), wanted).within(model.info).heads
+) -> tuple[Reading, _Selection]:
+    """What a model reads, and what of it is traced, once it is known that the model has it."""
+    head_numbers = (heads,) if isinstance(heads, int) else None if heads is None else tuple(heads)
+    traced = Choice((layer,), head_numbers).within(model.info).heads
     kind = model.info.choose_kind(kind)
     reading = read(model, prompt)
     queries, keys = reading.queries_and_keys(kind)
     query = _query_of(token, queries)
-    n_numbers = len(keys) * (1 if query is not None else len(queries)) * len(chosen)
+    n_numbers = len(keys) * (1 if query is not None else len(queries)) * len(traced)
     if n_numbers > _MOST_NUMBERS:
         raise AttnscopeError(
-            f"the scores of {len(chosen)} heads on {len(queries)} queries and {len(keys)} keys are "
+            f"the scores of {len(traced)} heads on {len(queries)} queries and {len(keys)} keys are "
             f"{n_numbers:,} numbers",
             "trace one query (--token) or fewer heads (-H)",
         )
-    return reading, _Asked(prompt.text, kind, layer, chosen, queries.labels, keys.labels, query)
+    return reading, _Selection(prompt.text, kind, layer, traced, queries.labels, keys.labels, query)
 
 
 def layer_inputs(
     model: Model, reading: Reading, kind: str, layer: int
 ) -> tuple[Inputs, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """What reaches a layer's attention, its queries and keys as they are when they meet; labels of both; notes.
-
-    Raises:
-        AttnscopeError: There is no such layer, or the model does not show its queries and keys.
-    """
+    """What reaches a layer's attention, its queries and keys as they are when they meet; labels of both; notes."""
     from attnscope.models.inside.around import surroundings
 
     Choice((layer,)).within(model.info)
     queries, keys = reading.queries_and_keys(kind)
-    found = replace(
+    around = replace(
         surroundings(model, batch_of(reading, model.info.device), kind, layer), unrotated=None, rotation=None
     )
-    inputs = _inputs_of(found)
+    inputs = _inputs_of(around)
     _require_numbers(model, inputs, kind, layer)
-    return inputs, queries.labels, keys.labels, found.notes
+    return inputs, queries.labels, keys.labels, around.notes
 
 
 def _require_numbers(model: Model, inputs: Inputs, kind: str, layer: int) -> None:
@@ -203,8 +199,8 @@ def _require_numbers(model: Model, inputs: Inputs, kind: str, layer: int) -> Non
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """Which heads and which query of a text are traced; as the fields of `Trace`."""
+class _Selection:
+    """The heads and the query of a text that are traced; as the fields of `Trace`."""
 
     text: str
     kind: str
@@ -216,7 +212,9 @@ class _Asked:
 
     def build(self, inputs: Inputs, kernel: Kernel, run: dict[str, Any], *, loops: bool) -> Trace:
         """Computes the steps, and compares them with the kernel."""
-        inputs, query = _with_other_heads(inputs, kernel.outputs, self.heads), self.query
+        others = kernel.outputs.copy()
+        others[list(self.heads)] = 0  # the concatenation also has the heads that are not traced
+        inputs, query = replace(inputs, H=others), self.query
         lines = [line for head in self.heads for line in stepwise.head_lines(inputs, head, query)]
         lines += stepwise.concatenation_lines(inputs, query)
         values = _by_loops(lines, inputs, query) if loops else stepwise.compute(lines, inputs)
@@ -239,17 +237,17 @@ def _by_loops(lines: list[Line], inputs: Inputs, query: int | None) -> list[Arra
     rows = slice(None) if query is None else slice(query, query + 1)
     values: dict[tuple[int | None, str], Array] = {}
     for head in dict.fromkeys(line.head for line in lines if line.head is not None):
-        read = head // (inputs.n_heads // inputs.n_kv_heads)
+        group = head // (inputs.n_heads // inputs.n_kv_heads)
         q = inputs.Q[rows, head * inputs.d_head : (head + 1) * inputs.d_head]
-        k = inputs.K[:, read * inputs.d_head : (read + 1) * inputs.d_head]
-        v = inputs.V[:, read * inputs.d_value : (read + 1) * inputs.d_value]
-        mine = {"query": q, "keys": k, "values": v}
+        k = inputs.K[:, group * inputs.d_head : (group + 1) * inputs.d_head]
+        v = inputs.V[:, group * inputs.d_value : (group + 1) * inputs.d_value]
+        of_head = {"query": q, "keys": k, "values": v}
         if inputs.rotation is not None:
             turn = inputs.rotation
             partner = [int(p) for p in turn.partner]
-            q = mine["rotated_query"] = reference.rotated(q, turn.cos[rows], turn.sin[rows], partner)
-            k = mine["rotated_keys"] = reference.rotated(k, turn.cos, turn.sin, partner)
-        mine |= reference.head_steps(
+            q = of_head["rotated_query"] = reference.rotated(q, turn.cos[rows], turn.sin[rows], partner)
+            k = of_head["rotated_keys"] = reference.rotated(k, turn.cos, turn.sin, partner)
+        of_head |= reference.head_steps(
             q, k, v, inputs.scale,
             mask=_of_head(inputs.may, head, rows), bias=_of_head(inputs.bias, head, rows), softcap=inputs.softcap,
             sink=None if inputs.sinks is None else float(inputs.sinks[head]),
@@ -257,30 +255,30 @@ def _by_loops(lines: list[Line], inputs: Inputs, query: int | None) -> list[Arra
         if inputs.rotation is not None and query is not None:
             products = np.array([[q[0, i] * key[i] for i in range(len(key))] for key in k]) * inputs.scale
             pairs, rest = inputs.rotation.pairs, inputs.rotation.unpaired
-            mine["scores_by_pair"] = np.array([[[row[a] + row[b] for a, b in pairs] for row in products]])
-            mine["scores_unrotated"] = np.array([[sum(row[i] for i in rest) for row in products]])
-        outputs[head, rows] = mine["head_output"]
-        values |= {(head, name): value for name, value in mine.items()}
+            of_head["scores_by_pair"] = np.array([[[row[a] + row[b] for a, b in pairs] for row in products]])
+            of_head["scores_unrotated"] = np.array([[sum(row[i] for i in rest) for row in products]])
+        outputs[head, rows] = of_head["head_output"]
+        values |= {(head, name): value for name, value in of_head.items()}
     joined = np.array([[outputs[h, i, d] for h in range(inputs.n_heads) for d in range(inputs.d_value)]
                        for i in range(*rows.indices(len(inputs.Q)))])  # fmt: skip
     values[None, "joined"] = joined
     if inputs.W_O is not None:
         projection = reference.Projection(inputs.W_O, inputs.b_O)
         values[None, "output"] = reference.project(joined, projection)
-    found = [values[line.head, line.name] for line in lines]
+    in_order = [values[line.head, line.name] for line in lines]
     # Of one query, whatever has queries first loses that axis.
     whole = {"keys", "rotated_keys", "values"}
-    return [v if query is None or line.name in whole else v[0] for line, v in zip(lines, found, strict=True)]
+    return [v if query is None or line.name in whole else v[0] for line, v in zip(lines, in_order, strict=True)]
 
 
 def _bands(steps: tuple[Step, ...], inputs: Inputs, heads: tuple[int, ...], query: int | None) -> tuple[Band, ...]:
-    """The scores of one query by wavelength, a band a decade."""
+    """The scores of one query by wavelength, one band per decade."""
     if inputs.rotation is None or query is None:
         return ()
     with np.errstate(divide="ignore"):
         wavelengths = 2 * math.pi / inputs.rotation.radians_per_token
     edges = [0.0, 10.0, 100.0, 1000.0, 10000.0, math.inf]
-    found = []
+    bands = []
     for head in heads:
         by_pair = next(s.value for s in steps if s.name == "scores_by_pair" and s.head == head)
         allowed = np.ones(by_pair.shape[0], np.bool_)
@@ -288,43 +286,36 @@ def _bands(steps: tuple[Step, ...], inputs: Inputs, heads: tuple[int, ...], quer
             allowed = inputs.may[head if inputs.may.shape[0] > 1 else 0, query]
         distance = np.abs(np.arange(by_pair.shape[0]) - query)
         for low, high in zip(edges, edges[1:], strict=False):
-            mine = (wavelengths >= low) & (wavelengths < high if high < math.inf else wavelengths >= low)
-            if not mine.any():
+            in_band = (wavelengths >= low) & (wavelengths < high if high < math.inf else wavelengths >= low)
+            if not in_band.any():
                 continue
-            scores = by_pair[:, mine].sum(1)
+            scores = by_pair[:, in_band].sum(1)
             near, far = (
                 float(scores[keys].mean() - scores[allowed].mean()) if keys.any() else math.nan
                 for keys in (allowed & (distance <= NEAR_TOKENS), allowed & (distance > NEAR_TOKENS))
             )
-            found.append(Band(head, low, high, int(mine.sum()), scores, near, far))
-    return tuple(found)
+            bands.append(Band(head, low, high, int(in_band.sum()), scores, near, far))
+    return tuple(bands)
 
 
 # Inputs -----------------------------------------------------------------------------------------------------------
 
 
-def _inputs_of(found: Surroundings) -> Inputs:
+def _inputs_of(around: Surroundings) -> Inputs:
     from attnscope.core.attention.seam import allowed
 
-    call = found.call
-    query, key = (call.query[0], call.key[0]) if found.unrotated is None else found.unrotated
+    call = around.call
+    query, key = (call.query[0], call.key[0]) if around.unrotated is None else around.unrotated
     may = allowed(call)
     return Inputs(
         Q=_join(query), K=_join(key), V=_join(call.value[0]), n_heads=call.n_heads, n_kv_heads=call.n_kv_heads,
         scale=call.scale,
         may=None if may is None or bool(may.all()) else _whole(may, call).astype(np.bool_),
         bias=None if call.bias is None else _whole(call.bias, call), softcap=call.softcap,
-        sinks=None if call.sinks is None else to_float64(call.sinks), rotation=found.rotation,
-        W_O=None if found.w_o is None else to_float64(found.w_o),
-        b_O=None if found.b_o is None else to_float64(found.b_o),
+        sinks=None if call.sinks is None else to_float64(call.sinks), rotation=around.rotation,
+        W_O=None if around.w_o is None else to_float64(around.w_o),
+        b_O=None if around.b_o is None else to_float64(around.b_o),
     )  # fmt: skip
-
-
-def _with_other_heads(inputs: Inputs, outputs: Array, traced: tuple[int, ...]) -> Inputs:
-    """With what the heads put out that are not traced, for the concatenation."""
-    others = outputs.copy()
-    others[list(traced)] = 0
-    return replace(inputs, H=others)
 
 
 def _join(heads: Any) -> Array:
@@ -344,22 +335,22 @@ def _of_head(array: NDArray[Any] | None, head: int, rows: slice) -> NDArray[Any]
 
 def _query_of(token: str | int | None, queries: Tokens) -> int | None:
     if token is None or isinstance(token, int):
-        return _place(token, queries.labels)
+        return _position(token, queries.labels)
     places = queries.find_one(token)
     if not places:
         raise queries.refuse(token)
     return places[0]
 
 
-def _place(token: str | int | None, labels: Sequence[str]) -> int | None:
-    """The place of a token by its label, `@3` or number."""
+def _position(token: str | int | None, labels: Sequence[str]) -> int | None:
+    """The position of a token by its label, `@3` or number."""
     if token is None:
         return None
     if isinstance(token, int) or (token.startswith("@") and token[1:].isdigit()):
-        place = token if isinstance(token, int) else int(token[1:])
-        if not 0 <= place < len(labels):
-            raise AttnscopeError(f"there is no token @{place}", f"the {len(labels)} tokens are numbered from 0")
-        return place
+        number = token if isinstance(token, int) else int(token[1:])
+        if not 0 <= number < len(labels):
+            raise AttnscopeError(f"there is no token @{number}", f"the {len(labels)} tokens are numbered from 0")
+        return number
     folded = [label.casefold() for label in labels]
     if token.casefold() in folded:
         return folded.index(token.casefold())
@@ -380,11 +371,7 @@ def _heads(heads: Sequence[int] | None, n: int, name: str) -> tuple[int, ...]:
 def study(
     spec: str, text: str | None, layer: int | None, options: TraceOptions, loading: LoadOptions, *, loops: bool
 ) -> Trace:
-    """Traces heads of a layer on a text, or the worked example where there is none; in plain loops or by NumPy.
-
-    Raises:
-        AttnscopeError: Anything that the user can mend.
-    """
+    """Traces heads of a layer on a text, or the worked example if there is no text; in plain loops or by NumPy."""
     if text is None:
         if layer or options.target is not None or options.kind is not None:
             raise UsageError("without a text the worked example is traced, which has one layer", "give a TEXT")

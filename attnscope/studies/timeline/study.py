@@ -27,7 +27,7 @@ from attnscope.records.heads.findings import Findings
 from attnscope.records.timeline import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Timeline
 from attnscope.studies.ablation.effects import whole_losses
 from attnscope.studies.ablation.reading import Reader
-from attnscope.studies.ablation.sweep import Going, HeadMeans, measure
+from attnscope.studies.ablation.sweep import Going, StandIns, measure
 from attnscope.studies.circuits.study import composition
 from attnscope.studies.heads.rules import RULES
 from attnscope.studies.heads.study import heads, probe_texts
@@ -324,7 +324,7 @@ class Growing:
         self._predicted = model.loss if self._options.loss and model.info.path == "seam" else None
         if self._predicted is None:
             return Effect(np.nan, np.nan, np.nan, 0)
-        found = measure(Going(model, Reader(model, model.loss), texts), (), HeadMeans({}))
+        found = measure(Going(model, Reader(model, model.loss), texts), (), StandIns({}))
         if not found.complete:
             raise KeyboardInterrupt
         return whole_losses(found)["loss"]
