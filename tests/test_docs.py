@@ -32,7 +32,7 @@ from attnscope.core.measures.catalogue import MEASURES
 from attnscope.models.catalog import Source
 from attnscope.models.model import Model
 from attnscope.records.heads.findings import Findings
-from attnscope.studies.heads import order
+from attnscope.studies.heads import study as heads_study
 from docs import generate
 from tests.conftest import write_tiny
 
@@ -132,7 +132,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
             HELD[name] = load(source, *given, **how)  # type: ignore[arg-type]
         return HELD[name]
 
-    study = order.heads
+    study = heads_study.heads
 
     def study_once(model: Model, texts: object, options: HeadsOptions, *how: object) -> Findings:
         if not isinstance(texts, Corpus) or any(how) or all(model is not held for held in HELD.values()):
@@ -143,7 +143,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
             STUDIED[repr(name)] = study(model, texts, options)
         return STUDIED[repr(name)]
 
-    monkeypatch.setattr(order, "heads", study_once)
+    monkeypatch.setattr(heads_study, "heads", study_once)
     monkeypatch.setattr(attnscope, "load", once)  # first, as it is imported on use: what is put back is the real one
     monkeypatch.setattr(models, "load", once)
     yield tmp_path

@@ -12,7 +12,7 @@ import torch
 
 import attnscope
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
-from attnscope.annotated.texts import merged
+from attnscope.annotated.texts import merge_equal
 from attnscope.errors import AttnscopeError
 from attnscope.records import load_record as load
 from attnscope.records.relations.record import Relation, Relations
@@ -76,7 +76,7 @@ def test_links_of_one_text_may_be_on_several_lines(own: Any) -> None:
     one, other = relations(own, texts), relations(own, apart)
     assert other.to_csv() == one.to_csv()
     assert other.corpus["n_copies"] == 30
-    (both,) = merged([texts[0], texts[0]])
+    (both,) = merge_equal([texts[0], texts[0]])
     assert both == replace(texts[0], n_merged=1)
 
 
