@@ -9,7 +9,7 @@ import numpy as np
 
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.records import load_record as load
-from attnscope.records.frame import codec
+from attnscope.records.frame.checks import require_whole
 from attnscope.records.frame.record import Record
 from attnscope.records.maps.pictures import Picture
 
@@ -58,9 +58,7 @@ def require_lossless(record: Record, folder: Path) -> None:
 
 def require_read(kind: type[Record], described: Mapping[str, Any], held: Mapping[str, Any]) -> None:
     """What describes a record and its arrays are whole, as reading its file checks them."""
-    record = kind.rebuild(described, held)
-    codec.require_fields(record)
-    record.require_whole()
+    require_whole(kind.rebuild(described, held))
 
 
 def require_close(found: Record, expected: Record, of: str = "", *, rtol: float = 1e-4, atol: float = 1e-6) -> None:

@@ -380,13 +380,15 @@ def test_an_excerpt_has_the_characters_of_the_source() -> None:
 
     facts = ExampleFacts(0, "top", 0, 1.0, 0, "made", 11, ())
     whole = of(*range(11))
-    assert whole.excerpt == text and whole.is_whole
+    whole.require_whole()
+    assert whole.excerpt == text
     assert whole.pieces()[1:6] == [("", "He"), ("  ", "said"), ("", ":"), (" ", "\u201c"), ("", "NO")]
     assert whole.pieces()[7:9] == [(" ", "\U0001f602"), ("", "<0x9F>")]
     assert of(0, 2, 3, 5, 6, 10).excerpt == "said: \u2026 NO\u201d \u2026 ".replace("said", " \u2026 said")
     assert of(0, 10).excerpt == ""
-    assert not replace(whole, offsets=whole.offsets[1:]).is_whole
-    assert not replace(whole, excerpt=text[:9]).is_whole
+    for damage in ({"offsets": whole.offsets[1:]}, {"excerpt": text[:9]}):
+        with pytest.raises(ValueError, match="beside its text"):
+            replace(whole, **damage).require_whole()  # type: ignore[arg-type]
 
 
 def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:

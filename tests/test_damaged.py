@@ -247,9 +247,9 @@ def test_weights_that_are_doubled_are_refused(run: Run, tmp_path: Path) -> None:
     ("name", "member", "value", "told"),
     [
         ("pictures.npz", "weights", 1e300, "its weights are not between 0 and 1"),
-        ("pictures.npz", "picture_0", np.nan, "its picture has no colours"),
-        ("pictures.npz", "picture_1", 256, "its picture has no colours"),
-        ("listening.npz", "spectrogram", np.nan, "its spectrogram makes no sense"),
+        ("pictures.npz", "picture_0", np.nan, "an array of uint8 holds other numbers"),
+        ("pictures.npz", "picture_1", 256, "an array of uint8 holds other numbers"),
+        ("listening.npz", "spectrogram", np.nan, "an array of uint8 holds other numbers"),
         ("looking.npz", "weights", 1j, "its weights is of complex128, which is in no record"),
     ],
 )
@@ -266,16 +266,16 @@ def test_numbers_that_are_none_are_refused_without_a_warning(
 
 PLANTED: list[tuple[str, tuple[Any, ...], Any, str]] = [
     ("trace.npz", ("keys",), ["one"], "does not fit its tokens"),
-    ("trace.npz", ("query",), 99, "no query 99"),
+    ("trace.npz", ("query",), 99, "a number of its query is not between 0 and "),
     ("split.json", ("seen", 0, "output"), [[0.5]], "does not fit queries x n_output"),
     ("split.json", ("seen", 0, "columns"), [[0]], "does not fit n_heads x 2"),
     ("cost.json", ("groups",), {"nonsense": []}, "no group of costs 'nonsense'"),
     ("cost.json", ("sizes", "kind"), None, "its sizes are none"),
     ("cost.json", ("sizes", "n_heads"), "many", "its sizes are none"),
-    ("ablation.npz", ("run", "kinds"), 3, "its kinds of attention have no names"),
-    ("ablation.npz", ("corpus", "n_copies"), [], "n_copies is a list"),
+    ("ablation.npz", ("run", "kinds"), 3, "kinds of its run is '3'"),
+    ("ablation.npz", ("corpus", "n_copies"), [], "n_copies of its corpus is a list"),
     ("ablation.npz", ("heads", 1, "effects"), {}, "has no zero_"),
-    ("models.npz", ("corpus", "n_texts"), "many", "n_texts is 'many'"),
+    ("models.npz", ("corpus", "n_texts"), "many", "n_texts of its corpus is 'many'"),
 ]
 """Damage that was drawn, or failed in `repr` or in a notebook, once: record, place, value, what is said."""
 

@@ -11,7 +11,7 @@ import pytest
 from attnscope import heatmap, load, rollout
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.records.frame.codec import require_fields
+from attnscope.records.frame.checks import require_whole
 from attnscope.records.maps.rollouts import Rollout
 from attnscope.studies.maps import rollout as study
 from attnscope.views.drawing.style import Style
@@ -107,7 +107,7 @@ def test_a_record_comes_back_without_loss_and_its_parts_fit(tmp_path: Path) -> N
     require_lossless(record, tmp_path)
     assert record.flowing == (0, 1, 2, 4)
     with pytest.raises(ValueError):
-        require_fields(replace(record, mean=made(4).mean))
+        require_whole(replace(record, mean=made(4).mean))
 
 
 def canvas(record: Rollout, stem: str, query: str | None = None) -> MapCanvas:

@@ -15,7 +15,7 @@ import torch
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
-from attnscope.records.frame.codec import require_fields
+from attnscope.records.frame.checks import require_whole
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.timeline import study
 from attnscope.studies.timeline.options import EXPLAINED, TimelineOptions
@@ -402,8 +402,7 @@ def test_the_table_has_a_row_for_each_checkpoint_and_head() -> None:
 def test_parts_that_do_not_fit_are_refused(damage: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         record = replace(small_timeline(), **damage)
-        require_fields(record)
-        record.require_whole()
+        require_whole(record)
 
 
 def test_steps_ascend_and_are_steps() -> None:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from attnscope.records.frame.codec import OMITTED
 from attnscope.records.frame.head_table import HeadTable, number_column
 from attnscope.records.frame.pair_tables import HeadOfKind
-from attnscope.records.frame.reading import require_places
 from attnscope.records.frame.record import StudyRecord
 
 PLACES = ("first", "repeated", "first_half", "second_half")
@@ -43,9 +42,6 @@ Effects = Mapping[str, Effect]
 class HeadEffects(HeadOfKind):
     """One head, and what changes without it."""
 
-    kind: str
-    layer: int
-    head: int
     effects: Effects
 
 
@@ -217,8 +213,7 @@ class Ablation(StudyRecord):
         return self.head_table().rows()
 
     def require_whole(self) -> None:
-        """Refuses heads that no model has or that cannot be ranked, and curves whose points do not fit."""
-        require_places([head.layer for head in self.heads], [head.head for head in self.heads])
+        """Refuses heads that cannot be ranked, and curves whose points do not fit."""
         main = self.main
         for head in self.heads:
             if main not in {"", *head.effects}:

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnscope.errors import parse_json
 from attnscope.records.frame import codec
-from attnscope.records.frame.codec import require_types
+from attnscope.records.frame.checks import require_types
 
 BATCH_SCHEMA = "attnscope.batch/1"
 

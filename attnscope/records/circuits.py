@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.frame.codec import ARRAY, OMITTED, shaped
+from attnscope.records.frame.checks import NUMBER, shaped
+from attnscope.records.frame.codec import ARRAY, OMITTED
 from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.frame.pair_tables import OneHead, require_known
 from attnscope.records.frame.record import Record
@@ -88,8 +89,8 @@ class CircuitHead(OneHead):
         answers: What it writes for tokens that were asked for.
     """
 
-    layer: int
-    head: int
+    layer: int = field(metadata=NUMBER)
+    head: int = field(metadata=NUMBER)
     copying: Score
     matching: Score
     same_nats: float
@@ -115,8 +116,8 @@ class Link:
         deviations: The share's square above its mean for such matrices, in their standard deviations.
     """
 
-    sender: int
-    receiver: int
+    sender: int = field(metadata={"index": "heads"})
+    receiver: int = field(metadata={"index": "heads"})
     by: str
     share: float
     expected: float
@@ -194,14 +195,14 @@ class Circuits(Record):
     places: str
     n_places: int
     uniform: Mapping[str, tuple[float, ...]]
-    dimension: int
+    dimension: int = field(metadata={"range": (2, None)})
     n_draws: int
     seed: int
-    heads: tuple[CircuitHead, ...]
+    heads: tuple[CircuitHead, ...] = field(metadata={"filled": True, "distinct": "name"})
     composition: NDArray[np.float32] = field(metadata=shaped("3 heads heads", **ARRAY))
     sender_spread: NDArray[np.float64] = field(metadata=shaped("heads", **ARRAY))
     receiver_spread: NDArray[np.float64] = field(metadata=shaped("3 heads", **ARRAY))
-    picked: tuple[int, ...] = field(default=(), metadata=OMITTED)
+    picked: tuple[int, ...] = field(default=(), metadata={"index": "heads", **OMITTED})
 
     @property
     def _composed(self) -> Composition:
@@ -308,13 +309,3 @@ class Circuits(Record):
                     else [self.heads[best].name, *(float(x[number, best, place]) for x in (self.composition, expected))]
                 )
             yield tuple(line)
-
-    def require_whole(self) -> None:
-        """Refuses heads that are not there, or there twice, and a stream of less than two dimensions."""
-        n = len(self.heads)
-        if not n or self.dimension < 2:
-            raise ValueError("it has no heads, or no stream")
-        if any(not 0 <= one < n for one in self.picked):
-            raise ValueError("it tells of heads that it does not have")
-        if len({(head.layer, head.head) for head in self.heads}) < n or min(h.layer for h in self.heads) < 0:
-            raise ValueError("its heads have no numbers of their own")

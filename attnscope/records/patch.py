@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.records.ablation import Ablation, Effect
-from attnscope.records.frame.codec import ARRAY, shaped
+from attnscope.records.frame.checks import shaped
+from attnscope.records.frame.codec import ARRAY
 from attnscope.records.frame.head_table import Column, HeadTable
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.circuits import COMPOSITIONS
-from attnscope.records.frame.codec import ARRAY, OMITTED, shaped
-from attnscope.records.frame.reading import require_places
+from attnscope.records.frame.checks import MOST_HEADS, shaped
+from attnscope.records.frame.codec import ARRAY, OMITTED
 from attnscope.records.frame.record import StudyRecord
 from attnscope.records.heads.findings import MeasureFacts, facts_of_measure
 
@@ -61,9 +61,9 @@ class PairSeries:
         expected: The same of matrices with the same singular values whose directions are random, in the mean.
     """
 
-    by: str
-    sender: int
-    receiver: int
+    by: str = field(metadata={"choices": COMPOSITIONS})
+    sender: int = field(metadata={"index": "heads"})
+    receiver: int = field(metadata={"index": "heads"})
     share: tuple[float, ...] = field(metadata=shaped("checkpoints"))
     expected: tuple[float, ...] = field(metadata=shaped("checkpoints"))
 
@@ -98,8 +98,8 @@ class Timeline(StudyRecord):
     HOLDS: ClassVar[str] = "checkpoints"
 
     checkpoints: tuple[Checkpoint, ...]
-    heads: tuple[tuple[str, int, int], ...]
-    measures: tuple[str, ...]
+    heads: tuple[tuple[str, int, int], ...] = field(metadata={"filled": True, "distinct": ""})
+    measures: tuple[str, ...] = field(metadata={"distinct": ""})
     roles: tuple[str, ...]
     value: NDArray[np.float64] = field(metadata=shaped("measures checkpoints heads", **ARRAY))
     low: NDArray[np.float64] = field(metadata=shaped("measures checkpoints heads", **ARRAY))
@@ -207,18 +207,13 @@ class Timeline(StudyRecord):
         return self.head_names[best.sender], best.share[number], best.expected[number]
 
     def require_whole(self) -> None:
-        """Refuses parts that do not fit each other, heads that no model has, and steps that do not ascend."""
+        """Refuses heads that no model has, and steps that do not ascend."""
         if any(after <= before for before, after in zip(self.steps, self.steps[1:], strict=False)):
             raise ValueError("its steps do not ascend")
         if not all(0 <= step <= MOST_STEPS for step in self.steps):
             raise ValueError("it has a step that is none")
-        n_heads = len(set(self.heads))
-        if len(set(self.measures)) < len(self.measures) or n_heads < len(self.heads) or not n_heads:
-            raise ValueError("it holds a measure or a head twice, or no head")
-        for pair in self.pairs:
-            if pair.by not in COMPOSITIONS or not (0 <= pair.sender < n_heads and 0 <= pair.receiver < n_heads):
-                raise ValueError("it has a pair of heads that it does not hold")
-        require_places([layer for _, layer, _ in self.heads], [head for _, _, head in self.heads])
+        if any(not 0 <= number < MOST_HEADS for _, *numbers in self.heads for number in numbers):
+            raise ValueError("it has a head that no model has")
 
     @staticmethod
     def _row(names: Sequence[str], name: str, what: str) -> int:

@@ -11,7 +11,8 @@ from attnscope.corpus.formats import LARGEST_ID
 from attnscope.corpus.texts import expand
 from attnscope.errors import AttnscopeError, amount, first_line, parse_json
 from attnscope.records import Tokens
-from attnscope.records.frame.codec import build, require_types
+from attnscope.records.frame.checks import require_types
+from attnscope.records.frame.codec import build
 from attnscope.text import build_tokens
 
 if TYPE_CHECKING:

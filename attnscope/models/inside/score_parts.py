@@ -17,7 +17,7 @@ from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.linear_runs import Leaves, LinearRuns
 from attnscope.models.model import Batch, Model
-from attnscope.records.why.part import Part
+from attnscope.records.why.score import Part
 
 _MOST_NUMBERS = 2**22
 """Of slopes that are followed at once: 16 MiB for each part of the model."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.records.frame.checks import shaped
+
 N_DIRECTIONS = 3
 """So many directions are kept of a head."""
+
+_BY_DIRECTION = shaped(f"{N_DIRECTIONS}")
 
 PLACE_GROUPS = 16
 """Groups of tokens by their places, each as large, between which the part of a direction that goes by place lies."""
@@ -48,6 +52,11 @@ class PlaneToken:
     start: int
     stop: int
 
+    def require_whole(self) -> None:
+        """Refuses a token that is not in its excerpt."""
+        if not 0 <= self.start <= self.stop <= len(self.excerpt):
+            raise ValueError("a sampled token stands beside its text")
+
 
 def share_by_place(coordinates: NDArray[np.float64], places: NDArray[np.int64]) -> NDArray[np.float64]:
     """Of coordinates of tokens, (token, direction), the share of variance between groups of neighbouring places.
@@ -83,10 +92,10 @@ class Plane:
             so that scores are those of two tokens at one place; "after": they could not be seen before.
     """
 
-    explained: tuple[float, ...]
-    common: tuple[float, ...]
-    by_place: tuple[float, ...]
-    explained_outputs: tuple[float, ...]
+    explained: tuple[float, ...] = field(metadata=_BY_DIRECTION)
+    common: tuple[float, ...] = field(metadata=_BY_DIRECTION)
+    by_place: tuple[float, ...] = field(metadata=_BY_DIRECTION)
+    explained_outputs: tuple[float, ...] = field(metadata=_BY_DIRECTION)
     largest: float
     largest_output: float
     d_head: int

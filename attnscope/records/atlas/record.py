@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from attnscope.records.atlas.planes import N_DIRECTIONS, SIDES, STEPS, Plane, PlaneToken, Points
 from attnscope.records.circuits import Link
-from attnscope.records.frame import codec
-from attnscope.records.frame.codec import ARRAY, OMITTED, shaped
+from attnscope.records.frame.checks import shaped
+from attnscope.records.frame.codec import ARRAY, OMITTED, beside
 from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.frame.pair_tables import require_known
 from attnscope.records.frame.record import StudyRecord
@@ -99,7 +99,7 @@ class ExampleFacts:
             no character, as special tokens do. As many as `labels`, or none without an excerpt.
     """
 
-    head: int
+    head: int = field(metadata={"index": "heads"})
     why: Why
     rank: int
     score: float
@@ -107,7 +107,7 @@ class ExampleFacts:
     source: str
     n_tokens: int
     labels: tuple[str, ...]
-    focus: int = -1
+    focus: int = field(default=-1, metadata={"index": "labels", "least": -1})
     excerpt: str = field(default="", metadata=OMITTED)
     offsets: tuple[tuple[int, int], ...] = field(default=(), metadata=OMITTED)
 
@@ -121,12 +121,12 @@ class ExampleFacts:
             end = max(end, stop)
         return found
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether its tokens stand one after the other in its excerpt, if there is one."""
+    def require_whole(self) -> None:
+        """Refuses tokens that do not stand one after the other in the excerpt."""
         starts = [start for start, _ in self.offsets]
         within = all(0 <= start <= stop <= len(self.excerpt) for start, stop in self.offsets)
-        return within and starts == sorted(starts) and len(self.offsets) == (len(self.labels) if self.excerpt else 0)
+        if not within or starts != sorted(starts) or len(self.offsets) != (len(self.labels) if self.excerpt else 0):
+            raise ValueError("an example's tokens stand beside its text")
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +228,7 @@ class Atlas(StudyRecord):
     LISTS_ARRAYS: ClassVar[bool] = False
 
     rank: str
-    heads: tuple[Head, ...]
+    heads: tuple[Head, ...] = field(metadata={"distinct": "address"})
     facts: tuple[ExampleFacts, ...]
     tables: tuple[tuple[TokenRow, ...], ...] = field(metadata=shaped("heads"))
     profiles: NDArray[np.float32] = field(metadata=shaped("heads n_offsets", **ARRAY))
@@ -245,10 +245,12 @@ class Atlas(StudyRecord):
     compositions: tuple[Link, ...] = field(default=(), metadata=OMITTED)
     plane_tokens: tuple[PlaneToken, ...] = field(default=(), metadata=OMITTED)
     planes: tuple[Plane, ...] = field(default=(), metadata=OMITTED)
-    points: Mapping[str, NDArray[np.int8]] = field(default_factory=dict, metadata=codec.beside("point_"))
+    points: Mapping[str, NDArray[np.int8]] = field(
+        default_factory=dict, metadata=shaped(f"n_points {N_DIRECTIONS}", **beside("point_"))
+    )
     kept: tuple[KeptText, ...] = field(default=(), metadata=OMITTED)
-    scores: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=codec.beside("score_"))
-    sums: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=codec.beside("sum_"))
+    scores: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=beside("score_"))
+    sums: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=beside("sum_"))
 
     n_offsets: ClassVar[int] = 2 * FURTHEST + 3
 
@@ -256,6 +258,12 @@ class Atlas(StudyRecord):
     def n_tokens(self) -> int:
         """How many tokens its examples show."""
         return sum(len(facts.labels) for facts in self.facts)
+
+    @property
+    def n_points(self) -> int:
+        """How many points of each side its heads have together."""
+        counts = Counter(token.kind for token in self.plane_tokens)
+        return sum(counts[head.kind] for head in self.heads)
 
     @property
     def is_part(self) -> bool:
@@ -352,11 +360,7 @@ class Atlas(StudyRecord):
         return self.findings.to_csv()
 
     def require_whole(self) -> None:
-        """Refuses heads that are there twice, and arrays that do not fit each other."""
-        self.findings.require_whole()
-        n = len(self.heads)
-        if any(not (0 <= one.sender < n and 0 <= one.receiver < n) for one in self.compositions):
-            raise ValueError("a head composes with one that is not there")
+        """Refuses arrays that do not fit each other."""
         if self.planes or self.points or self.plane_tokens:
             self._require_whole_planes()
         if self.is_part:
@@ -367,27 +371,12 @@ class Atlas(StudyRecord):
         for example in self.examples():
             if len(example.keys) and int(example.keys.max()) >= len(example.places):
                 raise ValueError("an example attends to a token that is not shown")
-            if not example.facts.is_whole:
-                raise ValueError("an example's tokens stand beside its text")
-            if not -1 <= example.facts.focus < len(example.places) or not 0 <= example.facts.head < n:
-                raise ValueError("an example is of a head or a token that is not there")
 
     def _require_whole_planes(self) -> None:
-        counts = Counter(one.kind for one in self.plane_tokens)
-        shape = (sum(counts[head.kind] for head in self.heads), N_DIRECTIONS)
         if len(self.planes) != len(self.heads) or {*self.points} != {*SIDES}:
             raise ValueError(f"it has {len(self.heads)} heads, and points of {len(self.planes)}")
-        for side, held in self.points.items():
-            if held.shape != shape or held.dtype != np.int8:
-                raise ValueError(f"the points of its {side} are of shape {held.shape}, not {shape}")
-        if any(
-            len(part) != N_DIRECTIONS
-            for one in self.planes
-            for part in (one.explained, one.common, one.by_place, one.explained_outputs)
-        ):
-            raise ValueError("a head's directions are cut off")
-        if any(not 0 <= one.start <= one.stop <= len(one.excerpt) for one in self.plane_tokens):
-            raise ValueError("a sampled token stands beside its text")
+        if any(points.dtype != np.int8 for points in self.points.values()):
+            raise ValueError("its points are not in steps")
 
     def _require_whole_part(self) -> None:
         known = {text.index for text in self.kept}

@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.records.compare.record import Comparison
-from attnscope.records.frame.codec import build, shaped
-from attnscope.records.frame.pair_tables import Floats, HeadPlace, head_name, place_of
-from attnscope.records.maps.pictures import Picture, picture_from
+from attnscope.records.frame.checks import shaped
+from attnscope.records.frame.codec import ARRAY, beside
+from attnscope.records.frame.pair_tables import HEAD_NAMES, Floats, HeadPlace, head_name
+from attnscope.records.maps.pictures import PICTURES, Picture
 from attnscope.records.maps.tokens import Tokens
-
-_DIVERGENCE = "divergence."
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -39,14 +38,14 @@ class ChangedPair(Comparison):
 
     run: Mapping[str, Any]
     kind: str
-    heads: tuple[HeadPlace, ...]
-    weights: NDArray[np.float32]
-    other_weights: NDArray[np.float32]
-    equal: NDArray[np.bool_] = field(metadata=shaped("n_queries"))
-    divergences: Mapping[str, Floats] = field(metadata=shaped("heads n_queries"))
+    heads: tuple[HeadPlace, ...] = field(metadata=HEAD_NAMES)
+    weights: NDArray[np.float32] = field(metadata={"weights": True, **ARRAY})
+    other_weights: NDArray[np.float32] = field(metadata={"weights": True, **ARRAY})
+    equal: NDArray[np.bool_] = field(metadata=shaped("n_queries", **ARRAY))
+    divergences: Mapping[str, Floats] = field(metadata=shaped("heads n_queries", **beside("divergence.")))
     measure: str = "hellinger"
     query: str | None = None
-    queries: tuple[int, ...] = ()
+    queries: tuple[int, ...] = field(default=(), metadata={"index": "equal"})
 
     def overall(self, measure: str | None = None) -> Floats:
         """How much each head's rows change, (head,): the root of the mean divergence over queries equal in both texts.
@@ -72,34 +71,16 @@ class ChangedPair(Comparison):
         for place, *values in zip(self.heads, *changes, strict=True):
             yield head_name(place), *values
 
-    def facts(self) -> dict[str, Any]:
-        """What stands beside run, kind, heads and arrays, as plain JSON values."""
-        ranked = [head_name(self.heads[head]) for head in self.ranked()]
-        return {"measure": self.measure, "query": self.query, "queries": self.queries, "ranked": ranked}
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The numbers by name."""
-        held = {f"{_DIVERGENCE}{name}": values for name, values in self.divergences.items()}
-        return {"weights": self.weights, "other_weights": self.other_weights, "equal": self.equal, **held}
+    def describe(self) -> dict[str, Any]:
+        """All but the arrays, with the heads in the order of their change."""
+        return {**super().describe(), "ranked": [head_name(self.heads[head]) for head in self.ranked()]}
 
     def require_whole(self) -> None:
-        """Refuses divergences that are none, and queries that are not there."""
-        super().require_whole()
+        """Refuses divergences below 0: they would have no root."""
         if any(np.any(each < 0) for each in self.divergences.values()):
             raise ValueError("a divergence is less than 0")
-        if self.measure not in self.divergences or any(not 0 <= pair < len(self.equal) for pair in self.queries):
-            raise ValueError("its divergences do not fit its heads and queries")
-
-    @classmethod
-    def _shared(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        """The fields that both shapes have."""
-        heads, queries = tuple(map(place_of, data["heads"])), tuple(data["queries"])
-        named = [name for name in arrays if name.startswith(_DIVERGENCE)]
-        divergences = {name.removeprefix(_DIVERGENCE): arrays[name] for name in named}
-        weights = {name: np.asarray(arrays[name], np.float32) for name in ("weights", "other_weights")}
-        same = {name: data[name] for name in ("run", "kind", "measure", "query")}
-        equal = np.asarray(arrays["equal"], np.bool_)
-        return {**same, **weights, "heads": heads, "equal": equal, "divergences": divergences, "queries": queries}
+        if self.measure not in self.divergences:
+            raise ValueError(f"it has no divergence {self.measure!r}")
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -119,7 +100,7 @@ class MinimalPair(ChangedPair):
 
     shape: ClassVar[str] = "texts"
     tokens: tuple[Tokens, Tokens]
-    aligned: NDArray[np.int64] = field(metadata=shaped("n_queries 2"))
+    aligned: NDArray[np.int64] = field(metadata=shaped("n_queries 2", **ARRAY))
     changes: tuple[str, ...] = ()
 
     def unmatched(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -129,24 +110,12 @@ class MinimalPair(ChangedPair):
             for side, tokens in enumerate(self.tokens)
         )
 
-    def facts(self) -> dict[str, Any]:
-        """What stands beside run, kind, heads and arrays, as plain JSON values."""
-        tokens = [tokens.as_json() for tokens in self.tokens]
-        return {"tokens": tokens, **super().facts(), "unmatched": self.unmatched(), "changes": self.changes}
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The numbers by name."""
-        return super().arrays() | {"aligned": self.aligned}
-
-    @classmethod
-    def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> MinimalPair:
-        first, second = (build(Tokens, tokens) for tokens in data["tokens"])
-        aligned = np.asarray(arrays["aligned"], np.int64).reshape(-1, 2)
-        shared = cls._shared(data, arrays)
-        return cls(**shared, tokens=(first, second), aligned=aligned, changes=tuple(data["changes"]))
+    def describe(self) -> dict[str, Any]:
+        """All but the arrays, with the tokens that the other text has nothing for."""
+        return {**super().describe(), "unmatched": self.unmatched()}
 
     def require_whole(self) -> None:
-        """Refuses what every pair does, and weights and places of other tokens."""
+        """Refuses what every pair does, and weights and aligned tokens of other texts."""
         super().require_whole()
         sizes = [len(tokens) for tokens in self.tokens]
         shapes = [(len(self.heads), n, n) for n in sizes]
@@ -173,7 +142,7 @@ class PicturePair(ChangedPair):
     shape: ClassVar[str] = "pictures"
     texts: tuple[str, str]
     words: tuple[tuple[str, str], ...] = field(metadata=shaped("n_queries"))
-    pictures: tuple[Picture, Picture]
+    pictures: tuple[Picture, Picture] = field(metadata=PICTURES)
 
     @property
     def asked(self) -> list[int]:
@@ -185,27 +154,11 @@ class PicturePair(ChangedPair):
         first, second = (w[head, self.asked].mean(0, dtype=np.float64) for w in (self.weights, self.other_weights))
         return first, second
 
-    def facts(self) -> dict[str, Any]:
-        """What stands beside run, kind, heads and arrays, as plain JSON values."""
-        words, pictures = [list(pair) for pair in self.words], [picture.describe() for picture in self.pictures]
-        return {"texts": list(self.texts), "words": words, "pictures": pictures, **super().facts()}
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The numbers by name."""
-        return super().arrays() | {f"picture_{number}": one.pixels for number, one in enumerate(self.pictures)}
-
-    @classmethod
-    def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> PicturePair:
-        first, second = (picture_from(one, arrays[f"picture_{number}"]) for number, one in enumerate(data["pictures"]))
-        if first is None or second is None or first.grid != second.grid:
-            raise ValueError("its pictures are not of one grid")
-        words = tuple((str(ours), str(theirs)) for ours, theirs in data["words"])
-        ours, theirs = map(str, data["texts"])
-        return cls(**cls._shared(data, arrays), texts=(ours, theirs), words=words, pictures=(first, second))
-
     def require_whole(self) -> None:
         """Refuses what every pair does, and weights of other words or cells."""
         super().require_whole()
+        if len({picture.grid for picture in self.pictures}) > 1:
+            raise ValueError("its pictures are not of one grid")
         shape = (len(self.heads), len(self.words), *self.pictures[0].grid)
         if {self.weights.shape, self.other_weights.shape} != {shape}:
             raise ValueError("its weights do not fit its words and pictures")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,24 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.frame.codec import build, shaped
+from attnscope.errors import AttnscopeError
+from attnscope.records.frame import codec
+from attnscope.records.frame.checks import shaped
+from attnscope.records.frame.codec import APART, ARRAY
 from attnscope.records.frame.kinds import load_named
-from attnscope.records.frame.pair_tables import (
-    Arrangement,
-    HeadPlace,
-    PairTable,
-    find_table,
-    head_name,
-    pair_row,
-    pair_rows,
-    place_of,
-    table_arrays,
-    table_facts,
-    tables_from,
-)
-from attnscope.records.frame.reading import require_weights
+from attnscope.records.frame.pair_tables import HEAD_NAMES, Arrangement, HeadPlace, PairTable, head_name
 from attnscope.records.frame.record import Record
-from attnscope.records.maps.tokens import Tokens, require_whole_tokens
+from attnscope.records.maps.tokens import Tokens
 
 _CLASSES = {
     "heads": "record:HeadComparison",
@@ -56,14 +47,9 @@ class Comparison(Record):
     kind: str
     heads: tuple[HeadPlace, ...]
 
-    def facts(self) -> dict[str, Any]:
-        """What its shape has beside run, kind, heads and arrays, as plain JSON values."""
-        raise NotImplementedError
-
     def describe(self) -> dict[str, Any]:
-        """All but the arrays, as plain JSON values."""
-        described = {"schema": self.SCHEMA, "shape": self.shape, "run": self.run, "kind": self.kind}
-        return {**described, "heads": [head_name(place) for place in self.heads], **self.facts()}
+        """All but the arrays, with its shape."""
+        return {**super().describe(), "shape": self.shape}
 
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Any:
@@ -71,15 +57,19 @@ class Comparison(Record):
         shape = load_named(f"attnscope.records.compare.{_CLASSES[described['shape']]}")
         if not issubclass(shape, cls):
             raise ValueError(f"it holds a comparison of {shape.shape}")
-        return shape._from(described, {n: held[n] for n in held if n != "record"})
+        return codec.build(shape, described, held, **shape.read_apart(described, held))
 
-    def require_whole(self) -> None:
-        """Refuses weights and tokens that are none."""
-        for name in ("weights", "other_weights"):
-            require_weights(getattr(self, name, np.zeros((0, 0))))
-        tokens = getattr(self, "tokens", ())
-        for one in (tokens,) if isinstance(tokens, Tokens) else tokens:
-            require_whole_tokens(one)
+    @classmethod
+    def read_apart(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields that the codec does not read."""
+        return {}
+
+
+def _table_prefix(table: Mapping[str, Any], _: int = 0) -> str:
+    return f"{table['name']}."
+
+
+TABLES = shaped("n_tables", filled=True, **codec.parts(_table_prefix))
 
 
 class TableComparison(Comparison):
@@ -98,28 +88,18 @@ class TableComparison(Comparison):
 
     def table(self, name: str) -> PairTable:
         """The table of a name such as "hellinger" or "hellinger_without_special"."""
-        return find_table(self.tables, name)
-
-    def facts(self) -> dict[str, Any]:
-        """What its tables are of, as plain JSON values."""
-        return {"tables": [table_facts(table) for table in self.tables]}
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The numbers by name."""
-        return {name: array for table in self.tables for name, array in table_arrays(table).items()}
+        for table in self.tables:
+            if table.name == name:
+                return table
+        known = ", ".join(table.name for table in self.tables)
+        raise AttnscopeError(f"there is no {name!r} in this record", f"it has {known}")
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """A row a pair of heads and table."""
-        return pair_rows(self.tables, self.heads)
-
-    def require_whole(self) -> None:
-        """Refuses divergences beyond their bounds, and weights and tokens that are none."""
-        super().require_whole()
+        """One row per pair of heads and table."""
+        yield PairTable.COLUMNS
         for table in self.tables:
-            if np.any(table.mean > 1.01) or any(np.any(part < 0) for part in (table.mean, table.low, table.high)):
-                raise ValueError(f"its {table.name} is not between 0 and 1")
-            if not np.all(table.count >= 0) or np.any(np.isinf(table.count)):
-                raise ValueError(f"the queries of its {table.name} are not counted")
+            for a, b in itertools.combinations(range(len(self.heads)), 2):
+                yield table.row(self.heads[a], self.heads[b], a, b)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -142,9 +122,9 @@ class HeadComparison(TableComparison):
     run: Mapping[str, Any]
     corpus: Mapping[str, Any]
     kind: str
-    heads: tuple[HeadPlace, ...]
-    tables: tuple[PairTable, ...]
-    arrangements: tuple[Arrangement, ...]
+    heads: tuple[HeadPlace, ...] = field(metadata=HEAD_NAMES)
+    tables: tuple[PairTable, ...] = field(metadata=TABLES)
+    arrangements: tuple[Arrangement, ...] = field(metadata=shaped("tables", **APART))
     roles: tuple[str, ...] | None = field(default=None, metadata=shaped("heads"))
     roles_source: str = ""
 
@@ -161,8 +141,8 @@ class HeadComparison(TableComparison):
     def most_alike(self, table: PairTable, most: int = 10) -> list[tuple[int, int]]:
         """The pairs of heads with the least distance, as places in `heads`."""
         rows, columns = np.triu_indices(len(self.heads), 1)
-        found = np.argsort(table.mean[rows, columns], kind="stable")  # NaN last
-        pairs = [(int(rows[i]), int(columns[i])) for i in found[:most]]
+        order = np.argsort(table.mean[rows, columns], kind="stable")  # NaN last
+        pairs = [(int(rows[i]), int(columns[i])) for i in order[:most]]
         return [pair for pair in pairs if not math.isnan(table.mean[pair])]
 
     def most_alone(self, table: PairTable, most: int = 10) -> list[tuple[int, int]]:
@@ -174,30 +154,19 @@ class HeadComparison(TableComparison):
         ordered = sorted(nearest, key=lambda head: (-means[head, nearest[head]], head))
         return [(head, nearest[head]) for head in ordered[:most]]
 
-    def facts(self) -> dict[str, Any]:
-        """What stands beside run, kind, heads and arrays, as plain JSON values."""
-        return {"corpus": self.corpus, **super().facts(), "roles": self.roles, "roles_source": self.roles_source}
-
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The numbers by name."""
-        found: dict[str, NDArray[Any]] = {}
-        for table, arrangement in zip(self.tables, self.arrangements, strict=True):
-            found |= table_arrays(table) | {f"{table.name}.{k}": v for k, v in vars(arrangement).items()}
-        return found
+        return super().arrays() | {
+            f"{table.name}.{name}": array
+            for table, arrangement in zip(self.tables, self.arrangements, strict=True)
+            for name, array in codec.arrays_of(arrangement).items()
+        }
 
     @classmethod
-    def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> HeadComparison:
-        tables, heads = tables_from(data, arrays), tuple(map(place_of, data["heads"]))
-        fields = Arrangement.__dataclass_fields__
-        arranged = tuple(Arrangement(**{name: arrays[f"{t.name}.{name}"] for name in fields}) for t in tables)
-        roles = None if data["roles"] is None else tuple(map(str, data["roles"]))
-        return cls(data["run"], data["corpus"], data["kind"], heads, tables, arranged, roles, data["roles_source"])
-
-    def require_whole(self) -> None:
-        """Refuses what every comparison by tables does, and an order that is not one of its heads."""
-        super().require_whole()
-        if any(sorted(one.order.tolist()) != list(range(len(self.heads))) for one in self.arrangements):
-            raise ValueError("its order is not one of its heads")
+    def read_apart(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
+        """The arrangements, whose arrays stand among those of their tables."""
+        arrays = [codec.strip(held, _table_prefix(table)) for table in described["tables"]]
+        return {"arrangements": tuple(codec.build(Arrangement, {}, own) for own in arrays)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -222,12 +191,12 @@ class PickedHeads(TableComparison):
     run: Mapping[str, Any]
     tokens: Tokens
     kind: str
-    heads: tuple[HeadPlace, ...]
-    weights: NDArray[np.float32] = field(metadata=shaped("heads tokens tokens"))
-    mean: NDArray[np.float32] = field(metadata=shaped("tokens tokens"))
-    single: NDArray[np.float32] | None = field(metadata=shaped("tokens tokens"))
+    heads: tuple[HeadPlace, ...] = field(metadata=HEAD_NAMES)
+    weights: NDArray[np.float32] = field(metadata=shaped("heads tokens tokens", weights=True, **ARRAY))
+    mean: NDArray[np.float32] = field(metadata=shaped("tokens tokens", **ARRAY))
+    single: NDArray[np.float32] | None = field(metadata=shaped("tokens tokens", **ARRAY))
     single_note: str
-    tables: tuple[PairTable, ...]
+    tables: tuple[PairTable, ...] = field(metadata=TABLES)
     changes: tuple[str, ...] = ()
 
     def maps(self) -> list[tuple[str, NDArray[np.float32]]]:
@@ -243,31 +212,12 @@ class PickedHeads(TableComparison):
         """
         names = [head_name(place) for place in self.heads]
         if len(names) == 2:
-            found = [(f"{names[0]} − {names[1]}", _difference(self.weights[0], self.weights[1]))]
+            maps = [(f"{names[0]} − {names[1]}", _difference(self.weights[0], self.weights[1]))]
         else:
-            found = [(f"{name} − mean", _difference(w, self.mean)) for name, w in zip(names, self.weights, strict=True)]
+            maps = [(f"{name} − mean", _difference(w, self.mean)) for name, w in zip(names, self.weights, strict=True)]
         if self.single is not None:
-            found.append(("single head − mean", _difference(self.single, self.mean)))
-        return found
-
-    def facts(self) -> dict[str, Any]:
-        """What stands beside run, kind, heads and arrays, as plain JSON values."""
-        tokens = self.tokens.as_json()
-        return {"tokens": tokens, "single_note": self.single_note, **super().facts(), "changes": self.changes}
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The numbers by name."""
-        single = {} if self.single is None else {"single": self.single}
-        return {"weights": self.weights, "mean": self.mean, **single, **super().arrays()}
-
-    @classmethod
-    def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> PickedHeads:
-        tokens, heads = build(Tokens, data["tokens"]), tuple(map(place_of, data["heads"]))
-        maps = {name: np.asarray(arrays[name], np.float32) for name in ("weights", "mean", "single") if name in arrays}
-        return cls(
-            data["run"], tokens, data["kind"], heads, maps["weights"], maps["mean"], maps.get("single"),
-            data["single_note"], tables_from(data, arrays), tuple(data["changes"]),
-        )  # fmt: skip
+            maps.append(("single head − mean", _difference(self.single, self.mean)))
+        return maps
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -291,10 +241,12 @@ class ModelComparison(TableComparison):
     other_run: Mapping[str, Any]
     corpus: Mapping[str, Any]
     kind: str
-    heads: tuple[HeadPlace, ...]
-    other_heads: tuple[HeadPlace, ...]
-    tables: tuple[PairTable, ...]
-    matchings: tuple[NDArray[np.int64], ...]
+    heads: tuple[HeadPlace, ...] = field(metadata=HEAD_NAMES)
+    other_heads: tuple[HeadPlace, ...] = field(metadata=HEAD_NAMES)
+    tables: tuple[PairTable, ...] = field(metadata=TABLES)
+    matchings: tuple[NDArray[np.int64], ...] = field(metadata=shaped("tables", **APART))
+
+    TOLD: ClassVar[tuple[str, ...]] = ("matched",)
 
     @property
     def columns(self) -> tuple[HeadPlace, ...]:
@@ -310,45 +262,36 @@ class ModelComparison(TableComparison):
         """How many heads of the first model are matched with one of another number, by the first table."""
         return sum(self.heads[a] != self.other_heads[b] for a, b in self.matchings[0])
 
-    def facts(self) -> dict[str, Any]:
-        """What stands beside run, kind, heads and arrays, as plain JSON values."""
+    @property
+    def matched(self) -> dict[str, list[list[str]]]:
+        """The matchings by the names of their tables, as names of heads."""
         return {
-            "other_run": self.other_run,
-            "corpus": self.corpus,
-            "other_heads": [head_name(place) for place in self.other_heads],
-            **super().facts(),
-            "matched": {
-                table.name: [[head_name(self.heads[a]), head_name(self.other_heads[b])] for a, b in matching]
-                for table, matching in zip(self.tables, self.matchings, strict=True)
-            },
+            table.name: [[head_name(self.heads[a]), head_name(self.other_heads[b])] for a, b in matching]
+            for table, matching in zip(self.tables, self.matchings, strict=True)
         }
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The numbers by name."""
-        found: dict[str, NDArray[Any]] = {}
-        for table, matching in zip(self.tables, self.matchings, strict=True):
-            found |= table_arrays(table) | {f"{table.name}.matching": matching}
-        return found
+        named = zip(self.tables, self.matchings, strict=True)
+        return super().arrays() | {f"{table.name}.matching": matching for table, matching in named}
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """A row a pair of heads and table."""
-        yield "measure", "special_tokens", "a", "b", "distance", "mean", "low", "high", "n_queries", "matched"
+        """One row per pair of heads and table."""
+        yield *PairTable.COLUMNS, "matched"
         for table, matching in zip(self.tables, self.matchings, strict=True):
             matched = set(map(tuple, matching.tolist()))
-            for a, place in enumerate(self.heads):
+            for a, head in enumerate(self.heads):
                 for b, other in enumerate(self.other_heads):
-                    yield *pair_row(table, place, other, a, b), (a, b) in matched
+                    yield *table.row(head, other, a, b), (a, b) in matched
 
     @classmethod
-    def _from(cls, data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> ModelComparison:
-        heads, others = tuple(map(place_of, data["heads"])), tuple(map(place_of, data["other_heads"]))
-        tables = tables_from(data, arrays)
-        matchings = tuple(np.asarray(arrays[f"{t.name}.matching"], np.int64).reshape(-1, 2) for t in tables)
-        return cls(data["run"], data["other_run"], data["corpus"], data["kind"], heads, others, tables, matchings)
+    def read_apart(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
+        """The matchings, whose arrays stand among those of their tables."""
+        arrays = [np.asarray(held[f"{table['name']}.matching"], np.int64) for table in described["tables"]]
+        return {"matchings": tuple(array.reshape(-1, 2) for array in arrays)}
 
     def require_whole(self) -> None:
-        """Refuses what every comparison by tables does, and matches of heads that are not there."""
-        super().require_whole()
+        """Refuses matches of heads that are not there."""
         shape = len(self.heads), len(self.other_heads)
         if any(pairs.size and (pairs.min() < 0 or (pairs.max(0) >= shape).any()) for pairs in self.matchings):
             raise ValueError("its tables do not fit its heads")

@@ -1,7 +1,18 @@
 """One codec for all records: turns a dataclass into plain values and arrays, and back by the types of its class.
 
-A field is kept as its type says, but for those whose metadata are `ARRAY`, `beside` or `OMITTED`. `shaped` says which
-shape an array must have.
+A field is kept as its type says, unless its metadata say otherwise:
+
+- `ARRAY`: its array stands beside the description. `beside(name)`: it does so under another name; a mapping of arrays
+  does with a prefix before each of its names.
+- `parts(prefix)`: it is a dataclass, or several, with arrays of their own beside the description.
+- `FLAT`: it is a dataclass whose fields stand among those of its holder.
+- `coded(write, read)`: it is described in another form.
+- `OMITTED`: it is left out where it holds nothing.
+- `APART`: its class keeps it by itself.
+- `"key": name`: it has another name there.
+
+A class names further properties to describe in `TOLD`: readers of JSON get them, `build` passes them over. `checks` has
+the metadata that say which values a field may have.
 """
 
 from __future__ import annotations
@@ -10,103 +21,96 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from itertools import zip_longest
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-ARRAY = {"array": ""}
-"""Metadata of a field whose array is kept beside the description; of a mapping of arrays `beside` has a prefix."""
-
-OMITTED = {"omit": True}
-"""Metadata of a field that is left out where it holds nothing."""
-
-
-def beside(prefix: str) -> dict[str, str]:
-    """Metadata of a mapping whose arrays are kept beside the description, each with a prefix before its name."""
-    return {"array": prefix}
+ARRAY: dict[str, Any] = {"array": None}
+OMITTED: dict[str, Any] = {"omit": True}
+FLAT: dict[str, Any] = {"flat": True}
+APART: dict[str, Any] = {"apart": True}
 
 
-def shaped(axes: str, **more: Any) -> dict[str, Any]:
-    """Metadata of a field that has a shape, or of a sequence that has a length, which `require_shapes` checks.
-
-    Args:
-        axes: The axes, such as "layers heads queries 2": a number; a field or property of the record, which is a size
-            itself or has a length; or a name of its own, which stands for one size throughout the record.
-        more: Further metadata, such as `ARRAY`.
-    """
-    return {"shape": tuple(axes.split()), **more}
+def beside(name: str) -> dict[str, Any]:
+    """Metadata of an array that has another name beside the description, or of a mapping of arrays: their prefix."""
+    return {"array": name}
 
 
-def require_shapes(record: Any, around: Sequence[Any] = ()) -> None:
-    """Refuses a record in which an array or a sequence does not have the shape that its field says.
+def parts(prefix: Callable[[Mapping[str, Any], int], str]) -> dict[str, Any]:
+    """Metadata of a dataclass, or a tuple of them, with arrays of their own.
 
     Args:
-        record: A dataclass; what it holds is checked too.
-        around: The records that hold it, the nearest first: their fields name sizes as well.
-
-    Raises:
-        ValueError: One does not.
+        prefix: What their names begin with, by the description of the part and its number.
     """
-    sizes: dict[str, int] = {}
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        if (axes := field.metadata.get("shape")) is not None and value is not None:
-            for array in value.values() if isinstance(value, Mapping) else (value,):
-                shape = array.shape if isinstance(array, np.ndarray) else (len(array),)
-                wanted = tuple(_size(axis, (record, *around), sizes, n) for axis, n in zip_longest(axes, shape))
-                if shape != wanted[: len(axes)]:
-                    raise ValueError(f"the shape of its {field.name}, {shape}, does not fit {' x '.join(axes)}")
-        for part in (value,) if dataclasses.is_dataclass(value) else value if isinstance(value, tuple) else ():
-            if dataclasses.is_dataclass(part):
-                require_shapes(part, (record, *around))
+    return {"parts": prefix}
 
 
-def _size(axis: str | None, records: Sequence[Any], sizes: dict[str, int], measured: int | None) -> int:
-    """The size that an axis must have. A name that the records do not know has the size that it had first."""
-    if axis is None or axis.isdecimal():
-        return int(axis or -1)
-    for record in records:
-        if (value := getattr(record, axis, None)) is not None:
-            return value if isinstance(value, int) else len(value)
-    return sizes.setdefault(axis, -1 if measured is None else measured)
+def coded(write: Callable[[Any], Any], read: Callable[[Any], Any]) -> dict[str, Any]:
+    """Metadata of a field that is described as what `write` makes of it; `read` turns that back."""
+    return {"coded": (write, read)}
 
 
 def describe(record: Any) -> dict[str, Any]:
     """All fields of a dataclass but those that are kept as arrays, nested ones likewise, in their order."""
-    found = {}
+    described: dict[str, Any] = {}
     for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        left_out = "omit" in field.metadata and not value
-        if "array" not in field.metadata and not left_out:
-            found[field.name] = _described(value)
-    return found
+        value, how = getattr(record, field.name), field.metadata
+        if "array" in how or "apart" in how or ("omit" in how and _is_nothing(value)):
+            continue
+        if "flat" in how:
+            described |= {} if value is None else describe(value)
+        else:
+            described[_key(field)] = _describe_value(how["coded"][0](value) if "coded" in how else value)
+    return described | {name: _describe_value(getattr(record, name)) for name in getattr(record, "TOLD", ())}
 
 
-def _described(value: Any) -> Any:
+def _key(field: dataclasses.Field[Any]) -> str:
+    key: str = field.metadata.get("key", field.name)
+    return key
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (not isinstance(value, np.ndarray) and not value)
+
+
+def _describe_value(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return describe(value)
     if isinstance(value, Mapping):
-        return {name: _described(one) for name, one in value.items()}
+        return {name: _describe_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_described(one) for one in value]
+        return [_describe_value(item) for item in value]
     return value
 
 
 def arrays_of(record: Any) -> dict[str, NDArray[Any]]:
-    """The arrays of a dataclass that are kept beside its description, by name."""
-    found: dict[str, NDArray[Any]] = {}
+    """The arrays of a dataclass that are kept beside its description, by name; those of its parts too."""
+    arrays: dict[str, NDArray[Any]] = {}
     for field in dataclasses.fields(record):
-        if (prefix := field.metadata.get("array")) is not None:
-            value = getattr(record, field.name)
-            named = value if isinstance(value, Mapping) else {field.name: value}
-            found |= {f"{prefix}{name}": array for name, array in named.items()}
-    return found
+        value, how = getattr(record, field.name), field.metadata
+        if value is None:
+            continue
+        if "array" in how and isinstance(value, Mapping):
+            arrays |= {f"{how['array'] or ''}{name}": np.asarray(array) for name, array in value.items()}
+        elif "array" in how:
+            arrays[_array_name(field)] = value
+        elif "flat" in how:
+            arrays |= arrays_of(value)
+        elif "parts" in how:
+            for number, part in enumerate(value if isinstance(value, tuple) else (value,)):
+                prefix = how["parts"](describe(part), number)
+                arrays |= {f"{prefix}{name}": array for name, array in arrays_of(part).items()}
+    return arrays
 
 
-def build(kind: type[Any], described: Mapping[str, Any], held: Mapping[str, Any] | None = None, **known: Any) -> Any:
+def _array_name(field: dataclasses.Field[Any]) -> str:
+    name: str | None = field.metadata["array"]
+    return field.name if name is None else name
+
+
+def build(kind: type[Any], described: Mapping[str, Any], arrays: Mapping[str, Any] = {}, **known: Any) -> Any:
     """The dataclass that `describe` and `arrays_of` were made of.
 
     Names that the class does not have are passed over; fields that are missing get their default. Numbers that JSON
@@ -115,54 +119,95 @@ def build(kind: type[Any], described: Mapping[str, Any], held: Mapping[str, Any]
     Args:
         kind: The dataclass.
         described: What describes it.
-        held: The arrays beside, by name.
+        arrays: The arrays beside, by name.
         known: Fields that are made already.
 
     Raises:
         KeyError: A field is missing that has no default.
         ValueError, TypeError: A field cannot become what the class says.
     """
-    given, hints = dict(known), hints_of(kind)
+    values, hints = dict(known), hints_of(kind)
     for field in dataclasses.fields(kind):
-        name = field.name
-        if name in given:
-            continue
-        if (prefix := field.metadata.get("array")) is not None:
-            given[name] = _array_from(hints[name], name, prefix, held or {})
-        elif name in described:
-            given[name] = convert(described[name], hints[name])
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise KeyError(name)
-    return kind(**given)
+        if field.name not in values:
+            value = _read_field(field, hints[field.name], described, arrays)
+            if value is not dataclasses.MISSING:
+                values[field.name] = value
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                raise KeyError(field.name)
+    return kind(**values)
 
 
-def _array_from(hint: Any, name: str, prefix: str, held: Mapping[str, Any]) -> Any:
-    if typing.get_origin(hint) is np.ndarray:
-        return convert(held[name], hint)
-    mine = [key for key in held if key.startswith(prefix)]
-    return {key.removeprefix(prefix): held[key] for key in mine}
+def _read_field(
+    field: dataclasses.Field[Any], hint: Any, described: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> Any:
+    """A field as a description and arrays have it; MISSING where they do not."""
+    how, bare = field.metadata, _without_none(hint)
+    if "array" in how:
+        if typing.get_origin(bare) is not np.ndarray:
+            return strip(arrays, how["array"] or "")
+        absent = dataclasses.MISSING if bare is hint else None
+        name = _array_name(field)
+        return convert(arrays[name], bare) if name in arrays else absent
+    if "flat" in how:
+        return None if hints_of(bare).keys().isdisjoint(described) else build(bare, described, arrays)
+    if _key(field) not in described:
+        return dataclasses.MISSING
+    value = described[_key(field)]
+    if "coded" in how:
+        return how["coded"][1](value)
+    if "parts" not in how or value is None:
+        return convert(value, hint)
+    if dataclasses.is_dataclass(bare):
+        return build(bare, value, strip(arrays, how["parts"](value, 0)))  # type: ignore[arg-type]  # a class
+    part = typing.get_args(bare)[0]
+    return tuple(build(part, entry, strip(arrays, how["parts"](entry, at))) for at, entry in enumerate(value))
+
+
+def _without_none(hint: Any) -> Any:
+    """A type hint without the None that it allows beside."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return next(inner for inner in typing.get_args(hint) if inner is not types.NoneType)
+    return hint
+
+
+def strip(arrays: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The arrays whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """A plain value as what a type hint says; what cannot be stays, for `require_types` to refuse."""
+    """A plain value as what a type hint says; what cannot be stays, for `checks.require_types` to refuse.
+
+    Raises:
+        ValueError: It holds numbers that the array's type does not.
+    """
+    if (bare := _without_none(hint)) is not hint:
+        return value if value is None else convert(value, bare)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return value if value is None else convert(value, next(one for one in inner if one is not types.NoneType))
     if dataclasses.is_dataclass(hint):
         return build(hint, value)  # type: ignore[arg-type]  # a class
     if hint is float:
         return math.nan if value is None else float(value) if isinstance(value, int) else value
     if origin is np.ndarray:
-        # JSON's null becomes NaN, and every float32 survives the way through float64. What is too large becomes
-        # infinite, which whoever checks the values refuses.
-        with np.errstate(over="ignore"):
-            return np.array(value, typing.get_args(inner[1])[0]) if inner[1] is not Any else np.asarray(value)
+        return _convert_array(value, Any if inner[1] is Any else typing.get_args(inner[1])[0])
     if origin is tuple and isinstance(value, list | tuple):
         kinds = [inner[0]] * len(value) if inner[-1] is ... else list(inner)
-        return tuple(convert(one, kind) for one, kind in zip(value, kinds, strict=True))
+        return tuple(convert(item, kind) for item, kind in zip(value, kinds, strict=True))
     if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
-        return {name: convert(one, inner[1]) for name, one in value.items()}
+        return {name: convert(item, inner[1]) for name, item in value.items()}
     return value
+
+
+def _convert_array(value: Any, dtype: Any) -> NDArray[Any]:
+    if dtype is Any:
+        return np.asarray(value)
+    # JSON's null becomes NaN, and every float32 survives the way through float64. What is too large becomes infinite,
+    # which checks of values refuse.
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = np.array(value, dtype)
+        if array.dtype.kind in "iu" and np.asarray(value).dtype.kind in "iuf" and not np.array_equal(array, value):
+            raise ValueError(f"an array of {array.dtype} holds other numbers")
+    return array
 
 
 def hints_of(kind: Any) -> dict[str, Any]:
@@ -173,101 +218,3 @@ def hints_of(kind: Any) -> dict[str, Any]:
 
 
 _hints: dict[Any, dict[str, Any]] = {}
-
-
-def require_types(record: Any, where: str = "it") -> None:
-    """Refuses a record in which a field is not of the type that its class says, in it and in all that it holds.
-
-    Args:
-        record: A dataclass.
-        where: What to call it.
-
-    Raises:
-        ValueError: A field is of another type.
-    """
-    hints = hints_of(type(record))
-    for field in dataclasses.fields(record):
-        _require(getattr(record, field.name), hints[field.name], f"{where}.{field.name}")
-
-
-def require_fields(record: Any) -> None:
-    """Refuses a record whose fields are not of the types and shapes that its class says.
-
-    Raises:
-        ValueError: A field is not.
-    """
-    require_types(record)
-    require_shapes(record)
-
-
-_PLAIN: dict[Any, tuple[type, ...]] = {
-    str: (str,),
-    bool: (bool, np.bool_),
-    int: (int, np.integer),
-    float: (float, int, np.floating, np.integer),
-    types.NoneType: (types.NoneType,),
-}
-_DTYPES = {np.bool_: "b", np.int64: "iu", np.int32: "iu", np.float32: "f", np.float64: "f"}
-
-
-def _require(value: Any, hint: Any, where: str) -> None:
-    if not _fits(value, hint, where):
-        raise ValueError(f"{where} is {show_value(value)}")
-
-
-def _fits(value: Any, hint: Any, where: str) -> bool:
-    """Whether a value is of a type; what lies deeper raises by itself."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return True
-    if hint in _PLAIN:
-        return isinstance(value, _PLAIN[hint]) and (hint is bool or not isinstance(value, bool))
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, hint):  # type: ignore[arg-type]  # a class
-            return False
-        require_types(value, where)
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits_wholly(value, one, where) for one in inner)
-    if origin is Literal:
-        return value in inner
-    if origin is np.ndarray:
-        wanted = typing.get_args(inner[1])[0]
-        return isinstance(value, np.ndarray) and value.dtype.kind in _DTYPES.get(wanted, "biufU")
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        kinds = [inner[0]] * len(value) if inner[-1] is ... else list(inner)
-        if len(kinds) != len(value):
-            return False
-        for i, (one, kind) in enumerate(zip(value, kinds, strict=True)):
-            _require(one, kind, f"{where}[{i}]")
-        return True
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            return False
-        for name, one in value.items():
-            _require(name, inner[0], f"a name in {where}")
-            _require(one, inner[1], f"{where}[{name!r}]")
-        return True
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            return False
-        for i, one in enumerate(value):
-            _require(one, inner[0], f"{where}[{i}]")
-        return True
-    return not isinstance(hint, type) or isinstance(value, hint)
-
-
-def _fits_wholly(value: Any, hint: Any, where: str) -> bool:
-    try:
-        return _fits(value, hint, where)
-    except ValueError:
-        return False
-
-
-def show_value(value: Any) -> str:
-    """A value as a message about damage names it."""
-    if isinstance(value, np.ndarray):
-        return f"an array of {value.dtype}"
-    return f"{str(value)[:40]!r}" if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError, UsageError, amount
-from attnscope.records.frame.codec import shaped
+from attnscope.errors import UsageError, amount
+from attnscope.records.frame.checks import NUMBER, shaped
+from attnscope.records.frame.codec import ARRAY, coded
 
 Floats = NDArray[np.float64]
 HeadPlace = tuple[int, int]
@@ -23,20 +24,27 @@ def head_name(place: HeadPlace) -> str:
     return f"L{place[0]}H{place[1]}"
 
 
+def read_head_name(name: str) -> HeadPlace:
+    """The place of a head from its name, such as L3H1."""
+    layer, head = name.removeprefix("L").split("H")
+    return int(layer), int(head)
+
+
+HEAD_NAMES = coded(lambda heads: [*map(head_name, heads)], lambda names: tuple(map(read_head_name, names)))
+"""Metadata of heads that are described by their names."""
+
+
 def require_known(known: Iterable[HeadPlace], picked: Iterable[HeadPlace], where: str) -> None:
-    """Refuses heads that a record does not hold.
+    """Refuses picked heads that a record does not hold.
 
     Args:
         known: The heads that it holds.
         picked: Those that are asked for.
         where: What the record is called, such as "this atlas".
-
-    Raises:
-        UsageError: There is one.
     """
-    held = {*known}
-    if missing := [place for place in picked if place not in held]:
-        raise UsageError(f"there is no head {head_name(missing[0])} in {where}", f"it has {amount(len(held), 'head')}")
+    heads = {*known}
+    if missing := [head for head in picked if head not in heads]:
+        raise UsageError(f"there is no head {head_name(missing[0])} in {where}", f"it has {amount(len(heads), 'head')}")
 
 
 class OneHead:
@@ -51,10 +59,13 @@ class OneHead:
         return head_name((self.layer, self.head))
 
 
+@dataclass(frozen=True)
 class HeadOfKind(OneHead):
-    """The same where a model may have several kinds of attention."""
+    """The same where a model may have several kinds of attention: "encoder", "decoder" or "cross"."""
 
     kind: str
+    layer: int = field(metadata=NUMBER)
+    head: int = field(metadata=NUMBER)
 
     @property
     def address(self) -> tuple[str, int, int]:
@@ -78,12 +89,17 @@ class PairTable:
         count: Over how many queries.
     """
 
+    TOLD: ClassVar[tuple[str, ...]] = ("name",)
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        "measure", "special_tokens", "a", "b", "distance", "mean", "low", "high", "n_queries",
+    )  # fmt: skip
+
     measure: str
-    special: bool
-    mean: Floats = field(metadata=shaped("heads columns"))
-    low: Floats = field(metadata=shaped("heads columns"))
-    high: Floats = field(metadata=shaped("heads columns"))
-    count: Floats = field(metadata=shaped("heads columns"))
+    special: bool = field(metadata={"key": "special_tokens"})
+    mean: Floats = field(metadata=shaped("heads columns", **ARRAY))
+    low: Floats = field(metadata=shaped("heads columns", **ARRAY))
+    high: Floats = field(metadata=shaped("heads columns", **ARRAY))
+    count: Floats = field(metadata=shaped("heads columns", **ARRAY))
 
     @property
     def name(self) -> str:
@@ -93,12 +109,33 @@ class PairTable:
     @property
     def distances(self) -> Floats:
         """The metric √mean: the root mean square Hellinger distance, or the root of the mean divergence."""
-        found: Floats = np.sqrt(self.mean)
-        return found
+        distances: Floats = np.sqrt(self.mean)
+        return distances
 
     def distance_interval(self, a: int, b: int) -> tuple[float, float, float]:
         """The distance of a pair, and the ends of its 95% interval."""
         return math.sqrt(self.mean[a, b]), math.sqrt(self.low[a, b]), math.sqrt(self.high[a, b])
+
+    def row(self, first: HeadPlace, second: HeadPlace, a: int, b: int) -> tuple[Any, ...]:
+        """What a file says of a pair of heads: `COLUMNS`.
+
+        Args:
+            first: The one head.
+            second: The other.
+            a: The row of the first.
+            b: The column of the second.
+        """
+        mean, low, high = (float(part[a, b]) for part in (self.mean, self.low, self.high))
+        special = "with" if self.special else "without"
+        names = head_name(first), head_name(second)
+        return self.measure, special, *names, math.sqrt(mean), mean, low, high, int(self.count[a, b])
+
+    def require_whole(self) -> None:
+        """Refuses divergences beyond their bounds: they would have no root."""
+        if np.any(self.mean > 1.01) or any(np.any(part < 0) for part in (self.mean, self.low, self.high)):
+            raise ValueError(f"its {self.name} is not between 0 and 1")
+        if not np.all(self.count >= 0) or np.any(np.isinf(self.count)):
+            raise ValueError(f"the queries of its {self.name} are not counted")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,72 +153,10 @@ class Arrangement:
         layers_high: Upper end.
     """
 
-    merges: Floats = field(metadata=shaped("n_merges 4"))
-    order: NDArray[np.int64] = field(metadata=shaped("heads"))
-    places: Floats = field(metadata=shaped("heads 2"))
-    explained: Floats = field(metadata=shaped("2"))
-    layers: Floats = field(metadata=shaped("n_layers n_layers"))
-    layers_low: Floats = field(metadata=shaped("n_layers n_layers"))
-    layers_high: Floats = field(metadata=shaped("n_layers n_layers"))
-
-
-def find_table(tables: Sequence[PairTable], name: str) -> PairTable:
-    """The table of a name.
-
-    Raises:
-        AttnscopeError: There is none.
-    """
-    for table in tables:
-        if table.name == name:
-            return table
-    raise AttnscopeError(f"there is no {name!r} in this record", f"it has {', '.join(t.name for t in tables)}")
-
-
-def table_facts(table: PairTable) -> dict[str, Any]:
-    """What a record tells of a table beside its arrays."""
-    return {"name": table.name, "measure": table.measure, "special_tokens": table.special}
-
-
-def table_arrays(table: PairTable) -> dict[str, NDArray[Any]]:
-    """The arrays of a table by name."""
-    return {f"{table.name}.{part}": getattr(table, part) for part in ("mean", "low", "high", "count")}
-
-
-def tables_from(data: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> tuple[PairTable, ...]:
-    """The tables that `table_facts` and `table_arrays` tell of.
-
-    Raises:
-        ValueError: Their parts do not fit each other.
-    """
-    tables = []
-    for facts in data["tables"]:
-        parts = [arrays[f"{facts['name']}.{part}"] for part in ("mean", "low", "high", "count")]
-        tables.append(PairTable(str(facts["measure"]), bool(facts["special_tokens"]), *parts))
-        if tables[-1].name != facts["name"]:
-            raise ValueError("a table is not called as its measure is")
-    if not tables:
-        raise ValueError("it holds no table")
-    return tuple(tables)
-
-
-def pair_row(table: PairTable, first: HeadPlace, second: HeadPlace, a: int, b: int) -> tuple[Any, ...]:
-    """A pair of heads in a table as a row."""
-    mean = float(table.mean[a, b])
-    return (
-        table.measure, "with" if table.special else "without", head_name(first), head_name(second), math.sqrt(mean),
-        mean, float(table.low[a, b]), float(table.high[a, b]), int(table.count[a, b]),
-    )  # fmt: skip
-
-
-def pair_rows(tables: Sequence[PairTable], heads: Sequence[HeadPlace]) -> Iterator[Sequence[Any]]:
-    """A row a table and pair of heads of one model, the header first."""
-    yield "measure", "special_tokens", "a", "b", "distance", "mean", "low", "high", "n_queries"
-    for table in tables:
-        for a, b in zip(*np.triu_indices(len(heads), 1), strict=True):
-            yield pair_row(table, heads[int(a)], heads[int(b)], int(a), int(b))
-
-
-def place_of(name: str) -> HeadPlace:
-    """The place of a head from its name, such as L3H1."""
-    layer, head = name.removeprefix("L").split("H")
-    return int(layer), int(head)
+    merges: Floats = field(metadata=shaped("n_merges 4", **ARRAY))
+    order: NDArray[np.int64] = field(metadata=shaped("heads", index="heads", distinct="", **ARRAY))
+    places: Floats = field(metadata=shaped("heads 2", **ARRAY))
+    explained: Floats = field(metadata=shaped("2", **ARRAY))
+    layers: Floats = field(metadata=shaped("n_layers n_layers", **ARRAY))
+    layers_low: Floats = field(metadata=shaped("n_layers n_layers", **ARRAY))
+    layers_high: Floats = field(metadata=shaped("n_layers n_layers", **ARRAY))

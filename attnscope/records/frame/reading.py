@@ -1,7 +1,6 @@
 """Reading records that may be damaged, or made to do harm: sizes before contents.
 
-Each kind of record reads itself through `reading` and `read_record`. `codec.require_fields` checks that its fields are
-what its class says; what its own parts must have in common it checks beside.
+Each kind of record reads itself through `reading` and `read_record`; `checks` has what must hold of it then.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ import json
 import re
 import typing
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.records.frame import codec
+from attnscope.records.frame import checks, codec
 
 MOST_BYTES = 2**30
-"""So large may what an archive unpacks to be, or MOST_TIMES its own size if that is more."""
+"""The most that an archive may unpack to, unless MOST_TIMES its own size is more."""
 MOST_TIMES = 50
 MOST_JSON_BYTES = 2**30
-"""So large may a record in JSON be."""
 _KINDS = "biufUS"
 """What arrays hold: truth values, whole numbers, floats, texts, bytes."""
-MOST_HEADS = 10_000
-"""No model has as many layers, nor as many heads in one: numbers beyond are damage."""
 
 
 @contextlib.contextmanager
 def reading(path: Path, what: str, hint: str) -> Iterator[None]:
     """Turns all that a missing or damaged file makes Python, NumPy, zipfile and json raise into one AttnscopeError.
 
-    Of numbers that are too large for what they should be, or none, NumPy says nothing: who checks values refuses them.
+    NumPy does not warn of numbers that are too large for their type, or NaN: checks of values refuse them.
 
     Args:
         path: The file.
@@ -71,11 +68,11 @@ def read_record(path: Path, schema: str) -> tuple[dict[str, Any], Mapping[str, A
         ValueError: It is a record of another kind, neither a whole npz archive nor JSON, or too large; other damage
             raises whatever Python's libraries do.
     """
-    held, described = read_arrays(path)
-    found = described["schema"] if isinstance(described, dict) else None
-    if found != schema:
-        raise ValueError(f"it holds {found!r}, not {schema!r}")
-    return described, held
+    arrays, described = read_arrays(path)
+    named = described["schema"] if isinstance(described, dict) else None
+    if named != schema:
+        raise ValueError(f"it holds {named!r}, not {schema!r}")
+    return described, arrays
 
 
 def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
@@ -90,18 +87,18 @@ def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
         if path.stat().st_size > MOST_JSON_BYTES:
             raise ValueError(f"it is no archive, and larger than {MOST_JSON_BYTES:,} bytes")
         try:
-            held = json.load(file)
+            document = json.load(file)
         except ValueError:
             raise ValueError("it is neither a whole npz archive nor JSON") from None
-    if not isinstance(held, dict):
+    if not isinstance(document, dict):
         raise ValueError("it is no JSON object")
-    described = held.get("record")
+    described = document.get("record")
     if not isinstance(described, dict) or "schema" not in described:
-        return held, held
+        return document, document
     # What describes a record beside its arrays names the schema too.
-    if described["schema"] != held.get("schema", described["schema"]):
-        raise ValueError(f"it names two schemas, {held['schema']!r} and {described['schema']!r}")
-    return held, described
+    if described["schema"] != document.get("schema", described["schema"]):
+        raise ValueError(f"it names two schemas, {document['schema']!r} and {described['schema']!r}")
+    return document, described
 
 
 def read_archive(path: Path) -> dict[str, NDArray[Any]] | None:
@@ -111,11 +108,11 @@ def read_archive(path: Path) -> dict[str, NDArray[Any]] | None:
             return None
         require_room(file, path)
         with np.load(file, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
-    for name, array in found.items():
+            arrays = {name: archive[name] for name in archive.files}
+    for name, array in arrays.items():
         if array.dtype.kind not in _KINDS:
             raise ValueError(f"its {name} is of {array.dtype}, which is in no record")
-    return found
+    return arrays
 
 
 def described_by(path: Path) -> Mapping[str, Any]:
@@ -128,8 +125,8 @@ def described_by(path: Path) -> Mapping[str, Any]:
     return described if isinstance(described, Mapping) else {}
 
 
-def _description(held: NDArray[Any]) -> Any:
-    return json.loads(held.tobytes() if held.dtype == np.uint8 else str(held))
+def _description(written: NDArray[Any]) -> Any:
+    return json.loads(written.tobytes() if written.dtype == np.uint8 else str(written))
 
 
 def schema_of(path: Path) -> str:
@@ -144,10 +141,10 @@ def schema_of(path: Path) -> str:
                 with np.load(file, allow_pickle=False) as archive:
                     return str(_description(archive["record"])["schema"])
             file.seek(0)
-            found = re.match(rb'\s*{\s*"schema":\s*"([\w./-]+)"', file.read(200))
+            match = re.match(rb'\s*{\s*"schema":\s*"([\w./-]+)"', file.read(200))
     except AttnscopeError:
         return ""
-    return found[1].decode() if found else ""
+    return match[1].decode() if match else ""
 
 
 def require_room(file: typing.IO[bytes], path: Path) -> None:
@@ -163,71 +160,43 @@ def require_room(file: typing.IO[bytes], path: Path) -> None:
     file.seek(0)
 
 
-def require_places(layers: Sequence[int], heads: Sequence[int]) -> None:
-    """Refuses numbers of layers and heads that no model has: tables are made as large as they say.
+@dataclass(frozen=True)
+class _Failure:
+    step: str
+    error: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class _Problem:
+    source: Any
+    line: Any
+    reason: Any
+
+
+_RUN: Mapping[str, Any] = {
+    "model": str, "notes": tuple[str, ...], "failures": tuple[_Failure, ...], "versions": Mapping[str, Any],
+    "kinds": tuple[str, ...],
+}  # fmt: skip
+_CORPUS: Mapping[str, Any] = {
+    "n_texts": int, "n_tokens": int, "n_chunked": int, "n_copies": int, "n_not_finite": int,
+    "sources": tuple[str, ...], "problems": tuple[_Problem, ...],
+}  # fmt: skip
+"""What a record may say of how it was made, and of its corpus, where views read it."""
+
+
+def require_shown(record: Any) -> None:
+    """Refuses what a record says of its run and its corpus where it could not be shown.
 
     Raises:
-        ValueError: One is negative, or too large.
+        ValueError: A value is of another type, or a number of texts is negative.
     """
-    for what, numbers in (("layer", layers), ("head", heads)):
-        for number in numbers:
-            if not 0 <= number < MOST_HEADS:
-                raise ValueError(f"there is no {what} {number}")
-
-
-def require_run(run: Mapping[str, Any]) -> None:
-    """Refuses what a record says of how it was made where it could not be shown.
-
-    Raises:
-        ValueError: The model has no name, or the notes are no texts, or a failure does not say what failed, or its
-            kinds of attention have no names.
-    """
-    if not isinstance(run.get("model", ""), str):
-        raise ValueError("its model has no name")
-    notes = run.get("notes", ())
-    if not isinstance(notes, list | tuple) or not all(isinstance(note, str) for note in notes):
-        raise ValueError("its notes are no texts")
-    failures = run.get("failures", ())
-    if not isinstance(failures, list | tuple):
-        raise ValueError("its failures are no list")
-    for failure in failures:
-        if not isinstance(failure, Mapping) or not all(
-            isinstance(failure.get(name), str) for name in ("step", "error", "hint")
-        ):
-            raise ValueError("one of its failures does not say what failed, and why")
-    if not isinstance(run.get("versions", {}), Mapping):
-        raise ValueError("its versions have no names")
-    kinds = run.get("kinds", ())
-    if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
-        raise ValueError("its kinds of attention have no names")
-
-
-def require_corpus(corpus: Mapping[str, Any]) -> None:
-    """Refuses what a record says of its corpus where numbers are none, or problems do not say where they are.
-
-    Raises:
-        ValueError: They are not, or do not.
-    """
-    for name in ("n_texts", "n_tokens", "n_chunked", "n_copies", "n_not_finite"):
-        number = corpus.get(name, 0)
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise ValueError(f"{name} is {codec.show_value(number)}")
-    sources = corpus.get("sources", ())
-    if not isinstance(sources, list | tuple) or not all(isinstance(source, str) for source in sources):
-        raise ValueError("its sources have no names")
-    for problem in corpus.get("problems", ()):
-        if not isinstance(problem, Mapping) or not {"source", "line", "reason"} <= set(problem):
-            raise ValueError("one of its problems does not say where it is")
-
-
-def require_weights(weights: Any) -> None:
-    """Refuses attention weights, (..., query, key), whose rows hold more than there is; NaN and empty rows may be.
-
-    Raises:
-        ValueError: A weight is negative, or a row sums to more than 1.
-    """
-    if np.any(weights < 0) or np.any(np.isinf(weights)):
-        raise ValueError("its weights are not between 0 and 1")
-    # Rounding, in 16 bits too, stays far below the bound.
-    if weights.size and np.nansum(weights, -1).max() > 1.1:
-        raise ValueError("its weights sum to more than 1 in a row")
+    for part, hints in (("run", _RUN), ("corpus", _CORPUS)):
+        told = getattr(record, part, None)
+        known = told if isinstance(told, Mapping) else {}
+        for name, hint in hints.items():
+            if name in known:
+                value = codec.convert(known[name], hint)
+                checks.require_type(value, hint, f"{name} of its {part}")
+                if hint is int and value < 0:
+                    raise ValueError(f"{name} of its {part} is {value}")

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, UsageError, amount
-from attnscope.records.frame import codec
+from attnscope.records.frame import checks, codec
 from attnscope.records.frame.kinds import LIVE, NOTEBOOK, Kind, file_of, kind_of_schema, load_named
 from attnscope.records.frame.parquet import parquet
-from attnscope.records.frame.reading import read_record, reading, require_corpus, require_run
+from attnscope.records.frame.reading import read_record, reading, require_shown
 from attnscope.records.frame.shards import failure_line
 from attnscope.records.frame.storage import csv_text, finite, plain, write_whole
 
@@ -234,20 +234,16 @@ class Record:
             described, held = read_record(path, cls.SCHEMA)
             if isinstance(held.get("schema"), str) and "json" not in kind.lossless:
                 raise ValueError("it is the JSON of one, a copy for other programs")
-            found = cls.rebuild(described, held)
-            codec.require_fields(found)
-            if isinstance(run := getattr(found, "run", None), Mapping):
-                require_run(run)
-            if isinstance(corpus := getattr(found, "corpus", None), Mapping):
-                require_corpus(corpus)
-            found.require_whole()
-        return found
+            record = cls.rebuild(described, held)
+            require_shown(record)
+            checks.require_whole(record)
+        return record
 
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
         """The record that `describe` and `arrays` were made of; what is damaged raises anything."""
-        made: Self = codec.build(cls, described, held)
-        return made
+        record: Self = codec.build(cls, described, held)
+        return record
 
     def __repr__(self) -> str:
         run, corpus = getattr(self, "run", {}), getattr(self, "corpus", {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 import math
 import secrets
 import stat
@@ -174,11 +173,6 @@ def json_array(array: NDArray[np.float32]) -> str:
     return "[" + ",".join(json_array(part) for part in array) + "]"
 
 
-def json_lists(value: Any, ascii_only: bool = False) -> str:
-    """JSON of plain values or of an array."""
-    return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value, ensure_ascii=ascii_only)
-
-
 def _same(number: float) -> float:
     return number
 
@@ -196,7 +190,10 @@ def digits(number: float) -> str:
 def plain(value: Any, number: Callable[[float], float | None] = _same) -> Any:
     """The same as plain JSON values, NumPy's numbers and arrays included; `number` says what becomes of a float."""
     if isinstance(value, np.ndarray | np.generic):
+        is_whole = value.dtype.kind in "biuU"
         value = value.tolist()
+        if is_whole:
+            return value
     if isinstance(value, float):
         return number(value)
     if isinstance(value, Mapping):

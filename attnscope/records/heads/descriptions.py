@@ -207,9 +207,6 @@ class HeadDescription(HeadOfKind):
             spreads evenly.
     """
 
-    kind: str
-    layer: int
-    head: int
     terms: tuple[Term, ...]
     nats: float
     explained: float

@@ -18,7 +18,6 @@ from attnscope.records.ablation import Effect, TokenChange
 from attnscope.records.frame.codec import OMITTED, beside
 from attnscope.records.frame.head_table import Column, HeadTable, number_column
 from attnscope.records.frame.pair_tables import HeadOfKind, require_known
-from attnscope.records.frame.reading import require_places
 from attnscope.records.frame.record import StudyRecord
 from attnscope.records.frame.storage import csv_text
 from attnscope.records.heads.descriptions import Descriptions, HeadDescription
@@ -99,9 +98,6 @@ class Head(HeadOfKind):
     `--writes`, measures of what it adds to logits are among its measures, and roles of behaviour among its roles.
     """
 
-    kind: str
-    layer: int
-    head: int
     roles: tuple[Role, ...]
     resting_share: float
     measures: Mapping[str, Estimate]
@@ -174,9 +170,9 @@ class Findings(StudyRecord):
     HOLDS: ClassVar[str] = "heads"
     LISTS_ARRAYS: ClassVar[bool] = False
 
-    heads: tuple[Head, ...]
+    heads: tuple[Head, ...] = field(metadata={"distinct": "address"})
     sums: Mapping[str, NDArray[Any]] = field(metadata=beside("sum_"))
-    control: tuple[Head, ...] = field(default=(), metadata=OMITTED)
+    control: tuple[Head, ...] = field(default=(), metadata={"distinct": "address", **OMITTED})
     descriptions: Descriptions | None = field(default=None, metadata=OMITTED)
     needles: Needles | None = field(default=None, metadata=OMITTED)
 
@@ -375,13 +371,6 @@ class Findings(StudyRecord):
         """Roles in the order in which the record lists them all, so that a table can be sorted and grouped by them."""
         order = _defined_roles(self.options)
         return sorted(roles, key=lambda name: (order.index(name) if name in order else len(order), name))
-
-    def require_whole(self) -> None:
-        """Refuses heads that no model has, or that are there twice, and numbers of texts that are none."""
-        require_places([h.layer for h in self.heads], [h.head for h in self.heads])
-        for heads in (self.heads, self.control):
-            if len({head.address for head in heads}) < len(heads):
-                raise ValueError("it holds a head twice")
 
 
 def _defined_roles(options: Mapping[str, Any]) -> list[str]:

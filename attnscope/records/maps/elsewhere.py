@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.records.frame import codec, reading
+from attnscope.records.frame import checks, reading
 from attnscope.records.maps.head_maps import KINDS
 from attnscope.records.maps.heatmap import AttentionMap, Heatmap
 from attnscope.records.maps.tokens import Tokens
@@ -100,8 +100,7 @@ def record_from_arrays(
     )
     record = Heatmap(text, (attention,), _run_of(model, str(np.asarray(weights).dtype)))
     try:
-        codec.require_fields(record)
-        record.require_whole()
+        checks.require_whole(record)
     except ValueError as error:
         raise AttnscopeError(f"this is no attention: {error}", "give weights after the softmax") from None
     return record

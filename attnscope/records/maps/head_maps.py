@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.frame import codec
-from attnscope.records.frame.reading import require_places
+from attnscope.records.frame.checks import shaped
 from attnscope.records.frame.record import Record
-from attnscope.records.frame.storage import json_array, json_lists
-from attnscope.records.maps.tokens import Tokens, require_whole_tokens
+from attnscope.records.frame.storage import json_array, plain
+from attnscope.records.maps.tokens import Tokens
 
 KINDS = ("encoder", "decoder", "cross")
+KIND = {"choices": KINDS}
+"""Metadata of a kind of attention: it becomes part of file names."""
 
 
 class HeadMaps:
@@ -60,6 +62,9 @@ class HeadMaps:
         shape = getattr(self, self.MAPS).shape
         return f"{type(self).__name__}({self.kind}, layers {spans(self.layers)}, heads {spans(self.heads)}, {shape})"
 
+
+OF_KINDS = shaped("n_maps", filled=True, **codec.parts(lambda entry, number: f"{entry['kind']}_" if number else ""))
+"""Metadata of maps of several kinds: arrays of further ones have their kind before their names."""
 
 M = TypeVar("M", bound=HeadMaps)
 
@@ -143,15 +148,10 @@ class MapsRecord(Record, Generic[M]):
             )
         return attention.of(layer, head)
 
-    def facts(self) -> dict[str, Any]:
-        """What stands in its description beside text, run, picked heads and maps, as plain JSON values."""
-        raise NotImplementedError
-
     def describe(self) -> dict[str, Any]:
         """All but the arrays, as plain JSON values; what made the record (`run`) stands at its top level."""
-        picked = None if self.picked is None else [list(pair) for pair in self.picked]
-        maps = [codec.describe(m) | {"queries": m.queries.as_json(), "keys": m.keys.as_json()} for m in self.maps]
-        return {"schema": self.SCHEMA, "text": self.text, **self.run, "picked": picked, **self.facts(), "maps": maps}
+        described = super().describe()
+        return {**plain(described.pop("run")), **plain(described)}
 
     def to_json(self, *, ascii_only: bool = False, **more: Any) -> str:
         """One JSON document: the schema, the run, `arrays()` as nested lists, and `describe()` under "record".
@@ -162,45 +162,24 @@ class MapsRecord(Record, Generic[M]):
             ascii_only: Whether other characters are written as JSON escapes.
             more: Further members of the document, such as the files that were written.
         """
-        described = {"schema": self.SCHEMA, "run": dict(self.run), **self.beside(), **more}
+        head = json.dumps({"schema": self.SCHEMA, "run": dict(self.run), **more}, ensure_ascii=ascii_only)[:-1]
         lists = (
-            f'"{name}": {json_array(array) if array.dtype == np.float32 else json_lists(array, ascii_only)}'
+            f'"{name}": '
+            + (json_array(array) if array.dtype == np.float32 else json.dumps(array.tolist(), ensure_ascii=ascii_only))
             for name, array in self.arrays().items()
         )
-        head = json.dumps(described, ensure_ascii=ascii_only)[:-1]
-        return f'{head}, {", ".join(lists)}, "record": {json_lists(self.describe(), ascii_only)}}}'
-
-    def beside(self) -> dict[str, Any]:
-        """What its JSON says for readers beside the numbers."""
-        return {}
+        return f'{head}, {", ".join(lists)}, "record": {json.dumps(self.describe(), ensure_ascii=ascii_only)}}}'
 
     @classmethod
-    def _rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any], kind: type[M], **known: Any) -> Self:
-        """The record of a description and of arrays, which of further maps have their kind before their names."""
-        maps = []
-        for number, entry in enumerate(described["maps"]):
-            mark = f"{entry['kind']}_" if number else ""
-            mine = {name.removeprefix(mark): array for name, array in held.items() if name.startswith(mark)}
-            both = {"queries": entry["queries"], "keys": entry["keys"] or entry["queries"]}
-            maps.append(codec.build(kind, entry | both, mine))
+    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
+        """The record that `describe` and `arrays` were made of, npz or JSON."""
         fields = set(cls.__dataclass_fields__) | {"schema"}  # type: ignore[attr-defined]
         run = {name: value for name, value in described.items() if name not in fields}
-        made: Self = codec.build(cls, described, held, maps=tuple(maps), run=run, **known)
-        return made
+        record: Self = codec.build(cls, described, held, run=run)
+        return record
 
     def require_whole(self) -> None:
-        """Refuses maps of no kind, heads that no model has, and tokens that can be neither drawn nor printed."""
-        if not self.maps:
-            raise ValueError("it holds no attention")
-        for attention in self.maps:
-            if attention.kind not in KINDS:  # it becomes part of file names
-                raise ValueError(f"there is no {attention.kind!r} attention")
-            require_places(attention.layers, attention.heads)
-            for tokens in (attention.queries, attention.keys):
-                require_whole_tokens(tokens)
-
-    def require_shown(self) -> None:
-        """Refuses a record that shows none of its heads; its maps must be whole."""
+        """Refuses a record that shows none of its heads."""
         if self.picked is not None and not any(self.chosen(attention) for attention in self.maps):
             raise ValueError("it shows none of its heads")
 

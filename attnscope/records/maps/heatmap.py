@@ -6,17 +6,17 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.frame.codec import ARRAY, OMITTED, shaped
-from attnscope.records.frame.reading import require_weights
-from attnscope.records.maps.head_maps import HeadMaps, MapsRecord
-from attnscope.records.maps.pictures import Picture, picture_from
-from attnscope.records.maps.sounds import Sound, sound_from
+from attnscope.records.frame.checks import NUMBER, shaped
+from attnscope.records.frame.codec import ARRAY, OMITTED, parts
+from attnscope.records.maps.head_maps import KIND, OF_KINDS, HeadMaps, MapsRecord
+from attnscope.records.maps.pictures import PICTURES, Picture
+from attnscope.records.maps.sounds import Sound
 from attnscope.records.maps.tokens import Tokens
 
 LEAST_LEFT = 0.01
@@ -44,10 +44,12 @@ class AttentionMap(HeadMaps):
 
     MAPS: ClassVar[str] = "weights"
 
-    kind: str
-    layers: tuple[int, ...]
-    heads: tuple[int, ...]
-    weights: NDArray[np.float32] = field(metadata=shaped("layers heads queries keys", **ARRAY))
+    kind: str = field(metadata=KIND)
+    layers: tuple[int, ...] = field(metadata=NUMBER)
+    heads: tuple[int, ...] = field(metadata=NUMBER)
+    weights: NDArray[np.float32] = field(
+        metadata=shaped("layers heads queries keys", filled=True, weights=True, **ARRAY)
+    )
     queries: Tokens
     keys: Tokens
     n_layers: int
@@ -80,13 +82,13 @@ class Heatmap(MapsRecord[AttentionMap]):
     SCHEMA: ClassVar[str] = "attnscope.heatmap/1"
 
     text: str
-    maps: tuple[AttentionMap, ...]
+    maps: tuple[AttentionMap, ...] = field(metadata=OF_KINDS)
     run: Mapping[str, Any]
     picked: tuple[tuple[int, int], ...] | None = None
     changes: tuple[str, ...] = ()
-    picture: Picture | None = None
-    sound: Sound | None = None
-    pictures: tuple[Picture, ...] = ()
+    picture: Picture | None = field(default=None, metadata=parts(lambda *_: "picture") | OMITTED)
+    sound: Sound | None = field(default=None, metadata=parts(lambda *_: "") | OMITTED)
+    pictures: tuple[Picture, ...] = field(default=(), metadata=PICTURES | OMITTED)
 
     @property
     def weights(self) -> NDArray[np.float32]:
@@ -256,13 +258,6 @@ class Heatmap(MapsRecord[AttentionMap]):
         """Weight 1; of pictures and sound each head's largest."""
         return "fixed" if self.is_of_text else "head"
 
-    def facts(self) -> dict[str, Any]:
-        """What was done to the weights, and what was seen or heard; all but its arrays."""
-        facts: dict[str, Any] = {"changes": list(self.changes)}
-        facts |= {} if self.picture is None else {"picture": self.picture.describe()}
-        facts |= {} if self.sound is None else {"sound": self.sound.describe()}
-        return facts | ({"pictures": [one.describe() for one in self.pictures]} if self.pictures else {})
-
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The maps as arrays by name: `weights`, `layers`, `heads`, `tokens`, `offsets` of the first map.
 
@@ -271,24 +266,18 @@ class Heatmap(MapsRecord[AttentionMap]):
         seen among words is `picture_0`, `picture_1` …; of what a speech model heard, `envelope` is the loudest sample
         of each frame, and `spectrogram` what it was given, (band, step), uint8, where words are timed.
         """
-        named: dict[str, NDArray[Any]] = {}
-        for number, m in enumerate(self.maps):
-            mark = "" if number == 0 else f"{m.kind}_"
-            named[f"{mark}weights"] = m.weights
-            named[f"{mark}layers"] = np.array(m.layers, np.int32)
-            named[f"{mark}heads"] = np.array(m.heads, np.int32)
-            named[f"{mark}tokens"] = np.array(m.keys.labels)
-            named[f"{mark}offsets"] = m.keys.offsets
-            if m.kind == "cross":
-                named[f"{mark}query_tokens"] = np.array(m.queries.labels)
-        if self.picture is not None:
-            named["picture"] = self.picture.pixels
-        named |= {f"picture_{number}": picture.pixels for number, picture in enumerate(self.pictures)}
-        if self.sound is not None:
-            named["envelope"] = self.sound.envelope
-            if self.sound.spectrogram is not None:
-                named["spectrogram"] = self.sound.spectrogram.levels
-        return named
+        arrays = super().arrays()
+        for number, attention in enumerate(self.maps):
+            mark = f"{attention.kind}_" if number else ""
+            arrays |= {
+                f"{mark}layers": np.array(attention.layers, np.int32),
+                f"{mark}heads": np.array(attention.heads, np.int32),
+                f"{mark}tokens": np.array(attention.keys.labels),
+                f"{mark}offsets": attention.keys.offsets,
+            }
+            if attention.kind == "cross":
+                arrays[f"{mark}query_tokens"] = np.array(attention.queries.labels)
+        return arrays
 
     def to_npz(self) -> bytes:
         """The arrays, and `record`, the JSON that describes them; `numpy.load` needs no pickles for it."""
@@ -296,29 +285,9 @@ class Heatmap(MapsRecord[AttentionMap]):
         np.savez(held, allow_pickle=False, **self.arrays(), record=np.array(json.dumps(self.describe())))
         return held.getvalue()
 
-    @classmethod
-    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
-        """The record that `describe` and `arrays` were made of, npz or JSON."""
-        senses = {
-            "picture": picture_from(described.get("picture"), held.get("picture")),
-            "sound": sound_from(described.get("sound"), held.get("envelope"), held.get("spectrogram")),
-            "pictures": tuple(
-                picture_from(one, held.get(f"picture_{number}"))
-                for number, one in enumerate(described.get("pictures") or ())
-            ),
-        }
-        return cls._rebuild(described, held, AttentionMap, **senses)
-
     def require_whole(self) -> None:
-        """Refuses a record whose parts do not fit each other, before a picture of it fails or lies."""
+        """Refuses tokens that are not those of its picture or sound."""
         super().require_whole()
-        for attention in self.maps:
-            if not attention.weights.size:
-                raise ValueError("its weights are of no tokens, or of no heads")
-            # NaN stands for heads that a layer lacks. Rounding, in 16 bits too, stays far below the upper bound.
-            if np.any(attention.weights > 1.1):
-                raise ValueError("its weights are not between 0 and 1")
-            require_weights(attention.weights)
         if self.picture is not None:
             n_patches = self.picture.grid[0] * self.picture.grid[1]
             if any(int((~tokens.special).sum()) != n_patches for m in self.maps for tokens in (m.queries, m.keys)):
@@ -328,7 +297,6 @@ class Heatmap(MapsRecord[AttentionMap]):
                 raise ValueError("its tokens are not the patches of its pictures")
         if self.sound is not None and any(len(m.keys) != len(self.sound.envelope) for m in self.maps):
             raise ValueError("its keys are not the frames of its sound")
-        self.require_shown()
 
 
 def _with_empty_rows(across: AttentionMap, maps: tuple[AttentionMap, ...]) -> AttentionMap:

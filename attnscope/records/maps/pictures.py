@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from attnscope.records.frame.checks import shaped
+from attnscope.records.frame.codec import OMITTED, beside, parts
 
 SMALL = ", small"
 """What the name of a picture ends in that is all of a photo, made small, beside one with more detail."""
@@ -30,12 +32,22 @@ class Picture:
         area: What of the photo it covers: left, top, right and lower edge, in pixels of the photo. None = not known.
     """
 
-    pixels: NDArray[np.uint8]
+    pixels: NDArray[np.uint8] = field(metadata=shaped("height width 3", filled=True, **beside("")))
     grid: tuple[int, int]
     source: str
     size: tuple[int, int]
-    cells: NDArray[np.int32] | None = None
-    area: tuple[float, float, float, float] | None = None
+    cells: NDArray[np.int32] | None = field(default=None, metadata=shaped("n_rows n_columns", **OMITTED))
+    area: tuple[float, float, float, float] | None = field(default=None, metadata=OMITTED)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of patches."""
+        return self.grid[0]
+
+    @property
+    def n_columns(self) -> int:
+        """Columns of patches."""
+        return self.grid[1]
 
     @property
     def photo(self) -> str:
@@ -50,8 +62,7 @@ class Picture:
     def over(self, row: NDArray[Any]) -> NDArray[np.float64]:
         """What tokens get, (key,), as what patches get, (row, column); NaN where no token stands for a patch."""
         assert self.cells is not None
-        given = np.append(row.astype(np.float64), np.nan)
-        return given[self.cells]
+        return np.append(row.astype(np.float64), np.nan)[self.cells]
 
     @property
     def patch(self) -> tuple[int, int]:
@@ -68,33 +79,11 @@ class Picture:
             f"{columns} × {rows} patches of {wide} × {high}"
         )
 
-    def describe(self) -> dict[str, Any]:
-        """All but the pixels, as plain JSON values."""
-        described: dict[str, Any] = {"grid": list(self.grid), "source": self.source, "size": list(self.size)}
-        described |= {} if self.cells is None else {"cells": self.cells.tolist()}
-        return described | ({} if self.area is None else {"area": list(self.area)})
+    def require_whole(self) -> None:
+        """Refuses pixels that are not whole patches."""
+        if min(self.grid) < 1 or any(n % n_patches for n, n_patches in zip(self.pixels.shape, self.grid, strict=False)):
+            raise ValueError("its picture does not fit its patches")
 
 
-def picture_from(described: Mapping[str, Any] | None, pixels: Any) -> Picture | None:
-    """The picture that `Picture.describe` tells of; None where there is none.
-
-    Raises:
-        ValueError: Pixels and patches do not fit each other.
-    """
-    if described is None:
-        return None
-    rows, columns = map(int, described["grid"])
-    width, height = map(int, described["size"])
-    given = np.asarray(pixels)
-    if not np.all((given >= 0) & (given <= 255)):  # NaN is neither
-        raise ValueError("its picture has no colours")
-    held = given.astype(np.uint8)
-    fits = held.ndim == 3 and held.shape[2] == 3 and held.size and min(rows, columns) > 0
-    if not fits or held.shape[0] % rows or held.shape[1] % columns:
-        raise ValueError("its picture does not fit its patches")
-    cells = None if described.get("cells") is None else np.asarray(described["cells"], np.int32)
-    if cells is not None and cells.shape != (rows, columns):
-        raise ValueError("the places of its patches do not fit its picture")
-    left, top, right, bottom = map(float, described.get("area") or (0, 0, 0, 0))
-    area = None if described.get("area") is None else (left, top, right, bottom)
-    return Picture(held, (rows, columns), str(described["source"]), (width, height), cells, area)
+PICTURES = parts(lambda _, number: f"picture_{number}")
+"""Metadata of several pictures."""

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.frame.codec import ARRAY, arrays_of, shaped
-from attnscope.records.maps.head_maps import HeadMaps, MapsRecord
+from attnscope.records.frame.checks import NUMBER, shaped
+from attnscope.records.frame.codec import ARRAY
+from attnscope.records.maps.head_maps import KIND, OF_KINDS, HeadMaps, MapsRecord
 from attnscope.records.maps.tokens import Tokens
 
 POOLS = ("mean", "max")
@@ -54,18 +55,18 @@ class PooledMap(HeadMaps):
 
     MAPS: ClassVar[str] = "cells"
 
-    kind: str
-    layers: tuple[int, ...]
-    heads: tuple[int, ...]
-    cells: NDArray[np.float32] = field(metadata=shaped("layers heads n_rows n_columns", **ARRAY))
-    received: NDArray[np.float32] = field(metadata=shaped("layers heads keys", **ARRAY))
-    entropy_nats: NDArray[np.float32] = field(metadata=shaped("layers heads queries", **ARRAY))
+    kind: str = field(metadata=KIND)
+    layers: tuple[int, ...] = field(metadata=NUMBER)
+    heads: tuple[int, ...] = field(metadata=NUMBER)
+    cells: NDArray[np.float32] = field(metadata=shaped("layers heads n_rows n_columns", filled=True, **ARRAY))
+    received: NDArray[np.float32] = field(metadata=shaped("layers heads keys", range=(0, None), **ARRAY))
+    entropy_nats: NDArray[np.float32] = field(metadata=shaped("layers heads queries", range=(0, None), **ARRAY))
     link_places: NDArray[np.int32] = field(metadata=shaped("layers heads n_links 2", **ARRAY))
     link_weights: NDArray[np.float32] = field(metadata=shaped("layers heads n_links", **ARRAY))
     queries: Tokens
     keys: Tokens
-    query_cell: int
-    key_cell: int
+    query_cell: int = field(metadata={"range": (1, None)})
+    key_cell: int = field(metadata={"range": (1, None)})
     far_tokens: int | None
     n_layers: int
     n_heads: int
@@ -80,6 +81,16 @@ class PooledMap(HeadMaps):
     def n_columns(self) -> int:
         """How many columns of cells there are."""
         return -(-len(self.keys) // max(self.key_cell, 1))
+
+    def require_whole(self) -> None:
+        """Refuses cells that are no shares, keys that receive more than there is, and links of other tokens."""
+        # NaN stands for heads that a layer lacks. Rounding, in 16 bits too, stays far below the upper bounds.
+        if np.any(self.cells < 0) or np.any(self.cells > 1.1):
+            raise ValueError("its cells are not between 0 and 1")
+        if np.nansum(self.received, -1).max() > 1.1 * len(self.queries):
+            raise ValueError("its keys receive more than there is")
+        if np.any(self.link_places < -1) or np.any(self.link_places >= np.array([len(self.queries), len(self.keys)])):
+            raise ValueError("its links are between tokens that it does not have")
 
     def links(self, layer: int, head: int) -> list[Link]:
         """The strongest far links of one head, largest weight first."""
@@ -108,32 +119,20 @@ class PooledHeatmap(MapsRecord[PooledMap]):
     SCHEMA: ClassVar[str] = "attnscope.pooled/1"
 
     text: str
-    maps: tuple[PooledMap, ...]
+    maps: tuple[PooledMap, ...] = field(metadata=OF_KINDS)
     run: Mapping[str, Any]
-    pool: str = "mean"
+    pool: str = field(default="mean", metadata={"choices": POOLS})
     picked: tuple[tuple[int, int], ...] | None = None
 
     def links(self, layer: int, head: int, kind: str | None = None) -> list[Link]:
         """The strongest far links of one head, largest weight first."""
         return self.map(kind).links(layer, head)
 
-    def facts(self) -> dict[str, Any]:
-        """What a cell shows."""
-        return {"pool": self.pool}
-
     def describe(self) -> dict[str, Any]:
         """As of all maps; long texts stand there once: keys that are the queries are null."""
         described = super().describe()
         described["maps"] = [one | ({} if one["kind"] == "cross" else {"keys": None}) for one in described["maps"]]
         return described
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The first map's arrays by name; those of further maps have their kind before it, as in `cross_cells`."""
-        return {
-            f"{f'{m.kind}_' if number else ''}{name}": array
-            for number, m in enumerate(self.maps)
-            for name, array in arrays_of(m).items()
-        }
 
     def described_links(self) -> list[dict[str, Any]]:
         """Each far link with its head, places, tokens and the text around them, as plain JSON values."""
@@ -155,9 +154,9 @@ class PooledHeatmap(MapsRecord[PooledMap]):
             for link in m.links(layer, head)
         ]
 
-    def beside(self) -> dict[str, Any]:
-        """The far links, with their text."""
-        return {"links": self.described_links()}
+    def to_json(self, *, ascii_only: bool = False, **more: Any) -> str:
+        """One JSON document, as of all maps, with the far links and the text around them."""
+        return super().to_json(ascii_only=ascii_only, links=self.described_links(), **more)
 
     def to_npz(self) -> bytes:
         """The arrays, compressed, as half of a causal map is zeros, and `record`, what describes them."""
@@ -169,28 +168,8 @@ class PooledHeatmap(MapsRecord[PooledMap]):
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
         """The record that `describe` and `arrays` were made of, npz or JSON."""
-        return cls._rebuild(described, held, PooledMap)
-
-    def require_whole(self) -> None:
-        """Refuses a record whose parts do not fit each other, before a picture of it fails or lies."""
-        super().require_whole()
-        if self.pool not in POOLS:
-            raise ValueError(f"there is no pool {self.pool!r}")
-        for m in self.maps:
-            if min(m.query_cell, m.key_cell) < 1:
-                raise ValueError("its cells hold no tokens")
-            if not m.cells.size:
-                raise ValueError("its maps are of no tokens, or of no heads")
-            # NaN stands for heads that a layer lacks. Rounding, in 16 bits too, stays far below the upper bound.
-            if np.any(m.cells < 0) or np.any(m.cells > 1.1):
-                raise ValueError("its cells are not between 0 and 1")
-            if np.nansum(m.received, -1).max() > 1.1 * len(m.queries):
-                raise ValueError("its keys receive more than there is")
-            if np.any(m.received < 0) or np.any(np.isinf(m.received)) or np.any(np.isinf(m.entropy_nats)):
-                raise ValueError("its marginals are no sums of weights")
-            if np.any(m.link_places < -1) or np.any(m.link_places >= np.array([len(m.queries), len(m.keys)])):
-                raise ValueError("its links are between tokens that it does not have")
-        self.require_shown()
+        maps = [entry | {"keys": entry["keys"] or entry["queries"]} for entry in described["maps"]]
+        return super().rebuild({**described, "maps": maps}, held)
 
 
 def around(tokens: Tokens, place: int, characters: int = 30) -> str:

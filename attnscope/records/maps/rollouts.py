@@ -9,14 +9,16 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.frame.codec import build, shaped
-from attnscope.records.frame.reading import require_weights
+from attnscope.records.frame.checks import shaped
+from attnscope.records.frame.codec import ARRAY, OMITTED, parts
 from attnscope.records.frame.record import Record
 from attnscope.records.frame.storage import finite, plain
-from attnscope.records.maps.pictures import Picture, picture_from
-from attnscope.records.maps.tokens import Tokens, require_whole_tokens
+from attnscope.records.maps.pictures import Picture
+from attnscope.records.maps.tokens import Tokens
 
 METHODS = ("mean", "rollout", "flow")
+
+_MAPS = shaped("n_layers tokens tokens", filled=True, **ARRAY)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,11 +45,11 @@ class Rollout(Record):
     tokens: Tokens
     kind: str
     residual: float
-    mean: NDArray[np.float64] = field(metadata=shaped("n_layers tokens tokens"))
-    rollout: NDArray[np.float64] = field(metadata=shaped("n_layers tokens tokens"))
-    flow: NDArray[np.float64] = field(metadata=shaped("n_layers tokens tokens"))
+    mean: NDArray[np.float64] = field(metadata=_MAPS | {"weights": True})
+    rollout: NDArray[np.float64] = field(metadata=_MAPS | {"weights": True})
+    flow: NDArray[np.float64] = field(metadata=_MAPS)
     run: Mapping[str, Any]
-    picture: Picture | None = None
+    picture: Picture | None = field(default=None, metadata=parts(lambda *_: "pixels") | OMITTED)
 
     @property
     def flowing(self) -> tuple[int, ...]:
@@ -71,8 +73,8 @@ class Rollout(Record):
         Raises:
             AttnscopeError: There are none.
         """
-        if found := self.tokens.find(query):
-            return found
+        if places := self.tokens.find(query):
+            return places
         raise self.tokens.refuse(query)
 
     @property
@@ -80,37 +82,11 @@ class Rollout(Record):
         """The figure's largest; over a picture, each map's."""
         return "figure" if self.picture is None else "head"
 
-    def describe(self) -> dict[str, Any]:
-        """All but the arrays, as plain JSON values."""
-        return {
-            "schema": self.SCHEMA,
-            "text": self.text,
-            "tokens": self.tokens.as_json(),
-            "kind": self.kind,
-            "residual": self.residual,
-            "run": plain(self.run),
-            **({} if self.picture is None else {"picture": self.picture.describe()}),
-        }
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Shares by method, and the pixels of a picture."""
-        pixels = {} if self.picture is None else {"pixels": self.picture.pixels}
-        return {method: getattr(self, method) for method in METHODS} | pixels
-
     def as_json(self) -> dict[str, Any]:
         """All of it as plain JSON values; NaN becomes null."""
         described = self.describe()
-        whole: dict[str, Any] = plain(
-            {
-                "schema": self.SCHEMA,
-                "run": described["run"],
-                **described,
-                "tokens": self.tokens.labels,
-                **self.arrays(),
-                "record": {"tokens": described["tokens"]},
-            },
-            finite,
-        )
+        labels = {"tokens": self.tokens.labels, "record": {"tokens": described["tokens"]}}
+        whole: dict[str, Any] = plain({**described, **self.arrays(), **labels}, finite)
         return whole
 
     @classmethod
@@ -118,17 +94,9 @@ class Rollout(Record):
         """The rollout that `describe` and `arrays` were made of, or `as_json`."""
         if "mean" in described:  # JSON, whose `record` is no description of the rest
             described = {**described, "tokens": described["record"]["tokens"]}
-        picture = picture_from(described.get("picture"), held.get("pixels"))
-        arrays: dict[str, Any] = {method: np.array(held[method], np.float64) for method in METHODS}
-        made: Self = build(cls, described, picture=picture, **arrays)
-        return made
+        return super().rebuild(described, held)
 
     def require_whole(self) -> None:
-        """Refuses arrays that do not fit the tokens, tokens that do not fit the picture, and shares that are none."""
-        if not self.mean.size:
-            raise ValueError("its maps are of no tokens")
+        """Refuses tokens that do not fit the picture."""
         if self.picture is not None and np.prod(self.picture.grid) != int((~self.tokens.special).sum()):
             raise ValueError("its tokens are not the patches of its picture")
-        require_whole_tokens(self.tokens)
-        require_weights(self.mean)
-        require_weights(self.rollout)

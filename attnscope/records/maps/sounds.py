@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.frame.codec import convert
+from attnscope.records.frame.checks import shaped
+from attnscope.records.frame.codec import ARRAY, FLAT, OMITTED, beside
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,14 @@ class Spectrogram:
         decibels: How much louder the loudest is than the quietest.
     """
 
-    levels: NDArray[np.uint8]
+    levels: NDArray[np.uint8] = field(metadata=shaped("hertz n_steps", filled=True, **beside("spectrogram")))
     hertz: tuple[float, ...]
     decibels: float
+
+    def require_whole(self) -> None:
+        """Refuses bands that do not ascend."""
+        if self.hertz != tuple(sorted(self.hertz)):
+            raise ValueError("its spectrogram makes no sense")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +65,14 @@ class Sound:
         spectrogram: What the model was given, where words are timed; None = not kept.
     """
 
-    envelope: NDArray[np.float32]
+    envelope: NDArray[np.float32] = field(metadata=shaped("n_frames", filled=True, **ARRAY))
     seconds_per_frame: float
     seconds: float
     window_seconds: float
     source: str
-    words: tuple[SpokenWord, ...] = ()
-    followed: tuple[tuple[int, int], ...] = ()
-    spectrogram: Spectrogram | None = None
+    words: tuple[SpokenWord, ...] = field(default=(), metadata=OMITTED)
+    followed: tuple[tuple[int, int], ...] = field(default=(), metadata=OMITTED)
+    spectrogram: Spectrogram | None = field(default=None, metadata=FLAT)
 
     @property
     def facts(self) -> str:
@@ -78,41 +82,9 @@ class Sound:
             f"the model listens for {self.window_seconds:g} s"
         )
 
-    def describe(self) -> dict[str, Any]:
-        """All but the envelope, as plain JSON values."""
-        return {
-            "source": self.source,
-            "seconds": self.seconds,
-            "seconds_per_frame": self.seconds_per_frame,
-            "window_seconds": self.window_seconds,
-            **({"words": [vars(word) for word in self.words], "followed": self.followed} if self.words else {}),
-            **({"hertz": seen.hertz, "decibels": seen.decibels} if (seen := self.spectrogram) else {}),
-        }
-
-
-def sound_from(described: Mapping[str, Any] | None, envelope: Any, levels: Any = None) -> Sound | None:
-    """The sound that `Sound.describe` tells of; None where there is none.
-
-    Raises:
-        ValueError: Its numbers make no sense.
-    """
-    if described is None:
-        return None
-    held = np.asarray(envelope, np.float32)
-    each, seconds, window = (float(described[name]) for name in ("seconds_per_frame", "seconds", "window_seconds"))
-    if held.ndim != 1 or not len(held) or not all(math.isfinite(t) and t > 0 for t in (each, seconds, window)):
-        raise ValueError("its sound makes no sense")
-    words = convert(described.get("words", ()), tuple[SpokenWord, ...])
-    if any(not 0 <= word.start <= word.end <= seconds + each for word in words):
-        raise ValueError("its words are not spoken within its sound")
-    followed = convert(described.get("followed", ()), tuple[tuple[int, int], ...])
-    seen = None if levels is None else _spectrogram(described, np.asarray(levels))
-    return Sound(held, each, seconds, window, str(described["source"]), words, followed, seen)
-
-
-def _spectrogram(described: Mapping[str, Any], levels: NDArray[Any]) -> Spectrogram:
-    hertz = tuple(map(float, described["hertz"]))
-    whole = levels.ndim == 2 and levels.size and len(levels) == len(hertz) and hertz == tuple(sorted(hertz))
-    if not whole or not np.all((levels >= 0) & (levels <= 255)):  # NaN is neither
-        raise ValueError("its spectrogram makes no sense")
-    return Spectrogram(levels.astype(np.uint8), hertz, float(described["decibels"]))
+    def require_whole(self) -> None:
+        """Refuses times that make no sense."""
+        if not all(math.isfinite(t) and t > 0 for t in (self.seconds_per_frame, self.seconds, self.window_seconds)):
+            raise ValueError("its sound makes no sense")
+        if any(not 0 <= word.start <= word.end <= self.seconds + self.seconds_per_frame for word in self.words):
+            raise ValueError("its words are not spoken within its sound")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
+from attnscope.records.frame.checks import shaped
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +33,12 @@ class Tokens:
     """
 
     text: str
-    ids: NDArray[np.int64]
+    ids: NDArray[np.int64] = field(metadata=shaped("labels"))
     labels: tuple[str, ...]
-    offsets: NDArray[np.int32]
-    special: NDArray[np.bool_]
-    words: NDArray[np.int32] | None
-    segments: NDArray[np.int32]
+    offsets: NDArray[np.int32] = field(metadata=shaped("labels 2"))
+    special: NDArray[np.bool_] = field(metadata=shaped("labels"))
+    words: NDArray[np.int32] | None = field(metadata=shaped("labels"))
+    segments: NDArray[np.int32] = field(metadata=shaped("labels"))
     pair: str | None = None
     n_given: int = -1
 
@@ -180,35 +181,12 @@ class Tokens:
     def __repr__(self) -> str:
         return f"Tokens({len(self)}: {' '.join(self.labels[:12])}{' …' if len(self) > 12 else ''})"
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON; `tokens_from_json` reads them back."""
-        return {
-            "text": self.text,
-            "pair": self.pair,
-            "n_given": self.n_given,
-            "labels": list(self.labels),
-            "ids": self.ids.tolist(),
-            "offsets": self.offsets.tolist(),
-            "special": self.special.tolist(),
-            "words": None if self.words is None else self.words.tolist(),
-            "segments": self.segments.tolist(),
-        }
-
-
-def require_whole_tokens(tokens: Tokens) -> None:
-    """Refuses tokens whose lists do not fit each other, or that can be neither drawn nor printed.
-
-    Raises:
-        ValueError: They do not, or cannot.
-    """
-    n = len(tokens)
-    words = n if tokens.words is None else len(tokens.words)
-    if {len(tokens.ids), len(tokens.offsets), len(tokens.special), len(tokens.segments), words} != {n}:
-        raise ValueError("its lists of tokens differ in length")
-    for text in (tokens.text, tokens.pair or "", *tokens.labels):
-        text.encode()  # fails on lone surrogates
-    if not all(tokens.labels):
-        raise ValueError("a token has no label")
+    def require_whole(self) -> None:
+        """Refuses tokens that can be neither drawn nor printed."""
+        for text in (self.text, self.pair or "", *self.labels):
+            text.encode()  # fails on lone surrogates
+        if not all(self.labels):
+            raise ValueError("a token has no label")
 
 
 _PIECE_MARKS = ("##", "·")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from attnscope.records.frame.checks import SHARE
 
 NAMES = ("best head", "mean", "regression")
 """What is compared, in this order."""
@@ -23,16 +25,29 @@ class Score:
         gain_high: Upper end.
     """
 
-    value: float
-    low: float
-    high: float
+    value: float = field(metadata=SHARE)
+    low: float = field(metadata=SHARE)
+    high: float = field(metadata=SHARE)
     gain: float
     gain_low: float
     gain_high: float
 
 
+class _Scored:
+    """What has a score for each of NAMES."""
+
+    best_head: Score
+    mean: Score
+    regression: Score | None
+
+    @property
+    def scores(self) -> tuple[Score | None, ...]:
+        """In the order of NAMES."""
+        return self.best_head, self.mean, self.regression
+
+
 @dataclass(frozen=True)
-class Precision:
+class Precision(_Scored):
     """How precise predicted pairs are, the L / cut of the largest scores of a text of L words.
 
     Attributes:
@@ -48,7 +63,7 @@ class Precision:
 
     separation: int
     cut: int
-    chance: float
+    chance: float = field(metadata=SHARE)
     best_head: Score
     mean: Score
     regression: Score | None = None
@@ -57,7 +72,7 @@ class Precision:
 
 
 @dataclass(frozen=True)
-class Combined:
+class Combined(_Scored):
     """A relation by several heads.
 
     Heads, how many of them, and the regression come from the half that heads are chosen on; scores are of the other.
@@ -82,7 +97,7 @@ class Combined:
     tried: tuple[tuple[int, float], ...]
     n_scored: int
     n_texts_scored: int
-    chance: float
+    chance: float = field(metadata=SHARE)
     best_head: Score
     mean: Score
     regression: Score | None = None
@@ -90,38 +105,16 @@ class Combined:
     n_texts_fitted: int = 0
     precisions: tuple[Precision, ...] = ()
 
-    @property
-    def scores(self) -> tuple[Score | None, ...]:
-        """In the order of NAMES."""
-        return self.best_head, self.mean, self.regression
-
     def rows(self) -> Iterator[dict[str, Any]]:
         """For each combination, and of undirected links for each range and cut, what a table has of it."""
-        asked: list[tuple[dict[str, Any], float, tuple[Score | None, ...]]] = [
-            (
-                {"range": one.range, "separation": one.separation, "below": one.below, "cut": one.cut},
-                one.chance,
-                (one.best_head, one.mean, one.regression),
-            )
-            for one in self.precisions
+        groups: list[tuple[dict[str, Any], Combined | Precision]] = [
+            ({"range": each.range, "separation": each.separation, "below": each.below, "cut": each.cut}, each)
+            for each in self.precisions
         ]
-        for apart, chance, scores in asked or [({}, self.chance, self.scores)]:
-            for name, score in zip(NAMES, scores, strict=True):
+        for pairs, scored in groups or [({}, self)]:
+            for name, score in zip(NAMES, scored.scores, strict=True):
                 if score is not None:
-                    held = {"accuracy": score.value, "low": score.low, "high": score.high, "baseline": chance}
+                    shares = {"accuracy": score.value, "low": score.low, "high": score.high, "baseline": scored.chance}
                     more = {"combination": name, "n_heads": len(self.heads) if name == "mean" else None}
                     gains = {"gain": score.gain, "gain_low": score.gain_low, "gain_high": score.gain_high}
-                    yield {"relation": self.relation, "n_scored": self.n_scored, **held, **more, **apart, **gains}
-
-    def require_whole(self) -> None:
-        """Refuses shares that are none."""
-        every = [
-            score
-            for group in (self.scores, *((one.best_head, one.mean, one.regression) for one in self.precisions))
-            for score in group
-            if score is not None
-        ]
-        if any(value < -0.01 or value > 1.01 for score in every for value in (score.value, score.low, score.high)):
-            raise ValueError(f"the shares of heads together on {self.relation!r} are not between 0 and 1")
-        if any(value < -0.01 or value > 1.01 for value in (self.chance, *(one.chance for one in self.precisions))):
-            raise ValueError(f"chance of {self.relation!r} is not between 0 and 1")
+                    yield {"relation": self.relation, "n_scored": self.n_scored, **shares, **more, **pairs, **gains}

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.frame.codec import OMITTED, build
+from attnscope.records.frame import codec
+from attnscope.records.frame.checks import SHARE, shaped
+from attnscope.records.frame.codec import APART, ARRAY, OMITTED
 from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.frame.record import StudyRecord
 from attnscope.records.frame.storage import finite, plain
@@ -26,6 +28,9 @@ LEAST_MASS = 0.1
 """With less of its attention on the targets, in the mean, a head expresses a relation weakly: it looks elsewhere."""
 
 ARRAYS = ("choice", "accuracy", "low", "high", "mass", "p", "q")
+
+_BY_HEAD = shaped("n_layers n_heads", filled=True, **ARRAY)
+_SHARES = _BY_HEAD | SHARE
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,18 +79,20 @@ class Relation:
     rule: str
     baseline: float
     why_no_verdict: str
-    choice: Array
-    accuracy: Array
-    low: Array
-    high: Array
-    mass: Array
-    p: Array
-    q: Array
-    found: NDArray[np.bool_]
+    choice: Array = field(metadata=_SHARES)
+    accuracy: Array = field(metadata=_SHARES)
+    low: Array = field(metadata=_BY_HEAD)
+    high: Array = field(metadata=_BY_HEAD)
+    mass: Array = field(metadata=_SHARES)
+    p: Array = field(metadata=_SHARES)
+    q: Array = field(metadata=_SHARES)
+    found: NDArray[np.bool_] = field(metadata=_BY_HEAD)
     n_sources: int = 0
     halves: str = "texts"
     ties: tuple[tuple[int, int], ...] = ()
-    is_mutual: bool = False
+    is_mutual: bool = field(default=False, metadata=OMITTED)
+
+    TOLD: ClassVar[tuple[str, ...]] = ("best", "best_found")
 
     @property
     def best(self) -> tuple[int, int] | None:
@@ -123,9 +130,9 @@ class ExampleLink:
         weight: How much it gets.
     """
 
-    source: tuple[int, ...]
-    targets: tuple[int, ...]
-    looked: int
+    source: tuple[int, ...] = field(metadata={"index": "words"})
+    targets: tuple[int, ...] = field(metadata={"index": "words"})
+    looked: int = field(metadata={"index": "words", "least": -1})
     right: bool
     weight: float
 
@@ -153,7 +160,7 @@ class Example:
     source: str
     line: int
     words: tuple[str, ...]
-    spaced: tuple[bool, ...]
+    spaced: tuple[bool, ...] = field(metadata=shaped("words"))
     links: tuple[ExampleLink, ...]
     cut_before: bool = False
     cut_after: bool = False
@@ -180,7 +187,7 @@ class Relations(StudyRecord):
     HOLDS: ClassVar[str] = "relations"
 
     kind: str
-    relations: tuple[Relation, ...]
+    relations: tuple[Relation, ...] = field(metadata=APART)
     examples: tuple[Example, ...] = ()
     combined: tuple[Combined, ...] = field(default=(), metadata=OMITTED)
     word_times: WordTimes | None = field(default=None, metadata=OMITTED)
@@ -231,28 +238,18 @@ class Relations(StudyRecord):
 
     def describe(self) -> dict[str, Any]:
         """All but the arrays, with the head that is best of each relation; NaN stays."""
-        document = super().describe()
-        document["relations"] = [
-            {name: getattr(one, name) for name in _PLAIN}
-            | ({"is_mutual": True} if one.is_mutual else {})
-            | {"best": one.best, "best_found": one.best_found}
-            for one in self.relations
-        ]
-        return document
+        return super().describe() | {"relations": [codec.describe(relation) for relation in self.relations]}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Those of all relations laid one on another: (relation, layer, head)."""
-        return {
-            name: np.stack([getattr(one, name) for one in self.relations]) if self.relations else np.zeros((0, 0, 0))
-            for name in _ARRAYS
-        }
+        if not self.relations:
+            return {name: np.zeros((0, 0, 0)) for name in _ARRAYS}
+        return {name: np.stack([getattr(relation, name) for relation in self.relations]) for name in _ARRAYS}
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain JSON values; NaN becomes null."""
-        document = self.describe()
-        for row, relation in zip(document["relations"], self.relations, strict=True):
-            row |= {name: getattr(relation, name) for name in _ARRAYS}
-        whole: dict[str, Any] = plain(document, finite)
+        rows = [codec.describe(relation) | codec.arrays_of(relation) for relation in self.relations]
+        whole: dict[str, Any] = plain(self.describe() | {"relations": rows}, finite)
         return whole
 
     def rows(self) -> Iterator[Sequence[Any]]:
@@ -283,39 +280,17 @@ class Relations(StudyRecord):
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
         """The relations that `describe` and `arrays` were made of."""
-        arrays = {name: held[name] for name in _ARRAYS}
-        (shape, *others) = {array.shape for array in arrays.values()}
         rows = described["relations"]
-        if others or shape[0] != len(rows) or (rows and (len(shape) != 3 or 0 in shape)):
+        if {len(held[name]) for name in _ARRAYS} != {len(rows)}:
             raise ValueError("its arrays do not fit its relations")
         relations = tuple(
-            build(Relation, row, **{name: array[i] for name, array in arrays.items()}) for i, row in enumerate(rows)
+            codec.build(Relation, row, {name: held[name][at] for name in _ARRAYS}) for at, row in enumerate(rows)
         )
-        made: Self = build(cls, described, relations=relations)
-        return made
-
-    def require_whole(self) -> None:
-        """Refuses shares that are none, links between words that are not there, and numbers of texts that are none."""
-        for one in self.relations:
-            shares = np.stack([one.accuracy, one.choice, one.mass, one.p, one.q])
-            if np.any(shares < -0.01) or np.any(shares > 1.01):
-                raise ValueError(f"the shares of {one.name!r} are not between 0 and 1")
-        for example in self.examples:
-            n = len(example.words)
-            places = [p for link in example.links for p in (*link.source, *link.targets, link.looked)]
-            if len(example.spaced) != n or any(not -1 <= place < n for place in places):
-                raise ValueError("the links of an example are not between its words")
-        for together in self.combined:
-            together.require_whole()
-        if self.word_times is not None:
-            self.word_times.require_whole()
+        record: Self = codec.build(cls, described, held, relations=relations)
+        return record
 
 
 _ARRAYS = (*ARRAYS, "found")
-_PLAIN = (
-    "name", "n", "n_texts", "n_scored", "n_texts_scored", "left_out", "rule", "baseline", "why_no_verdict", "n_sources",
-    "halves", "ties",
-)  # fmt: skip
 _TOGETHER = ("combination", "n_heads", "range", "separation", "below", "cut", "gain", "gain_low", "gain_high")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from attnscope.errors import AttnscopeError, amount
-from attnscope.records.frame.codec import shaped
+from attnscope.records.frame.checks import shaped
 from attnscope.records.frame.record import Record
 
 GROUPS = ("parameters", "per_token", "per_text", "memory", "kv_cache")
@@ -60,13 +60,7 @@ class HeadRow:
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity against the length of the text.
-
-    Attributes:
-        panel: "multiply-adds" (for a whole text) or "bytes".
-        what: For people.
-        values: One for each of the record's `lengths`.
-    """
+    """One quantity against the length of the text: its `panel` is "multiply-adds", for a whole text, or "bytes"."""
 
     panel: str
     what: str

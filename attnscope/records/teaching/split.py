@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.frame.codec import shaped
-from attnscope.records.frame.reading import require_weights
+from attnscope.records.frame.checks import shaped
 from attnscope.records.frame.record import Record
 
 Array = NDArray[np.float64]
@@ -58,7 +57,7 @@ class Seen:
     d_head: int
     scale: float
     columns: NDArray[np.int64] = field(metadata=shaped("n_heads 2"))
-    weights: Array = field(metadata=shaped("n_heads queries keys"))
+    weights: Array = field(metadata=shaped("n_heads queries keys", filled=True, weights=True))
     mean_weights: Array = field(metadata=shaped("queries keys"))
     output: Array = field(metadata=shaped("queries n_output"))
     entropy_nats: Array = field(metadata=shaped("n_heads"))
@@ -99,15 +98,8 @@ class Split(Record):
 
     def of(self, n_heads: int) -> Seen:
         """What was seen with that many heads."""
-        for one in self.seen:
-            if one.n_heads == n_heads:
-                return one
-        counts = ", ".join(str(one.n_heads) for one in self.seen)
-        raise AttnscopeError(f"{n_heads} heads are not in this record", f"it has {counts}")
-
-    def require_whole(self) -> None:
-        """Refuses weights of no tokens, and weights that are not between 0 and 1."""
         for seen in self.seen:
-            if not seen.weights.size:
-                raise ValueError("its weights are of no tokens")
-            require_weights(seen.weights)
+            if seen.n_heads == n_heads:
+                return seen
+        counts = ", ".join(str(seen.n_heads) for seen in self.seen)
+        raise AttnscopeError(f"{n_heads} heads are not in this record", f"it has {counts}")

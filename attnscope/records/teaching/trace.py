@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.frame import codec
+from attnscope.records.frame.checks import shaped
 from attnscope.records.frame.record import Record
 from attnscope.records.frame.storage import finite, plain
 
@@ -39,7 +40,14 @@ class Step:
     variable: str
     axes: tuple[str, ...]
     head: int | None
-    value: NDArray[np.float64] = field(metadata=codec.ARRAY)
+    value: NDArray[np.float64] = field(metadata=codec.beside(""))
+
+    TOLD: ClassVar[tuple[str, ...]] = ("shape",)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return self.value.shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +70,7 @@ class Band:
     low: float
     high: float
     n_pairs: int
-    scores: NDArray[np.float64] = field(metadata=codec.shaped("keys"))
+    scores: NDArray[np.float64] = field(metadata=shaped("keys"))
     near: float
     far: float
 
@@ -120,9 +128,9 @@ class Trace(Record):
     n_kv_heads: int
     queries: tuple[str, ...]
     keys: tuple[str, ...]
-    query: int | None
+    query: int | None = field(metadata={"index": "queries"})
     inputs: Mapping[str, NDArray[Any] | float] = field(metadata=codec.beside("input_"))
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...] = field(metadata=codec.parts(lambda _, number: f"step_{number}"))
     bands: tuple[Band, ...]
     radians_per_token: NDArray[np.float64]
     check: Check
@@ -141,32 +149,9 @@ class Trace(Record):
             name: value if np.size(value) <= _MOST_IN_JSON else {"shape": list(np.shape(value))}
             for name, value in self.inputs.items()
         }
-        document = self.describe()
-        for entry, step in zip(document["steps"], self.steps, strict=True):
-            shape = entry.pop("shape")
-            entry |= {"value": step.value, "shape": shape}
-        whole: dict[str, Any] = plain(document | {"inputs": inputs}, finite)
+        steps = [codec.describe(step) | {"value": step.value} for step in self.steps]
+        whole: dict[str, Any] = plain(self.describe() | {"steps": steps, "inputs": inputs}, finite)
         return whole
-
-    def describe(self) -> dict[str, Any]:
-        """All but the inputs and the values of steps; NaN stays."""
-        document = super().describe()
-        document["steps"] = [codec.describe(step) | {"shape": step.value.shape} for step in self.steps]
-        return document
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The values of the steps by their numbers, then the inputs."""
-        values = {f"step_{number}": step.value for number, step in enumerate(self.steps)}
-        return values | {f"input_{name}": np.asarray(value) for name, value in self.inputs.items()}
-
-    @classmethod
-    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
-        """The trace that `describe` and `arrays` were made of."""
-        steps = tuple(
-            codec.build(Step, entry, value=held[f"step_{number}"]) for number, entry in enumerate(described["steps"])
-        )
-        made: Self = codec.build(cls, described, held, steps=steps)
-        return made
 
     def require_whole(self) -> None:
         """Refuses values that do not have the axes that their step says, or not a place for each of their tokens."""
@@ -176,8 +161,6 @@ class Trace(Record):
                 raise ValueError("a step's value does not have its axes")
             if any(sizes.get(axis, n) != n for axis, n in zip(step.axes, step.value.shape, strict=True)):
                 raise ValueError("a step's value does not fit its tokens")
-        if self.query is not None and not 0 <= self.query < len(self.queries):
-            raise ValueError(f"there is no query {self.query}")
 
     def to_py(self) -> str:
         """The script of the file `trace.py`; see `script`."""

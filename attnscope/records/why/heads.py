@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.frame.codec import ARRAY, shaped
+from attnscope.records.frame.checks import NUMBER, shaped
+from attnscope.records.frame.codec import ARRAY
 from attnscope.records.frame.pair_tables import HeadPlace, head_name
 from attnscope.records.frame.record import Record
-from attnscope.records.why.part import Part
+from attnscope.records.why.score import PARTS, Part
 
 SIDES = ("query", "key")
 """Where a part stands; the first axis of shares."""
@@ -45,8 +46,8 @@ class WhyHeads(Record):
     run: Mapping[str, Any]
     corpus: Mapping[str, Any]
     kind: str
-    heads: tuple[tuple[int, int], ...]
-    parts: tuple[Part, ...]
+    heads: tuple[tuple[int, int], ...] = field(metadata={"filled": True, "distinct": ""} | NUMBER)
+    parts: tuple[Part, ...] = field(metadata=PARTS)
     shares: NDArray[np.float64] = field(metadata=shaped("2 heads parts", **ARRAY))
     low: NDArray[np.float64] = field(metadata=shaped("2 heads parts", **ARRAY))
     high: NDArray[np.float64] = field(metadata=shaped("2 heads parts", **ARRAY))
@@ -72,7 +73,7 @@ class WhyHeads(Record):
         return [at for at in np.argsort(-values, kind="stable")[:most].tolist() if np.isfinite(values[at])]
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """A line for each head and each part that it may read."""
+        """One row per head and part that it may read."""
         numbers = ("share", "low", "high", "composition")
         yield "layer", "head", "part", *(f"{side}_{number}" for side in SIDES for number in numbers)
         arrays = (self.shares, self.low, self.high, self.composition)
@@ -83,11 +84,7 @@ class WhyHeads(Record):
                     yield layer, head, part.name, *values
 
     def require_whole(self) -> None:
-        """Refuses heads that are there twice, and shares that do not sum to 1."""
-        if not self.heads or len({*self.heads}) < len(self.heads) or min(min(head) for head in self.heads) < 0:
-            raise ValueError("its heads have no numbers of their own")
-        if len({part.name for part in self.parts}) < len(self.parts):
-            raise ValueError("a part is named twice")
+        """Refuses shares that do not sum to 1."""
         for side in self.shares:
             total = np.nansum(side, axis=1) + self.bias
             if not np.all(np.abs(total - 1)[np.isfinite(side).any(1)] <= 0.01):

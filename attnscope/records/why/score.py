@@ -9,10 +9,33 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.frame.codec import ARRAY, shaped
+from attnscope.records.frame.checks import shaped
+from attnscope.records.frame.codec import ARRAY
 from attnscope.records.frame.record import Record
-from attnscope.records.maps.tokens import Tokens, require_whole_tokens
-from attnscope.records.why.part import Part
+from attnscope.records.maps.tokens import Tokens
+
+_COUNT: dict[str, Any] = {"range": (0, None)}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a model that adds to the residual stream.
+
+    Attributes:
+        name: Such as "L3H1", "L3 MLP" or "token embedding".
+        kind: "head", "MLP", "embedding" or "bias".
+        layer: Its layer; -1 = it belongs to none.
+        head: Its number among the heads of its layer; -1 = it is none.
+    """
+
+    name: str
+    kind: str
+    layer: int = -1
+    head: int = -1
+
+
+PARTS: dict[str, Any] = {"distinct": "name"}
+"""Metadata of the parts of a model."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,19 +72,19 @@ class Why(Record):
     run: Mapping[str, Any]
     text: str
     kind: str
-    layer: int
-    head: int
+    layer: int = field(metadata=_COUNT)
+    head: int = field(metadata=_COUNT)
     queries: Tokens
     keys: Tokens
-    query: int
-    key: int
+    query: int = field(metadata={"index": "queries"})
+    key: int = field(metadata={"index": "keys"})
     weight: float
     score: float
     mean: float
-    masked_before: int
-    masked_after: int
+    masked_before: int = field(metadata=_COUNT)
+    masked_after: int = field(metadata=_COUNT)
     softcap: float | None
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...] = field(metadata=PARTS)
     pairs: NDArray[np.float64] = field(metadata=shaped("parts parts", **ARRAY))
     bias: float | None
     rounding: float
@@ -104,7 +127,7 @@ class Why(Record):
         return [divmod(int(at), len(self.parts)) for at in order]
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """A line for each part: what it adds through the query and through the key."""
+        """One row per part: what it adds through the query and through the key."""
         yield "part", "kind", "layer", "head", "query_nats", "key_nats"
         for part, query, key in zip(self.parts, self.by_query.tolist(), self.by_key.tolist(), strict=True):
             yield part.name, part.kind, part.layer, part.head, query, key
@@ -114,15 +137,9 @@ class Why(Record):
         return [self.run.get("model", ""), self.queries.labels[self.query], self.keys.labels[self.key]]
 
     def require_whole(self) -> None:
-        """Refuses tokens that are not there, and parts whose sum is not the score."""
-        require_whole_tokens(self.queries)
-        require_whole_tokens(self.keys)
-        if not (0 <= self.query < len(self.queries) and 0 <= self.key < len(self.keys)) or self.n_keys < 1:
-            raise ValueError("its query or its key is no token of the text")
-        if min(self.layer, self.head, self.masked_before, self.masked_after) < 0:
-            raise ValueError("its head or its mask has negative numbers")
-        if len({part.name for part in self.parts}) < len(self.parts):
-            raise ValueError("a part is named twice")
+        """Refuses a mask that hides all keys, and parts whose sum is not the score."""
+        if self.n_keys < 1:
+            raise ValueError("its query may attend to no key")
         if not self.off <= self.rounding:
             raise ValueError(
                 f"its parts sum to {self.off:.3g} more or less than its score; rounding explains {self.rounding:.3g}"

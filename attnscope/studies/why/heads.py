@@ -14,7 +14,7 @@ from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError, amount, require_rounding
 from attnscope.models.model import Model
 from attnscope.records.why.heads import SIDES, WhyHeads
-from attnscope.records.why.part import Part
+from attnscope.records.why.score import Part
 from attnscope.studies.circuits.study import composition
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.provenance import run_of
