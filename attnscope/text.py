@@ -263,8 +263,8 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
     return result
 
 
-_TEXT_FILES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zst")
-"""How files that hold texts end."""
+_TEXT_FILES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zst", ".pdf", ".docx", ".html")
+"""How files that hold texts end, those that attnscope cannot read among them."""
 
 
 def refuse_file_name(text: str, hint: str) -> None:

@@ -356,7 +356,7 @@ class Descriptions:
         n_texts: How many texts (chunks of long ones) were sampled.
         n_queries: How many of their queries.
         n_scored: On how many of the texts descriptions were scored; on the others they were fitted.
-        features: The features that terms are made of, by name.
+        features: The features that terms are made of, and the user's own, by name.
         unmatched: Names of the user's own features that are found nowhere in the sampled texts.
         unseen: Share of the scored texts' tokens that the fitted texts lack; None = sources are unknown.
         no_sources: Why sources are unknown for some layers or for all; "" = they are known, or were not asked for.
@@ -394,6 +394,18 @@ class Descriptions:
             f"stability: both halves of the texts have the same first term outside sinks in {alike} of "
             f"{amount(len(told), 'head')}" + "; if they differ, ! names the other half's" * (alike < len(told))
         )
+
+    @property
+    def used(self) -> set[str]:
+        """Names of the features that some head's terms are made of."""
+        terms = [term for head in self.heads for term in (*head.terms, *(head.active.terms if head.active else ()))]
+        return {name for term in terms for name in (term.feature, *term.feature.split(" from "))}
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of the user's own features that sampled texts have, but that made no head's description better."""
+        own = (name for name, feature in self.features.items() if feature.source == "given")
+        return [name for name in own if name not in self.unmatched and name not in self.used]
 
     @property
     def by_head(self) -> dict[tuple[str, int, int], HeadDescription]:

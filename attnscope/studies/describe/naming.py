@@ -218,7 +218,10 @@ class Names:
         high = np.flatnonzero(of_entries >= least_named(of_entries))
         weights = on[high] * of_entries[high]
         labels = self._labels(np.bincount(self.keys[high], weights, len(values)))
-        return ", ".join(labels) + self._covered(high, weights)
+        # A bare comma in a list separated by commas cannot be read.
+        return ", ".join(label if any(map(str.isalnum, label)) else f"“{label}”" for label in labels) + self._covered(
+            high, weights
+        )
 
     def _labels(self, weights: NDArray[np.number]) -> list[str]:
         """How types are written, up to `TOKENS`, the largest weight first."""

@@ -125,13 +125,12 @@ def describe_texts(
     found = [sources.beside(one) for one in found]
     found.sort(key=lambda one: (model.info.kinds.index(one.kind), one.layer, one.head))
     n_scored = len(sample) - sum(unit.fits for unit in sample) if fits else 0
-    terms = [term for one in found for term in (*one.terms, *(one.active.terms if one.active else ()))]
-    used = {name for term in terms for name in (term.feature, *term.feature.split(" from "))}
-    facts = {name: by_name[name] for name in by_name if name in used}
     unmatched = tuple(one.name for one in own if fits and not any(group.matches(one) for group in groups))
-    return Descriptions(
-        tuple(found), len(sample), n_queries, n_scored, facts, unmatched, sources.unseen, sources.reason
+    described = Descriptions(
+        tuple(found), len(sample), n_queries, n_scored, by_name, unmatched, sources.unseen, sources.reason
     )
+    named = described.used | {feature.name for feature in own}
+    return replace(described, features={name: by_name[name] for name in by_name if name in named})
 
 
 def fit_texts(

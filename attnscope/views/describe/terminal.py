@@ -135,6 +135,8 @@ def _notes(findings: Findings, n_other: int) -> list[str]:
     if described.unmatched:
         named = ", ".join(printable(name, 60) for name in described.unmatched)
         said.append(f"Your feature {named} was found nowhere in the sampled texts.")
+    if unused := [printable(name, 60) for name in described.unused]:
+        said.append(f"Your feature {', '.join(unused)} improved no head's description.")
     if n_other:
         said.append(
             f"{amount(n_other, 'head is', 'heads are')} not described: only the first kind of attention of a model is."
