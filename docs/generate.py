@@ -72,9 +72,9 @@ high end   at least  1 - (1 - r) · 0.025^(1/N)
 N = 1 / (ρ/m + (1 - ρ) / (sum of counts)),   ρ = RHO
 ```
 
-ρ is how much the queries of one text are taken to resemble each other (intraclass correlation). The high end holds for
-all but means such as `relative_entropy`. The other intervals, and the high end of `relative_entropy`, allow for texts
-that the sample lacks. They assume that a share 1 - 0.025^(1/N) of all texts may have the value 0, or the value of
+ρ is the assumed intraclass correlation of queries within a text. The rule for the high end applies to all shares except
+means such as `relative_entropy`. For these, and for measures that are not shares, intervals allow for texts that the
+sample lacks. They assume that a share 1 - 0.025^(1/N) of all texts may have the value 0, or the value of
 uniform attention ([heads](heads.md#what-counts-as-evidence)).
 
 ## The baseline
@@ -140,9 +140,8 @@ the control:
 2. if these tie, the distance to the nearest occurrence is closest to that at q;
 3. if these tie, the earlier prediction.
 
-Predictions with a matched token choose in their order, and each control is used once. A prediction without a control
-does not count. The control has a matched token of its own. The head's attention excluding sinks is scaled there to what
-it is at q.
+Controls are assigned in the order of the predictions, and each is used once. A prediction without a control
+does not count. The control has its own matched token. At the control, the head's attention outside sinks is rescaled to the amount that it has at q.
 
 If m_q(t) is the quantity at q and q' is the control, the measure is the mean of m_q(t) - m_q'(t). A head that ignores
 what comes next has the same mean at both predictions, apart from their different contexts. Its measure is then 0 on
@@ -163,7 +162,7 @@ candidate counts if its logit is then at least {raised:g} nat above its logit at
 the vocabulary's mean. t is the counting candidate with the largest logit without the head, unless that is below the
 logit of the model's {among}th likeliest token.
 
-A model that says a word everywhere copies nothing. But the measure does not say whether the word was raised by its
+So a word that the model predicts everywhere does not count as copied. But the measure cannot tell whether the word was raised by its
 own occurrence or by other words.
 
 For `induction`, t is what followed the nearest earlier occurrence of the token at q. Another token must follow that
@@ -171,8 +170,7 @@ occurrence before q; if x_q = x_q-1, the place before q is skipped. Masked token
 such measure. Its matched token occurs as often as t after x_q, and as near as that nearest one. It has no control,
 because only keys after x_q count.
 
-Uniform attention here is the same weight on each key that the mask allows, with the same values and the same slopes
-g.
+The baseline is uniform attention over the keys that the mask allows, with the same value vectors and the same g.
 
 ### Units
 
@@ -189,8 +187,8 @@ measures that must both pass:
 - what it contributes from there: `_nats` must be its threshold above uniform attention, and at least
   {least_active:.0%} of the attention there must be outside sinks (`_share`).
 
-The larger of the two p-values is that of both (intersection-union test, Berger 1982). All roles then share one false
-discovery rate. Roles of behaviour stand after a head's roles of looking.
+The role's p-value is the larger of the two (intersection-union test, Berger 1982). All roles then share one false
+discovery rate. A head's roles of behaviour are listed after its other roles.
 """
 
 _REFERENCES = """
@@ -268,9 +266,9 @@ def measures_page() -> str:
         "learned sink makes it neither larger nor smaller.\n"
         "- Tokens that are equally rare share what `rarest_token` counts.\n"
         "- `sink` counts texts, not queries, however many chunks they came in. A query that may not see the first "
-        "token gives it nothing, so a window of a few tokens makes no sink.\n"
+        "token counts as giving it 0, so under a window of a few tokens no head has a sink.\n"
         "- The tokens of `outlier_token` are found anew in each text and layer, because such norms come and go from "
-        "layer to layer. In SmolLM2-135M, of 30 layers, several `the` have them from layer 3 to 11. `_active` measures "
+        "layer to layer. In SmolLM2-135M (30 layers), some occurrences of `the` have such norms from layer 3 to layer 11. `_active` measures "
         "leave out only special tokens and the first, which are the same in every layer. The measure is undefined in "
         "cross attention, in texts without such a token, and if the hidden states that a layer reads cannot be seen.\n"
         "- `received` adds up, text by text, what the most attended key received, and divides by the number of queries."

@@ -219,9 +219,9 @@ class Drawing:
     ] = None
     dpi: Annotated[int | None, "Pixels per inch of a PNG.  [default: 100; 300 with --width]"] = None
     font_size: Annotated[
-        float | None, "Size in points of the smallest letters.  [default: as it comes; 6.5 with --width]"
+        float | None, "Size in points of the smallest letters.  [default: fitted to the figure; 6.5 with --width]"
     ] = None
-    no_title: Annotated[bool, "Leave out the titles of figures, as papers have captions; heads keep names."] = False
+    no_title: Annotated[bool, "Leave out figure titles (for papers with captions); the names of heads stay."] = False
     font: Annotated[str | None, "A font to take first, for texts of any script: an installed family, or a file."] = None
 
     def options(self) -> dict[str, Any]:

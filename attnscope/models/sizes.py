@@ -23,7 +23,7 @@ class Sizes:
         kind: "encoder", "decoder" or "encoder-decoder".
         d_model: Width of the hidden states.
         n_layers: Layers; of an encoder-decoder, the encoder's.
-        n_heads: Query heads a layer.
+        n_heads: Query heads per layer.
         n_kv_heads: Key/value heads a layer.
         d_head: Width of a head.
         d_ff: Width within the feed-forward network; 0 = there is none.

@@ -146,7 +146,7 @@ What does a head do, and does the tool say so? On most models nobody knows. Here
 heads below was compiled, planted, trained on a known task, or published. The truth is written in the source of each
 model, and compared with the model's own weights before any tool sees it.
 
-{verdict} These are the heads:
+{verdict} The heads come from four sources:
 
 {counts}"""
 
@@ -159,9 +159,9 @@ NOTES = """\
 Each tool is asked only for rules that it has a name for. So the scores *first* and *named* of a tool with three names
 are about few heads: compare the numbers of heads, too. The score *precise* is about every head that a tool describes.
 
-No tool but attnscope predicts attention. The others get the best prediction that their answer allows. Their keys get
-the share that these have on the texts that the tool saw, and all other keys share the rest evenly. A tool that says
-nothing predicts even attention.
+Only attnscope predicts attention. For each other tool, we build the best prediction that its answer allows. The keys
+that it names get the share of attention that they have on the texts it saw. All other keys divide the rest evenly. A
+tool that says nothing predicts even attention.
 
 {tools}
 
@@ -202,7 +202,8 @@ def _verdict(tools: Mapping[str, Any]) -> str:
     first, silent = facts["all"]["first"], facts["all"]["silent"]
     return (
         f"{name} names the right rule first for {first['value']:.0%} of the {first['n']} heads whose rule it can name. "
-        f"It is silent on only {silent['value']:.0%} of the {silent['n']} heads whose rule it has no name for."
+        f"The other {silent['n']} heads follow rules that it has no name for. There it should stay silent, and does so "
+        f"for only {silent['value']:.0%}."
     )
 
 
@@ -249,9 +250,9 @@ def _render_wrong(summary: Mapping[str, Any]) -> str:
         f"The lines of {wrong['n_missed']} heads begin with a wrong rule, although attnscope has a name for the right "
         f"one. The lines of {wrong['n_false']} other heads, whose rules it has no name for, neither say so nor predict "
         f"their attention. The table lists {len(wrong['examples'])} of the {wrong['n_missed'] + wrong['n_false']}. "
-        "There, *grown* means trained here, `compiler_bos` is the first token of a compiled program, and *! "
-        "other half* "
-        "begins what the other half of the texts shows."
+        "In its first column, *grown* means trained here. In its last column, `compiler_bos` is the first token of a "
+        "compiled program. *! other half:* introduces the first term of the description that is fitted on the other "
+        "half of the texts."
     ]
     leads = _behind(summary["tools"])
     if leads:

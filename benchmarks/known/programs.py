@@ -71,8 +71,8 @@ def before() -> Select:
 
 
 def behind() -> Select:
-    """All tokens behind."""
-    return Select(indices, indices, operator.gt, "all tokens behind")
+    """All later tokens."""
+    return Select(indices, indices, operator.gt, "all later tokens")
 
 
 def word(letter: Value) -> Select:
@@ -87,7 +87,7 @@ def everything() -> Select:
 
 def smaller() -> Select:
     """Words that sort before the query's."""
-    return Select(tokens, tokens, operator.lt, "words that sort before it")
+    return Select(tokens, tokens, operator.lt, "words that come before the query's in sorted order")
 
 
 def at_place(place: int) -> Select:
@@ -203,7 +203,7 @@ def drawn(seed: int, n_heads: int = 16) -> Program:
         lambda: _many(same(), 1), lambda: _many(before(), 3), lambda: _many(behind(), 3),
         lambda: _many(up_to_here(), 4), lambda: _many(smaller(), 2),
         *(lambda letter=letter: _many(word(letter), 1) for letter in LETTERS[:3]),
-        *(lambda few=few: _many(alike(is_in(few), tokens, f"words that are as much one of {few}"), 3)
+        *(lambda few=few: _many(alike(is_in(few), tokens, f"words that agree with the query on being one of {', '.join(few)}"), 3)
           for few in ("ab", "ade")),
         *(lambda by=by: _many(alike(lambda i: i % by, indices, f"places that are equal modulo {by}"), 1)
           for by in (2, 3)),

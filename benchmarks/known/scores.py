@@ -24,25 +24,25 @@ PAIRS, LOW = 40, 0.1
 """Pairs of either kind for the one-at-a-time score; a low pair is below this part of the largest weight."""
 
 SCORES: dict[str, str] = {
-    "first": "the share of heads whose rule the tool names first, sinks apart. Counted are the heads whose rule "
-    "it has a name for",
-    "named": "the share of rules that the line has. Counted are the rules that the tool has a name for",
-    "precise": "the share of described heads of which the first thing that the tool names, sinks apart, is a "
-    "rule of theirs",
-    "silent": "the share of heads on which the tool says that it cannot describe them, or names only a sink. "
-    "Counted are the "
-    "heads whose rule it has no name for",
+    "first": "among the heads whose rule the tool has a name for, the share for which it names that rule first "
+    "(not counting sinks)",
+    "named": "among the rules that the tool has a name for, the share that its description contains",
+    "precise": "among the heads that the tool describes, the share for which its first name, sinks apart, is true of"
+    " the head",
+    "silent": "among the heads whose rule the tool has no name for, the share on which it says nothing, or names "
+    "only a sink",
     "right_or_silent": "as *silent*, or the words of the tool predict the attention (explained is 0.9 or more)",
     "explained": "1 - KL(attention || prediction) / KL(attention || even) on held-out texts "
     "([descriptions](descriptions.md))",
-    "iou": "intersection over union of the keys that hold 90% of a row, and of those that the tool expects to "
-    "(Hayes et al. 2026, arXiv 2606.19317; the share is ours)",
-    "auc": "whether the tool's weight tells the strongest 40 pairs of a head from 40 random weak ones (after the "
-    "one-at-a-time scorer of OpenAI's Transformer Debugger, which uses 5 pairs)",
-    "role_recall": "the share of true roles that the tool gives, among the roles that it has. Compiled heads "
-    "are left out: "
-    "on ten tokens thresholds say little",
-    "role_precision": "the share of given roles that the truth allows. Compiled heads are left out",
+    "iou": "intersection over union of two sets of keys: those that hold 90% of a row, and those that the tool "
+    "expects to hold it (Hayes et al. 2026, arXiv 2606.19317; the share is ours)",
+    "auc": "the area under the ROC curve if the tool's predicted weight separates the head's 40 strongest pairs "
+    "of tokens from 40 random weak ones. OpenAI's Transformer Debugger has such a one-at-a-time scorer, "
+    "with 5 pairs",
+    "role_recall": "among the true roles that the tool has a name for, the share that it assigns. Compiled heads are "
+    "left out: their texts have about ten tokens, too few for thresholds",
+    "role_precision": "among the roles that the tool assigns, the share that are true of the head. Compiled heads are left "
+    "out",
 }
 """What each score is, and its source."""
 

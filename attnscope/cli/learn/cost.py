@@ -27,7 +27,7 @@ def cost(
         int | None, typer.Option("-n", "--tokens", min=1, help="Length of the text.  [default: the model's limit]")
     ] = None,
     d_model: Annotated[int | None, typer.Option(min=1, help="Width; without a model, or instead of its own.")] = None,
-    n_heads: Annotated[int | None, typer.Option(min=1, help="Query heads a layer.")] = None,
+    n_heads: Annotated[int | None, typer.Option(min=1, help="Query heads per layer.")] = None,
     n_layers: Annotated[int | None, typer.Option(min=1, help="Layers.")] = None,
     n_kv_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads.  [default: as query heads]")] = None,
     d_head: Annotated[int | None, typer.Option(min=1, help="Width of a head.  [default: d_model / n_heads]")] = None,

@@ -25,7 +25,7 @@ def trace(
     engine: Annotated[
         str,
         "auto, native, hf: what runs the model; reference: plain Python loops, which need no torch for the worked "
-        "example.",
+        "example and for BERT-like models.",
         "Model",
     ] = "auto",
     quiz: Annotated[bool, "Ask you for the numbers of a query, and grade your answers.", "Output"] = False,

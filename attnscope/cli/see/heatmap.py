@@ -46,7 +46,7 @@ def heatmap(
 ) -> None:
     """Draw what every head attends to on a text.
 
-    Writes an overview of all layers and heads and a figure a layer, and prints their paths.
+    Writes an overview of all heads and one figure per layer, and prints their paths.
 
     - `attnscope heatmap "The animal didn't cross the street because it was too tired."`
     - `attnscope heatmap "It was too tired." --pick L3H1 --query it -f png,pdf,npz -o out`

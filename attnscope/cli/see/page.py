@@ -30,8 +30,8 @@ def page(
     several: TextsWanted,
     image: Annotated[
         list[Path] | None,
-        "A photo to look into: with TEXT, of models that read both, where in it each word looks; alone, of vision "
-        "transformers, what each patch attends to. May be given several times.",
+        "A photo. With TEXT, for a vision-language model: where in it each word looks. Alone, for a vision "
+        "transformer: what each patch attends to. May be given several times.",
         "Text",
     ] = None,
     record: Annotated[

@@ -23,11 +23,12 @@ def rollout(
     model: groups.Model = "minilm",
     tokens: Tokens,
     residual: Annotated[
-        float, typer.Option(min=0, max=1, help="The share of the identity in each layer, for the residual connection.")
+        float,
+        typer.Option(min=0, max=1, help="The share of each layer's output that comes through the residual connection."),
     ] = 0.5,
     flow: Annotated[
         bool | None,
-        typer.Option("--flow/--no-flow", help="Find the flow.  [default: if it takes a minute at most]"),
+        typer.Option("--flow/--no-flow", help="Also compute attention flow.  [default: if it takes a minute at most]"),
     ] = None,
     where: groups.Where,
     drawing: groups.Drawing,
@@ -36,7 +37,7 @@ def rollout(
 ) -> None:
     """Estimate how much of each input token reaches a position: attention rollout and flow.
 
-    By attention alone, heads averaged, as Abnar & Zuidema 2020 define both.
+    Both use attention alone, averaged over heads (Abnar & Zuidema 2020).
 
     - `attnscope rollout "The animal didn't cross the street because it was too tired." --query it`
     - `attnscope rollout "…" -o out --format npz,pdf`

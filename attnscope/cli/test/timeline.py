@@ -39,7 +39,7 @@ def timeline(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Say when heads appeared, over the checkpoints of a training.
+    """Say when heads appeared, over the checkpoints of a training run.
 
     Checkpoints are loaded one at a time. One that cannot be read is named, and the rest go on; Ctrl-C keeps what is
     done.

@@ -16,7 +16,11 @@ def merge(
     parts: Annotated[list[Path], "Records of shards (heads.npz, atlas.npz), or the folders that hold them."],
     model: Annotated[
         str | None,
-        typer.Option("-m", "--model", help="Of an atlas, whose texts are read again.  [default: as its parts name it]"),
+        typer.Option(
+            "-m",
+            "--model",
+            help="For an atlas: the model that rereads the selected texts.  [default: as its parts name it]",
+        ),
         "Model",
     ] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="A folder for the whole."), "Output"],

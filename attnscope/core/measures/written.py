@@ -51,7 +51,7 @@ WRITTEN: dict[str, Measure] = {
         ),
         Measure(
             "copying_share",
-            "attends to more than sinks (special tokens, the first) where the answer stands in what is read",
+            "attends outside sinks (special tokens, the first) where the answer occurs in what is read",
             "sum of A_qk over k excluding sinks", "share", 0.0, 1.0, "ours", counts=_THERE,
         ),
         Measure(
@@ -66,7 +66,7 @@ WRITTEN: dict[str, Measure] = {
         ),
         Measure(
             "suppression_share",
-            "attends to more than sinks (special tokens, the first) where the rest of the model would copy",
+            "attends outside sinks (special tokens, the first) where the rest of the model would copy",
             "sum of A_qk over k excluding sinks", "share", 0.0, 1.0, "ours", counts=_PREDICTED,
         ),
         Measure(
@@ -81,7 +81,7 @@ WRITTEN: dict[str, Measure] = {
         ),
         Measure(
             "induction_share",
-            "attends to more than sinks (special tokens, the first) at a token that came before",
+            "attends outside sinks (special tokens, the first) at a token that came before",
             "sum of A_qk over k excluding sinks", "share", 0.0, 1.0, "ours", counts=_REPEATED,
         ),
     )

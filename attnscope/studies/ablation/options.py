@@ -76,7 +76,7 @@ class AblateOptions:
     choice: Choice = group(Choice)
     kind: str | None = kind_option()
     loss: str = option(
-        "Predictions that the loss is of: causal, masked, target, none; auto: what the model's head predicts.",
+        "What the loss is computed on: causal, masked, target, none; auto: what the model's head predicts.",
         default="auto", choices=("auto", "causal", "masked", "target", "none"),
     )  # fmt: skip
     masked: float | Literal["each"] = option(

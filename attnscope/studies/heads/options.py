@@ -81,7 +81,7 @@ class HeadsOptions:
     control: bool = option(
         "untrained: also study the same architecture with random weights.", default=False, read=_is_untrained
     )
-    causal: bool = option("Take out each head that has a role, and say what changes.", default=False)
+    causal: bool = option("Ablate each head that has a role, and print how the model's output changes.", default=False)
     in_place: bool = option(
         "Replace each head's attention by its description. The causal share compares the change with that of uniform "
         "attention.",
@@ -225,7 +225,7 @@ class Listing:
     sort: str | None = option(
         "List heads by layer, by explained (the best described first), by entropy (the sharpest first), or by "
         "from_position, from_token or from_both.  "
-        "[default: layer]",
+        "[default: the ten heads with most to say; with --all, by layer]",
         default=None,
     )
     every: bool = option("List every head's description, not only the ten with most to say.", "--all", default=False)

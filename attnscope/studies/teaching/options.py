@@ -11,7 +11,7 @@ class SplitOptions:
     """How queries, keys and values are cut, and what becomes of the heads."""
 
     counts: tuple[int, ...] = option(
-        "Into how many heads to split.", default=(1, 2, 4), read=numbers_from, written="1,2,4"
+        "Numbers of heads to split into, such as 1,2,4.", default=(1, 2, 4), read=numbers_from, written="1,2,4"
     )
     same_columns: bool = option("Give head 1 the columns of head 0: the two then compute the same.", default=False)
     project: str = option(
