@@ -140,8 +140,9 @@ the control:
 2. if these tie, the distance to the nearest occurrence is closest to that at q;
 3. if these tie, the earlier prediction.
 
-Controls are assigned in the order of the predictions, and each is used once. A prediction without a control
-does not count. The control has its own matched token. At the control, the head's attention outside sinks is rescaled to the amount that it has at q.
+Controls are assigned in the order of the predictions, and each is used once. A prediction without a control does not
+count. The control has its own matched token. At the control, the head's attention outside sinks is rescaled to the
+amount that it has at q.
 
 If m_q(t) is the quantity at q and q' is the control, the measure is the mean of m_q(t) - m_q'(t). A head that ignores
 what comes next has the same mean at both predictions, apart from their different contexts. Its measure is then 0 on
@@ -162,8 +163,8 @@ candidate counts if its logit is then at least {raised:g} nat above its logit at
 the vocabulary's mean. t is the counting candidate with the largest logit without the head, unless that is below the
 logit of the model's {among}th likeliest token.
 
-So a word that the model predicts everywhere does not count as copied. But the measure cannot tell whether the word was raised by its
-own occurrence or by other words.
+So a word that the model predicts everywhere does not count as copied. But the measure cannot tell whether the word was
+raised by its own occurrence or by other words.
 
 For `induction`, t is what followed the nearest earlier occurrence of the token at q. Another token must follow that
 occurrence before q; if x_q = x_q-1, the place before q is skipped. Masked tokens have no such t, so encoders have no
@@ -268,7 +269,8 @@ def measures_page() -> str:
         "- `sink` counts texts, not queries, however many chunks they came in. A query that may not see the first "
         "token counts as giving it 0, so under a window of a few tokens no head has a sink.\n"
         "- The tokens of `outlier_token` are found anew in each text and layer, because such norms come and go from "
-        "layer to layer. In SmolLM2-135M (30 layers), some occurrences of `the` have such norms from layer 3 to layer 11. `_active` measures "
+        "layer to layer. In SmolLM2-135M (30 layers), some occurrences of `the` have such norms from layer 3 "
+        "to layer 11. `_active` measures "
         "leave out only special tokens and the first, which are the same in every layer. The measure is undefined in "
         "cross attention, in texts without such a token, and if the hidden states that a layer reads cannot be seen.\n"
         "- `received` adds up, text by text, what the most attended key received, and divides by the number of queries."

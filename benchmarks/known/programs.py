@@ -203,7 +203,8 @@ def drawn(seed: int, n_heads: int = 16) -> Program:
         lambda: _many(same(), 1), lambda: _many(before(), 3), lambda: _many(behind(), 3),
         lambda: _many(up_to_here(), 4), lambda: _many(smaller(), 2),
         *(lambda letter=letter: _many(word(letter), 1) for letter in LETTERS[:3]),
-        *(lambda few=few: _many(alike(is_in(few), tokens, f"words that agree with the query on being one of {', '.join(few)}"), 3)
+        *(lambda few=few: _many(
+            alike(is_in(few), tokens, f"words that agree with the query on being one of {', '.join(few)}"), 3)
           for few in ("ab", "ade")),
         *(lambda by=by: _many(alike(lambda i: i % by, indices, f"places that are equal modulo {by}"), 1)
           for by in (2, 3)),

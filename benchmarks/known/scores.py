@@ -41,8 +41,8 @@ SCORES: dict[str, str] = {
     "with 5 pairs",
     "role_recall": "among the true roles that the tool has a name for, the share that it assigns. Compiled heads are "
     "left out: their texts have about ten tokens, too few for thresholds",
-    "role_precision": "among the roles that the tool assigns, the share that are true of the head. Compiled heads are left "
-    "out",
+    "role_precision": "among the roles that the tool assigns, the share that are true of the head. Compiled heads are "
+    "left out",
 }
 """What each score is, and its source."""
 

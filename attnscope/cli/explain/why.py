@@ -27,7 +27,8 @@ def why(
     """Say why a head attends from one token to another: which earlier parts of the model its query and its key read.
 
     The score before softmax is a sum over pairs: what earlier heads, MLPs, embeddings and biases wrote at the query,
-    times the same at the key. With --file, over many texts: the share of the variance of a head's scores that each part explains.
+    times the same at the key. With --file, over many texts: the share of the variance of a head's scores that each part
+    explains.
 
     - `attnscope why "The animal didn't cross the street because it was too tired." --pick L3H1 --query it --key animal`
     - `attnscope why "The Xorblax met a fox. Later the Xorblax" -m ./SmolLM2-135M --pick L18H6 --query 15`

@@ -26,7 +26,9 @@ def prune(
 ) -> None:
     """Write a model without some heads, as a folder that transformers loads.
 
-    Sets the heads' rows of W_Q, W_K and W_V, and their slice of W_O, to zero, and changes nothing else. With grouped queries, W_K and W_V of a group become zero only if all its heads are pruned. attnscope compares the written model with the model in which these heads are switched off.
+    Sets the heads' rows of W_Q, W_K and W_V, and their slice of W_O, to zero, and changes nothing else. With grouped
+    queries, W_K and W_V of a group become zero only if all its heads are pruned. attnscope compares the written model
+    with the model in which these heads are switched off.
 
     - `attnscope prune --pick L3H1,L5H11 -o minilm-pruned`
     """

@@ -42,7 +42,7 @@ class TimelineOptions:
     """What is followed."""
 
     measures: tuple[str, ...] = option(
-        "Measures to follow, such as induction,entropy_nats; explained: how well a head's description predicts its attention.  "
+        "Measures to follow, such as induction,entropy_nats; explained: how well a head's description predicts it.  "
         "[default: previous_token, induction, first_token, entropy_nats]",
         default=MEASURES, read=_measures, complete="measures",
     )  # fmt: skip
