@@ -36,13 +36,17 @@ def atlas(
     - `attnscope atlas --file 'corpus/*.txt.gz' --shard 2/8 -o part2`
     - `attnscope atlas --file 'corpus/*.txt.gz' -m ./model --folder -o site`
     """
+    from attnscope.records.atlas.evidence import require_evidence, with_records
     from attnscope.studies.atlas.study import study
+    from attnscope.studies.heads.study import require_names
 
     heads = replace(asked.atlas.heads, describe=describing.options())
     asked = replace(asked, atlas=replace(asked.atlas, heads=heads))
     where = where if heads.shard == (1, 1) else replace(where, formats=where.formats or "npz")
     output = where.plan("atlas", printing, measures=asked.measures, folder=folder or None, **asked.listing.shown())
     shared = running.share(model, loading)
+    require_names(heads, asked.measures, asked.listing.only)
+    require_evidence(asked.beside)
     with options.progress(printing.quiet) as report:
-        found = study(model, texts, asked, loading, report, shared)
-    output.deliver(found)
+        record = study(model, texts, asked, loading, report, shared)
+    output.deliver(with_records(record, asked.beside))

@@ -31,28 +31,25 @@ Head = tuple[str, int, int]
 
 
 def draw_tokens(texts: Sequence[ReadText], lots: Sequence[int], model: Model) -> list[NDArray[np.int64]]:
-    """Which tokens of some texts are shown as points: drawn by a hash of their text and place, each as likely.
+    """Which tokens of each text are shown as points, rising: drawn by a hash of text and position, each as likely.
 
     Special tokens, the first one of a text, and those that were in the chunk before are not drawn.
 
     Args:
         texts: What is read.
         lots: The hash of each text.
-        model: Tells how wide its heads are.
-
-    Returns:
-        Of each text the places, rising.
+        model: Its heads' width limits how many tokens fit into memory.
     """
-    places = [np.flatnonzero(text.asks & text.outside_sinks) for text in texts]
+    positions = [np.flatnonzero(text.asks & text.outside_sinks) for text in texts]
     n_heads = max(model.info.n_heads) * max(model.info.n_layers)
     room = _MOST_BYTES // max(1, 3 * 4 * n_heads * (model.info.d_model // max(model.info.n_heads)))
-    tickets = [_mix(np.uint64(lot) + of_text.astype(np.uint64)) for lot, of_text in zip(lots, places, strict=True)]
+    tickets = [_mix(np.uint64(lot) + of_text.astype(np.uint64)) for lot, of_text in zip(lots, positions, strict=True)]
     every = np.concatenate([np.zeros(0, np.uint64), *tickets])
     most = min(N_TOKENS, room)
     if len(every) <= most:
-        return places
+        return positions
     last = np.partition(every, most - 1)[most - 1]
-    return [of_text[ticket <= last] for of_text, ticket in zip(places, tickets, strict=True)]
+    return [of_text[ticket <= last] for of_text, ticket in zip(positions, tickets, strict=True)]
 
 
 def _mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -77,31 +74,32 @@ class PlaneSums:
         self._turned: dict[tuple[str, int], str] = {}
 
     def add(
-        self, kind: str, number: int, tokens: Tokens, places: NDArray[np.int64], vectors: Any, turned: Mapping[int, str]
+        self,
+        kind: str,
+        number: int,
+        tokens: Tokens,
+        positions: NDArray[np.int64],
+        vectors: Any,
+        turned: Mapping[int, str],
     ) -> None:
-        """Adds what was kept of a text.
+        """Adds the vectors of a text.
 
         Args:
             kind: The kind of attention.
             number: The text's number in the corpus.
             tokens: What was read.
-            places: Which of them were drawn.
-            vectors: Of each layer queries, keys and outputs.
-            turned: Of each layer as what they were taken.
+            positions: Which of them were drawn.
+            vectors: For each layer queries, keys and outputs.
+            turned: For each layer, whether they were taken before or after the rotary turn.
         """
-        sampled = [plane_token(kind, number, tokens, place) for place in places.tolist()]
+        sampled = [plane_token(kind, number, tokens, position) for position in positions.tolist()]
         self.tokens.setdefault(kind, []).extend(sampled)
-        for layer, held in vectors.items():
-            self._vectors.setdefault((kind, layer), []).append(held)
+        for layer, of_layer in vectors.items():
+            self._vectors.setdefault((kind, layer), []).append(of_layer)
             self._turned[kind, layer] = turned[layer]
 
     def finish(self, heads: Sequence[Head], model: Model) -> dict[str, Any]:
-        """Fields of an atlas.
-
-        Args:
-            heads: All heads, by kind and layer.
-            model: What they are of.
-        """
+        """Fields of an atlas; `heads` are all heads, by kind and layer."""
         if not any(self.tokens.values()):
             return {}
         planes: list[Plane] = []
@@ -114,7 +112,7 @@ class PlaneSums:
             for side in SIDES:
                 points[side].append(coded[side].reshape(-1, N_DIRECTIONS))
         return {
-            "plane_tokens": tuple(one for of_kind in self.tokens.values() for one in of_kind),
+            "plane_tokens": tuple(token for of_kind in self.tokens.values() for token in of_kind),
             "planes": tuple(planes),
             "points": {side: np.concatenate(of_side) for side, of_side in points.items()},
         }
@@ -129,7 +127,8 @@ class PlaneSums:
         from attnscope.core.measures.norms import output_factor
 
         queries, keys, outputs = (
-            torch.cat(held, 1).nan_to_num(0.0, 0.0, 0.0) for held in zip(*self._vectors[kind, layer], strict=True)
+            torch.cat(of_texts, 1).nan_to_num(0.0, 0.0, 0.0)
+            for of_texts in zip(*self._vectors[kind, layer], strict=True)
         )
         if output is not None:
             # Lengths and angles of what is written to the stream, in as few coordinates as a head has.
@@ -139,18 +138,18 @@ class PlaneSums:
         largest = torch.maximum(scores.queries.abs().amax((1, 2)), scores.keys.abs().amax((1, 2)))
         largest_output = written.abs().amax((1, 2))
         coded = {
-            side: torch.round(STEPS * part / of.clamp(min=1e-300)[:, None, None]).to(torch.int8).numpy()
-            for side, part, of in (
+            side: torch.round(STEPS * part / scale.clamp(min=1e-300)[:, None, None]).to(torch.int8).numpy()
+            for side, part, scale in (
                 ("queries", scores.queries, largest),
                 ("keys", scores.keys, largest),
                 ("outputs", written, largest_output),
             )
         }
-        places = np.array([token.place for token in self.tokens[kind]])
+        positions = np.array([token.place for token in self.tokens[kind]])
         planes = [
             Plane(
                 tuple(scores.explained[head].tolist()), tuple(scores.common[head].tolist()),
-                tuple(share_by_place(scores.keys[head].numpy(), places).tolist()),
+                tuple(share_by_place(scores.keys[head].numpy(), positions).tolist()),
                 tuple(explained[head].tolist()), float(largest[head]), float(largest_output[head]),
                 queries.shape[-1], self._turned[kind, layer],
             )
@@ -159,49 +158,44 @@ class PlaneSums:
         return planes, coded
 
 
-def plane_token(kind: str, number: int, tokens: Tokens, place: int) -> PlaneToken:
-    """What is said of a token that is shown as a point."""
-    around = np.arange(max(0, place - _AROUND), min(len(tokens), place + _AROUND + 1))
-    mine, label = place - int(around[0]), tokens.labels[place]
+def plane_token(kind: str, number: int, tokens: Tokens, position: int) -> PlaneToken:
+    """The facts of a token that is shown as a point."""
+    around = np.arange(max(0, position - _AROUND), min(len(tokens), position + _AROUND + 1))
+    own, label = position - int(around[0]), tokens.labels[position]
     excerpt, offsets = excerpt_of(tokens, around)
     if excerpt:
-        start, stop = offsets[mine]
+        start, stop = offsets[own]
     else:
-        labels = [tokens.labels[one] for one in around]
-        start = sum(len(one) + 1 for one in labels[:mine])
+        labels = [tokens.labels[each] for each in around]
+        start = sum(len(each) + 1 for each in labels[:own])
         excerpt, stop = " ".join(labels), start + len(label)
-    return PlaneToken(kind, number, place, label, kind_of_token(label, excerpt, start, stop), excerpt, start, stop)
+    return PlaneToken(kind, number, position, label, kind_of_token(label, excerpt, start, stop), excerpt, start, stop)
 
 
 def kind_of_token(label: str, excerpt: str, start: int, stop: int) -> TokenKind:
-    """What a token is by its letters, and by what stands before it."""
-    said = excerpt[start:stop].strip() or label.removeprefix("##").strip("·")
-    if any(letter.isdigit() for letter in said):
+    """What a token is by its letters, and by the character before it."""
+    spelled = excerpt[start:stop].strip() or label.removeprefix("##").strip("·")
+    if any(letter.isdigit() for letter in spelled):
         return "number"
-    if not any(letter.isalpha() for letter in said):
+    if not any(letter.isalpha() for letter in spelled):
         return "punctuation"
     before = excerpt[start - 1 : start]
     if label.startswith("##") or (excerpt[start : start + 1].isalpha() and before.isalpha()):
         return "piece"
-    return "capitalised" if said[0].isupper() else "word"
+    return "capitalised" if spelled[0].isupper() else "word"
 
 
-def excerpt_of(tokens: Tokens, places: NDArray[np.int64]) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """The source's own characters of some tokens, and where in them each token stands.
+def excerpt_of(tokens: Tokens, positions: NDArray[np.int64]) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """The source's own characters of some tokens, rising, and where in them each token stands.
 
-    Args:
-        tokens: A text.
-        places: Which of its tokens, rising.
-
-    Returns:
-        As `ExampleFacts.excerpt` and its `offsets`; nothing where the tokenizer cannot tell.
+    As `ExampleFacts.excerpt` and its `offsets`; empty if the tokenizer has no offsets.
     """
     written = ""
     offsets: list[tuple[int, int]] = []
     end = -1  # in the source, of what is written; -1: tokens were left out since
-    for number, place in enumerate(places.tolist()):
-        start, stop = tokens.offsets[place].tolist()
-        if number and place != places[number - 1] + 1:
+    for number, position in enumerate(positions.tolist()):
+        start, stop = tokens.offsets[position].tolist()
+        if number and position != positions[number - 1] + 1:
             written, end = written + LEFT_OUT, -1
         if start < 0 or stop <= start:
             offsets.append((len(written), len(written)))

@@ -32,19 +32,13 @@ Place = tuple[str, int, int]
 
 
 def score(sums: SumsOf, rank: str, n_texts: int) -> NDArray[np.float64]:
-    """The score of each text by each head of a layer, (text, head); NaN where it is undefined.
+    """The score of each text by each head of a layer, (text, head); NaN if undefined. Texts have as many units."""
 
-    Args:
-        sums: The measures of a batch.
-        rank: `CONTENT` or a measure.
-        n_texts: How many texts it has, each with as many units.
-    """
-
-    def value(name: str, of: NDArray[np.float64]) -> NDArray[np.float64]:
+    def value(name: str, sums_of: NDArray[np.float64]) -> NDArray[np.float64]:
         at = sums.names.index(name)
-        total, count = (part[at].reshape(n_texts, -1, part.shape[2]).sum(1) for part in (of, sums.count))
-        found: NDArray[np.float64] = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
-        return found
+        total, count = (part[at].reshape(n_texts, -1, part.shape[2]).sum(1) for part in (sums_of, sums.count))
+        mean: NDArray[np.float64] = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+        return mean
 
     if rank != CONTENT:
         return value(rank, sums.sum)
@@ -57,9 +51,7 @@ class ScoredText:
     """A text, or a chunk of a long one.
 
     Attributes:
-        text: The text.
         number: Which chunk of it.
-        n_tokens: How many tokens the chunk has.
         lot: Its hash, by which it is drawn.
     """
 
@@ -70,7 +62,7 @@ class ScoredText:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """What texts are sorted by: their lot."""
+        """What texts are sorted by."""
         return self.lot, self.text.index, self.number
 
 
@@ -79,7 +71,6 @@ class Scores:
     """The texts that are among the best of a head, or of the sample, with their scores by all heads.
 
     Attributes:
-        heads: The heads.
         texts: The texts, by their lots.
         values: (text, head), float32; NaN where a score is undefined.
         n_top: How many are the best of a head.
@@ -101,18 +92,18 @@ class Scores:
         n_top: int,
         n_sample: int,
     ) -> Scores:
-        """Of all given texts those that are kept."""
+        """The texts that are kept among all given."""
         order = sorted(range(len(texts)), key=lambda at: texts[at].order)
         every = cls(tuple(heads), tuple(texts[at] for at in order), values[order], n_top, n_sample)
-        kept = np.zeros(len(texts), np.bool_)
-        kept[:n_sample] = True
+        keeps = np.zeros(len(texts), np.bool_)
+        keeps[:n_sample] = True
         best = every.best()
-        kept[best[best >= 0]] = True
-        return replace(every, texts=tuple(one for one, keep in zip(every.texts, kept, strict=True) if keep),
-                       values=every.values[kept])  # fmt: skip
+        keeps[best[best >= 0]] = True
+        return replace(every, texts=tuple(text for text, is_kept in zip(every.texts, keeps, strict=True) if is_kept),
+                       values=every.values[keeps])  # fmt: skip
 
     def merge(self, other: Scores) -> Scores:
-        """Those of the texts of both, which have none in common."""
+        """Those of the texts of both, which have no text in common."""
         heads = self.heads or other.heads
         return self.of(
             heads, (*self.texts, *other.texts), np.concatenate([self.values, other.values]), self.n_top, self.n_sample
@@ -135,26 +126,25 @@ class Scores:
         """The deciles of each head's scores in the sample.
 
         Returns:
-            Their ends, (head, 11), NaN where no text has a score: of each decile that of its lowest score, and last the
-            highest of all, so that what is drawn lies between those of its own; and of each the text with the least
-            hash, (head, 10), -1 where it has none. A decile of m texts, sorted by score and hash, has those from
-            d m / 10 on.
+            Their ends, (head, 11), NaN if no text has a score: the lowest score of each decile, and last the highest of
+            all. And the text with the least hash in each decile, (head, 10), -1 if it has none. With m texts, sorted by
+            score and hash, decile d begins at text d m / 10.
         """
         values = self.values[: len(self.sample)]
         n_heads = values.shape[1]
-        ends, drawn = np.full((n_heads, 11), np.nan, np.float32), np.full((n_heads, 10), -1, np.int64)
+        ends, examples = np.full((n_heads, 11), np.nan, np.float32), np.full((n_heads, 10), -1, np.int64)
         for head in range(n_heads):
-            there = np.flatnonzero(~np.isnan(values[:, head]))
-            if not len(there):
+            defined = np.flatnonzero(~np.isnan(values[:, head]))
+            if not len(defined):
                 continue
-            mine = values[there, head].astype(np.float64)
-            ranked = there[np.argsort(mine, kind="stable")]
+            own = values[defined, head].astype(np.float64)
+            ranked = defined[np.argsort(own, kind="stable")]
             edges = [decile * len(ranked) // 10 for decile in range(11)]
             ends[head] = values[ranked[np.minimum(edges, len(ranked) - 1)], head]
             for decile, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
                 if last > first:
-                    drawn[head, decile] = ranked[first:last].min()  # texts are in the order of their lots
-        return ends, drawn
+                    examples[head, decile] = ranked[first:last].min()  # texts are in the order of their lots
+        return ends, examples
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -183,10 +173,18 @@ class _ScoredSums(BlockSums):
     ) -> None:
         """Adds a batch; scores of texts that are left out are not kept."""
         super().add(batch, sums, hits)
-        layers = [(kind, layer, of) for kind, by_layer in sums.items() for layer, of in sorted(by_layer.items())]
-        self.heads = tuple((kind, layer, head) for kind, layer, of in layers for head in range(of.sum.shape[2]))
-        found = np.concatenate([score(of, self._rank, len(batch)) for *_, of in layers], 1).astype(np.float32)
-        for values, chunk in zip(found, batch, strict=True):
+        layers = [
+            (kind, layer, layer_sums)
+            for kind, by_layer in sums.items()
+            for layer, layer_sums in sorted(by_layer.items())
+        ]
+        self.heads = tuple(
+            (kind, layer, head) for kind, layer, layer_sums in layers for head in range(layer_sums.sum.shape[2])
+        )
+        scores = np.concatenate([score(layer_sums, self._rank, len(batch)) for *_, layer_sums in layers], 1).astype(
+            np.float32
+        )
+        for values, chunk in zip(scores, batch, strict=True):
             if chunk.text not in self.broken:
                 lot = self._lot(self._block[chunk.text], chunk.number)
                 self.texts.append(ScoredText(self._block[chunk.text], chunk.number, len(chunk), lot))
@@ -194,19 +192,19 @@ class _ScoredSums(BlockSums):
 
 
 class AtlasMeasurer(HeadMeasurer):
-    """Measures heads as a study of heads does, and keeps which texts show them.
+    """Measures heads as a study of heads does, and keeps the texts that show them.
 
     Args:
-        given: As of `HeadMeasurer`.
+        arguments: As of `HeadMeasurer`; likewise named.
         rank: What texts are ranked by.
         n_top: How many best texts of each head are kept.
         n_sample: How many texts are sampled.
         seed: Of the hashes.
-        named: As of `HeadMeasurer`.
+        named: See there.
     """
 
-    def __init__(self, *given: Any, rank: str, n_top: int, n_sample: int, seed: int = 0, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *arguments: Any, rank: str, n_top: int, n_sample: int, seed: int = 0, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self._rank, self._n_top, self._n_sample, self._seed = rank, n_top, n_sample, seed
 
     def begin(self, block: Block) -> _ScoredSums:

@@ -56,22 +56,19 @@ class ReadText:
     @property
     def outside_sinks(self) -> NDArray[np.bool_]:
         """Keys that are neither special tokens nor the first one."""
-        found: NDArray[np.bool_] = ~self.tokens.special & (np.arange(len(self)) > 0)
-        return found
+        outside: NDArray[np.bool_] = ~self.tokens.special & (np.arange(len(self)) > 0)
+        return outside
 
 
 @dataclass(frozen=True, eq=False)
 class _Items:
-    """The items of a text: of queries and keys their tokens, and pairs.
+    """The items of a text: the tokens of its queries and keys, and pairs of them.
 
     Attributes:
         query_of: (token,): which of `asks` each query is; -1 = none.
         key_of: (token,): which of `gets` each key is.
-        asks: Its items among those of "asks".
-        gets: Those of "gets".
-        pairs: Those of "pairs", with rows and columns of the products of `asks` and `gets`.
-        pair_rows: See pairs.
-        pair_columns: See pairs.
+        asks: Its items among those of "asks"; `gets` and `pairs` likewise.
+        pair_rows: For each pair its row in the product of `asks` and `gets`; `pair_columns` likewise.
     """
 
     query_of: Tensor
@@ -84,12 +81,7 @@ class _Items:
 
 
 class KindTables:
-    """The tables of the heads of one kind of attention, text by text.
-
-    Args:
-        n_heads: The heads of each layer.
-        texts: The sampled texts.
-    """
+    """The tables of the heads of one kind of attention, text by text; `n_heads` has the heads of each layer."""
 
     def __init__(self, n_heads: Sequence[int], texts: Sequence[ReadText]) -> None:
         from attnscope.core.questions.row_tables import ItemSums
@@ -122,8 +114,8 @@ class KindTables:
 
     def _pair_codes(self, asks: NDArray[np.int64], gets: NDArray[np.int64]) -> NDArray[np.int64]:
         """The pairs of some items, as numbers: query x keys + key; ascending."""
-        found: NDArray[np.int64] = (asks[:, None] * len(self._gets) + gets).ravel()
-        return found
+        codes: NDArray[np.int64] = (asks[:, None] * len(self._gets) + gets).ravel()
+        return codes
 
     def _items(self, text: ReadText) -> _Items:
         import torch
@@ -144,7 +136,7 @@ class KindTables:
 
         Args:
             text: What is read in it.
-            read: Layer -> some queries after the others, each with the weights, (head, query, key), and what may be
+            read: Layer -> tiles of queries, each with the weights, (head, query, key), and the keys that may be
                 attended to, (query, key).
         """
         items = self._items(text)
@@ -159,7 +151,7 @@ class KindTables:
         from attnscope.core.questions.row_tables import even_weights, members, offset_masses
 
         n_heads = self.n_heads[layer]
-        mine = slice(sum(self.n_heads[:layer]), sum(self.n_heads[: layer + 1]))
+        rows_of_layer = slice(sum(self.n_heads[:layer]), sum(self.n_heads[: layer + 1]))
         outside = torch.from_numpy(text.outside_sinks)
         keys = members(items.key_of, len(items.gets))
         # Of each head; its even share; how many queries could see an item; and its even share of all attention.
@@ -172,7 +164,7 @@ class KindTables:
             counted = torch.from_numpy(text.asks[queries]) & allowed.any(-1)
             rows = torch.cat([weights, even_weights(allowed)[None]]) * counted[:, None]
             masses = offset_masses(rows, FURTHEST, queries.start).numpy()
-            self._profiles[mine] += masses[:-1]
+            self._profiles[rows_of_layer] += masses[:-1]
             self._even_profiles[layer] += masses[-1]
             self._n_queries[layer] += int(counted.sum())
             away = rows @ outside.float()
@@ -182,29 +174,31 @@ class KindTables:
             asks += torch.cat([heads, even.expand_as(heads), sees, least * sees]) @ of_queries
             # What each key would get of a query's attention outside the sinks, were that spread evenly over these keys.
             shares = even_weights(allowed & outside) * counted[:, None] @ keys
-            given = torch.cat([rows[:-1] @ keys, heads[..., None] * shares, (shares > 0).float()[None], shares[None]])
-            gets += given.sum(1)
-            pairs += of_queries.T @ given
-        chosen = pairs[:, items.pair_rows, items.pair_columns]
+            key_masses = torch.cat(
+                [rows[:-1] @ keys, heads[..., None] * shares, (shares > 0).float()[None], shares[None]]
+            )
+            gets += key_masses.sum(1)
+            pairs += of_queries.T @ key_masses
+        pair_sums = pairs[:, items.pair_rows, items.pair_columns]
         sides: tuple[tuple[Side, NDArray[np.int64], Tensor], ...] = (
             ("asks", items.asks, asks),
             ("gets", items.gets, gets),
-            ("pairs", items.pairs, chosen),
+            ("pairs", items.pairs, pair_sums),
         )
-        for side, where, sums in sides:
+        for side, items_of_side, sums in sides:
             *parts, count, share = sums.double().numpy()
             most = np.divide(count, share, out=np.zeros_like(count), where=share > 0)
             for head in range(n_heads):
                 even = parts[n_heads + head]
-                self._sums[side].add(mine.start + head, where, parts[head][:, None], even, count, most)
+                self._sums[side].add(rows_of_layer.start + head, items_of_side, parts[head][:, None], even, count, most)
 
     def compare(self, rows: Tensor) -> None:
         """Adds the divergences of all pairs of heads on some rows, (head of all layers, query, key)."""
         from attnscope.core.questions.distance import hellinger_sums
 
-        found = hellinger_sums(rows)
-        self._divergences += found.sums.numpy()
-        self._compared += found.counts.numpy()
+        sums = hellinger_sums(rows)
+        self._divergences += sums.sums.numpy()
+        self._compared += sums.counts.numpy()
 
     def distances(self) -> NDArray[np.float32]:
         """The distance of every two heads, (head, head); NaN where they were never compared."""
@@ -212,8 +206,8 @@ class KindTables:
 
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = self._divergences / self._compared
-        found: NDArray[np.float32] = as_distance(mean).astype(np.float32)
-        return found
+        distances: NDArray[np.float32] = as_distance(mean).astype(np.float32)
+        return distances
 
     def profiles(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Mean attention by offset of every head, and of uniform attention over the same keys."""
@@ -235,18 +229,18 @@ class KindTables:
         }
         return [
             tuple(
-                self._row(side, tokens[side][item], of, item, head)
-                for side, of in lifts.items()
-                for item in chosen(of, head, above_even=side != "asks", least=self._least)
+                self._row(side, tokens[side][item], lifts_of_side, item, head)
+                for side, lifts_of_side in lifts.items()
+                for item in choose_items(lifts_of_side, head, above_even=side != "asks", least=self._least)
             )
             for head in range(sum(self.n_heads))
         ]
 
-    def _row(self, side: Side, tokens: tuple[int, ...], of: Lifts, item: int, head: int) -> TokenRow:
+    def _row(self, side: Side, tokens: tuple[int, ...], lifts: Lifts, item: int, head: int) -> TokenRow:
         return TokenRow(
-            side, tuple(self._labels[number] for number in tokens), float(of.mass[item, head]),
-            float(of.lift[item, head]), float(of.low[item, head]), float(of.high[item, head]),
-            int(of.counts[item, head]), int(of.n_texts[item, head]),
+            side, tuple(self._labels[number] for number in tokens), float(lifts.mass[item, head]),
+            float(lifts.lift[item, head]), float(lifts.low[item, head]), float(lifts.high[item, head]),
+            int(lifts.counts[item, head]), int(lifts.n_texts[item, head]),
         )  # fmt: skip
 
 
@@ -258,43 +252,43 @@ def _round(values: Floats) -> Floats:
     return rounded
 
 
-def chosen(of: Lifts, head: int, *, above_even: bool, least: int) -> list[int]:
-    """The items that are listed of a head: those whose lift is surely largest, and those that get most.
+def choose_items(lifts: Lifts, head: int, *, above_even: bool, least: int) -> list[int]:
+    """The items that are listed for a head: those whose lift is surely largest, and those with the largest mass.
 
-    By the lower end of the lift, rare ones are not crowded out by common ones, nor common ones by those that were seen
-    too seldom to tell.
+    By the lower end of the lift, common items don't crowd out rare ones, nor do items that were seen too seldom to tell
+    crowd out common ones.
 
     Args:
-        of: What is known of all items, each head as a layer of its own.
+        lifts: Of all items, each head as a layer of its own.
         head: The head.
-        above_even: Whether only those whose lift is known to be above 1.
-        least: In so many texts at least a query could see them.
+        above_even: Whether only items whose lift is known to be above 1 are listed.
+        least: The fewest texts in which a query could see an item.
     """
-    low = np.where(np.isnan(of.low[:, head]), 0.0, of.low[:, head])
-    clear = np.isfinite(of.lift[:, head]) & (of.n_texts[:, head] >= least)
+    low = np.where(np.isnan(lifts.low[:, head]), 0.0, lifts.low[:, head])
+    clear = np.isfinite(lifts.lift[:, head]) & (lifts.n_texts[:, head] >= least)
     if above_even:
         clear &= low > 1
-    there = np.flatnonzero(clear)
+    clear_items = np.flatnonzero(clear)
     # What differs by rounding alone is alike: how a text is cut must not choose.
-    low, mass = _round(low), _round(of.mass[:, head])
-    by_lift = there[np.lexsort((-of.counts[there, head], -low[there]))][:BY_LIFT]
-    by_mass = there[np.lexsort((-low[there], -mass[there]))][:BY_MASS]
-    both = np.array(list(dict.fromkeys([*by_lift.tolist(), *by_mass.tolist()])), np.int64)
-    return both[np.argsort(-low[both], kind="stable")].tolist()  # type: ignore[no-any-return]
+    low, mass = _round(low), _round(lifts.mass[:, head])
+    by_lift = clear_items[np.lexsort((-lifts.counts[clear_items, head], -low[clear_items]))][:BY_LIFT]
+    by_mass = clear_items[np.lexsort((-low[clear_items], -mass[clear_items]))][:BY_MASS]
+    listed = np.array(list(dict.fromkeys([*by_lift.tolist(), *by_mass.tolist()])), np.int64)
+    return listed[np.argsort(-low[listed], kind="stable")].tolist()  # type: ignore[no-any-return]
 
 
 def _frequent(numbers: Sequence[NDArray[np.int64]], least: int) -> NDArray[np.int64]:
-    """Numbers that so many texts have, those of most texts first."""
+    """The numbers that at least so many texts have, those of most texts first."""
     every = np.concatenate([np.unique(of_text) for of_text in numbers] or [np.zeros(0, np.int64)])
-    found, counts = np.unique(every, return_counts=True)
-    order = np.lexsort((found, -counts))
-    kept: NDArray[np.int64] = found[order[counts[order] >= least]]
-    return kept
+    values, counts = np.unique(every, return_counts=True)
+    order = np.lexsort((values, -counts))
+    frequent: NDArray[np.int64] = values[order[counts[order] >= least]]
+    return frequent
 
 
-def _numbers(items: NDArray[np.int64], these: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Which of some sorted items each of these is; -1 = none."""
+def _numbers(items: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Which of some sorted items each value is; -1 = none."""
     if not len(items):
-        return np.full(len(these), -1)
-    at = np.minimum(np.searchsorted(items, these), len(items) - 1)
-    return np.where(items[at] == these, at, -1)
+        return np.full(len(values), -1)
+    positions = np.minimum(np.searchsorted(items, values), len(items) - 1)
+    return np.where(items[positions] == values, positions, -1)
