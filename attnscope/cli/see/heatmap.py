@@ -65,7 +65,8 @@ def heatmap(
     with output.draw_ahead() as drawn_ahead:
         expect = None if image or audio else drawn_ahead.expect
         record = study(model, given, asked, loading, expect)
-        output.deliver(record, HOME / home_of(record, asked, output.style(record)), drawn_ahead.draw)
+        home = home_of(record, output.options.get("query"), output.style(record))
+        output.deliver(record, HOME / home, drawn_ahead.draw)
 
 
 def _given(one: OneText, reading: ReadingOptions, image: list[Path] | None, audio: Path | None) -> "Given":

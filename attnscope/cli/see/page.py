@@ -65,7 +65,7 @@ def page(
     - `attnscope page --image photo.jpg "What is on the table?" -m ./smolvlm --generate 20`
     """
     from attnscope.output import print_document, say
-    from attnscope.studies.maps.page import PageWanted, write_page
+    from attnscope.studies.maps.page import PageOrder, write_page
 
     refuse_file_names(*(texts or ()))
     if str(where.out) == "-":
@@ -74,7 +74,7 @@ def page(
         asked = bool(texts or several.files or reading.generate)
         unused = dataclasses.replace(reading, generate=0) if asked else reading
         refuse_beside("--image", unused)
-    wanted = PageWanted(
+    wanted = PageOrder(
         texts=tuple(texts or ()), several=several, reading=reading, images=tuple(image or ()),
         records=tuple(record or ()), heads_record=heads_record, choice=which, tokens=tokens, scale=drawing.scale,
         out=where.out, why=heads_from(why) if why is not None else (),

@@ -34,24 +34,20 @@ class MapOptions(Tokens):
         from attnscope.studies.maps.pooled import CELLS, require_cells
 
         require_cells(self.pooled or CELLS, self.pool)
-        for name, value in self._exact_only() if self.pooled else ():
-            if value:
-                raise UsageError(f"pooled maps have no {name}", "leave out one of them")
+        if self.pooled and self.exact_only:
+            raise UsageError(f"pooled maps have no {self.exact_only}", "leave out one of them")
 
-    def _exact_only(self) -> tuple[tuple[str, object], ...]:
-        return (
-            ("--words", self.words),
-            ("--hide-special", self.hide_special),
-            ("--query", self.query),
-            ("part (--rows, --cols)", self.cut),
-        )
+    @property
+    def exact_only(self) -> str:
+        """The first of the options that only exact maps have; empty = none is given."""
+        options = {
+            "--words": self.words, "--hide-special": self.hide_special, "--query": self.query,
+            "part (--rows, --cols)": self.cut,
+        }  # fmt: skip
+        return next((name for name, value in options.items() if value), "")
 
     def require_for(self, given: Given) -> None:
-        """Refuses what a photo or a recording does not have.
-
-        Raises:
-            UsageError: It is asked for.
-        """
+        """Refuses options that a photo or a recording has no use for."""
         from attnscope.studies.inputs.reading import Prompt, Speech, View
 
         if self.times and not isinstance(given, Speech):
@@ -67,12 +63,3 @@ class MapOptions(Tokens):
         for name, value in lacking.items():
             if value:
                 raise UsageError(f"a {what} has no {name}", f"leave it out, or leave out {flag}")
-
-    def cells(self, n_tokens: int, path: str = "seam") -> int:
-        """To how many rows and columns the maps of a text of so many tokens are pooled; 0 = they are not."""
-        from attnscope.studies.maps.pooled import CELLS, POOLED_OVER
-
-        if self.pooled is not None:
-            return self.pooled
-        wants_exact = any(given for _, given in self._exact_only()) or path != "seam"
-        return CELLS if n_tokens > POOLED_OVER and not wants_exact else 0

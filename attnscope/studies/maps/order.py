@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from attnscope import models
 from attnscope.models.catalog import read_config
+from attnscope.models.info import ModelInfo
 from attnscope.models.own.layouts import native_info
 from attnscope.records import Heatmap
 from attnscope.records.frame.kinds import SIZES
@@ -15,7 +17,7 @@ from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import fingerprint
 from attnscope.studies.inputs.reading import Given, Prompt, Reading, read, reader_of, truncate
 from attnscope.studies.maps.options import MapOptions
-from attnscope.studies.maps.pooled import longest, pool_maps
+from attnscope.studies.maps.pooled import CELLS, POOLED_OVER, longest, pool_maps
 from attnscope.studies.maps.study import apply_changes, outline, run_model
 from attnscope.studies.maps.word_times import heads_to_follow, time_words
 from attnscope.text import slug
@@ -32,21 +34,28 @@ def study(
 ) -> Heatmap | PooledHeatmap:
     """Loads a model, and runs it on a text, a photo or a recording.
 
-    Args:
-        spec: The model.
-        given: What it reads.
-        options: What is asked of its maps.
-        loading: How it is loaded.
-        foresee: Is told before the model is loaded what the record will be like but for its weights, where that is
-            known.
-
-    Raises:
-        AttnscopeError: Anything that the user can mend.
+    If the model's files tell what the record will be like but for its weights, `foresee` gets that before the model is
+    loaded.
     """
     options.require_for(given)
+    never_pooled = bool(options.exact_only)
     source = loading.resolve(spec)
-    if foresee is not None and (foreseen := _foresee(source, given, options, loading)) is not None:
-        foresee(foreseen)
+
+    def cells(n_tokens: int, path: str = "seam") -> int:
+        """The most rows and columns of cells; 0 = maps are not pooled."""
+        if options.pooled is not None:
+            return options.pooled
+        return CELLS if n_tokens > POOLED_OVER and path == "seam" and not never_pooled else 0
+
+    def sketch(info: ModelInfo, reading: Reading) -> Heatmap:
+        """The record without weights."""
+        return outline(info, reading, options.choice.within(info), options.cut)
+
+    change = partial(apply_changes, hide_special=options.hide_special, words=options.words)
+    if foresee is not None and (foreseen := _foresee(source, given, loading)) is not None:
+        info, reading = foreseen
+        if not cells(len(reading.tokens)):
+            foresee(change(sketch(info, reading)))
     if isinstance(given, Prompt) and not options.pooled:
         model = loading.load_to_look(source, [given])
     else:
@@ -54,18 +63,16 @@ def study(
     chosen = options.choice.within(model.info)
     followed = heads_to_follow(model, chosen.picked) if options.times else ()
     reading = read(model, given)
-    if isinstance(given, Prompt) and (cells := options.cells(longest(reading), model.info.path)):
-        return pool_maps(model, reading, chosen, cells, options.pool)
-    record = outline(model.info, reading, chosen, options.cut)
-    # An unknown query is said before the model runs.
-    require_query(apply_changes(record, hide_special=options.hide_special, words=options.words), options.query)
-    made = run_model(model, record, reading)
-    made = time_words(made, followed) if options.times else made
-    return apply_changes(made, hide_special=options.hide_special, words=options.words)
+    if isinstance(given, Prompt) and (n_cells := cells(longest(reading), model.info.path)):
+        return pool_maps(model, reading, chosen, n_cells, options.pool)
+    record = sketch(model.info, reading)
+    require_query(change(record), options.query)  # before the model runs
+    record = run_model(model, record, reading)
+    return change(time_words(record, followed) if options.times else record)
 
 
-def _foresee(source: models.Source, given: Given, options: MapOptions, loading: LoadOptions) -> Heatmap | None:
-    """The record as it will be but for its weights, known from the model's files alone; None where that cannot be.
+def _foresee(source: models.Source, given: Given, loading: LoadOptions) -> tuple[ModelInfo, Reading] | None:
+    """The model and what it reads, known from the model's files alone; None if they do not tell.
 
     It may be wrong without harm: what is drawn in the end depends on the true record only.
     """
@@ -74,19 +81,15 @@ def _foresee(source: models.Source, given: Given, options: MapOptions, loading: 
         return None
     info = native_info(source, read_config(source), sha256="")
     tokens, cut = truncate(tokenizer.encode(given.text, given.pair), info.max_tokens)
-    if options.cells(len(tokens)):
-        return None
-    reading = Reading(given.text, tokens, None, (cut,) if cut else ())
-    record = outline(info, reading, options.choice.within(info), options.cut)
-    return apply_changes(record, hide_special=options.hide_special, words=options.words)
+    return info, Reading(given.text, tokens, None, (cut,) if cut else ())
 
 
-def home_of(record: Heatmap | PooledHeatmap, options: MapOptions, style: Style) -> Path:
-    """How its own folder is called: `<model>-<slug of the text>-<8 hex of text, model and options>`."""
-    chosen: dict[str, object] = {"query": options.query, "scale": style.scale, "cmap": style.cmap}
-    chosen |= {name: getattr(style, name) for name in SIZES if getattr(style, name) != getattr(Style, name)}
+def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) -> Path:
+    """The name of the record's own folder: `<model>-<slug of the text>-<8 hex of text, model and options>`."""
+    marks: dict[str, object] = {"query": query, "scale": style.scale, "cmap": style.cmap}
+    marks |= {name: getattr(style, name) for name in SIZES if getattr(style, name) != getattr(Style, name)}
     if isinstance(record, PooledHeatmap):
-        chosen["cells"] = list(record.maps[0].cells.shape[2:])
+        marks["cells"] = list(record.maps[0].cells.shape[2:])
     elif record.maps[0].part is not None:
-        chosen["part"] = list(record.maps[0].part)
-    return Path(f"{slug(str(record.run['model']))}-{slug(record.text)}-{fingerprint(record, **chosen)}")
+        marks["part"] = list(record.maps[0].part)
+    return Path(f"{slug(str(record.run['model']))}-{slug(record.text)}-{fingerprint(record, **marks)}")

@@ -44,16 +44,16 @@ SCALES = ("fixed", "head", "figure")
 
 
 @dataclass(frozen=True)
-class PageWanted:
-    """What a page is to be made of, and how it opens.
+class PageOrder:
+    """What a page is made of, and how it opens.
 
     Attributes:
         texts: Texts to run the model on; "-" reads one from stdin.
         several: Files with more of them.
         reading: How texts are read.
-        images: Photos: a model that reads pictures among words is given all of them before each text; without a text a
-            vision model sees each by itself, and one that captions pictures writes of each.
-        records: Saved records of attention weights (weights.npz, record.json, or their folder), to show as they are.
+        images: Photos. A model that reads pictures among words is given all of them before each text. Without a text, a
+            vision model sees each by itself, and one that captions pictures writes about each.
+        records: Saved records of attention weights (weights.npz, record.json, or their folder), shown as they are.
         heads_record: A saved record of heads (heads.npz, or its folder), which names roles; or an atlas, which the
             page then shows beside the texts.
         choice: Which heads.
@@ -91,11 +91,7 @@ class PageWanted:
             require_replaceable(self.out, holds=PAGE_MARK)
 
     def prompts(self) -> Iterator[tuple[Given, float | None]]:
-        """The texts and photos as the model is to read them, each with the share of files that is read by then.
-
-        Raises:
-            AttnscopeError: A file or a part of it cannot be read.
-        """
+        """The texts and photos that the model reads, each with the share of files that is read by then."""
         photos = tuple(map(read_photo, self.images))
         if not (self.texts or self.several.files):
             yield from (
@@ -164,47 +160,40 @@ _FEW = 16
 """Texts up to which a page may do without torch; more are read one by one."""
 
 
-def write_page(spec: str, wanted: PageWanted, loading: LoadOptions, report: Report | None = None) -> WrittenPage:
-    """Loads what a page is to show, a model where there are texts, and writes the page.
+def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report | None = None) -> WrittenPage:
+    """Loads the records and runs the model on the texts of a page, and writes it, whole or not at all.
 
-    Args:
-        spec: The model, as `attnscope.load` takes it by name.
-        wanted: What is asked for.
-        loading: How the model is loaded.
-        report: Is told how far it is, after each text that a model has read.
-
-    Raises:
-        AttnscopeError: Anything that the user can mend; no file is half-written then.
+    `report` is told how far it is after each text that the model has read.
     """
-    if wanted.out is None or not is_stream(wanted.out):
-        require_writable(HOME if wanted.out is None else wanted.out.parent)
+    if order.out is None or not is_stream(order.out):
+        require_writable(HOME if order.out is None else order.out.parent)
     # What is at hand first: a record that cannot be read is said before a model runs.
-    findings, atlas = (None, []) if wanted.heads_record is None else _load_heads(file_of(wanted.heads_record))
-    shown = [PageText(_chosen(_load_maps(path), wanted.choice)) for path in wanted.records]
-    if wanted.texts or wanted.several.files or wanted.images:
-        prompts = wanted.prompts()
+    findings, atlas = (None, []) if order.heads_record is None else _load_heads(file_of(order.heads_record))
+    page_texts = [PageText(_choose_heads(_load_maps(path), order.choice)) for path in order.records]
+    if order.texts or order.several.files or order.images:
+        prompts = order.prompts()
         first = [*islice(prompts, _FEW + 1)]
         texts = [prompt for prompt, _ in first if isinstance(prompt, Prompt)]
         few = len(texts) == len(first) <= _FEW
-        model = loading.load_to_look(spec, texts) if few and not wanted.why else loading.load(spec)
+        model = loading.load_to_look(spec, texts) if few and not order.why else loading.load(spec)
         n_tokens = 0
         for number, (prompt, share) in enumerate(chain(first, prompts), 1):
-            shown.append(page_text(model, prompt, wanted.choice, wanted.why))
-            require_room(shown)
-            n_tokens += sum(len(attention.queries) for attention in shown[-1].record.maps)
+            page_texts.append(page_text(model, prompt, order.choice, order.why))
+            require_room(page_texts)
+            n_tokens += sum(len(attention.queries) for attention in page_texts[-1].record.maps)
             if report is not None:
                 report(Progress(number, n_tokens, share))
     if findings is not None:
-        for one in shown:
-            _require_same_model(findings, one.record)
-    start = {"v": "grid", **wanted.start()} if atlas else wanted.start()
-    page = page_of(shown, findings=findings, start=start, atlas=atlas)
-    path, content = wanted.out or _default_path(shown, wanted), page.html.encode()
+        for shown in page_texts:
+            _require_same_model(findings, shown.record)
+    start = {"v": "grid", **order.start()} if atlas else order.start()
+    page = page_of(page_texts, findings=findings, start=start, atlas=atlas)
+    path, content = order.out or _default_path(page_texts, order), page.html.encode()
     if is_stream(path):
         write_stream(path, content)
     else:
         write_whole(path, content)
-    return WrittenPage(path, len(content), tuple(one.record for one in shown))
+    return WrittenPage(path, len(content), tuple(shown.record for shown in page_texts))
 
 
 @with_plain_torch
@@ -231,53 +220,48 @@ def page(
     Raises:
         AttnscopeError: As `attnscope.heatmap`; or the weights are more than a browser would hold.
     """
-    shown = []
+    page_texts = []
     for text in [texts] if isinstance(texts, str) else texts:
-        shown.append(page_text(model, Prompt(text, **prompt), Choice(), why))
-        require_room(shown)
+        page_texts.append(page_text(model, Prompt(text, **prompt), Choice(), why))
+        require_room(page_texts)
         if findings is not None:
-            _require_same_model(findings, shown[-1].record)
-    return page_of(shown, findings=findings)
+            _require_same_model(findings, page_texts[-1].record)
+    return page_of(page_texts, findings=findings)
 
 
 def page_text(model: Model, given: Given, choice: Choice, why: Sequence[tuple[int, int]] = ()) -> PageText:
-    """Runs a model on what it is given and keeps what a page shows of it, with why some heads attend where they do.
-
-    Raises:
-        AttnscopeError: As `attnscope.heatmap`.
-    """
+    """Runs a model and keeps what a page shows of it, with why some heads attend where they do."""
     model = reader_of(model, given)
-    reading, chosen = read(model, given), choice.within(model.info)
-    record = outline(model.info, reading, chosen)
+    reading, chosen_heads = read(model, given), choice.within(model.info)
+    record = outline(model.info, reading, chosen_heads)
     if model.look is not None:
-        found = model.look(reading.tokens, chosen.layers)
-        record = fill_maps(record, found.weights, model.info)
-        return PageText(record, {m.kind: _by_layer(m, found.full) for m in record.maps})
+        look = model.look(reading.tokens, chosen_heads.layers)
+        record = fill_maps(record, look.weights, model.info)
+        return PageText(record, {m.kind: _by_layer(m, look.full) for m in record.maps})
     from attnscope.core.attention.calls import WeightsBesideFullWidth
 
-    full: Mapping[Any, Mapping[int, Tensor]] = {}
+    probes: list[WeightsBesideFullWidth] = []
 
-    def probe(**wanted: Any) -> WeightsBesideFullWidth:
-        nonlocal full
-        made = WeightsBesideFullWidth(**wanted)
-        full = made.full
-        return made
+    def make_probe(**arguments: Any) -> WeightsBesideFullWidth:
+        probes.append(WeightsBesideFullWidth(**arguments))
+        return probes[-1]
 
-    record = run_model(model, record, reading, probe)
+    record = run_model(model, record, reading, make_probe)
     cells: list[Why] = []
     for layer, head in why:
         Choice((layer,), (head,)).within(model.info)
         cells += why_cells(model, reading, model.info.kinds[0], layer, head)
-    by_kind = {kind: {layer: one.numpy() for layer, one in of.items()} for kind, of in full.items()}
+    full: Mapping[Any, Mapping[int, Tensor]] = probes[0].full if probes else {}
+    by_kind = {kind: {layer: tensor.numpy() for layer, tensor in by_layer.items()} for kind, by_layer in full.items()}
     return PageText(record, {m.kind: _by_layer(m, by_kind.get(m.kind, {})) for m in record.maps}, cells)
 
 
 def _by_layer(attention: AttentionMap, full: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
     """The full-width maps in the order of a map's layers; NaN where there is none."""
     whole = np.full((len(attention.layers), len(attention.queries), len(attention.keys)), np.nan, np.float32)
-    for place, layer in enumerate(attention.layers):
+    for row, layer in enumerate(attention.layers):
         if layer in full:
-            whole[place] = full[layer]
+            whole[row] = full[layer]
     return whole
 
 
@@ -295,19 +279,15 @@ def _load_maps(path: Path) -> Heatmap:
 
 
 def _load_heads(path: Path) -> tuple[Findings, list[str]]:
-    """What names the roles; of an atlas also its blocks, which the page then shows beside the texts."""
+    """The record that names the roles; of an atlas also its blocks, which the page then shows beside the texts."""
     if not schema_of(path).startswith("attnscope.atlas/"):
         return Findings.load(path), []
     atlas = Atlas.load(path)
     return atlas.findings, pack_atlas(atlas)
 
 
-def _chosen(record: Heatmap, choice: Choice) -> Heatmap:
-    """A saved record with the heads that are asked for.
-
-    Raises:
-        AttnscopeError: It does not hold them.
-    """
+def _choose_heads(record: Heatmap, choice: Choice) -> Heatmap:
+    """A saved record with the chosen heads; an AttnscopeError if it does not hold them."""
     if choice.pick is not None:
         return record.only(choice.pick)
     if choice.layers is None and choice.heads is None:
@@ -328,9 +308,9 @@ def _require_same_model(findings: Findings, record: Heatmap) -> None:
         )
 
 
-def _default_path(shown: Sequence[PageText], wanted: PageWanted) -> Path:
+def _default_path(page_texts: Sequence[PageText], order: PageOrder) -> Path:
     """`<model>-<slug of the first text>-<8 hex of what is on the page>.html`."""
-    first = shown[0].record
-    marks = "".join(fingerprint(one.record) for one in shown)
-    mark = fingerprint(first, page=marks, start=sorted(wanted.start().items()))
+    first = page_texts[0].record
+    marks = "".join(fingerprint(text.record) for text in page_texts)
+    mark = fingerprint(first, page=marks, start=sorted(order.start().items()))
     return HOME / f"{slug(str(first.run.get('model', 'model')))}-{slug(first.text)}-{mark}.html"

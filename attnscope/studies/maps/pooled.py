@@ -71,22 +71,18 @@ def pooled_heatmap(
     Warns:
         UserWarning: The text was cut, or the model wrote the target itself.
     """
-    given = Prompt(text, **prompt)
+    to_read = Prompt(text, **prompt)
     require_cells(cells, pool)
-    model = reader_of(model, given)
+    model = reader_of(model, to_read)
     chosen = choice_from(layers, heads, pick).within(model.info)
-    reading = read(model, given)
+    reading = read(model, to_read)
     for note in reading.notes:
         warnings.warn(note, stacklevel=3)  # of whoever called the study, past `with_plain_torch`
     return pool_maps(model, reading, chosen, cells, pool)
 
 
 def require_cells(cells: int, pool: str) -> None:
-    """Refuses what is no grid.
-
-    Raises:
-        UsageError: Too few or too many cells, or no such pool.
-    """
+    """Refuses too few or too many cells, and unknown pools."""
     if not FEWEST_CELLS <= cells <= MOST_CELLS:
         raise UsageError(
             f"a map cannot be pooled to {cells} rows and columns", f"choose {FEWEST_CELLS} to {MOST_CELLS}, or 0: not"
@@ -96,11 +92,7 @@ def require_cells(cells: int, pool: str) -> None:
 
 
 def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int, pool: str) -> PooledHeatmap:
-    """As `pooled_heatmap`, of what was read already.
-
-    Raises:
-        AttnscopeError: The model does not pass its attention through the seam, or computes NaN.
-    """
+    """`pooled_heatmap` of what was read already."""
     if model.info.path != "seam":
         raise AttnscopeError(
             f"{model.info.name} does not pass its attention through the seam: only its whole maps can be seen",
@@ -143,21 +135,21 @@ def _fill(
     attention: AttentionMap,
     grid: Grid,
     by_layer: dict[int, PooledAttention],
-    kept: Sequence[int] | None,
+    heads: Sequence[int] | None,
     info: ModelInfo,
 ) -> PooledMap:
     """The map with what the probe found; without layers that have no attention, NaN for heads that a layer lacks."""
     layers = layers_found(attention, by_layer)
     names = [name for name in vars(by_layer[layers[0]]) if name != "output"]
-    found = {
-        name: lay_heads(attention, layers, [getattr(by_layer[at], name)[0].numpy() for at in layers], kept, info)
+    arrays = {
+        name: lay_heads(attention, layers, [getattr(by_layer[layer], name)[0].numpy() for layer in layers], heads, info)
         for name in names
     }
     return PooledMap(
         kind=attention.kind,
         layers=layers,
         heads=attention.heads,
-        **found,
+        **arrays,
         queries=attention.queries,
         keys=attention.keys,
         query_cell=grid.query_cell,
@@ -170,6 +162,6 @@ def _fill(
 
 
 def longest(reading: Reading) -> int:
-    """Tokens of the longer of what a model reads."""
+    """Tokens of the longer text that a model reads."""
     read: list[Tokens] = [reading.tokens, *([] if reading.target is None else [reading.target])]
     return max(map(len, read))

@@ -87,7 +87,7 @@ def _roll_out(
         # Heads that a layer lacks are NaN; they are none to average.
         mean = np.nanmean(attention.weights.astype(np.float64), axis=1)
     layers = core.mix_residual(mean, residual)
-    made = Rollout(
+    result = Rollout(
         text=record.text,
         tokens=attention.queries,
         kind=attention.kind,
@@ -98,24 +98,20 @@ def _roll_out(
         run=record.run,
         picture=record.picture,
     )
-    places = made.require(query) if query is not None else tuple(range(len(made.tokens)))
-    n_flows = len(layers) * len(places) * len(made.tokens)
+    places = result.require(query) if query is not None else tuple(range(len(result.tokens)))
+    n_flows = len(layers) * len(places) * len(result.tokens)
     if flow or (flow is None and n_flows <= MOST_FLOWS):
-        return replace(made, flow=core.flow(layers, places, report))
+        return replace(result, flow=core.flow(layers, places, report))
     if flow is None:
         note = (
             f"attention flow is left out: it takes {n_flows:,} maximum flows (--flow finds them; --query those of one)"
         )
-        return replace(made, run={**made.run, "notes": [*made.run["notes"], note]})
-    return made
+        return replace(result, run={**result.run, "notes": [*result.run["notes"], note]})
+    return result
 
 
 def _whole_maps(model: Model, given: Given) -> Heatmap:
-    """The maps of all layers and heads of the model's first stack.
-
-    Raises:
-        AttnscopeError: A layer has no attention.
-    """
+    """The maps of all layers and heads of the model's first stack."""
     model = reader_of(model, given)
     if isinstance(given, Prompt) and "encoder" in model.info.kinds and "decoder" in model.info.kinds:
         # What a decoder reads changes nothing in the encoder, so it may read the same.

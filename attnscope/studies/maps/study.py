@@ -138,11 +138,11 @@ def picture_heatmap(
         UserWarning: Something was done to the photo that is not plain: it was turned, or is the first of several.
     """
     if text is None and not generate:
-        given: Given = read_photo(image)
+        to_read: Given = read_photo(image)
     else:
         images = image if isinstance(image, list | tuple) else [image]
-        given = View(tuple(read_photo(one) for one in images), "" if text is None else text, generate)
-    record = _record_of(model, given, choice_from(layers, heads, pick))
+        to_read = View(tuple(read_photo(photo) for photo in images), "" if text is None else text, generate)
+    record = _record_of(model, to_read, choice_from(layers, heads, pick))
     return apply_changes(record, hide_special=hide_special)
 
 
@@ -195,7 +195,7 @@ def sound_heatmap(
 
 
 def _record_of(model: Model, given: Given, choice: Choice, cut: Cut | None = None) -> Heatmap:
-    """Runs a model on what it is given; warns of what is not read as it was given."""
+    """Runs a model; warns if it does not read all that it is given as it is."""
     model = reader_of(model, given)
     chosen = choice.within(model.info)
     reading = read(model, given)
@@ -278,7 +278,7 @@ def _empty_map(
     axes: tuple[Tokens, Tokens],
     part: tuple[int, int, int, int] | None,
 ) -> AttentionMap:
-    """A map of the model's kind of attention of that number, without weights so far."""
+    """A map of the model's kind of attention with this number, without weights."""
     return AttentionMap(
         kind=info.kinds[number],
         layers=layers,
@@ -294,11 +294,7 @@ def _empty_map(
 
 
 def _maps_by_axes(info: ModelInfo, reading: Reading, chosen: Chosen) -> list[AttentionMap]:
-    """The maps of a model with cross-attention to pictures: of that, then of what else attends.
-
-    Raises:
-        AttnscopeError: Nothing that is chosen goes to pictures.
-    """
+    """The maps of a model with cross-attention to pictures: first that, then the others."""
     maps: list[AttentionMap] = []
     for kind, axes in reading.axes.items():
         at = info.kinds.index(kind)
@@ -321,16 +317,9 @@ def _maps_by_axes(info: ModelInfo, reading: Reading, chosen: Chosen) -> list[Att
 def run_model(
     model: Model, record: Heatmap, reading: Reading, probe_of: Callable[..., Weights] | None = None
 ) -> Heatmap:
-    """The outlined record with the weights that the model has on what it reads.
+    """The outlined record with the model's weights; an AttnscopeError refuses NaN, and maps that don't fit into memory.
 
-    Args:
-        model: The model.
-        record: What `outline` says of it.
-        reading: What it reads.
-        probe_of: Makes the probe, from the arguments of `core.probes.Weights`; None = that one.
-
-    Raises:
-        AttnscopeError: The maps would not fit into memory, or the model computes NaN.
+    `probe_of` makes the probe, with the arguments of `core.attention.probes.Weights`; None = that one.
     """
     _require_memory(record)
     layers, heads = chosen_of(record)
@@ -348,21 +337,21 @@ def run_model(
     else:
         kinds = tuple(cast("Kind", m.kind) for m in record.maps)
         if part is not None and model.info.path == "seam":
-            one: Part | Weights = Part(*part, layers, heads, kinds)
+            shared: Part | Weights = Part(*part, layers, heads, kinds)
         else:
-            one = (probe_of or Weights)(layers=layers, heads=heads, kinds=kinds)
-        probe, probes = one, dict.fromkeys(kinds, one)
+            shared = (probe_of or Weights)(layers=layers, heads=heads, kinds=kinds)
+        probe, probes = shared, dict.fromkeys(kinds, shared)
     run_probe(model, reading, probe)
     maps = []
     for m in record.maps:
-        kept = probes[m.kind].maps.get(cast("Kind", m.kind), {})
-        by_layer = {layer: found[0].numpy() for layer, found in kept.items()}
+        weights = probes[m.kind].maps.get(cast("Kind", m.kind), {})
+        by_layer = {layer: heads_of_text[0].numpy() for layer, heads_of_text in weights.items()}
         maps.append(_fill(m, by_layer, probes[m.kind].heads, model.info))
     return replace(record, maps=tuple(maps))
 
 
 def chosen_of(record: Heatmap) -> tuple[list[int], tuple[int, ...] | None]:
-    """The layers and heads that a probe is to keep for a record; None = all heads."""
+    """The layers and heads that a probe keeps for a record; None = all heads."""
     first = record.maps[0]
     # Layers may differ in how many heads they have; only a true choice of heads is the probe's business.
     all_heads = len(record.maps) > 1 or len(first.heads) == first.n_heads
@@ -381,7 +370,7 @@ def run_probe(model: Model, reading: Reading, probe: Probe) -> None:
 
 
 def _slices_of(attention: AttentionMap) -> tuple[slice, slice] | None:
-    """Which queries and keys a map holds of the whole; None = all."""
+    """Which queries and keys of the whole a map holds; None = all."""
     if attention.part is None:
         return None
     q, k = attention.part[:2]
@@ -389,56 +378,51 @@ def _slices_of(attention: AttentionMap) -> tuple[slice, slice] | None:
 
 
 def fill_maps(record: Heatmap, weights: Mapping[int, NDArray[np.float32]], info: ModelInfo) -> Heatmap:
-    """The outlined record of a model that has one kind of attention, with its weights by layer, (head, query, key).
-
-    Raises:
-        AttnscopeError: There is NaN among them.
-    """
+    """The outlined record of a model with one kind of attention, with its weights by layer, (head, query, key)."""
     return replace(record, maps=tuple(_fill(m, weights, None, info) for m in record.maps))
 
 
 def _fill(
-    attention: AttentionMap, by_layer: Mapping[int, NDArray[np.float32]], kept: Sequence[int] | None, info: ModelInfo
+    attention: AttentionMap,
+    by_layer: Mapping[int, NDArray[np.float32]],
+    probed_heads: Sequence[int] | None,
+    info: ModelInfo,
 ) -> AttentionMap:
-    """The map with its weights; without layers that have no attention, and with NaN for heads that a layer lacks."""
+    """The map with its weights, without layers that have no attention; NaN for heads that a layer lacks."""
     layers, part = layers_found(attention, by_layer), _slices_of(attention)
     shape = len(attention.queries), len(attention.keys)
     weights = [by_layer[layer] for layer in layers]
     if part is not None:  # a model off the seam gives whole maps
         weights = [each if each.shape[1:] == shape else each[:, part[0], part[1]] for each in weights]
-    return replace(attention, layers=layers, weights=lay_heads(attention, layers, weights, kept, info))
+    return replace(attention, layers=layers, weights=lay_heads(attention, layers, weights, probed_heads, info))
 
 
 def lay_heads(
     attention: AttentionMap,
     layers: Sequence[int],
     numbers: Sequence[NDArray[Any]],
-    kept: Sequence[int] | None,
+    probed_heads: Sequence[int] | None,
     info: ModelInfo,
 ) -> NDArray[Any]:
-    """Numbers of layers, each (head, ...) of the heads that were kept, as one array (layer, head, ...) of the map's.
+    """Numbers of layers, each (head, ...) of the heads that were probed, as one array (layer, head, ...) for the map.
 
-    Heads that a layer lacks are NaN, or -1 where the numbers are whole. An AttnscopeError refuses NaN.
+    Heads that a layer lacks are NaN, or -1 in whole numbers. An AttnscopeError refuses NaN.
     """
     is_whole = np.issubdtype(numbers[0].dtype, np.integer)
     shape = (len(layers), len(attention.heads), *numbers[0].shape[1:])
     laid = np.full(shape, -1, np.int32) if is_whole else np.full(shape, np.nan, np.float32)
-    for place, (layer, of_layer) in enumerate(zip(layers, numbers, strict=True)):
+    for at_layer, (layer, of_layer) in enumerate(zip(layers, numbers, strict=True)):
         if not is_whole and np.isnan(of_layer).any():
             raise refusal(info, (attention.kind, layer))
         for row, head in enumerate(attention.heads):
-            at = head if kept is None else kept.index(head)
-            if at < len(of_layer):
-                laid[place, row] = of_layer[at]
+            number = head if probed_heads is None else probed_heads.index(head)
+            if number < len(of_layer):
+                laid[at_layer, row] = of_layer[number]
     return laid
 
 
 def layers_found(attention: AttentionMap, by_layer: Mapping[int, Any]) -> tuple[int, ...]:
-    """Those of a map's layers that have attention.
-
-    Raises:
-        AttnscopeError: None has.
-    """
+    """The layers of a map that have attention; an AttnscopeError if none has."""
     layers = tuple(layer for layer in attention.layers if layer in by_layer)
     if not layers:
         raise AttnscopeError(
@@ -448,7 +432,7 @@ def layers_found(attention: AttentionMap, by_layer: Mapping[int, Any]) -> tuple[
 
 
 def _require_memory(record: Heatmap) -> None:
-    """Refuses maps that could not be held, before the model runs for minutes."""
+    """Refuses maps that don't fit into memory, before the model runs for minutes."""
     needed = sum(4 * len(m.layers) * len(m.heads) * len(m.queries) * len(m.keys) for m in record.maps)
     available = physical_bytes()
     if available is not None and needed * 2 > available:

@@ -53,11 +53,7 @@ def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
 
 
 def heads_to_follow(model: Model, picked: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...]:
-    """The heads that tell when words are spoken: those that were picked, else those that the model's files name.
-
-    Raises:
-        AttnscopeError: There are none.
-    """
+    """The heads that tell when words are spoken: the picked ones, else those that the model's files name."""
     named = () if model.writer is None else model.writer.alignment_heads
     if picked or named or model.ears is None:  # what hears nothing is refused as it is given the recording
         return tuple(picked or named)
@@ -69,16 +65,16 @@ def heads_to_follow(model: Model, picked: Sequence[tuple[int, int]] | None) -> t
 
 def _words(tokens: Tokens) -> list[tuple[int, int]]:
     """First token and last + 1 of each word; punctuation belongs to the word before it."""
-    found: list[tuple[int, int]] = []
+    words: list[tuple[int, int]] = []
     for group in tokens.word_groups():
         if tokens.special[group].any():
             continue
         is_mark = not any(letter.isalnum() for letter in _spelled(tokens, (group[0], group[-1] + 1)))
-        if is_mark and found and found[-1][1] == group[0]:
-            found[-1] = found[-1][0], group[-1] + 1
+        if is_mark and words and words[-1][1] == group[0]:
+            words[-1] = words[-1][0], group[-1] + 1
         else:
-            found.append((group[0], group[-1] + 1))
-    return found
+            words.append((group[0], group[-1] + 1))
+    return words
 
 
 def _spelled(tokens: Tokens, word: tuple[int, int]) -> str:
