@@ -22,7 +22,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch, Model
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.needles import change_of_share, share_of_tokens
-from attnscope.views.heads.needles_terminal import notes
+from attnscope.views.heads.questions_terminal import needle_notes
 from tests.conftest import Run
 from tests.needle_helpers import (
     OFFSET,
@@ -253,7 +253,7 @@ def test_random_heads_of_other_layers_are_counted() -> None:
     found = retrieval_heads(attnscope.load(network), options=replace(SMALL, ablate=True))
     ours, others = found.needles.without
     assert (ours.heads, ours.n_moved, others.n_heads, others.n_moved) == (("L1H0", "L1H1"), 0, 2, 2)
-    assert any("2 of 2 from others" in note for note in notes(found.needles))
+    assert any("2 of 2 from others" in note for note in needle_notes(found.needles))
 
 
 @pytest.mark.parametrize("n", [7, 20])

@@ -21,7 +21,7 @@ from attnscope.views.ablation.summary import (
     predicted_line,
     short_label,
 )
-from attnscope.views.tables.head_grid import head_grid, room_for
+from attnscope.views.tables.matrix import head_grid, room_for
 from attnscope.views.tables.numbers import small_number
 from attnscope.views.tables.plain_text import dim_lines, heading, shade
 from attnscope.views.tables.table import Column, Table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import colorsys
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -19,12 +19,7 @@ UNCLASSIFIED = "·"
 
 @dataclass(frozen=True)
 class Mark:
-    """How a role is drawn.
-
-    Attributes:
-        glyph: A capital letter that has a small one, for tentative roles.
-        color: "#rrggbb".
-    """
+    """How a role is drawn: a capital letter that has a small one, for tentative roles, and a colour "#rrggbb"."""
 
     glyph: str
     color: str
@@ -108,16 +103,20 @@ def threshold(findings: Findings, role: str) -> str:
     That of the heads that have the role, from the lowest to the highest: that of `diffuse` depends on how many keys
     there are.
     """
-    held = [one.threshold for head in findings.heads for one in head.roles if one.name == role]
-    ends = [min(held), max(held)] if held else [findings.role_facts(role).threshold]
+    thresholds = [each.threshold for head in findings.heads for each in head.roles if each.name == role]
+    ends = [min(thresholds), max(thresholds)] if thresholds else [findings.role_facts(role).threshold]
     return " to ".join(dict.fromkeys(number(end) for end in ends if math.isfinite(end)))
 
 
 def counts(findings: Findings, marks: Iterable[str]) -> list[Count]:
     """The roles that heads have, in the order of `marks`."""
-    held = Counter(name for head in findings.heads for name in {role.name for role in head.roles})
-    strongest = Counter(head.roles[0].name for head in findings.heads if head.roles)
-    return [Count(name, held[name], strongest[name]) for name in marks if held[name]]
+    n_heads = _count_roles(findings.heads)
+    n_strongest = Counter(head.roles[0].name for head in findings.heads if head.roles)
+    return [Count(name, n_heads[name], n_strongest[name]) for name in marks if n_heads[name]]
+
+
+def _count_roles(heads: Iterable[Head]) -> Counter[str]:
+    return Counter(name for head in heads for name in {role.name for role in head.roles})
 
 
 SINKS = ("first_token", "outlier_token")
@@ -129,9 +128,9 @@ class NearestRole:
     """What a head comes nearest to excluding sinks.
 
     Attributes:
-        role: The role that it would be.
+        role: Its name.
         value: The `_active` measure of that.
-        share: What share of the attention of that measure's queries is on other keys than sinks.
+        share: The share of the attention of that measure's queries that is on other keys than sinks.
     """
 
     role: str
@@ -144,62 +143,66 @@ def nearest_role(findings: Findings, head: Head) -> NearestRole | None:
 
     None for other heads, and where no measure is above uniform attention's.
     """
-    if not head.roles or any(role.name not in SINKS for role in head.roles):
+    if not _is_only_sink(head):
         return None
-    best: tuple[float, NearestRole] | None = None
-    named = findings.options.get("roles")
-    for name in named if isinstance(named, Mapping) else ():
+    parts: dict[NearestRole, float] = {}
+    for name in _role_names(findings):
         facts = findings.role_facts(name)
         active, whole = head.measures.get(f"{facts.measure}_active"), head.measures.get(facts.measure)
-        if name in SINKS or active is None or whole is None or not active.value > active.uniform or not whole.count > 0:
+        if name in SINKS or active is None or whole is None:
             continue
-        part = active.value / facts.threshold
-        if best is None or part > best[0]:
-            best = part, NearestRole(name, active.value, active.count / whole.count)
-    return best[1] if best else None
+        if active.value > active.uniform and whole.count > 0:
+            parts[NearestRole(name, active.value, active.count / whole.count)] = active.value / facts.threshold
+    return max(parts, key=lambda role: parts[role], default=None)
+
+
+def _is_only_sink(head: Head) -> bool:
+    return bool(head.roles) and all(role.name in SINKS for role in head.roles)
+
+
+def _role_names(findings: Findings) -> list[str]:
+    """The roles that were asked for; none where the record does not say."""
+    roles = findings.options.get("roles")
+    return list(roles) if isinstance(roles, Mapping) else []
 
 
 def nearest_roles_line(findings: Findings) -> str:
     """What the heads that have no role but a sink's come nearest to elsewhere; empty where there are none."""
-    only = [head for head in findings.heads if head.roles and all(role.name in SINKS for role in head.roles)]
-    found = Counter(one.role for head in only if (one := nearest_role(findings, head)) is not None)
-    if not found:
+    sinks = [head for head in findings.heads if _is_only_sink(head)]
+    n_heads = Counter(nearest.role for head in sinks if (nearest := nearest_role(findings, head)) is not None)
+    if not n_heads:
         return ""
-    nearest = ", ".join(f"{label(name)} {n}" for name, n in found.most_common())
     return (
-        f"{amount(len(only), 'head is only a sink', 'heads are only sinks')}; what is strongest excluding sinks, too "
-        f"weak or too unsure for a role: {nearest}"
+        f"{amount(len(sinks), 'head is only a sink', 'heads are only sinks')}; what is strongest excluding sinks, too "
+        f"weak or too unsure for a role: {', '.join(f'{label(name)} {n}' for name, n in n_heads.most_common())}"
     )
 
 
 def nearest_behaviour_line(findings: Findings) -> str:
     """The heads that come nearest to roles of behaviour that no head has; empty where it was not measured."""
-    named = findings.options.get("roles")
-    held = {role.name for head in findings.heads for role in head.roles}
-    found = []
-    for name in named if isinstance(named, Mapping) else ():
+    n_heads, nearest = _count_roles(findings.heads), []
+    for name in _role_names(findings):
         facts = findings.role_facts(name)
-        known = [head for head in findings.heads if facts.measure in head.measures]
-        ranked = [head for head in known if head.measures[facts.measure].value > 0] if facts.does else []
-        if name not in held and ranked:
-            best = max(ranked, key=lambda head: head.measures[facts.measure].value)
+        above = [head for head in findings.heads if head.estimate(facts.measure).value > 0]
+        if facts.does and not n_heads[name] and above:
+            best = max(above, key=lambda head: head.measures[facts.measure].value)
             value, unit = number(best.measures[facts.measure].value), unit_of(findings, facts.measure)
-            least = f", of {needed}" if (needed := threshold(findings, name)) else ""
-            found.append(f"{label(name)} {full_name(best, findings)} ({value} {unit}".rstrip() + f"{least})")
-    if not found:
+            of = f", of {least}" if (least := threshold(findings, name)) else ""
+            nearest.append(f"{label(name)} {full_name(best, findings)} ({value} {unit}".rstrip() + f"{of})")
+    if not nearest:
         return ""
-    return f"roles of behaviour that no head has, and who comes nearest, too weak or too unsure: {', '.join(found)}"
+    return f"roles of behaviour that no head has, and who comes nearest, too weak or too unsure: {', '.join(nearest)}"
 
 
-def named_measures(findings: Findings, given: str) -> list[str]:
+def parse_measures(findings: Findings, listed: str) -> list[str]:
     """The measures in a list such as "induction,local"; "all" is every one.
 
     Raises:
         AttnscopeError: There is no such measure.
     """
-    if given == "all":
+    if listed == "all":
         return list(findings.measure_names)
-    names = [name.strip() for name in given.split(",")]
+    names = [name.strip() for name in listed.split(",")]
     require_measures(findings, names)
     return names
 
@@ -217,13 +220,13 @@ def require_measures(findings: Findings, names: Iterable[str]) -> None:
             )
 
 
-def large_measures(findings: Findings, given: str | None) -> list[str]:
-    """The measures that have a figure of their own: those that are named and defined for some head.
+def large_measures(findings: Findings, listed: str | None) -> list[str]:
+    """The measures that have a figure of their own: those that are listed and defined for some head.
 
-    With none named, only that of what heads write (`heads --writes`) which ranks heads.
+    With none listed, only that of what heads write (`heads --writes`) which ranks heads.
     """
-    named = written_measures(findings)[:1] if given is None else named_measures(findings, given)
-    return [name for name in named if any(math.isfinite(head.estimate(name).value) for head in findings.heads)]
+    names = written_measures(findings)[:1] if listed is None else parse_measures(findings, listed)
+    return [name for name in names if any(math.isfinite(head.estimate(name).value) for head in findings.heads)]
 
 
 def unclassified(heads: Iterable[Head]) -> list[Head]:
@@ -233,15 +236,15 @@ def unclassified(heads: Iterable[Head]) -> list[Head]:
 
 def written_measures(findings: Findings) -> list[str]:
     """The measures of what heads write that a record has (`heads --writes`)."""
-    recorded = findings.options.get("writes")
-    named = recorded.get("measures") if isinstance(recorded, Mapping) else None
-    return [name for name in named if name in findings.measure_names] if isinstance(named, list | tuple) else []
+    writes = findings.options.get("writes")
+    names = writes.get("measures") if isinstance(writes, Mapping) else None
+    return [name for name in names if name in findings.measure_names] if isinstance(names, list | tuple) else []
 
 
 def does(findings: Findings, head: Head) -> str:
     """What a head does, by its roles of behaviour, such as "raises what followed"; empty where it has none."""
-    said = [findings.role_facts(role.name).does for role in head.roles]
-    return ", ".join(printable(one, 60) for one in said if one)
+    actions = [findings.role_facts(role.name).does for role in head.roles]
+    return ", ".join(printable(action, 60) for action in actions if action)
 
 
 def head_label(findings: Findings, head: Head) -> str:
@@ -253,25 +256,23 @@ def head_label(findings: Findings, head: Head) -> str:
 
 def role_notes(findings: Findings) -> list[str]:
     """What a reader of roles must know beside them: one sentence each."""
-    said = []
-    said += [
-        line
-        for line in (
-            idle_line(findings),
-            nearest_roles_line(findings),
-            nearest_behaviour_line(findings),
-            evidence_line(findings),
-        )
-        if line
-    ]
-    if findings.control:
-        held = Counter(name for head in findings.control for name in {role.name for role in head.roles})
-        found = [f"{n} {label(name)}" for name, n in held.most_common()]
-        n_none = len(unclassified(findings.control))
-        found += [f"{n_none} unclassified"] if n_none else []
-        control = f"untrained control (random weights, same texts), {amount(len(findings.control), 'head')}"
-        said.append(f"{control}: {', '.join(found)}")
-    return said
+    lines = (
+        idle_line(findings),
+        nearest_roles_line(findings),
+        nearest_behaviour_line(findings),
+        evidence_line(findings),
+        _control_line(findings.control),
+    )
+    return [line for line in lines if line]
+
+
+def _control_line(heads: Sequence[Head]) -> str:
+    if not heads:
+        return ""
+    roles = [f"{n} {label(name)}" for name, n in _count_roles(heads).most_common()]
+    n_none = len(unclassified(heads))
+    roles += [f"{n_none} unclassified"] if n_none else []
+    return f"untrained control (random weights, same texts), {amount(len(heads), 'head')}: {', '.join(roles)}"
 
 
 def evidence_line(findings: Findings) -> str:

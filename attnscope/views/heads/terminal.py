@@ -22,11 +22,10 @@ from attnscope.records.heads.query import choose
 from attnscope.views.describe.terminal import description_table
 from attnscope.views.drawing.inks import ink_on
 from attnscope.views.heads import summary as heads_summary
-from attnscope.views.heads.needles_terminal import needles_table
+from attnscope.views.heads.questions_terminal import needles_table, writes_table, zones_table
 from attnscope.views.heads.summary import UNCLASSIFIED, Mark, does
-from attnscope.views.heads.zones_terminal import zones_table
-from attnscope.views.tables.head_grid import head_grid, room_for
-from attnscope.views.tables.numbers import UNDEFINED, fixed, interval, number, percent, q_value, small_number
+from attnscope.views.tables.matrix import head_grid, room_for
+from attnscope.views.tables.numbers import UNDEFINED, interval_of, number, percent, q_value, small_number
 from attnscope.views.tables.plain_text import dim_lines, heading, shade
 from attnscope.views.tables.table import Column, Table
 from attnscope.views.tables.wording import corpus_line, corpus_notes, full_name, label, printable, title_of
@@ -51,16 +50,8 @@ def show(
     """The grid of roles, the table of heads and what each does; of pictures and recordings what was measured.
 
     A head that is picked alone has all its measures, each with its interval, in a table of its own instead of the grid.
-
-    Args:
-        findings: What is shown.
-        console: Tells the width.
-        measures: Also these measures of every head, separated by commas.
-        where: Which heads alone are printed: see `records.head_query`; the others are blank in the grid.
-        sort: In which order they are listed.
-        every: Whether what each head attends to is listed; else the ten heads with most to say are, unless a condition
-            or an order is given.
-        among: The findings that these heads were picked from, if they were: what they are ranked among.
+    It is ranked `among` the findings that it was picked from. `measures` names some that are listed of every head, too.
+    What heads attend to is listed of the ten with most to say, or of `every` one, as with a condition or an order.
 
     Raises:
         AttnscopeError: There is no such measure, condition or order.
@@ -74,8 +65,7 @@ def show(
     is_chosen, is_one = len(heads) < len(among.heads), len({(head.layer, head.head) for head in heads}) == 1
     is_picked = is_one and is_chosen and where is None
     if where is not None:
-        said = f"match: {printable(where)}"
-        parts.append(Text(f"{len(heads)} of {amount(len(among.heads), 'head')} {said}"))
+        parts.append(Text(f"{len(heads)} of {amount(len(among.heads), 'head')} match: {printable(where)}"))
     if findings.of_senses:
         parts.append(picture_measures(findings, console))
     else:
@@ -87,7 +77,7 @@ def show(
             parts.append(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads)}"))
     parts += [*writes_table(findings), *zones_table(findings), *needles_table(findings)]
     if measures or is_picked:
-        names = heads_summary.named_measures(findings, measures or "all")
+        names = heads_summary.parse_measures(findings, measures or "all")
         parts.append(head_measures(findings, names, among) if is_one else measure_table(findings, names))
     return Group(*parts)
 
@@ -111,40 +101,31 @@ def grid(findings: Findings, console: Console) -> RenderableType:
 def table(findings: Findings, console: Console, most: int = 20) -> RenderableType:
     """Heads by role, the largest value first, with the evidence; what has no role, and notes, in a line each.
 
-    A head stands under each of its roles. In a narrow terminal the least important columns go, and a line says which.
-
-    Args:
-        findings: What to draw.
-        console: Tells the width.
-        most: How many heads of a role are listed; a line says how many more there are.
+    A head stands under each of its roles, `most` of them at most. In a narrow terminal the least important columns go,
+    and a line says which.
     """
     marks = heads_summary.marks_of(findings)
-    found = heads_summary.counts(findings, marks)
-    rows = [row for count in found for row in _rows_of_role(findings, count.role, marks, most)]
-    shown = Table(_columns(findings, marks), rows, gap=1)
-    parts: list[RenderableType] = [shown, Text()] if found else []
-    if len(findings.heads) > 1 or not found:
+    roles = [count.role for count in heads_summary.counts(findings, marks)]
+    rows = [row for role in roles for row in _rows_of_role(findings, role, marks, most)]
+    heads = Table(_columns(findings, marks), rows, gap=1)
+    parts: list[RenderableType] = [heads, Text()] if roles else []
+    if len(findings.heads) > 1 or not roles:
         parts.append(_unclassified(findings))
-    if found:
-        names, _ = shown.fit(console.width)
-        parts.append(Text(_explanation(findings, [count.role for count in found], names), style="dim"))
-    said = [corpus_line(findings), *heads_summary.role_notes(findings)]
-    said += corpus_notes(findings)
-    return Group(*parts, *dim_lines(said))
+    if roles:
+        names, _ = heads.fit(console.width)
+        parts.append(Text(_explanation(findings, roles, names), style="dim"))
+    notes = [corpus_line(findings), *heads_summary.role_notes(findings), *corpus_notes(findings)]
+    return Group(*parts, *dim_lines(notes))
 
 
 def measure_table(findings: Findings, names: Sequence[str]) -> RenderableType:
     """Measures of every head; of one or two measures with their intervals and their value under uniform attention.
 
-    Args:
-        findings: What to draw.
-        names: Which measures, a column each.
-
     Raises:
         AttnscopeError: There is no such measure.
     """
     heads_summary.require_measures(findings, names)
-    written = small_number if findings.of_senses else number
+    write_number = _number_format(findings)
 
     def of(name: str, write: Callable[[Estimate], str]) -> Callable[[Head], str]:
         return lambda head: write(head.estimate(name))
@@ -152,12 +133,12 @@ def measure_table(findings: Findings, names: Sequence[str]) -> RenderableType:
     columns = [Column("head", lambda head: full_name(head, findings), style="bold")]
     for name in names:
         title = "\n".join(wrap(title_of(findings, name), _TITLE_CELLS))
-        value = of(name, lambda one: written(one.value))
+        value = of(name, lambda estimate: write_number(estimate.value))
         columns.append(Column(title, value, right=True, least=min(len(title), _TITLE_CELLS), style="cyan"))
         if len(names) <= _MOST_WITH_INTERVALS:
             columns += [
-                Column("95% interval", of(name, lambda one: interval(one.low, one.high, written)), right=True),
-                Column("uniform", of(name, lambda one: written(one.uniform)), right=True),
+                Column("95% interval", of(name, lambda estimate: interval_of(estimate, write_number)), right=True),
+                Column("uniform", of(name, lambda estimate: write_number(estimate.uniform)), right=True),
             ]
     meanings = [printable(f"{name}: {what}") for name in names if (what := findings.measure_facts(name).what)]
     return Group(Table(columns, findings.heads, goes_on=True), Text(), *dim_lines(meanings))
@@ -166,27 +147,28 @@ def measure_table(findings: Findings, names: Sequence[str]) -> RenderableType:
 def head_measures(findings: Findings, names: Sequence[str], among: Findings) -> RenderableType:
     """Measures of one head, a row each: value, 95% interval, value under uniform attention, and its place among heads.
 
-    Args:
-        findings: The head; of several kinds of attention, each has a table.
-        names: Which measures.
-        among: All heads of the model; those of the same kind are ranked, the largest value first.
+    Each kind of attention has a table, and is ranked among all heads of that kind, the largest value first.
     """
     parts: list[RenderableType] = []
-    written = small_number if findings.of_senses else number
+    write_number = _number_format(findings)
     for head in findings.heads:
         others = [other for other in among.heads if other.kind == head.kind]
         estimates = [head.estimate(name) for name in names]
         values = [[other.measures[name].value for other in others if name in other.measures] for name in names]
         columns = [
             Column(full_name(head, findings), lambda row: title_of(findings, row[0]), wraps=True, least=12),
-            Column("value", lambda row: written(row[1].value), right=True, style="cyan"),
-            Column("95% interval", lambda row: interval(row[1].low, row[1].high, written), right=True, drop=2),
-            Column("uniform", lambda row: written(row[1].uniform), right=True, drop=1),
+            Column("value", lambda row: write_number(row[1].value), right=True, style="cyan"),
+            Column("95% interval", lambda row: interval_of(row[1], write_number), right=True, drop=2),
+            Column("uniform", lambda row: write_number(row[1].uniform), right=True, drop=1),
             Column(f"rank of {len(others)}", lambda row: _rank(row[1].value, row[2]), right=True, drop=3),
         ]
         parts += [Text(), Table(columns, zip(names, estimates, values, strict=True))]
-    said = ["rank: 1 = the largest value; uniform: the value under uniform attention over the same keys"]
-    return Group(*parts, *dim_lines(said))
+    note = "rank: 1 = the largest value; uniform: the value under uniform attention over the same keys"
+    return Group(*parts, *dim_lines([note]))
+
+
+def _number_format(findings: Findings) -> Callable[[float], str]:
+    return small_number if findings.of_senses else number
 
 
 def _rank(value: float, values: Sequence[float]) -> str:
@@ -199,23 +181,20 @@ def _kind_grid(heads: Sequence[Head], marks: Mapping[str, Mark], width: int) -> 
     n_heads = max(head for _, head in by_head) + 1
     cell = max(2, min(4, room_for(layers, width) // n_heads))
 
-    def draw(text: Text, layer: int, head: int) -> None:
-        _add_cell(text, by_head.get((layer, head)), marks, cell)
+    pad, gap = (" ", " ") if cell == 4 else ("", " " if cell == 3 else "")
+
+    def draw(text: Text, layer: int, number: int) -> None:
+        head = by_head.get((layer, number))
+        if head is None:
+            text.append(" " * cell)
+        elif not head.roles:
+            text.append(f"{pad}{UNCLASSIFIED} {gap}", style="dim")
+        else:
+            mark = marks[head.roles[0].name]
+            more = _MORE if len(head.roles) > 1 else " "
+            text.append(pad + mark.letter(head.roles[0]) + more, style=_style(mark)).append(gap)
 
     return head_grid(layers, range(n_heads), cell, width, draw)
-
-
-def _add_cell(text: Text, head: Head | None, marks: Mapping[str, Mark], cell: int) -> None:
-    pad, gap = (" ", " ") if cell == 4 else ("", " " if cell == 3 else "")
-    if head is None:
-        text.append(" " * cell)
-    elif not head.roles:
-        text.append(f"{pad}{UNCLASSIFIED} {gap}", style="dim")
-    else:
-        more = _MORE if len(head.roles) > 1 else " "
-        mark = marks[head.roles[0].name]
-        text.append(pad + mark.letter(head.roles[0]) + more, style=_style(mark))
-        text.append(gap)
 
 
 def _style(mark: Mark) -> Style:
@@ -271,17 +250,18 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[Column]:
     widest = max((cell_len(label(role.name)) for head in heads for role in head.roles), default=4)
 
     def of(write: Callable[[Head, Role], str | Text]) -> Callable[[Any], str | Text]:
-        return lambda row: write(*row[1]) if row[1] else ""
+        return lambda row: write(*row[1]) if row[1] else ""  # the last row of a role says how many more heads have it
 
     columns = [
         Column("role", itemgetter(0), wraps=True, least=min(4 + widest, 18)),
         Column("head", of(lambda head, role: full_name(head, findings)), style="bold"),
         Column("sinks", of(lambda head, role: percent(head.resting_share)), right=True, drop=2),
         Column("value", of(lambda head, role: number(role.value)), right=True, style="cyan"),
-        Column("95% interval", of(lambda head, role: interval(role.low, role.high)), right=True, drop=1),
+        Column("95% interval", of(lambda head, role: interval_of(role)), right=True, drop=1),
         Column("baseline", of(lambda head, role: number(role.baseline)), right=True, drop=3),
         Column("q", of(lambda head, role: q_value(role.q)), right=True, least=6, drop=4),
-        Column("share", of(lambda head, role: _share(role)), right=True, drop=5),
+        Column("share", of(lambda head, role: "all" if role.active_share is None else percent(role.active_share)),
+               right=True, drop=5),
         Column("effect", of(lambda head, role: _effect(findings, head)), right=True, least=7),
         Column("causal share", of(lambda head, role: _causal_share(head)), right=True, least=6),
         Column(_OTHERWISE, of(lambda head, role: _nearest(findings, head)), least=22, drop=8),
@@ -317,23 +297,15 @@ def _causal_share(head: Head) -> str:
 
 def _nearest(findings: Findings, head: Head) -> Text:
     """What a head that is only a sink comes nearest to otherwise, as "local 0.45 of 9%"; dim, for it is no role."""
-    found = heads_summary.nearest_role(findings, head)
-    if found is None:
+    nearest = heads_summary.nearest_role(findings, head)
+    if nearest is None:
         return Text()
-    return Text(f"{label(found.role)} {number(found.value)} of {percent(found.share)}", style="dim")
+    return Text(f"{label(nearest.role)} {number(nearest.value)} of {percent(nearest.share)}", style="dim")
 
 
-def _share(role: Role) -> str:
-    return "all" if role.active_share is None else percent(role.active_share)
-
-
-def _other_roles(head: Head, shown: Role, marks: Mapping[str, Mark]) -> Text:
-    text = Text()
-    for role in head.roles:
-        if role.name != shown.name:
-            text.append(" " if text else "")
-            text.append(marks[role.name].letter(role), style=_style(marks[role.name]))
-    return text
+def _other_roles(head: Head, row_role: Role, marks: Mapping[str, Mark]) -> Text:
+    others = [role for role in head.roles if role.name != row_role.name]
+    return Text(" ").join(Text(marks[role.name].letter(role), _style(marks[role.name])) for role in others)
 
 
 def _unclassified(findings: Findings) -> Text:
@@ -347,81 +319,21 @@ def _unclassified(findings: Findings) -> Text:
     return text
 
 
-def _explanation(findings: Findings, roles: Sequence[str], shown: Collection[str]) -> str:
+def _explanation(findings: Findings, roles: Sequence[str], columns: Collection[str]) -> str:
     """How to read the columns that are shown."""
-    needed = ", ".join(f"{label(role)} {heads_summary.threshold(findings, role)}" for role in roles)
-    said = {
+    thresholds = ", ".join(f"{label(role)} {heads_summary.threshold(findings, role)}" for role in roles)
+    causal = findings.options.get("causal")
+    effect = printable(causal.get("what")) if isinstance(causal, dict) else ""
+    meanings = {
         "sinks": "the share of its attention on special tokens and the first token",
         "share": "how much of its attention the value is about: all of it, or that share outside sinks",
+        "effect": f"{effect} without the head, by zero ablation",
+        "causal share": "1 - what changes with the head's line in its place / with uniform attention",
+        _OTHERWISE: "if a head is only a sink, its strongest measure outside sinks, and of how much attention; "
+        "it is no role",
     }
-    causal = findings.options.get("causal")
-    if isinstance(causal, dict):
-        said["effect"] = f"{printable(causal.get('what'))} without the head, by zero ablation"
-    said["causal share"] = "1 - what changes with the head's line in its place / with uniform attention"
-    said[_OTHERWISE] = (
-        "if a head is only a sink, its strongest measure outside sinks, and of how much attention; it is no role"
-    )
-    columns = [f"{name}: {what}" for name, what in said.items() if name in shown]
-    return "; ".join([*columns, f"a role must exceed its baseline and: {needed}"])
-
-
-_MOST = 6
-
-
-def writes_table(findings: Findings) -> list[RenderableType]:
-    """The heads that raise and lower the logits of right answers most, and what all parts amount to."""
-    heads = [head for head in findings.heads if math.isfinite(head.estimate("writes").value)]
-    chosen, recorded = findings.options.get("writes"), findings.corpus.get("writes")
-    if not heads or not isinstance(chosen, dict) or not isinstance(recorded, dict):
-        return []
-    said: list[RenderableType] = []
-    ranked = sorted(heads, key=lambda head: -head.measures["writes"].value)
-    for title, shown in (
-        ("raise the logits of right answers most", [h for h in ranked[:_MOST] if h.measures["writes"].value > 0]),
-        ("lower them most", [h for h in ranked[::-1][:_MOST] if h.measures["writes"].value < 0]),
-    ):
-        if shown:
-            said += [heading(f"heads that {title}"), _table(shown)]
-    parts = recorded.get("parts", {})
-    line = " + ".join(f"{name.replace('_', '-')} {_number(value)}" for name, value in parts.items() if name != "logit")
-    return [
-        *said,
-        Text(),
-        *dim_lines(
-            [
-                f"mean of {amount(recorded.get('n_predictions', 0), 'answer')} ({chosen.get('predicted', '')}): logit "
-                f"above the vocabulary's mean {_number(parts.get('logit', math.nan))} = {line}",
-                f"attended to: the answer's own occurrences get {chosen.get('attended', 0):.0%} of the head's weight "
-                "or more; intervals are over texts",
-                "of all measures writes alone is drawn large: --measures all draws every one",
-            ]
-        ),
-    ]
-
-
-def _table(heads: list[Head]) -> Table:
-    def attended(head: Head) -> str:
-        n_all, n_attended = (head.estimate(name).count for name in ("writes", "writes_attended"))
-        return percent(n_attended / n_all if n_all else None, 1)
-
-    def value(name: str) -> Callable[[Head], str]:
-        return lambda head: _number(head.estimate(name).value)
-
-    def ends(head: Head) -> str:
-        return interval(head.estimate("writes").low, head.estimate("writes").high, _number)
-
-    columns = [
-        Column("head", lambda head: head.name, style="bold"),
-        Column("adds", value("writes"), style="cyan"),
-        Column("95% interval", ends, style="dim", drop=1),
-        Column("attended to", value("writes_attended"), style="cyan", drop=3),
-        Column("answers", attended, drop=4),
-        Column("elsewhere", value("writes_elsewhere"), drop=2),
-    ]
-    return Table(columns, heads)
-
-
-_number = partial(fixed, decimals=3, signed=True)
+    notes = [f"{name}: {meaning}" for name, meaning in meanings.items() if name in columns]
+    return "; ".join([*notes, f"a role must exceed its baseline and: {thresholds}"])
 
 
 LEADING = ("distance_patches", "looks", "monotonicity")
@@ -442,19 +354,19 @@ def picture_measures(findings: Findings, console: Console) -> RenderableType:
         title = Text(title_of(findings, leading), style="bold")
         parts += [title.append(f": {printable(facts.what)}", style="not bold"), Text()]
         parts += [_map(findings, leading, console.width), Text(), _extremes(findings)]
-    said = ["uniform: the value of a head that attends to all keys alike", corpus_line(findings)]
-    said += corpus_notes(findings)
+    notes = ["uniform: the value of a head that attends to all keys alike", corpus_line(findings)]
+    notes += corpus_notes(findings)
     grounding = [(head.name, role) for head in findings.heads for role in head.roles if role.name == "grounding"]
     if "grounding" in findings.options.get("roles", {}):
         named = ", ".join(f"{name} ({role.value:.2f}, q {role.q:.2g})" for name, role in grounding)
-        said.append(f"heads that look into the box by {0.1:g} more than its area: {named or 'none'}")
-    return Group(*parts, *dim_lines(said))
+        notes.append(f"heads that look into the box by 0.1 more than its area: {named or 'none'}")
+    return Group(*parts, *dim_lines(notes))
 
 
 def _map(findings: Findings, measure: str, width: int) -> Text:
     values = {(head.layer, head.head): head.estimate(measure).value for head in findings.heads}
-    known = [value for value in values.values() if math.isfinite(value)]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    finite = [value for value in values.values() if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     layers, n_heads = sorted({layer for layer, _ in values}), max(head for _, head in values) + 1
     cell = max(len(f"H{n_heads - 1}"), *(len(small_number(value)) for value in values.values())) + 2
 
@@ -482,7 +394,7 @@ def _extremes(findings: Findings) -> Table:
         columns += [
             Column(title, partial(lambda at, row: small_number(row[at][1].value), at), right=True, style="cyan"),
             Column("head", partial(lambda at, row: row[at][0], at)),
-            Column("95% interval", partial(lambda at, row: interval(row[at][1].low, row[at][1].high, small_number), at),
-                   right=True, drop=2),
+            Column("95% interval", partial(lambda at, row: interval_of(row[at][1], small_number), at), right=True,
+                   drop=2),
         ]  # fmt: skip
     return Table(columns, rows)

@@ -1,4 +1,4 @@
-"""Matrices of numbers in the terminal."""
+"""Matrices of numbers, and grids of heads, in the terminal."""
 
 from __future__ import annotations
 
@@ -76,3 +76,48 @@ def matrix(
 def _leave_out_middle(n: int, most: int, n_last: int) -> list[int | None]:
     """The places of n that are shown if at most so many may be, and None in place of the others."""
     return [*range(n)] if n <= most else [*range(most - n_last - (n_last == 1)), None, *range(n - n_last, n)]
+
+
+_NAMED = 5
+"""Cells from which on a column has room for a name such as H11; narrower ones have numbers."""
+
+
+def room_for(layers: Sequence[int], width: int) -> int:
+    """How many of a terminal's columns the names of the layers leave."""
+    return width - len(_margin(layers))
+
+
+def head_grid(
+    layers: Sequence[int], heads: Sequence[int], cell: int, width: int, draw: Callable[[Text, int, int], object]
+) -> Text:
+    """A grid of layers down and heads across; a layer that is wider than the terminal goes on below.
+
+    `draw` appends the cell of a layer and head to a text; it is `cell` letters wide.
+    """
+    margin = _margin(layers)
+    per_block = max(1, room_for(layers, width) // cell)
+    text = Text(no_wrap=True, overflow="crop")
+    for first in range(0, len(heads), per_block):
+        block = heads[first : first + per_block]
+        text.append("\n" if first else "")
+        text.append(f"{margin}{_names(block, cell)}\n", style="dim")
+        for layer in layers:
+            text.append(f"L{layer}".rjust(len(margin) - 1) + " ", style="dim")
+            for head in block:
+                draw(text, layer, head)
+            text.append("\n")
+    text.rstrip()
+    return text
+
+
+def _margin(layers: Sequence[int]) -> str:
+    return " " * len(f"L{layers[-1]} ")
+
+
+def _names(heads: Sequence[int], cell: int) -> str:
+    """What stands over the columns; where numbers do not fit, over every second or third."""
+    if cell >= _NAMED:
+        return "".join(f"H{head}".rjust(cell - 1) + " " for head in heads)
+    step = -(-len(f"{heads[-1]} ") // cell)
+    numbers = (f"{head:^3} " if cell == 4 else f"{head:<{cell * step}}" for head in heads[:: 1 if cell == 4 else step])
+    return "".join(numbers).rstrip()

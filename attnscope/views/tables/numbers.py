@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 UNDEFINED = "–"
 _MOST_DECIMALS = 4
@@ -15,14 +16,17 @@ def number(value: float) -> str:
         return UNDEFINED
     size = abs(value)
     text = f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
-    # -0.001 is 0.00, not -0.00.
-    return text.lstrip("-") if not any(digit in text for digit in "123456789") else text.replace("-", "−")
+    return text.replace("-", "−" if _is_not_zero(text) else "")  # -0.001 is 0.00, not -0.00
+
+
+def _is_not_zero(text: str) -> bool:
+    return any(digit in text for digit in "123456789")
 
 
 def signed(value: float) -> str:
     """As `number`, with a + before what is above 0."""
     text = number(value)
-    return text if text.startswith("−") or not any(digit in text for digit in "123456789") else f"+{text}"
+    return text if text.startswith("−") or not _is_not_zero(text) else f"+{text}"
 
 
 def small_number(value: float) -> str:
@@ -31,8 +35,8 @@ def small_number(value: float) -> str:
         return UNDEFINED
     size = abs(value)
     if size >= 0.9995:
-        text = f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
-    elif size >= 0.0095:
+        return number(value)
+    if size >= 0.0095:
         text = f"{value:.3f}"
     elif size >= 0.00095:
         text = f"{value:.4f}"
@@ -78,6 +82,11 @@ def q_value(q: float) -> str:
 def interval(low: float, high: float, written: Callable[[float], str] = number) -> str:
     """Such as [0.91, 0.95]; `–` where it is undefined."""
     return f"[{written(low)}, {written(high)}]" if math.isfinite(low) and math.isfinite(high) else UNDEFINED
+
+
+def interval_of(estimate: Any, written: Callable[[float], str] = number) -> str:
+    """The interval from an estimate's `low` to its `high`."""
+    return interval(estimate.low, estimate.high, written)
 
 
 def short_interval(low: float, high: float) -> str:
