@@ -14,7 +14,7 @@ from rich.console import Console
 from attnscope.errors import UsageError
 from attnscope.records.heads.descriptions import Descriptions, FeatureFacts, Term
 from attnscope.records.heads.findings import Findings
-from attnscope.views.describe.figures import _lines, cards_layout, cards_page, short_terms, texts_of
+from attnscope.views.describe.figures import _wrap_terms, cards_layout, cards_page, short_terms, texts_of
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.style import Style
 from attnscope.views.heads import figures as heads_figures
@@ -180,9 +180,9 @@ def test_cards_are_as_wide_as_asked_with_letters_no_smaller(
 def test_cards_have_whole_terms_and_say_how_many_more() -> None:
     lettering = lettering_for(["abc"])
     terms = ["the previous token", "nearby capitals", "punctuation"]
-    assert _lines(terms, 3, 11.5, 116, lettering) == ["the previous", "token, nearby", "capitals, +1 more"]
-    assert _lines(terms, 9, 11.5, 900, lettering) == ["the previous token, nearby capitals, punctuation"]
-    (line,) = _lines(["x" * 99], 1, 11.5, 116, lettering)
+    assert _wrap_terms(terms, 3, 11.5, 116, lettering) == ["the previous", "token, nearby", "capitals, +1 more"]
+    assert _wrap_terms(terms, 9, 11.5, 900, lettering) == ["the previous token, nearby capitals, punctuation"]
+    (line,) = _wrap_terms(["x" * 99], 1, 11.5, 116, lettering)
     assert line.endswith("…")
 
 

@@ -323,7 +323,7 @@ def test_heads_are_chosen_and_ordered_by_their_sources(findings: Findings, tmp_p
 def said(findings: Findings, width: int) -> str:
     console = Console(width=width)
     with console.capture() as captured:
-        console.print(description_table(findings, console))
+        console.print(description_table(findings))
     return captured.get()
 
 

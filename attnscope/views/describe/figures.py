@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from attnscope.errors import amount
 from attnscope.records.heads.descriptions import LITTLE, HeadDescription, Term
@@ -38,10 +39,10 @@ class Card:
     Attributes:
         box: Where it is.
         fill: Its colour: the darker, the more is explained.
-        name: The head's, where it does not stand above its column.
-        share: What is explained, such as "66%"; empty where heads spread evenly.
-        rest: Of what, such as "of 2.3 nats"; empty where there is no room for that.
-        lines: What the head does, in as many lines as there is room for.
+        name: The head's, if it does not stand above its column.
+        share: What is explained, such as "66%"; empty for heads that spread evenly.
+        rest: Of what, such as "of 2.3 nats"; empty without room for it.
+        lines: What the head does.
     """
 
     box: Box
@@ -54,15 +55,15 @@ class Card:
 
 @dataclass(frozen=True)
 class Cards:
-    """Where everything stands on the page.
+    """The places of everything on the page.
 
     Attributes:
         size: Width and height of the page.
         cell: Width and height of a card, with the gap to the next.
-        pitch: How far a layer is below the one before.
+        pitch: From one layer to the next.
         cards: The cards.
         tops: Upper edge of the cards of each kind of attention.
-        strips: For each layer where its strip is, and the explained shares of its heads.
+        strips: The box of each layer's strip, and the explained shares of its heads.
         footer_y: Middle of the first line of notes.
         footer: The notes, broken into lines.
     """
@@ -81,7 +82,7 @@ def texts_of(findings: Findings) -> list[str]:
     """The texts that the figure may show, to find fonts for."""
     if findings.descriptions is None:
         return []
-    return [printable(term.words, 200) for one in findings.descriptions.heads for term in one.main.terms]
+    return [printable(term.words, 200) for described in findings.descriptions.heads for term in described.main.terms]
 
 
 def cards_layout(findings: Findings, lettering: Lettering) -> Cards:
@@ -103,17 +104,16 @@ def cards_layout(findings: Findings, lettering: Lettering) -> Cards:
     width = paper.width_for(layout.NARROWEST_PX, right + beside + layout.MARGIN_PX)
     gap = min(_STRIP_GAP_PX, beside / 4)
     cards, strips = [], []
-    known = findings.descriptions.by_head
     for (kind, grid), top in zip(grids.items(), tops, strict=True):
         shares: dict[int, list[float]] = {}
         for head in (head for head in findings.heads if head.kind == kind):
             row, column = divmod(grid.heads.index(head.head), columns)
             down = top + grid.layers.index(head.layer) * pitch + row * cell[1]
             box = (layout.MARGIN_PX + LEFT_PX + column * cell[0], down, cell[0] - 4, cell[1] - 4)
-            one = known.get(head.address)
-            cards.append(_card(one, box, f"H{head.head}" if per_layer > 1 else "", lettering))
-            if one is not None and math.isfinite(one.main.explained):
-                shares.setdefault(head.layer, []).append(one.main.explained)
+            described = findings.descriptions.by_head.get(head.address)
+            cards.append(_card(described, box, f"H{head.head}" if per_layer > 1 else "", lettering))
+            if described is not None and math.isfinite(described.main.explained):
+                shares.setdefault(head.layer, []).append(described.main.explained)
         for layer, of_layer in shares.items() if beside else ():
             strip = (right + gap, top + grid.layers.index(layer) * pitch, beside - gap, per_layer * cell[1] - 4)
             strips.append((strip, tuple(of_layer)))
@@ -139,36 +139,33 @@ def _height_of(lines: int) -> int:
 
 def cards_page(findings: Findings, lettering: Lettering) -> Page:
     """The page, drawn."""
-    placed = cards_layout(findings, lettering)
-    page = Page(placed.size[0], lettering)
-    subtitle = corpus_line(findings)
-    page.head(
-        f"{model_of(findings.run)} · what its {amount(len(findings.heads), 'head does', 'heads do')}, in a few words",
-        subtitle,
-    )
-    named = not any(card.name for card in placed.cards)  # else each says its own
-    name_kinds(page, findings, placed.tops, (placed.cell[0], placed.pitch), heads=named)
-    page.fill([card.box for card in placed.cards], [card.fill for card in placed.cards])
-    for card in placed.cards:
+    cards = cards_layout(findings, lettering)
+    page = Page(cards.size[0], lettering)
+    heads = amount(len(findings.heads), "head does", "heads do")
+    page.head(f"{model_of(findings.run)} · what its {heads}, in a few words", corpus_line(findings))
+    no_names = not any(card.name for card in cards.cards)
+    name_kinds(page, findings, cards.tops, (cards.cell[0], cards.pitch), heads=no_names)
+    page.fill([card.box for card in cards.cards], [card.fill for card in cards.cards])
+    for card in cards.cards:
         _draw_card(page, card)
-    _draw_strips(page, placed)
-    page.foot(placed.footer_y, placed.footer)
-    page.end_at(placed.size[1])
+    _draw_strips(page, cards.strips)
+    page.foot(cards.footer_y, cards.footer)
+    page.end_at(cards.size[1])
     return page
 
 
-def short_terms(one: HeadDescription) -> list[str]:
+def short_terms(described: HeadDescription) -> list[str]:
     """The terms without their shares: "[CLS]", "near tokens", "not to the right"."""
-    if one.spreads_evenly:
+    if described.spreads_evenly:
         return ["spreads evenly"]
-    return [_short(term) for term in one.main.terms if not term.part_of] or ["undescribed"]
+    return [_shorten(term) for term in described.main.terms if not term.part_of] or ["undescribed"]
 
 
-def _lines(terms: Sequence[str], most: int, size: float, room: float, lettering: Lettering) -> list[str]:
-    """As many whole terms as so many lines have room for, and how many more there are."""
-    for kept in range(len(terms), 0, -1):
-        more = [f"+{len(terms) - kept} more"] if kept < len(terms) else []
-        lines = list(wrap_lines(", ".join([*terms[:kept], *more]), room * layout.CAPTION_PX / size, lettering))
+def _wrap_terms(terms: Sequence[str], most: int, size: float, room: float, lettering: Lettering) -> list[str]:
+    """As many whole terms as `most` lines have room for, and how many more there are."""
+    for n in range(len(terms), 0, -1):
+        more = [f"+{len(terms) - n} more"] if n < len(terms) else []
+        lines = list(wrap_lines(", ".join([*terms[:n], *more]), room * layout.CAPTION_PX / size, lettering))
         if len(lines) <= most and all(lettering.width_px(line, size) <= room for line in lines):
             return lines
     lines = [*lines[: most - 1], " ".join(lines[most - 1 :])]  # one term is more than there is room for
@@ -183,29 +180,32 @@ _SHORTER = (
 )  # fmt: skip
 
 
-def _short(term: Term) -> str:
+def _shorten(term: Term) -> str:
     words = printable(term.words, 120)
     for long, short in _SHORTER:
         words = words.replace(long, short)
     return f"not {words}" if term.is_avoided else words
 
 
-def _card(one: HeadDescription | None, box: Box, name: str, lettering: Lettering) -> Card:
-    if one is None:
+def _card(described: HeadDescription | None, box: Box, name: str, lettering: Lettering) -> Card:
+    if described is None:
         return Card(box, _NOTHING, name, "", "", ())
     room, size = box[2] - 2 * _PAD_PX, lettering.paper.letters(_TEXT_PX)
     most = int(box[3] + 4 - _height_of(0)) // _LINE_PX
-    lines = _lines(short_terms(one), most, size, room, lettering)
-    part = one.main
-    if one.spreads_evenly or not math.isfinite(part.explained):
-        return Card(box, _NOTHING, name, "", "", tuple(lines))
-    fill = blend(min(1.0, max(0.0, part.explained)), _PALE, _DARK)
-    share = percent(part.explained) + " !" * bool(one.warning)
-    taken = _share_at(name, lettering) + _bold_px(share, lettering)
-    rest = next((rest for rest in (f"of {part.nats:.1f} nats", f"{part.nats:.1f} nats")
-                 if taken + 4 + lettering.width_px(rest, lettering.paper.letters(_REST_PX)) <= box[2] - _PAD_PX),
-                "")  # fmt: skip
-    return Card(box, fill, name, share, rest, tuple(lines))
+    lines = tuple(_wrap_terms(short_terms(described), most, size, room, lettering))
+    part = described.main
+    if described.spreads_evenly or not math.isfinite(part.explained):
+        return Card(box, _NOTHING, name, "", "", lines)
+    share = percent(part.explained) + " !" * bool(described.warning)
+    free = box[2] - _PAD_PX - 4 - _share_at(name, lettering) - _bold_px(share, lettering)
+    rests = (f"of {part.nats:.1f} nats", f"{part.nats:.1f} nats")
+    rest_px = lettering.paper.letters(_REST_PX)
+    rest = next((rest for rest in rests if lettering.width_px(rest, rest_px) <= free), "")
+    return Card(box, blend(_clip(part.explained), _PALE, _DARK), name, share, rest, lines)
+
+
+def _clip(share: float) -> float:
+    return min(1.0, max(0.0, share))
 
 
 def _bold_px(text: str, lettering: Lettering) -> float:
@@ -230,29 +230,28 @@ def _draw_card(page: Page, card: Card) -> None:
         at += _bold_px(card.share, page.lettering) + 4
         if card.rest:
             page.write(x + at, down + 0.5, card.rest, _REST_PX, ha="left", color=ink)
-    for place, line in enumerate(card.lines):
-        page.write(x + _PAD_PX, down + 18 + place * _LINE_PX, line, _TEXT_PX, ha="left", color=ink)
+    for number, line in enumerate(card.lines):
+        page.write(x + _PAD_PX, down + 18 + number * _LINE_PX, line, _TEXT_PX, ha="left", color=ink)
 
 
-def _draw_strips(page: Page, placed: Cards) -> None:
-    """The explained share of each head as a dot, a strip a layer, and its median as a line."""
-    if not placed.strips:
+def _draw_strips(page: Page, strips: Sequence[tuple[Box, tuple[float, ...]]]) -> None:
+    """The explained share of each head as a dot, a strip per layer, and its median as a line."""
+    if not strips:
         return
     dots: list[Box] = []
     medians = []
-    for (x, y, width, height), shares in placed.strips:
+    for (x, y, width, height), shares in strips:
         page.fill([(x, y, width, height)], [_NOTHING])
         page.fill([(x, y, width * LITTLE, height)], ["#e9e9e9"])
         for number, share in enumerate(shares):
-            at = x + width * min(1.0, max(0.0, share))
             down = y + height * (number + 0.5) / len(shares)
-            dots.append((at - _DOT_PX / 2, down - _DOT_PX / 2, _DOT_PX, _DOT_PX))
-        middle = x + width * min(1.0, max(0.0, _median(shares)))
+            dots.append((x + width * _clip(share) - _DOT_PX / 2, down - _DOT_PX / 2, _DOT_PX, _DOT_PX))
+        middle = x + width * _clip(median(shares))
         medians.append([(middle, y), (middle, y + height)])
     page.fill(dots, [_DARK] * len(dots))
     page.lines(medians, color=INK, width_px=1.6)
-    (x, top, width, _), _ = placed.strips[0]
-    lowest = max(y + height for (_, y, _, height), _ in placed.strips)
+    (x, top, width, _), _ = strips[0]
+    lowest = max(y + height for (_, y, _, height), _ in strips)
     page.lines([[(x + width / 2, top), (x + width / 2, lowest)]], color=LINE, width_px=0.8)
     sides = {0.0: "left", 0.5: "center", 1.0: "right"}
     for share, side in sides.items() if width > _NARROW_STRIP_PX else ((0.0, "left"), (1.0, "right")):
@@ -260,24 +259,14 @@ def _draw_strips(page: Page, placed: Cards) -> None:
     page.write(x + width / 2, top - HEAD_NAMES_PX / 2 - 2, "predicted", layout.CAPTION_PX, ha="center", color=FAINT)
 
 
-def _median(shares: Sequence[float]) -> float:
-    ordered = sorted(shares)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-
-
 def _notes(findings: Findings, has_nats: bool, has_strips: bool) -> list[str]:
-    described = findings.descriptions
-    assert described is not None
+    strips = "at the right: a dot a head, a line at the median; below 30% (grey) a head is mostly undescribed"
     return [
         "each card is about the head's attention outside special tokens and the first: how much of what sets it apart "
         "from uniform attention its description predicts, on texts it was not fitted on"
         + ", and how many nats that is" * has_nats
         + "; then what it attends to, the most important first",
-        *(
-            ["at the right: a dot a head, a line at the median; below 30% (grey) a head is mostly undescribed"]
-            if has_strips
-            else []
-        ),
+        *[strips] * has_strips,
         *description_notes(findings),
         "a description is of attention, not of purpose",
     ]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
 from functools import partial
+from statistics import median
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
@@ -21,15 +21,11 @@ from attnscope.views.tables.wording import full_name, printable
 _FEW = 10
 """Heads that are listed where neither heads nor an order are chosen."""
 
+_SOURCES = ("position", "token", "both")
 
-def description_table(findings: Findings, console: Console, few: bool = False) -> RenderableType:
-    """What heads do, a row each.
 
-    Args:
-        findings: Findings with descriptions; their heads are listed in their order.
-        console: Tells the width.
-        few: Whether only the ten heads are listed that have most to say, those first.
-    """
+def description_table(findings: Findings, few: bool = False) -> RenderableType:
+    """What heads do, a row each in their order; if `few`, of the ten that have most to say, those first."""
     described = findings.descriptions
     assert described is not None
     if not described.heads:
@@ -38,84 +34,72 @@ def description_table(findings: Findings, console: Console, few: bool = False) -
             "is tried on another.",
             style="dim",
         )
-    known = described.by_head
-    rows = [(head, known.get(head.address)) for head in findings.heads]
-    told = [row for row in rows if row[1] is not None]
-    listed = sorted(told, key=lambda row: -row[1].tells)[:_FEW] if few else told  # type: ignore[union-attr]
-    shown = Table(_columns(findings), listed)
-    parts: list[RenderableType] = [shown]
-    if n_more := len(told) - len(listed):
-        said = f"These heads have most to say: predicted × nats × attends. --all lists {n_more} more."
-        parts.append(Text(said, style="dim"))
-    kinds = {one.kind for one in described.heads}
+    of = described.by_head
+    rows = [(head, of[head.address]) for head in findings.heads if head.address in of]
+    listed = sorted(rows, key=lambda row: -row[1].tells)[:_FEW] if few else rows
+    parts: list[RenderableType] = [Table(_columns(findings), listed)]
+    if n_more := len(rows) - len(listed):
+        note = f"These heads have most to say: predicted × nats × attends. --all lists {n_more} more."
+        parts.append(Text(note, style="dim"))
+    kinds = {each.kind for each in described.heads}
     n_other = sum(head.kind not in kinds for head in findings.heads)
-    return Group(*parts, *dim_lines(_notes(findings, n_other)))
+    return Group(*parts, *dim_lines(_notes(findings, described, n_other)))
 
 
 def _columns(findings: Findings) -> list[Column]:
-    def attends(one: HeadDescription) -> str:
-        return "" if one.active is None else percent(one.active.share)
-
     return [
         Column("head", lambda row: full_name(row[0], findings), style="bold"),
-        Column("attends", lambda row: attends(row[1]), right=True, drop=1),
+        Column("attends", lambda row: percent(row[1].active.share) if row[1].active else "", right=True, drop=1),
         Column("nats", lambda row: fixed(row[1].main.nats, 2), right=True),
         Column("predicted", lambda row: _predicted(row[1]), right=True),
-        *(Column(name, partial(_source, name), right=True, drop=2) for name in ("position", "token", "both")),
+        *(Column(name, partial(_source, name), right=True, drop=2) for name in _SOURCES),
         Column("what it does", lambda row: _words(row[1]), wraps=True, least=48),
     ]
 
 
-def _predicted(one: HeadDescription) -> Text:
-    part = one.main
-    if one.spreads_evenly or part.nats < EVEN:
+def _predicted(described: HeadDescription) -> Text:
+    part = described.main
+    if described.spreads_evenly or part.nats < EVEN:
         return Text("")
-    known = "" if math.isnan(part.low) else f" {_bound(part.low)}-{_bound(part.high)}"
+    ends = "-".join(f"{100 * min(1.0, max(0.0, end)):.0f}" for end in (part.low, part.high))
     text = Text(percent(part.explained), style="cyan" if part.explained >= LITTLE else "")
-    return text.append(known, style="dim")
+    return text.append("" if math.isnan(part.low) else f" {ends}", style="dim")
 
 
 def _source(name: str, row: tuple[Head, HeadDescription]) -> str:
     """How much follows from one kind of mean queries and keys; "" = unknown, or there is little to predict."""
     active = row[1].active
-    known = active is not None and active.sources is not None and active.nats >= EVEN
-    return percent(max(0.0, getattr(active.sources, name).value)) if known else ""  # type: ignore[union-attr]
+    if active is None or active.sources is None or active.nats < EVEN:
+        return ""
+    return percent(max(0.0, getattr(active.sources, name).value))
 
 
 def _source_notes(described: Descriptions) -> list[str]:
     """What attention follows from without context, over all heads; why that is unknown."""
-    actives = [one.active for one in described.heads if one.active is not None and one.active.nats >= EVEN]
+    actives = [each.active for each in described.heads if each.active is not None and each.active.nats >= EVEN]
     sources = [active.sources for active in actives if active.sources is not None]
-    said = []
+    notes = []
     if sources:
-        medians = [
-            percent(statistics.median(getattr(each, name).value for each in sources))
-            for name in ("position", "token", "both")
-        ]
-        said.append(
+        medians = [percent(median(getattr(each, name).value for each in sources)) for name in _SOURCES]
+        notes.append(
             "position, token, both: the share that follows if each query and key is the mean for its position, its "
             "token, or both; the rest needs context. Medians: {}, {} and {}. Of the scored tokens, {} do not occur in "
             "the fitted texts and count as the mean of all tokens.".format(*medians, percent(described.unseen or 0.0))
         )
     if described.no_sources:
-        left = "" if not sources else f" for {amount(len(actives) - len(sources), 'head')}"
-        said.append(f"position, token and both are unknown{left}: {printable(described.no_sources, 200)}.")
-    return said
+        of_others = "" if not sources else f" for {amount(len(actives) - len(sources), 'head')}"
+        notes.append(f"position, token and both are unknown{of_others}: {printable(described.no_sources, 200)}.")
+    return notes
 
 
-def _bound(share: float) -> str:
-    return f"{100 * min(1.0, max(0.0, share)):.0f}"
+def _words(described: HeadDescription) -> Text:
+    is_told = described.terms and not described.spreads_evenly
+    words = Text(printable(described.words, 1000), style="" if is_told else "dim")
+    return words.append(f" ! {printable(described.warning, 200)}", style="yellow") if described.warning else words
 
 
-def _words(one: HeadDescription) -> Text:
-    words = Text(printable(one.words, 1000), style="" if one.terms and not one.spreads_evenly else "dim")
-    return words.append(f" ! {printable(one.warning, 200)}", style="yellow") if one.warning else words
-
-
-def _notes(findings: Findings, n_other: int) -> list[str]:
-    described = findings.descriptions
-    assert described is not None  # the table was made of them
-    said = [
+def _notes(findings: Findings, described: Descriptions, n_other: int) -> list[str]:
+    legend = [
         "attends: how much of its attention lies on keys other than special tokens and the first; it rests on those. "
         "nats: how far the attention on other keys is from uniform. predicted: the share of what sets it apart from "
         "uniform attention that the terms predict, on texts they were not fitted on, with its 95% interval.",
@@ -124,21 +108,20 @@ def _notes(findings: Findings, n_other: int) -> list[str]:
         "such queries. Pages and files have the terms behind the line.",
         "A description says where a head looks, not what for.",
     ]
-    said = [" ".join(said), "; ".join(description_notes(findings))]
-    said += _source_notes(described)
-    n_unsure = sum(one.is_unsure for one in described.heads if not one.spreads_evenly)
+    notes = [" ".join(legend), "; ".join(description_notes(findings)), *_source_notes(described)]
+    n_unsure = sum(each.is_unsure for each in described.heads if not each.spreads_evenly)
     if n_unsure:
-        said.append(
+        notes.append(
             f"There are too few texts to tell how much of {amount(n_unsure, 'head')} is predicted: the interval is "
             f"wider than {100 * UNSURE:.0f} points. Give more texts."
         )
     if described.unmatched:
-        named = ", ".join(printable(name, 60) for name in described.unmatched)
-        said.append(f"Your feature {named} was found nowhere in the sampled texts.")
+        names = ", ".join(printable(name, 60) for name in described.unmatched)
+        notes.append(f"Your feature {names} was found nowhere in the sampled texts.")
     if unused := [printable(name, 60) for name in described.unused]:
-        said.append(f"Your feature {', '.join(unused)} improved no head's description.")
+        notes.append(f"Your feature {', '.join(unused)} improved no head's description.")
     if n_other:
-        said.append(
+        notes.append(
             f"{amount(n_other, 'head is', 'heads are')} not described: only the first kind of attention of a model is."
         )
-    return said
+    return notes

@@ -72,7 +72,7 @@ def show(
         parts += [] if is_picked else [grid(findings, console)]
         parts.append(table(findings, console))
         if findings.descriptions is not None:
-            parts += [Text(), description_table(findings, console, few=not (is_chosen or every or sort))]
+            parts += [Text(), description_table(findings, few=not (is_chosen or every or sort))]
         elif where is not None or sort is not None:
             parts.append(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads)}"))
     parts += [*writes_table(findings), *zones_table(findings), *needles_table(findings)]

@@ -33,15 +33,8 @@ def matrix(
     """A table of numbers with four decimals, under their column labels and behind their row labels.
 
     Of very many rows those in the middle are left out, with a mark. So are columns without labels that have no room;
-    labelled ones go on below.
-
-    Args:
-        values: The numbers, (row, column).
-        names: Labels of the rows; None = none.
-        columns: Labels of the columns; None = none.
-        console: Tells the width.
-        bold: Whether the largest of each row stands out.
-        label_cells: How wide a row's label is at most.
+    labelled ones go on below. `names` are the labels of rows, at most `label_cells` wide. `bold` marks the largest
+    number of each row.
     """
     n_rows, n_columns = values.shape
     labels = [spell_out(cut(safe(name), label_cells), console) for name in names or [""] * n_rows]
@@ -61,20 +54,20 @@ def matrix(
 
         return cell
 
-    shown = [Column("", lambda row: mark if row is None else labels[row], style="dim")]
-    shown += [
+    table_columns = [Column("", lambda row: mark if row is None else labels[row], style="dim")]
+    table_columns += [
         Column("" if at is None else heads[at], of(at), right=True, least=least)
         for at in _leave_out_middle(n_columns, room, 1)
     ]
     rows = _leave_out_middle(n_rows, _MOST_ROWS, _MOST_ROWS // 2)
     # A column of no labels is one cell wide, and the gap two.
     indent = _INDENT if names else _INDENT - 3
-    table = Table(shown, rows, goes_on=columns is not None, header=columns is not None)
+    table = Table(table_columns, rows, goes_on=columns is not None, header=columns is not None)
     return Padding(table, (0, 0, 0, indent), expand=False)
 
 
 def _leave_out_middle(n: int, most: int, n_last: int) -> list[int | None]:
-    """The places of n that are shown if at most so many may be, and None in place of the others."""
+    """The first and the `n_last` last of n indices, at most `most` with a None in place of those left out."""
     return [*range(n)] if n <= most else [*range(most - n_last - (n_last == 1)), None, *range(n - n_last, n)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
@@ -36,31 +37,20 @@ class _PlainConsole(Console):
             if segment.control or segment.text.isprintable():
                 yield segment
             else:
-                shown = "\n".join(safe(part) for part in segment.text.split("\n"))
-                yield Segment(shown, segment.style)
+                yield Segment("\n".join(map(safe, segment.text.split("\n"))), segment.style)
 
 
 def open_console(**how: Any) -> Console:
-    """The console that every command prints by: names and texts come from anywhere, so no markup, emoji or control.
-
-    Args:
-        how: Arguments of `rich.console.Console`.
-    """
+    """The `rich` console of every command: names and texts come from anywhere, so no markup, emoji or control."""
     console = _PlainConsole(markup=False, emoji=False, **how)
     if console.width < 1:  # a terminal that does not know its size says 0
         console.width = _USUAL_WIDTH
     return console
 
 
-def print_record(record: Record, console: Console, **shown: Any) -> None:
-    """Prints what a record's kind shows of it, and below it the parts of the study that failed.
-
-    Args:
-        record: The record.
-        console: Where to.
-        shown: Options of `Kind.shown_with`.
-    """
-    view = record.record_kind().view("show")(record, console, **shown)
+def print_record(record: Record, console: Console, **options: Any) -> None:
+    """Prints what a record's kind shows of it by `Kind.shown_with`, and below it the parts of the study that failed."""
+    view = record.record_kind().view("show")(record, console, **options)
     for part in ([] if view is None else [view]) + [Text(one_line(line), style="bold") for line in record.failed]:
         console.print(part)
 
@@ -84,31 +74,24 @@ def spell_out(text: str, console: Console) -> str:
 
 def spell_out_parts(parts: Iterable[RenderableType], console: Console) -> Group:
     """Parts one below the other, each text spelled out with styles where they belong."""
-    return Group(*(spell_out_text(part, console) if isinstance(part, Text) else part for part in parts))
 
+    def spell(text: Text) -> Text:
+        ends = [0, *accumulate(len(_ASCII.get(letter, letter)) for letter in text.plain)]
+        spans = [Span(ends[span.start], ends[min(span.end, len(ends) - 1)], span.style) for span in text.spans]
+        return Text(spell_out(text.plain, console), spans=spans, style=text.style)
 
-def spell_out_text(text: Text, console: Console) -> Text:
-    """As `spell_out`, with styles where they belong."""
-    if has_unicode(console):
-        return text
-    ends = [0]
-    for letter in text.plain:
-        ends.append(ends[-1] + len(_ASCII.get(letter, letter)))
-    spans = [Span(ends[span.start], ends[min(span.end, len(ends) - 1)], span.style) for span in text.spans]
-    return Text(spell_out(text.plain, console), spans=spans, style=text.style)
+    all_signs = has_unicode(console)
+    return Group(*(part if all_signs or not isinstance(part, Text) else spell(part) for part in parts))
 
 
 def heading(title: str) -> Text:
-    """What stands above a table or some lines, an empty line before it."""
+    """A bold title above a table or some lines, with an empty line before it."""
     return Text(f"\n{title}", style="bold")
 
 
 def list_numbers(entries: Iterable[tuple[str, str]], gap: str = "   ") -> Text:
     """Names, each with its number beside it."""
-    text = Text()
-    for place, (name, number) in enumerate(entries):
-        text.append(f"{gap if place else ''}{name} ").append(number, style="cyan")
-    return text
+    return Text(gap).join(Text(f"{name} ").append(number, style="cyan") for name, number in entries)
 
 
 def dim_lines(lines: Iterable[str]) -> list[RenderableType]:

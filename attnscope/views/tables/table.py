@@ -23,15 +23,15 @@ class Column:
     """A column: what its cells say, how wide it is, and how soon a narrow terminal drops it.
 
     Attributes:
-        name: Its header, and what the line below the table calls it where it was dropped.
-        cell: What a row has in it.
+        name: Its header, and what the line below the table calls it if it was dropped.
+        cell: Makes the cell of a row.
         right: Whether it is flush right, as numbers are.
         wraps: Whether it may be narrower than its widest cell, which then takes several lines.
         part: Its part of the room that the other columns leave. Its cells are then one line long, and `…` stands where
             a cell is cut. 0 = its width is that of its cells.
-        least: How many cells of the terminal it has at least.
+        least: Its least width in cells of the terminal.
         drop: How soon it is dropped: the largest number first, columns of the same number together. 0 = never.
-        style: How its cells look.
+        style: The style of its cells.
     """
 
     name: str
@@ -48,16 +48,9 @@ class Table:
     """Rows under named columns. No letter of a cell is lost, except in columns with a `part`.
 
     If the terminal is narrow, columns wrap first. Then columns are dropped by their priority, and a line below the
-    table says which, and how to see them. With `goes_on` they stand in another block below instead. If even the columns
-    that are never dropped do not fit, their cells break.
-
-    Args:
-        columns: The columns. The first one names the row; every block of a table that goes on begins with it.
-        rows: What the cells are made of.
-        gap: Blanks between two columns.
-        goes_on: Whether columns without room go on below.
-        header: Whether the names of columns are written.
-        style: How a row looks.
+    table says which, and how to see them. With `goes_on` they stand in another block below instead, which begins with
+    the first column. If even the columns that are never dropped do not fit, their cells break. `gap` is the number of
+    blanks between two columns.
     """
 
     def __init__(
@@ -73,7 +66,7 @@ class Table:
         rows = list(rows)
         self._columns, self._gap, self._goes_on, self._header = columns, gap, goes_on, header
         self._styles = [style(row) for row in rows]
-        self._cells = [[_text(column.cell(row)) for row in rows] for column in columns]
+        self._cells = [[_make_text(column.cell(row)) for row in rows] for column in columns]
         widths = [self._measure(column, cells) for column, cells in zip(columns, self._cells, strict=True)]
         self._least, self._whole = [least for least, _ in widths], [whole for _, whole in widths]
 
@@ -177,5 +170,5 @@ class Table:
         return Text(cut(text.plain, cells)) if self._columns[at].part else text
 
 
-def _text(cell: str | Text) -> Text:
+def _make_text(cell: str | Text) -> Text:
     return Text(safe(cell)) if isinstance(cell, str) else cell

@@ -69,36 +69,34 @@ def title_of(findings: Findings, measure: str) -> str:
 def corpus_line(record: Ablation | Findings | Relations | Timeline, *, predictions: bool = False) -> str:
     """Such as "812 texts, 41,234 tokens: alice.txt"; if `predictions`, with their number where there are any."""
     corpus = record.corpus
-    counted = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))
+    nouns = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))
     if predictions and corpus.get("n_predictions"):
-        counted["n_predictions"] = ("prediction",)
-    counts = [amount(corpus[name], *words) for name, words in counted.items() if isinstance(corpus.get(name), int)]
-    given = corpus.get("sources")
-    sources = [one for one in given if one != GIVEN] if isinstance(given, list | tuple) else []
-    named = [printable(source, 60) for source in sources[:3]]
-    named += [f"and {len(sources) - 3} more"] if len(sources) > 3 else []
-    return ": ".join(part for part in (", ".join(counts), ", ".join(named)) if part)
+        nouns["n_predictions"] = ("prediction",)
+    counts = [amount(corpus[name], *words) for name, words in nouns.items() if isinstance(corpus.get(name), int)]
+    listed = corpus.get("sources")
+    sources = [source for source in listed if source != GIVEN] if isinstance(listed, list | tuple) else []
+    names = [printable(source, 60) for source in sources[:3]]
+    names += [f"and {len(sources) - 3} more"] if len(sources) > 3 else []
+    return ": ".join(part for part in (", ".join(counts), ", ".join(names)) if part)
 
 
 def corpus_notes(findings: Ablation | Findings | Relations) -> list[str]:
     """What is amiss with the texts: one sentence each."""
-    said = []
-    of = findings.corpus.get("of") if findings.corpus.get("of") in _COUNTED else None
-    if missing := shards_note(findings.corpus):
-        said.append(missing)
-    if is_interrupted(findings.corpus):
-        said.append(f"it was stopped early: these are the {of or 'texts'} up to there")
-    if n := findings.corpus.get("n_copies"):
-        said.append(
+    corpus = findings.corpus
+    of = corpus.get("of") if corpus.get("of") in _COUNTED else None
+    notes = [shards_note(corpus)]
+    if is_interrupted(corpus):
+        notes.append(f"it was stopped early: these are the {of or 'texts'} up to there")
+    if n := corpus.get("n_copies"):
+        notes.append(
             f"{amount(n, 'text is', 'texts are')} left out: copies of a text count once, "
             "and texts of one template twice"
         )
-    if line := _weight_line(findings):
-        said.append(line)
-    problems = findings.corpus.get("problems")
+    notes.append(_weight_line(findings))
+    problems = corpus.get("problems")
     if isinstance(problems, list | tuple) and problems:
-        said.append(_left_out(problems, of or "parts of the texts"))
-    return said
+        notes.append(_problems_line(problems, of or "parts of the texts"))
+    return [note for note in notes if note]
 
 
 MUCH_WEIGHT = 1 / 3
@@ -116,14 +114,13 @@ def _weight_line(findings: Ablation | Findings | Relations) -> str:
         return ""
     if alike:
         return f"each of the {amount(n_texts, 'text')} carries {share:.0%} of the weight of measures and roles"
-    named = f"{printable(longest.get('source', ''))}, line {longest.get('line')}"
     return (
-        f"one text ({named}) carries {share:.0%} of the weight: measures and roles say mostly what heads do there; "
-        "--weigh texts weighs all texts alike"
+        f"one text ({printable(longest.get('source', ''))}, line {longest.get('line')}) carries {share:.0%} of the "
+        "weight: measures and roles say mostly what heads do there; --weigh texts weighs all texts alike"
     )
 
 
-def _left_out(problems: Sequence[Any], what: str) -> str:
+def _problems_line(problems: Sequence[Any], what: str) -> str:
     """What could not be read or studied: a source, a line of it, or all from there on."""
     first = problems[0] if isinstance(problems[0], Mapping) else {}
     where = printable(first.get("source", "")) + ("" if first.get("line") is None else f", line {first['line']}")

@@ -11,7 +11,7 @@ from rich.text import Text
 from attnscope.errors import amount
 from attnscope.records.teaching.cost import Cost, Quantity
 from attnscope.views.tables.numbers import abbreviate, fixed
-from attnscope.views.tables.plain_text import dim_lines, heading, safe, spell_out, spell_out_text
+from attnscope.views.tables.plain_text import dim_lines, heading, safe, spell_out, spell_out_parts
 from attnscope.views.tables.table import Column, Table
 
 _INDENT = 6
@@ -26,24 +26,17 @@ _TITLES = {
 
 def show(cost: Cost, console: Console) -> RenderableType:
     """All quantities by group, then what another number of heads would change, then the notes."""
-    parts: list[RenderableType] = [spell_out_text(_heading(cost), console)]
+    parts: list[RenderableType] = [_heading(cost)]
     for name, quantities in cost.groups.items():
-        if not quantities:
-            continue
-        parts.append(heading(_TITLES[name].format(n=cost.n_tokens)))
-        parts.append(_group(quantities, console))
-    parts += [
-        heading(f"The same d_model of {cost.sizes['d_model']:,} in other heads"),
-        _heads(cost, console),
-    ]
+        if quantities:
+            parts += [heading(_TITLES[name].format(n=cost.n_tokens)), _group(quantities, console)]
+    parts += [heading(f"The same d_model of {cost.sizes['d_model']:,} in other heads"), _heads(cost, console), Text()]
     notes = [
         *cost.notes,
         "multiply-adds are those of matrix products (two floating-point operations each); norms, activations and "
         "adding are left out",
     ]
-    parts.append(Text())
-    parts += [spell_out_text(Text(f"note: {safe(note)}", style="dim"), console) for note in notes]
-    return Group(*parts)
+    return spell_out_parts([*parts, *dim_lines(f"note: {safe(note)}" for note in notes)], console)
 
 
 def _heading(cost: Cost) -> Text:
@@ -52,12 +45,9 @@ def _heading(cost: Cost) -> Text:
     if s["n_decoder_layers"]:
         layers = f"{s['n_layers']} encoder and {s['n_decoder_layers']} decoder layers"
     shared = "" if s["n_kv_heads"] == s["n_heads"] else f" on {s['n_kv_heads']} key/value heads"
-    lines = Text()
-    lines.append(f"{safe(cost.name)}", style="bold")
     heads = f"{amount(s['n_heads'], 'head')} of {s['d_head']}{shared}"
-    lines.append(f"  {safe(s['kind'])}, {layers}, {heads}, d_model {s['d_model']}\n")
-    lines.append(f"sizes: {safe(cost.source)}", style="dim")
-    return lines
+    sizes = f"  {safe(s['kind'])}, {layers}, {heads}, d_model {s['d_model']}\n"
+    return Text.assemble((safe(cost.name), "bold"), sizes, (f"sizes: {safe(cost.source)}", "dim"))
 
 
 def _group(quantities: tuple[Quantity, ...], console: Console) -> RenderableType:
