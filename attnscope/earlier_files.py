@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.records.frame.kinds import KINDS, load_named
-from attnscope.records.frame.reading import described_by
+from attnscope.records.frame.reading import read_description
 from attnscope.records.maps.head_maps import spans
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def name_other_maps(record: Record, folder: Path, formats: Sequence[str], query:
         return ""
     now = _traits(record.describe())
     for path in there:
-        before = _traits(described_by(path))
+        before = _traits(read_description(path))
         differ = [f"{name} {was}, now {now[name]}" for name, was in before.items() if was != now.get(name, was)]
         if differ:
             return f"{path} is of other maps: {'; '.join(differ)}"

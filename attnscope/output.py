@@ -236,7 +236,7 @@ def _require_page(kind: Kind, out: Path | None, formats: Sequence[str], stem: st
             "--folder is a way to write the page, and none is written",
             "name a place with --out, and html among --format",
         )
-    _listed(out / (kind if stem is None else kind.named(stem)).file("html"))
+    _listed(out / (kind if stem is None else kind.rename(stem)).file("html"))
 
 
 def _listed(page: Path) -> list[str]:
@@ -357,7 +357,7 @@ def write(
         The files: figures first where they are what its kind is usually written as, else last.
     """
     kind = record.record_kind()
-    kind = kind if stem is None else kind.named(stem)
+    kind = kind if stem is None else kind.rename(stem)
     figures = [name for name in formats if name in FIGURE_FORMATS and not record.is_empty]
     pages = [name for name in formats if name in kind.pages]
     how = {"folder": True} if pages and options.get("folder") else {}
@@ -397,7 +397,7 @@ def _note_repeated(record: Record, query: str | None) -> list[str]:
     if query is None or any(getattr(record, name, None) for name in ("picture", "pictures")):
         return []
     sides = [one.queries for one in getattr(record, "maps", ())] or [getattr(record, "tokens", None)]
-    repeated = {name: at for tokens in sides if tokens is not None for name, at in tokens.repeated(query).items()}
+    repeated = {name: at for tokens in sides if tokens is not None for name, at in tokens.find_repeated(query).items()}
     return [
         f"{name!r} stands at {', '.join(f'@{place}' for place in at)}: all are shown; --query @{at[0]} shows one"
         for name, at in repeated.items()

@@ -75,11 +75,11 @@ def _add_note(record: Any, note: str) -> Any:
 
 def _says_more(folder: Path, stem: str, n_texts: int) -> bool:
     """Whether files of an earlier run there are complete, or of more texts; those that do not tell are taken to be."""
-    from attnscope.records.frame.reading import described_by
+    from attnscope.records.frame.reading import read_description
 
     earlier = [folder / f"{stem}.{ending}" for ending in ("npz", "json", "csv", "parquet")]
     there = [path for path in earlier if path.is_file()]
-    corpora = [corpus for path in there if isinstance(corpus := described_by(path).get("corpus"), Mapping)]
+    corpora = [corpus for path in there if isinstance(corpus := read_description(path).get("corpus"), Mapping)]
     if not corpora:
         return bool(there)
     return any(

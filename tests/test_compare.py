@@ -212,7 +212,7 @@ class TestAllHeads:
 class TestModels:
     def test_a_model_matches_itself(self, tiny) -> None:
         found = compare_models(tiny, tiny, TEXTS, BOTH)
-        assert found.moved() == 0
+        assert found.count_moved() == 0
         # A row's own products are summed in the same order, so nothing is left but rounding.
         assert found.tables[0].distances.diagonal().max() < 1e-7
 
@@ -242,7 +242,7 @@ class TestModels:
         matched = {found.heads[a]: found.other_heads[b] for a, b in found.matchings[0]}
         assert [matched[0, h] for h in range(3)] == [(0, 1), (0, 2), (0, 0)]
         assert [matched[1, h] for h in range(3)] == [(1, 0), (1, 1), (1, 2)]
-        assert found.moved() == 3
+        assert found.count_moved() == 3
 
     def test_other_tokens_of_a_text_in_parts_are_refused(self, tiny, minilm) -> None:
         with pytest.raises(AttnscopeError, match="one of them reads it in parts"):

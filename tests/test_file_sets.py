@@ -13,7 +13,7 @@ import attnscope
 from attnscope import output
 from attnscope.errors import AttnscopeError
 from attnscope.records import file_of
-from attnscope.records.frame.file_sets import finish_replacing, replace_together, require_writable, unmoved
+from attnscope.records.frame.file_sets import find_unmoved, finish_replacing, replace_together, require_writable
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
@@ -91,7 +91,7 @@ def test_a_run_that_is_killed_at_any_step_leaves_the_earlier_set_or_the_new_one(
     assert signals == sorted(signals, reverse=True) and set(signals) == {"9", "0"}
     n_between = 0
     for place in targets:
-        held = [contents(path) for path in unmoved(place)]
+        held = [contents(path) for path in find_unmoved(place)]
         seen = {name: text for name, text in contents(place).items() if "unfinished-" not in name}
         if held:  # the rest of the new set is read where it is
             moved = {name: text for name, text in seen.items() if "replacing-" not in name}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attnscope.cli import options
-from attnscope.records.frame.reading import described_by
+from attnscope.records.frame.reading import read_description
 from attnscope.records.frame.storage import write_whole
 from attnscope.studies.ablation import sweep as ablation_sweep
 from attnscope.studies.heads import study as heads_study
@@ -66,7 +66,7 @@ def test_a_complete_record_outlives_an_interrupted_run(
     after = contents(tmp_path / "out")
     assert {name: after[name] for name in before} == before
     assert "which stays" in err
-    aside = described_by(tmp_path / "out/interrupted" / f"{stem}.npz")
+    aside = read_description(tmp_path / "out/interrupted" / f"{stem}.npz")
     n_texts = aside["corpus"]["n_texts"]
     assert n_texts > 0
     assert not aside["corpus"]["complete"]

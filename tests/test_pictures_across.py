@@ -119,7 +119,7 @@ def test_figures_lie_over_the_photo_and_the_words_have_theirs(models: dict[str, 
 
 def test_in_a_page_a_word_has_the_same_row_in_all_maps(models: dict[str, Any]) -> None:
     record = attnscope.picture_heatmap(models["mllama"], [noise(150, 230), noise(40, 40, 1)], QUESTION)
-    across, words = record.with_pictures_as_one().squared().maps
+    across, words = record.with_pictures_as_one().make_square().maps
     first = record.maps[0].part[0]
     assert across.queries.labels == words.queries.labels and not across.weights[:, :, :first].any()
     assert across.keys.labels == ("elsewhere", *(picture.source for picture in record.pictures))

@@ -296,7 +296,7 @@ def test_a_family_that_is_not_known_is_one_line(models: dict[str, Any], monkeypa
 
 
 def test_a_page_has_each_photo_as_one_key(record: attnscope.Heatmap, models: dict[str, Any]) -> None:
-    squared, folded = record.squared().maps[0], record.with_pictures_as_one().maps[0]
+    squared, folded = record.make_square().maps[0], record.with_pictures_as_one().maps[0]
     first = len(squared.keys) - len(record.maps[0].queries)
     assert squared.part is None and squared.weights.shape[2:] == (len(folded.keys),) * 2
     np.testing.assert_array_equal(squared.weights[:, :, first:], folded.weights)
@@ -304,7 +304,7 @@ def test_a_page_has_each_photo_as_one_key(record: attnscope.Heatmap, models: dic
     assert squared.keys.labels[first:] == record.maps[0].queries.labels
     text = attnscope.heatmap(models["internvl"], QUESTION)
     part = attnscope.heatmap(models["internvl"], QUESTION, rows=(2, 4))
-    whole = part.squared().maps[0].weights
+    whole = part.make_square().maps[0].weights
     np.testing.assert_allclose(whole[:, :, 2:4], text.weights[:, :, 2:4], atol=1e-6)
     assert not whole[:, :, 4:].any() and part.page() is not None
     with pytest.raises(AttnscopeError, match="a part of a map"):

@@ -15,7 +15,7 @@ from attnscope.records.circuits import COMPOSITIONS
 from attnscope.records.frame.checks import MOST_HEADS, shaped
 from attnscope.records.frame.codec import ARRAY, OMITTED
 from attnscope.records.frame.record import StudyRecord
-from attnscope.records.heads.findings import MeasureFacts, facts_of_measure
+from attnscope.records.heads.findings import MeasureFacts, read_measure_facts
 
 NO_ROLE, TENTATIVE, HAS_ROLE = range(3)
 """What `Timeline.has_role` holds."""
@@ -181,7 +181,7 @@ class Timeline(StudyRecord):
 
     def measure_facts(self, measure: str) -> MeasureFacts:
         """What the record says about a measure beside its values; see `Findings.measure_facts`."""
-        return facts_of_measure(self.options, measure)
+        return read_measure_facts(self.options, measure)
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """One row a checkpoint and head: its loss and the head's measures with their intervals, and its roles."""

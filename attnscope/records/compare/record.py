@@ -258,7 +258,7 @@ class ModelComparison(TableComparison):
         places = {place: number for number, place in enumerate(self.other_heads)}
         return [(number, places[place]) for number, place in enumerate(self.heads) if place in places]
 
-    def moved(self) -> int:
+    def count_moved(self) -> int:
         """How many heads of the first model are matched with one of another number, by the first table."""
         return sum(self.heads[a] != self.other_heads[b] for a, b in self.matchings[0])
 

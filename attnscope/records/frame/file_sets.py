@@ -71,7 +71,7 @@ def finish_replacing(target: Path) -> None:
         OSError: It cannot be moved.
         AttnscopeError: Something else than a file has the name of one.
     """
-    for whole in unmoved(target):
+    for whole in find_unmoved(target):
         with delay_interrupts():
             _move(whole, target)
 
@@ -105,7 +105,7 @@ def require_writable(folder: Path) -> None:
                 part.rmdir()
 
 
-def unmoved(target: Path) -> list[Path]:
+def find_unmoved(target: Path) -> list[Path]:
     """The folders in a target that hold a complete set, some files of which have not moved to their names."""
     return [path for path in sorted(target.glob("replacing-????????")) if path.is_dir() and not path.is_symlink()]
 

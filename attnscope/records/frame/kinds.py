@@ -104,7 +104,7 @@ class Kind:
         """All formats that it is written in."""
         return (*self.figures, *self.data, *self.pages)
 
-    def named(self, stem: str) -> Kind:
+    def rename(self, stem: str) -> Kind:
         """The same, with files of another name."""
         return replace(self, stem=stem)
 
@@ -242,9 +242,9 @@ def file_of(record: Path, first: Kind | None = None) -> Path:
     """
     kinds = [*KINDS.values()] if first is None else [first, *KINDS.values()]
     names = [kind.file(ending) for kind in kinds for ending in kind.lossless]
-    from attnscope.records.frame.file_sets import unmoved  # with NumPy, which the command line starts without
+    from attnscope.records.frame.file_sets import find_unmoved  # with NumPy, which the command line starts without
 
-    folders = [*unmoved(record), record]
+    folders = [*find_unmoved(record), record]
     return next((folder / name for name in names for folder in folders if (folder / name).is_file()), record)
 
 

@@ -115,7 +115,7 @@ def read_archive(path: Path) -> dict[str, NDArray[Any]] | None:
     return arrays
 
 
-def described_by(path: Path) -> Mapping[str, Any]:
+def read_description(path: Path) -> Mapping[str, Any]:
     """What a record says of itself; empty for what is no record."""
     try:
         with reading(path, "record", ""):

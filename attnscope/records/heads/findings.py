@@ -351,7 +351,7 @@ class Findings(StudyRecord):
 
     def measure_facts(self, measure: str) -> MeasureFacts:
         """What the record says about a measure in `options`; of an `_active` one, what follows from the whole one."""
-        return facts_of_measure(self.options, measure)
+        return read_measure_facts(self.options, measure)
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """One row per head: kind, layer, head, roles, tentative, resting share, then each measure.
@@ -385,7 +385,7 @@ def condition_name(role: str, measures: Sequence[str]) -> str:
     return f"is_{role}" if role in measures else role
 
 
-def facts_of_measure(options: Mapping[str, Any], measure: str) -> MeasureFacts:
+def read_measure_facts(options: Mapping[str, Any], measure: str) -> MeasureFacts:
     """As `Findings.measure_facts`, of the options of a record."""
     recorded, beside = _recorded(options, "measures", measure), ""
     if not recorded and measure.endswith("_active"):

@@ -143,7 +143,7 @@ class Heatmap(MapsRecord[AttentionMap]):
             queries, keys = attention.queries.take(rows), attention.keys.take(columns)
             shares = attention.weights
             if attention.has_weights:
-                shares = divided_by_rest(shares[:, :, rows][:, :, :, columns]).astype(np.float32)
+                shares = divide_by_rest(shares[:, :, rows][:, :, :, columns]).astype(np.float32)
             maps.append(replace(attention, weights=shares, queries=queries, keys=keys))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "hide_special"))
 
@@ -166,7 +166,7 @@ class Heatmap(MapsRecord[AttentionMap]):
             rows, columns = attention.queries.word_groups(), attention.keys.word_groups()
             place_of = np.repeat(np.arange(len(columns)), [len(group) for group in columns])
             if number == 0:
-                pictures = tuple(picture.moved(place_of) for picture in self.pictures)
+                pictures = tuple(picture.move(place_of) for picture in self.pictures)
             means: NDArray[np.floating[Any]] = attention.weights
             if attention.has_weights:
                 summed = np.add.reduceat(means.astype(np.float64), [group[0] for group in columns], axis=3)
@@ -174,7 +174,7 @@ class Heatmap(MapsRecord[AttentionMap]):
                 # A piece whose row is empty says nothing of its word.
                 filled = np.add.reduceat(summed.any(-1), starts, axis=2, dtype=np.int64)
                 means = np.add.reduceat(summed, starts, axis=2) / np.maximum(filled, 1)[..., None]
-            queries, keys = attention.queries.merged(rows), attention.keys.merged(columns)
+            queries, keys = attention.queries.merge(rows), attention.keys.merge(columns)
             part = attention.part
             if self.pictures and part is not None and attention.kind != "cross":
                 # Of all keys: words before the pictures may have been merged.
@@ -226,7 +226,7 @@ class Heatmap(MapsRecord[AttentionMap]):
         made = replace(attention, weights=weights.astype(np.float32), keys=keys, part=part)
         return replace(self, maps=(made, *self.maps[1:]), pictures=())
 
-    def squared(self) -> Heatmap:
+    def make_square(self) -> Heatmap:
         """The same with as many rows as columns, and pictures as one key each: rows that are not kept are empty.
 
         Raises:
@@ -314,7 +314,7 @@ def _with_empty_rows(across: AttentionMap, maps: tuple[AttentionMap, ...]) -> At
     return replace(across, weights=weights, queries=words, part=None)
 
 
-def divided_by_rest(weights: NDArray[Any]) -> NDArray[np.float64]:
+def divide_by_rest(weights: NDArray[Any]) -> NDArray[np.float64]:
     """What is left of rows without some of their keys, (..., key), each divided by its sum.
 
     A row of which less than 1% is left becomes zeros; NaN stays.

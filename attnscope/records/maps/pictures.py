@@ -54,7 +54,7 @@ class Picture:
         """What the photo is called, of which this may be one of several pictures."""
         return self.source.removesuffix(SMALL)
 
-    def moved(self, place_of: NDArray[Any]) -> Picture:
+    def move(self, place_of: NDArray[Any]) -> Picture:
         """The same where each token has another place, (token,)."""
         assert self.cells is not None
         return replace(self, cells=np.where(self.cells >= 0, place_of[self.cells], -1).astype(np.int32))

@@ -98,14 +98,14 @@ class Tokens:
         missing = [part for part in parts if not any(tokens.find_one(part) for tokens in texts)]
         if len(missing) < len(parts):
             wanted = ",".join(missing) or wanted
-        labels = "; ".join(dict.fromkeys(tokens.numbered() for tokens in texts))
+        labels = "; ".join(dict.fromkeys(tokens.list_labels() for tokens in texts))
         return AttnscopeError(f"no token is {wanted!r}", f"the tokens are: {labels}")
 
-    def numbered(self) -> str:
+    def list_labels(self) -> str:
         """Every token with its place, as `find` takes it: `@0 [CLS]  @1 it`; what a hint about a query says."""
         return "  ".join(f"@{place} {label}" for place, label in enumerate(self.labels))
 
-    def repeated(self, wanted: str) -> dict[str, tuple[int, ...]]:
+    def find_repeated(self, wanted: str) -> dict[str, tuple[int, ...]]:
         """Of what `wanted` names, by its label, the tokens that stand in several places and are not told apart."""
         parts = [wanted] if self.find_one(wanted) else [part.strip() for part in wanted.split(",")]
         groups = self.word_groups()
@@ -148,7 +148,7 @@ class Tokens:
             last = name if word >= 0 else None
         return groups
 
-    def merged(self, groups: Sequence[Sequence[int]]) -> Tokens:
+    def merge(self, groups: Sequence[Sequence[int]]) -> Tokens:
         """One token for each group of tokens, labelled with the text that the group covers."""
         first = [group[0] for group in groups]
         given = self.n_given if self.n_given < 0 else sum(i < self.n_given for i in first)

@@ -322,7 +322,7 @@ def with_relations(findings: Findings, relations: Relations) -> Findings:
     roles = relations.roles()
     expressed = {
         one.name: {
-            "what": f"{explained(one.name)}; the best simple rule ({one.rule}) reaches {one.baseline:.2f}",
+            "what": f"{explain_relation(one.name)}; the best simple rule ({one.rule}) reaches {one.baseline:.2f}",
             "measure": f"accuracy on {one.name}",
             "threshold": one.baseline + float(relations.options.get("margin", 0.0)),
         }
@@ -346,7 +346,7 @@ def with_relations(findings: Findings, relations: Relations) -> Findings:
     return replace(findings, run=run, corpus=corpus, heads=heads, options=options)
 
 
-def explained(name: str) -> str:
+def explain_relation(name: str) -> str:
     """A relation in words."""
     origin, arrow, goal = name.partition("→")
     if not arrow:

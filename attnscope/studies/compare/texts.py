@@ -15,7 +15,7 @@ from attnscope.records import Heatmap, Tokens
 from attnscope.records.compare.pairs import MinimalPair
 from attnscope.records.compare.record import PickedHeads
 from attnscope.records.frame.pair_tables import HeadPlace, PairTable, head_name
-from attnscope.records.maps.heatmap import divided_by_rest
+from attnscope.records.maps.heatmap import divide_by_rest
 from attnscope.studies.compare.options import MEASURES, require_measures
 from attnscope.studies.compare.study import require_one_kind
 from attnscope.studies.inputs.choice import Choice
@@ -66,7 +66,7 @@ def compare_heads(
     if hide_special and (sinks := tokens.sinks(attention.kind)).any():
         keep = ~sinks
         weights, *others = (
-            divided_by_rest(w[..., keep, :][..., keep]).astype(np.float32)
+            divide_by_rest(w[..., keep, :][..., keep]).astype(np.float32)
             for w in (weights, *([] if single is None else [single]))
         )
         single, tokens, changes = others[0] if others else None, tokens.take(keep), ("hide_special",)
@@ -230,7 +230,7 @@ def pairs_named(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.i
 def _note_pooled(query: str, tokens: tuple[Tokens, Tokens], pairs: NDArray[np.int64]) -> list[str]:
     """Says where a query stands at several places, whose divergences become one number."""
     notes = []
-    for name, places in tokens[0].repeated(query).items():
+    for name, places in tokens[0].find_repeated(query).items():
         if len(at := [place for place in places if place in pairs[:, 0]]) > 1:
             said = ", ".join(f"@{place}" for place in at)
             notes.append(f"{name!r} stands at {said}: heads are ranked by all together; --query @{at[0]} takes one")

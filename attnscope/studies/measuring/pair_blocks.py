@@ -16,7 +16,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Batch, Model
 from attnscope.records.frame.pair_tables import Arrangement, HeadPlace, PairTable
-from attnscope.records.maps.heatmap import divided_by_rest
+from attnscope.records.maps.heatmap import divide_by_rest
 from attnscope.records.maps.tokens import Tokens
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.texts import batch_of, special_ids
@@ -376,7 +376,7 @@ def sums_of_rows(
     from attnscope.core.questions.distance import SUMS
 
     parts = [
-        torch.from_numpy(one if queries is None or keys is None else divided_by_rest(one[:, queries][:, :, keys]))
+        torch.from_numpy(one if queries is None or keys is None else divide_by_rest(one[:, queries][:, :, keys]))
         for one in rows
     ]
     found = SUMS[measure](parts[0], parts[1] if len(parts) > 1 else None)  # type: ignore[index]  # one of MEASURES

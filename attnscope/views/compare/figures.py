@@ -149,7 +149,7 @@ def models_page(comparison: ModelComparison, lettering: Lettering) -> Page:
     notes = [
         f"rows: heads of {model_of(comparison.run)} · columns: heads of {model_of(comparison.other_run)}",
         "framed: the one-to-one matching with the least sum of distances; "
-        f"{comparison.moved()} of {len(matching)} match a head of another number",
+        f"{comparison.count_moved()} of {len(matching)} match a head of another number",
         *table_notes(table, comparison.kind),
     ]
     page.finish(max(top + len(comparison.heads) * cell, top + 120, below) + 30, notes)

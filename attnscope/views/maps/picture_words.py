@@ -89,7 +89,7 @@ def _shifted(query: str, first: int) -> str:
 
 
 def _name(tokens: Tokens, group: Sequence[int]) -> str:
-    return tokens.merged([group]).labels[0] if len(group) > 1 else tokens.labels[group[0]].removeprefix("·")
+    return tokens.merge([group]).labels[0] if len(group) > 1 else tokens.labels[group[0]].removeprefix("·")
 
 
 def weights_of(record: Heatmap, word: Word, heads: Sequence[tuple[int, int]]) -> NDArray[np.float64]:

@@ -300,7 +300,7 @@ def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
     record = one.record
     # Its grids, matrices and links have a row for each column, and a photo among words is one of these.
     flat = record.with_pictures_as_one() if record.pictures else record
-    squared = replace(flat.squared(), pictures=record.pictures)  # of pictures, only special tokens are hidden
+    squared = replace(flat.make_square(), pictures=record.pictures)  # of pictures, only special tokens are hidden
     packed = {
         "text": record.text,
         "title": printable(record.text, 120) or "(blank)",
@@ -379,7 +379,7 @@ def _tokens(tokens: Tokens, hidden: NDArray[np.bool_]) -> dict[str, Any]:
         **({} if np.array_equal(hidden, tokens.special) else {"hidden": np.flatnonzero(hidden).tolist()}),
         "segments": tokens.segments.tolist() if tokens.segments.any() else None,
         "groups": None if groups is None else [len(group) for group in groups],
-        "words": None if groups is None else [printable(text, 80) or "\ufffd" for text in tokens.merged(groups).labels],
+        "words": None if groups is None else [printable(text, 80) or "\ufffd" for text in tokens.merge(groups).labels],
         "text": tokens.text,
         "pair": tokens.pair,
         "given": tokens.n_given,

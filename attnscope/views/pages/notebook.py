@@ -83,7 +83,7 @@ def widget(shown: Record | Page, *, height: int = 640) -> Widget:
         return Widget(shown.html, height=height)
     page: Page = shown.page()
     if isinstance(shown, Heatmap):
-        shown = (shown.with_pictures_as_one() if shown.pictures else shown).squared()  # as its page has it
+        shown = (shown.with_pictures_as_one() if shown.pictures else shown).make_square()  # as its page has it
     return Widget(page.html, shown, height=height)
 
 

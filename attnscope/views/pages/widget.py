@@ -113,7 +113,7 @@ class Widget(anywidget.AnyWidget):
             if tokens is None:
                 raise traitlets.TraitError(f"the {name} is the number of a token here, not {value!r}")
             if not (found := tokens.find(value)):
-                raise traitlets.TraitError(f"no token is meant by {value!r}: {tokens.numbered()}")
+                raise traitlets.TraitError(f"no token is meant by {value!r}: {tokens.list_labels()}")
             return int(found[0])
         if value < 0 or (tokens is not None and value >= len(tokens)):
             raise traitlets.TraitError(f"there is no token {value}" + (f" of {len(tokens)}" if tokens else ""))
