@@ -206,8 +206,8 @@ def _models(found: ModelComparison) -> list[RenderableType]:
         Column("its distance", of_match(lambda head, match: distance(table.distances[head, match])), drop=1),
     ]
     said.append(Table(columns, same[:_MOST]))
-    matched = f"{found.count_moved()} of {len(found.matchings[0])} heads of {names[0]} match one of another number in {names[1]}"
-    said += [Text(), Text(matched + " (one to one, least sum of distances)")]
+    matched = f"{found.count_moved()} of {len(found.matchings[0])} heads of {names[0]} match one of another number"
+    said += [Text(), Text(f"{matched} in {names[1]} (one to one, least sum of distances)")]
     return said + dim_lines(_notes(table, found.kind))
 
 
