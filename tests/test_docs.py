@@ -134,7 +134,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
     study = heads_study.heads
 
-    def study_once(model: Model, texts: object, options: HeadsOptions, *how: object) -> Findings:
+    def study_once(model: Model, texts: object, options: HeadsOptions | None = None, *how: object) -> Findings:
         if not isinstance(texts, Corpus) or any(how) or all(model is not held for held in HELD.values()):
             return study(model, texts, options, *how)  # type: ignore[arg-type]
         said = [Path(source).read_bytes() for source in texts.sources]

@@ -1,6 +1,7 @@
 """Why a head attends there: the parts sum to the model's own score, and are those of the formula written out."""
 
 import dataclasses
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 import attnscope
@@ -21,6 +23,7 @@ from attnscope.records.why.score import Why
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.reading import Prompt, read
 from attnscope.studies.why.study import why_cells
+from attnscope.views.why.heads_terminal import show
 from tests.conftest import Run, write_tiny
 from tests.test_stream import GROUPED, SIZES, random_model
 
@@ -229,6 +232,41 @@ def test_shares_are_covariances_with_the_scores_by_their_variance(name: str) -> 
     assert bool(found.bias[0] != 0) is (name == "t5")
 
 
+@pytest.mark.parametrize(("name", "n_turned"), [("llama", 4), ("gpt_neox", 2)])
+def test_shares_by_wavelength_are_those_of_the_columns_that_turn_at_it(name: str, n_turned: int) -> None:
+    """Column i turns with column i + n_turned / 2, once in 2 pi 10,000^(2 i / n_turned) tokens."""
+    model = loaded(name)
+    found = attnscope.why_heads(model, [TEXT], Choice(pick=((1, 4),)))
+    seen: dict[Place, AttentionCall] = {}
+
+    def probe(call: AttentionCall) -> Tensor:
+        seen[call.kind, call.layer] = call
+        return attend(call)
+
+    with torch.no_grad():
+        model.run(Batch(torch.tensor([[int(word) for word in TEXT.split()]])), probe)
+    call = seen["decoder", 1]
+    query, key = call.query[0, 4].double(), call.key[0, 4 // (call.n_heads // call.n_kv_heads)].double()
+    of_band, variance = [0.0] * 6, 0.0
+    for q in range(len(query)):
+        products = call.scale * query[q] * key[: q + 1]  # (key, column)
+        excess = products - products.mean(0)
+        scores = excess.sum(1)
+        variance += float(scores @ scores)
+        for column in range(query.shape[1]):
+            pair = column % (n_turned // 2)
+            wavelength = 2 * np.pi * 10_000 ** (2 * pair / n_turned)
+            band = 5 if column >= n_turned else int(np.log10(wavelength))
+            of_band[band] += float(excess[:, column] @ scores)
+    assert found.wavelengths is not None
+    assert found.wavelengths[0, :, 0] == pytest.approx(np.array(of_band) / variance, abs=1e-5)
+    assert bool(of_band[5]) is (n_turned < query.shape[1])
+
+
+def test_models_without_rotary_positions_have_no_wavelengths() -> None:
+    assert attnscope.why_heads(loaded("gpt2"), TEXTS).wavelengths is None
+
+
 def test_intervals_are_over_texts_and_stand_beside_the_weights(tmp_path: Path) -> None:
     model = loaded("llama")
     found = attnscope.why_heads(model, TEXTS)
@@ -241,6 +279,15 @@ def test_intervals_are_over_texts_and_stand_beside_the_weights(tmp_path: Path) -
     assert np.isnan(found.shares[:, 0, column]).all()  # layer 0 reads no head
     again = WhyHeads.load(found.save(tmp_path / "why-heads.npz"))
     np.testing.assert_array_equal(again.shares, found.shares)
+    assert found.wavelengths is not None
+    value, low, high = np.moveaxis(found.wavelengths[at], -1, 0)
+    filled = value != 0
+    assert filled.sum() == 2 and (low < value)[filled].all() and (value < high)[filled].all()
+    np.testing.assert_array_equal(again.wavelengths, found.wavelengths)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(show(found, console))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "by wavelength in tokens" in printed and "100 to 1000" in printed and "10 to 100 " not in printed
 
 
 def test_the_command_lists_what_heads_rest_on(run: Run, tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
+from attnscope.core.teaching.stepwise import Rotation
 from attnscope.errors import AttnscopeError
+from attnscope.models.inside.around import TurnWatch
 from attnscope.models.inside.linear_runs import Leaves, LinearRuns
 from attnscope.models.model import Batch, Model
 from attnscope.records.why.score import Part
@@ -42,16 +44,19 @@ class ScoreRuns:
     def trace(self, batch: Batch, places: Collection[Place]) -> "TracedScores":
         """Runs a batch, and keeps the paths to the queries and keys of some attentions."""
         calls: dict[Place, AttentionCall] = {}
+        rotations: dict[Place, Rotation | None] = {}
+        turns = TurnWatch()
 
         def keep(call: AttentionCall) -> Tensor:
-            if (call.kind, call.layer) in places:
-                calls[call.kind, call.layer] = call
             with torch.no_grad():
+                if (call.kind, call.layer) in places:
+                    calls[call.kind, call.layer] = call
+                    rotations[call.kind, call.layer] = turns.rotation(call, 0)[0]
                 return attend(call)
 
-        with self._runs.watch(batch, keep) as (leaves, observe):
+        with turns.watch(self._model.modules()), self._runs.watch(batch, keep) as (leaves, observe):
             self._model.run(batch, observe)
-        return TracedScores(leaves, calls, len(batch.ids), self._model.info.kinds)
+        return TracedScores(leaves, calls, rotations, len(batch.ids), self._model.info.kinds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +66,14 @@ class TracedScores:
     Attributes:
         leaves: What each part added.
         calls: Place -> what reached the seam; its queries and keys carry gradients.
+        rotations: Place -> how rotary positions turned the queries and keys of the first row; None = unknown, or not.
         n_rows: Rows of the batch.
         kinds: The model's kinds of attention.
     """
 
     leaves: Leaves
     calls: dict[Place, AttentionCall]
+    rotations: dict[Place, Rotation | None]
     n_rows: int
     kinds: tuple[str, ...]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -48,6 +49,17 @@ class Step:
     def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
         return self.value.shape
+
+
+EDGES = (0.0, 10.0, 100.0, 1000.0, 10000.0, math.inf)
+"""Bounds of bands of wavelengths of rotary positions, in tokens: a pair of columns turns once round in so many."""
+
+
+def name_range(low: float, high: float) -> str:
+    """What a band of wavelengths is called, such as "10 to 100"."""
+    if low == 0:
+        return f"below {high:g}"
+    return f"{low:g} and more" if math.isinf(high) else f"{low:g} to {high:g}"
 
 
 @dataclass(frozen=True, eq=False)

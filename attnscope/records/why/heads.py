@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,10 +14,14 @@ from attnscope.records.frame.checks import NUMBER, shaped
 from attnscope.records.frame.codec import ARRAY
 from attnscope.records.frame.pair_tables import HeadPlace, head_name
 from attnscope.records.frame.record import Record
+from attnscope.records.teaching.trace import EDGES, name_range
 from attnscope.records.why.score import PARTS, Part
 
 SIDES = ("query", "key")
 """Where a part stands; the first axis of shares."""
+
+BANDS = (*(name_range(low, high) for low, high in pairwise(EDGES)), "not rotated")
+"""What the bands are called, and the columns that are not turned."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -39,6 +44,9 @@ class WhyHeads(Record):
         variance: The mean variance of a query's scores, (head,), nats².
         composition: How much each head reads of what each head part writes by the weights alone, by queries and keys:
             shares above those of random directions, (query key, head, part); NaN where it is not known.
+        wavelengths: The share of the variance that pairs of columns bring, by the band of their wavelength (BANDS), and
+            its 95% interval, (head, band, [value low high]). The bands and the bias sum to 1. NaN for a head whose
+            rotation is not known; None = the model has no rotary positions that attnscope can take apart.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.why-heads/1"
@@ -54,6 +62,7 @@ class WhyHeads(Record):
     bias: NDArray[np.float64] = field(metadata=shaped("heads", **ARRAY))
     variance: NDArray[np.float64] = field(metadata=shaped("heads", **ARRAY))
     composition: NDArray[np.float64] = field(metadata=shaped("2 heads parts", **ARRAY))
+    wavelengths: NDArray[np.float64] | None = field(default=None, metadata=shaped("heads 6 3", **ARRAY))
 
     def name(self, head: int) -> str:
         """A head's name."""
@@ -89,3 +98,7 @@ class WhyHeads(Record):
             total = np.nansum(side, axis=1) + self.bias
             if not np.all(np.abs(total - 1)[np.isfinite(side).any(1)] <= 0.01):
                 raise ValueError("the shares of a head do not sum to 1")
+        if self.wavelengths is not None:
+            total = self.wavelengths[:, :, 0].sum(1) + self.bias
+            if np.any(np.abs(total - 1) > 0.01):
+                raise ValueError("the shares of a head's wavelengths do not sum to 1")

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.catalog import read_config
 from attnscope.models.model import Model
 from attnscope.models.own.layouts import supports
-from attnscope.records.teaching.trace import Band, Step, Trace
+from attnscope.records.teaching.trace import EDGES, Band, Step, Trace
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
@@ -277,7 +278,6 @@ def _bands(steps: tuple[Step, ...], inputs: Inputs, heads: tuple[int, ...], quer
         return ()
     with np.errstate(divide="ignore"):
         wavelengths = 2 * math.pi / inputs.rotation.radians_per_token
-    edges = [0.0, 10.0, 100.0, 1000.0, 10000.0, math.inf]
     bands = []
     for head in heads:
         by_pair = next(s.value for s in steps if s.name == "scores_by_pair" and s.head == head)
@@ -285,7 +285,7 @@ def _bands(steps: tuple[Step, ...], inputs: Inputs, heads: tuple[int, ...], quer
         if inputs.may is not None:
             allowed = inputs.may[head if inputs.may.shape[0] > 1 else 0, query]
         distance = np.abs(np.arange(by_pair.shape[0]) - query)
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in pairwise(EDGES):
             in_band = (wavelengths >= low) & (wavelengths < high if high < math.inf else wavelengths >= low)
             if not in_band.any():
                 continue

@@ -13,7 +13,8 @@ from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError, amount, require_rounding
 from attnscope.models.model import Model
-from attnscope.records.why.heads import SIDES, WhyHeads
+from attnscope.records.teaching.trace import EDGES
+from attnscope.records.why.heads import BANDS, SIDES, WhyHeads
 from attnscope.records.why.score import Part
 from attnscope.studies.circuits.study import composition
 from attnscope.studies.inputs.choice import Choice
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attnscope.core.attention.seam import AttentionCall
+    from attnscope.core.teaching.stepwise import Rotation
     from attnscope.models.inside.score_parts import ScoreRuns, TracedScores
 
 _TOLERANCE = 1e-3
@@ -102,6 +104,8 @@ class _Found:
         variance: Σ of squared scores, less their query's mean, by head.
         bias: Their Σ product with the bias, by head.
         parts: For each side, part -> head -> their Σ product with what the part adds.
+        bands: Their Σ product with what each band of wavelengths adds, by head, (band,); none where heads are not
+            rotated, or attnscope cannot tell how.
     """
 
     def __init__(self, n_tokens: int) -> None:
@@ -110,6 +114,7 @@ class _Found:
         self.variance: dict[Place, float] = {}
         self.bias: dict[Place, float] = {}
         self.parts: tuple[dict[Part, dict[Place, float]], ...] = ({}, {})
+        self.bands: dict[Place, NDArray[np.float64]] = {}
 
 
 def _covariances(model: Model, runs: ScoreRuns, reading: Reading, heads: Sequence[Place]) -> _Found:
@@ -151,6 +156,9 @@ def _add_layer(found: _Found, traced: TracedScores, call: AttentionCall, heads: 
         for number, head in enumerate(heads):
             at_query[number, 0, head] = (mine.scale * scores[number] @ key[number]).to(at_query)
             at_key[number, 0, head // group] = (mine.scale * scores[number].T @ query[number]).to(at_key)
+            if (rotation := traced.rotations[call.kind, call.layer]) is not None:
+                by_column = (query[number] * (mine.scale * scores[number] @ key[number])).sum(0)
+                found.bands[call.layer, head] = _sum_bands(by_column.numpy(force=True), rotation)
     found.variance |= dict(zip(places, variance, strict=True))
     found.bias |= dict(zip(places, biased, strict=True))
     found.n_pairs |= dict(zip(places, may.sum((1, 2)).int().tolist(), strict=True))
@@ -169,6 +177,17 @@ def _add_layer(found: _Found, traced: TracedScores, call: AttentionCall, heads: 
             )  # fmt: skip
 
 
+def _sum_bands(by_column: NDArray[np.float64], rotation: Rotation) -> NDArray[np.float64]:
+    """What columns add, (d_head,), summed over the pairs of each band of wavelengths; then the columns not turned."""
+    sums = np.zeros(len(BANDS))
+    with np.errstate(divide="ignore"):
+        wavelengths = 2 * np.pi / rotation.radians_per_token
+    bands = np.minimum(np.searchsorted(EDGES, wavelengths, side="right") - 1, len(BANDS) - 2)
+    np.add.at(sums, bands, by_column[rotation.pairs].sum(1))
+    sums[-1] = by_column[rotation.unpaired].sum()
+    return sums
+
+
 class _Tally:
     """Sums over texts, on their way into a record."""
 
@@ -180,7 +199,8 @@ class _Tally:
             [[head in side.get(part, {}) for part in self._parts] for head in heads] for side in first.parts
         ])  # fmt: skip
         self._shares, self._bias = RunningSums(shape), RunningSums((len(heads),))
-        self._variance = RunningSums((len(heads),))
+        self._variance, self._bands = RunningSums((len(heads),)), RunningSums((len(heads), len(BANDS)))
+        self._is_rotated = np.array([head in first.bands for head in heads])
 
     def add(self, found: _Found) -> None:
         """Adds a text."""
@@ -190,6 +210,9 @@ class _Tally:
         ])  # fmt: skip
         variance = np.array([found.variance[head] for head in self._heads])
         self._shares.add(sums, variance[None, :, None])
+        unknown = np.zeros(len(BANDS))
+        bands = np.array([found.bands.get(head, unknown) for head in self._heads])
+        self._bands.add(bands, np.broadcast_to(variance[:, None], bands.shape))
         self._bias.add(np.array([found.bias[head] for head in self._heads]), variance)
         self._variance.add(variance, np.array([found.n_pairs[head] for head in self._heads], np.float64))
 
@@ -203,8 +226,15 @@ class _Tally:
         run = run_of(model.info, [*notes, *([note] if note else [])])
         return WhyHeads(
             run, corpus, model.info.kinds[0], self._heads, self._parts, shares, low, high, self._bias.ratio(),
-            self._variance.ratio(), composed,
+            self._variance.ratio(), composed, self._wavelengths(),
         )  # fmt: skip
+
+    def _wavelengths(self) -> NDArray[np.float64] | None:
+        if not self._is_rotated.any():
+            return None
+        shares = np.stack([self._bands.ratio(), *self._bands.interval()], axis=-1)
+        shares[~self._is_rotated] = np.nan
+        return shares
 
 
 def _composed(model: Model, heads: Sequence[Place], parts: Sequence[Part]) -> tuple[NDArray[np.float64], str]:

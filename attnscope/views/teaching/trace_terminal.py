@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.teaching.trace import Step, Trace
+from attnscope.records.teaching.trace import Step, Trace, name_range
 from attnscope.views.tables.matrix import matrix
 from attnscope.views.tables.plain_text import safe, spell_out_parts
 from attnscope.views.tables.table import Column, Table
@@ -83,7 +83,7 @@ def draw_numbers(trace: Trace, step: Step, console: Console) -> list[RenderableT
 def _bands(trace: Trace, step: Step, console: Console) -> list[RenderableType]:
     """Rotary positions by wavelength: what each band adds to the score of each key, and near against far."""
     bands = [band for band in trace.bands if band.head == step.head]
-    names = [f"{_range(band.low, band.high)} ({band.n_pairs})" for band in bands]
+    names = [f"{name_range(band.low, band.high)} ({band.n_pairs})" for band in bands]
     scores = np.array([band.scores for band in bands]).reshape(len(bands), -1)
     columns = [
         Column("", lambda row: row[0], style="dim"),
@@ -96,12 +96,6 @@ def _bands(trace: Trace, step: Step, console: Console) -> list[RenderableType]:
         Text("    near (at most 3 tokens away) and far, against the mean over all keys:", style="dim"),
         Padding(Table(columns, zip(names, bands, strict=True), header=False), (0, 0, 0, 4), expand=False),
     ]
-
-
-def _range(low: float, high: float) -> str:
-    if low == 0:
-        return f"below {high:g}"
-    return f"{low:g} and more" if math.isinf(high) else f"{low:g} to {high:g}"
 
 
 def _check_line(trace: Trace) -> Text:

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.why.heads import SIDES, WhyHeads
+from attnscope.records.why.heads import BANDS, SIDES, WhyHeads
 from attnscope.views.tables.numbers import fixed, interval, percent
 from attnscope.views.tables.plain_text import dim_lines, spell_out_parts
 from attnscope.views.tables.table import Column, Table
@@ -35,7 +35,8 @@ def show(record: WhyHeads, console: Console) -> RenderableType:
         f"{amount(rest, 'more head')} in the record: --json, or -o" if rest else "",
         *record.run.get("notes", ()),
     ]
-    parts = [Text(title, style="bold"), Text(), _table(record, shown), Text(), *dim_lines(notes)]
+    tables = [_table(record, shown), Text(), *_wavelengths(record, shown)]
+    parts = [Text(title, style="bold"), Text(), *tables, *dim_lines(notes)]
     return spell_out_parts(parts, console)
 
 
@@ -48,6 +49,19 @@ def _table(record: WhyHeads, shown: list[int]) -> Table:
     columns = [Column("head", itemgetter(0), style="bold")]
     columns += [Column(side, itemgetter(at), wraps=True, least=16) for at, side in ((1, "key"), (2, "query"))]
     return Table(columns, rows)
+
+
+def _wavelengths(record: WhyHeads, shown: list[int]) -> list[RenderableType]:
+    """The shares of bands of wavelengths; nothing for a model without rotary positions."""
+    if record.wavelengths is None:
+        return []
+    shares = record.wavelengths[..., 0]
+    filled = [at for at in range(len(BANDS)) if np.any(np.nan_to_num(shares[:, at]))]
+    columns = [Column("head", itemgetter(0), style="bold")]
+    rows = [(record.name(head), *(percent(float(shares[head, at])) for at in filled)) for head in shown]
+    columns += [Column(BANDS[at], itemgetter(number), right=True) for number, at in enumerate(filled, 1)]
+    title = "the share that rotary positions bring, by wavelength in tokens"
+    return [Text(title, style="bold"), Table(columns, rows), Text()]
 
 
 def _cell(record: WhyHeads, side: str, head: int, at: int) -> Text:
