@@ -36,11 +36,12 @@ from attnscope.core.questions import descriptions, directions
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.models.model import Batch, Model
 from attnscope.records.heads.descriptions import HeadDescription
-from attnscope.studies.describe import study
+from attnscope.studies.describe import fitting, study
 from attnscope.studies.describe.english import CLOSED_CLASSES
+from attnscope.studies.describe.fitting import fit_group
 from attnscope.studies.describe.rows import Group, Unit, measure
 from attnscope.studies.describe.sample import DescribeOptions, draw
-from attnscope.studies.describe.study import describe_fitted, fit_group
+from attnscope.studies.describe.study import describe_fitted
 from attnscope.studies.heads.study import HeadsOptions
 from attnscope.studies.inputs.texts import special_ids
 from attnscope.studies.measuring.head_blocks import Frequencies
@@ -105,7 +106,7 @@ def forward_seconds(model: Model, sample: list[Unit]) -> float:
 
 STAGES = {
     "reading": (study, "measure"), "directions": (directions, "find_directions"), "search": (descriptions, "describe"),
-    "mixtures": (study, "find_mixtures"), "sources": (study, "find_sources"), "naming": (study, "describe_fitted"),
+    "mixtures": (fitting, "find_mixtures"), "sources": (study, "find_sources"), "naming": (study, "describe_fitted"),
 }  # fmt: skip
 
 

@@ -8,8 +8,8 @@ import pytest
 from attnscope.annotated.texts import Link
 from attnscope.errors import UsageError
 from attnscope.records import Tokens
-from attnscope.studies.describe.features import TextFacts, blocks_of, catalogue
-from attnscope.studies.describe.own_features import own_feature, own_features
+from attnscope.studies.describe.facts import TextFacts
+from attnscope.studies.describe.features import blocks_of, catalogue, own_feature, own_features
 from attnscope.text import build_tokens
 
 TEXT = 'The cat sat. "Alice saw the cat," he said.'

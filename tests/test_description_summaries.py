@@ -127,7 +127,7 @@ def test_a_feature_from_some_queries_names_both(feature: str, words: str) -> Non
     attention = np.where(from_she & np.isin(TYPES, (2, 3)), 9.0, 1.0)
     names = names_of(attention, (Column(np.array([0.0, 1.0, 0.0]), 5, gate=gate, gated=at),))
     found = Description((names.part.n_shared,), np.array([2.2]), (0.1,), 0.2)
-    assert summarise(names, 0, found, (), features)[1].startswith(words)
+    assert summarise(names, 0, found, ())[1].startswith(words)
     assert names.of_term(names.part.n_shared, 0) == f"from pronouns: {features[at].words}"
 
 
@@ -140,6 +140,6 @@ def test_queries_of_a_pair_stand_before_what_they_attend_to() -> None:
     names = names_of(attention, (pair,))
     number = names.part.n_shared
     found = Description((number,), np.array([2.2]), (0.1,), 0.2)
-    pairs, said = summarise(names, 0, found, (), catalogue([]))
+    pairs, said = summarise(names, 0, found, ())
     assert said.startswith("from pronouns (she): nouns ")
     assert {(pair.query, pair.key) for pair in pairs} == {("she", "door"), ("she", "key")}

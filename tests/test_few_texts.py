@@ -27,8 +27,8 @@ from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.records.heads.descriptions import EVEN
 from attnscope.studies.atlas import rows, tables
+from attnscope.studies.describe import fitting, study
 from attnscope.studies.describe import sample as sampling
-from attnscope.studies.describe import study
 from attnscope.studies.heads.roles import interval_of
 from attnscope.studies.heads.study import heads
 from attnscope.studies.inputs.texts import special_ids
@@ -188,7 +188,7 @@ def test_intervals_of_explained_shares_hold_for_every_head(
         for fit in fits:
             active, sinks = fit.group.part(scored), fit.group.sinks.of_texts(scored)
             for head in range(len(fit.group.heads)):
-                left, nats = study.whole_losses(fit, sinks, head)
+                left, nats = fitting.whole_losses(fit, sinks, head)
                 held["all attention"].append(shares_held(sinks.texts, left, nats, n_texts, n_draws, drawn))
                 left = row_losses(active, head, fit.active[head])
                 nats, mass = active.rows.uniform_nats[active.index, head], active.mass[:, head]

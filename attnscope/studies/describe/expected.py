@@ -17,15 +17,10 @@ from attnscope.models.model import Model
 from attnscope.records import Tokens
 from attnscope.records.heads.descriptions import HeadDescription
 from attnscope.studies.describe.features import SPECIAL, blocks_of, catalogue
-from attnscope.studies.describe.rows import Group, _facts, _frequent
+from attnscope.studies.describe.fitting import Fitted, active_left
+from attnscope.studies.describe.rows import Group, frequent_words, text_facts
 from attnscope.studies.describe.sample import DescribeOptions
-from attnscope.studies.describe.study import (
-    Fitted,
-    _resting,
-    active_left,
-    describe_fitted,
-    fit_texts,
-)
+from attnscope.studies.describe.study import describe_fitted, fit_texts
 from attnscope.studies.inputs.texts import Texts, special_ids
 from attnscope.studies.measuring.head_blocks import Frequencies
 
@@ -61,12 +56,7 @@ class _Text:
 class Expectations:
     """Descriptions of a model's heads, for texts whose types of tokens are known.
 
-    Attributes:
-        model: The model.
-        fits: What was fitted.
-        heads: The descriptions.
-        frequencies: How frequent tokens are where they were fitted.
-        frequent: The most frequent words there.
+    `frequencies` and `frequent` are those of the texts on which the descriptions were fitted.
     """
 
     model: Model
@@ -80,34 +70,29 @@ class Expectations:
     def __getstate__(self) -> dict[str, Any]:
         """What workers get: features by name, and no model, for they have one of their own; see `of_model`."""
         fits = [(replace(fit, group=replace(fit.group, features=())), fit.group.features) for fit in self.fits]
-        named = [(fit, [one.name for one in features]) for fit, features in fits]
-        special = {one.base or one.name for _, features in fits for one in features}
+        named = [(fit, [feature.name for feature in features]) for fit, features in fits]
+        special = {feature.base or feature.name for _, features in fits for feature in features}
         labels = sorted(name.removeprefix(SPECIAL) for name in special if name.startswith(SPECIAL))
         return {**vars(self), "model": None, "_texts": OrderedDict(), "fits": named, "labels": labels}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        known = {one.name: one for one in catalogue(state.pop("labels"))}
-        made = [
-            replace(fit, group=replace(fit.group, features=tuple(known[n] for n in names)))
+        features = {feature.name: feature for feature in catalogue(state.pop("labels"))}
+        fits = [
+            replace(fit, group=replace(fit.group, features=tuple(features[n] for n in names)))
             for fit, names in state["fits"]
         ]
-        vars(self).update(state, fits=tuple(made))
+        vars(self).update(state, fits=tuple(fits))
 
     def of_model(self, model: Model) -> Expectations:
         """The same for a model that was loaded anew."""
         return replace(self, model=model)
 
     def scores(self, tokens: Tokens, place: Place, head: int, allowed: NDArray[np.bool_]) -> Singles:
-        """The logarithm of the weights that a head's description expects, but for a summand of each query.
+        """The logarithm of the weights that a head's description expects, up to a constant of each query.
 
-        Resting keys have the score of the head's rest; all others together that of one key times their number, divided
-        among them by the terms of what the head attends to.
-
-        Args:
-            tokens: A text. What was made of the last ones is kept, as many as a batch has.
-            place: Kind and layer.
-            head: The head.
-            allowed: (query, key): which key each query may attend to.
+        Resting keys have the score of the head's rest. All others together have that of one key times their number,
+        divided among them by the terms of what the head attends to. What was made of the last texts is kept, as many as
+        a batch has. `allowed` says which keys each query may attend to.
 
         Returns:
             (query, key), finite.
@@ -128,19 +113,13 @@ class Expectations:
             fit.sinks[number], group.sinks.columns[number], group, text, group.sink_features, matches
         )
         rests = _sum_terms(terms, len(tokens))
-        made: Singles = np.where(text.resting, rests, active - matches[:, None]).astype(np.float32)
-        return made
+        scores: Singles = np.where(text.resting, rests, active - matches[:, None]).astype(np.float32)
+        return scores
 
     def terms(self, tokens: Tokens, place: Place, head: int) -> list[tuple[float, NDArray[np.float64]]]:
-        """What a head attends to when it attends: of each term its weight, and its values, (query, key).
+        """What a head attends to when it attends: the weight of each term, and its values, (query, key).
 
-        Args:
-            tokens: A text.
-            place: Kind and layer.
-            head: The head.
-
-        Returns:
-            Values are 0 to 1; 0 on the keys on which heads rest.
+        Values are 0 to 1; 0 on the keys on which heads rest.
         """
         which, number = self._find(place, head)
         fit, text = self.fits[which], self._text(tokens, which)
@@ -156,7 +135,7 @@ class Expectations:
 
     def explained(self, place: Place, head: int) -> float:
         """How much of a head's nats from uniform its description explains, on texts that it was not fitted on."""
-        return next(one.explained for one in self.heads if (one.kind, one.layer, one.head) == (*place, head))
+        return next(known.explained for known in self.heads if (known.kind, known.layer, known.head) == (*place, head))
 
     def _find(self, place: Place, head: int) -> tuple[int, int]:
         for which, fit in enumerate(self.fits):
@@ -166,17 +145,17 @@ class Expectations:
 
     def _text(self, tokens: Tokens, which: int) -> _Text:
         # The tokens are kept too: another text could get the number of one that is gone.
-        made = self._texts.setdefault(id(tokens), (tokens, {}))[1]
+        by_group = self._texts.setdefault(id(tokens), (tokens, {}))[1]
         self._texts.move_to_end(id(tokens))
         while len(self._texts) > 1 and sum(len(of) ** 2 for of, _ in self._texts.values()) > MOST_KEPT:
             self._texts.popitem(last=False)
-        if which not in made:
+        if which not in by_group:
             group = self.fits[which].group
-            facts = _facts(self.model, tokens, None, self.frequencies, self.frequent)
+            facts = text_facts(self.model, tokens, None, self.frequencies, self.frequent)
             blocks = blocks_of(group.features, facts, np.arange(len(tokens)))
-            resting = blocks[_resting(group), 0] > 0
-            made[which] = _Text(blocks, group.types.places(tokens.ids), resting, tokens.special)
-        return made[which]
+            resting = blocks[group.resting, 0] > 0
+            by_group[which] = _Text(blocks, group.types.places(tokens.ids), resting, tokens.special)
+        return by_group[which]
 
     @staticmethod
     def _attended(fit: Fitted, number: int, text: _Text) -> Iterator[tuple[float, NDArray[np.float64]]]:
@@ -194,14 +173,14 @@ class Expectations:
 
 def _sum_terms(terms: Iterable[tuple[float, NDArray[np.float64]]], n: int) -> NDArray[np.float64]:
     """Σ w f of terms in a text of n tokens, (query, key)."""
-    made = np.zeros((n, n))
+    sums = np.zeros((n, n))
     for weight, values in terms:
-        made += weight * values
-    return made
+        sums += weight * values
+    return sums
 
 
 def _values_of_terms(
-    found: Description,
+    description: Description,
     columns: Sequence[Column],
     group: Group,
     text: _Text,
@@ -210,13 +189,8 @@ def _values_of_terms(
 ) -> Iterator[tuple[float, NDArray[np.float64]]]:
     """The weight of each of a head's terms, and its values, 0 to 1, (query, key).
 
-    Args:
-        found: The terms.
-        columns: The head's own features.
-        group: Its group.
-        text: The text.
-        shared: The numbers of the features that all heads share, by the numbers of terms.
-        matches: (query,): what `match_column` is made of, of features that have a level per row.
+    `shared` are the numbers of the features that all heads share. `matches`, (query,), are what `match_column` is made
+    of, for columns that have a level per row.
     """
     n = len(text.types)
 
@@ -238,7 +212,7 @@ def _values_of_terms(
         values: NDArray[np.float64] = own.values[levels]
         return values
 
-    for term, weight in zip(found.terms, found.weights, strict=True):
+    for term, weight in zip(description.terms, description.weights, strict=True):
         yield float(weight), values_of(term)
 
 
@@ -247,11 +221,7 @@ def describe_to_expect(
 ) -> Expectations:
     """Fits descriptions on texts, for weights that are expected on others.
 
-    Args:
-        model: The model.
-        texts: The texts to fit.
-        others: The others, whose types of tokens are known then; None = any, by the tokenizer's whole vocabulary.
-        options: How.
+    The types of tokens in the other texts are known then; None = in any text, by the tokenizer's whole vocabulary.
     """
     options = options or DescribeOptions()
     counts = count_tokens(distinct(texts, Copies()), model.tokenizer.encode, special_ids(model))
@@ -263,12 +233,12 @@ def describe_to_expect(
     if (mask := model.tokenizer.mask_id) is not None:
         also[mask] = "[MASK]"
     sample, fits = fit_texts(model, texts, frequencies, options, also=also)
-    heads = tuple(one for fit in fits for one in describe_fitted(fit, sample))
-    return Expectations(model, tuple(fits), heads, frequencies, _frequent(sample, frequencies))
+    heads = tuple(head for fit in fits for head in describe_fitted(fit, sample))
+    return Expectations(model, tuple(fits), heads, frequencies, frequent_words(sample, frequencies))
 
 
 def _vocabulary(model: Model) -> Iterator[tuple[int, str]]:
-    """All token numbers up to the last that stands for text, special ones too, and what each is called."""
+    """All token numbers up to the last that stands for text, special ones included, and what each is called."""
     tokenizer = model.tokenizer
     for number in range(max(tokenizer.ordinary_ids(), default=-1) + 1):
         yield number, tokenizer.spell(number) or f"<{number}>"

@@ -67,8 +67,8 @@ def find_mixtures(
         active: The head's one description, for all queries.
         search: Finds the terms of some heads.
         screened: The features by which classes of queries are chosen.
-        most: Terms at most, of both descriptions together.
-        most_own: Of these at most so many fitted to the head alone.
+        most: The most terms of both descriptions together.
+        most_own: The most of these that are fitted to the head alone.
     """
     from attnscope.core.questions.descriptions import Gain, compare_losses, row_losses
 
@@ -82,18 +82,17 @@ def find_mixtures(
             left[side.index] = row_losses(side, head, of_side)
         return compare_losses(part, head, row_losses(part, head, active[head]), left[part.index])
 
-    kept: dict[int, Mixture] = {}
+    mixtures: dict[int, Mixture] = {}
     for gate, heads in sorted(tried.items()):
         of_fitted, of_scored = (sides_of(group, part, gate) for part in halves)
         if not all(len(side.index) for side in (*of_fitted, *of_scored)):
             continue
-        found = [search(side, heads) for side in of_fitted]
-        for number, head in enumerate(heads):
-            described = _shorten(of_fitted, head, fitted, (found[0][number], found[1][number]), most, most_own)
+        for head, *both in zip(heads, *(search(side, heads) for side in of_fitted), strict=True):
+            described = _shorten(of_fitted, head, fitted, (both[0], both[1]), most, most_own)
             gains = compare(fitted, head, of_fitted, described), compare(scored, head, of_scored, described)
             if min(gain.share for gain in gains) >= LEAST_MORE and gains[1].low > 0:
-                kept[head] = Mixture(gate, described)
-    return kept
+                mixtures[head] = Mixture(gate, described)
+    return mixtures
 
 
 def _gates_to_try(part: Part, active: Sequence[Description], screened: Sequence[int]) -> dict[int, list[int]]:
@@ -116,7 +115,12 @@ def _gates_to_try(part: Part, active: Sequence[Description], screened: Sequence[
 
 
 def _shorten(
-    sides: tuple[Part, Part], head: int, whole: Part, found: tuple[Description, Description], most: int, most_own: int
+    sides: tuple[Part, Part],
+    head: int,
+    whole: Part,
+    described: tuple[Description, Description],
+    most: int,
+    most_own: int,
 ) -> tuple[Description, Description]:
     """The first terms of two descriptions, as many as one may have, those that explain most."""
     from attnscope.core.questions.descriptions import refit
@@ -124,25 +128,25 @@ def _shorten(
     weights = np.zeros(len(whole.rows.texts))
     weights[whole.index] = whole.weights[head]
     of_sides = [float(weights[side.index].sum()) for side in sides]
-    kept, n_own = [0, 0], 0
-    while sum(kept) < most:
+    n_terms, n_own = [0, 0], 0
+    while sum(n_terms) < most:
         gains = [
             of_side * of.gains[n]
             if n < len(of.terms) and n_own + side.is_fitted(of.terms[n], head) <= most_own
             else 0.0
-            for side, of, n, of_side in zip(sides, found, kept, of_sides, strict=True)
+            for side, of, n, of_side in zip(sides, described, n_terms, of_sides, strict=True)
         ]
         if max(gains) <= 0:
             break
         at = int(np.argmax(gains))
-        n_own += sides[at].is_fitted(found[at].terms[kept[at]], head)
-        kept[at] += 1
+        n_own += sides[at].is_fitted(described[at].terms[n_terms[at]], head)
+        n_terms[at] += 1
     first, second = (
         replace(
             of, terms=of.terms[:n], gains=tuple(of_side * gain for gain in of.gains[:n]),
             weights=of.weights if n == len(of.terms) else refit(side, head, of.terms[:n])[0],
         )
-        for side, of, n, of_side in zip(sides, found, kept, of_sides, strict=True)
+        for side, of, n, of_side in zip(sides, described, n_terms, of_sides, strict=True)
     )  # fmt: skip
     return first, second
 
@@ -152,24 +156,23 @@ def with_mixtures(
 ) -> tuple[Group, list[Description]]:
     """Writes mixtures as descriptions for all queries: of terms that hold from some queries alone.
 
-    Returns:
-        The group with these terms' columns, and the descriptions of all its heads.
+    The group comes back with these terms' columns.
     """
     if not mixtures:
         return group, list(active)
     whole = group.part(range(0))
     columns, described = list(group.active.columns), list(active)
     for head, mixture in mixtures.items():
-        made: list[tuple[float, float, Column]] = []
+        gated_terms: list[tuple[float, float, Column]] = []
         for is_other, side in enumerate(mixture.sides):
             for term, weight, gain in zip(side.terms, side.weights, side.gains, strict=True):
                 gated = replace(whole.gated_column(mixture.gate, term, head, rank=0), is_other=bool(is_other))
-                made.append((gain, float(weight), gated))
-        made.sort(key=lambda one: -one[0])
+                gated_terms.append((gain, float(weight), gated))
+        gated_terms.sort(key=lambda term_and_gain: -term_and_gain[0])
         first = whole.n_shared + len(columns[head])
-        columns[head] = (*columns[head], *(column for *_, column in made))
+        columns[head] = (*columns[head], *(column for *_, column in gated_terms))
         described[head] = replace(
-            active[head], terms=tuple(range(first, first + len(made))), runner_up=None,
-            weights=np.array([weight for _, weight, _ in made]), gains=tuple(gain for gain, *_ in made),
+            active[head], terms=tuple(range(first, first + len(gated_terms))), runner_up=None,
+            weights=np.array([weight for _, weight, _ in gated_terms]), gains=tuple(gain for gain, *_ in gated_terms),
         )  # fmt: skip
     return replace(group, active=replace(group.active, columns=tuple(columns))), described

@@ -66,10 +66,9 @@ class Kinds:
     """Kinds of keys, of which each key has one.
 
     Attributes:
-        words: What each is called.
         of_entry: (entry,): the number of each key's kind.
         wholes: What several kinds together are called, and their numbers.
-        signs: What kinds are called that need no examples.
+        signs: The names of kinds that need no examples.
     """
 
     words: tuple[str, ...]
@@ -107,28 +106,21 @@ class Kinds:
 
     def merge(self, chosen: Sequence[int], matter: NDArray[np.bool_]) -> list[tuple[str, list[int]]]:
         """Chosen kinds by what they are called: those of a whole by its name, if all of it that matters is chosen."""
-        made: dict[str, list[int]] = {}
+        by_words: dict[str, list[int]] = {}
         for number in chosen:
             words = self.words[number]
             for whole, members in self.wholes:
                 mattering = {n for n in members if matter[n]}
                 if number in members and len(mattering) > 1 and mattering <= set(chosen):
                     words = whole
-            made.setdefault(words, []).append(number)
-        return list(made.items())
+            by_words.setdefault(words, []).append(number)
+        return list(by_words.items())
 
 
 class Names:
-    """The names of terms, from the fitted rows of a group.
-
-    Args:
-        group: The group.
-        part: The fitted rows, or some of them.
+    """The names of terms, from the fitted rows of a group, or some of them.
 
     Attributes:
-        group: The group.
-        part: The rows.
-        types: The types of token.
         keys: (entry,): the type of each key.
         queries: (row,): the type of each query.
         offsets: (entry,): how far each key is behind its query, in tokens.
@@ -204,11 +196,11 @@ class Names:
         known = self._itself >= 0
         by_kind = np.bincount(self.kinds.of_entry[self._itself[known]], weights[known], len(self.kinds.words))
         shares = by_kind / max(float(weights.sum()), 1e-30)
-        merged = self.kinds.merge([int(n) for n in np.argsort(-shares) if shares[n] >= 0.1], shares >= 0.05)[:2]
-        if sum(shares[members].sum() for _, members in merged) < COVERED:
+        kinds = self.kinds.merge([int(n) for n in np.argsort(-shares) if shares[n] >= 0.1], shares >= 0.05)[:2]
+        if sum(shares[members].sum() for _, members in kinds) < COVERED:
             some = dict.fromkeys(label if label in written else "punctuation" for label in labels)
             return ", ".join(list(some)[:4]), of_rows
-        words = ", ".join(words for words, _ in merged)
+        words = ", ".join(words for words, _ in kinds)
         examples = f" ({', '.join(written[:2])})" if written and words not in self.kinds.signs else ""
         return words + examples, of_rows
 
@@ -241,16 +233,11 @@ class Names:
                 named.append((not wide, share, words))
         if not named:
             return ""
-        _, share, words = max(named, key=lambda one: one[:2])
+        _, share, words = max(named, key=lambda named_class: named_class[:2])
         return f", {100 * share:.0f}% of them {words}"
 
     def pairs(self, head: int, others: Floats) -> tuple[Pair, ...]:
-        """The pairs of tokens between which a head has most attention beyond what some terms give them.
-
-        Args:
-            head: The head.
-            others: (entry,): what the terms say.
-        """
+        """The pairs of tokens that get the most attention beyond what some terms, (entry,), give them."""
         part = self.part
         rows = part.row_of
         more = (part.attention(head) - self.expected(others)) * part.weights[head][rows] * len(part.index)
@@ -259,15 +246,15 @@ class Names:
         if len(more) > 2**13:  # a strong pair has strong entries
             strong = np.flatnonzero(more >= np.partition(more, -(2**13))[-(2**13)])
         order = strong[np.argsort(-more[strong], kind="stable")][: 2**13]
-        found, which = np.unique(codes[order], return_inverse=True)
+        distinct, which = np.unique(codes[order], return_inverse=True)
         # Pairs of frequent tokens have much attention by their number: each counts by its mean, shrunk towards 0.
         sums = np.bincount(which, more[order]) / (np.bincount(which) + _SHRUNK_BY)
-        made: list[Pair] = []
+        pairs: list[Pair] = []
         for at in np.argsort(-sums, kind="stable")[: 20 * PAIRS]:
             texts = np.unique(part.texts[rows[order[which == at]]])
-            query, key = divmod(int(found[at]), len(self.types.ids))
+            query, key = divmod(int(distinct[at]), len(self.types.ids))
             if len(texts) >= FEWEST_TEXTS and sums[at] >= LEAST_MORE:
-                made.append(Pair(self.types.labels[query], self.types.labels[key], len(texts)))
-            if len(made) == PAIRS:
+                pairs.append(Pair(self.types.labels[query], self.types.labels[key], len(texts)))
+            if len(pairs) == PAIRS:
                 break
-        return tuple(made)
+        return tuple(pairs)

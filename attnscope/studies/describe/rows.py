@@ -17,8 +17,8 @@ from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records import Tokens
-from attnscope.studies.describe.features import RESTING, SINK, Feature, TextFacts, blocks_of, catalogue
-from attnscope.studies.describe.own_features import zone_feature
+from attnscope.studies.describe.facts import TextFacts
+from attnscope.studies.describe.features import RESTING, SINK, Feature, blocks_of, catalogue, zone_feature
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of, unit_embeddings
 from attnscope.studies.running.memory import Room, halves, padded_size
@@ -33,12 +33,10 @@ class Unit:
     """A sampled text, or a chunk of a long one.
 
     Attributes:
-        text: The text.
-        chunk: The chunk.
         queries: (row,): places of its sampled queries, ascending.
         fits: Whether descriptions are fitted on it; else they are scored on it.
         annotation: The text with its links, if it is annotated.
-        target: Of an encoder-decoder what its decoder reads as it writes the text again.
+        target: In an encoder-decoder, what the decoder reads as it writes the text again.
     """
 
     text: CorpusText
@@ -48,16 +46,12 @@ class Unit:
     annotation: AnnotatedText | None = None
     target: Tokens | None = None
 
-    def query_tokens(self, kind: str) -> Tokens:
-        """The queries in a kind of attention, as descriptions show them.
+    def tokens(self, kind: str) -> Tokens:
+        """The queries and keys in a kind of attention, as descriptions show them.
 
         Across, a row is the decoder's as it writes a token: it is shown by that token, and so are the keys.
         """
         return self.target if kind == "decoder" and self.target is not None else self.chunk.tokens
-
-    def key_tokens(self, kind: str) -> Tokens:
-        """The keys in a kind of attention."""
-        return self.query_tokens(kind)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +60,7 @@ class Types:
 
     Attributes:
         ids: (type,): their numbers in the vocabulary, ascending.
-        labels: Their labels.
-        embeddings: (type, d): their static embeddings; zeros where they are not known.
+        embeddings: (type, d): their static embeddings; zeros if they are not known.
     """
 
     ids: NDArray[np.int64]
@@ -87,11 +80,7 @@ class Types:
         return cls(ids, tuple(labels[int(i)] for i in ids), embeddings)
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The type of each token.
-
-        Raises:
-            AttnscopeError: A token's type is unknown.
-        """
+        """The type of each token."""
         places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
         unknown = ids[self.ids[places] != ids]
         if len(unknown):
@@ -106,19 +95,16 @@ class Group:
     """Heads that may attend to the same keys, and the sampled rows in two parts: where they rest, and the rest.
 
     Attributes:
-        kind: Of attention.
         heads: (layer, head) of each.
-        features: The features.
-        active: The rows without the keys on which heads rest; those that have two keys.
-        sinks: All rows. Their first entry stands for all keys that are not resting, if there are any; the others are
-            the resting ones.
+        active: The rows without the keys on which heads rest, if they have two other keys.
+        sinks: All rows. The first entry stands for all keys that are not resting, if there are any; the others are the
+            resting keys.
         sink_features: The numbers of the features that `sinks` has, in its order.
         sink_rows: (active row,): the row of `sinks` that it is part of.
-        ordinary: (active row,): whether its query is no special token: descriptions are fitted to these.
+        ordinary: (active row,): whether its query is no special token. Descriptions are fitted to these rows.
         offsets: (active entry,): how far each key is behind its query, in tokens.
         queries: (active row,): the place of each query.
         gates: The numbers of the features that are classes of queries too, in the order of `active.gates`.
-        types: The types of token.
     """
 
     kind: str
@@ -134,10 +120,17 @@ class Group:
     gates: tuple[int, ...]
     types: Types
 
+    @property
+    def resting(self) -> int:
+        """The number of the feature of keys on which heads rest."""
+        return self._number(RESTING)
+
     def matches(self, feature: Feature) -> bool:
         """Whether a feature holds of any key of the rows."""
-        names = [known.name for known in self.features]
-        return bool(self.active.features[names.index(feature.name)].any())
+        return bool(self.active.features[self._number(feature.name)].any())
+
+    def _number(self, name: str) -> int:
+        return [feature.name for feature in self.features].index(name)
 
     @cached_property
     def all_rows(self) -> Part:
@@ -171,13 +164,7 @@ def measure(
 ) -> list[Group]:
     """Runs the model on sampled texts, and reads the rows of their queries.
 
-    Args:
-        model: The model.
-        sample: The texts.
-        frequencies: How frequent tokens are.
-        own: Further features.
-        heads: Which heads are described; None = all.
-        also: Types of other texts that are to be known too: their numbers and labels.
+    `own` are features of the user's. `also` are types of token that other texts have: their numbers and labels.
     """
     start = decoder_start(model)
     for unit in sample:
@@ -189,13 +176,13 @@ def measure(
     zones = [kind for kind in kinds if kind.startswith(ZONE)]
     words = [kind for kind in kinds if kind not in zones]
     features = [*catalogue(list(labels), relations, words), *map(zone_feature, zones), *own]
-    frequent = _frequent(sample, frequencies)
+    frequent = frequent_words(sample, frequencies)
     reads: dict[str, dict[int, _Read]] = {}
     place_of = {id(unit.chunk): number for number, unit in enumerate(sample)}
     types = Types.of(model, tokens, also or {})
 
     def block(unit: Unit, kind: str) -> NDArray[np.uint8]:
-        facts = _facts(model, unit.query_tokens(kind), unit.annotation, frequencies, frequent)
+        facts = text_facts(model, unit.tokens(kind), unit.annotation, frequencies, frequent)
         return blocks_of(features, facts, unit.queries)
 
     def run(batch: Sequence[Chunk]) -> list[tuple[str, Chunk, _Read]]:
@@ -205,17 +192,17 @@ def measure(
         for kind in model.info.kinds[1:]:
             blocks[kind] = [block(unit, kind) for unit in units] if kind == "decoder" else blocks[first]
         return [
-            (kind, unit.chunk, _Read(held, one))
-            for kind, found in _run(model, units, blocks).items()
-            for unit, held, one in zip(units, blocks[kind], found, strict=True)
-            if one.weights
+            (kind, unit.chunk, _Read(levels, sample_rows))
+            for kind, samples in _run(model, units, blocks).items()
+            for unit, levels, sample_rows in zip(units, blocks[kind], samples, strict=True)
+            if sample_rows.weights
         ]
 
     room = Room()
     cut: Sequence[Sequence[Chunk]] = batches([unit.chunk for unit in sample], TOKEN_BUDGET)
     for batch in cut:
-        for _, made in room.each(batch, run, halves, padded_size):
-            for kind, chunk, read in made:
+        for _, results in room.each(batch, run, halves, padded_size):
+            for kind, chunk, read in results:
                 reads.setdefault(kind, {})[place_of[id(chunk)]] = read
     return [group for kind in reads for group in _groups(kind, reads[kind], sample, features, types, heads)]
 
@@ -223,35 +210,36 @@ def measure(
 def _run(
     model: Model, units: Sequence[Unit], blocks: Mapping[str, Sequence[NDArray[np.uint8]]]
 ) -> Mapping[str, list[SampledRows]]:
-    """The rows of a batch: kind -> what was found of each text."""
+    """The rows of a batch: kind -> the sampled rows of each text."""
     import torch
 
     from attnscope.core.attention.probes import Weights
     from attnscope.core.attention.row_samples import RowSamples, RowsWanted
 
-    asked: Any = {kind: [RowsWanted(unit.queries, len(unit.chunk)) for unit in units] for kind in blocks}
-    probe = RowSamples(asked)
+    wanted: Any = {kind: [RowsWanted(unit.queries, len(unit.chunk)) for unit in units] for kind in blocks}
+    probe = RowSamples(wanted)
     targets = [unit.target for unit in units if unit.target is not None]
-    given = batch_of([unit.chunk.tokens for unit in units], targets).to(model.info.device)
+    batch = batch_of([unit.chunk.tokens for unit in units], targets).to(model.info.device)
     with torch.no_grad():
         if model.info.path != "eager":
-            model.run(given, probe)
+            model.run(batch, probe)
         else:
-            kept = Weights()
-            model.run(given, kept)
-            for kind, by_layer in kept.maps.items():
+            probe_of_maps = Weights()
+            model.run(batch, probe_of_maps)
+            for kind, by_layer in probe_of_maps.maps.items():
                 for layer, weights in by_layer.items():
                     probe.keep(kind, layer, weights)
     return {str(kind): rows for kind, rows in probe.rows.items()}
 
 
-def _facts(
+def text_facts(
     model: Model,
     tokens: Tokens,
     annotation: AnnotatedText | None,
     frequencies: Frequencies,
     frequent: frozenset[int],
 ) -> TextFacts:
+    """What features know of a text."""
     import torch
 
     embeddings = unit_embeddings(model, torch.from_numpy(tokens.ids)[None])
@@ -266,7 +254,7 @@ def _facts(
     )
 
 
-def _frequent(sample: Sequence[Unit], frequencies: Frequencies) -> frozenset[int]:
+def frequent_words(sample: Sequence[Unit], frequencies: Frequencies) -> frozenset[int]:
     """The most frequent words, which together are half of all words."""
     words: set[int] = set()
     for unit in sample:
@@ -293,11 +281,11 @@ def _groups(
     types: Types,
     chosen: Sequence[tuple[int, int]] | None,
 ) -> list[Group]:
-    """The rows of each set of layers whose queries may attend to the same keys; of chosen heads, if any are."""
+    """The rows of each set of layers whose queries may attend to the same keys; of chosen heads alone, if any are."""
     units = sorted(reads)
     mine_of = {
-        layer: [head for head in range(held.shape[1]) if chosen is None or (layer, head) in chosen]
-        for layer, held in sorted(reads[units[0]].rows.weights.items())
+        layer: [head for head in range(weights.shape[1]) if chosen is None or (layer, head) in chosen]
+        for layer, weights in sorted(reads[units[0]].rows.weights.items())
     }
     alike: dict[bytes, list[int]] = {}
     for layer in (layer for layer, mine in mine_of.items() if mine):
@@ -331,22 +319,22 @@ def _group(
     heads: Mapping[int, Sequence[int]],
 ) -> Group:
     sink_features = [n for n, feature in enumerate(features) if SINK.match(feature.base or feature.name)]
-    made = [
+    units = [
         _unit_rows(kind, number, sample[number], reads[number], features, sink_features, types, heads)
         for number in sorted(reads)
     ]
-    before = np.cumsum([0, *(len(of.sinks.texts) for of in made)])
+    before = np.cumsum([0, *(len(of.sinks.texts) for of in units)])
     return Group(
         kind, tuple((layer, head) for layer, mine in heads.items() for head in mine), tuple(features),
-        _joined([of.active for of in made]), _joined([of.sinks for of in made]), tuple(sink_features),
-        np.concatenate([of.sink_rows + at for of, at in zip(made, before, strict=False)]),
-        np.concatenate([of.ordinary for of in made]), np.concatenate([of.offsets for of in made]),
-        np.concatenate([of.queries for of in made]), tuple(gates_of(features)), types,
+        _joined([of.active for of in units]), _joined([of.sinks for of in units]), tuple(sink_features),
+        np.concatenate([of.sink_rows + at for of, at in zip(units, before, strict=False)]),
+        np.concatenate([of.ordinary for of in units]), np.concatenate([of.offsets for of in units]),
+        np.concatenate([of.queries for of in units]), tuple(gates_of(features)), types,
     )  # fmt: skip
 
 
 def gates_of(features: Sequence[Feature]) -> list[int]:
-    """The numbers of the features that are classes of queries too: those of 0 and 1 that go by the token alone."""
+    """The numbers of the features that are classes of queries too: binary ones that depend on the token alone."""
     return [
         number
         for number, feature in enumerate(features)
@@ -374,13 +362,14 @@ def _unit_rows(
     levels = np.array([feature.levels for feature in features])
     rows = np.flatnonzero(allowed.sum(1) > 1)  # a query with one key has no choice
     used = rows[free[rows].sum(1) > 1]
-    query_tokens, key_tokens = unit.query_tokens(kind), unit.key_tokens(kind)
+    tokens = unit.tokens(kind)
     of_row, keys = free[used].nonzero()
-    query_types = types.places(query_tokens.ids[unit.queries])
+    token_types = types.places(tokens.ids)
+    query_types = token_types[unit.queries]
     active = Rows(
         np.ascontiguousarray(read.features[:, used][:, free[used]]), levels, _starts(free[used].sum(1)),
         np.full(len(used), number), np.ascontiguousarray(weights.transpose(1, 0, 2)[:, used][:, free[used]]),
-        key_types=types.places(key_tokens.ids)[keys], query_types=query_types[used],
+        key_types=token_types[keys], query_types=query_types[used],
         gates=read.features[gates_of(features)][:, used, unit.queries[used]] > 0,
     )  # fmt: skip
     # The first entry of a row stands for all keys that are free.
@@ -398,7 +387,7 @@ def _unit_rows(
         query_types=query_types[rows],
     )  # fmt: skip
     return _UnitRows(
-        active, sinks, np.searchsorted(rows, used), ~query_tokens.special[unit.queries[used]],
+        active, sinks, np.searchsorted(rows, used), ~tokens.special[unit.queries[used]],
         (keys - unit.queries[used][of_row]).astype(np.int32), unit.queries[used],
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ import numpy as np
 from attnscope.corpus import Copies, CorpusText, chunks, distinct, essence
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
-from attnscope.studies.describe.own_features import own_features
+from attnscope.studies.describe.features import own_features
 from attnscope.studies.describe.rows import Unit
 from attnscope.studies.inputs.texts import Texts, special_ids
 
@@ -71,7 +71,7 @@ def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
             if len(part) > 1 and len(queries):
                 of_text = lot_of(text, options.seed)
                 units.append((lot_of(text, options.seed, part.number), of_text, Unit(text, part, queries)))
-    units.sort(key=lambda one: one[0])
+    units.sort(key=lambda lots: lots[0])
     sizes = np.array([(len(unit.queries), len(unit.chunk)) for *_, unit in units]).reshape(-1, 2)
 
     def fits(n_units: int, each: int) -> bool:
@@ -90,18 +90,18 @@ def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(n_units, middle) else (low, middle - 1)
-    kept = units[:n_units]
-    for lot, _, unit in kept:
+    chosen = units[:n_units]
+    for lot, _, unit in chosen:
         rng = np.random.default_rng(int.from_bytes(lot, "little"))
         unit.queries = np.sort(rng.permutation(unit.queries)[:low]).astype(np.int64)
     # Chunks of one text are in one half, where there are texts enough.
-    of_texts = sorted({of_text for _, of_text, _ in kept})
+    of_texts = sorted({of_text for _, of_text, _ in chosen})
     apart = len(of_texts) >= 6
-    names = [of_text if apart else lot for lot, of_text, _ in kept]
+    names = [of_text if apart else lot for lot, of_text, _ in chosen]
     order = {name: number for number, name in enumerate(sorted(set(names), key=lambda name: name[::-1]))}
-    for name, (*_, unit) in zip(names, kept, strict=True):
+    for name, (*_, unit) in zip(names, chosen, strict=True):
         unit.fits = order[name] % 2 == 0
-    return sorted((unit for *_, unit in kept), key=lambda unit: not unit.fits)
+    return sorted((unit for *_, unit in chosen), key=lambda unit: not unit.fits)
 
 
 _N_FEATURES, _FEWEST_ROWS = 132, 200
@@ -110,17 +110,17 @@ _N_FEATURES, _FEWEST_ROWS = 132, 200
 
 def _drawn(texts: Iterable[CorpusText], seed: int) -> list[CorpusText]:
     """The texts with the smallest hashes, as many as are held."""
-    held: list[tuple[int, int, CorpusText]] = []
+    heap: list[tuple[int, int, CorpusText]] = []
     characters = 0
     for text in texts:
         lot = -int.from_bytes(lot_of(text, seed), "big")
-        heapq.heappush(held, (lot, text.index, text))
+        heapq.heappush(heap, (lot, text.index, text))
         characters += text.n_characters
-        while len(held) > FEWEST_TEXTS and (len(held) > MOST_TEXTS or characters > MOST_CHARACTERS):
-            characters -= heapq.heappop(held)[2].n_characters
-    return [text for *_, text in sorted(held, key=lambda one: -one[0])]
+        while len(heap) > FEWEST_TEXTS and (len(heap) > MOST_TEXTS or characters > MOST_CHARACTERS):
+            characters -= heapq.heappop(heap)[2].n_characters
+    return [text for *_, text in sorted(heap, key=lambda item: -item[0])]
 
 
 def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
-    """A number that depends on what a text says alone, and is the same for its copies: any of them may be the one."""
+    """A number that depends only on what a text says: its copies have the same, so that any may be drawn."""
     return hashlib.blake2b(essence(text) + f"{seed} {part}".encode(), digest_size=8).digest()

@@ -60,27 +60,25 @@ class _Means:
     queries: MeanVectors
     keys: MeanVectors
 
-    def given(self, known: str, types: Sequence[Numbers], rotation: Rotation | None) -> tuple[Floats, Floats]:
+    def given(self, given: str, types: Sequence[Numbers], rotation: Rotation | None) -> tuple[Floats, Floats]:
         """The queries and keys of a text's tokens, (head, token, d_head) each, turned by their positions.
 
-        Args:
-            known: One of KNOWN.
-            types: The types of the tokens that attend, and of those that are attended to.
-            rotation: How positions turn them; None = not.
+        `known` is one of KNOWN. `types` are those of the tokens that attend, and of those that are attended to. Without
+        a rotation, positions turn nothing.
         """
-        made = []
+        turned = []
         for means, mine in zip((self.queries, self.keys), types, strict=True):
-            if known == "position":
+            if given == "position":
                 vectors = means.given_position(len(mine))
             else:
-                vectors = means.given_token(mine) if known == "token" else means.given_both(mine)
+                vectors = means.given_token(mine) if given == "token" else means.given_both(mine)
             if rotation is not None:
                 cos, sin = (turn[: len(mine)] for turn in (rotation.cos, rotation.sin))
-                if known == "token":
+                if given == "token":
                     cos, sin = cos.mean(0), sin.mean(0)
                 vectors = vectors * cos + vectors[..., rotation.partner] * sin
-            made.append(vectors)
-        return made[0], made[1]
+            turned.append(vectors)
+        return turned[0], turned[1]
 
 
 class _Study:
@@ -108,7 +106,7 @@ class _Study:
         self._hides_turns: set[str] = set()
 
     def run(self) -> None:
-        """Averages and scores, some layers after the others."""
+        """Averages and scores, a few layers at a time."""
         places = sorted({(group.kind, layer) for group in self._groups for layer, _ in group.heads})
         info, n_tokens = self._model.info, sum(len(unit.chunk) for unit in self._halves[0])
         shares = [1 + info.n_kv_heads[at] / info.n_heads[at] for at in range(len(info.kinds))]
@@ -120,17 +118,17 @@ class _Study:
                 self.left[of][:, rows.rows, rows.heads] = left
 
     def _types(self, ids: Numbers) -> Numbers:
-        """The number of each token's type; that of types which the fitted texts lack is the last."""
+        """The number of each token's type; types that the fitted texts lack have the last one."""
         numbers = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
         return np.where(self._ids[numbers] == ids, numbers, len(self._ids))
 
     def _types_of(self, unit: Unit, kind: str) -> tuple[Numbers, Numbers]:
         """The types of what a text's states read: of those that attend, and of those that are attended to."""
         read = unit.chunk.tokens if kind == "encoder" or unit.target is None else unit.target
-        return self._types(read.ids), self._types(unit.key_tokens(kind).ids)
+        return self._types(read.ids), self._types(unit.tokens(kind).ids)
 
     def _read(self, half: int, visit: Callable[[AttentionCall, Sequence[Unit], TurnWatch], list[Any]]) -> Iterator[Any]:
-        """Runs the model on the fitted texts (0) or the scored ones (1); yields what attentions were visited for."""
+        """Runs the model on the fitted texts (0) or the scored ones (1); yields what visits to attentions return."""
         import torch
 
         from attnscope.core.attention.tiles import attend_lean
@@ -139,29 +137,29 @@ class _Study:
 
         def run(batch: Sequence[Chunk]) -> list[Any]:
             units = [self._sample[self._numbers[id(chunk)]] for chunk in batch]
-            made: list[Any] = []
+            visited: list[Any] = []
             turns = TurnWatch()
 
             def probe(call: AttentionCall) -> Tensor:
-                made.extend(visit(call, units, turns))
+                visited.extend(visit(call, units, turns))
                 turns.take()
                 return attend_lean(call)
 
             targets = [unit.target for unit in units if unit.target is not None]
-            given = batch_of([chunk.tokens for chunk in batch], targets).to(self._model.info.device)
+            inputs = batch_of([chunk.tokens for chunk in batch], targets).to(self._model.info.device)
             modules = self._model.modules()
             with torch.no_grad(), turns.watch(modules), hooks(self._first, self._note_states, before=True):
-                self._model.run(given, probe)
-            return made
+                self._model.run(inputs, probe)
+            return visited
 
         room = Room()
         cut: Sequence[Sequence[Chunk]] = batches([unit.chunk for unit in self._halves[half]], TOKEN_BUDGET)
         for batch in cut:
-            for _, made in room.each(batch, run, halves, padded_size):
-                yield from made
+            for _, visited in room.each(batch, run, halves, padded_size):
+                yield from visited
 
-    def _note_states(self, block: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        states: Any = given[0] if given else named.get("hidden_states")
+    def _note_states(self, block: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        states: Any = inputs[0] if inputs else named.get("hidden_states")
         self._states.pop(self._first[block], None)
         if getattr(states, "ndim", 0) == 3:
             self._states[self._first[block]] = states
@@ -191,13 +189,13 @@ class _Study:
                 for text, mine in enumerate(types)
             ]
 
-        kept: dict[Place, list[tuple[Any, Any]]] = {}
+        by_place: dict[Place, list[tuple[Any, Any]]] = {}
         for place, types, vectors in self._read(0, visit):
-            kept.setdefault(place, []).append((types, vectors))
+            by_place.setdefault(place, []).append((types, vectors))
         self.reasons |= {place: _UNSEEN for place in unturned if place[0] in self._hides_turns}
         means = {}
-        for place in [place for place in kept if place not in self.reasons]:
-            of_texts, sides = kept.pop(place), []
+        for place in [place for place in by_place if place not in self.reasons]:
+            of_texts, sides = by_place.pop(place), []
             for side in (0, 1):
                 types = [mine[side] for mine, _ in of_texts]
                 positions = np.concatenate([np.arange(len(mine)) for mine in types])
@@ -219,7 +217,7 @@ class _Study:
         if reason:
             self.reasons[place] = reason
             return []
-        made = []
+        left_of_groups = []
         for at, unit in enumerate(units):
             number = self._numbers[id(unit.chunk)]
             for of, group in enumerate(self._groups):
@@ -228,33 +226,24 @@ class _Study:
                 if heads and first < last:
                     types = self._types_of(unit, call.kind)
                     rows = _Rows(group, slice(int(first), int(last)), heads)
-                    left = [rows.left(call, at, means[place].given(known, types, rotation), known) for known in KNOWN]
-                    made.append((of, rows, np.stack(left)))
-        return made
+                    left = [rows.left(call, at, means[place].given(given, types, rotation), given) for given in KNOWN]
+                    left_of_groups.append((of, rows, np.stack(left)))
+        return left_of_groups
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The rows of one text, of the heads of one layer.
-
-    Attributes:
-        group: The group that they are of.
-        rows: Which of its active rows.
-        heads: The numbers of the heads in the group.
-    """
+    """The rows of one text, and heads of one layer: active rows of the group, and numbers of its heads."""
 
     group: Group
     rows: slice
     heads: Sequence[int]
 
-    def left(self, call: AttentionCall, text: int, given: tuple[Floats, Floats], known: str) -> Floats:
+    def left(self, call: AttentionCall, text: int, queries_and_keys: tuple[Floats, Floats], known: str) -> Floats:
         """KL(A ‖ p), (row, head), in nats.
 
-        Args:
-            call: The attention of the batch that the text is in.
-            text: Which text of it.
-            given: Queries and keys of its tokens, (head, token, d_head) each.
-            known: One of KNOWN.
+        `text` is the number of the text in the batch of `call`. The mean queries and keys of its tokens are
+        (head, token, d_head) each; `known` is one of KNOWN.
         """
         import torch
 
@@ -266,10 +255,11 @@ class _Rows:
         entries = slice(int(starts[0]), int(starts[-1]))
         queries, row_of = self.group.queries[self.rows], np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         keys = queries[row_of] + self.group.offsets[entries]
-        free = np.zeros((len(queries), given[1].shape[1]), np.bool_)
+        free = np.zeros((len(queries), queries_and_keys[1].shape[1]), np.bool_)
         free[row_of, keys] = True
         part, _ = rows_of(call, text, torch.from_numpy(queries), free.shape[1])
-        query, key = (torch.from_numpy(np.ascontiguousarray(x))[None] for x in (given[0][:, queries], given[1]))
+        both = queries_and_keys[0][:, queries], queries_and_keys[1]
+        query, key = (torch.from_numpy(np.ascontiguousarray(vectors))[None] for vectors in both)
         predicted = AttentionCall(
             call.layer, call.kind, query, key, key[..., :0], call.scale, torch.from_numpy(free)[None, None],
             bias=None if known == "token" or part.bias is None else part.bias.cpu(), softcap=call.softcap,
@@ -294,10 +284,7 @@ def _is_turned_unseen(
 ) -> bool:  # fmt: skip
     """Whether tokens of one state have other queries or keys at another position.
 
-    Args:
-        call: The attention.
-        states: What its layer reads, (batch, token, d_model).
-        types: Of each text the types of its tokens.
+    `states`, (batch, token, d_model), are what the layer reads; `types` are those of each text's tokens.
     """
     for text, (mine, _) in enumerate(types):
         order = np.argsort(mine, kind="stable")
@@ -336,10 +323,9 @@ def _bias_varies(call: AttentionCall, units: Sequence[Unit]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class FoundSources:
-    """What heads' attention follows from.
+    """What heads' attention follows from, by kind, layer and head.
 
     Attributes:
-        heads: By kind, layer and head.
         unseen: The share of the scored texts' tokens whose type the fitted texts lack; None = nothing was averaged.
         reason: Why there are no numbers of some layers; "" = there are of all.
     """
@@ -348,11 +334,11 @@ class FoundSources:
     unseen: float | None = None
     reason: str = ""
 
-    def beside(self, one: HeadDescription) -> HeadDescription:
+    def beside(self, head: HeadDescription) -> HeadDescription:
         """A head's description with its sources."""
-        if one.active is None:
-            return one
-        return replace(one, active=replace(one.active, sources=self.heads.get((one.kind, one.layer, one.head))))
+        if head.active is None:
+            return head
+        return replace(head, active=replace(head.active, sources=self.heads.get((head.kind, head.layer, head.head))))
 
 
 def find_sources(model: Model, sample: Sequence[Unit], groups: Sequence[Group]) -> FoundSources:
@@ -360,10 +346,7 @@ def find_sources(model: Model, sample: Sequence[Unit], groups: Sequence[Group]) 
 
         share = 1 - Σ_t KL(A ‖ p) / Σ_t KL(A ‖ uniform),  p = the attention that mean queries and keys give
 
-    Args:
-        model: The model.
-        sample: The texts of descriptions. Means are over those that are fitted, and the others are scored.
-        groups: The rows of the heads.
+    Means are over the fitted texts of the sample; the others are scored.
     """
     from attnscope.core.questions.descriptions import score_of_texts
 
@@ -373,7 +356,7 @@ def find_sources(model: Model, sample: Sequence[Unit], groups: Sequence[Group]) 
         return FoundSources({}, None, "the model does not show how its queries and keys are made")
     study = _Study(model, sample, groups)
     study.run()
-    made: dict[tuple[str, int, int], Sources] = {}
+    sources: dict[tuple[str, int, int], Sources] = {}
     scored = [number for number, unit in enumerate(sample) if not unit.fits]
     for group, left in zip(groups, study.left, strict=True):
         part = group.part(scored)
@@ -383,5 +366,6 @@ def find_sources(model: Model, sample: Sequence[Unit], groups: Sequence[Group]) 
             mass = part.mass[:, number]
             nats = group.active.uniform_nats[part.index, number] * mass
             scores = [score_of_texts(part.texts, of[part.index, number] * mass, nats) for of in left]
-            made[group.kind, layer, head] = Sources(*(SourceShare(how.explained, how.low, how.high) for how in scores))
-    return FoundSources(made, study.unseen, "; ".join(dict.fromkeys(study.reasons.values())))
+            shares = (SourceShare(how.explained, how.low, how.high) for how in scores)
+            sources[group.kind, layer, head] = Sources(*shares)
+    return FoundSources(sources, study.unseen, "; ".join(dict.fromkeys(study.reasons.values())))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.studies.describe.features import Feature
 from attnscope.studies.describe.naming import Names
 
 if TYPE_CHECKING:
@@ -59,33 +58,23 @@ _REACHES, _SIDES = (0, 1, 2, 4, 8), ((-1, "before"), (1, "after"))
 def summarise(
     names: Names,
     head: int,
-    found: Description,
+    description: Description,
     terms: Sequence[Term],
-    features: Sequence[Feature],
     most_pairs: int = MOST_PAIRS,
 ) -> tuple[tuple[Pair, ...], str]:
     """What a head attends to when it attends, such as "nouns 1.6× (door, key), least punctuation".
 
-    Args:
-        names: Of the fitted rows.
-        head: The head.
-        found: Its description.
-        terms: The same for readers.
-        features: The features that all heads share.
-        most_pairs: Pairs that the words name.
+    The words name at most `most_pairs` pairs.
 
     Returns:
         Pairs with much attention beyond what distances and kinds of keys give them, and the words.
     """
     part, groups = names.part, dict[str, list[int]]()
-    for place, number in enumerate(found.terms):
-        groups.setdefault(_group_of(number, head, names, features), []).append(place)
+    for place, number in enumerate(description.terms):
+        groups.setdefault(_group_of(number, head, names), []).append(place)
+    values = [part.values_of(term, head)[part.column(term, head)] for term in description.terms]
     scores = {
-        group: sum(
-            found.weights[place] * part.values_of(found.terms[place], head)[part.column(found.terms[place], head)]
-            for place in places
-        )
-        for group, places in groups.items()
+        group: sum(description.weights[place] * values[place] for place in places) for group, places in groups.items()
     }
     strengths = {group: _nats(names, head, of) for group, of in scores.items()}
     limits = {group: WEAK[group] * max(strengths.values()) for group in groups}
@@ -99,7 +88,7 @@ def summarise(
         elif group == "distance":
             said = by_distance(names, head, others)
         elif group == "pair":
-            said = next((said for place in groups[group] if (said := _pair(names, head, found, place))), "")
+            said = next((said for place in groups[group] if (said := _pair(names, head, description, place))), "")
         else:
             related = [said for place in groups[group] if (said := _relation(terms[place]))]
             said = ", ".join(related[:MOST_RELATIONS])
@@ -109,7 +98,7 @@ def summarise(
     for group, said in words.items():
         text += f"; {'equally' if last < AS_MUCH * strengths[group] else 'then'} {said}" if text else said
         last = strengths[group]
-    pairs = names.pairs(head, scores_beside_pairs(names, head, found)) if most_pairs else ()
+    pairs = names.pairs(head, scores_beside_pairs(names, head, description)) if most_pairs else ()
     if not text and terms:  # no kind and no distance stands out
         text = _relation(terms[0]) or terms[0].words
     if text and pairs and "pair" not in words and len(words) < MOST_GROUPS:
@@ -117,23 +106,24 @@ def summarise(
     return pairs, text
 
 
-def scores_beside_pairs(names: Names, head: int, found: Description) -> Floats:
-    """(entry,): what the terms say but for those about some queries alone; of a mixture all but found pairs."""
+def scores_beside_pairs(names: Names, head: int, description: Description) -> Floats:
+    """(entry,): what the terms say, except those about some queries alone; for a mixture, except pairs of tokens."""
     part = names.part
-    columns = {term: part.own_columns(head)[term - part.n_shared] for term in found.terms if term >= part.n_shared}
-    is_mixture = any(column.is_other for column in columns.values())
+    own = [part.own_columns(head)[term - part.n_shared] for term in description.terms if term >= part.n_shared]
+    is_mixture = any(column.is_other for column in own)
 
     def is_pair(term: int) -> bool:
         if term < part.n_shared:
             return False
-        own = part.own_columns(head)[term - part.n_shared]
-        return own.queries is not None or (own.gate >= 0 and (not is_mixture or is_pair(own.gated)))
+        column = part.own_columns(head)[term - part.n_shared]
+        return column.queries is not None or (column.gate >= 0 and (not is_mixture or is_pair(column.gated)))
 
-    kept = [place for place, term in enumerate(found.terms) if not is_pair(term)]
-    return part.scores(tuple(found.terms[place] for place in kept), found.weights[kept], head)
+    places = [place for place, term in enumerate(description.terms) if not is_pair(term)]
+    return part.scores(tuple(description.terms[place] for place in places), description.weights[places], head)
 
 
-def _group_of(number: int, head: int, names: Names, features: Sequence[Feature]) -> str:
+def _group_of(number: int, head: int, names: Names) -> str:
+    features = names.group.features
     if number >= len(features):
         column = names.part.own_columns(head)[number - len(features)]
         return "kind" if column.queries is None and column.gate < 0 else "pair"
@@ -152,7 +142,7 @@ def _nats(names: Names, head: int, scores: Floats) -> float:
 
 
 def _relation(term: Term) -> str:
-    """A relation with its share; "" = its share and its weight say opposite things, or the share says nothing."""
+    """A relation with its share; "" if its share and its weight disagree, or the share says nothing."""
     if not np.isfinite(term.share):
         return f"{'avoids ' if term.weight < 0 else ''}{term.words}"
     if term.weight * (term.share - term.even) <= 0 or round(100 * term.share) == round(100 * term.even):
@@ -161,13 +151,13 @@ def _relation(term: Term) -> str:
     return f"{'avoids ' if term.weight < 0 else ''}{term.words} {share}"
 
 
-def _pair(names: Names, head: int, found: Description, place: int) -> str:
+def _pair(names: Names, head: int, description: Description, place: int) -> str:
     """What queries of some types attend to more: beside all terms but the one that is about them."""
-    terms = tuple(number for number in found.terms if number != found.terms[place])
-    others = names.part.scores(terms, np.delete(found.weights, place), head)
-    column = names.part.own_columns(head)[found.terms[place] - names.part.n_shared]
+    terms = tuple(number for number in description.terms if number != description.terms[place])
+    others = names.part.scores(terms, np.delete(description.weights, place), head)
+    column = names.part.own_columns(head)[description.terms[place] - names.part.n_shared]
     if column.gate >= 0:
-        return _gated(names, head, found, place, others)
+        return _gated(names, head, description, place, others)
     assert column.queries is not None
     values = column.values.reshape(-1, column.n_key_levels)[:, -1][column.queries]
     queries, of_rows = names.of_queries(values, head)
@@ -175,28 +165,24 @@ def _pair(names: Names, head: int, found: Description, place: int) -> str:
     return f"from {queries}: {keys}" if keys else ""
 
 
-def _gated(names: Names, head: int, found: Description, place: int, others: Floats) -> str:
+def _gated(names: Names, head: int, description: Description, place: int, others: Floats) -> str:
     """A feature from some queries: its kinds of keys, or its words."""
     part = names.part
-    column = part.own_columns(head)[found.terms[place] - part.n_shared]
+    column = part.own_columns(head)[description.terms[place] - part.n_shared]
     assert part.rows.gates is not None
     feature = names.group.features[column.gated]
     if feature.family == "key" or feature.name == "rarity":
-        said = by_kind(names, head, others, part.rows.gates[column.gate, part.index].astype(float))
+        keys = by_kind(names, head, others, part.rows.gates[column.gate, part.index].astype(float))
     else:
-        said = f"{'avoids ' if found.weights[place] < 0 else ''}{feature.words}"
-    return f"from {names.of_gate(column.gate)}: {said}" if said else ""
+        keys = f"{'avoids ' if description.weights[place] < 0 else ''}{feature.words}"
+    return f"from {names.of_gate(column.gate)}: {keys}" if keys else ""
 
 
 def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = None, least: float = MORE) -> str:
-    """Kinds of keys by how much more attention they get than the other terms would give them.
+    """Kinds of keys by how much more attention they get than the other terms, (entry,), would give them.
 
-    Args:
-        names: Of the fitted rows.
-        head: The head.
-        others: (entry,): what the other terms say.
-        of_rows: (row,): how much each row counts, beside its weight; None = all alike.
-        least: What the strongest kind must get, in times of what the other terms would give it.
+    `of_rows`, (row,), is how much each row counts beside its weight; None = all alike. The strongest kind must get
+    `least` times what the other terms would give it.
     """
     part, kinds = names.part, names.kinds
     weights = part.weights[head] * (1.0 if of_rows is None else of_rows)
@@ -208,20 +194,20 @@ def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = No
     matter = np.maximum(shares, expected) >= LEAST_SHARE
     more = matter & (lifts >= min(MORE, max(least, lifts[matter].max(initial=0.0))))
     less = matter & (lifts <= LESS)
-    said = []
+    parts = []
     ordered = np.argsort(-shares * np.log(lifts))  # what tells most of them, and then the largest lifts first
     named = kinds.merge([int(n) for n in ordered if more[n]], matter)[:MOST_KINDS]
-    for words, members in sorted(named, key=lambda one: -_lift(shares[one[1]].sum(), expected[one[1]].sum())):
+    for words, members in sorted(named, key=lambda kind: -_lift(shares[kind[1]].sum(), expected[kind[1]].sum())):
         inside = np.isin(kinds.of_entry, members)
         of_kind = np.bincount(names.keys[inside], (got - even)[inside], len(names.types.ids))
         best = [int(n) for n in np.argsort(-of_kind)[: 3 if len(named) == 1 else 2] if of_kind[n] > 0]
         times = _lift(shares[members].sum(), expected[members].sum())
         examples = f" ({', '.join(names.label(n) for n in best)})" if words not in kinds.signs else ""
-        said.append(f"{words} {times:.1f}×{examples}")
+        parts.append(f"{words} {times:.1f}×{examples}")
     avoided = kinds.merge([int(n) for n in np.argsort(shares - expected) if less[n]], matter)[:MOST_AVOIDED]
     if avoided:
-        said.append(f"least {', '.join(words for words, _ in avoided)}")
-    return ", ".join(said)
+        parts.append(f"least {', '.join(words for words, _ in avoided)}")
+    return ", ".join(parts)
 
 
 def _lift(share: Floats, expected: Floats) -> Floats:
