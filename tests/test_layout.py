@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.bars import bar_grid
 from attnscope.views.drawing.layout import (
     Grid,
     Paper,
+    bar_grid,
     columns_for,
     labelled_grid,
     nice_ticks,
@@ -114,7 +114,7 @@ def test_bars_never_overlap(n_panels: int, columns: int, n_bars: int, letters: f
     bars = bar_grid(n_panels, min(columns, n_panels), n_bars, widest_of(letters)[0], AROUND)
     label = letters * 0.6 * bars.label_px
     boxes = [
-        (x - (label + 6 if i in bars.first_of_row else 0), y - 18, x + bars.panel_px, y + n_bars * bars.bar_px)
+        (x - (label + 6 if i % bars.columns == 0 else 0), y - 18, x + bars.panel_px, y + n_bars * bars.bar_px)
         for i, (x, y) in enumerate(bars.corners)
     ]
     foot = bars.footer_y + (len(bars.footer) - 0.5) * layout.LINE_PX

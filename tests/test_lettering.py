@@ -152,7 +152,7 @@ def cat(tmp_path: Path) -> Iterator[Path]:
     before = list(font_manager.fontManager.ttflist)
     yield write_font(tmp_path / "cat.ttf", "你好")
     font_manager.fontManager.ttflist[:] = before
-    lettering._named.cache_clear()
+    lettering._find_font.cache_clear()
 
 
 def test_a_font_file_is_taken_first_and_its_characters_are_drawn(cat: Path, only_dejavu: None, tmp_path: Path) -> None:

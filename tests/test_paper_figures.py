@@ -26,7 +26,7 @@ from tests.findings_helpers import described_findings, fake_findings
 from tests.made_records import MADE
 from tests.needle_helpers import planted_findings
 from tests.record_helpers import map_of, record_of, simple, tokens_of
-from tests.test_views import RECORDS
+from tests.test_views import RECORDS, sound
 
 DRAWN = [name for name in MADE if name not in ("trace.npz", "why-heads.npz")]
 WORDS = [
@@ -146,6 +146,12 @@ def test_without_a_title_a_figure_is_the_same_but_shorter(
     for (wide, tall), (width, height), full, left in zip(*sizes, *said, strict=True):
         assert width == wide and 0.2 < tall - height < 1.4
         assert left < full and 1 <= len(full - left) <= 2
+
+
+def test_a_recording_with_more_frames_than_the_page_has_pixels_is_drawn(
+    pages: Callable[..., list[Drawing]],
+) -> None:
+    assert len(pages(sound(1500), require_fit_for_print(3.3, 6.5), width="column")) == 3
 
 
 def test_the_roles_of_thirty_layers_fit_on_a_page(pages: Callable[..., list[Drawing]]) -> None:

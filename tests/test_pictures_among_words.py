@@ -214,9 +214,9 @@ def test_a_weight_is_laid_over_the_cell_of_its_token(record: attnscope.Heatmap) 
         assert picture.over(row)[i, j] == row[place]
     words, _ = words_of(record)
     written = range(attention.queries.n_given, len(attention.queries))
-    assert [word.places for word in words] == [(place,) for place in written if not attention.queries.special[place]]
+    assert [word.tokens for word in words] == [(place,) for place in written if not attention.queries.special[place]]
     mean = weights_of(record, words[-1], record.chosen(attention))
-    np.testing.assert_allclose(mean, attention.weights[:, :, words[-1].places[0]].astype(float).mean((0, 1)))
+    np.testing.assert_allclose(mean, attention.weights[:, :, words[-1].tokens[0]].astype(float).mean((0, 1)))
     drawn = next(figure for figure in _figures(record, None) if figure.sheet.stem == "words")
     last = drawn.record.maps[0].of(0, len(words) - 1)[0]
     np.testing.assert_allclose(last[1:].reshape(picture.grid), picture.over(mean), atol=1e-7)

@@ -15,9 +15,11 @@ from attnscope import load_record
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap
 from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
+from attnscope.views.drawing.canvas import Drawing
+from attnscope.views.maps import pooled_figures
 from attnscope.views.maps.pooled_figures import sheets_of
 from attnscope.views.maps.pooling import log_share
-from attnscope.views.maps.terminal import pooled_drawing, strongest_links
+from attnscope.views.maps.terminal import draw_pooled, strongest_links
 from tests.record_helpers import RUN, map_of, record_of, require_lossless, shares, tokens_of
 
 
@@ -153,7 +155,7 @@ def test_a_figure_shows_the_cells_where_they_are(tmp_path: Path) -> None:
 def test_the_terminal_shows_maps_marginals_and_links(picked: tuple[tuple[int, int], ...] | None) -> None:
     record = replace(pooled_record(), picked=picked)
     console = Console(width=100, file=io.StringIO(), force_terminal=False)
-    console.print(pooled_drawing(record, console))
+    console.print(draw_pooled(record, console))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "logarithmic" in shown and "over 32 tokens" in shown
     link = record.links(1, 0)[0]
@@ -174,3 +176,9 @@ def test_a_part_does_not_take_other_tokens_for_the_query_itself() -> None:
     links = strongest_links(record_of(part), part, (0, 0), 1)
     assert links == [(0, 0, pytest.approx(0.9))]
     assert all((q, k) != (1, 2) for q, k, _ in strongest_links(record_of(part), part, (0, 0), 20))
+
+
+def test_marginals_are_drawn_once_below_the_line_of_the_average() -> None:
+    """They were drawn a second time over the dashed line, in pixels alone."""
+    page = dict(pooled_figures.pages(pooled_record()))["L00"]
+    np.testing.assert_array_equal(page.pixels(), Drawing.pixels(page))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from attnscope.records import Heatmap
 from attnscope.views.maps import terminal
-from attnscope.views.maps.terminal import drawing, query_tables, sink_share, strongest_links
+from attnscope.views.maps.terminal import draw_maps, query_tables, sink_share, strongest_links
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 
 ESC = "\x1b"
@@ -24,7 +24,7 @@ def printed(
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding, errors="backslashreplace", newline="\n")
     console = Console(file=file, width=width, force_terminal=colour, color_system="truecolor" if colour else None)
-    console.print(drawing(record, console, query))
+    console.print(draw_maps(record, console, query))
     file.flush()
     return raw.getvalue().decode(encoding)
 

@@ -29,9 +29,9 @@ def picture() -> Heatmap:
     return record_of(map_of(tokens), picture=Picture(pixels, (2, 3), "p.png", (12, 8)))
 
 
-def sound() -> Heatmap:
-    frames = tokens_of([f"{at}" for at in range(7)])
-    heard = Sound(np.linspace(0, 1, 7, dtype=np.float32), 0.02, 0.14, 0.14, "s.wav")
+def sound(n: int = 7) -> Heatmap:
+    frames = tokens_of([f"{frame}" for frame in range(n)])
+    heard = Sound(np.linspace(0, 1, n, dtype=np.float32), 0.02, 0.02 * n, 0.02 * n, "s.wav")
     return record_of(map_of(tokens_of(["a", "b"]), frames, kind="cross"), sound=heard)
 
 

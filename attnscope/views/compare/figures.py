@@ -51,8 +51,9 @@ def pages(comparison: Comparison, style: Style = USUAL) -> Iterator[tuple[str, P
     with a query `query-N`. Two photos or questions: `change`, `pictures`. Two models: `matrix`, `same-heads`.
     """
     if isinstance(comparison, HeadComparison):
-        texts = [title_of(comparison), texts_line(comparison.corpus), comparison.roles_source]
-        lettering = lettering_for(texts, style.paper)
+        lettering = lettering_for(
+            [title_of(comparison), texts_line(comparison.corpus), comparison.roles_source], style.paper
+        )
         yield "matrix", matrix_page(comparison, lettering)
         yield "map", map_page(comparison, lettering)
         yield "layers", layers_page(comparison, lettering)
@@ -85,14 +86,14 @@ class Tree:
 def tree_of(merges: NDArray[np.float64], order: NDArray[np.int64]) -> Tree:
     """Where the branches of a dendrogram are over heads in the order of the leaves; a head's middle is at n + 1/2."""
     n = len(order)
-    at: list[tuple[float, float]] = [(0.0, 0.0)] * n
+    nodes: list[tuple[float, float]] = [(0.0, 0.0)] * n
     for number, head in enumerate(order.tolist()):
-        at[head] = (number + 0.5, 0.0)
+        nodes[head] = (number + 0.5, 0.0)
     branches = []
     for a, b, height, _ in merges.tolist():
-        (left, low), (right, lower) = sorted((at[int(a)], at[int(b)]))
+        (left, low), (right, lower) = sorted((nodes[int(a)], nodes[int(b)]))
         branches.append(((left, low), (left, height), (right, height), (right, lower)))
-        at.append(((left + right) / 2, height))
+        nodes.append(((left + right) / 2, height))
     return Tree(tuple(branches), max((height for *_, height, _ in merges.tolist()), default=0.0) or 1.0)
 
 
@@ -187,14 +188,13 @@ def _name_rows(page: Page, names: Sequence[str], right: tuple[float, float], cel
 
 def _cell_px(paper: Paper, left: int, n: int, most: int) -> float:
     """Width of a cell of a square matrix of heads."""
-    if not paper.fixed:
-        return max(2, min(most, _MATRIX_PX // n))
     beside = 0 if paper.is_narrow else 40 + _LEGEND_PX
-    return min(float(most), (paper.width_px - layout.MARGIN_PX - left - beside) / n)
+    room = paper.width_px - layout.MARGIN_PX - left - beside if paper.fixed else _MATRIX_PX
+    return paper.whole(min(float(most), room / n), 2)
 
 
 def _label_step(paper: Paper, cell: float) -> tuple[int, float]:
-    """The step at which heads beside a matrix have their names, and the size of these."""
+    """The step at which heads beside a matrix have their names, and their size."""
     step = max(1, math.ceil(max(9, paper.least_px / 0.82) / cell))
     return step, paper.letters(min(12.0, cell * step * 0.82))
 
@@ -207,7 +207,7 @@ def _key_corner(paper: Paper, corner: tuple[int, int], shape: tuple[int, ...], c
 
 
 def _write_key(page: Page, corner: tuple[int, int], shape: tuple[int, ...], cell: float, heading: str) -> float:
-    """The colour bar of a matrix; returns where it ends."""
+    """Draws the colour bar of a matrix; returns where it ends."""
     x, y, width = _key_corner(page.paper, corner, shape, cell)
     high = page.axes.images[0].get_clim()[1]
     return _write_bar(page, (x, y, width, 14), _ALIKE, (0.0, high), heading, "dark: alike")
@@ -222,10 +222,8 @@ def layers_page(comparison: HeadComparison, lettering: Lettering) -> Page:
     layers = list(dict.fromkeys(layer for layer, _ in comparison.heads))
     n, values, title_px = len(layers), arrangement.layers, 40
     left, top = layout.MARGIN_PX + 50, _TOP_PX + 56
-    if paper.fixed:
-        cell = min(92.0, (paper.room_px - 50 if paper.is_narrow else 0.42 * paper.room_px) / n)
-    else:
-        cell = max(14, min(92, 640 // n))
+    square = 640.0 if not paper.fixed else paper.room_px - 50 if paper.is_narrow else 0.42 * paper.room_px
+    cell = paper.whole(min(92.0, square / n), 14)
     size = n * cell
     high = _highest(values)
     least = float(np.nanmin(values, initial=high))
@@ -264,7 +262,7 @@ def layers_page(comparison: HeadComparison, lettering: Lettering) -> Page:
 def _draw_layers(
     page: Page, corner: tuple[float, float], values: NDArray[np.float64], cell: float, limits: tuple[float, float]
 ) -> None:
-    """A square of coloured cells, with their numbers if there is room."""
+    """Draws a square of coloured cells, with their numbers if there is room."""
     low, high = limits
     by_pair = {(row, column): float(value) for (row, column), value in np.ndenumerate(values)}
     cells = page.grid_cells(corner, (cell, cell), by_pair, _ALIKE, lambda value: (value - low) / (high - low))
@@ -276,14 +274,14 @@ def _draw_layers(
 def _draw_steps(
     page: Page, room: tuple[float, float, float, float], steps: NDArray[np.float64], high: float, names: dict[int, str]
 ) -> None:
-    """Bars of the distance of each layer to the next, with their intervals.
+    """Draws bars of the distance of each layer to the next, with their intervals.
 
     Args:
-        page: Where to.
+        page: The page.
         room: Left and upper edge, the width of `high`, and from bar to bar.
         steps: The distances and the ends of their intervals, (step, 3).
         high: The largest distance.
-        names: The names of the steps that have one.
+        names: Of the steps that have one.
     """
     left, top, width, pitch = room
     thick = min(30.0, pitch * 0.55)
@@ -321,22 +319,19 @@ def change_page(comparison: MinimalPair | PicturePair, paper: Paper = SCREEN) ->
     """How much the rows of each head change, layers down and heads across: at the query, and overall."""
     lettering = lettering_for([title_of(comparison), both_texts(comparison), comparison.query or ""], paper)
     photos = isinstance(comparison, PicturePair)
-    equal = f"{'words' if photos else 'queries'} that are equal in both texts"
+    rows = f"{'words' if photos else 'queries'} that are equal in both texts"
     if isinstance(comparison, PicturePair) and comparison.texts[0] == comparison.texts[1]:
-        equal = "all words of the question"
+        rows = "all words of the question"
     framed = {comparison.heads[head] for head in comparison.ranked()[: compare_maps.HEADS if photos else 5]}
-    grids = [(f"overall: {equal}", dict(zip(comparison.heads, comparison.overall().tolist(), strict=True)))]
+    grids = [(f"overall: {rows}", dict(zip(comparison.heads, comparison.overall().tolist(), strict=True)))]
     if comparison.queries:
-        at = dict(zip(comparison.heads, comparison.at_query().tolist(), strict=True))
-        grids.insert(0, (f"at “{comparison.query}”", at))
+        at_query = dict(zip(comparison.heads, comparison.at_query().tolist(), strict=True))
+        grids.insert(0, (f"at “{comparison.query}”", at_query))
     notes = [
         f"framed: the {amount(len(framed), 'head that changes', 'heads that change')} most",
         meaning(comparison.measure),
     ]
-    if isinstance(comparison, PicturePair):
-        notes += PICTURE_NOTES
-    else:
-        notes += hidden_notes(comparison)
+    notes += PICTURE_NOTES if isinstance(comparison, PicturePair) else hidden_notes(comparison)
     return grid_page(title_of(comparison), both_texts(comparison), grids, notes, lettering, framed=framed)
 
 
@@ -350,16 +345,13 @@ def grid_page(
     framed: set[HeadPlace],
 ) -> Page:
     """Grids of layers and heads, one scale for all, some heads framed in the first."""
-    heads, paper = [head for _, values in grids for head in values], lettering.paper
-    grid = HeadGrid.over(heads)
-    shape = grid.shape
+    paper, grid = lettering.paper, HeadGrid.over(head for _, values in grids for head in values)
+    n_layers, n_heads = grid.shape
     several = 2 if len(grids) > 1 and not paper.is_narrow else 1
-    if paper.fixed:
-        cell_w = min(120.0, ((paper.room_px - 40 * (several - 1)) / several - 50) / shape[1])
-    else:
-        cell_w = max(14, min(120, (paper.room_px - 50) // shape[1] // several))
-    cell_h = max(14, min(round(cell_w * 0.66), 60, max(20, 900 // shape[0])))
-    wide, tall = shape[1] * cell_w, shape[0] * cell_h
+    room = (paper.room_px - 40 * (several - 1)) / several - 50 if paper.fixed else (paper.room_px - 50) / several
+    cell_w = paper.whole(min(120.0, room / n_heads), 14)
+    cell_h = max(14, min(round(cell_w * 0.66), 60, max(20, 900 // n_layers)))
+    wide, tall = n_heads * cell_w, n_layers * cell_h
     beside = several == 2 and (paper.fixed or 2 * (50 + wide) <= layout.MIN_WIDTH_PX)
     page = Page(paper.width_for(1000, 2 * layout.MARGIN_PX + (1 + beside) * (50 + wide) + 40 * beside), lettering)
     page.head(title, subtitle)
@@ -389,7 +381,7 @@ def grid_page(
 def _write_bar(
     page: Page, bar: Box, cmap: str, limits: tuple[float, float], heading: str, meaning_of_dark: str
 ) -> float:
-    """A colour bar, and what it means; returns where it ends."""
+    """Draws a colour bar with its meaning; returns where it ends."""
     x, y, width, height = bar
     if heading:
         for line in wrap_lines(heading, width + 40, page.lettering):

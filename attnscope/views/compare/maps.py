@@ -24,7 +24,6 @@ from attnscope.views.compare.summary import (
     title_of,
 )
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.bars import most_bars
 from attnscope.views.drawing.canvas import FAINT, INK, Box, colormap
 from attnscope.views.drawing.layout import SCREEN, Paper
 from attnscope.views.drawing.lettering import lettering_for
@@ -37,7 +36,6 @@ from attnscope.views.tables.wording import printable
 _WEIGHTS, _SIGNED = "Blues", "RdBu_r"
 _FIRST, _SECOND = "#2f6fb0", "#d9822b"
 _ROWS = "rows: queries (attend) · columns: keys (are attended to)"
-_WEIGHT_BAR = "attention weight: the share of a query's attention that a key gets"
 _SHOWN_MAPS, _SHOWN_ROWS = 3, 6
 _MOST_KEYS = 24
 
@@ -54,45 +52,36 @@ class Panel:
 
 def picked_pages(picked: PickedHeads, paper: Paper = SCREEN) -> Iterator[tuple[str, Page]]:
     """The heads, their mean and the single head on the scale of weights; and their differences on a signed one."""
-    notes = [_ROWS, *hidden_notes(picked)]
-    subtitle = f"“{' '.join(picked.tokens.text.split())}”"
-    noted = [*notes, printable(picked.single_note, 400)]
-    shown = [Panel(name, values, picked.tokens, picked.tokens) for name, values in picked.maps()]
-    yield "picked", panels_page(title_of(picked), subtitle, shown, noted, None, paper)
-    apart = [Panel(name, values, picked.tokens, picked.tokens) for name, values in picked.differences()]
-    title = f"{title_of(picked)}: differences"
-    limit = largest([panel.values for panel in apart])
-    yield "differences", panels_page(title, subtitle, apart, noted, limit, paper, "difference of attention weights")
+    notes = [_ROWS, *hidden_notes(picked), printable(picked.single_note, 400)]
+    header = title_of(picked), f"“{' '.join(picked.tokens.text.split())}”"
+    panels = [Panel(name, values, picked.tokens, picked.tokens) for name, values in picked.maps()]
+    yield "picked", panels_page(header, panels, notes, paper)
+    panels = [Panel(name, values, picked.tokens, picked.tokens) for name, values in picked.differences()]
+    header = f"{header[0]}: differences", header[1]
+    yield "differences", panels_page(header, panels, notes, paper, "difference of attention weights")
 
 
 def pair_pages(pair: MinimalPair, paper: Paper = SCREEN) -> Iterator[tuple[str, Page]]:
     """The heads that change most on both texts, with their differences; and their rows at the query, bar by bar."""
     first, second = pair.tokens
-    subtitle = both_texts(pair)
-    both = join_tokens(pair)
-    panels = []
-    for head in pair.ranked()[:_SHOWN_MAPS]:
-        name = head_name(pair.heads[head])
-        ours = pair.weights[head][np.ix_(pair.aligned[:, 0], pair.aligned[:, 0])]
-        theirs = pair.other_weights[head][np.ix_(pair.aligned[:, 1], pair.aligned[:, 1])]
-        panels.append(Panel(f"{name}: second − first", theirs - ours, both, both))
-    notes = [
-        _ROWS,
-        "tokens that both texts have a place for",
-        *hidden_notes(pair),
-    ]
-    if panels and len(pair.aligned):
-        title = f"{title_of(pair)}: the heads that change most"
-        limit = largest([panel.values for panel in panels])
-        what = "attention weight in the second text − in the first"
-        yield "differences", panels_page(title, subtitle, panels, notes, limit, paper, what)
-        best = pair.ranked()[0]
-        shown = [
-            Panel(f"{head_name(pair.heads[best])}: first text", pair.weights[best], first, first),
-            Panel(f"{head_name(pair.heads[best])}: second text", pair.other_weights[best], second, second),
+    title, subtitle = title_of(pair), both_texts(pair)
+    both, ranked = join_tokens(pair), pair.ranked()
+    if ranked and len(pair.aligned):
+        panels = []
+        for head in ranked[:_SHOWN_MAPS]:
+            ours = pair.weights[head][np.ix_(pair.aligned[:, 0], pair.aligned[:, 0])]
+            theirs = pair.other_weights[head][np.ix_(pair.aligned[:, 1], pair.aligned[:, 1])]
+            panels.append(Panel(f"{head_name(pair.heads[head])}: second − first", theirs - ours, both, both))
+        header = f"{title}: the heads that change most", subtitle
+        notes = [_ROWS, "tokens that both texts have a place for", *hidden_notes(pair)]
+        meaning = "attention weight in the second text − in the first"
+        yield "differences", panels_page(header, panels, notes, paper, meaning)
+        name = head_name(pair.heads[ranked[0]])
+        panels = [
+            Panel(f"{name}: first text", pair.weights[ranked[0]], first, first),
+            Panel(f"{name}: second text", pair.other_weights[ranked[0]], second, second),
         ]
-        title = f"{title_of(pair)}: {head_name(pair.heads[best])}"
-        yield "maps", panels_page(title, subtitle, shown, notes[:1] + notes[2:], None, paper)
+        yield "maps", panels_page((f"{title}: {name}", subtitle), panels, [_ROWS, *hidden_notes(pair)], paper)
     for at in pair.queries:
         yield f"query-{int(pair.aligned[at, 0]):03d}", rows_page(pair, at, paper)
 
@@ -105,50 +94,39 @@ def join_tokens(pair: MinimalPair) -> Tokens:
     return replace(joined, labels=labels)
 
 
-def largest(values: Sequence[NDArray[np.float32]]) -> float:
-    """The largest size of any value; 1 where all are 0."""
-    return max((float(np.nan_to_num(np.abs(v)).max(initial=0.0)) for v in values), default=0.0) or 1.0
-
-
 def panels_page(
-    title: str,
-    subtitle: str,
-    panels: Sequence[Panel],
-    notes: Sequence[str],
-    limit: float | None,
-    paper: Paper,
-    meaning: str = _WEIGHT_BAR,
+    header: tuple[str, str], panels: Sequence[Panel], notes: Sequence[str], paper: Paper, difference: str = ""
 ) -> Page:
     """Maps side by side, each with its token labels, all in the same colours.
 
     Args:
-        title: Title of the page.
-        subtitle: What stands below it.
+        header: Title and subtitle of the page.
         panels: The maps.
         notes: What stands at the foot.
-        limit: The value of the last colour of a signed scale, its middle 0; None = weights, from 0 to 1.
         paper: What they are laid out on.
-        meaning: What the colours mean.
+        difference: What the values are if they have a sign; they then have a scale up to the largest. Empty = weights.
     """
     labels = [label for panel in panels for tokens in (panel.queries, panel.keys) for label in tokens.labels]
-    lettering = lettering_for([title, subtitle, *notes, *labels], paper)
+    lettering = lettering_for([*header, *notes, *labels], paper)
     tokens = max(len(p.queries) for p in panels), max(len(p.keys) for p in panels)
     rows, columns = (
         widest_label(lettering, [label for sides in tokens_of for label in sides.labels])
         for tokens_of in ([panel.queries for panel in panels], [panel.keys for panel in panels])
     )
     notes = [*notes, *([lettering.note] if lettering.note else [])]
+    meaning = difference or "attention weight: the share of a query's attention that a key gets"
     around = layout.Surroundings(notes, lettering.width_px, meaning, paper)
     pool, _, grid = layout.pooled_grid(len(panels), tokens, (rows, columns), around)
     page = Page(grid.width_px, lettering)
-    page.head(title, subtitle)
-    cmap = colormap(_WEIGHTS if limit is None else _SIGNED)
-    low, high = (0.0, 1.0) if limit is None else (-limit, limit)
+    page.head(*header)
+    cmap, low, high = colormap(_WEIGHTS), 0.0, 1.0
+    if difference:
+        high = max(float(np.nan_to_num(np.abs(panel.values)).max(initial=0.0)) for panel in panels) or 1.0
+        cmap, low = colormap(_SIGNED), -high
     for panel, (x, y) in zip(panels, grid.corners, strict=True):
         values = _pool_signed(panel.values, pool)
         box = (x, y, values.shape[1] * grid.cell_px, values.shape[0] * grid.cell_px)
-        shown = page.image(box, cmap, animated=False)
-        page.set_cells(shown, values, (low, high))
+        page.set_cells(page.image(box, cmap, animated=False), values, (low, high))
         page.frames([box])
         title = panel.title
         if paper.fixed and lettering.width_px(title, layout.PANEL_TITLE_PX * 1.12) > box[2]:
@@ -157,7 +135,7 @@ def panels_page(
         page.entitle(x, y - 12, title)
         write_token_labels(page, grid, (box[2], box[3]), (panel.queries, panel.keys), pool, (x, y))
     x, y, width, height = grid.bar
-    if paper.fixed and limit is not None:  # numbers with a sign reach further
+    if paper.fixed and difference:  # numbers with a sign reach further
         x, width = x + 8, width - 16
     page.draw_scale((x, y, width, height), cmap, (low, high), meaning=meaning if grid.says_meaning else "")
     page.foot(grid.footer_y, grid.footer)
@@ -166,7 +144,7 @@ def panels_page(
 
 
 def _pool_signed(values: NDArray[np.float32], pool: int) -> NDArray[np.float32]:
-    """Of each block of pool x pool values that of the largest size, with its sign."""
+    """The value of the largest size in each block of pool x pool, with its sign."""
     if pool == 1:
         return values
     for axis in (0, 1):
@@ -190,18 +168,15 @@ def rows_page(pair: MinimalPair, at: int, paper: Paper = SCREEN) -> Page:
     before = np.concatenate([ours[:, pair.aligned[:, 0]], ours[:, list(alone[0])], nothing[1]], 1)
     after = np.concatenate([theirs[:, pair.aligned[:, 1]], nothing[0], theirs[:, list(alone[1])]], 1)
     # In the order of the first text; what stands in the second alone comes after the token before it there.
-    order = np.argsort(_positions(pair), kind="stable")
-    keys = [int(key) for key in order]
-    most_keys = min(_MOST_KEYS, most_bars(3, paper) // 2) if paper.is_narrow else _MOST_KEYS
+    keys = np.argsort(_positions(pair), kind="stable").tolist()
+    most_keys = min(_MOST_KEYS, layout.most_bars(3, paper) // 2) if paper.is_narrow else _MOST_KEYS
     if len(keys) > most_keys:
         most = set(np.argsort(-np.maximum(before, after).max(0), kind="stable")[:most_keys].tolist())
         keys = [key for key in keys if key in most]
-    subtitle = both_texts(pair)
-    title = f"{title_of(pair)}: what “{printable(first.labels[query], 40)}” attends to"
-    lettering = lettering_for([title, subtitle, *names], paper)
+    header = f"{title_of(pair)}: what “{printable(first.labels[query], 40)}” attends to", both_texts(pair)
     titles = [f"{head_name(pair.heads[head])} · {distance(math.sqrt(values[head]))}" for head in heads]
-    page = Page(paper.width_px, lettering)
-    page.head(title, subtitle)
+    page = Page(paper.width_px, lettering_for([*header, *names], paper))
+    page.head(*header)
     bottom = _draw_bars(page, titles, [names[key] for key in keys], (before[:, keys], after[:, keys]))
     notes = [
         "bars: the share of the query's attention that a key gets; a full panel is 1",
@@ -214,7 +189,7 @@ def rows_page(pair: MinimalPair, at: int, paper: Paper = SCREEN) -> Page:
 
 
 def _positions(pair: MinimalPair) -> NDArray[np.float64]:
-    """Where a key stands among all: aligned ones, those of the first text alone, those of the second alone."""
+    """The order of keys: aligned ones, those of the first text alone, those of the second alone."""
     alone = pair.unmatched()
     after = [
         float(pair.aligned[pair.aligned[:, 1] < token, 0].max(initial=-1)) + 0.5 + token * 1e-6 for token in alone[1]
@@ -225,14 +200,7 @@ def _positions(pair: MinimalPair) -> NDArray[np.float64]:
 def _draw_bars(
     page: Page, titles: Sequence[str], keys: Sequence[str], weights: tuple[NDArray[np.float64], NDArray[np.float64]]
 ) -> float:
-    """Two bars per key for each head; returns where the notes begin.
-
-    Args:
-        page: Where to.
-        titles: Of each head.
-        keys: The names of the keys.
-        weights: In the first text and in the second, (head, key).
-    """
+    """Draws two bars per key for each head, of weights (head, key) in two texts; returns where the notes begin."""
     paper, lettering, columns = page.paper, page.lettering, min(2 if page.paper.is_narrow else 3, len(titles))
     pitch = max(24, min(34, 760 // len(keys)))
     size, thick = paper.letters(min(layout.MAX_LABEL_PX, pitch * 0.46)), pitch * 0.36
@@ -245,10 +213,9 @@ def _draw_bars(
         page.write(at + 26, top - 46, name, layout.CAPTION_PX, ha="left")
     corners = layout.tile(len(titles), columns, (start, top + 14), (panel + 40, high + 60))
     boxes: list[Box] = []
+    page.bar_axes(corners, panel, high)
     for number, (title, (x, y)) in enumerate(zip(titles, corners, strict=True)):
         page.entitle(x, y - 16, title)
-        page.lines([[(x, y - 2), (x, y + high)]])
-        page.lines([[(x + panel, y - 2), (x + panel, y + high)]], linestyles="dotted")
         for key, name in enumerate(keys):
             middle = y + (key + 0.5) * pitch
             if number % columns == 0:
@@ -270,7 +237,6 @@ def _draw_bars(
 
 HEADS = 4
 """How many heads the page shows."""
-_DIFFERENCE = "RdBu_r"
 _TOP_PX, _GAP_PX, _NAME_PX = 96, 14, 84
 _MOST_PANEL_PX, _MOST_HIGH_PX = 470, 320
 
@@ -284,14 +250,13 @@ def maps_page(pair: PicturePair, style: Style) -> Page:
     rows, columns = pair.pictures[0].grid
     words = ", ".join(dict.fromkeys(key_name(*pair.words[word]) for word in pair.asked))
     is_of_photos = pair.texts[0] == pair.texts[1]
-    names = [printable(picture.source, 60) for picture in pair.pictures] if is_of_photos else [
-        f"“{printable(text, 60)}”" for text in pair.texts
-    ]  # fmt: skip
-    lettering = lettering_for([title_of(pair), both_texts(pair), words, *names], style.paper)
-    paper = style.paper
+    names = [f"“{printable(text, 60)}”" for text in pair.texts]
+    if is_of_photos:
+        names = [printable(picture.source, 60) for picture in pair.pictures]
+    header, paper = (title_of(pair), both_texts(pair)), style.paper
+    lettering = lettering_for([*header, words, *names], paper)
     room = (paper.room_px - _NAME_PX - 2 * _GAP_PX) / 3
-    cell = min(room / columns, _MOST_PANEL_PX / columns, _MOST_HIGH_PX / rows)
-    cell = cell if paper.fixed else max(1, int(cell))
+    cell = paper.whole(min(room / columns, _MOST_PANEL_PX / columns, _MOST_HIGH_PX / rows))
     wide, high = columns * cell, rows * cell
     content = layout.MARGIN_PX + _NAME_PX + 3 * wide + 2 * _GAP_PX
     width = paper.width_for(layout.MIN_WIDTH_PX, int(content) + layout.MARGIN_PX)
@@ -304,10 +269,11 @@ def maps_page(pair: PicturePair, style: Style) -> Page:
     ]
     pitch = high + 40
     page = Page(width, lettering)
-    page.head(title_of(pair), both_texts(pair))
+    page.head(*header)
     change = pair.at_query() if pair.queries else pair.overall()
-    blank = [replace(picture, pixels=np.full_like(picture.pixels, 255)) for picture in pair.pictures]
-    sharp = max(1, int(np.ceil(cell * paper.dpi / paper.inch_px)))
+    ground = pair.pictures[1]
+    if is_of_photos:
+        ground = replace(ground, pixels=np.full_like(ground.pixels, 255))
     left = layout.MARGIN_PX + _NAME_PX
     for number, name in enumerate([*names, "difference"]):
         name = lettering.fit(name, layout.PANEL_TITLE_PX, wide)
@@ -319,19 +285,19 @@ def maps_page(pair: PicturePair, style: Style) -> Page:
         most, far = (float(np.abs(values).max()) or 1.0 for values in (np.stack([before, after]), moved))
         page.entitle(layout.MARGIN_PX, top + 10, head_name(pair.heads[head]))
         page.write(layout.MARGIN_PX, top + 32, distance(change[head]), layout.CAPTION_PX, ha="left", color=FAINT)
-        ground = pair.pictures[1] if not is_of_photos else blank[1]
         panels = (
             (pair.pictures[0], before, most, style.cmap, f"{before.sum():.0%} · max {before.max():.2g}"),
             (pair.pictures[1], after, most, style.cmap, f"{after.sum():.0%} · max {after.max():.2g}"),
-            (ground, (moved / far + 1) / 2, 1.0, _DIFFERENCE, f"{round(100 * moved.sum()):+d} points · ±{far:.2g}"),
+            (ground, (moved / far + 1) / 2, 1.0, _SIGNED, f"{round(100 * moved.sum()):+d} points · ±{far:.2g}"),
         )
         for number, (picture, values, limit, cmap, caption) in enumerate(panels):
             x = left + number * (wide + _GAP_PX)
-            said = caption.replace("-", "−")
-            if lettering.width_px(said, layout.CAPTION_PX) > wide:
-                said = lettering.fit(said.partition(" · ")[0], layout.CAPTION_PX, wide)
-            page.write(x, top - 10, said, layout.CAPTION_PX, ha="left", color=FAINT)
-            page.image((x, top, wide, high)).set_data(overlay(picture, values, sharp, colormap(cmap), limit))
+            caption = caption.replace("-", "−")
+            if lettering.width_px(caption, layout.CAPTION_PX) > wide:
+                caption = lettering.fit(caption.partition(" · ")[0], layout.CAPTION_PX, wide)
+            page.write(x, top - 10, caption, layout.CAPTION_PX, ha="left", color=FAINT)
+            pixels = overlay(picture, values, paper.image_px(cell), colormap(cmap), limit)
+            page.image((x, top, wide, high)).set_data(pixels)
             page.frames([(x, top, wide, high)])
     page.finish(int(_TOP_PX + 24 + max(1, len(ranked)) * pitch), notes)
     return page

@@ -57,10 +57,10 @@ def map_page(comparison: HeadComparison, lettering: Lettering) -> Page:
         box = (left, top, plane, tall)
         page.entitle(left, top - 12, heading if lettered else heading.partition(" · ")[0].partition(" and ")[0])
         page.frames([box])
-        at = (arrangement.places - (low + high) / 2) * (scale, -scale) + (left + plane / 2, top + tall / 2)
-        shown = spread(at, radius * 1.05, box) if lettered else at
-        _draw_discs(page, at, shown, radius, [(color, text * lettered) for color, text in discs])
-        _write_distance(page, box, scale, extent, shown)
+        true = (arrangement.places - (low + high) / 2) * (scale, -scale) + (left + plane / 2, top + tall / 2)
+        apart = spread(true, radius * 1.05, box) if lettered else true
+        _draw_discs(page, true, apart, radius, [(color, text * lettered) for color, text in discs])
+        _write_distance(page, box, scale, extent, apart)
         if beside:
             bottom = max(bottom, top + tall, page.legend(left + plane + 20, top + 10, "", entries) - 10)
             left += pitch
@@ -91,14 +91,16 @@ def _disc_px(n: int, plane: float, paper: Paper) -> tuple[float, bool]:
 
 
 def _draw_discs(
-    page: Page, true: NDArray[np.float64], at: NDArray[np.float64], radius: float, discs: Sequence[tuple[str, str]]
+    page: Page, true: NDArray[np.float64], apart: NDArray[np.float64], radius: float, discs: Sequence[tuple[str, str]]
 ) -> None:
-    """Discs, each of a colour and with a text in it; from those that were moved a line leads to their true places.
+    """Draws discs, each of a colour and with a text; from those that were moved a line leads to their true places.
 
-    Where they overlap all the same, later ones lie over earlier ones, with what is written in them.
+    Where they overlap all the same, later ones lie over earlier ones and their texts.
     """
-    page.lines([pair for pair in np.stack([true, at], 1).tolist() if math.dist(*pair) > 1], color=FAINT, width_px=0.9)
-    for number, ((x, y), (color, text)) in enumerate(zip(at.tolist(), discs, strict=True)):
+    page.lines(
+        [pair for pair in np.stack([true, apart], 1).tolist() if math.dist(*pair) > 1], color=FAINT, width_px=0.9
+    )
+    for number, ((x, y), (color, text)) in enumerate(zip(apart.tolist(), discs, strict=True)):
         order = 3 + number * 1e-3
         page.dot((x, y), radius, color, order, 1.25)
         if text:
@@ -106,20 +108,22 @@ def _draw_discs(
 
 
 def _write_distance(page: Page, box: Box, scale: float, extent: float, discs: NDArray[np.float64]) -> None:
-    """How long a distance is on the map, in the corner with the fewest discs, the lower left one first."""
+    """Draws how long a distance is on the map, in the corner with the fewest discs, the lower left one first."""
     length = layout.nice_ticks(extent / 4)[-1] or extent / 4
     room = np.array([length * scale, 16])
     near, far = np.array(box[:2]) + (18, 34), np.array(box[:2]) + box[2:] - (18 + room[0], 18)
     corners = [np.array([x, y]) for x in (near[0], far[0]) for y in (far[1], near[1])]
-    x, y = min(
-        corners, key=lambda at: int((np.abs(discs - at - room * (0.5, -0.5)) < room / 2 + 12).all(-1).sum())
-    ).tolist()
+
+    def count_discs(corner: NDArray[np.float64]) -> int:
+        return int((np.abs(discs - corner - room * (0.5, -0.5)) < room / 2 + 12).all(-1).sum())
+
+    x, y = min(corners, key=count_discs).tolist()
     page.lines([[(x, y - 4), (x, y), (x + length * scale, y), (x + length * scale, y - 4)]], color=INK, width_px=1.4)
     page.write(x + length * scale / 2, y - 12, f"{length:g}", layout.CAPTION_PX, ha="center")
 
 
 def role_entries(roles: Sequence[str], marks: dict[str, Mark]) -> list[tuple[str, str, str]]:
-    """What a legend says of roles: of each its name with how many heads have it, its colour and its letter."""
+    """A legend's entries for roles: the name with how many heads have it, the colour and the letter."""
     entries = [(f"{label(name)} ({roles.count(name)})", mark.color, mark.glyph) for name, mark in marks.items()]
     n_none = roles.count("")
     return [*entries, (f"unclassified ({n_none})", NO_ROLE, UNCLASSIFIED)] if n_none else entries

@@ -32,21 +32,20 @@ def distance_name(measure: str) -> str:
 
 
 def meaning(measure: str) -> str:
-    """What a distance is, in a line."""
+    """The meaning of a distance, in a line."""
     return _MEANINGS.get(measure, "")
 
 
 def _hidden_note(kind: str) -> str:
-    """What is left out where special tokens are, and what becomes of the rows."""
     return (
         f"without {hidden_tokens(kind)}: rows are divided by what is left of them "
         "(one with less than 1% left is left out)"
     )
 
 
-def hidden_notes(found: PickedHeads | MinimalPair) -> list[str]:
-    """What is left out of a comparison on one text, if anything."""
-    return [_hidden_note(found.kind)] if "hide_special" in found.changes else []
+def hidden_notes(comparison: PickedHeads | MinimalPair) -> list[str]:
+    """A note on tokens that a comparison on one text leaves out, if any."""
+    return [_hidden_note(comparison.kind)] if "hide_special" in comparison.changes else []
 
 
 def table_notes(table: PairTable, kind: str) -> list[str]:
@@ -59,11 +58,10 @@ def distance(value: float) -> str:
     return fixed(value, 3)
 
 
-def distance_with_interval(table: PairTable, a: int, b: int) -> str:
+def distance_with_interval(value: float, low: float, high: float) -> str:
     """Such as "0.312 [0.290, 0.331]"; without interval where there is none."""
-    value, low, high = table.distance_interval(a, b)
-    between = f" [{distance(low)}, {distance(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
-    return distance(value) + between
+    interval = f" [{distance(low)}, {distance(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
+    return distance(value) + interval
 
 
 def table_line(table: PairTable) -> str:
@@ -76,46 +74,43 @@ def texts_line(corpus: Mapping[str, Any]) -> str:
     if isinstance(corpus.get("text"), str):
         return f"“{printable(corpus['text'], 160)}”"
     n_texts, n_tokens = corpus.get("n_texts"), corpus.get("n_tokens")
-    given = corpus.get("sources")
-    sources = (
-        [printable(source, 60) for source in given[:3] if source != GIVEN] if isinstance(given, list | tuple) else []
-    )
-    counts = (
-        f"{amount(n_texts, 'text')}, {amount(n_tokens, 'token')}"
-        if isinstance(n_texts, int) and isinstance(n_tokens, int)
-        else ""
-    )
-    line = ": ".join(part for part in (counts, ", ".join(sources)) if part)
+    sources, counts = corpus.get("sources"), ""
+    names = [printable(name, 60) for name in sources[:3] if name != GIVEN] if isinstance(sources, list | tuple) else []
+    if isinstance(n_texts, int) and isinstance(n_tokens, int):
+        counts = f"{amount(n_texts, 'text')}, {amount(n_tokens, 'token')}"
+    line = ": ".join(part for part in (counts, ", ".join(names)) if part)
     if isinstance(n := corpus.get("n_copies"), int) and n:
         line += f" ({amount(n, 'copy', 'copies')} left out)"
     amiss = [shards_note(corpus), "stopped early" if is_interrupted(corpus) else ""]
     return f"{line} ({'; '.join(filter(None, amiss))})" if any(amiss) else line
 
 
-def title_of(found: Comparison) -> str:
-    """What a comparison is about, in a line."""
-    model = model_of(found.run)
-    if isinstance(found, HeadComparison):
-        return f"{model} · its {amount(len(found.heads), 'head')} compared"
-    if isinstance(found, PickedHeads):
-        named = ", ".join(head_name(place) for place in found.heads[:6])
-        more = f" and {len(found.heads) - 6} more" if len(found.heads) > 6 else ""
-        return f"{model} · {named}{more} side by side"
-    if isinstance(found, MinimalPair):
+def title_of(comparison: Comparison) -> str:
+    """The subject of a comparison, in a line."""
+    model = model_of(comparison.run)
+    if isinstance(comparison, HeadComparison):
+        return f"{model} · its {amount(len(comparison.heads), 'head')} compared"
+    if isinstance(comparison, PickedHeads):
+        names = ", ".join(head_name(place) for place in comparison.heads[:6])
+        more = f" and {len(comparison.heads) - 6} more" if len(comparison.heads) > 6 else ""
+        return f"{model} · {names}{more} side by side"
+    if isinstance(comparison, MinimalPair):
         return f"{model} · what changes from one text to the other"
-    if isinstance(found, PicturePair):
-        from_to = "one photo to the other" if found.texts[0] == found.texts[1] else "one question to the other"
+    if isinstance(comparison, PicturePair):
+        from_to = (
+            "one photo to the other" if comparison.texts[0] == comparison.texts[1] else "one question to the other"
+        )
         return f"{model} · what changes from {from_to}"
-    if isinstance(found, ModelComparison):
-        return f"{model} and {model_of(found.other_run)} · their heads compared"
+    if isinstance(comparison, ModelComparison):
+        return f"{model} and {model_of(comparison.other_run)} · their heads compared"
     return model
 
 
-def tokens_changed(found: MinimalPair) -> list[tuple[str, str]]:
-    """What differs between two texts, stretch by stretch: the labels in the first and in the second; "" = nothing."""
-    first, second = found.tokens
+def tokens_changed(pair: MinimalPair) -> list[tuple[str, str]]:
+    """The differences of two texts, stretch by stretch: the labels in the first and in the second; "" = nothing."""
+    first, second = pair.tokens
     stretches: list[tuple[str, str]] = []
-    pairs = [(int(a), int(b)) for (a, b), equal in zip(found.aligned, found.equal, strict=True) if equal]
+    pairs = [(int(a), int(b)) for (a, b), equal in zip(pair.aligned, pair.equal, strict=True) if equal]
     before = (-1, -1)
     for a, b in [*pairs, (len(first), len(second))]:
         ours, theirs = (
@@ -128,13 +123,13 @@ def tokens_changed(found: MinimalPair) -> list[tuple[str, str]]:
     return stretches
 
 
-def both_texts(found: MinimalPair | PicturePair) -> str:
-    """The two texts on one line; of two photos their names, and what was asked."""
-    if isinstance(found, PicturePair):
-        names = list(dict.fromkeys(printable(picture.source) for picture in found.pictures))
-        asked = list(dict.fromkeys(" ".join(text.split()) for text in found.texts))
-        return f"{'  →  '.join(names)}: “{'”  →  “'.join(asked)}”"
-    return "“" + "”  →  “".join(" ".join(tokens.text.split()) for tokens in found.tokens) + "”"
+def both_texts(pair: MinimalPair | PicturePair) -> str:
+    """The two texts on one line; of two photos their names, and the question."""
+    if isinstance(pair, PicturePair):
+        names = list(dict.fromkeys(printable(picture.source) for picture in pair.pictures))
+        questions = list(dict.fromkeys(" ".join(text.split()) for text in pair.texts))
+        return f"{'  →  '.join(names)}: “{'”  →  “'.join(questions)}”"
+    return "“" + "”  →  “".join(" ".join(tokens.text.split()) for tokens in pair.tokens) + "”"
 
 
 def key_name(ours: str, theirs: str) -> str:
@@ -142,22 +137,18 @@ def key_name(ours: str, theirs: str) -> str:
     return printable(ours if ours == theirs else f"{ours}/{theirs}")
 
 
-def largest_change(found: MinimalPair, head: int, pair: int) -> tuple[str, float | None, float | None]:
+def largest_change(pair: MinimalPair, head: int, row: int) -> tuple[str, float | None, float | None]:
     """The key whose weight changes most in a row: its label, and its weight in the first and in the second text.
 
-    A key that one text lacks weighs 0 there, and is given as None.
-
-    Args:
-        found: The comparison.
-        head: Which head, as a place in `found.heads`.
-        pair: Which of the aligned queries.
+    A key that one text lacks weighs 0 there, and is given as None. `head` is a place in `pair.heads`, `row` one of the
+    aligned queries.
     """
-    query, other = found.aligned[pair]
-    rows = found.weights[head, query], found.other_weights[head, other]
-    first, second = found.tokens
-    alone = found.unmatched()
+    query, other = pair.aligned[row]
+    rows = pair.weights[head, query], pair.other_weights[head, other]
+    first, second = pair.tokens
+    alone = pair.unmatched()
     keys: list[tuple[str, float | None, float | None]] = [
-        (key_name(first.labels[a], second.labels[b]), float(rows[0][a]), float(rows[1][b])) for a, b in found.aligned
+        (key_name(first.labels[a], second.labels[b]), float(rows[0][a]), float(rows[1][b])) for a, b in pair.aligned
     ]
     keys += [(printable(first.labels[a]), float(rows[0][a]), None) for a in alone[0]]
     keys += [(printable(second.labels[b]), None, float(rows[1][b])) for b in alone[1]]

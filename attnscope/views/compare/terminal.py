@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from rich.text import Text
 from attnscope.errors import amount
 from attnscope.records.compare.pairs import MinimalPair, PicturePair
 from attnscope.records.compare.record import Comparison, HeadComparison, ModelComparison, PickedHeads
-from attnscope.records.frame.pair_tables import PairTable, head_name
+from attnscope.records.frame.pair_tables import Arrangement, PairTable, head_name
 from attnscope.views.compare.summary import (
     PICTURE_NOTES,
     both_texts,
@@ -42,119 +41,118 @@ _MOST = 10
 """Rows of a ranking."""
 
 
-def show(found: Comparison, console: Console) -> RenderableType:
-    """What a comparison found, as tables."""
-    parts: list[RenderableType] = [Text(title_of(found), style="bold")]
-    if isinstance(found, HeadComparison):
-        parts += _heads(found)
-    elif isinstance(found, PickedHeads):
-        parts += _picked(found)
-    elif isinstance(found, MinimalPair):
-        parts += _pair(found)
-    elif isinstance(found, PicturePair):
-        parts += _pictures(found)
-    elif isinstance(found, ModelComparison):
-        parts += _models(found)
+def show(comparison: Comparison, console: Console) -> RenderableType:
+    """A comparison as tables."""
+    parts: list[RenderableType] = [Text(title_of(comparison), style="bold")]
+    if isinstance(comparison, HeadComparison):
+        parts += _show_heads(comparison)
+    elif isinstance(comparison, PickedHeads):
+        parts += _show_picked(comparison)
+    elif isinstance(comparison, MinimalPair):
+        parts += _show_pair(comparison)
+    elif isinstance(comparison, PicturePair):
+        parts += _show_pictures(comparison)
+    elif isinstance(comparison, ModelComparison):
+        parts += _show_models(comparison)
     return Group(*parts)
 
 
-def _heads(found: HeadComparison) -> list[RenderableType]:
-    table, arrangement = found.tables[0], found.arrangements[0]
-    others = found.tables[1:]
-    parts: list[RenderableType] = [Text(texts_line(found.corpus), style="dim")]
-    apart = Column("distance", lambda pair: distance_with_interval(table, *pair))
-    pair_of_heads = Column("heads", lambda pair: " ".join(_head(found, head) for head in pair), **_NAMES)
+def _show_heads(comparison: HeadComparison) -> list[RenderableType]:
+    table, arrangement = comparison.tables[0], comparison.arrangements[0]
+    others = comparison.tables[1:]
+    parts: list[RenderableType] = [Text(texts_line(comparison.corpus), style="dim")]
+    apart = Column("distance", lambda pair: distance_with_interval(*table.distance_interval(*pair)))
+    pair_of_heads = Column("heads", lambda pair: " ".join(_name_with_role(comparison, head) for head in pair), **_NAMES)
     others_of_pair = [
         Column(_short(other), partial(lambda of, pair: distance(of.distances[pair]), other), drop=at)
         for at, other in enumerate(others, 1)
     ]
-    alike = Table([pair_of_heads, apart, *others_of_pair], found.most_alike(table, _MOST))
-    head = Column("head", lambda pair: _head(found, pair[0]), **_NAMES)
-    nearest = Column("nearest", lambda pair: _head(found, pair[1]), wraps=True, least=6)
-    alone = Table([head, nearest, apart], found.most_alone(table, _MOST))
-    layers = list(dict.fromkeys(layer for layer, _ in found.heads))
+    alike = Table([pair_of_heads, apart, *others_of_pair], comparison.most_alike(table, _MOST))
+    head = Column("head", lambda pair: _name_with_role(comparison, pair[0]), **_NAMES)
+    nearest = Column("nearest", lambda pair: _name_with_role(comparison, pair[1]), wraps=True, least=6)
+    alone = Table([head, nearest, apart], comparison.most_alone(table, _MOST))
+    layers = list(dict.fromkeys(layer for layer, _ in comparison.heads))
     columns = [
-        Column("layer", lambda at: f"L{layers[at]}", style="bold"),
-        Column("within", lambda at: distance(arrangement.layers[at, at])),
-        Column("to the next", lambda at: "" if at + 1 == len(layers) else _layers(arrangement, at)),
+        Column("layer", lambda row: f"L{layers[row]}", style="bold"),
+        Column("within", lambda row: distance(arrangement.layers[row, row])),
+        Column("to the next", lambda row: "" if row + 1 == len(layers) else _distance_to_next(arrangement, row)),
     ]
     follow = Table(columns, range(len(layers)))
     parts += [heading(f"most alike, by {table_line(table)}"), alike]
     parts += [heading("most alone: the head nearest to them is far"), alone]
     parts += [heading("layers: the distance between all their heads"), follow, Text()]
-    if found.roles is not None:
-        parts.append(Text(f"roles: {printable(found.roles_source)}", style="dim"))
-    return parts + dim_lines(_notes(table, found.kind))
+    if comparison.roles is not None:
+        parts.append(Text(f"roles: {printable(comparison.roles_source)}", style="dim"))
+    return parts + dim_lines(_notes(table, comparison.kind))
 
 
-def _layers(arrangement: object, number: int) -> str:
-    values = [float(getattr(arrangement, part)[number, number + 1]) for part in ("layers", "layers_low", "layers_high")]
-    between = f" [{distance(values[1])}, {distance(values[2])}]" if math.isfinite(values[1] + values[2]) else ""
-    return distance(values[0]) + between
+def _distance_to_next(arrangement: Arrangement, row: int) -> str:
+    edges = arrangement.layers, arrangement.layers_low, arrangement.layers_high
+    return distance_with_interval(*(float(values[row, row + 1]) for values in edges))
 
 
-def _head(found: HeadComparison, number: int) -> str:
+def _name_with_role(comparison: HeadComparison, number: int) -> str:
     """A head's name, with its role where that is known."""
-    role = "" if found.roles is None else found.roles[number]
-    return head_name(found.heads[number]) + (f" ({label(role)})" if role else "")
+    role = "" if comparison.roles is None else comparison.roles[number]
+    return head_name(comparison.heads[number]) + (f" ({label(role)})" if role else "")
 
 
-def _picked(found: PickedHeads) -> list[RenderableType]:
-    table, other = found.tables[0], found.tables[1:]
-    said: list[RenderableType] = [Text(f"“{printable(found.tokens.text, 160)}”", style="dim")]
-    names = [head_name(place) for place in found.heads]
+def _show_picked(picked: PickedHeads) -> list[RenderableType]:
+    table, other = picked.tables[0], picked.tables[1:]
+    parts: list[RenderableType] = [Text(f"“{printable(picked.tokens.text, 160)}”", style="dim")]
+    names = [head_name(place) for place in picked.heads]
     columns = [Column("", lambda row: names[row], style="bold")]
     columns += [
-        Column(name, partial(lambda at, row: distance(float(table.distances[row, at])), at))
-        for at, name in enumerate(names)
+        Column(name, partial(lambda column, row: distance(float(table.distances[row, column])), column))
+        for column, name in enumerate(names)
     ]
-    said += [heading(table_line(table)), Table(columns, range(len(names)), goes_on=True)]
+    parts += [heading(table_line(table)), Table(columns, range(len(names)), goes_on=True)]
     if len(names) == 2:
-        said += [Text(f"{table_line(t)}: {distance(t.distances[0, 1])}", style="dim") for t in other]
-    if found.single is not None:
-        gap = np.abs(dict(found.differences())["single head − mean"].astype(np.float64)).sum(-1) / 2
+        parts += [Text(f"{table_line(t)}: {distance(t.distances[0, 1])}", style="dim") for t in other]
+    if picked.single is not None:
+        gap = np.abs(dict(picked.differences())["single head − mean"].astype(np.float64)).sum(-1) / 2
         gap = gap[np.isfinite(gap)] if np.isfinite(gap).any() else np.zeros(1)
-        said.append(Text(f"the single head moves {gap.mean():.0%} of a row's weight away from the mean of the heads"))
-    said.append(Text(printable(found.single_note, 400), style="dim"))
-    return said + dim_lines(_notes(table, found.kind))
+        parts.append(Text(f"the single head moves {gap.mean():.0%} of a row's weight away from the mean of the heads"))
+    parts.append(Text(printable(picked.single_note, 400), style="dim"))
+    return parts + dim_lines(_notes(table, picked.kind))
 
 
-def _pair(found: MinimalPair) -> list[RenderableType]:
-    said: list[RenderableType] = [Text(f"“{printable(tokens.text, 160)}”", style="dim") for tokens in found.tokens]
-    for ours, theirs in tokens_changed(found):
-        said.append(Text.assemble(("−" + ours if ours else "", "red"), "  ", ("+" + theirs if theirs else "", "green")))
-    overall, at = found.overall(), found.at_query()
-    where = f"at “{printable(found.query, 40)}”" if found.queries else "overall"
-    said.append(heading(f"the heads whose rows change most {where}, by {distance_name(found.measure)}"))
+def _show_pair(pair: MinimalPair) -> list[RenderableType]:
+    parts: list[RenderableType] = [Text(f"“{printable(tokens.text, 160)}”", style="dim") for tokens in pair.tokens]
+    for ours, theirs in tokens_changed(pair):
+        parts.append(
+            Text.assemble(("−" + ours if ours else "", "red"), "  ", ("+" + theirs if theirs else "", "green"))
+        )
+    where = f"at “{printable(pair.query, 40)}”" if pair.queries else "overall"
+    parts.append(heading(f"the heads whose rows change most {where}, by {distance_name(pair.measure)}"))
 
     def pair_of(head: int) -> int:
-        pairs = found.queries or tuple(np.flatnonzero(found.equal).tolist())  # what `overall` is over
-        values = found.divergences[found.measure][head, list(pairs)]
+        pairs = pair.queries or tuple(np.flatnonzero(pair.equal).tolist())  # what `overall` is over
+        values = pair.divergences[pair.measure][head, list(pairs)]
         return pairs[int(np.nan_to_num(values, nan=-1.0).argmax())]
 
     def change(head: int) -> Text:
-        key, before, after = largest_change(found, head, pair_of(head))
+        key, before, after = largest_change(pair, head, pair_of(head))
         return Text.assemble(f"{key} ", (f"{_weight(before)} → {_weight(after)}", "cyan"))
 
     def query(head: int) -> str:
-        return printable(found.tokens[0].labels[found.aligned[pair_of(head), 0]])
+        return printable(pair.tokens[0].labels[pair.aligned[pair_of(head), 0]])
 
     columns = [
-        *_columns_of_heads(found, where),
+        *_columns_of_heads(pair, where),
         Column("query", query, wraps=True, least=8),
         Column("the key that changes most", change, wraps=True, least=16),
     ]
-    ranked = Table(columns, found.ranked()[:_MOST])
-    every = at if found.queries else overall
-    if len(every := every[np.isfinite(every)]) > 1:
-        middle, nearly_all = (distance(float(value)) for value in np.quantile(every, (0.5, 0.9)))
-        beside = f"{amount(len(every), 'head')} {where}: median {middle}, nine in ten at most {nearly_all}"
-        said += [ranked, Text(beside, style="dim"), Text()]
-    else:
-        said += [ranked, Text()]
+    parts.append(Table(columns, pair.ranked()[:_MOST]))
+    changes = pair.at_query() if pair.queries else pair.overall()
+    if len(changes := changes[np.isfinite(changes)]) > 1:
+        middle, nearly_all = (distance(float(value)) for value in np.quantile(changes, (0.5, 0.9)))
+        spread = f"{amount(len(changes), 'head')} {where}: median {middle}, nine in ten at most {nearly_all}"
+        parts.append(Text(spread, style="dim"))
+    parts.append(Text())
     notes = ["overall: the root mean square over the tokens that both texts share"]
-    notes += [f"{_weight(None)}: the other text has no token for this one"] if any(found.unmatched()) else []
-    return said + [Text(note, style="dim") for note in [*notes, *hidden_notes(found)]]
+    notes += [f"{_weight(None)}: the other text has no token for this one"] if any(pair.unmatched()) else []
+    return parts + [Text(note, style="dim") for note in [*notes, *hidden_notes(pair)]]
 
 
 def _weight(weight: float | None) -> str:
@@ -162,53 +160,55 @@ def _weight(weight: float | None) -> str:
     return "–" if weight is None else f"{weight:.2f}"
 
 
-def _pictures(found: PicturePair) -> list[RenderableType]:
-    said: list[RenderableType] = [Text(both_texts(found), style="dim")]
-    said += [Text(facts, style="dim") for facts in dict.fromkeys(picture.facts for picture in found.pictures)]
-    where = f"at “{printable(found.query, 40)}”" if found.queries else "overall"
-    said.append(heading(f"the heads whose attention changes most {where}, by {distance_name(found.measure)}"))
+def _show_pictures(pair: PicturePair) -> list[RenderableType]:
+    parts: list[RenderableType] = [Text(both_texts(pair), style="dim")]
+    parts += [Text(facts, style="dim") for facts in dict.fromkeys(picture.facts for picture in pair.pictures)]
+    where = f"at “{printable(pair.query, 40)}”" if pair.queries else "overall"
+    parts.append(heading(f"the heads whose attention changes most {where}, by {distance_name(pair.measure)}"))
 
     def word(head: int) -> str:
-        return key_name(*found.words[int(np.nan_to_num(found.divergences[found.measure][head], nan=-1.0).argmax())])
+        return key_name(*pair.words[int(np.nan_to_num(pair.divergences[pair.measure][head], nan=-1.0).argmax())])
 
     columns = [
-        *_columns_of_heads(found, where),
-        Column("on the picture", lambda head: " → ".join(percent(float(cells.sum())) for cells in found.maps(head)),
+        *_columns_of_heads(pair, where),
+        Column("on the picture", lambda head: " → ".join(percent(float(cells.sum())) for cells in pair.maps(head)),
                style="cyan"),
         Column("most at the word", word, wraps=True, least=12),
     ]  # fmt: skip
-    return [*said, Table(columns, found.ranked()[:_MOST]), Text(), *dim_lines(list(PICTURE_NOTES))]
+    return [*parts, Table(columns, pair.ranked()[:_MOST]), Text(), *dim_lines(list(PICTURE_NOTES))]
 
 
-def _columns_of_heads(found: MinimalPair | PicturePair, where: str) -> list[Column]:
+def _columns_of_heads(pair: MinimalPair | PicturePair, where: str) -> list[Column]:
     """A head, and how much it changes: at the query, if one is named, and overall."""
-    overall, at = found.overall(), found.at_query()
-    columns = [Column("head", lambda head: head_name(found.heads[head]), style="bold")]
-    if found.queries:
+    overall, at = pair.overall(), pair.at_query()
+    columns = [Column("head", lambda head: head_name(pair.heads[head]), style="bold")]
+    if pair.queries:
         columns.append(Column(where, lambda head: distance(at[head]), wraps=True, least=9))
-    return [*columns, Column("overall", lambda head: distance(overall[head]), drop=1 if found.queries else 0)]
+    return [*columns, Column("overall", lambda head: distance(overall[head]), drop=1 if pair.queries else 0)]
 
 
-def _models(found: ModelComparison) -> list[RenderableType]:
-    table, matching = found.tables[0], dict(found.matchings[0].tolist())
-    said: list[RenderableType] = [Text(texts_line(found.corpus), style="dim")]
-    same = sorted(found.same(), key=lambda pair: -np.nan_to_num(table.mean[pair], nan=-1.0))
-    names = model_of(found.run), model_of(found.other_run)
-    said.append(heading(f"the heads that differ most from those of the same number, by {table_line(table)}"))
+def _show_models(comparison: ModelComparison) -> list[RenderableType]:
+    table, matching = comparison.tables[0], dict(comparison.matchings[0].tolist())
+    parts: list[RenderableType] = [Text(texts_line(comparison.corpus), style="dim")]
+    same = sorted(comparison.same(), key=lambda pair: -np.nan_to_num(table.mean[pair], nan=-1.0))
+    names = model_of(comparison.run), model_of(comparison.other_run)
+    parts.append(heading(f"the heads that differ most from those of the same number, by {table_line(table)}"))
 
     def of_match(write: Callable[[int, int], str]) -> Callable[[tuple[int, int]], str]:
         return lambda pair: "" if (match := matching.get(pair[0])) is None else write(pair[0], match)
 
     columns = [
-        Column("head", lambda pair: head_name(found.heads[pair[0]]), style="bold"),
-        Column("distance", lambda pair: distance_with_interval(table, *pair)),
-        Column("best match", of_match(lambda head, match: head_name(found.other_heads[match]))),
+        Column("head", lambda pair: head_name(comparison.heads[pair[0]]), style="bold"),
+        Column("distance", lambda pair: distance_with_interval(*table.distance_interval(*pair))),
+        Column("best match", of_match(lambda head, match: head_name(comparison.other_heads[match]))),
         Column("its distance", of_match(lambda head, match: distance(table.distances[head, match])), drop=1),
     ]
-    said.append(Table(columns, same[:_MOST]))
-    matched = f"{found.count_moved()} of {len(found.matchings[0])} heads of {names[0]} match one of another number"
-    said += [Text(), Text(f"{matched} in {names[1]} (one to one, least sum of distances)")]
-    return said + dim_lines(_notes(table, found.kind))
+    parts.append(Table(columns, same[:_MOST]))
+    parts += [Text(), Text(
+        f"{comparison.count_moved()} of {len(matching)} heads of {names[0]} match one of another number in {names[1]} "
+        "(one to one, least sum of distances)"
+    )]  # fmt: skip
+    return parts + dim_lines(_notes(table, comparison.kind))
 
 
 def _notes(table: PairTable, kind: str) -> list[str]:

@@ -20,11 +20,10 @@ from attnscope.errors import AttnscopeError
 from attnscope.version import VERSION
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.lettering import Lettering
-from attnscope.views.drawing.vectors import cells_as_rectangles, embed_fonts, vertices_of
+from attnscope.views.drawing.vectors import cells_as_rectangles, embed_fonts
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
-    from matplotlib.collections import PolyCollection
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
@@ -63,8 +62,8 @@ def matplotlib_defaults() -> Iterator[None]:
     """Within it matplotlib has its own defaults: a user's style must not change figures, or ask for LaTeX."""
     import matplotlib as mpl
 
-    wanted: Any = {name: value for name, value in mpl.rcParamsDefault.items() if name.startswith(_SHIPPED)}
-    with mpl.rc_context(wanted | _RC):
+    defaults: Any = {name: value for name, value in mpl.rcParamsDefault.items() if name.startswith(_SHIPPED)}
+    with mpl.rc_context(defaults | _RC):
         yield
 
 
@@ -79,7 +78,7 @@ class Drawing:
 
     @property
     def dpi(self) -> int:
-        """Pixels an inch."""
+        """Pixels per inch."""
         return round(self.figure.dpi)
 
     def pixels(self) -> NDArray[np.uint8]:
@@ -95,11 +94,7 @@ class Drawing:
         return content.getvalue() if kind != "svg" else embed_fonts(content.getvalue(), self.families)
 
     def require_drawable(self) -> None:
-        """Refuses more pixels than can be drawn.
-
-        Raises:
-            AttnscopeError: The figure has more.
-        """
+        """Refuses more pixels than can be drawn."""
         width, height = (round(inches * self.dpi) for inches in self.figure.get_size_inches())
         if max(width, height) >= 2**16 or width * height > _MOST_PIXELS:
             raise AttnscopeError(
@@ -109,7 +104,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Number:
-    """A number or letter in a cell: its middle, what it says, how large, in which colour and font."""
+    """A number or letter in a cell; x and y are its middle."""
 
     x: float
     y: float
@@ -120,18 +115,14 @@ class Number:
 
 
 class Canvas(Drawing):
-    """A figure of a fixed size whose one Axes counts pixels from the upper left corner.
-
-    Args:
-        width_px: Width.
-        height_px: Height; 0 where `end_at` says it later.
-        lettering: The fonts.
+    """A figure whose one Axes counts pixels from the upper left corner.
 
     Attributes:
         temporary: Whether what is drawn from now on is for this figure alone; `wipe` removes it.
     """
 
     def __init__(self, width_px: int, height_px: int, lettering: Lettering) -> None:
+        """Opens a figure; its height is 0 where `end_at` sets it later."""
         from matplotlib.figure import Figure
 
         self.lettering, self.paper, self.width_px = lettering, (paper := lettering.paper), width_px
@@ -155,7 +146,7 @@ class Canvas(Drawing):
             self.end_at(height_px)
 
     def end_at(self, height_px: int) -> None:
-        """Ends the figure at a height; what says which parts of the study failed comes below that."""
+        """Ends the figure at a height; a line for each part of the study that failed comes below that."""
         paper, last_px = self.paper, height_px - layout.MARGIN_PX
         room = self.width_px - 2 * layout.MARGIN_PX
         failed = wrap_lines(" · ".join(paper.failed), room, self.lettering) if paper.failed else ()
@@ -167,13 +158,13 @@ class Canvas(Drawing):
         self.figure.set_size_inches(*size)
 
     def write(
-        self, x: float, y: float, text: str, size_px: float, *, animated: bool = False, color: str = INK, **how: Any
+        self, x: float, y: float, text: str, size_px: float, *, animated: bool = False, color: str = INK, **options: Any
     ) -> Text:
-        """Puts a text at a point; `how` is what matplotlib's Text takes (ha, va, rotation, weight ...)."""
-        how.setdefault("va", "center")
+        """Puts a text at a point; `options` is what matplotlib's Text takes (ha, va, rotation, weight ...)."""
+        options.setdefault("va", "center")
         if not self.lettering.has_bold:
-            how.pop("weight", None)  # matplotlib complains
-        written = self.axes.text(
+            options.pop("weight", None)  # matplotlib complains
+        artist = self.axes.text(
             x,
             y,
             self.lettering.spell(text),
@@ -182,10 +173,10 @@ class Canvas(Drawing):
             color=color,
             parse_math=False,  # a token may be `$`
             clip_on=False,
-            **how,
+            **options,
         )
-        self.keep(written, animated)
-        return written
+        self.keep(artist, animated)
+        return artist
 
     def points(self, size_px: float) -> float:
         """A length of the layout in points, as matplotlib takes sizes of letters and widths of lines."""
@@ -230,13 +221,7 @@ class Canvas(Drawing):
         return image
 
     def set_cells(self, image: AxesImage, values: NDArray[np.float32], limits: tuple[float, float] = (0, 1)) -> None:
-        """Lets an image show values, (row, column), with sharp edges between them in every format.
-
-        Args:
-            image: The image.
-            values: What it shows.
-            limits: Which values have the first and the last colour.
-        """
+        """Lets an image show values, (row, column), with sharp edges; `limits` have the first and the last colour."""
         image.set_data(np.ma.masked_invalid(values))
         image.set_clim(*limits)
         left, right, below, above = image.get_extent()
@@ -257,14 +242,14 @@ class Canvas(Drawing):
         color: str = LINE,
         width_px: float = 1.0,
         animated: bool = False,
-        **how: Any,
+        **options: Any,
     ) -> None:
         """Straight or broken lines, each a sequence of points."""
         from matplotlib.collections import LineCollection
 
-        drawn = LineCollection(segments, colors=color, linewidths=self.points(width_px), **how)
-        self.axes.add_collection(drawn, autolim=False)
-        self.keep(drawn, animated)
+        artist = LineCollection(segments, colors=color, linewidths=self.points(width_px), **options)
+        self.axes.add_collection(artist, autolim=False)
+        self.keep(artist, animated)
 
     def outline(self, boxes: Sequence[Box], color: str, width_px: float, *, animated: bool = False) -> None:
         """Frames on the edges of boxes."""
@@ -280,31 +265,17 @@ class Canvas(Drawing):
         self.image(box, cmap, animated=False).set_data(np.linspace(0, 1, 256)[None])
         self.frames([box])
 
-    def boxes(self, *, color: str) -> PolyCollection:
-        """Filled rectangles that change from figure to figure; `place_boxes` says where they are."""
-        from matplotlib.collections import PolyCollection
-
-        drawn = PolyCollection([], facecolors=color, edgecolors="none")
-        self.axes.add_collection(drawn, autolim=False)
-        self.keep(drawn, animated=True)
-        return drawn
-
-    @staticmethod
-    def place_boxes(boxes: PolyCollection, corners_sizes: NDArray[np.float64]) -> None:
-        """Moves rectangles, (box, 4): x, y, width, height."""
-        boxes.set_verts(list(vertices_of(corners_sizes)))
-
     def prepare(self) -> None:
         """Draws the static part, unless that is done."""
         if self._background is None:
             self.trim()
             self.require_drawable()
             self.agg.draw()
-            drawn = np.asarray(self.agg.buffer_rgba())
+            pixels = np.asarray(self.agg.buffer_rgba())
             for (x, y, width, height), corners in self._copies:
                 for to_x, to_y in corners:
-                    there = drawn[to_y : to_y + height, to_x : to_x + width]
-                    there[:] = drawn[y : y + there.shape[0], x : x + there.shape[1]]  # a page may end before
+                    target = pixels[to_y : to_y + height, to_x : to_x + width]
+                    target[:] = pixels[y : y + target.shape[0], x : x + target.shape[1]]  # a page may end before
             self._background = self.agg.copy_from_bbox(self.figure.bbox)
 
     def pixels(self) -> NDArray[np.uint8]:
@@ -331,15 +302,14 @@ class Canvas(Drawing):
     def vector(self, kind: str) -> bytes:
         """The figure as it stands now as SVG or PDF: cells as rectangles where they are few, numbers as text."""
         self.trim()
-        shown: dict[Any, NDArray[np.uint8]] = {
+        colours: dict[Any, NDArray[np.uint8]] = {
             image: image.to_rgba(image.get_array(), bytes=True) for image in self._cells
         }
-        few = [image for image, colours in shown.items() if max(colours.shape[:2]) <= MOST_VECTOR_CELLS]
-        hidden: list[Artist] = [image for image in few if image.get_visible()]
+        small = [image for image, cells in colours.items() if max(cells.shape[:2]) <= MOST_VECTOR_CELLS]
+        hidden: list[Artist] = [image for image in small if image.get_visible()]
         added: list[Artist] = []
-        for order in sorted({image.get_zorder() for image in few}):
-            mine = [image for image in few if image.get_zorder() == order]
-            maps = [(self._cells[image], shown[image]) for image in mine]
+        for order in sorted({image.get_zorder() for image in small}):
+            maps = [(self._cells[image], colours[image]) for image in small if image.get_zorder() == order]
             for patch in cells_as_rectangles(maps):
                 patch.set_zorder(order)
                 added.append(self.axes.add_artist(patch))
@@ -375,7 +345,7 @@ class Canvas(Drawing):
         extents = [artist.get_window_extent(self.agg.get_renderer()) for artist in artists if artist.get_visible()]
         highest = max((extent.y1 for extent in extents if extent.width and extent.height), default=0.0)
         tops = [float(data.inverted().transform((0, highest))[1])]
-        tops += [y for drawn in self.axes.collections if math.isfinite(y := drawn.get_datalim(data).y0)]
+        tops += [y for artist in self.axes.collections if math.isfinite(y := artist.get_datalim(data).y0)]
         top = min(tops) - (layout.MARGIN_PX - 10 - self.paper.crop_ends_px)
         top = min(max(top, self.axes.get_ylim()[1]), below - 1)
         self.axes.set_ylim(below, top)

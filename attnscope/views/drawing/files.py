@@ -26,30 +26,21 @@ def write_pages(
 
     Args:
         pages: The file name of each without its ending, and the figure; it may change once the next one is asked for.
-        folder: Where to; made if it is not there.
+        folder: Made if it is not there.
         formats: Some of "png", "svg", "pdf".
         threads: How many threads compress and write beside drawing (zlib lets others run meanwhile); 0 = none.
-
-    Returns:
-        The files, in the order of the figures and of the formats.
-
-    Raises:
-        UsageError: An unknown format.
-        AttnscopeError: The folder cannot be written.
     """
-    for wanted in formats:
-        if wanted not in FIGURE_FORMATS:
-            raise UsageError(f"figures are not drawn as {wanted!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
+    for kind in formats:
+        if kind not in FIGURE_FORMATS:
+            raise UsageError(f"figures are not drawn as {kind!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
     if not formats:
         return []
 
     def contents() -> Iterator[tuple[Path, Callable[[], bytes]]]:
         for stem, page in pages:
-            for wanted in formats:
-                content = (
-                    partial(png, page.pixels(), page.dpi) if wanted == "png" else partial(bytes, page.vector(wanted))
-                )
-                yield Path(folder) / f"{stem}.{wanted}", content
+            for kind in formats:
+                content = partial(png, page.pixels(), page.dpi) if kind == "png" else partial(bytes, page.vector(kind))
+                yield Path(folder) / f"{stem}.{kind}", content
 
     # Values that no model computed may be negative or infinite: NumPy's warnings tell a user nothing.
     with matplotlib_defaults(), np.errstate(all="ignore"):
@@ -66,13 +57,13 @@ def _write(path: Path, content: Callable[[], bytes]) -> Path:
 
 def distinct(stems: Iterable[str]) -> list[str]:
     """Names of files; a number tells those apart that would be the same file where case does not count."""
-    made: dict[str, str] = {}
+    names: dict[str, str] = {}
     for stem in stems:
-        name, again = stem, 2
-        while name.lower() in made:
-            name, again = f"{stem}-{again}", again + 1
-        made[name.lower()] = name
-    return list(made.values())
+        name, number = stem, 2
+        while name.lower() in names:
+            name, number = f"{stem}-{number}", number + 1
+        names[name.lower()] = name
+    return list(names.values())
 
 
 def first_png(pages: Iterable[tuple[str, Drawing]]) -> bytes:

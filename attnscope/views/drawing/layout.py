@@ -31,6 +31,7 @@ _LARGEST_CELL_PX = 96
 _LABEL_SHARE = 0.84  # of the distance between two labels that their font size is
 _LABELS_AT_MOST = 0.4  # of the width of a map with its labels
 _SMALL_MAP_PX = 110
+_MOST_BARS = 24
 TALLEST_INCHES = 9.0  # of a figure on a page of paper
 
 _CROP_PX = MARGIN_PX - 4  # what a figure of a given width does without at each side
@@ -38,33 +39,21 @@ _CROP_PX = MARGIN_PX - 4  # what a figure of a given width does without at each 
 
 @dataclass(frozen=True)
 class Paper:
-    """What a figure is laid out on; all in pixels of the layout, which need not be those of the file.
-
-    Attributes:
-        width_px: Width of a page.
-        fixed: Whether figures must be exactly that wide; else they may grow, and shrink.
-        least_px: Size of the smallest letters; 0 = any.
-        inch_px: How many pixels an inch has.
-        dpi: How many pixels of a PNG an inch has.
-        title: Whether a figure says above itself what it shows.
-        crop_px: Margin that is laid out but not shown, at the left and the right; above and below it is less.
-        font: A font that is taken first: the name of an installed family, or a file.
-        failed: Parts of the study that failed: every figure says so at its foot.
-    """
+    """What a figure is laid out on; all in pixels of the layout, which need not be those of the file."""
 
     width_px: int = MIN_WIDTH_PX
-    fixed: bool = False
-    least_px: float = 0.0
+    fixed: bool = False  # figures are exactly that wide; else they grow and shrink
+    least_px: float = 0.0  # size of the smallest letters; 0 = any
     inch_px: float = 100.0
-    dpi: int = 100
+    dpi: int = 100  # pixels of a PNG per inch
     title: bool = True
-    crop_px: float = 0.0
-    font: str | None = None
-    failed: tuple[str, ...] = ()
+    crop_px: float = 0.0  # margin that is laid out but not shown, left and right; above and below it is less
+    font: str | None = None  # taken first: the name of an installed family, or a file
+    failed: tuple[str, ...] = ()  # parts of the study that failed: every figure says so at its foot
 
     @classmethod
     def of_width(cls, inches: float, points: float, dpi: int, title: bool, font: str | None) -> Paper:
-        """Paper exactly so wide, on which captions, the smallest letters, have so many points."""
+        """Paper of an exact width, on which captions, the smallest letters, have a size in points."""
         inch_px = 72 * CAPTION_PX / points
         shown = inches * inch_px
         width = math.ceil(shown) + 2 * _CROP_PX
@@ -96,8 +85,16 @@ class Paper:
         return self.width_px < _NARROW_PX
 
     def width_for(self, *wanted: float) -> int:
-        """Width of a figure that would like to be so wide: the largest of these, unless its width is fixed."""
+        """Width of a figure: the largest of the wanted ones, unless its width is fixed."""
         return self.width_px if self.fixed else math.ceil(max(wanted))
+
+    def whole(self, size_px: float, least: int = 1) -> float:
+        """A size in whole pixels, and at least `least`; the size itself where the width is fixed."""
+        return size_px if self.fixed else max(least, math.floor(size_px))
+
+    def image_px(self, size_px: float) -> int:
+        """Pixels of an image that is so wide on the layout: as many as in the PNG."""
+        return max(1, math.ceil(size_px * self.dpi / self.inch_px))
 
     def letters(self, size_px: float) -> float:
         """A font size, no smaller than letters may be."""
@@ -109,21 +106,17 @@ SCREEN = Paper()
 WidthPx = Callable[[str, float], float]
 """Gives the width of a text at a font size, all in pixels."""
 
+Widest = Callable[[float], float]
+"""Gives the width of the widest of some labels at a font size."""
+
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What stands around the maps of a figure, and what it is laid out on.
-
-    Attributes:
-        notes: What stands below.
-        width_of: Measures a text.
-        meaning: What the colours mean: the first of the notes where it has no room beside the colour bar.
-        paper: What it is laid out on.
-    """
+    """What stands around the maps of a figure, and what it is laid out on."""
 
     notes: Sequence[str]
     width_of: WidthPx
-    meaning: str = ""
+    meaning: str = ""  # of the colours: the first of the notes where it has no room beside the colour bar
     paper: Paper = SCREEN
 
     def with_note(self, note: str) -> Surroundings:
@@ -133,37 +126,42 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Grid:
-    """Maps of heads side by side, with what stands around them.
-
-    Attributes:
-        width_px: Width of the figure.
-        height_px: Height of the figure.
-        cell_px: Width and height of a cell of a map.
-        corners: Upper left corner of each map, (x, y).
-        label_px: Font size of token labels; 0 = none are drawn.
-        label_step: Every n-th token has its label; this is n.
-        zoom: How much larger than on a page of the least width titles and notes are.
-        bar: The colour bar: x, y, width, height.
-        footer_y: Middle of the first line of notes.
-        footer: The notes, broken into lines.
-        number_px: Font size of a weight with two decimals in its cell; 0 = there is no room for it.
-        label_room_px: Width at which labels at the left are cut.
-        says_meaning: Whether there is room beside the colour bar for what it means; else the notes begin with that.
-    """
+    """Maps of heads side by side, with what stands around them."""
 
     width_px: int
     height_px: int
-    cell_px: float
+    cell_px: float  # width and height of a cell of a map
+    corners: tuple[tuple[float, float], ...]  # upper left, of each map
+    label_px: float  # font size of token labels; 0 = none are drawn
+    label_step: int  # every n-th token has its label
+    zoom: float  # how much larger than on a page of the least width titles and notes are
+    bar: tuple[int, int, int, int]  # the colour bar: x, y, width, height
+    footer_y: int  # middle of the first line of notes
+    footer: tuple[str, ...]
+    number_px: float  # font size of a weight with two decimals in its cell; 0 = there is no room for it
+    label_room_px: float  # width at which labels at the left are cut
+    says_meaning: bool  # whether the colours' meaning has room beside the bar; else the notes begin with it
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars of several heads side by side; the keys stand at the left of each row of heads."""
+
+    width_px: int
+    height_px: int
     corners: tuple[tuple[float, float], ...]
+    columns: int
+    panel_px: int  # width of a head's bars at weight 1
+    bar_px: int  # from bar to bar
     label_px: float
-    label_step: int
-    zoom: float
-    bar: tuple[int, int, int, int]
+    label_room_px: float
     footer_y: int
     footer: tuple[str, ...]
-    number_px: float
-    label_room_px: float
-    says_meaning: bool
+
+    @property
+    def numbers_fit(self) -> bool:
+        """Whether the weight can stand at the end of a bar."""
+        return self.panel_px >= 160 and self.bar_px >= 14
 
 
 def columns_for(n_panels: int) -> int:
@@ -178,18 +176,14 @@ def columns_for(n_panels: int) -> int:
 
 
 def labelled_grid(
-    n_panels: int,
-    shape: tuple[int, int],
-    widest: tuple[Callable[[float], float], Callable[[float], float]],
-    around: Surroundings,
-    pool: int = 1,
+    n_panels: int, shape: tuple[int, int], widest: tuple[Widest, Widest], around: Surroundings, pool: int = 1
 ) -> Grid:
     """A grid of maps of which each has its token labels, at the left and below.
 
     Args:
         n_panels: How many maps.
         shape: Rows and columns of a map.
-        widest: Give the width of the widest label of a row, and of a column, at a font size.
+        widest: Of the labels of rows, and of columns.
         around: What stands around them.
         pool: How many tokens a row or column of a map stands for.
     """
@@ -219,13 +213,8 @@ def labelled_grid(
     # What is left of the page's width goes between the maps, not to one side.
     pitch_x = left + n_keys * cell + _GAP_PX + spare // columns
     pitch_y = panel_header + n_queries * cell + below + 14
-    corners = tuple(
-        (
-            MARGIN_PX + left + spare // columns // 2 + (i % columns) * pitch_x,
-            header + panel_header + (i // columns) * pitch_y,
-        )
-        for i in range(n_panels)
-    )
+    corner = MARGIN_PX + left + spare // columns // 2, header + panel_header
+    corners = tile(n_panels, columns, corner, (pitch_x, pitch_y))
     if step * pool > 1:
         around = around.with_note(f"one label for {step * pool} tokens")
     bottom = math.ceil(header + rows * pitch_y)
@@ -274,10 +263,7 @@ def _fill_width(n_panels: int, shape: tuple[int, int], left: int, below: int, pa
 
 
 def pooled_grid(
-    n_panels: int,
-    tokens: tuple[int, int],
-    widest: tuple[Callable[[float], float], Callable[[float], float]],
-    around: Surroundings,
+    n_panels: int, tokens: tuple[int, int], widest: tuple[Widest, Widest], around: Surroundings
 ) -> tuple[int, tuple[int, int], Grid]:
     """As `labelled_grid`, for maps of any size: where the figure would be too large to draw, its cells are pooled.
 
@@ -295,26 +281,12 @@ def pooled_grid(
 
 
 def pool_note(pool: int) -> str:
-    """What is said of a figure whose cells stand for several tokens."""
+    """The note on a figure whose cells stand for several tokens."""
     return f"a cell shows the largest weight of {pool} × {pool} tokens"
 
 
-def overview_grid(
-    n_rows: int,
-    n_columns: int,
-    shape: tuple[int, int],
-    around: Surroundings,
-    left: int = 52,
-) -> Grid:
-    """A grid of small maps without token labels.
-
-    Args:
-        n_rows: Rows of maps, most often a row a layer.
-        n_columns: Maps in a row, most often a column a head.
-        shape: Rows and columns of a map.
-        around: What stands around them.
-        left: Room for the rows' names.
-    """
+def overview_grid(n_rows: int, n_columns: int, shape: tuple[int, int], around: Surroundings, left: int = 52) -> Grid:
+    """A grid of small maps, each of a shape (rows, columns), without token labels; `left` of it rows have names."""
     paper = around.paper
     gap = 8 if not paper.is_narrow else 4
     room = (paper.room_px - left - (n_columns - 1) * gap) / n_columns
@@ -322,8 +294,7 @@ def overview_grid(
     # target to a short text, may be as tall as the page has room for, and the page becomes narrower around them.
     is_tall = shape[0] > shape[1] and not paper.fixed
     tallest = max(min(room, 300), min((MIN_WIDTH_PX - HEADER_PX) / n_rows, 480) if is_tall else 0)
-    cell = min(min(room, 300) / shape[1], tallest / shape[0])
-    cell = cell if paper.fixed else max(1, math.floor(cell))
+    cell = paper.whole(min(min(room, 300) / shape[1], tallest / shape[0]))
     content = math.ceil(left + n_columns * (shape[1] * cell + gap) - gap)
     page = MIN_WIDTH_PX
     if is_tall:
@@ -335,11 +306,7 @@ def overview_grid(
     header = round((HEADER_PX + 30) * zoom)
     if not paper.fixed and not is_tall:
         pitch_y += min(spare, 40)  # as far apart as columns are
-    corners = tuple(
-        (MARGIN_PX + left + column * pitch_x + spare // 2, header + row * pitch_y)
-        for row in range(n_rows)
-        for column in range(n_columns)
-    )
+    corners = tile(n_rows * n_columns, n_columns, (MARGIN_PX + left + spare // 2, header), (pitch_x, pitch_y))
     bottom = math.ceil(header + n_rows * pitch_y)
     return _with_footer(total, bottom, cell, corners, around, (0.0, 1, 0.0))
 
@@ -348,11 +315,11 @@ def _with_footer(
     width: int,
     bottom: int,
     cell: float,
-    corners: tuple[tuple[float, float], ...],
+    corners: Sequence[tuple[float, float]],
     around: Surroundings,
     labels: tuple[float, int, float],
 ) -> Grid:
-    """The grid with its colour bar and notes; `labels`: the font size of labels, of how many one stands, their room."""
+    """The grid with its colour bar and notes; `labels`: their font size, the step from one to the next, their room."""
     zoom, paper, (font, step, label_room) = _zoom(width), around.paper, labels
     beside = width >= _NARROW_PX
     parts = around.notes if beside or not around.meaning else [around.meaning, *around.notes]
@@ -365,7 +332,7 @@ def _with_footer(
         width_px=width,
         height_px=footer_y + round((len(lines) - 1) * LINE_PX * zoom) + MARGIN_PX,
         cell_px=cell,
-        corners=corners,
+        corners=tuple(corners),
         label_px=font,
         label_step=step,
         zoom=zoom,
@@ -376,6 +343,48 @@ def _with_footer(
         label_room_px=label_room,
         says_meaning=beside,
     )
+
+
+def bar_grid(n_panels: int, columns: int, n_bars: int, widest: Widest, around: Surroundings) -> Bars:
+    """Places the bars of several heads, `columns` of them side by side, with `n_bars` keys each."""
+    paper, rows = around.paper, math.ceil(n_panels / columns)
+    bar = max(_bar_pitch(paper), min(30, 1000 // (rows * n_bars)))
+    font = paper.least_px or min(MAX_LABEL_PX, bar * 0.82)
+    left, gap, end = math.ceil(widest(font)) + 10, 14 if columns > 4 else 60, 30
+    if paper.fixed:
+        left, gap, end = min(left, paper.room_px // 3), 8 if columns > 2 else 20, 0
+    panel = min(900, (paper.room_px - left - (columns - 1) * gap) // columns)
+    panel = max(8 if paper.fixed else 40, panel)
+    pitch_y = PANEL_HEADER_PX + n_bars * bar + 20
+    corner = MARGIN_PX + left, HEADER_PX + PANEL_HEADER_PX
+    needed = 2 * MARGIN_PX + left + columns * (panel + gap) - gap + end
+    width = paper.width_for(MIN_WIDTH_PX if columns > 1 else 0, needed)
+    lines = wrap(" · ".join(around.notes), width - 2 * MARGIN_PX, around.width_of)
+    footer_y = HEADER_PX + rows * pitch_y + 16
+    return Bars(
+        width_px=width,
+        height_px=footer_y + (len(lines) - 1) * LINE_PX + MARGIN_PX,
+        corners=tuple(tile(n_panels, columns, corner, (panel + gap, pitch_y))),
+        columns=columns,
+        panel_px=panel,
+        bar_px=bar,
+        label_px=font,
+        label_room_px=left - 10.0,
+        footer_y=footer_y,
+        footer=lines,
+    )
+
+
+def most_bars(rows: int, paper: Paper) -> int:
+    """How many keys bars are drawn of, in some rows of heads."""
+    if not paper.fixed:
+        return _MOST_BARS
+    tall = (TALLEST_INCHES * paper.inch_px - HEADER_PX - 80) / rows - PANEL_HEADER_PX - 20
+    return max(3, min(_MOST_BARS, math.floor(tall / _bar_pitch(paper))))
+
+
+def _bar_pitch(paper: Paper) -> int:
+    return max(12, math.ceil(paper.least_px / 0.82))
 
 
 def _zoom(width: int) -> float:
@@ -423,5 +432,5 @@ def ticks_between(low: float, high: float) -> tuple[float, ...]:
 
 
 def tile(n: int, columns: int, corner: tuple[float, float], pitch: tuple[float, float]) -> list[tuple[float, float]]:
-    """Upper left corners, (x, y), of boxes in rows of so many columns, `pitch` being the distances of two."""
+    """Upper left corners, (x, y), of boxes in rows; `pitch` is how far apart they are across and down."""
     return [(corner[0] + at % columns * pitch[0], corner[1] + at // columns * pitch[1]) for at in range(n)]

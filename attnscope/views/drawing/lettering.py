@@ -37,29 +37,21 @@ _NO_TEXT = ("Last Resort", "cmr", "cmm", "cms", "cmt", "cmb", "cme")
 
 @dataclass(frozen=True)
 class Lettering:
-    """The fonts for one figure, and the paper that it is set on.
+    """The fonts for one figure, and the paper that it is set on."""
 
-    Attributes:
-        families: Font families, in the order in which they are asked for a character.
-        paths: Their files, in the same order.
-        missing: Characters that no installed font holds; they are written as `U+4F60`.
-        invisible: Missing ones that draw nothing by themselves (joiners, variation selectors); they are left out.
-        paper: How wide the figure is, and how small its letters may be.
-    """
-
-    families: tuple[str, ...]
-    paths: tuple[str, ...]
-    missing: frozenset[str]
-    invisible: frozenset[str] = frozenset()
+    families: tuple[str, ...]  # in the order in which they are asked for a character
+    paths: tuple[str, ...]  # their files
+    missing: frozenset[str]  # characters that no installed font holds; they are written as `U+4F60`
+    invisible: frozenset[str] = frozenset()  # missing ones that draw nothing, such as joiners; they are left out
     paper: Paper = SCREEN
 
     def spell(self, text: str) -> str:
         """The text with every character that cannot be drawn replaced by its code point, on one line."""
         if text.isascii() and text.isprintable():
             return text
-        return "".join(map(self._spell_one, text))
+        return "".join(map(self._spell_character, text))
 
-    def _spell_one(self, char: str) -> str:
+    def _spell_character(self, char: str) -> str:
         if char in self.invisible:
             return ""
         if char not in self.missing and any(ord(char) in charmap(path) for path in self.paths) and char != "\n":
@@ -73,7 +65,7 @@ class Lettering:
         return all(map(_has_bold, self.families))
 
     def width_px(self, text: str, size_px: float) -> float:
-        """How wide the text is when drawn, and so spelled, at a font size, both in pixels."""
+        """How wide the text is when spelled and drawn at a font size, both in pixels."""
         return _width_at_100(self.paths, self.spell(text)) * size_px / 100 * _HINTING
 
     def fit(self, text: str, size_px: float, room_px: float) -> str:
@@ -98,19 +90,22 @@ class Lettering:
         """One sentence on what is missing; empty if nothing is."""
         if not self.missing:
             return ""
-        return f"no installed font has {_some(self.missing)}: written as their code points"
+        return f"no installed font has {_sum_up(self.missing)}: written as their code points"
 
 
 def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
     """Fonts that together hold the characters of all texts, as far as fonts for them are installed."""
     from matplotlib import font_manager
 
-    named = [] if paper.font is None else [_named(paper.font)]
-    first = list(dict.fromkeys([*named, (BASE_FAMILY, str(font_manager.findfont(BASE_FAMILY)))]))
+    chosen = [] if paper.font is None else [_find_font(paper.font)]
+    first = list(dict.fromkeys([*chosen, (BASE_FAMILY, str(font_manager.findfont(BASE_FAMILY)))]))
     wanted = {c for text in texts for c in text if not c.isspace()}
     missing, families, paths = set(wanted), [], []
-    # Only texts beyond DejaVu's reach pay for reading the other fonts.
-    for family, path in chain(first, _other(first)):
+
+    def others() -> Iterator[tuple[str, str]]:  # only texts beyond DejaVu's reach pay for reading these
+        yield from (font for font in _other_fonts() if font not in first)
+
+    for family, path in chain(first, others()):
         drawable = {c for c in missing if ord(c) in charmap(path)}
         if drawable or (family, path) in first:  # which hold what figures themselves say
             families.append(family)
@@ -122,24 +117,14 @@ def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
     return Lettering(tuple(families), tuple(paths), frozenset(missing - invisible), frozenset(invisible), paper)
 
 
-def _other(first: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """All fonts but these; looked for when asked for."""
-    yield from (font for font in _other_fonts() if font not in first)
-
-
 def require_font(font: str) -> None:
-    """Refuses a font that is not there.
-
-    Raises:
-        UsageError: It is no file, and no family of that name is installed.
-        AttnscopeError: The file is no font.
-    """
-    _named(font)
+    """Refuses what is neither a font file nor the name of an installed family."""
+    _find_font(font)
 
 
 @lru_cache(maxsize=16)
-def _named(font: str) -> tuple[str, str]:
-    """The family of a font that is named by it or by a file, and its file."""
+def _find_font(font: str) -> tuple[str, str]:
+    """The family and the file of a font, from either of the two."""
     from matplotlib import font_manager
 
     manager = font_manager.fontManager
@@ -148,24 +133,21 @@ def _named(font: str) -> tuple[str, str]:
             raise AttnscopeError(f"{font!r} is no font that can be read", "give a .ttf, .otf or .ttc file")
         manager.addfont(font)
         return font_manager.get_font(font).family_name, font
-    known = {entry.name.casefold(): entry.name for entry in manager.ttflist}
-    if font.casefold() not in known:
-        near = get_close_matches(font.casefold(), known, 1, 0.5)
-        hint = f"did you mean {known[near[0]]}?" if near else "`fc-list : family` names those that are installed"
+    names = {entry.name.casefold(): entry.name for entry in manager.ttflist}
+    if font.casefold() not in names:
+        near = get_close_matches(font.casefold(), names, 1, 0.5)
+        hint = f"did you mean {names[near[0]]}?" if near else "`fc-list : family` names those that are installed"
         raise UsageError(f"there is no font {font!r}", hint)
-    name = known[font.casefold()]
+    name = names[font.casefold()]
     return name, str(font_manager.findfont(name))
 
 
 def note_missing(texts: Iterable[str], font: str | None = None) -> str:
-    """What is to be said where figures of these texts show code points: which fonts there are to install.
+    """One sentence on the fonts to install where figures show code points; empty if every character can be drawn.
 
     Args:
         texts: All that a figure may show.
-        font: The font that is taken first, if one is.
-
-    Returns:
-        One sentence; empty if every character can be drawn.
+        font: The font that is taken first, if any.
     """
     wanted = {c for text in texts for c in text if ord(c) >= _FIRST_OF_OTHERS}
     missing = lettering_for(wanted, Paper(font=font)).missing if wanted else frozenset()
@@ -173,13 +155,13 @@ def note_missing(texts: Iterable[str], font: str | None = None) -> str:
         return ""
     packages = sorted({next(name for name, holds in _PACKAGES if holds(c)) for c in missing})
     return (
-        f"no installed font has {_some(missing)}: figures show their code points; "
+        f"no installed font has {_sum_up(missing)}: figures show their code points; "
         f"install {', '.join(packages[:-1])}{' and ' * (len(packages) > 1)}{packages[-1]} (Debian, Ubuntu), "
         "or name a font with --font"
     )
 
 
-def _some(missing: Iterable[str]) -> str:
+def _sum_up(missing: Iterable[str]) -> str:
     """How many characters are missing, and the first of them."""
     points = [f"U+{ord(c):04X}" for c in sorted(missing)]
     return f"{len(points)} of the characters ({', '.join(points[:4])}{', …' if len(points) > 4 else ''})"

@@ -19,6 +19,7 @@ from attnscope.views.drawing.vectors import vertices_of
 from attnscope.views.tables.numbers import digits
 
 if TYPE_CHECKING:
+    from matplotlib.collections import PolyCollection
     from matplotlib.colors import Colormap
     from matplotlib.text import Text
 
@@ -30,12 +31,7 @@ _LEGEND_ROW_PX, _LOW_ROW_PX, _MANY_ROWS = 22.0, 15.0, 18
 
 @dataclass(frozen=True)
 class HeadGrid:
-    """The rows and columns of a map of heads: layers down, heads across. Those that no head is of are left out.
-
-    Attributes:
-        layers: The layer of each row.
-        heads: The number of the heads of each column.
-    """
+    """The rows and columns of a map of heads: layers down, heads across. Those that no head is of are left out."""
 
     layers: tuple[int, ...]
     heads: tuple[int, ...]
@@ -59,13 +55,10 @@ class HeadGrid:
 
 
 class Page(Canvas):
-    """A page of a width that is as tall as what stands on it: `finish` ends it.
-
-    Attributes:
-        drawn: Its numbers.
-    """
+    """A page as tall as what stands on it: `finish` ends it."""
 
     drawn: tuple[Number, ...] = ()
+    """Its numbers."""
 
     def __init__(self, width_px: int, lettering: Lettering) -> None:
         super().__init__(width_px, 0, lettering)
@@ -75,14 +68,14 @@ class Page(Canvas):
         return layout.PANEL_TITLE_PX if self.paper.fixed else layout.TITLE_PX * zoom
 
     def head(self, title: str, subtitle: str, *, zoom: float = 1.0, animated: bool = False, bold: float = 1.12) -> Text:
-        """Title and subtitle.
+        """Writes title and subtitle.
 
         Args:
             title: The title.
             subtitle: What stands below it.
             zoom: How much larger they are than on a page of the least width.
             animated: Whether the title changes from figure to figure.
-            bold: How much wider than plain letters bold ones are taken to be.
+            bold: How much wider than plain letters bold ones count.
         """
         left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
         size, below = self.title_px(zoom), layout.CAPTION_PX if self.paper.fixed else layout.SUBTITLE_PX * zoom
@@ -103,14 +96,14 @@ class Page(Canvas):
         self.end_at(y + (len(lines) - 1) * layout.LINE_PX + layout.MARGIN_PX)
 
     def foot(self, y: float, lines: Sequence[str], zoom: float = 1.0) -> None:
-        """Notes at the foot."""
+        """Writes notes, broken into lines, at the foot."""
         for number, line in enumerate(lines):
             down = y + number * layout.LINE_PX * zoom
             self.write(layout.MARGIN_PX, down, line, layout.CAPTION_PX * zoom, ha="left", color=FAINT)
 
-    def entitle(self, x: float, y: float, title: str, size_px: float = layout.PANEL_TITLE_PX, **how: Any) -> Text:
-        """The title of a panel, or the name of a row or column of panels."""
-        return self.write(x, y, title, size_px, **{"ha": "left", "weight": "bold"} | how)
+    def entitle(self, x: float, y: float, title: str, size_px: float = layout.PANEL_TITLE_PX, **options: Any) -> Text:
+        """Writes the title of a panel, or the name of a row or column of panels."""
+        return self.write(x, y, title, size_px, **{"ha": "left", "weight": "bold"} | options)
 
     def draw_scale(
         self,
@@ -124,20 +117,20 @@ class Page(Canvas):
         meaning: str = "",
         inside: bool = False,
     ) -> bool:
-        """A colour bar with its numbers below it, and at its right what the colours mean.
+        """Draws a colour bar with its numbers below it, and at its right what the colours mean.
 
         Args:
             box: The bar.
             cmap: Its colours, or their name; None = it is drawn already.
             limits: The values of its first and last colour.
-            ticks: The values that are marked, with what is written there; None = round ones.
+            ticks: The values that are marked, each with its text; None = round ones.
             size_px: Size of the letters.
             color: Colour of the numbers.
             meaning: What the colours mean.
             inside: Whether the first and last number stay within the bar's width.
 
         Returns:
-            Whether there is room for what the colours mean; else it is not written, and belongs to the notes.
+            Whether the meaning has room; else it is not written, and belongs to the notes.
         """
         x, y, width, height = box
         low, high = limits
@@ -145,10 +138,9 @@ class Page(Canvas):
             self.colour_bar(box, colormap(cmap) if isinstance(cmap, str) else cmap)
         ticks = {tick: digits(tick) for tick in layout.ticks_between(low, high)} if ticks is None else ticks
         sides = {min(ticks): "left", max(ticks): "right"} if inside else {}
-        for tick, written in ticks.items():
+        for tick, text in ticks.items():
             at = x + width * min(1.0, max(0.0, (tick - low) / (high - low)))
-            side = sides.get(tick, "center")
-            self.write(at, y + height + size_px * 0.96, written, size_px, ha=side, color=color)
+            self.write(at, y + height + size_px * 0.96, text, size_px, ha=sides.get(tick, "center"), color=color)
         fits = self.lettering.width_px(meaning, size_px) <= self.width_px - x - width - 50
         if meaning and fits:
             self.write(x + width + 22, y + height / 2, meaning, size_px, ha="left")
@@ -157,13 +149,13 @@ class Page(Canvas):
     def legend(
         self, x: float, y: float, heading: str, entries: Sequence[tuple[str, str, str]], columns: int = 1
     ) -> float:
-        """Coloured squares with their names, down one column and then the next; returns where it ends.
+        """Draws coloured squares with their names, down one column and then the next; returns where it ends.
 
         Args:
             x: Left edge.
             y: Middle of the first line.
-            heading: What stands above.
-            entries: Of each its name, its colour, and a letter in the square.
+            heading: Stands above.
+            entries: Of each the name, the colour, and a letter in the square.
             columns: How many stand side by side.
         """
         if heading:
@@ -187,13 +179,19 @@ class Page(Canvas):
         if boxes:
             self.polygons(list(vertices_of(np.array(boxes, np.float64))), facecolors=colors, edgecolors=edge)
 
-    def polygons(self, outlines: Sequence[Any], **how: Any) -> None:
-        """Filled outlines, each a sequence of points; `how` is what matplotlib's PolyCollection takes."""
+    def polygons(self, outlines: Sequence[Any], *, animated: bool = False, **options: Any) -> PolyCollection:
+        """Fills outlines, each a sequence of points; `options` is what matplotlib's PolyCollection takes."""
         from matplotlib.collections import PolyCollection
 
-        drawn = PolyCollection(outlines, linewidths=self.points(1), **how)
-        self.axes.add_collection(drawn, autolim=False)
-        self.keep(drawn)
+        artist = PolyCollection(outlines, linewidths=self.points(1), **options)
+        self.axes.add_collection(artist, autolim=False)
+        self.keep(artist, animated)
+        return artist
+
+    def bar_axes(self, corners: Sequence[tuple[float, float]], width: float, height: float) -> None:
+        """Draws the axes of panels of bars, and dotted lines where bars of weight 1 end."""
+        self.lines([[(x, y - 2), (x, y + height)] for x, y in corners])
+        self.lines([[(x + width, y - 2), (x + width, y + height)] for x, y in corners], linestyles="dotted")
 
     def matrix(
         self, box: Box, values: NDArray[Any], cmap: Colormap | str, limits: tuple[float, float], ground: str = UNKNOWN
@@ -212,12 +210,12 @@ class Page(Canvas):
         cmap: str,
         share: Callable[[float], float],
     ) -> dict[tuple[int, int], tuple[Box, str]]:
-        """Coloured cells of a grid, such as layers (down) and heads (across), grey where a value is undefined.
+        """Draws coloured cells of a grid, grey where a value is undefined.
 
         Args:
             corner: Upper left corner of the first one.
             cell: Width and height of a cell, with the gap to the next.
-            values: A value for each (row, column) that there is, such as (layer, head).
+            values: By (row, column), such as (layer, head).
             cmap: Name of the colormap.
             share: How far along the colours a value is, 0 to 1.
 
@@ -266,36 +264,38 @@ class Page(Canvas):
             vertices.append(points * (number.size_px / 100) + (number.x, number.y))
             codes.append(kinds)
         path = Path(np.concatenate(vertices), np.concatenate(codes))
-        drawn = PathPatch(path, facecolor=numbers[0].color, edgecolor="none", zorder=order)
-        self.axes.add_artist(drawn)
-        self.keep(drawn)
-        self._outlined.append((drawn, numbers))
+        artist = PathPatch(path, facecolor=numbers[0].color, edgecolor="none", zorder=order)
+        self.axes.add_artist(artist)
+        self.keep(artist)
+        self._outlined.append((artist, numbers))
 
     def name_panels(
         self,
-        rows: Mapping[str, float],
-        columns: Mapping[str, float],
-        corner: tuple[float, float],
-        sizes: tuple[float, float],
+        names: Sequence[tuple[str, str]],
+        corners: Sequence[tuple[float, float]],
+        panel: tuple[float, float],
+        pitch: float,
         size_px: float = layout.PANEL_TITLE_PX,
         above_px: float = 14,
     ) -> None:
-        """Names of rows of panels at their left and of columns above; where there is no room for all, of every n-th.
+        """Names rows of panels at their left and columns above; where there is no room for all, every n-th.
 
         Args:
-            rows: The middle of each row by its name.
-            columns: The middle of each column by its name.
-            corner: Upper left corner of the first panel.
-            sizes: Width of a panel, and the distance from one to the next.
+            names: Of the row and the column of each panel, of which the first is the upper left one.
+            corners: Upper left, of each panel.
+            panel: Width and height of each.
+            pitch: From one column to the next.
             size_px: Size of the letters where panels are wide enough.
             above_px: How far above the panels the names of columns are.
         """
+        rows = {row: y + panel[1] / 2 for (row, _), (_, y) in zip(names, corners, strict=True)}
+        columns = {column: x + panel[0] / 2 for (_, column), (x, _) in zip(names, corners, strict=True)}
         for name, y in rows.items():
-            self.entitle(corner[0] - 10, y, name, size_px, ha="right")
-        size_px = self.paper.letters(min(size_px, sizes[0] / 2.2))
-        step = self.label_step(list(columns)[-1], size_px, sizes[1])
+            self.entitle(corners[0][0] - 10, y, name, size_px, ha="right")
+        size_px = self.paper.letters(min(size_px, panel[0] / 2.2))
+        step = self.label_step(list(columns)[-1], size_px, pitch)
         for name, x in list(columns.items())[::step]:
-            self.entitle(x, corner[1] - above_px, name, size_px, ha="center")
+            self.entitle(x, corners[0][1] - above_px, name, size_px, ha="center")
 
     def name_axes(
         self,
@@ -304,7 +304,7 @@ class Page(Canvas):
         cell: tuple[float, float],
         size_px: float = layout.PANEL_TITLE_PX,
     ) -> None:
-        """Names of layers at the left and of heads above; where there is no room for all, of every second and so on."""
+        """Names layers at the left and heads above; where there is no room for all, every n-th."""
         size = self.paper.letters(min(size_px, cell[0] / 1.6 if size_px > 12 else size_px))
         widest = self.lettering.width_px(f"H{max(grid.heads, default=0)}", size)
         step = math.ceil(math.ceil(widest * 1.25) / cell[0])
@@ -326,10 +326,10 @@ def outline_of(text: str, font: FontStyle, family: str = BASE_FAMILY) -> tuple[N
 
     slant: Literal["normal", "italic"] = "italic" if font == "italic" else "normal"
     letters = FontProperties(family=family, weight="bold" if font == "bold" else "normal", style=slant)
-    drawn = TextPath((0, 0), text, size=100, prop=letters, usetex=False)
-    points = np.array(drawn.vertices, np.float64)
-    codes = np.array(drawn.codes, np.uint8)
-    across = points[codes != drawn.CLOSEPOLY, 0]  # closing points stand at 0, wherever the letter is
+    path = TextPath((0, 0), text, size=100, prop=letters, usetex=False)
+    points = np.array(path.vertices, np.float64)
+    codes = np.array(path.codes, np.uint8)
+    across = points[codes != path.CLOSEPOLY, 0]  # closing points stand at 0, wherever the letter is
     middle = (across.min() + across.max()) / 2
     # Digits are 73 of 100 pixels tall; the middle must not depend on which characters there are.
     return (points - (middle, 100 * HALF_DIGIT)) * (1, -1), codes

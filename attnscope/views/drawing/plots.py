@@ -21,25 +21,17 @@ _LEAST_PT = 9.0  # of its letters on a screen
 
 @dataclass(frozen=True)
 class Sheet:
-    """Sizes in inches, and how much smaller letters are than on a screen.
-
-    Attributes:
-        paper: What it is on.
-        lettering: The fonts.
-        width: Width of the figure.
-        size: How much smaller letters are.
-        stacked: Whether plots stand below each other, as paper is narrow.
-    """
+    """Sizes in inches."""
 
     paper: Paper
     lettering: Lettering
-    width: float
-    size: float
-    stacked: bool
+    width: float  # of the figure
+    size: float  # of letters, relative to a screen's
+    stacked: bool  # whether plots stand below each other, as paper is narrow
 
     @classmethod
     def on(cls, paper: Paper, lettering: Lettering, width: float = 12.0) -> Sheet:
-        """The sizes on a paper; on a screen the figure is so wide."""
+        """The sizes on a paper; `width` is the figure's on a screen."""
         size = 1.0 if not paper.least_px else paper.least_px * 72 / paper.inch_px / _LEAST_PT
         width = (paper.width_px - 2 * paper.crop_px) / paper.inch_px if paper.fixed else width
         return cls(paper, lettering, width, size, paper.is_narrow)
@@ -56,11 +48,11 @@ class Sheet:
 
     @property
     def above(self) -> float:
-        """What the title takes."""
+        """Height of the title."""
         return (0.85 if self.paper.title else 0.1) * self.size
 
     def write(self, figure: Any, x: float, down: float, text: str, points: float, **how: Any) -> None:
-        """A text in the figure: x as a share of its width, down in inches from its upper edge."""
+        """Writes a text: x as a share of the figure's width, down in inches from its upper edge."""
         at = 1 - down / figure.get_figheight()
         figure.text(
             x, at, text, fontsize=points * self.size, va="center", parse_math=False, family=self.families,
@@ -68,7 +60,7 @@ class Sheet:
         )  # fmt: skip
 
     def open_figure(self, height: float, title: str, subtitle: str) -> Any:
-        """A figure so high, with its title."""
+        """A figure of a height, with its title."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(self.width, height), dpi=self.paper.dpi, facecolor="white")
@@ -80,7 +72,7 @@ class Sheet:
         return figure
 
     def add_legend(self, axes: Any, corner: tuple[float, float] = (1.0, 1.04)) -> None:
-        """Names of lines, at the right of a plot unless their corner says otherwise, in shares of the plot."""
+        """Names lines; `corner` is the legend's upper left one, in shares of the plot."""
         legend = axes.legend(
             fontsize=9 * self.size, frameon=False, loc="upper left", bbox_to_anchor=corner, handlelength=1.2,
             borderaxespad=0.3,
@@ -89,7 +81,7 @@ class Sheet:
             text.set_family(self.families)
 
     def add_bar(self, figure: Any, image: Any, axes: Any) -> None:
-        """What the colours of a map mean, at its right; both ends are labelled."""
+        """Draws a colour bar at the right of a map; both ends are labelled."""
         bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
         bar.outline.set_visible(False)
         low, high = image.get_clim()
@@ -106,7 +98,7 @@ def draw_map(
     figure: Any, axes: Any, values: NDArray[np.float64], limits: tuple[float, float], sheet: Sheet, cmap: str = "Blues",
     edges: NDArray[np.float64] | None = None,
 ) -> None:  # fmt: skip
-    """Values, (row, column), as coloured cells with their bar; grey where one is undefined.
+    """Draws values, (row, column), as coloured cells with their bar; grey where one is undefined.
 
     Columns are equally wide, or go from one of `edges` (columns + 1) to the next.
     """
@@ -143,10 +135,10 @@ class Foot:
             self.sheet.write(figure, 0.02, top + (0.3 + 0.2 * number) * self.sheet.size, line, 9, color=FAINT)
 
 
-def write_foot(said: Sequence[str], sheet: Sheet) -> Foot:
-    """Notes as they will stand below a figure, those on parts of the study that failed last."""
-    said = [*said, *sheet.lettering.paper.failed]
-    lines = wrap_lines(" · ".join(said), sheet.width * 96 / sheet.size * 0.92, sheet.lettering)
+def write_foot(notes: Sequence[str], sheet: Sheet) -> Foot:
+    """Lays out notes below a figure, those on parts of the study that failed last."""
+    notes = [*notes, *sheet.lettering.paper.failed]
+    lines = wrap_lines(" · ".join(notes), sheet.width * 96 / sheet.size * 0.92, sheet.lettering)
     return Foot(lines, (0.35 + 0.2 * len(lines)) * sheet.size, sheet)
 
 
@@ -154,7 +146,7 @@ def draw_line(
     axes: Any, steps: Sequence[float], parts: Any, color: str, sheet: Sheet, name: str = "", *, band: bool = True,
     **line: Any,
 ) -> None:  # fmt: skip
-    """A value over the steps, and the band of its intervals; `line` is how the line looks, as matplotlib takes it."""
+    """Draws a value over the steps, and the band of its intervals; `line` is what matplotlib's plot takes."""
     look = {"linewidth": 1.8 * sheet.size, "zorder": 3, "marker": "o" if len(steps) < 2 else None} | line
     axes.plot(steps, parts[:, 0], color=color, label=name, **look)
     if band and np.isfinite(parts[:, 1:]).all(1).any():
@@ -162,7 +154,7 @@ def draw_line(
 
 
 def finish_axes(axes: Any, sheet: Sheet) -> None:
-    """A faint grid, and no frame above and at the right."""
+    """Draws a faint grid, and no frame above and at the right."""
     axes.grid(color=LINE, linewidth=0.5 * sheet.size, alpha=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -173,8 +165,8 @@ def _steps(low: float, high: float) -> list[float]:
     """Round numbers from one end of a range to the other; where some have the end among them, these."""
     from matplotlib.ticker import MaxNLocator
 
-    known = [list(MaxNLocator(n).tick_values(low, high)) for n in (4, 5)]
-    return next((ticks for ticks in known if math.isclose(ticks[-1], high)), known[0])
+    choices = [list(MaxNLocator(n).tick_values(low, high)) for n in (4, 5)]
+    return next((ticks for ticks in choices if math.isclose(ticks[-1], high)), choices[0])
 
 
 def letter_axes(axes: Any, title: str, sheet: Sheet, across: str = "step") -> None:
@@ -188,14 +180,9 @@ def letter_axes(axes: Any, title: str, sheet: Sheet, across: str = "step") -> No
 
 
 def spread(places: NDArray[np.float64], radius: float, box: Box) -> NDArray[np.float64]:
-    """Places of discs, (disc, 2), moved as little as it takes that none covers another.
+    """Centres of discs of one radius, (disc, 2), moved apart within a box until none covers another.
 
-    Discs that overlap push each other apart, step by step; where a box is too full for all of them some overlap stays.
-
-    Args:
-        places: Where their centres would be.
-        radius: Of all of them.
-        box: What they stay within.
+    Discs that overlap push each other apart, step by step. In a box that is too full some overlap stays.
     """
     at, n = places.astype(np.float64), len(places)
     low, high = np.array(box[:2]) + radius, np.array(box[:2]) + box[2:] - radius

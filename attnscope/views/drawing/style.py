@@ -72,7 +72,7 @@ class Style:
 
     @property
     def paper(self) -> Paper:
-        """What a figure is laid out on."""
+        """The paper that a figure is laid out on."""
         if self.width is None:
             inch_px = 100.0 if self.font_size is None else 72 * CAPTION_PX / self.font_size
             least = 0.0 if self.font_size is None else CAPTION_PX
@@ -84,11 +84,7 @@ class Style:
 
 
 def _inches(width: float | str) -> float:
-    """A width in inches, by its name, or with a unit.
-
-    Raises:
-        UsageError: It is none of these.
-    """
+    """A width in inches, by its name, or with a unit."""
     try:
         if isinstance(width, str) and width in WIDTHS:
             return WIDTHS[width]
@@ -108,7 +104,7 @@ def _require(name: str, value: float | None, bounds: tuple[float, float]) -> Non
 
 
 def meanings(what: str, own: str) -> dict[Scale, str]:
-    """What the colours of maps mean, by their scale: `what` a value is, and its `own` share of each map's largest."""
+    """The meaning of colours by their scale: `what` a value is, and `own`, its share of each map's largest."""
     return {"fixed": what, "figure": f"{what} (scale: largest of this figure)", "head": own}
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnscope.records import Tokens
 from attnscope.views.drawing.canvas import INK, Canvas
-from attnscope.views.drawing.layout import Grid
+from attnscope.views.drawing.layout import Grid, Widest
 from attnscope.views.drawing.lettering import Lettering
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ LABEL_ROOM_EM = 11
 
 
 def label_color(tokens: Tokens, token: int) -> str:
-    """In which colour a token's label is: special tokens and what the model wrote have their own."""
+    """The colour of a token's label: special tokens and those that the model wrote have their own."""
     if 0 <= tokens.n_given <= token:
         return _WRITTEN
     return _SPECIAL if tokens.special[token] else INK
@@ -33,17 +33,8 @@ def write_token_labels(
     pool: int,
     corner: tuple[float, float],
 ) -> list[Text]:
-    """Writes the labels of a map: queries at its left, keys below.
-
-    Args:
-        page: Where to.
-        grid: How large cells and labels are.
-        map_px: Width and height of the map.
-        tokens_of: Queries and keys.
-        pool: How many tokens a cell stands for.
-        corner: Upper left corner of the map.
-    """
-    size, (x, y), written = grid.label_px, corner, []
+    """Writes the labels of a map, whose upper left corner is `corner`: queries at its left, keys below."""
+    size, (x, y), labels = grid.label_px, corner, []
     rooms = max(grid.label_room_px, 1.0) + 0.5, LABEL_ROOM_EM * size + 0.5
     for tokens, by_row, room in zip(tokens_of, (True, False), rooms, strict=True):
         for token in range(0, len(tokens), grid.label_step * pool):
@@ -54,11 +45,11 @@ def write_token_labels(
             else:
                 below = y + map_px[1] + 5
                 text = page.write(x + middle, below, label, size, ha="center", va="top", rotation=90, color=color)
-            written.append(text)
-    return written
+            labels.append(text)
+    return labels
 
 
-def widest_label(lettering: Lettering, labels: Sequence[str]) -> Callable[[float], float]:
-    """Gives the width of the widest label at a font size; labels are cut at a bound, so no more than that."""
+def widest_label(lettering: Lettering, labels: Sequence[str]) -> Widest:
+    """The width of the widest label at a font size; it is bounded, as labels are cut."""
     at_100 = max(lettering.width_px(lettering.spell(label), 100.0) for label in set(labels))
     return lambda size: min(at_100 / 100, LABEL_ROOM_EM) * size

@@ -30,14 +30,14 @@ def cells_as_rectangles(
     """Cells as rectangles, one patch a colour; neighbours in a row that have the same colour are one rectangle.
 
     Args:
-        maps: The box of each map (x, y, width, height), and its colours, (row, column, red green blue alpha).
+        maps: The box of each (x, y, width, height), and its colours, (row, column, red green blue alpha).
     """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
     boxes, colours = [np.empty((0, 4))], [np.empty(0, np.uint32)]
-    for (x, y, width, height), shown in maps:
-        codes = np.ascontiguousarray(shown).view(np.uint32)[:, :, 0]
+    for (x, y, width, height), pixels in maps:
+        codes = np.ascontiguousarray(pixels).view(np.uint32)[:, :, 0]
         rows, columns = codes.shape
         begins = np.ones(codes.shape, bool)
         begins[:, 1:] = codes[:, 1:] != codes[:, :-1]
@@ -74,10 +74,10 @@ def embed_fonts(svg: bytes, families: Sequence[str]) -> bytes:
     from matplotlib.font_manager import FontProperties, findfont
 
     used: dict[tuple[str, Slant], set[str]] = {}
-    for css, said in _TEXT.findall(svg.decode()):
+    for css, text in _TEXT.findall(svg.decode()):
         weight = "700" if "font-weight: 700" in css else "400"
         style: Slant = "italic" if "font-style: italic" in css else "normal"
-        used.setdefault((weight, style), set()).update(unescape(said))
+        used.setdefault((weight, style), set()).update(unescape(text))
     faces = []
     for (weight, style), characters in sorted(used.items()):
         for family in families:
@@ -103,8 +103,8 @@ def _subset(path: str, characters: frozenset[str]) -> str:
     options.font_number = 0  # of a collection
     content = io.BytesIO()
     with subset.load_font(path, options) as font:
-        made = subset.Subsetter(options)
-        made.populate(unicodes=sorted(map(ord, characters)))
-        made.subset(font)
+        subsetter = subset.Subsetter(options)
+        subsetter.populate(unicodes=sorted(map(ord, characters)))
+        subsetter.subset(font)
         subset.save_font(font, content, options)
     return base64.b64encode(content.getvalue()).decode()

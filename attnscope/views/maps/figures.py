@@ -14,7 +14,6 @@ import numpy as np
 from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.bars import bar_grid, most_bars
 from attnscope.views.drawing.canvas import FAINT, INK, MARK, Canvas, colormap, matplotlib_defaults
 from attnscope.views.drawing.files import write_pages
 from attnscope.views.drawing.inks import is_dark
@@ -23,6 +22,7 @@ from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.views.drawing.style import Scale, Style, meanings
 from attnscope.views.drawing.token_labels import label_color, widest_label, write_token_labels
+from attnscope.views.drawing.vectors import vertices_of
 from attnscope.views.maps.pooling import max_pool
 from attnscope.views.tables.wording import change_notes, run_notes
 
@@ -46,9 +46,6 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
     An overview of all layers and heads, then a figure a layer. Single heads that were picked make one figure. A query
     frames the rows of the tokens that it names, and adds a figure of bars for each. Encoder-decoders have all that for
     each kind of attention.
-
-    Raises:
-        AttnscopeError: No token is what `query` names.
     """
     sheets: list[Sheet] = []
     for number, attention in enumerate(record.maps):
@@ -57,8 +54,8 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
         if not heads:  # all that were picked are in other maps
             continue
         tokens = attention.queries.find(query) if query is not None else ()
-        maps = sheets_of_heads(heads, picked=record.picked is not None, number=number, before=mark)
-        sheets += [replace(sheet, marked=() if sheet.form == "overview" else tokens) for sheet in maps]
+        for sheet in sheets_of_heads(heads, picked=record.picked is not None, number=number, before=mark):
+            sheets.append(replace(sheet, marked=() if sheet.form == "overview" else tokens))
         sheets += [Sheet(f"{mark}query-{token:03d}", "bars", heads, number, token) for token in tokens]
     if query is not None and not any(sheet.form == "bars" for sheet in sheets):
         first, *others = (attention.queries for attention in record.maps)
@@ -67,25 +64,20 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
 
 
 def pages(record: Heatmap, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Canvas]]:
-    """The figures one after the other, each with its file name without the ending; see `Painter.pages`."""
+    """The figures one after the other, each with its file name without the ending."""
     return Painter(style or Style()).pages(record, sheets_of(record, query))
 
 
 class Painter:
-    """Draws records; keeps the canvases of the last one, so that its layers share their labels.
+    """Draws records; keeps the canvases of the last one, so that its layers share their labels."""
 
-    Args:
-        style: How to colour them.
-        threads: How many threads compress and write files beside drawing; 0 = the thread that draws does all.
-    """
-
-    def __init__(self, style: Style, threads: int = 2) -> None:
-        self.style, self.threads = style, threads
+    def __init__(self, style: Style) -> None:
+        self.style = style
         self._canvases: dict[tuple[object, ...], MapCanvas | BarCanvas] = {}
 
     def draw(self, record: Heatmap, sheets: Sequence[Sheet], folder: Path, formats: Sequence[str]) -> list[Path]:
         """Draws sheets into a folder, in the order of the sheets and formats."""
-        return write_pages(self.pages(record, sheets), folder, formats, self.threads)
+        return write_pages(self.pages(record, sheets), folder, formats)
 
     def pages(self, record: Heatmap, sheets: Sequence[Sheet]) -> Iterator[tuple[str, Canvas]]:
         """The figures one after the other; sheets share canvases, so each is whole until the next one is asked for."""
@@ -116,22 +108,13 @@ class Painter:
             _head_title(attention, pair, short=len(layers) == 1 and record.picked is None) for pair in sheet.heads
         )
         header = _header(record, attention, sheet.form)
-        labels = (attention.queries.labels, attention.keys.labels)
-        asked = (sheet.query, sheet.marked)
-        name = (sheet.form, header, titles, *labels, *asked, record.picked is None, _label_traits(attention))
+        name: tuple[object, ...] = (sheet.form, header, titles, sheet.query, sheet.marked, record.picked is None)
+        for tokens in (attention.queries, attention.keys):  # labels, their colours, and seams
+            name += (tokens.labels, tokens.special.tobytes(), tokens.segments.tobytes(), tokens.n_given)
         if name not in self._canvases:
-            making = BarCanvas if sheet.form == "bars" else MapCanvas
-            self._canvases[name] = making(record, sheet, titles, header, self.style)
+            kind = BarCanvas if sheet.form == "bars" else MapCanvas
+            self._canvases[name] = kind(record, sheet, titles, header, self.style)
         return self._canvases[name]
-
-
-def _label_traits(attention: AttentionMap) -> tuple[object, ...]:
-    """What decides how labels and seams are drawn, besides what the labels are."""
-    return tuple(
-        part
-        for tokens in (attention.queries, attention.keys)
-        for part in (tokens.special.tobytes(), tokens.segments.tobytes(), tokens.n_given)
-    )
 
 
 @dataclass(frozen=True)
@@ -147,8 +130,8 @@ def _header(record: Heatmap, attention: AttentionMap, form: str) -> Header:
     queries = attention.queries
     if attention.kind != "encoder" and len(record.maps) > 1:
         parts, joint = [record.text, queries.text], "→"
-    elif written := _generated_text(queries):
-        parts, joint = [record.text, written], "…"
+    elif generated := _generated_text(queries):
+        parts, joint = [record.text, generated], "…"
     else:
         parts, joint = [record.text, *([] if queries.pair is None else [queries.pair])], "+"
     # Measuring a book for the one line that it gets would take seconds.
@@ -160,9 +143,9 @@ def _header(record: Heatmap, attention: AttentionMap, form: str) -> Header:
             f"{attention.n_heads} query heads share {amount(attention.n_kv_heads, 'key/value head')} (kv); "
             "heads with the same kv read the same keys"
         )
-    if 0 <= attention.queries.n_given < len(attention.queries):
+    if 0 <= queries.n_given < len(queries):
         notes += ["green tokens were written by the model itself"] if form != "overview" else []
-        notes += ["red lines: from here on the model wrote"] if form != "bars" and attention.queries.n_given else []
+        notes += ["red lines: from here on the model wrote"] if form != "bars" and queries.n_given else []
     elif form != "bars" and any(len(set(tokens.segments.tolist())) > 1 for tokens in (queries, attention.keys)):
         notes.append("red lines: the second text begins")
     others = [f" {other.kind} layers" for other in record.maps if other.kind != attention.kind]
@@ -171,7 +154,7 @@ def _header(record: Heatmap, attention: AttentionMap, form: str) -> Header:
 
 
 def _generated_text(tokens: Tokens) -> str:
-    """The text that the model wrote after what it was given; empty if it wrote none, or its place is not known."""
+    """The text that the model wrote after its input; empty if it wrote none, or its place is not known."""
     if not 0 < tokens.n_given < len(tokens):
         return ""
     start = int(tokens.offsets[tokens.n_given, 0])
@@ -191,13 +174,11 @@ def _sheet_title(record: Heatmap, sheet: Sheet) -> str:
     model = str(record.run.get("model", "model"))
     if sheet.title:
         return f"{model} · {sheet.title}"
-    named = "cross-attention" if attention.kind == "cross" else attention.kind
-    kind = f"{named} · " if len(record.maps) > 1 else ""
-    what = sheet.subject
+    kind = "cross-attention" if attention.kind == "cross" else attention.kind
+    subject = sheet.subject
     if sheet.form == "bars":
-        label = attention.queries.labels[sheet.query]
-        what = f"what “{label}” (token {sheet.query}) attends to"
-    return f"{model} · {kind}{what}"
+        subject = f"what “{attention.queries.labels[sheet.query]}” (token {sheet.query}) attends to"
+    return " · ".join([model, *([kind] if len(record.maps) > 1 else []), subject])
 
 
 class _Page(Page):
@@ -209,8 +190,8 @@ class _Page(Page):
         self.zoom = zoom
         self._title = self.head("", header.subtitle, zoom=zoom, animated=True)
 
-    def title(self, record: Heatmap, sheet: Sheet) -> None:
-        """Says what the figure shows."""
+    def set_title(self, record: Heatmap, sheet: Sheet) -> None:
+        """Writes the title of a sheet."""
         room = self.width_px - 2 * layout.MARGIN_PX
         self._title.set_text(self.lettering.fit(_sheet_title(record, sheet), self.title_px(self.zoom) * 1.1, room))
 
@@ -224,7 +205,7 @@ class MapCanvas(_Page):
     """Whether small maps have a column a layer and a row a head, not the other way round."""
 
     @staticmethod
-    def head_name(head: int) -> str:
+    def name_head(head: int) -> str:
         """What stands beside the small maps of a head."""
         return f"H{head}"
 
@@ -234,27 +215,23 @@ class MapCanvas(_Page):
         lettering = lettering_for([header.model, header.subtitle, *queries.labels, *keys.labels], style.paper)
         self.style, self.pool = style, 1
         notes = [*header.notes, *([lettering.note] if lettering.note else [])]
-        layers, heads = sheet.layers, sheet.columns
-        names = [f"L{layer}" for layer in layers], [self.head_name(head) for head in heads]
+        names = [f"L{layer}" for layer in sheet.layers], [self.name_head(head) for head in sheet.columns]
         rows, columns = names[::-1] if self.layers_across else names
-        meaning, paper = self.meaning[style.scale], style.paper
+        paper = style.paper
+        around = layout.Surroundings(notes, lettering.width_px, self.meaning[style.scale], paper)
         if sheet.form == "overview":
             self.pool = layout.pool_factor(max(len(queries), len(keys)), len(columns))
             if self.pool > 1:
-                notes.append(layout.pool_note(self.pool))
+                around = around.with_note(layout.pool_note(self.pool))
             shape = (-(-len(queries) // self.pool), -(-len(keys) // self.pool))
             size = paper.letters(layout.PANEL_TITLE_PX * self._zoom_of_names(len(rows), paper))
             left = max(52, *(math.ceil(lettering.width_px(row, size * 1.1)) + 20 for row in rows))
-            around = layout.Surroundings(notes, lettering.width_px, meaning, paper)
             grid = layout.overview_grid(len(rows), len(columns), shape, around, left)
-            at = [(layers.index(layer), heads.index(head)) for layer, head in sheet.heads]
-            panels = [
-                head * len(columns) + layer if self.layers_across else layer * len(columns) + head for layer, head in at
-            ]
+            places = [place[::-1] if self.layers_across else place for place in sheet.places]
+            panels = [row * len(columns) + column for row, column in places]
         else:
             widest = (widest_label(lettering, queries.labels), widest_label(lettering, keys.labels))
             tokens = (len(queries), len(keys))
-            around = layout.Surroundings(notes, lettering.width_px, meaning, paper)
             self.pool, shape, grid = layout.pooled_grid(len(sheet.heads), tokens, widest, around)
             if len(sheet.heads) == 1 and grid.number_px:
                 around = around.with_note("cells without a number: less than 0.005")
@@ -283,7 +260,13 @@ class MapCanvas(_Page):
             else:
                 self.label_all()
         self._seams(queries, keys)
-        self._frame_rows(sheet.marked)
+        marked = [
+            (x, y + query // self.pool * grid.cell_px, self.map_px[0], grid.cell_px)
+            for x, y in self.corners
+            for query in sheet.marked
+        ]
+        if marked:
+            self.outline(marked, MARK, 2.0 * zoom, animated=True)
         self._colour_bar(cmap)
         self.foot(grid.footer_y, grid.footer, zoom)
         single = sheet.form != "overview" and len(sheet.heads) == 1 and grid.number_px
@@ -299,11 +282,11 @@ class MapCanvas(_Page):
     def vector(self, kind: str) -> bytes:
         """The figure as it stands now as SVG or PDF."""
         self.label_all()
-        drawn = super().vector(kind)
+        content = super().vector(kind)
         if self.paper.is_screen:
             for text in self._others or ():
                 text.set_visible(False)  # in pixels they are copies
-        return drawn
+        return content
 
     def label_all(self) -> None:
         """Shows the labels of all maps, which in pixels are copies of the first one's."""
@@ -315,14 +298,14 @@ class MapCanvas(_Page):
     def show(self, record: Heatmap, sheet: Sheet) -> MapCanvas:
         """Puts the weights of a sheet on the canvas."""
         attention = record.maps[sheet.map]
-        self.title(record, sheet)
+        self.set_title(record, sheet)
         values = [max_pool(attention.of(*pair), self.pool) for pair in sheet.heads]
         tops = [float(v[np.isfinite(v)].max(initial=0.0)) for v in values]
         limits = self.style.limits(tops)
         if self.style.scale == "figure":
             self._tick(limits[0])
-        for picture, value, limit in zip(self.maps, values, limits, strict=True):
-            self.set_cells(picture, value, (0, limit))
+        for image, value, limit in zip(self.maps, values, limits, strict=True):
+            self.set_cells(image, value, (0, limit))
         for text, top in zip(self._tops, tops, strict=False):
             text.set_text(f"max {top:.2f}")
         if self._numbers is not None:
@@ -338,20 +321,15 @@ class MapCanvas(_Page):
         return 1.0 if paper.fixed else min(2.0, max(1.0, n_rows / _MANY_LAYERS))
 
     def _name_maps(self, rows: Sequence[str], columns: Sequence[str]) -> None:
-        width, height = self.map_px
         size = layout.PANEL_TITLE_PX * max(min(self.zoom, 1.4), self._zoom_of_names(len(rows), self.paper))
-        corners, n = self.grid.corners, len(columns)
-        pitch = corners[-1][0] - corners[-2][0] if n > 1 else width
-        down = {name: y + height / 2 for name, (_, y) in zip(rows, corners[::n], strict=True)}
-        across = {name: x + width / 2 for name, (x, _) in zip(columns, corners, strict=False)}
-        self.name_panels(down, across, corners[0], (width, pitch), size, 14 * self.zoom)
+        corners, names = self.grid.corners, [(row, column) for row in rows for column in columns]
+        pitch = corners[-1][0] - corners[-2][0] if len(columns) > 1 else self.map_px[0]
+        self.name_panels(names, corners, self.map_px, pitch, size, 14 * self.zoom)
 
     def _copy_labels(self, left: int, below: int) -> None:
         """Lets the labels of the first map stand at all others too: text is what takes the time.
 
-        Args:
-            left: Width of the strip at the left of a map that has its labels.
-            below: Height of the strip below it.
+        They are in a strip of width `left` at its left, and in one of height `below` under it.
         """
         (width, height), (x, y) = self.map_px, self.corners[0]
         beside = (-left, -_STRIP_PX, left - 2, height + 2 * _STRIP_PX)
@@ -364,16 +342,10 @@ class MapCanvas(_Page):
         cell, (width, height) = self.grid.cell_px / self.pool, self.map_px
         lines: list[list[tuple[float, float]]] = []
         for x, y in self.corners:
-            lines += [[(x, y + at * cell), (x + width, y + at * cell)] for at in _seam_places(queries)]
-            lines += [[(x + at * cell, y), (x + at * cell, y + height)] for at in _seam_places(keys)]
+            lines += [[(x, y + at * cell), (x + width, y + at * cell)] for at in _seams_of(queries)]
+            lines += [[(x + at * cell, y), (x + at * cell, y + height)] for at in _seams_of(keys)]
         if lines:
             self.lines(lines, color="#d1495b", animated=True)
-
-    def _frame_rows(self, queries: Sequence[int]) -> None:
-        cell = self.grid.cell_px
-        rows = [(x, y + query // self.pool * cell, self.map_px[0], cell) for x, y in self.corners for query in queries]
-        if rows:
-            self.outline(rows, MARK, 2.0 * self.zoom, animated=True)
 
     def _number_cells(self, shape: tuple[int, int]) -> list[Text]:
         (x, y), cell, size = self.corners[0], self.grid.cell_px, self.grid.number_px
@@ -413,43 +385,40 @@ class BarCanvas(_Page):
         columns = len(sheet.heads) // len(layers) if len(sheet.heads) % len(layers) == 0 and len(layers) > 1 else 0
         if record.picked is not None or not columns:
             columns = layout.columns_for(len(sheet.heads))
-        self.n_bars = min(most_bars(-(-len(sheet.heads) // columns), style.paper), len(keys))
+        self.n_bars = min(layout.most_bars(-(-len(sheet.heads) // columns), style.paper), len(keys))
         notes = [self.meaning, *header.notes[1:]]
         if self.n_bars < len(keys):
             notes.append(f"the {self.n_bars} of {len(keys)} keys with the largest weight in any of these heads")
         notes += [lettering.note] if lettering.note else []
         widest = widest_label(lettering, keys.labels)
         around = layout.Surroundings(notes, lettering.width_px, paper=style.paper)
-        self.bars = bar_grid(len(sheet.heads), columns, self.n_bars, widest, around)
-        super().__init__(self.bars.width_px, self.bars.height_px, lettering, header)
-        tall = self.n_bars * self.bars.bar_px
-        size = self.paper.letters(min(layout.PANEL_TITLE_PX, self.bars.panel_px / 4))
-        pitch = self.bars.corners[1][0] - self.bars.corners[0][0] if columns > 1 else math.inf
+        self.bars = bars = layout.bar_grid(len(sheet.heads), columns, self.n_bars, widest, around)
+        super().__init__(bars.width_px, bars.height_px, lettering, header)
+        size = self.paper.letters(min(layout.PANEL_TITLE_PX, bars.panel_px / 4))
+        pitch = bars.corners[1][0] - bars.corners[0][0] if columns > 1 else math.inf
         step = self.label_step(max(titles, key=len), size, pitch)
-        for number, ((x, y), title) in enumerate(zip(self.bars.corners, titles, strict=True)):
+        for number, ((x, y), title) in enumerate(zip(bars.corners, titles, strict=True)):
             if number % columns % step == 0:
                 self.entitle(x, y - 11, title, size)
-        self.lines([[(x, y - 2), (x, y + tall)] for x, y in self.bars.corners])
-        rim = self.bars.panel_px
-        self.lines([[(x + rim, y - 2), (x + rim, y + tall)] for x, y in self.bars.corners], linestyles="dotted")
-        self.foot(self.bars.footer_y, self.bars.footer)
-        self._bars = self.boxes(color=_BAR)
-        middles = [(number + 0.5) * self.bars.bar_px for number in range(self.n_bars)]
-        size = self.bars.label_px
+        self.bar_axes(bars.corners, bars.panel_px, self.n_bars * bars.bar_px)
+        self.foot(bars.footer_y, bars.footer)
+        self._bars = self.polygons([], animated=True, facecolors=_BAR, edgecolors="none")
+        middles = [(number + 0.5) * bars.bar_px for number in range(self.n_bars)]
+        size = bars.label_px
         self._labels = [
             [self.write(x - 6, y + m, "", size, animated=True, ha="right", va="center_baseline") for m in middles]
-            for x, y in (self.bars.corners[first] for first in self.bars.first_of_row)
+            for x, y in bars.corners[::columns]
         ]
         self._weights = [
             self.write(x, y + m, "", size * 0.9, animated=True, va="center_baseline")
-            for x, y in (self.bars.corners if self.bars.numbers_fit else ())
+            for x, y in (bars.corners if bars.numbers_fit else ())
             for m in middles
         ]
 
     def show(self, record: Heatmap, sheet: Sheet) -> BarCanvas:
         """Puts the weights of a sheet's query on the canvas."""
         attention, bars = record.maps[sheet.map], self.bars
-        self.title(record, sheet)
+        self.set_title(record, sheet)
         rows = np.stack([attention.of(*pair)[sheet.query] for pair in sheet.heads])
         shown = np.sort(np.argsort(-rows.max(0), kind="stable")[: self.n_bars])
         for texts in self._labels:
@@ -462,7 +431,7 @@ class BarCanvas(_Page):
             for (x, y), row in zip(bars.corners, rows[:, shown], strict=True)
             for number, weight in enumerate(row)
         ]
-        self.place_boxes(self._bars, np.array(boxes, np.float64))
+        self._bars.set_verts(list(vertices_of(np.array(boxes, np.float64))))
         for text, (x, _, width, _), weight in zip(self._weights, boxes, rows[:, shown].ravel(), strict=False):
             inside = weight > 0.85
             text.set_x(x + width + (-6 if inside else 6))
@@ -472,7 +441,7 @@ class BarCanvas(_Page):
         return self
 
 
-def _seam_places(tokens: Tokens) -> list[int]:
+def _seams_of(tokens: Tokens) -> list[int]:
     """Before which tokens another text begins, or what the model wrote."""
     places = (np.flatnonzero(np.diff(tokens.segments)) + 1).tolist()
     return [*places, *([tokens.n_given] if 0 < tokens.n_given < len(tokens) else [])]

@@ -20,14 +20,11 @@ def pages(
 
     Args:
         record: What to draw.
-        style: How to colour it; by default on a fixed scale, pictures and recordings each head by its own.
+        style: By default on a fixed scale, pictures and recordings each head by its own.
         query: Of text: also draws bars of what this token attends to. Of pictures: whose attention is drawn.
-
-    Raises:
-        AttnscopeError: An unknown scale or colormap; no such token.
     """
-    found: Iterator[tuple[str, Drawing]] = _module(record).pages(record, style, query)
-    return found
+    figures: Iterator[tuple[str, Drawing]] = _module(record).pages(record, style, query)
+    return figures
 
 
 def glance(record: Heatmap | PooledHeatmap) -> bytes:
@@ -36,16 +33,12 @@ def glance(record: Heatmap | PooledHeatmap) -> bytes:
 
 
 def stems(record: Heatmap | PooledHeatmap, query: str | None = None) -> list[str]:
-    """How the files of its figures are called, without their endings."""
+    """The file names of its figures, without their endings."""
     return [sheet.stem for sheet in _module(record).sheets_of(record, query)]
 
 
 def require_query(record: Heatmap | PooledHeatmap, query: str | None) -> None:
-    """Refuses a query that no token is meant by.
-
-    Raises:
-        AttnscopeError: There is none.
-    """
+    """Refuses a query that means no token."""
     _module(record).sheets_of(record, query)
 
 

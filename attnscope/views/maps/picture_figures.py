@@ -46,18 +46,12 @@ _MEANING = meanings(
 
 
 def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
-    """The token whose attention is drawn, and what to call it.
+    """The token whose attention is drawn, -1 for the mean over all patches; and its name.
 
     Args:
         attention: The map.
         query: "CLS", "REG0", a patch as "row,column", a place such as `@3`, or "mean"; None = CLS, or where there is
             none, "mean".
-
-    Returns:
-        Its place; -1 for the mean over all patches.
-
-    Raises:
-        AttnscopeError: There is no such token.
     """
     tokens = attention.queries
     if query is None:
@@ -66,9 +60,10 @@ def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
         return -1, "mean over patches"
     places = tokens.find_one(query.replace(" ", ""))
     if not places:
-        named = "".join(f"{tokens.labels[token]}, " for token in np.flatnonzero(tokens.special))
+        special = "".join(f"{tokens.labels[token]}, " for token in np.flatnonzero(tokens.special))
         raise AttnscopeError(
-            f"no patch is {query!r}", f"there are {named}mean, and patches from 0,0 to {tokens.labels[-1]} (row,column)"
+            f"no patch is {query!r}",
+            f"there are {special}mean, and patches from 0,0 to {tokens.labels[-1]} (row,column)",
         )
     return places[0], tokens.labels[places[0]]
 
@@ -88,11 +83,7 @@ def over_patches(record: Heatmap, pair: tuple[int, int], query: int) -> NDArray[
 
 
 def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
-    """The figures that a record is drawn as: an overview and a figure a layer, or one of the heads that were picked.
-
-    Raises:
-        AttnscopeError: No token is what `query` names.
-    """
+    """The figures that a record is drawn as: an overview and a figure a layer, or one of the heads that were picked."""
     token, name = query_of(record.maps[0], query)
     mark = MEAN if token < 0 else name.replace(",", "-")
     heads = record.chosen(record.maps[0])
@@ -100,48 +91,33 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
 
 
 def pages(record: Heatmap, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Page]]:
-    """The figures one after the other, each with its file name without the ending.
-
-    Args:
-        record: What to draw; its tokens are patches.
-        style: How to colour it; by default each head by its own largest weight.
-        query: Whose attention: see `query_of`.
-
-    Raises:
-        AttnscopeError: No token is what `query` names.
-    """
+    """The figures one after the other, each with its file name without the ending; a query is as of `query_of`."""
     style = style or Style("head")
     return ((sheet.stem, PicturePage(record, sheet, style)) for sheet in sheets_of(record, query))
 
 
 def overlay(picture: Picture, patches: NDArray[np.float64], cell: int, cmap: Colormap, top: float) -> Pixels:
-    """A picture with a number a patch laid over it.
+    """A picture with a number for each patch, (row, column), laid over it: (row * cell, column * cell, 3).
 
     Args:
         picture: The picture.
-        patches: A number for each patch, (row, column).
-        cell: Width and height of a patch on the figure, in pixels.
+        patches: The numbers.
+        cell: Width and height of a patch in pixels.
         cmap: Colours of 0 to `top`.
         top: The number that gets the last colour.
-
-    Returns:
-        (row * cell, column * cell, 3).
     """
-    return _tint(cmap(np.clip(patches / top, 0, 1))[:, :, :3].repeat(cell, 0).repeat(cell, 1), _to_grey(picture, cell))
+    photo = _resize(picture, cell).astype(np.float64) / 255
+    grey = np.asarray(photo @ np.array([0.2126, 0.7152, 0.0722]))
+    return _tint(cmap(np.clip(patches / top, 0, 1))[:, :, :3].repeat(cell, 0).repeat(cell, 1), grey)
 
 
 def _tint(colours: NDArray[np.float64], grey: NDArray[np.float64]) -> Pixels:
-    """Colours as the photo below them lets them appear."""
+    """Colours over a photo, which is 0 to 1."""
     return np.rint(255 * colours * (DARKEST + (1 - DARKEST) * grey[:, :, None])).astype(np.uint8)
 
 
-def _to_grey(picture: Picture, cell: int) -> NDArray[np.float64]:
-    """The picture in grey, 0 to 1, a patch being `cell` pixels wide and high."""
-    shown = _resize(picture, cell).astype(np.float64) / 255
-    return np.asarray(shown @ np.array([0.2126, 0.7152, 0.0722]))
-
-
 def _resize(picture: Picture, cell: int) -> Pixels:
+    """The picture, a patch being `cell` pixels wide and high."""
     from PIL import Image
 
     rows, columns = picture.grid
@@ -155,21 +131,21 @@ class PicturePage(Page):
     names_px = 52
     meaning: Mapping[Scale, str] = _MEANING
 
-    def row_name(self, layer: int) -> str:
-        """What stands beside a row of the overview."""
-        return f"L{layer}"
+    def name_place(self, pair: tuple[int, int]) -> tuple[str, str]:
+        """The names of a head's row and column in the overview."""
+        return f"L{pair[0]}", f"H{pair[1]}"
 
-    def column_name(self, head: int) -> str:
-        """What stands above a column of the overview."""
-        return f"H{head}"
-
-    def panel_name(self, pair: tuple[int, int]) -> str:
+    def name_panel(self, pair: tuple[int, int]) -> str:
         """What stands above a panel."""
         return f"L{pair[0]}H{pair[1]}"
 
     def title(self) -> str:
-        """What the figure says it shows."""
-        return f"{self.sheet.subject}: what {self._query_name()} attends to"
+        """What the figure shows."""
+        return f"{self.sheet.subject}: what {self._name_query()} attends to"
+
+    def about(self) -> str:
+        """What stands above the colours."""
+        return f"query: {self._name_query()}"
 
     def __init__(self, record: Heatmap, sheet: Sheet, style: Style) -> None:
         assert record.picture is not None
@@ -177,9 +153,8 @@ class PicturePage(Page):
         self.cmap = colormap(style.cmap)
         self.attention = record.maps[0]
         title = f"{record.run.get('model', 'model')} · {self.title()}"
-        lettering = lettering_for([title, self.picture.facts], style.paper)
-        paper = style.paper
-        n = len(sheet.heads)
+        paper, n = style.paper, len(sheet.heads)
+        lettering = lettering_for([title, self.picture.facts], paper)
         room = paper.room_px / (n + 1) if paper.fixed else math.inf
         # The photo stands beside a few overlays, as large as these.
         few = sheet.form == "grid" and n <= _MOST_BESIDE and room >= _SMALL_PANEL_PX
@@ -196,13 +171,16 @@ class PicturePage(Page):
         limits = style.limits(tops)
         # In the middle of what is wider than the page asks for nothing; else spare room goes to both sides.
         shift = (self.width_px - layout.MARGIN_PX - content) // 2 if sheet.form != "overview" else 0
-        self.corners = self._corners(left + shift, top)
+        if sheet.form == "overview":
+            self.corners = [(left + column * self.pitch[0], top + row * self.pitch[1]) for row, column in sheet.places]
+        else:
+            self.corners = layout.tile(n, self.columns, (left + shift, top), self.pitch)
         for corner, patches, limit in zip(self.corners, maps, limits, strict=True):
-            self._put(corner, overlay(self.picture, patches, self._sharp(self.cell), self.cmap, limit), self.cell)
+            self._put(corner, overlay(self.picture, patches, paper.image_px(self.cell), self.cmap, limit), self.cell)
         self._draw_photo(left + shift, top)
         self._draw_bar(limits[0] if style.scale == "figure" else 1.0)
         if sheet.form == "overview":
-            self._name_overlays()
+            self.name_panels([*map(self.name_place, sheet.heads)], self.corners, self.panel, self.pitch[0])
         else:
             self._write_captions(tops)
         below = math.ceil(top + math.ceil(n / self.columns) * self.pitch[1]) + (50 if self.beside else 0)
@@ -210,32 +188,27 @@ class PicturePage(Page):
 
     def _sizes(self, paper: Paper) -> tuple[float, int]:
         """Pixels of a patch, and how many overlays stand side by side; on paper they fill its width."""
-        (rows, columns), n, room, most = self.picture.grid, len(self.sheet.heads), paper.room_px, math.inf
+        (rows, columns), n, room, most = self.picture.grid, len(self.sheet.heads), paper.room_px, _LARGEST_PANEL_PX
         if self.beside:
             side, wide = n, room / (n + 1) - _GAP_PX
-            most = math.inf if paper.fixed else _LARGEST_SINGLE_PX if n == 1 else _LARGEST_PANEL_PX
+            most = _LARGEST_SINGLE_PX if n == 1 else _LARGEST_PANEL_PX
         elif self.sheet.form == "overview":
-            side = len(self.sheet.columns)
+            side, most = len(self.sheet.columns), _LARGEST_SMALL_PX
             wide = (room - self.names_px + _GAP_PX) / side - _GAP_PX
-            most = math.inf if paper.fixed else _LARGEST_SMALL_PX
         else:
             side = min(layout.columns_for(n), 6)
             while paper.fixed and side > 1 and room / side < _SMALL_PANEL_PX:
                 side -= 1
             wide = min(room / side - _GAP_PX, _LARGEST_PANEL_PX)
-            most = math.inf if paper.fixed else _LARGEST_PANEL_PX
-        cell = min(wide / columns, most / max(rows, columns))
-        return cell if paper.fixed else max(1, math.floor(cell)), side
+        cell = wide / columns
+        return (cell if paper.fixed else paper.whole(min(cell, most / max(rows, columns)))), side
 
     def _pitch(self) -> tuple[float, float, tuple[float, float]]:
         """Left and upper edge of the overlays, and the distances between them."""
         width, height = self.panel
         if self.beside:
-            return (
-                layout.MARGIN_PX + width + _GAP_PX * 2,
-                _TOP_PX + _CAPTION_PX,
-                (width + _GAP_PX, height + _CAPTION_PX),
-            )
+            left = layout.MARGIN_PX + width + _GAP_PX * 2
+            return left, _TOP_PX + _CAPTION_PX, (width + _GAP_PX, height + _CAPTION_PX)
         top = _TOP_PX + self._photo_px()[1] + 44
         if self.sheet.form == "overview":
             return layout.MARGIN_PX + self.names_px, top + 6, (width + _GAP_PX, height + _GAP_PX)
@@ -248,41 +221,27 @@ class PicturePage(Page):
         cell = max(1, most // max(rows, columns))
         return columns * cell, rows * cell
 
-    def _corners(self, left: float, top: float) -> list[tuple[float, float]]:
-        across, down = self.pitch
-        if self.sheet.form == "overview":
-            layers, heads = self.sheet.layers, self.sheet.columns
-            at = ((layers.index(layer), heads.index(head)) for layer, head in self.sheet.heads)
-            return [(left + column * across, top + row * down) for row, column in at]
-        return layout.tile(len(self.sheet.heads), self.columns, (left, top), self.pitch)
-
-    def _sharp(self, cell: float) -> int:
-        """Pixels of a patch in an image: as many as in the PNG."""
-        return max(1, math.ceil(cell * self.paper.dpi / self.paper.inch_px))
-
     def _put(self, corner: tuple[float, float], pixels: Pixels, cell: float) -> None:
         rows, columns = self.picture.grid
         self.image((*corner, columns * cell, rows * cell)).set_data(pixels)
         self._mark(corner, cell)
 
     def _mark(self, corner: tuple[float, float], cell: float) -> None:
-        """A frame around the query, where it has a place."""
-        patches = np.flatnonzero(~self.attention.queries.special)
-        framed = np.flatnonzero(patches == self.sheet.query)
-        if self.sheet.query < 0 or not len(framed):
+        """Frames the query, where it is a patch."""
+        query, special = self.sheet.query, self.attention.queries.special
+        if query < 0 or special[query]:
             return
-        row, column = divmod(int(framed[0]), self.picture.grid[1])
-        box = (corner[0] + column * cell, corner[1] + row * cell, cell, cell)
-        for color, grown, thick in ((_HALO, 2.0, 3.0), (MARK, 1.0, 2.0)):
-            grown_box = (box[0] - grown, box[1] - grown, box[2] + 2 * grown, box[3] + 2 * grown)
-            self.outline([grown_box], color, thick, animated=True)
+        row, column = divmod(int((~special[:query]).sum()), self.picture.grid[1])
+        x, y = corner[0] + column * cell, corner[1] + row * cell
+        for color, gap, thick in ((_HALO, 2.0, 3.0), (MARK, 1.0, 2.0)):
+            self.outline([(x - gap, y - gap, cell + 2 * gap, cell + 2 * gap)], color, thick, animated=True)
 
     def _draw_photo(self, left: float, top: float) -> None:
         if self.beside:
             corner, cell = (left - self.panel[0] - 2 * _GAP_PX, top), self.cell
         else:
             corner, cell = (layout.MARGIN_PX, _TOP_PX), self._photo_px()[0] / self.picture.grid[1]
-        self._put(corner, _resize(self.picture, self._sharp(cell)), cell)
+        self._put(corner, _resize(self.picture, self.paper.image_px(cell)), cell)
         if self.beside:
             self.entitle(corner[0], corner[1] - 12, "the picture")
 
@@ -295,8 +254,7 @@ class PicturePage(Page):
         else:
             x, y = layout.MARGIN_PX + self._photo_px()[0] + 28, _TOP_PX + self._photo_px()[1] // 2
             room = self.width_px - layout.MARGIN_PX - x
-            about = self.lettering.fit(self.query_name(), layout.PANEL_TITLE_PX * 1.12, room)
-            self.entitle(x, y - 34, about)
+            self.entitle(x, y - 34, self.lettering.fit(self.about(), layout.PANEL_TITLE_PX * 1.12, room))
         width = 420 if not self.paper.fixed else math.floor(min(420, self.width_px - layout.MARGIN_PX - x - 90))
         if self.beside and not narrow:  # as wide as the photo, so that there is room for what colours mean
             width = min(width, math.floor(self.panel[0]))
@@ -316,23 +274,13 @@ class PicturePage(Page):
             self.write(x + width + 100, y + height / 2, meaning, size, ha="left")
         self.draw_scale((x, y, width, height), None, (0.0, top))
 
-    def _name_overlays(self) -> None:
-        """Names of the rows and columns of an overview."""
-        rows = {self.row_name(layer): y + self.panel[1] / 2 for (layer, _), (_, y) in self._panels()}
-        columns = {self.column_name(head): x + self.panel[0] / 2 for (_, head), (x, _) in self._panels()}
-        self.name_panels(rows, columns, self.corners[0], (self.panel[0], self.pitch[0]))
-
-    def _panels(self) -> Iterator[tuple[tuple[int, int], tuple[float, float]]]:
-        """Each head, and the corner of its overlay."""
-        return zip(self.sheet.heads, self.corners, strict=True)
-
     def _write_captions(self, tops: Sequence[float]) -> None:
-        """Above each overlay which head it is, its largest weight, and what went to tokens that have no place."""
+        """Writes above each overlay which head it is, its largest weight, and what went to tokens without a place."""
         width_of, size = self.lettering.width_px, layout.CAPTION_PX
-        for (pair, (x, y)), top in zip(self._panels(), tops, strict=True):
-            self.entitle(x, y - 12, self.panel_name(pair))
-            parts = self._caption(pair, top)
-            room = self.panel[0] - width_of(self.panel_name(pair), layout.PANEL_TITLE_PX) * 1.2 - 10
+        for pair, (x, y), top in zip(self.sheet.heads, self.corners, tops, strict=True):
+            name, parts = self.name_panel(pair), self._caption(pair, top)
+            self.entitle(x, y - 12, name)
+            room = self.panel[0] - width_of(name, layout.PANEL_TITLE_PX) * 1.2 - 10
             while self.paper.fixed and len(parts) > 1 and width_of(" · ".join(parts), size) > room:
                 parts.pop()
             text = self.lettering.fit(" · ".join(parts), size, room)
@@ -340,25 +288,18 @@ class PicturePage(Page):
 
     def _caption(self, pair: tuple[int, int], top: float) -> list[str]:
         """What stands above a panel beside its name, the most important first."""
-        return [f"max {top:.3g}", *self._elsewhere(pair)]
-
-    def query_name(self) -> str:
-        """What stands above the colours."""
-        return f"query: {self._query_name()}"
-
-    def _query_name(self) -> str:
-        query, tokens = self.sheet.query, self.attention.queries
-        if query < 0:
-            return "the mean over all patches"
-        return tokens.labels[query] if tokens.special[query] else f"patch {tokens.labels[query]}"
-
-    def _elsewhere(self, pair: tuple[int, int]) -> list[str]:
         row, keys = row_of(self.attention, pair, self.sheet.query), self.attention.keys
         shares: dict[str, float] = {}
         for key in np.flatnonzero(keys.special):
             name = keys.labels[key].rstrip("0123456789")
             shares[name] = shares.get(name, 0.0) + float(row[key])
-        return [f"{name} {share:.2f}" for name, share in shares.items()]
+        return [f"max {top:.3g}", *(f"{name} {share:.2f}" for name, share in shares.items())]
+
+    def _name_query(self) -> str:
+        query, tokens = self.sheet.query, self.attention.queries
+        if query < 0:
+            return "the mean over all patches"
+        return tokens.labels[query] if tokens.special[query] else f"patch {tokens.labels[query]}"
 
     def _notes(self) -> list[str]:
         notes = ["a square is a patch, nothing is smoothed"]

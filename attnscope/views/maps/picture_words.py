@@ -33,15 +33,10 @@ _MEANING = meanings(
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a record, or a token that is part of none.
-
-    Attributes:
-        name: What it is called.
-        places: Its tokens among the queries.
-    """
+    """A word of a record, or a token that is part of none; `tokens` are its places among the queries."""
 
     name: str
-    places: tuple[int, ...]
+    tokens: tuple[int, ...]
 
 
 ASKERS = {"word": "words", "query": "queries"}
@@ -57,17 +52,16 @@ def asker_of(record: Heatmap) -> str:
 def words_of(record: Heatmap, query: str | None = None) -> tuple[list[Word], int]:
     """The words whose attention is drawn, and how many there are: those that are named, else those that were written.
 
-    Where the model wrote none, the words of the text after the pictures.
-
-    Raises:
-        AttnscopeError: No word is what `query` names.
+    Where the model wrote none, they are the words of the text after the pictures.
     """
     tokens = record.maps[0].queries
     groups = [tuple(group) for group in tokens.word_groups()]
     if query is not None:
         first = 0 if record.maps[0].part is None else record.maps[0].part[0]
-        found = set(tokens.find(_shifted(query, first)))
-        if not found:
+        # Places in a query, such as @70, count all tokens, and those of `tokens` the queries alone.
+        shifted = re.sub(r"@(\d+)", lambda place: f"@{max(int(place[1]) - first, -1)}", query)
+        queries = set(tokens.find(shifted))
+        if not queries:
             names = ", ".join(dict.fromkeys(_name(tokens, group) for group in groups if not tokens.special[group[0]]))
             message = f"no word after the pictures is {query!r}"
             if asker_of(record) == "query":
@@ -75,17 +69,12 @@ def words_of(record: Heatmap, query: str | None = None) -> tuple[list[Word], int
                     f"{query!r} is no learned query: these alone look at the picture, and words see it through them"
                 )
             raise AttnscopeError(message, f"there are {names}; or name places, such as @{first}")
-        groups = [group for group in groups if found & {*group}]
+        groups = [group for group in groups if queries & {*group}]
     else:
-        written = [group for group in groups if tokens.n_given >= 0 and group[0] >= tokens.n_given]
-        groups = [group for group in written or groups if not tokens.special[group[0]]] or groups
+        generated = [group for group in groups if tokens.n_given >= 0 and group[0] >= tokens.n_given]
+        groups = [group for group in generated or groups if not tokens.special[group[0]]] or groups
     words = [Word(_name(tokens, group), group) for group in groups]
     return (words if query is not None else words[:MOST_WORDS]), len(words)
-
-
-def _shifted(query: str, first: int) -> str:
-    """A query whose places, such as @70, count all tokens, as one whose places count the queries."""
-    return re.sub(r"@(\d+)", lambda found: f"@{max(int(found[1]) - first, -1)}", query)
 
 
 def _name(tokens: Tokens, group: Sequence[int]) -> str:
@@ -93,10 +82,10 @@ def _name(tokens: Tokens, group: Sequence[int]) -> str:
 
 
 def weights_of(record: Heatmap, word: Word, heads: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
-    """What a word gives to each token, (key,): the mean over heads and over its pieces."""
+    """What a word gives to each token, (key,): the mean over heads and over its tokens."""
     if not record.maps[0].has_weights:  # only names are asked for, before the model runs
         return np.zeros(len(record.maps[0].keys))
-    rows = [record.maps[0].of(*pair)[list(word.places)].astype(np.float64).mean(0) for pair in heads]
+    rows = [record.maps[0].of(*pair)[list(word.tokens)].astype(np.float64).mean(0) for pair in heads]
     mean: NDArray[np.float64] = np.nanmean(rows, axis=0)
     return mean
 
@@ -107,25 +96,12 @@ def share_of(picture: Picture, row: NDArray[np.float64]) -> float:
 
 
 def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
-    """The figures that a record is drawn as: words side by side, each word layer by layer, then the text's own.
-
-    Raises:
-        AttnscopeError: No word is what `query` names.
-    """
+    """The figures that a record is drawn as: words side by side, each word layer by layer, then the text's own."""
     return [*(figure.sheet for figure in _figures(record, query)), *_named_as_text(_text_of(record))]
 
 
 def pages(record: Heatmap, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Page]]:
-    """The figures one after the other, each with its file name without the ending.
-
-    Args:
-        record: What to draw; it has pictures among its words.
-        style: How to colour it; by default each panel by its own largest weight.
-        query: Words whose attention is drawn, such as `cat,dog`; None = those that the model wrote.
-
-    Raises:
-        AttnscopeError: No word is what `query` names.
-    """
+    """The figures one after the other, each with its file name without the ending; a query is words, as `cat,dog`."""
     style = style or Style("head")
     for figure in _figures(record, query):
         yield figure.sheet.stem, _WordsPage(figure, style)
@@ -149,24 +125,14 @@ def _text_of(record: Heatmap) -> Heatmap:
 
 @dataclass(frozen=True, eq=False)
 class _Figure:
-    """One figure: a record that is drawn as a vision model's is, and what its rows and heads are called.
-
-    Attributes:
-        sheet: Which figure.
-        record: The panels in the place of heads; its keys are the patches of one picture.
-        names: Of each panel.
-        shares: How much of each panel's attention goes to this picture.
-        title: What it shows.
-        about: Of which heads; it stands above the colours.
-        notes: What is said below it.
-    """
+    """One figure: a record that is drawn as a vision model's is, with panels in the place of heads."""
 
     sheet: Sheet
-    record: Heatmap
-    names: Mapping[tuple[int, int], str]
-    shares: Mapping[tuple[int, int], float]
+    record: Heatmap  # its keys are the patches of one picture
+    names: Mapping[tuple[int, int], str]  # of panels
+    shares: Mapping[tuple[int, int], float]  # how much of each panel's attention goes to this picture
     title: str
-    about: str
+    about: str  # which heads; it stands above the colours
     notes: tuple[str, ...]
 
 
@@ -193,16 +159,16 @@ def _figures(record: Heatmap, query: str | None) -> Iterator[_Figure]:
                 yield _figure(record, picture, panels, stem, title, "head by head")
             else:
                 panels = {(0, 0): ("all layers", rows[at])}
-                for place, layer in enumerate(layers):
+                for column, layer in enumerate(layers, 1):
                     mean = weights_of(record, word, [pair for pair in heads if pair[0] == layer])
-                    panels[0, place + 1] = (f"layer {layer}", mean)
+                    panels[0, column] = (f"layer {layer}", mean)
                 yield _figure(record, picture, panels, stem, title, "the mean of each layer's heads")
                 if query is not None:
                     yield from _head_figures(record, picture, word, stem, title)
 
 
 def _head_figures(record: Heatmap, picture: Picture, word: Word, stem: str, title: str) -> Iterator[_Figure]:
-    """Of a word that was named: all heads in small, and each layer's."""
+    """All heads in small, and each layer's, of a word that a query names."""
     heads = record.chosen(record.maps[0])
     panels = {pair: (f"L{pair[0]}H{pair[1]}", weights_of(record, word, [pair])) for pair in heads}
     whole = _figure(record, picture, panels, stem, title, "head by head")
@@ -226,23 +192,21 @@ def _figure(
     for (layer, head), (_, row) in panels.items():
         over = np.nan_to_num(picture.over(row)).ravel()
         weights[layers.index(layer), heads.index(head), 0] = [1 - over.sum(), *over]
-    whole = replace(picture, cells=None)
-    first = record.maps[0]
-    keys = _patches(picture)
-    made = AttentionMap(
+    first, keys = record.maps[0], _patches(picture)
+    attention = AttentionMap(
         kind=first.kind, layers=layers, heads=heads, weights=weights,
         queries=replace(keys.take(np.arange(1)), text=first.queries.text), keys=keys,
         n_layers=layers[-1] + 1, n_heads=heads[-1] + 1, n_kv_heads=heads[-1] + 1,
     )  # fmt: skip
-    drawn = Heatmap(record.text, (made,), record.run, picture=whole)
+    over_picture = Heatmap(record.text, (attention,), record.run, picture=replace(picture, cells=None))
     shares = {pair: share_of(picture, row) for pair, (_, row) in panels.items()}
     names = {pair: name for pair, (name, _) in panels.items()}
     form: Literal["single", "grid"] = "single" if len(panels) == 1 else "grid"
-    return _Figure(Sheet(stem, form, tuple(panels), query=0), drawn, names, shares, title, about, notes)
+    return _Figure(Sheet(stem, form, tuple(panels), query=0), over_picture, names, shares, title, about, notes)
 
 
 def _patches(picture: Picture) -> Tokens:
-    """A token for all that is elsewhere, then the patches."""
+    """A token for everything elsewhere, then the patches."""
     n = 1 + picture.grid[0] * picture.grid[1]
     labels = [f"{row},{column}" for row in range(picture.grid[0]) for column in range(picture.grid[1])]
     none = np.full((n, 2), -1, np.int32)
@@ -250,11 +214,10 @@ def _patches(picture: Picture) -> Tokens:
 
 
 def _mark(record: Heatmap, number: int) -> str:
-    """What tells the files of one picture from those of the others."""
+    """Tells the files of one picture from those of the others."""
     picture = record.pictures[number]
-    photos = list(dict.fromkeys(one.photo for one in record.pictures))
-    at = photos.index(picture.photo)
-    return f"-{at + 1}" * (at > 0) + "-small" * picture.source.endswith(SMALL)
+    photo = list(dict.fromkeys(picture.photo for picture in record.pictures)).index(picture.photo)
+    return f"-{photo + 1}" * (photo > 0) + "-small" * picture.source.endswith(SMALL)
 
 
 def _slug(name: str) -> str:
@@ -265,24 +228,24 @@ class _WordsPage(PicturePage):
     meaning = _MEANING
 
     def __init__(self, figure: _Figure, style: Style) -> None:
-        self.figure_of = figure
+        self.words_figure = figure
         super().__init__(figure.record, figure.sheet, style)
 
-    def panel_name(self, pair: tuple[int, int]) -> str:
-        return self.figure_of.names[pair]
+    def name_panel(self, pair: tuple[int, int]) -> str:
+        return self.words_figure.names[pair]
 
     def title(self) -> str:
-        return f"{self.figure_of.title} · {self.record.text}"
+        return f"{self.words_figure.title} · {self.record.text}"
 
-    def query_name(self) -> str:
-        return self.figure_of.about
+    def about(self) -> str:
+        return self.words_figure.about
 
     def _caption(self, pair: tuple[int, int], top: float) -> list[str]:
-        return [f"{self.figure_of.shares[pair]:.0%}", f"max {top:.2g}"]
+        return [f"{self.words_figure.shares[pair]:.0%}", f"max {top:.2g}"]
 
     def _notes(self) -> list[str]:
         notes = [note for note in super()._notes() if "has no place in the picture" not in note]
-        asker = asker_of(self.figure_of.record)
+        asker = asker_of(self.words_figure.record)
         shares = f"percentages: how much of the {asker}'s attention goes to this picture, all its patches together"
-        about = [] if self.sheet.form == "overview" else [*[self.figure_of.about] * self.beside, shares]
-        return [*about, *self.figure_of.notes, *notes]
+        about = [] if self.sheet.form == "overview" else [*[self.words_figure.about] * self.beside, shares]
+        return [*about, *self.words_figure.notes, *notes]

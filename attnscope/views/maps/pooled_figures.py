@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,52 +41,32 @@ _SCALE = {"fixed": "", "head": ", ÷ the largest of the same head", "figure": ",
 
 
 def sheets_of(record: PooledHeatmap, query: str | None = None) -> list[Sheet]:
-    """The figures that a record is drawn as: an overview and a figure a layer, or one for each head that was picked.
-
-    Raises:
-        UsageError: There is a query.
-    """
+    """The figures that a record is drawn as: an overview and a figure a layer, or one for each head that was picked."""
     if query is not None:
         raise UsageError("pooled maps have no --query", "leave it out, or draw the exact part with heatmap --rows")
     sheets: list[Sheet] = []
     for number, attention in enumerate(record.maps):
         mark = f"{attention.kind}-" if len(record.maps) > 1 else ""
-        heads = record.chosen(attention)
-        if heads:
+        if heads := record.chosen(attention):
             picked = record.picked is not None
             sheets += sheets_of_heads(heads, picked=picked, apart=True, number=number, before=mark)
     return sheets
 
 
 def pages(record: PooledHeatmap, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Page]]:
-    """The figures one after the other, each with its file name without the ending.
-
-    Args:
-        record: What to draw.
-        style: How to colour it.
-        query: Refused: a cell stands for many tokens.
-    """
-    made = partial(_Page, record, style=style or Style())
-    return ((sheet.stem, made(sheet)) for sheet in sheets_of(record, query))
+    """The figures one after the other, each with its file name without the ending."""
+    return ((sheet.stem, _Page(record, sheet, style or Style())) for sheet in sheets_of(record, query))
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where things stand on a figure, in pixels.
-
-    Attributes:
-        width: Of the figure.
-        side: Width and height of each map.
-        corners: Upper left corner of each map.
-        strip: Thickness of the marginals above and at the right; 0 = none.
-        foot: Where the colour bar begins.
-    """
+    """Where things stand on a figure, in pixels."""
 
     width: int
-    side: tuple[int, int]
+    side: tuple[int, int]  # width and height of each map
     corners: Sequence[tuple[float, float]]
-    strip: int
-    foot: int
+    strip: int  # thickness of the marginals above and at the right; 0 = none
+    foot: int  # where the colour bar begins
 
 
 class _Page(Page):
@@ -110,17 +89,21 @@ class _Page(Page):
         limits = style.limits(tops)
         self._draw_maps(plan, cmap, limits)
         if sheet.form == "overview":
-            self._name_maps(plan)
+            names = [(f"L{layer}", f"H{head}") for layer, head in sheet.heads]
+            self.name_panels(names, plan.corners, plan.side, plan.side[0] + 4)
         else:
             self._marginals(plan)
             self._axes(plan)
         if sheet.form == "single":
             self._links(plan, links)
-        fits = self._draw_bar(plan, cmap, limits[0] if style.scale == "figure" else 1.0)
+        bar = (layout.MARGIN_PX + 18, plan.foot, min(420, self.paper.room_px - 60), 14)
+        top = limits[0] if style.scale == "figure" else 1.0
+        powers = {float(step): f"{top * 10.0 ** (step - DECADES):g}" for step in range(DECADES + 1)}
+        fits = self.draw_scale(bar, cmap, (0, DECADES), ticks=powers, meaning=self._meaning())
         meaning = [] if fits else [f"colour: {self._meaning()}"]
         self.finish(plan.foot + 62, [*meaning, *self._notes(), *([lettering.note] if lettering.note else [])])
 
-    # What is said ---------------------------------------------------------------------------------------------------
+    # Titles and notes -----------------------------------------------------------------------------------------------
 
     def _titles(self) -> tuple[str, str]:
         record, sheet, attention = self._record, self._sheet, self._map
@@ -153,7 +136,6 @@ class _Page(Page):
         return notes + run_notes(self._record.run)
 
     def _meaning(self) -> str:
-        """What the colours mean."""
         return f"{_MEANING[self._record.pool]}{_SCALE[self._style.scale]}"
 
     # Where it stands ------------------------------------------------------------------------------------------------
@@ -165,8 +147,9 @@ class _Page(Page):
         """One map; its far links are listed at the right, on narrow paper below."""
         narrow, n_links = paper.is_narrow, len(self._ends)
         strip, left = (48, layout.MARGIN_PX + 56) if narrow else (64, layout.MARGIN_PX + 84)
-        room = 780 if not paper.fixed else paper.room_px // 2 - 84
-        room = paper.width_px - layout.MARGIN_PX - left - strip - 8 if narrow else room
+        room = paper.room_px // 2 - 84 if paper.fixed else 780
+        if narrow:
+            room = paper.width_px - layout.MARGIN_PX - left - strip - 8
         side = _side_px(self._map.cells.shape[2:], room, fixed=paper.fixed)
         top = _HEADER_PX + strip + 34
         bottom = top + side[1] + 66
@@ -181,10 +164,8 @@ class _Page(Page):
         """The maps of a layer."""
         n = len(self._sheet.heads)
         columns, strip, left, gap = layout.columns_for(n), 30, 64, 26
-        room = (paper.room_px - left) // columns - strip - gap
-        while paper.fixed and room < _SMALL_MAP_PX and columns > 1:
+        while (room := (paper.room_px - left) // columns - strip - gap) < _SMALL_MAP_PX and paper.fixed and columns > 1:
             columns -= 1
-            room = (paper.room_px - left) // columns - strip - gap
         room = min(room if paper.fixed else max(room, 200), 780)
         side = _side_px(self._map.cells.shape[2:], room, fixed=paper.fixed)
         pitch = (side[0] + strip + gap, side[1] + strip + 34)
@@ -197,16 +178,13 @@ class _Page(Page):
 
     def _plan_overview(self, paper: Paper) -> _Plan:
         """Small maps of all heads, a row per layer."""
-        layers, numbers, room = self._sheet.layers, self._sheet.columns, self._overview_room()
+        n_layers, n_heads, room = len(self._sheet.layers), len(self._sheet.columns), self._overview_room()
         side, gap = _side_px(self._map.cells.shape[2:], room, fixed=paper.fixed), 4 if paper.is_narrow else 8
         pitch = (max(room, side[0]) + gap, side[1] + gap)
         left, top = layout.MARGIN_PX + 52, _HEADER_PX + 30
-        corners = [
-            (left + numbers.index(head) * pitch[0], top + layers.index(layer) * pitch[1])
-            for layer, head in self._sheet.heads
-        ]
-        width = paper.width_for(layout.MIN_WIDTH_PX, layout.MARGIN_PX + left + len(numbers) * pitch[0])
-        return _Plan(width, side, corners, 0, top + len(layers) * pitch[1] + 12)
+        corners = [(left + column * pitch[0], top + row * pitch[1]) for row, column in self._sheet.places]
+        width = paper.width_for(layout.MIN_WIDTH_PX, layout.MARGIN_PX + left + n_heads * pitch[0])
+        return _Plan(width, side, corners, 0, top + n_layers * pitch[1] + 12)
 
     def _overview_room(self) -> int:
         """Width of a small map of the overview, at most."""
@@ -226,19 +204,9 @@ class _Page(Page):
             self.set_cells(self.image((x, y, width, height), cmap, animated=False), shares)
         self.frames([(x, y, width, height) for x, y in plan.corners])
 
-    def _name_maps(self, plan: _Plan) -> None:
-        """Names of the layers and heads of an overview."""
-        width, height = plan.side
-        panels = list(zip(self._sheet.heads, plan.corners, strict=True))
-        rows = {f"L{layer}": y + height / 2 for (layer, _), (_, y) in panels}
-        columns = {f"H{head}": x + width / 2 for (_, head), (x, _) in panels}
-        self.name_panels(rows, columns, (layout.MARGIN_PX + 52, _HEADER_PX + 30), (width, width + 4))
-
     def _marginals(self, plan: _Plan) -> None:
-        """Mass received above each map, entropy at its right, each with its head's name."""
+        """Draws mass received above each map, entropy at its right, and the head's name."""
         width, height = plan.side
-        bands = self.boxes(color=_BAND)
-        bands.set_animated(False)
         boxes: list[NDArray[np.float64]] = []
         averages: list[list[tuple[float, float]]] = []
         most = max(float(len(self._map.queries)), 10.0)
@@ -262,11 +230,11 @@ class _Page(Page):
             self.entitle(x, y - plan.strip - 13, name)
             if single:
                 self._marginal_ticks(x, y, plan, most)
-        self.place_boxes(bands, np.concatenate(boxes))
+        self.fill([(x, y, wide, tall) for x, y, wide, tall in np.concatenate(boxes).tolist()], [_BAND])
         self.lines(averages, color=FAINT, linestyles="dashed", width_px=0.8)
 
     def _marginal_ticks(self, x: float, y: float, plan: _Plan, most: float) -> None:
-        """Numbers at the marginals of a single head."""
+        """Writes numbers at the marginals of a single head."""
         size, (width, height) = layout.CAPTION_PX, plan.side
         reach = plan.strip - 4
         for value in (1.0, 10.0 ** math.floor(math.log10(most))):
@@ -281,9 +249,8 @@ class _Page(Page):
         self.write(at, y + height + (32 if reach > 40 else 14), "entropy, nats", size, ha=side, color=FAINT)
 
     def _axes(self, plan: _Plan) -> None:
-        """Positions in tokens: at the left of each row of maps, and below the lowest of each column."""
-        (width, height), attention = plan.side, self._map
-        size = layout.CAPTION_PX
+        """Draws positions in tokens: at the left of each row of maps, and below the lowest of each column."""
+        (width, height), attention, size = plan.side, self._map, layout.CAPTION_PX
         lines: list[list[tuple[float, float]]] = []
         lowest = {x: max(y for x2, y in plan.corners if x2 == x) for x, _ in plan.corners}
         leftmost = min(x for x, _ in plan.corners)
@@ -304,24 +271,17 @@ class _Page(Page):
         if self._sheet.form == "single":
             x, y = plan.corners[0]
             self.write(x + width / 2, y + height + 38, "key: position in tokens", layout.PANEL_TITLE_PX, ha="center")
-            self.write(
-                x - (46 if self.paper.fixed else 70),
-                y + height / 2,
-                "query: position in tokens",
-                layout.PANEL_TITLE_PX,
-                ha="center",
-                rotation=90,
-            )
+            left = x - (46 if self.paper.fixed else 70)
+            title = "query: position in tokens"
+            self.write(left, y + height / 2, title, layout.PANEL_TITLE_PX, ha="center", rotation=90)
 
     def _links(self, plan: _Plan, links: Sequence[Link]) -> None:
-        """The far links: a number on the map, the text at the right."""
+        """Draws the far links: a number on the map, the text at the right."""
         (x, y), (width, height), attention = plan.corners[0], plan.side, self._map
-        left = x + width + plan.strip + (64 if not self.paper.fixed else 40)
-        size, top = layout.SUBTITLE_PX - 1, _HEADER_PX + 8
+        size, gap = (layout.CAPTION_PX, 40) if self.paper.fixed else (layout.SUBTITLE_PX - 1, 64)
+        left, top = x + width + plan.strip + gap, _HEADER_PX + 8
         if self.paper.is_narrow:
             left, top = layout.MARGIN_PX, round(y) + height + 76
-        if self.paper.fixed:
-            size = layout.CAPTION_PX
         room = plan.width - left - layout.MARGIN_PX
         far = "" if attention.far_tokens is None else f" over more than {attention.far_tokens} tokens"
         heading = self.lettering.fit(f"Strongest links{far}", layout.PANEL_TITLE_PX * 1.12, room)
@@ -344,24 +304,19 @@ class _Page(Page):
             for row, (token, end) in enumerate(((link.query, ends[0]), (link.key, ends[1]))):
                 words = f"{'→ ' if row else ''}{token:,}  {end}"
                 self.write(left + 76, line + row * 21, self.lettering.fit(words, size, room - 76), size, ha="left")
-        for at, numbers in numbered.items():  # links at one place share a label
-            beside = (at[0] + 10, "left") if at[0] < x + width / 2 else (at[0] - 10, "right")
-            # Not a halo: with one, letters would no longer be text in PDF and SVG.
-            ground = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+        # Not a halo: with one, letters would no longer be text in PDF and SVG.
+        ground = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+        for (across, down), numbers in numbered.items():  # links at one place share a label
+            label_x, side = (across + 10, "left") if across < x + width / 2 else (across - 10, "right")
             label = ", ".join(map(str, numbers))
-            self.write(beside[0], at[1], label, size, ha=beside[1], color=_MARK, weight="bold", bbox=ground)
+            self.write(label_x, down, label, size, ha=side, color=_MARK, weight="bold", bbox=ground)
         self.lines(rings, color=_MARK, width_px=1.3)
-
-    def _draw_bar(self, plan: _Plan, cmap: Colormap, top: float) -> bool:
-        bar = (layout.MARGIN_PX + 18, plan.foot, min(420, self.paper.room_px - 60), 14)
-        powers = {float(step): f"{top * 10.0 ** (step - DECADES):g}" for step in range(DECADES + 1)}
-        return self.draw_scale(bar, cmap, (0, DECADES), ticks=powers, meaning=self._meaning())
 
 
 def _side_px(shape: tuple[int, ...], room: int, *, fixed: bool) -> tuple[int, int]:
-    """Width and height of a map in pixels: whole pixels a cell where there is room, else whole cells a pixel.
+    """Width and height of a map: whole pixels a cell where there is room, else whole cells a pixel.
 
-    Where the width is fixed a map takes all of the room.
+    Where the width is fixed, a map takes all of the room.
     """
     longest = max(shape)
     if fixed:
@@ -385,7 +340,7 @@ def _by_pixel(values: NDArray[np.float32], cell: int, room: int, largest: np.ufu
 
 
 def _received_share(values: NDArray[np.float64], most: float) -> NDArray[np.float64]:
-    """How far up values stand on the logarithmic scale from the least mass received that is told apart to `most`."""
+    """How far up values stand on the logarithmic scale from the least mass that is drawn to `most`."""
     low = _LEAST_RECEIVED
     return np.clip(np.log(np.maximum(values, low) / low) / math.log(most / low), 0, 1)
 

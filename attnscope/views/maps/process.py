@@ -26,7 +26,7 @@ _PATIENCE_S = 10
 
 @dataclass(frozen=True)
 class _Order:
-    """Sheets to draw into a folder; without one, to get ready for: the record has no weights yet."""
+    """Sheets to draw into a folder; without one, to prepare: the record has no weights yet."""
 
     record: Heatmap
     style: Style
@@ -35,14 +35,14 @@ class _Order:
     folder: Path | None = None
 
 
-def start_python(module: str, **how: Any) -> subprocess.Popen[bytes]:
+def start_python(module: str, **options: Any) -> subprocess.Popen[bytes]:
     """Starts a process that runs `main()` of a module of attnscope, with pipes to its stdin and from its stdout.
 
-    Ctrl-C does not reach it: the first process decides what becomes of it.
+    Ctrl-C does not reach it: the first process decides when it ends.
 
     Args:
         module: Such as "attnscope.views.maps.process".
-        how: Further arguments of `subprocess.Popen`; `env` is added to the environment.
+        options: Further arguments of `subprocess.Popen`; `env` is added to the environment.
     """
     # This very package is imported, wherever it lies; last, as its folder may hold much else.
     home = str(Path(__file__).parents[3])
@@ -51,11 +51,11 @@ def start_python(module: str, **how: Any) -> subprocess.Popen[bytes]:
         f"import sys; sys.path.append({home!r}); from {module} import main; main()"
     )
     # It draws on no screen, whatever the environment names.
-    environment = os.environ | how.pop("env", {}) | {"MPLBACKEND": "agg"}
+    environment = os.environ | options.pop("env", {}) | {"MPLBACKEND": "agg"}
     # -P: a numpy.py that lies where the user stands must not be imported.
     command = [sys.executable, "-P", "-c", code]
     with _without_interrupts():
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, **how)
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, **options)
 
 
 @contextlib.contextmanager
@@ -77,8 +77,8 @@ def _without_interrupts() -> Iterator[None]:
 class DrawingProcess:
     """A process that draws records.
 
-    If it cannot be started, or dies, drawing is done in this one: slower, the same files. Used as a context manager; it
-    ends with the block. Starting costs milliseconds here, as nothing is waited for.
+    If it cannot be started, or dies, this process draws: slower, the same files. Use it as a context manager; it ends
+    with the block. Starting costs milliseconds here, as nothing waits for it.
     """
 
     def __init__(self) -> None:
@@ -109,15 +109,15 @@ class DrawingProcess:
 
     def expect(self, record: Heatmap, style: Style, query: str | None, formats: Sequence[str]) -> None:
         """Lets the process draw all that does not depend on the weights, which `record` need not have yet."""
-        drawn = [wanted for wanted in formats if wanted in FIGURE_FORMATS]
-        self._send(_Order(record, style, sheets_of(record, query), drawn))
+        figures = [name for name in formats if name in FIGURE_FORMATS]
+        self._send(_Order(record, style, sheets_of(record, query), figures))
 
     def draw(
         self, record: Heatmap, folder: Path, formats: Sequence[str], *, style: Style, query: str | None
     ) -> list[Path]:
         """Draws its figures into a folder."""
-        wanted = _Order(record, style, sheets_of(record, query), formats, folder)
-        if self._send(wanted):
+        order = _Order(record, style, sheets_of(record, query), formats, folder)
+        if self._send(order):
             assert self._child is not None and self._child.stdout is not None
             answer: list[Path] | AttnscopeError | None = None
             try:
@@ -130,7 +130,7 @@ class DrawingProcess:
                 raise answer
             if isinstance(answer, list):
                 return answer
-        return Painter(style).draw(record, wanted.sheets, folder, formats)
+        return Painter(style).draw(record, order.sheets, folder, formats)
 
     def _send(self, message: object) -> bool:
         if self._child is None or self._child.stdin is None:
@@ -148,17 +148,16 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
     painters: dict[Style, Painter] = {}
     with contextlib.suppress(EOFError):
         while True:
-            message: _Order = pickle.load(source)
+            order: _Order = pickle.load(source)
             try:
-                painter = painters.setdefault(message.style, Painter(message.style))
-                if message.folder is not None:
-                    answer: object = painter.draw(message.record, message.sheets, message.folder, message.formats)
-                else:
-                    painter.prepare(message.record, message.sheets, message.formats)
+                painter = painters.setdefault(order.style, Painter(order.style))
+                if order.folder is None:
+                    painter.prepare(order.record, order.sheets, order.formats)
                     continue
+                answer: object = painter.draw(order.record, order.sheets, order.folder, order.formats)
             except AttnscopeError as error:
-                if message.folder is None:
-                    continue  # it will be said when it is drawn
+                if order.folder is None:
+                    continue  # drawing says it again
                 answer = error
             pickle.dump(answer, sink)
             sink.flush()

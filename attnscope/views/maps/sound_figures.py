@@ -36,9 +36,6 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
     """The figures that a record is drawn as: an overview and a figure a layer, or one of the heads that were picked.
 
     Before these, where words are timed, `word-times`: the words over the spectrogram.
-
-    Raises:
-        UsageError: There is a query.
     """
     if query is not None:
         raise UsageError("over time every token has its row: there is no --query", "leave it out")
@@ -55,13 +52,7 @@ def share_after_sound(record: Heatmap, pair: tuple[int, int]) -> float:
 
 
 def pages(record: Heatmap, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Page]]:
-    """The figures one after the other, each with its file name without the ending.
-
-    Args:
-        record: What to draw; its keys are frames of a recording.
-        style: How to colour it; by default each head by its own largest weight.
-        query: Refused: every token has its row.
-    """
+    """The figures one after the other, each with its file name without the ending."""
     style = style or Style("head")
     return (
         (sheet.stem, SpectrogramPage(record, style) if sheet.stem == _TIMES else SoundPage(record, sheet, style))
@@ -75,6 +66,7 @@ class SoundPage(Page):
     def __init__(self, record: Heatmap, sheet: Sheet, style: Style) -> None:
         assert record.sound is not None
         self.record, self.sheet, self.style, self.sound = record, sheet, style, record.sound
+        self.shown_s = _seconds_shown(self.sound)
         self.small = sheet.form == "overview"
         self.queries = record.maps[0].queries
         self.over_time = record.maps[0].kind != "cross"
@@ -82,18 +74,19 @@ class SoundPage(Page):
         names = () if self.over_time else self.queries.labels
         lettering = lettering_for([title, self.sound.facts, *names, record.text], style.paper)
         self.columns, left, room, self.row_px = self._sizes(lettering.width_px)
-        self.left_px = left - 8 if style.paper.fixed else 400
+        paper = style.paper
+        self.left_px = left - 8 if paper.fixed else 400
         maps = [fit_columns(record.maps[0].of(*pair), room) for pair in sheet.heads]
         if self.over_time:
             maps = [np.ascontiguousarray(fit_columns(np.ascontiguousarray(weights.T), room).T) for weights in maps]
-        self.cell = max(1, room // maps[0].shape[1]) if not lettering.paper.fixed else room / maps[0].shape[1]
+        n_rows, self.n_columns = maps[0].shape
+        cell = paper.whole(room / self.n_columns)
         self.step = -(-len(self.sound.envelope) // room)
-        self.panel = (maps[0].shape[1] * self.cell, len(maps[0]) * (self.cell if self.over_time else self.row_px))
+        self.panel = (self.n_columns * cell, n_rows * (cell if self.over_time else self.row_px))
         upper = _HEADER_PX + _WAVE_PX + (14 if self.small else _PANEL_TITLE_PX)
         across = left + self.panel[0] + (8 if self.small else _GAP_PX)
         down = self.panel[1] + (8 if self.small else _PANEL_TITLE_PX + _AXIS_PX)
         beside = _NAMES_PX if self.small else 0
-        paper = lettering.paper
         width = paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + beside + self.columns * across)
         super().__init__(width, lettering)
         self.head(title, self.sound.facts)
@@ -108,7 +101,11 @@ class SoundPage(Page):
         for x, _ in self.corners[: self.columns]:
             self._draw_wave(x)
         self._draw_axes()
-        self._write_names(tops)
+        if self.small:
+            places = [(f"L{layer}", f"H{head}") for layer, head in sheet.heads]
+            self.name_panels(places, self.corners, self.panel, self.panel[0] + 8, above_px=_WAVE_PX + 16)
+        else:
+            self._write_names(tops)
         below = upper + math.ceil(len(sheet.heads) / self.columns) * down + (_AXIS_PX if self.small else 0)
         bar = (layout.MARGIN_PX + (8 if paper.fixed else 0), below + 14, min(420, paper.room_px - 20), 14)
         meaning = self._meaning()
@@ -118,28 +115,21 @@ class SoundPage(Page):
 
     def _sizes(self, width_of: layout.WidthPx) -> tuple[int, int, int, int]:
         """Panels side by side, pixels for names at the left of each, for time, and of a token's row."""
-        paper = self.style.paper
-        room = paper.room_px
-        if self.over_time and not self.small:
-            columns = 1 if len(self.sheet.heads) == 1 or paper.is_narrow else 2
-            return columns, 52, room // columns - 52 - _GAP_PX, 1
+        paper, room = self.style.paper, self.style.paper.room_px
         if self.small:
-            columns = len(self.sheet.columns)
-            return (
-                columns,
-                0,
-                max(2 if paper.fixed else 24, (room - 52) // columns - 8),
-                max(1, min(8, 160 // len(self.queries))),
-            )
+            columns, least = len(self.sheet.columns), 2 if paper.fixed else 24
+            return columns, 0, max(least, (room - 52) // columns - 8), max(1, min(8, 160 // len(self.queries)))
         columns = 1 if len(self.sheet.heads) == 1 or paper.is_narrow else 2
+        if self.over_time:
+            return columns, 52, room // columns - 52 - _GAP_PX, 1
         labels = max(width_of(label[:24], layout.CAPTION_PX) for label in self.queries.labels)
         left = math.ceil(labels) + 12
         left = min(left, room // columns // 3) if paper.fixed else left
         return columns, left, room // columns - left - _GAP_PX, 22 if columns == 1 else 17
 
     def _draw_wave(self, x: float) -> None:
-        """How loud the recording is, frame by frame."""
-        loud = fit_columns(self.sound.envelope[None], self.panel[0])[0]
+        """Draws how loud the recording is, frame by frame."""
+        loud = fit_columns(self.sound.envelope[None], self.n_columns)[0]
         cell = self.panel[0] / len(loud)
         loud = loud / (float(loud.max()) or 1.0) * (_WAVE_PX / 2 - 6)
         middle = _HEADER_PX + _WAVE_PX / 2 + (6 if self.small else -8)
@@ -147,14 +137,13 @@ class SoundPage(Page):
         self.fill(boxes, [_WAVE])
 
     def _draw_words(self) -> None:
-        """When each word is spoken, if that is known: from its row, between the two times, up to the wave."""
+        """Draws when each word is spoken, if that is known: from its row, between the two times, up to the wave."""
         if self.small or not self.sound.words:
             return
         width, height = self.panel
-        shown = len(self.sound.envelope) * self.sound.seconds_per_frame
         for x, y in self.corners:
             for word in self.sound.words:
-                left, right = (x + width * at / shown for at in (word.start, word.end))
+                left, right = (x + width * at / self.shown_s for at in (word.start, word.end))
                 # What is listened to as a token is written stands in the row before its own.
                 top, low = (y + height * (row - 1) / len(self.queries) for row in word.tokens)
                 corners = [(left, top), (right, top), (right, low), (left, low), (left, top)]
@@ -162,7 +151,7 @@ class SoundPage(Page):
         x, _ = self.corners[0]
         size, last = layout.CAPTION_PX * 0.9, -math.inf
         for word in self.sound.words:
-            at = x + width * word.start / shown
+            at = x + width * word.start / self.shown_s
             self.lines([[(at, _HEADER_PX - 18), (at, _HEADER_PX - 8 + _WAVE_PX)]], color=_WORD)
             text = self.lettering.fit(word.text, size, 160)
             if at >= last:
@@ -170,7 +159,7 @@ class SoundPage(Page):
                 last = at + 8 + self.lettering.width_px(text, size)
 
     def _draw_axes(self) -> None:
-        """Seconds, below the panels that have nothing else below them."""
+        """Draws seconds below the panels that have nothing else below them."""
         (width, height), n = self.panel, len(self.corners)
         for number, (x, y) in enumerate(self.corners):
             if self.small and number + self.columns < n:
@@ -182,24 +171,17 @@ class SoundPage(Page):
             draw_seconds(self, self.sound, (x, y + height, width), end)
 
     def _write_names(self, tops: Sequence[float]) -> None:
-        size, (width, height) = layout.PANEL_TITLE_PX, self.panel
-        if self.small:
-            panels = list(zip(self.sheet.heads, self.corners, strict=True))
-            rows = {f"L{layer}": y + height / 2 for (layer, _), (_, y) in panels}
-            columns = {f"H{head}": x + width / 2 for (_, head), (x, _) in panels}
-            self.name_panels(rows, columns, self.corners[0], (width, width + 8), above_px=_WAVE_PX + 16)
-            return
+        width, height = self.panel
         for pair, (x, y), top in zip(self.sheet.heads, self.corners, tops, strict=True):
             self.entitle(x, y - 12, f"L{pair[0]}H{pair[1]}")
             caption = f"max {top:.3g}"
             if not self.over_time:
                 longer = f"{caption} · {share_after_sound(self.record, pair):.2f} after the sound"
-                room = width - self.lettering.width_px("L00H00", size) * 1.2
+                room = width - self.lettering.width_px("L00H00", layout.PANEL_TITLE_PX) * 1.2
                 caption = longer if self.lettering.width_px(longer, layout.CAPTION_PX) < room else caption
-            self.write(x + self.panel[0], y - 12, caption, layout.CAPTION_PX, ha="right", color=FAINT)
+            self.write(x + width, y - 12, caption, layout.CAPTION_PX, ha="right", color=FAINT)
             if self.over_time:
-                shown = len(self.sound.envelope) * self.sound.seconds_per_frame
-                ticks = {tick: y + height * tick / shown for tick in layout.nice_ticks(self.sound.seconds)}
+                ticks = {tick: y + height * tick / self.shown_s for tick in layout.nice_ticks(self.sound.seconds)}
                 self.lines([[(x - 5, at), (x - 1, at)] for at in ticks.values()])
                 for tick, at in ticks.items():
                     self.write(x - 8, at, f"{tick:g} s", layout.CAPTION_PX * 0.9, ha="right", color=FAINT)
@@ -212,7 +194,6 @@ class SoundPage(Page):
                 self.write(x - 6, at, label, layout.CAPTION_PX, ha="right", va="center_baseline", color=color)
 
     def _meaning(self) -> str:
-        """What the colours mean."""
         meaning = _MEANING[self.style.scale]
         if self.over_time:
             meaning = meaning.replace("a token's attention that a frame", "a frame's attention that another")
@@ -225,11 +206,11 @@ class SoundPage(Page):
                 notes.append(f"a cell shows the largest weight of up to {self.step} x {self.step} frames")
             return notes + run_notes(self.record.run)
         shares = [share_after_sound(self.record, pair) for pair in self.sheet.heads]
-        shown = f"{min(shares):.2f} to {max(shares):.2f}" if len(shares) > 1 else f"{shares[0]:.2f}"
+        range_of_shares = f"{min(shares):.2f} to {max(shares):.2f}" if len(shares) > 1 else f"{shares[0]:.2f}"
         rows = "the token that is written; the query is the one before it" if self.sound.words else "tokens (queries)"
         notes = [
             f"rows: {rows} · columns: frames of the recording (keys), its loudness above",
-            f"only frames with sound are drawn; {shown} of a head's attention goes to the silence after them",
+            f"only frames with sound are drawn; {range_of_shares} of a head's attention goes to the silence after them",
         ]
         if self.sound.words:
             heads = ", ".join(f"L{layer}H{head}" for layer, head in self.sound.followed)
@@ -258,17 +239,18 @@ class SpectrogramPage(Page):
     def __init__(self, record: Heatmap, style: Style) -> None:
         sound = record.sound
         assert sound is not None and sound.spectrogram is not None
-        self.sound, self.seen = sound, sound.spectrogram
+        self.sound, self.spectrogram = sound, sound.spectrogram
         title = f"{record.run.get('model', 'model')} · when each word is spoken"
         lettering = lettering_for([title, sound.facts, *(word.text for word in sound.words)], style.paper)
         room = style.paper.room_px - _LEFT_PX
-        self.shown = len(sound.envelope) * sound.seconds_per_frame
+        self.shown_s = _seconds_shown(sound)
         width = style.paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + _LEFT_PX + room)
         heads = ", ".join(f"L{layer}H{head}" for layer, head in sound.followed)
         notes = [
             f"words: from dynamic time warping of the cross-attention of {heads}",
-            f"below: the log-mel spectrogram that the model was given, {amount(len(self.seen.hertz), 'band')}; dark = "
-            f"loud, the {self.seen.decibels:.0f} dB below the loudest",
+            f"below: the log-mel spectrogram that the model was given, "
+            f"{amount(len(self.spectrogram.hertz), 'band')}; dark = "
+            f"loud, the {self.spectrogram.decibels:.0f} dB below the loudest",
         ]
         self.size_px = layout.CAPTION_PX
         self.at_px, self.room_px = layout.MARGIN_PX + _LEFT_PX, float(room)
@@ -277,7 +259,7 @@ class SpectrogramPage(Page):
         top = _TOP_PX + n_lanes * _LANE_PX + 8
         super().__init__(width, lettering)
         self.head(title, sound.facts)
-        levels = fit_columns(self.seen.levels[::-1].astype(np.float32), max(1, room))  # the highest band first
+        levels = fit_columns(self.spectrogram.levels[::-1].astype(np.float32), max(1, room))  # the highest band first
         self.matrix((self.at_px, top, room, _HEIGHT_PX), levels, "Greys", (0, 255))
         self.frames([(self.at_px, top, room, _HEIGHT_PX)])
         self._words(lanes, top)
@@ -285,12 +267,12 @@ class SpectrogramPage(Page):
         self.finish(top + _HEIGHT_PX + 46, notes)
 
     def _x(self, seconds: float) -> float:
-        return self.at_px + self.room_px * min(1.0, seconds / self.shown)
+        return self.at_px + self.room_px * min(1.0, seconds / self.shown_s)
 
     def _lanes(self, width_of: layout.WidthPx) -> list[tuple[int, str, bool]]:
-        """For each word its lane, as much of it as fits there, and whether it is written left of where it begins.
+        """The lane of each word, as much of it as fits there, and whether it is written left of where it begins.
 
-        So are words that begin where the recording ends, which would stand beyond the page.
+        That is so of words that begin where the recording ends: they would stand beyond the page.
         """
         ends, lanes = [0.0] * _MOST_LANES, []
         for word in self.sound.words:
@@ -305,7 +287,7 @@ class SpectrogramPage(Page):
         return lanes
 
     def _words(self, lanes: list[tuple[int, str, bool]], top: float) -> None:
-        """Each word in its lane, over the time that it takes, with lines down through the spectrogram."""
+        """Draws each word in its lane, over the time that it takes, with lines down through the spectrogram."""
         spans, ends = [], []
         for word, (lane, *_) in zip(self.sound.words, lanes, strict=True):
             left, right = self._x(word.start), self._x(word.end)
@@ -318,16 +300,16 @@ class SpectrogramPage(Page):
         for word, (lane, text, before) in zip(self.sound.words, lanes, strict=True):
             middle = _TOP_PX + lane * _LANE_PX + (_LANE_PX - 4) / 2
             at = self._x(word.start)
-            shown = text if before else self.lettering.fit(text, self.size_px, self.at_px + self.room_px + 30 - at)
-            self.write(
-                at + (-4 if before else 4), middle, shown, self.size_px, ha="right" if before else "left", color=INK
-            )
+            if not before:
+                text = self.lettering.fit(text, self.size_px, self.at_px + self.room_px + 30 - at)
+            at, side = (at - 4, "right") if before else (at + 4, "left")
+            self.write(at, middle, text, self.size_px, ha=side, color=INK)
 
     def _axes(self, top: float) -> None:
-        """Seconds below, kilohertz at the left: bands are spaced in mel."""
+        """Draws seconds below, and kilohertz at the left; bands are spaced in mel."""
         bottom, small = top + _HEIGHT_PX, layout.CAPTION_PX * 0.9
         draw_seconds(self, self.sound, (self.at_px, bottom, self.room_px))
-        hertz = np.array(self.seen.hertz)
+        hertz = np.array(self.spectrogram.hertz)
         n, last, unit = len(hertz), -np.inf, " kHz"
         for tick in reversed(_KILOHERTZ):
             if hertz[0] <= 1000 * tick <= hertz[-1]:
@@ -340,20 +322,23 @@ class SpectrogramPage(Page):
 
 
 def draw_seconds(page: Page, sound: Sound, edge: tuple[float, float, float], end: float = math.inf) -> None:
-    """An axis of seconds below frames of sound.
+    """Draws an axis of seconds below frames of sound.
 
     Args:
-        page: Where to.
+        page: The page.
         sound: The recording.
         edge: Left end of the frames' lower edge, x and y, and its width.
         end: Where numbers must end.
     """
     (x, y, width), size = edge, layout.CAPTION_PX * 0.9
-    shown_s = len(sound.envelope) * sound.seconds_per_frame
     ticks = layout.nice_ticks(sound.seconds)[:: 2 if width < 260 else 1]
     ticks = ticks[:: page.label_step(f"{ticks[-1]:g} s", layout.CAPTION_PX, width / len(ticks))]
-    at = {f"{tick:g} s": x + width * min(1.0, tick / shown_s) for tick in ticks}
+    at = {f"{tick:g} s": x + width * min(1.0, tick / _seconds_shown(sound)) for tick in ticks}
     page.lines([[(tick, y + 1), (tick, y + 5)] for tick in at.values()])
     for text, tick in at.items():
         if tick == x or tick + page.lettering.width_px(text, size) / 2 <= end:
             page.write(tick, y + 14, text, size, ha="right" if tick > x + width - 16 else "center", color=FAINT)
+
+
+def _seconds_shown(sound: Sound) -> float:
+    return len(sound.envelope) * sound.seconds_per_frame

@@ -34,16 +34,12 @@ Pairs = Sequence[tuple[int, int]]
 _HEAD = Column("head", lambda pair: f"L{pair[0]}H{pair[1]}", style="bold")
 
 
-def drawing(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
+def draw_maps(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
     """A record as the terminal shows it: a map a head, and the strongest links of each.
 
     Few heads are drawn large with their labels, many as thumbnails. Maps wider than the terminal are pooled: a
-    character then shows the largest weight of several tokens, and a line says so.
-
-    Args:
-        record: What to draw.
-        console: Tells the width, and whether there are colours (NO_COLOR is respected).
-        query: Shows also what this token attends to.
+    character then shows the largest weight of several tokens, and a line says so. With a query there is a table of what
+    it attends to.
     """
 
     def large(attention: AttentionMap, pair: tuple[int, int]) -> RenderableType:
@@ -84,14 +80,14 @@ def _map_parts(
 
 
 def query_tables(record: Heatmap, query: str) -> RenderableType:
-    """What a token attends to, per head: a table for each place that `query` names."""
-    return Group(
-        *(
-            query_table(attention, record.chosen(attention), place, kind=attention.kind if len(record.maps) > 1 else "")
-            for attention in record.maps
-            for place in attention.queries.find(query)
-        )
-    )
+    """What a token attends to, per head: a table for each token that `query` names."""
+    tables: list[RenderableType] = []
+    for attention in record.maps:
+        kind = f"{attention.kind}: " if len(record.maps) > 1 else ""
+        for token in attention.queries.find(query):
+            title = f"{kind}what “{safe(attention.queries.labels[token])}” (token {token}) attends to"
+            tables += [heading(title), _query_table(attention, record.chosen(attention), token)]
+    return Group(*tables)
 
 
 def strongest_links(
@@ -112,8 +108,8 @@ def strongest_links(
         within = (itself >= 0) & (itself < weights.shape[1])
         weights[within.nonzero()[0], itself[within]] = 0
     order = np.argsort(-weights, axis=None, kind="stable")[:most]
-    found = [(*divmod(int(at), weights.shape[1]), float(weights.flat[at])) for at in order]
-    return [link for link in found if link[2] >= 0.005]
+    links = [(*divmod(int(cell), weights.shape[1]), float(weights.flat[cell])) for cell in order]
+    return [link for link in links if link[2] >= 0.005]
 
 
 def sink_share(record: Heatmap, attention: AttentionMap, pair: tuple[int, int]) -> float:
@@ -142,17 +138,15 @@ def links_table(record: Heatmap, attention: AttentionMap) -> Table:
     return Table(columns, record.chosen(attention))
 
 
-def query_table(attention: AttentionMap, heads: Pairs, place: int, kind: str = "") -> Group:
-    """A row a head: the five keys that one query attends to most; `kind` goes into the title."""
-    label = safe(attention.queries.labels[place])
+def _query_table(attention: AttentionMap, heads: Pairs, token: int) -> Table:
+    """A row a head: the five keys that one query attends to most."""
 
     def keys(pair: tuple[int, int]) -> Text:
-        row = attention.of(*pair)[place]
+        row = attention.of(*pair)[token]
         strongest = [key for key in np.argsort(-row, kind="stable")[:5] if row[key] >= 0.005]
         return list_numbers((safe(attention.keys.labels[key]), f"{row[key]:.2f}") for key in strongest)
 
-    title = f"{kind}{': ' if kind else ''}what “{label}” (token {place}) attends to"
-    return Group(heading(title), Table([_HEAD, Column("keys, largest weight first", keys, wraps=True)], heads))
+    return Table([_HEAD, Column("keys, largest weight first", keys, wraps=True)], heads)
 
 
 def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> RenderableType:
@@ -162,23 +156,23 @@ def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> 
     digits = len(str(max(weights.shape) - 1))
     margin = max(cell_len(name) for name in names) + 1 + digits + 1
     pool = -(-weights.shape[1] // max(1, (console.width - margin) // 2))
-    shown = max_pool(weights, pool, (1,))
+    pooled = max_pool(weights, pool, (1,))
     lines = Text()
     lines.append(f"\nL{pair[0]}H{pair[1]}", style="bold")
     lines.append("  rows: queries, columns: keys by number")
     lines.append(f" (a column shows the largest of {pool} keys)\n" if pool > 1 else "\n")
     # Every second column has its number, or fewer where numbers are long.
     step = max(2, (digits + 2) // 2)
-    numbered = [(column, str(column * pool)) for column in range(0, shown.shape[1], step)]
-    numbers = "".join(n.ljust(2 * step) for column, n in numbered if 2 * column + len(n) <= 2 * shown.shape[1])
+    numbered = [(column, str(column * pool)) for column in range(0, pooled.shape[1], step)]
+    numbers = "".join(n.ljust(2 * step) for column, n in numbered if 2 * column + len(n) <= 2 * pooled.shape[1])
     lines.append(" " * margin)
     lines.append(numbers.rstrip(), style="dim")
     lines.append("\n")
-    for place, name in enumerate(names):
-        style = "yellow" if queries.special[place] else ""
+    for token, name in enumerate(names):
+        style = "yellow" if queries.special[token] else ""
         lines.append(" " * (margin - cell_len(name) - 2 - digits) + name, style=style)
-        lines.append(f" {place:>{digits}} ", style="dim")
-        _paint(lines, shown[place], 2, console)
+        lines.append(f" {token:>{digits}} ", style="dim")
+        _paint(lines, pooled[token], 2, console)
         lines.append("\n")
     lines.right_crop(1)  # the last newline; not rstrip, as cells may be coloured blanks
     return lines
@@ -191,9 +185,9 @@ def side_by_side(
 
     Args:
         titled: Titles and maps, (query, key), 0 to 1, all of one shape.
-        console: Tells the width, and whether there are colours.
+        console: The terminal.
         what: What a map holds, in the plural: a character may show the largest of several.
-        least_width: Characters that a map has at least, if it has so many columns and the terminal allows.
+        least_width: Characters of a map at least, if it has as many columns and the terminal allows.
     """
     n_keys = titled[0][1].shape[1]
     per_line = max(1, min(len(titled), (console.width + 2) // (max(min(n_keys, least_width), 4) + 2)))
@@ -210,21 +204,22 @@ def side_by_side(
         lines.append("\n")
         coloured = _has_colours(console)
         for line in range(0, maps[0].shape[0], 2 if coloured else 1):
-            for number, shown in enumerate(maps):
+            for number, pooled in enumerate(maps):
                 lines.append("  " if number else "")
                 if not coloured:
-                    _paint(lines, shown[line], 1, console)
+                    _paint(lines, pooled[line], 1, console)
                     continue
-                for column in range(width):
-                    below = shown[line + 1, column] if line + 1 < shown.shape[0] else None
-                    _paint_half(lines, float(shown[line, column]), below)
+                below = pooled[line + 1].tolist() if line + 1 < len(pooled) else [None] * width
+                for upper, lower in zip(pooled[line].tolist(), below, strict=True):  # two weights in a character
+                    ground = None if lower is None else _colour(lower)
+                    lines.append("▀", style=Style(color=_colour(upper), bgcolor=ground))
             lines.append("\n")
     lines.right_crop(1)
     return lines
 
 
 def _legend(console: Console) -> Text:
-    """What the shades of a map mean: the colours of five weights, or the least weight of each character."""
+    """The meaning of a map's shades: the colours of five weights, or the least weight of each character."""
     lines = Text("\nweight  ", style="dim")
     if _has_colours(console):
         for number, weight in enumerate((0.0, 0.25, 0.5, 0.75, 1.0)):
@@ -246,18 +241,13 @@ def _has_colours(console: Console) -> bool:
 
 
 def _paint(lines: Text, weights: NDArray[np.float32], cells: int, console: Console) -> None:
-    """A row of weights, each so many cells wide."""
+    """Appends a row of weights, each of a number of cells."""
     if _has_colours(console):
         for weight in weights.tolist():
             lines.append(" " * cells, style=Style(bgcolor=_colour(weight)))
     else:
         shades = _SHADES if has_unicode(console) else _ASCII_SHADES
         lines.append("".join(_shade(weight, shades) * cells for weight in weights.tolist()))
-
-
-def _paint_half(lines: Text, above: float, below: float | None) -> None:
-    """Two weights in one character: the upper half in the text's colour, the lower in its background."""
-    lines.append("▀", style=Style(color=_colour(above), bgcolor=None if below is None else _colour(float(below))))
 
 
 def _colour(weight: float) -> str:
@@ -271,30 +261,22 @@ def _shade(weight: float, shades: str) -> str:
     return shades[min(len(shades) - 1, 1 + int(weight * (len(shades) - 1)))]
 
 
-def picture_drawing(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
-    """What a query attends to in a picture: patches of each head side by side, a layer below the other.
+def draw_picture(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
+    """What a query, as of `query_of`, attends to in a picture: patches of each head side by side, layer by layer.
 
     Each head is shaded by its own largest weight, which stands beside its name.
-
-    Args:
-        record: What to draw.
-        console: Tells the width, and whether there are colours.
-        query: Whose attention; see `picture_figures.query_of`.
-
-    Raises:
-        AttnscopeError: No token is what `query` names.
     """
     attention, picture = record.maps[0], record.picture
     assert picture is not None
-    place, name = query_of(attention, query)
+    token, name = query_of(attention, query)
     parts: list[RenderableType] = [Text(safe(f"{picture.facts}; what {name} attends to"))]
     heads = record.chosen(attention)
     for layer in sorted({layer for layer, _ in heads}):
         titled = []
         for pair in (pair for pair in heads if pair[0] == layer):
-            patches = over_patches(record, pair, place)
+            patches = over_patches(record, pair, token)
             top = float(patches.max())
-            special = float(row_of(attention, pair, place)[attention.keys.special].sum())
+            special = float(row_of(attention, pair, token)[attention.keys.special].sum())
             elsewhere = f" +{special:.2f}" if attention.keys.special.any() else ""
             titled.append((f"H{pair[1]} {top:.2g}{elsewhere}", (patches / (top or 1.0)).astype(np.float32)))
         parts += [heading(f"layer {layer}"), side_by_side(titled, console, "weights")]
@@ -304,17 +286,8 @@ def picture_drawing(record: Heatmap, console: Console, query: str | None = None)
     return Group(*parts)
 
 
-def words_drawing(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
-    """Where words look: the share of each picture, then each picture's patches, a word beside the other.
-
-    Args:
-        record: What to draw; it has pictures among its words.
-        console: Tells the width, and whether there are colours.
-        query: Words, such as `cat,dog`; None = those that the model wrote.
-
-    Raises:
-        AttnscopeError: No word is what `query` names.
-    """
+def draw_words(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
+    """Where words look, those of a query or those that the model wrote: each picture's patches, word beside word."""
     words, n_words = words_of(record, query)
     heads = record.chosen(record.maps[0])
     parts: list[RenderableType] = []
@@ -323,14 +296,14 @@ def words_drawing(record: Heatmap, console: Console, query: str | None = None) -
         for word in words:
             row = weights_of(record, word, heads)
             patches = np.nan_to_num(picture.over(row))
-            shaded = (patches / (float(patches.max()) or 1.0)).astype(np.float32)
-            titled.append((safe(f"{word.name} {share_of(picture, row):.0%}"), shaded))
+            shares = (patches / (float(patches.max()) or 1.0)).astype(np.float32)
+            titled.append((safe(f"{word.name} {share_of(picture, row):.0%}"), shares))
         parts += [Text(safe(picture.facts)), side_by_side(titled, console, "weights", least_width=16), Text()]
     of_heads = "all heads" if record.picked is None else "the heads that were picked"
     asker = asker_of(record)
-    said = f"the mean of {of_heads}; beside a {asker}: how much of its attention goes to the picture"
+    note = f"the mean of {of_heads}; beside a {asker}: how much of its attention goes to the picture"
     more = f" (the first {len(words)} of {n_words} {ASKERS[asker]}: --query names others)" * (n_words > len(words))
-    return Group(*parts, Text(said + more, style="dim"))
+    return Group(*parts, Text(note + more, style="dim"))
 
 
 def show(
@@ -339,27 +312,24 @@ def show(
     """A record's maps, and what one query attends to.
 
     Args:
-        record: What is shown.
-        console: Tells the width, and whether there are colours.
+        record: Of text, a long text pooled, pictures or sound.
+        console: Tells the width, and whether there are colours (NO_COLOR is respected).
         drawn: Whether maps are shown. Without them and without a query nothing is; a query alone has its table, but
             of a picture and of pooled maps it has the maps too.
         query: Whose attention is shown.
-
-    Raises:
-        AttnscopeError: No token of a picture is what `query` names.
     """
     if not drawn and query is None:
         return None
     if not isinstance(record, Heatmap):
-        return pooled_drawing(record, console)
+        return draw_pooled(record, console)
     if record.picture is not None:
-        return picture_drawing(record, console, query)
+        return draw_picture(record, console, query)
     if record.pictures:
-        return words_drawing(record, console, query)
+        return draw_words(record, console, query)
     if not drawn:
         return query_tables(record, query or "")
     times = [word_table(record.sound)] if record.sound is not None and record.sound.words else []
-    return Group(drawing(record, console, query), *times)
+    return Group(draw_maps(record, console, query), *times)
 
 
 def word_table(sound: Sound) -> Table:
@@ -376,7 +346,7 @@ _LARGE_WIDTH = 64
 _LINKS_OF_MANY = 2
 
 
-def pooled_drawing(record: PooledHeatmap, console: Console) -> RenderableType:
+def draw_pooled(record: PooledHeatmap, console: Console) -> RenderableType:
     """A record as the terminal shows it: a map a head, then a table of marginals and far links."""
 
     def maps(attention: PooledMap, heads: Pairs, width: int = 24) -> Text:
@@ -433,8 +403,10 @@ def _pooled_links(attention: PooledMap, pair: tuple[int, int], *, with_text: boo
     links = attention.links(*pair)
     for number, link in enumerate(links if with_text else links[:_LINKS_OF_MANY]):
         lines.append("\n" if number and with_text else "   " if number else "")
-        ends = ((attention.queries, link.query), (attention.keys, link.key))
-        names = [safe(around(*end, 20) if with_text else end[0].labels[end[1]]) for end in ends]
+        names = [
+            safe(around(tokens, token, 20) if with_text else tokens.labels[token])
+            for tokens, token in ((attention.queries, link.query), (attention.keys, link.key))
+        ]
         lines.append(f"{names[0]} @{link.query} → {names[1]} @{link.key} ")
         lines.append(weight(link.weight), style="cyan")
     return lines

@@ -35,9 +35,6 @@ def pages(rollout: Rollout, style: Style | None = None, query: str | None = None
 
     An overview of all layers, a figure a layer with its tokens named, and with a query bars of its row. Of a picture:
     an overview of all layers, and the last one large.
-
-    Raises:
-        AttnscopeError: No such token.
     """
     style = style or Style("figure")
     if rollout.picture is None:
@@ -49,21 +46,13 @@ def pages(rollout: Rollout, style: Style | None = None, query: str | None = None
 
 
 def require_query(rollout: Rollout, query: str) -> None:
-    """Refuses a query that no token is meant by.
-
-    Raises:
-        AttnscopeError: There is none.
-    """
+    """Refuses a query that means no token."""
     if rollout.picture is None or query.casefold() != MEAN:
         rollout.require(query)
 
 
 def sheets_of(rollout: Rollout, query: str | None = None) -> list[Sheet]:
-    """The figures that a rollout is drawn as, in the order of their files.
-
-    Raises:
-        AttnscopeError: No token is what `query` names.
-    """
+    """The figures that a rollout is drawn as, in the order of their files."""
     whole = len(rollout.flowing) == len(rollout.tokens)
     methods, n_layers = range(3 if whole else 2), len(rollout.mean)
     layers = [tuple((layer, method) for method in methods) for layer in range(n_layers)]
@@ -74,8 +63,8 @@ def sheets_of(rollout: Rollout, query: str | None = None) -> list[Sheet]:
         for layer, heads in enumerate(layers)
     ]
     for token in rollout.require(query) if query is not None else ():
-        shown = range(3 if token in rollout.flowing else 2)
-        heads = tuple((layer, method) for layer in range(n_layers) for method in shown)
+        methods = range(3 if token in rollout.flowing else 2)
+        heads = tuple((layer, method) for layer in range(n_layers) for method in methods)
         title = f"where “{rollout.tokens.labels[token]}” (token {token}) came from"
         sheets.append(Sheet(f"query-{token:03d}", "bars", heads, 0, token, title))
     return sheets
@@ -86,7 +75,7 @@ class _RolloutCanvas(MapCanvas):
     layers_across = True  # two or three methods would leave a page of columns empty
 
     @staticmethod
-    def head_name(head: int) -> str:
+    def name_head(head: int) -> str:
         return _NAMES[head]
 
 
@@ -116,8 +105,8 @@ class _RolloutPainter(Painter):
             names = tuple(f"L{layer} {_NAMES[method]}" for layer, method in sheet.heads)
         name = (sheet.form, names, sheet.query)
         if name not in self._canvases:
-            making = _RolloutBars if sheet.form == "bars" else _RolloutCanvas
-            self._canvases[name] = making(record, sheet, names, self._header, self.style)
+            kind = _RolloutBars if sheet.form == "bars" else _RolloutCanvas
+            self._canvases[name] = kind(record, sheet, names, self._header, self.style)
         return self._canvases[name]
 
 
@@ -147,18 +136,14 @@ def _map(rollout: Rollout, weights: NDArray[np.float32]) -> AttentionMap:
 
 
 def picture_sheets(rollout: Rollout, query: str | None = None) -> list[Sheet]:
-    """An overview of all layers, above what heads attend to on average, below the rollout; and the last layer large.
-
-    Raises:
-        AttnscopeError: No token is what `query` names.
-    """
+    """An overview of all layers, above what heads attend to on average, below the rollout; and the last layer large."""
     record = _over_picture(rollout)
     token, name = query_of(record.maps[0], query)
     mark = MEAN if token < 0 else name.replace(",", "-")
-    shown = record.chosen(record.maps[0])  # without the flow where it was not computed
+    heads = record.chosen(record.maps[0])  # without the flow where it was not computed
     last = ((1, len(rollout.rollout) - 1),)
     return [
-        Sheet(f"overview-{mark}", "overview", shown, query=token),
+        Sheet(f"overview-{mark}", "overview", heads, query=token),
         Sheet(f"last-{mark}", "single", last, query=token),
     ]
 
@@ -167,13 +152,10 @@ class _PicturePage(PicturePage):
     names_px = 84
     meaning: Mapping[Scale, str] = _PICTURE_MEANING
 
-    def row_name(self, layer: int) -> str:
-        return _SHORT_NAMES[layer]
+    def name_place(self, pair: tuple[int, int]) -> tuple[str, str]:
+        return _SHORT_NAMES[pair[0]], f"L{pair[1]}"
 
-    def column_name(self, head: int) -> str:
-        return f"L{head}"
-
-    def panel_name(self, pair: tuple[int, int]) -> str:
+    def name_panel(self, pair: tuple[int, int]) -> str:
         return f"{_SHORT_NAMES[pair[0]]} after layer {pair[1]}"
 
     def title(self) -> str:

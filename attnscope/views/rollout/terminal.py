@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,51 +20,37 @@ _MOST = 3
 
 
 def show(rollout: Rollout, console: Console, *, query: str | None = None) -> RenderableType:
-    """Where tokens came from: all of them after the last layer; with a query, that one after every layer.
+    """Where tokens came from: all of them after the last layer; with a query, that one after every layer."""
+    labels, n_layers = rollout.tokens.labels, len(rollout.mean)
 
-    Raises:
-        AttnscopeError: No token is what `query` names.
-    """
-    labels, last = rollout.tokens.labels, len(rollout.mean) - 1
+    def by_layer(title: str, tokens: Sequence[int]) -> Group:
+        rows = [(f"L{layer}", layer, token) for layer in range(n_layers) for token in tokens]
+        return _table(rollout, title, "layer", rows)
+
     if rollout.picture is not None and (query is None or query.casefold() == MEAN):
-        return Group(
-            _table(
-                rollout,
-                "the patches that CLS came from",
-                "layer",
-                ((f"L{layer}", layer, place) for layer in range(last + 1) for place in rollout.tokens.find("CLS")),
-            )
-        )
+        return by_layer("the patches that CLS came from", rollout.tokens.find("CLS"))
     if query is None:
-        title = f"where each token came from, after layer {last}"
-        return _table(rollout, title, "token", ((label, last, place) for place, label in enumerate(labels)))
+        title = f"where each token came from, after layer {n_layers - 1}"
+        return _table(rollout, title, "token", [(label, n_layers - 1, token) for token, label in enumerate(labels)])
     return Group(
-        *(
-            _table(
-                rollout,
-                f"where “{labels[place]}” (token {place}) came from",
-                "layer",
-                ((f"L{layer}", layer, place) for layer in range(last + 1)),
-            )
-            for place in rollout.require(query)
-        )
+        *(by_layer(f"where “{labels[token]}” (token {token}) came from", [token]) for token in rollout.require(query))
     )
 
 
-def _table(rollout: Rollout, title: str, first: str, rows: Iterable[tuple[str, int, int]]) -> Group:
+def _table(rollout: Rollout, title: str, first: str, rows: Sequence[tuple[str, int, int]]) -> Group:
     methods = [method for method in METHODS if method != "flow" or rollout.flowing]
     least = 0.005 if rollout.picture is None else 0.0
 
-    def of(method: str) -> Callable[[tuple[str, int, int]], Text]:
+    def name_largest(method: str) -> Callable[[tuple[str, int, int]], Text]:
         shares = rollout.of(method)
-        return lambda row: _largest(shares[row[1], row[2]], rollout.tokens, least)
+        return lambda row: _name_largest(shares[row[1], row[2]], rollout.tokens, least)
 
     columns = [Column(first, lambda row: row[0], wraps=True, least=16, style="bold")]
-    columns += [Column(_NAMES[method], of(method), wraps=True, least=14) for method in methods]
+    columns += [Column(_NAMES[method], name_largest(method), wraps=True, least=14) for method in methods]
     return Group(heading(title), Table(columns, rows))
 
 
-def _largest(row: NDArray[np.float64], tokens: Tokens, least: float) -> Text:
+def _name_largest(row: NDArray[np.float64], tokens: Tokens, least: float) -> Text:
     if np.isnan(row).any():
         return Text()
     largest = [key for key in np.argsort(-row, kind="stable")[:_MOST] if row[key] >= least]
