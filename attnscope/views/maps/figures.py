@@ -71,13 +71,14 @@ def pages(record: Heatmap, style: Style | None = None, query: str | None = None)
 class Painter:
     """Draws records; keeps the canvases of the last one, so that its layers share their labels."""
 
-    def __init__(self, style: Style) -> None:
-        self.style = style
+    def __init__(self, style: Style, threads: int = 2) -> None:
+        """Where `threads` is 0, the thread that draws also compresses and writes."""
+        self.style, self.threads = style, threads
         self._canvases: dict[tuple[object, ...], MapCanvas | BarCanvas] = {}
 
     def draw(self, record: Heatmap, sheets: Sequence[Sheet], folder: Path, formats: Sequence[str]) -> list[Path]:
         """Draws sheets into a folder, in the order of the sheets and formats."""
-        return write_pages(self.pages(record, sheets), folder, formats)
+        return write_pages(self.pages(record, sheets), folder, formats, self.threads)
 
     def pages(self, record: Heatmap, sheets: Sequence[Sheet]) -> Iterator[tuple[str, Canvas]]:
         """The figures one after the other; sheets share canvases, so each is whole until the next one is asked for."""
