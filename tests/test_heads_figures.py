@@ -150,8 +150,8 @@ class TestAtlas:
         assert {"encoder attention", "cross attention", "minilm · what its 24 heads do", "previous token"} <= texts
         cells = self.layout(findings).cells
         wanted = [text for cell in cells for text in (cell.glyph, cell.value, *(letter for letter, _ in cell.further))]
-        assert sorted(number.text for number in page.drawn) == sorted(text for text in wanted if text)
-        assert sum(number.font == "italic" for number in page.drawn) == sum(cell.active for cell in cells)
+        assert sorted(number.text for number in page.written_numbers) == sorted(text for text in wanted if text)
+        assert sum(number.font == "italic" for number in page.written_numbers) == sum(cell.active for cell in cells)
 
     def test_it_needs_no_facts(self) -> None:
         legend = self.layout(fake_findings(2, 3, options=False)).legend
@@ -218,8 +218,8 @@ class TestMeasurePages:
 
     def test_numbers_go_where_cells_are_too_small(self) -> None:
         few, many = fake_findings(1, 32), fake_findings(1, 64)
-        assert len(page_of(few, "measure-local").drawn) == 32
-        assert not page_of(many, "measure-local").drawn
+        assert len(page_of(few, "measure-local").written_numbers) == 32
+        assert not page_of(many, "measure-local").written_numbers
 
     def test_uniform_and_meaning_are_said(self) -> None:
         texts = written(page_of(fake_findings(2, 4), "measure-distance_tokens"))
@@ -255,7 +255,7 @@ class TestMeasurePages:
                 )
                 assert page is not alone
                 np.testing.assert_array_equal(page.pixels(), alone.pixels(), err_msg=name)
-                assert page.drawn == alone.drawn
+                assert page.written_numbers == alone.written_numbers
                 n_same += 1
         assert n_same > 5
 

@@ -30,7 +30,7 @@ def test_plain_text_needs_one_font() -> None:
     found = lettering_for(["the", "##ing", "·été", "Ωμ", "שלום", "$_{x}\\<&^"])
     assert found.families == (BASE_FAMILY,)
     assert not found.missing
-    assert found.note == ""
+    assert found.notes == []
     assert found.spell("$_{x}\\<&^") == "$_{x}\\<&^"
 
 
@@ -38,19 +38,19 @@ def test_characters_of_no_font_become_code_points_and_a_note(only_dejavu: None) 
     found = lettering_for(["你好", "a🦜"])
     assert found.missing == {"你", "好", "🦜"}
     assert found.spell("a🦜你") == "aU+1F99CU+4F60"
-    assert found.note == (
+    assert found.notes == [
         "no installed font has 3 of the characters (U+4F60, U+597D, U+1F99C): written as their code points"
-    )
+    ]
 
 
 def test_a_note_names_some_of_many(only_dejavu: None) -> None:
-    assert "6 of the characters (U+4E00, U+4E01, U+4E02, U+4E03, …)" in lettering_for(["一丁丂七丄丅"]).note
+    assert "6 of the characters (U+4E00, U+4E01, U+4E02, U+4E03, …)" in lettering_for(["一丁丂七丄丅"]).notes[0]
 
 
 def test_what_draws_nothing_is_left_out_without_a_note(only_dejavu: None) -> None:
     found = lettering_for(["a\U000e0101b"])  # a variation selector
     assert found.spell("a\U000e0101b") == "ab"
-    assert found.note == ""
+    assert found.notes == []
 
 
 def test_another_font_is_taken_for_what_the_first_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

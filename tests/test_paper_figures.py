@@ -239,8 +239,10 @@ def test_numbers_of_a_table_of_heads_are_text_in_vector_files(made: Path, tmp_pa
     page = dict(heads_figures.pages(findings, measures="entropy_nats"))["measure-entropy_nats"]
     with canvas.matplotlib_defaults():
         drawn = page.vector("svg").decode()
-    assert {one.text for one in page.drawn} <= set(re.findall(r"<text [^>]*>([^<]*)</text>", drawn))
-    assert not [text for text in page.axes.texts if text.get_text() in {one.text for one in page.drawn}], "as before"
+    assert {one.text for one in page.written_numbers} <= set(re.findall(r"<text [^>]*>([^<]*)</text>", drawn))
+    assert not [text for text in page.axes.texts if text.get_text() in {one.text for one in page.written_numbers}], (
+        "as before"
+    )
 
 
 @pytest.mark.parametrize(("n", "is_image"), [(2, False), (64, False), (65, True)])

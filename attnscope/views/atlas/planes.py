@@ -34,15 +34,7 @@ _TURNED = {
 
 
 def pages(atlas: Atlas, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
-    """The figures one after the other: `planes`, or of many heads `planes-L0`, a page a layer.
-
-    Args:
-        atlas: What it is of.
-        style: How it is drawn.
-
-    Raises:
-        AttnscopeError: It holds none.
-    """
+    """The figures one after the other: `planes`, or of many heads `planes-L0`, a page a layer."""
     if not atlas.planes:
         raise AttnscopeError(
             "this atlas does not know queries and keys",
@@ -52,42 +44,42 @@ def pages(atlas: Atlas, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
     if len(heads) <= _MOST:
         yield "planes", planes_drawing(atlas, heads, paper)
         return
-    places = [(head.kind, head.layer) for head in atlas.heads]
-    several = len({kind for kind, _ in places}) > 1
-    for kind, layer in dict.fromkeys(places):
-        mine = [at for at in heads if places[at] == (kind, layer)]
-        yield f"planes-{f'{kind}-' * several}L{layer}", planes_drawing(atlas, mine, paper)
+    layers = [(head.kind, head.layer) for head in atlas.heads]
+    several = len({kind for kind, _ in layers}) > 1
+    for kind, layer in dict.fromkeys(layers):
+        heads_of_layer = [head for head in heads if layers[head] == (kind, layer)]
+        yield f"planes-{f'{kind}-' * several}L{layer}", planes_drawing(atlas, heads_of_layer, paper)
 
 
 @matplotlib_defaults()
 def planes_drawing(atlas: Atlas, heads: Sequence[int], paper: Paper) -> Drawing:
     """The figure of some heads, by their places in the atlas: a panel each."""
-    points = [one for one in (atlas.points_of(at) for at in heads) if one is not None]
-    said = [
+    points = [points for head in heads if (points := atlas.points_of(head)) is not None]
+    notes = [
         "blue dots: queries; orange squares: keys; a query looks for keys that lie in its own direction from 0",
         "percentages: shares of the variance of the scores of all sampled queries with all sampled keys; "
         f"were all directions alike: {100 / points[0].plane.d_head:.0f}% each",
         "by position: how much of the keys' spread their position in the text accounts for",
-        *(_TURNED[turned] for turned in dict.fromkeys(one.plane.turned for one in points) if turned in _TURNED),
+        *(_TURNED[turned] for turned in dict.fromkeys(of_head.plane.turned for of_head in points) if turned in _TURNED),
         corpus_line(atlas.findings),
     ]
-    named = sorted({printable(token.label) for one in points for token in one.tokens})
-    lettering = lettering_for([model_of(atlas.run), *said, *named], paper)
+    labels = sorted({printable(token.label) for of_head in points for token in of_head.tokens})
+    lettering = lettering_for([model_of(atlas.run), *notes, *labels], paper)
     sheet = Sheet.on(paper, lettering)
     across = min(len(heads), 1 if sheet.stacked else 2 if len(heads) in (2, 4) else 3 if len(heads) < 7 else 4)
-    rows, size, foot = math.ceil(len(heads) / across), sheet.size, write_foot(said, sheet)
+    rows, size, foot = math.ceil(len(heads) / across), sheet.size, write_foot(notes, sheet)
     gap = 0.62 * size
     wide = min((sheet.width - 0.3 * size) / across - gap, 7.2 * size)
     above, pitch = sheet.above, wide + 0.95 * size
     height = above + rows * pitch + foot.height
     subtitle = f"queries and keys of {len(points[0].tokens)} tokens"
     figure = sheet.open_figure(height, model_of(atlas.run), subtitle)
-    for number, (at, of_head) in enumerate(zip(heads, points, strict=True)):
+    for number, (head, of_head) in enumerate(zip(heads, points, strict=True)):
         left = 0.3 * size + gap * 0.6 + (number % across) * (wide + gap)
         top = above + 0.35 * size + number // across * pitch
         box = (left / sheet.width, 1 - (top + wide) / height, wide / sheet.width, wide / height)
         axes = figure.add_axes(box)
-        _draw_head(axes, of_head, full_name(atlas.heads[at], atlas.findings), wide, sheet, named=len(heads) <= _LARGE)
+        _draw_head(axes, of_head, full_name(atlas.heads[head], atlas.findings), wide, sheet, named=len(heads) <= _LARGE)
     foot.write(figure)
     return Drawing(figure, lettering.families)
 
@@ -98,17 +90,17 @@ def _draw_head(axes: Any, points: Points, name: str, wide: float, sheet: Sheet, 
     size, explained = sheet.size, [100 * share for share in points.plane.explained]
     axes.axhline(0, color=LINE, linewidth=0.7 * size, zorder=0)
     axes.axvline(0, color=LINE, linewidth=0.7 * size, zorder=0)
-    area = (14 if named else 5) * size**2
-    shown: Any = {"s": area, "linewidths": 0, "alpha": 0.6}
-    axes.scatter(*points.queries[:, :2].T, marker="o", color=COLORS[0], **shown)
-    axes.scatter(*points.keys[:, :2].T, marker="s", color=COLORS[1], **shown)
+    look: Any = {"s": (14 if named else 5) * size**2, "linewidths": 0, "alpha": 0.6}
+    axes.scatter(*points.queries[:, :2].T, marker="o", color=COLORS[0], **look)
+    axes.scatter(*points.keys[:, :2].T, marker="s", color=COLORS[1], **look)
     middle, most = _window(points)
-    for at, set_ticks, set_limits in (
+    for centre, set_ticks, set_limits in (
         (middle[0], axes.set_xticks, axes.set_xlim),
         (middle[1], axes.set_yticks, axes.set_ylim),
     ):
-        set_ticks([tick for tick in MaxNLocator(5).tick_values(at - most, at + most) if abs(tick - at) < 0.97 * most])
-        set_limits(at - most, at + most)
+        ticks = MaxNLocator(5).tick_values(centre - most, centre + most)
+        set_ticks([tick for tick in ticks if abs(tick - centre) < 0.97 * most])
+        set_limits(centre - most, centre + most)
     label: Any = {"fontsize": 9 * size, "family": sheet.families, "parse_math": False}
     axes.set_title(name, fontsize=10.5 * size, family=sheet.families, parse_math=False, loc="left", pad=4 * size)
     by_place = [f", {100 * share:.0f}% by position" if share > 0.5 and named else "" for share in points.plane.by_place]
@@ -128,8 +120,8 @@ def _draw_head(axes: Any, points: Points, name: str, wide: float, sheet: Sheet, 
 
 def _window(points: Points) -> tuple[NDArray[np.float64], float]:
     """Middle and half the side of the smallest square with all points and 0, and room around them."""
-    every = np.concatenate([points.queries[:, :2], points.keys[:, :2], np.zeros((1, 2))]).astype(np.float64)
-    low, high = every.min(0), every.max(0)
+    positions = np.concatenate([points.queries[:, :2], points.keys[:, :2], np.zeros((1, 2))]).astype(np.float64)
+    low, high = positions.min(0), positions.max(0)
     return (low + high) / 2, 0.55 * float((high - low).max()) or 1.0
 
 
@@ -149,9 +141,9 @@ def _name_furthest(
     middle, most = window
     letter = 9 * sheet.size / 72 / wide * 2 * most  # its height, in the plot's own unit
     step, seen, count = 1.3 * letter, set(), 0
-    for at in np.argsort(-np.abs(places).max(1), kind="stable"):
-        label = cut(printable(points.tokens[at].label), 12)
-        x, y = (float(part) for part in places[at])
+    for token in np.argsort(-np.abs(places).max(1), kind="stable"):
+        label = cut(printable(points.tokens[token].label), 12)
+        x, y = (float(part) for part in places[token])
         half = 0.33 * letter * len(label)
         if label in seen or any(abs(y - v) < step and abs(x - u) < half + w for u, v, w in taken):
             continue
@@ -159,11 +151,11 @@ def _name_furthest(
             continue
         seen.add(label)
         taken.append((x, y, half))
-        named = axes.annotate(
+        name = axes.annotate(
             label, (x, y), (0, 3 * sheet.size), textcoords="offset points", ha="center", va="bottom", color=color,
             fontsize=9 * sheet.size, family=sheet.families, parse_math=False,
         )  # fmt: skip
-        named.set_path_effects([withStroke(linewidth=2.2 * sheet.size, foreground="white")])
+        name.set_path_effects([withStroke(linewidth=2.2 * sheet.size, foreground="white")])
         count += 1
         if count == _NAMED:
             return

@@ -40,16 +40,7 @@ def show(
 ) -> RenderableType:
     """What each head does, where it looks, which tokens stand out, and its best example.
 
-    Args:
-        atlas: What is shown.
-        console: Tells the width.
-        measures: Also these measures of every head, separated by commas.
-        where: Which heads alone are printed: see `records.head_query`.
-        sort: In which order they are listed.
-        has_page: Whether a page is written, which has the examples.
-
-    Raises:
-        AttnscopeError: There is no such measure, condition or order.
+    `measures`, separated by commas, are shown too; `where` and `sort` are as of `records.heads.query`.
     """
     findings = atlas.findings
     heads = choose(atlas, where, sort)
@@ -63,35 +54,29 @@ def show(
     notes = _notes(atlas, whole=whole, has_page=has_page)
     parts += dim_lines([*notes, corpus_line(findings), *corpus_notes(findings)])
     if measures:
-        named = [name.strip() for name in measures.split(",")]
-        parts.append(measure_table(replace(findings, heads=tuple(heads)), named))
+        names = [name.strip() for name in measures.split(",")]
+        parts.append(measure_table(replace(findings, heads=tuple(heads)), names))
     return Group(*parts)
 
 
 def table(atlas: Atlas, heads: list[Head], *, whole: bool) -> Table:
-    """A row a head.
-
-    Args:
-        atlas: What it is of.
-        heads: Which of its heads.
-        whole: Whether all is said that is known, over several lines; else a line a head.
-    """
+    """A row a head: with `whole` everything, over several lines; else a line."""
     findings = atlas.findings
     best = {facts.head: facts for facts in reversed(atlas.facts) if facts.why == "top"}
-    number = {head.address: at for at, head in enumerate(atlas.heads)}
+    numbers = {head.address: number for number, head in enumerate(atlas.heads)}
 
     def of(write: Callable[[int], str | Text]) -> Callable[[Head], str | Text]:
-        return lambda head: write(number[head.address])
+        return lambda head: write(numbers[head.address])
 
     columns = [
         Column("head", lambda head: full_name(head, findings), style="bold"),
-        Column("offset", of(lambda at: _offset(atlas, at)), right=True),
+        Column("offset", of(lambda head: _offset(atlas, head)), right=True),
         Column("what it does", lambda head: _words(head, findings), wraps=whole, part=0 if whole else 5, least=28),
-        Column("pairs", of(lambda at: _tokens(atlas, at, "pairs", ", ")), wraps=whole, part=0 if whole else 3,
+        Column("pairs", of(lambda head: _tokens(atlas, head, "pairs", ", ")), wraps=whole, part=0 if whole else 3,
                least=18, drop=1),
-        Column("keys", of(lambda at: _tokens(atlas, at, "gets")), wraps=whole, part=0 if whole else 2, least=12,
+        Column("keys", of(lambda head: _tokens(atlas, head, "gets")), wraps=whole, part=0 if whole else 2, least=12,
                drop=2 if whole else 3),
-        Column("best example", of(lambda at: _excerpt(best[at]) if at in best else ""), wraps=whole,
+        Column("best example", of(lambda head: _excerpt(best[head]) if head in best else ""), wraps=whole,
                part=0 if whole else 5, least=28, drop=3),
     ]  # fmt: skip
     return Table(columns[: None if best else -1], heads)
@@ -105,15 +90,15 @@ def _words(head: Head, findings: Findings) -> str:
     return ", ".join(label(role.name) for role in head.roles) or "unclassified"
 
 
-def _tokens(atlas: Atlas, at: int, side: Side, between: str = " ") -> str:
-    rows = [row for row in atlas.tables[at] if row.side == side][:_TOKENS]
+def _tokens(atlas: Atlas, head: int, side: Side, between: str = " ") -> str:
+    rows = [row for row in atlas.tables[head] if row.side == side][:_TOKENS]
     return between.join("→".join(cut(printable(token), 12) for token in row.tokens) for row in rows)
 
 
-def _offset(atlas: Atlas, at: int) -> Text:
+def _offset(atlas: Atlas, head: int) -> Text:
     """The offset at which it is furthest above uniform attention, and its share there."""
-    profile = atlas.profiles[at, 1:-1]
-    above = profile - atlas.even_profiles[at, 1:-1]
+    profile = atlas.profiles[head, 1:-1]
+    above = profile - atlas.even_profiles[head, 1:-1]
     if not np.isfinite(above).any():
         return Text("")
     best = int(np.nanargmax(above))
@@ -128,8 +113,8 @@ def _excerpt(facts: ExampleFacts) -> str:
     focus = max(0, facts.focus)
     first = max(0, focus - _AROUND)
     pieces = [
-        f"{before}[{one}]" if first + i == focus else f"{before}{one}"
-        for i, (before, one) in enumerate(facts.pieces()[first : focus + _AROUND + 1])
+        f"{before}[{token}]" if number == focus else f"{before}{token}"
+        for number, (before, token) in enumerate(facts.pieces()[first : focus + _AROUND + 1], first)
     ]
     return printable("".join(pieces), 80)
 
@@ -137,8 +122,7 @@ def _excerpt(facts: ExampleFacts) -> str:
 def _notes(atlas: Atlas, *, whole: bool, has_page: bool) -> list[str]:
     notes = [
         "offset: of the key from the query, where attention is furthest above uniform attention (by 5 points or more), "
-        "and its share there; "
-        "pairs (query→key) and keys: those with the largest lift.",
+        "and its share there; pairs (query→key) and keys: those with the largest lift.",
         f"lift: attention divided by {printable(atlas.options.get('lift', OVER_ALL_KEYS))}.",
         *description_notes(atlas.findings),
         f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",

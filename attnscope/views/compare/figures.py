@@ -84,7 +84,7 @@ class Tree:
 
 
 def tree_of(merges: NDArray[np.float64], order: NDArray[np.int64]) -> Tree:
-    """Where the branches of a dendrogram are over heads in the order of the leaves; a head's middle is at n + 1/2."""
+    """The branches of a dendrogram over heads in the order of the leaves; a head's middle is at n + 1/2."""
     n = len(order)
     nodes: list[tuple[float, float]] = [(0.0, 0.0)] * n
     for number, head in enumerate(order.tolist()):
@@ -200,7 +200,7 @@ def _label_step(paper: Paper, cell: float) -> tuple[int, float]:
 
 
 def _key_corner(paper: Paper, corner: tuple[int, int], shape: tuple[int, ...], cell: float) -> tuple[int, int, int]:
-    """Where the key of a matrix begins, beside it or on narrow paper below, and the width of its colour bar."""
+    """The corner of a matrix's key, beside it or on narrow paper below, and the width of its colour bar."""
     if paper.is_narrow:
         return layout.MARGIN_PX + 8, math.ceil(corner[1] + shape[0] * cell) + 28, min(300, paper.room_px - 60)
     return math.ceil(corner[0] + shape[1] * cell) + 40, corner[1] + 4, _LEGEND_PX - 40
@@ -274,14 +274,10 @@ def _draw_layers(
 def _draw_steps(
     page: Page, room: tuple[float, float, float, float], steps: NDArray[np.float64], high: float, names: dict[int, str]
 ) -> None:
-    """Draws bars of the distance of each layer to the next, with their intervals.
+    """Draws bars of the distance of each layer to the next, (step, 3) with the ends of its interval.
 
-    Args:
-        page: The page.
-        room: Left and upper edge, the width of `high`, and from bar to bar.
-        steps: The distances and the ends of their intervals, (step, 3).
-        high: The largest distance.
-        names: Of the steps that have one.
+    `room` is the left and upper edge, the width of the largest distance `high`, and the pitch of bars; some steps have
+    names.
     """
     left, top, width, pitch = room
     thick = min(30.0, pitch * 0.55)

@@ -97,14 +97,10 @@ def join_tokens(pair: MinimalPair) -> Tokens:
 def panels_page(
     header: tuple[str, str], panels: Sequence[Panel], notes: Sequence[str], paper: Paper, difference: str = ""
 ) -> Page:
-    """Maps side by side, each with its token labels, all in the same colours.
+    """Maps side by side, each with its token labels, all in the same colours; `header` is title and subtitle.
 
-    Args:
-        header: Title and subtitle of the page.
-        panels: The maps.
-        notes: What stands at the foot.
-        paper: What they are laid out on.
-        difference: What the values are if they have a sign; they then have a scale up to the largest. Empty = weights.
+    Values are weights, on a scale from 0 to 1; or `difference` names them, and they have a sign and a scale up to the
+    largest.
     """
     labels = [label for panel in panels for tokens in (panel.queries, panel.keys) for label in tokens.labels]
     lettering = lettering_for([*header, *notes, *labels], paper)
@@ -113,9 +109,8 @@ def panels_page(
         widest_label(lettering, [label for sides in tokens_of for label in sides.labels])
         for tokens_of in ([panel.queries for panel in panels], [panel.keys for panel in panels])
     )
-    notes = [*notes, *([lettering.note] if lettering.note else [])]
     meaning = difference or "attention weight: the share of a query's attention that a key gets"
-    around = layout.Surroundings(notes, lettering.width_px, meaning, paper)
+    around = layout.Surroundings([*notes, *lettering.notes], lettering.width_px, meaning, paper)
     pool, _, grid = layout.pooled_grid(len(panels), tokens, (rows, columns), around)
     page = Page(grid.width_px, lettering)
     page.head(*header)
@@ -155,7 +150,7 @@ def _pool_signed(values: NDArray[np.float32], pool: int) -> NDArray[np.float32]:
 
 
 def rows_page(pair: MinimalPair, at: int, paper: Paper = SCREEN) -> Page:
-    """What one query attends to in both texts, in the heads that change most there: two bars per key."""
+    """The keys that one query attends to in both texts, in the heads that change most there: two bars per key."""
     first, second = pair.tokens
     query, other = map(int, pair.aligned[at])
     values = np.nan_to_num(pair.divergences[pair.measure][:, at], nan=-1.0)

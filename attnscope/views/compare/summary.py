@@ -1,4 +1,4 @@
-"""What every view of a comparison says: titles, notes and numbers. Plain values."""
+"""Titles, notes and numbers of comparisons, for every view. Plain values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def hidden_notes(comparison: PickedHeads | MinimalPair) -> list[str]:
 
 
 def table_notes(table: PairTable, kind: str) -> list[str]:
-    """What its distances are, and of which rows."""
+    """The meaning of a table's distances, and the rows that they leave out."""
     return [meaning(table.measure), *([] if table.special else [_hidden_note(kind)])]
 
 
@@ -70,7 +70,7 @@ def table_line(table: PairTable) -> str:
 
 
 def texts_line(corpus: Mapping[str, Any]) -> str:
-    """What was read: the text itself if it was one, else how many and from where."""
+    """The corpus in a line: the text itself if there is one, else how many and their sources."""
     if isinstance(corpus.get("text"), str):
         return f"“{printable(corpus['text'], 160)}”"
     n_texts, n_tokens = corpus.get("n_texts"), corpus.get("n_tokens")

@@ -24,11 +24,8 @@ def write_pages(
 ) -> list[Path]:
     """Writes figures into a folder, each file whole or not at all; the same figures give the same bytes.
 
-    Args:
-        pages: The file name of each without its ending, and the figure; it may change once the next one is asked for.
-        folder: Made if it is not there.
-        formats: Some of "png", "svg", "pdf".
-        threads: How many threads compress and write beside drawing (zlib lets others run meanwhile); 0 = none.
+    A page may change once the next one is asked for. As many `threads` compress and write beside drawing, as zlib lets
+    others run meanwhile.
     """
     for kind in formats:
         if kind not in FIGURE_FORMATS:

@@ -50,6 +50,11 @@ class Scale:
         low, high = self.write(self.uniform[0]), self.write(self.uniform[1])
         return low if low == high else f"{low} to {high}"
 
+    @property
+    def ticks(self) -> tuple[float, ...]:
+        """Round numbers on the scale."""
+        return layout.ticks_between(self.low, self.high)
+
 
 def scale_of(findings: Findings, measure: str, write: Callable[[float], str] | None = None) -> Scale:
     """The colours for a measure: the same for all kinds of attention, and wide enough for uniform's value."""
@@ -71,7 +76,7 @@ def scale_of(findings: Findings, measure: str, write: Callable[[float], str] | N
 
 @dataclass(frozen=True)
 class Panels:
-    """Where the small maps of measures stand on a page."""
+    """The places of small maps of measures on a page."""
 
     columns: int  # of maps side by side
     left: int  # room for the layers' names, left of a map
@@ -305,7 +310,7 @@ class MeasurePage(Page):
     def begin(self) -> None:
         """Clears the page of one figure's own parts, and takes all that is drawn from now on for the next one's."""
         self.wipe()
-        self.temporary, self.drawn = True, ()
+        self.temporary, self.written_numbers = True, ()
 
     def map(
         self,
@@ -324,7 +329,7 @@ class MeasurePage(Page):
         """Draws the colour bar with its numbers: up to `most`, else the ends alone."""
         if not scale.has_values:
             return
-        ticks = layout.ticks_between(scale.low, scale.high)
+        ticks = scale.ticks
         if len(ticks) > most:
             ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else (scale.low, scale.high)
         size_px = self.paper.letters(size_px)
@@ -361,7 +366,7 @@ class MeasurePage(Page):
 
 
 def _meaning(findings: Findings, measure: str) -> str:
-    """What a measure says, and its unit if its name does not tell."""
+    """The meaning of a measure, and its unit if its name does not tell."""
     what, unit = printable(findings.measure_facts(measure).what, 400), unit_of(findings, measure)
     return f"{what} [{unit}]" if what and unit and unit not in measure else what
 

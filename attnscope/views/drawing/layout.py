@@ -1,4 +1,4 @@
-"""Where things stand on a figure, in pixels: plain numbers, no drawing."""
+"""The layout of figures in pixels: plain numbers, no drawing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CROP_PX = MARGIN_PX - 4  # what a figure of a given width does without at each 
 
 @dataclass(frozen=True)
 class Paper:
-    """What a figure is laid out on; all in pixels of the layout, which need not be those of the file."""
+    """The page of a figure; all in pixels of the layout, which need not be those of the file."""
 
     width_px: int = MIN_WIDTH_PX
     fixed: bool = False  # figures are exactly that wide; else they grow and shrink
@@ -55,9 +55,9 @@ class Paper:
     def of_width(cls, inches: float, points: float, dpi: int, title: bool, font: str | None) -> Paper:
         """Paper of an exact width, on which captions, the smallest letters, have a size in points."""
         inch_px = 72 * CAPTION_PX / points
-        shown = inches * inch_px
-        width = math.ceil(shown) + 2 * _CROP_PX
-        return cls(width, True, CAPTION_PX, inch_px, dpi, title, (width - shown) / 2, font)
+        visible = inches * inch_px
+        width = math.ceil(visible) + 2 * _CROP_PX
+        return cls(width, True, CAPTION_PX, inch_px, dpi, title, (width - visible) / 2, font)
 
     @property
     def is_screen(self) -> bool:
@@ -112,7 +112,7 @@ Widest = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What stands around the maps of a figure, and what it is laid out on."""
+    """The notes and the meaning of colours around the maps of a figure, and its paper."""
 
     notes: Sequence[str]
     width_of: WidthPx
@@ -178,14 +178,9 @@ def columns_for(n_panels: int) -> int:
 def labelled_grid(
     n_panels: int, shape: tuple[int, int], widest: tuple[Widest, Widest], around: Surroundings, pool: int = 1
 ) -> Grid:
-    """A grid of maps of which each has its token labels, at the left and below.
+    """A grid of maps of a shape (rows, columns), each with token labels at the left and below.
 
-    Args:
-        n_panels: How many maps.
-        shape: Rows and columns of a map.
-        widest: Of the labels of rows, and of columns.
-        around: What stands around them.
-        pool: How many tokens a row or column of a map stands for.
+    `widest` is of the labels of rows and of columns; a row or column of a map stands for `pool` tokens.
     """
     (n_queries, n_keys), paper = shape, around.paper
     spaced = paper.least_px / _LABEL_SHARE or LEGIBLE_PX  # between two labels
@@ -265,7 +260,7 @@ def _fill_width(n_panels: int, shape: tuple[int, int], left: int, below: int, pa
 def pooled_grid(
     n_panels: int, tokens: tuple[int, int], widest: tuple[Widest, Widest], around: Surroundings
 ) -> tuple[int, tuple[int, int], Grid]:
-    """As `labelled_grid`, for maps of any size: where the figure would be too large to draw, its cells are pooled.
+    """A `labelled_grid` for maps of any size: if the figure would be too large to draw, its cells are pooled.
 
     Returns:
         How many tokens a cell stands for in each direction, the rows and columns of a map, and the grid.

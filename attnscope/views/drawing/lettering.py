@@ -86,11 +86,11 @@ class Lettering:
         return text[:low].rstrip() + ELLIPSIS
 
     @property
-    def note(self) -> str:
-        """One sentence on what is missing; empty if nothing is."""
+    def notes(self) -> list[str]:
+        """A sentence on missing characters, if there are any."""
         if not self.missing:
-            return ""
-        return f"no installed font has {_sum_up(self.missing)}: written as their code points"
+            return []
+        return [f"no installed font has {_sum_up(self.missing)}: written as their code points"]
 
 
 def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
@@ -143,12 +143,7 @@ def _find_font(font: str) -> tuple[str, str]:
 
 
 def note_missing(texts: Iterable[str], font: str | None = None) -> str:
-    """One sentence on the fonts to install where figures show code points; empty if every character can be drawn.
-
-    Args:
-        texts: All that a figure may show.
-        font: The font that is taken first, if any.
-    """
+    """One sentence on the fonts to install where figures show code points; empty if every character can be drawn."""
     wanted = {c for text in texts for c in text if ord(c) >= _FIRST_OF_OTHERS}
     missing = lettering_for(wanted, Paper(font=font)).missing if wanted else frozenset()
     if not missing:

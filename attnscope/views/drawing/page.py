@@ -57,8 +57,7 @@ class HeadGrid:
 class Page(Canvas):
     """A page as tall as what stands on it: `finish` ends it."""
 
-    drawn: tuple[Number, ...] = ()
-    """Its numbers."""
+    written_numbers: tuple[Number, ...] = ()
 
     def __init__(self, width_px: int, lettering: Lettering) -> None:
         super().__init__(width_px, 0, lettering)
@@ -68,14 +67,9 @@ class Page(Canvas):
         return layout.PANEL_TITLE_PX if self.paper.fixed else layout.TITLE_PX * zoom
 
     def head(self, title: str, subtitle: str, *, zoom: float = 1.0, animated: bool = False, bold: float = 1.12) -> Text:
-        """Writes title and subtitle.
+        """Writes title and subtitle; an animated title changes from figure to figure.
 
-        Args:
-            title: The title.
-            subtitle: What stands below it.
-            zoom: How much larger they are than on a page of the least width.
-            animated: Whether the title changes from figure to figure.
-            bold: How much wider than plain letters bold ones count.
+        Bold letters count as `bold` times as wide as plain ones.
         """
         left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
         size, below = self.title_px(zoom), layout.CAPTION_PX if self.paper.fixed else layout.SUBTITLE_PX * zoom
@@ -151,12 +145,7 @@ class Page(Canvas):
     ) -> float:
         """Draws coloured squares with their names, down one column and then the next; returns where it ends.
 
-        Args:
-            x: Left edge.
-            y: Middle of the first line.
-            heading: Stands above.
-            entries: Of each the name, the colour, and a letter in the square.
-            columns: How many stand side by side.
+        The middle of the first line is y. An entry is a name, a colour, and a letter in the square.
         """
         if heading:
             self.entitle(x, y, heading, layout.CAPTION_PX)
@@ -210,17 +199,10 @@ class Page(Canvas):
         cmap: str,
         share: Callable[[float], float],
     ) -> dict[tuple[int, int], tuple[Box, str]]:
-        """Draws coloured cells of a grid, grey where a value is undefined.
+        """Draws coloured cells of a grid, grey where a value is undefined; returns the box and the colour of each.
 
-        Args:
-            corner: Upper left corner of the first one.
-            cell: Width and height of a cell, with the gap to the next.
-            values: By (row, column), such as (layer, head).
-            cmap: Name of the colormap.
-            share: How far along the colours a value is, 0 to 1.
-
-        Returns:
-            The box of each cell, and its colour.
+        Values are by (row, column), such as (layer, head); `share` tells how far along the colours one is, 0 to 1. A
+        cell's width and height include the gap to the next.
         """
         gap, colors = 2 if min(cell) >= 24 else 1, colormap(cmap)
         grid = HeadGrid.over(values)
@@ -242,7 +224,7 @@ class Page(Canvas):
         """Numbers as outlines, all of a colour at once: a text for each of thousands would take seconds."""
         for color in sorted({number.color for number in numbers}):
             self.outline_numbers([number for number in numbers if number.color == color], 3)
-        self.drawn = (*self.drawn, *numbers)
+        self.written_numbers = (*self.written_numbers, *numbers)
 
     def dot(self, at: tuple[float, float], radius: float, color: str, order: float = 4, edge_px: float = 0) -> None:
         """A disc over what is there, with a white edge."""
@@ -280,13 +262,8 @@ class Page(Canvas):
     ) -> None:
         """Names rows of panels at their left and columns above; where there is no room for all, every n-th.
 
-        Args:
-            names: Of the row and the column of each panel, of which the first is the upper left one.
-            corners: Upper left, of each panel.
-            panel: Width and height of each.
-            pitch: From one column to the next.
-            size_px: Size of the letters where panels are wide enough.
-            above_px: How far above the panels the names of columns are.
+        Each panel has the names of its row and its column, and its upper left corner; the first is the upper left one.
+        `panel` is their width and height, `pitch` the distance from one column to the next.
         """
         rows = {row: y + panel[1] / 2 for (row, _), (_, y) in zip(names, corners, strict=True)}
         columns = {column: x + panel[0] / 2 for (_, column), (x, _) in zip(names, corners, strict=True)}

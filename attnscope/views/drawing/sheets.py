@@ -1,4 +1,4 @@
-"""Which figures attention weights are drawn as: an overview and one a layer, or one of the heads that were picked."""
+"""The figures of attention weights: an overview and one a layer, or one of the heads that were picked."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ class Sheet:
         return sorted({head for _, head in self.heads})
 
     @property
+    def names(self) -> list[tuple[str, str]]:
+        """The names of each head's row and column in an overview."""
+        return [(f"L{layer}", f"H{head}") for layer, head in self.heads]
+
+    @property
     def places(self) -> list[tuple[int, int]]:
         """Row and column of each head in an overview."""
         layers, columns = self.layers, self.columns
@@ -40,7 +45,7 @@ class Sheet:
 
     @property
     def subject(self) -> str:
-        """Which heads it shows, in words."""
+        """Its heads, in words."""
         layers = self.layers
         if self.form == "overview":
             part = f"{len(layers)} of " * (len(layers) < self.n_layers)
@@ -67,10 +72,10 @@ def sheets_of_heads(
         heads: As (layer, head), in reading order.
         picked: Whether they were picked one by one.
         apart: Whether each of those that were picked has a figure of its own.
-        number: Of the record's map that they are of.
-        query: Number of the query that the figures are about.
-        before: What their file names begin with.
-        after: What their file names end with.
+        number: Which of the record's maps they are of.
+        query: The query that the figures are about.
+        before: Begins their file names.
+        after: Ends their file names.
     """
     heads = tuple(heads)
     if picked or len(heads) == 1:

@@ -25,20 +25,7 @@ _INCHES, _DPI, _POINTS = (1.0, 40.0), (30, 2400), (3.0, 40.0)
 
 @dataclass(frozen=True)
 class Style:
-    """How figures are drawn.
-
-    Attributes:
-        scale: What the darkest colour means: weight 1 ("fixed"), the largest weight of each head ("head"), or the
-            largest of the figure ("figure").
-        cmap: Name of a matplotlib colormap.
-        width: Width of the figures in inches, exactly, or with a unit of `UNITS`, or one of `WIDTHS`; None = as wide
-            as they need to be.
-        dpi: Pixels an inch of a PNG; None = 300 with a width, else 100.
-        font_size: Size of the smallest letters in points; None = 6.5 with a width, else as it comes.
-        title: Whether a figure says above itself what it shows.
-        font: A font that is taken first: the name of an installed family, or a file.
-        failed: What every figure says at its foot of parts of the study that failed, one sentence each.
-    """
+    """How figures are drawn; `records.frame.record.StyleOptions` says what each option does."""
 
     scale: Scale = "fixed"
     cmap: str = DEFAULT_CMAP
@@ -47,7 +34,7 @@ class Style:
     font_size: float | None = None
     title: bool = True
     font: str | None = None
-    failed: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()  # a sentence for each part of the study that failed, at every figure's foot
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:

@@ -1,4 +1,4 @@
-"""What vector files have instead of pixels: cells as rectangles, and letters that come with an SVG."""
+"""Vector files: cells as rectangles instead of pixels, and letters that come with an SVG."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def cells_as_rectangles(
 ) -> Iterator[PathPatch]:
     """Cells as rectangles, one patch a colour; neighbours in a row that have the same colour are one rectangle.
 
-    Args:
-        maps: The box of each (x, y, width, height), and its colours, (row, column, red green blue alpha).
+    A map is its box (x, y, width, height), and its colours, (row, column, red green blue alpha).
     """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
@@ -67,9 +66,7 @@ def vertices_of(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
 def embed_fonts(svg: bytes, families: Sequence[str]) -> bytes:
     """An SVG with the letters that its text needs: the same on every machine, and still text to search and edit.
 
-    Args:
-        svg: As matplotlib writes it with `svg.fonttype` none.
-        families: The families that its text is set in, in the order in which they are asked for a character.
+    It comes from matplotlib with `svg.fonttype` none. Families are in the order in which a character is looked for.
     """
     from matplotlib.font_manager import FontProperties, findfont
 

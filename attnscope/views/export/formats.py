@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -18,12 +18,7 @@ from attnscope.records import Record
 from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.storage import finite, is_stream, plain, write_stream, write_whole
 from attnscope.records.heads.findings import RECORDINGS
-from attnscope.records.heads.scores import (
-    HeadScores,
-    full_attention_values,
-    require_needles,
-    scores_of,
-)
+from attnscope.records.heads.scores import HeadScores, full_attention_values, require_needles, scores_of
 from attnscope.records.relations.record import Relations
 from attnscope.version import VERSION
 
@@ -40,33 +35,27 @@ MOST_NEEDLES = 10**5
 Heads = list[list[int]]
 
 
-@dataclass(frozen=True, eq=False)
-class Wanted:
-    """What is written.
+class StreamSizes(TypedDict, total=False):
+    """How many of the first and of the latest tokens a streaming head keeps: 64 and 256."""
 
-    Attributes:
-        scores: The scores.
-        out: The file or folder.
-        top: How many heads are listed at most; None = all that pass the record's test.
-        sinks: The scores `resting_share` of the same model; None = not known.
-        sink_size: First tokens that a streaming head keeps.
-        recent_size: Latest tokens that it keeps.
-    """
+    sink_size: int
+    recent_size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """A list to write into a file or folder."""
 
     scores: HeadScores
     out: Path
-    top: int | None = None
-    sinks: HeadScores | None = None
+    top: int | None = None  # heads at most; None = all that pass the record's test
+    sinks: HeadScores | None = None  # the scores `resting_share` of the same model
     sink_size: int = SINK_SIZE
     recent_size: int = RECENT_SIZE
 
     @property
     def heads(self) -> Heads:
-        """(layer, head) of those that are listed, the best first.
-
-        Raises:
-            AttnscopeError: No head passes the record's test.
-        """
+        """(layer, head) of those that are listed, the best first."""
         if not self.scores.chosen:
             raise AttnscopeError(
                 f"no head passes the test on {self.scores.name}, so there is none to list",
@@ -77,17 +66,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Format:
-    """A form of list.
+    """A form of list."""
 
-    Attributes:
-        source: The program, its file that reads the form, and the version of it.
-        write: What makes it: file name -> content; the name is empty where it is one file.
-        require: Refuses a record that does not measure what the form lists, whatever its scores; None = any is taken.
-    """
-
-    source: str
-    write: Callable[[Wanted], Mapping[str, bytes]]
-    require: Callable[[Record], Record] | None = None
+    source: str  # the program, its file that reads the form, and the version of it
+    write: Callable[[Order], Mapping[str, bytes]]  # file name -> content; the name is empty where it is one file
+    require: Callable[[Record], Record] | None = None  # refuses a record that does not measure what the form lists
 
 
 def export(
@@ -99,24 +82,24 @@ def export(
     kind: str | None = None,
     top: int | None = None,
     sinks: Record | None = None,
-    sink_size: int = SINK_SIZE,
-    recent_size: int = RECENT_SIZE,
+    **sizes: Unpack[StreamSizes],
 ) -> list[Path]:
     """Writes what a record says of heads in a form that another program reads.
 
-        found = attnscope.load_record("needles/heads.npz")
-        attnscope.export(found, "duo", "pattern")    # pattern/full_attention_heads.tsv and pattern/config.json
+        record = attnscope.load_record("needles/heads.npz")
+        attnscope.export(record, "duo", "pattern")    # pattern/full_attention_heads.tsv and pattern/config.json
 
     Args:
         record: What was measured.
-        for_: The form, one of `FORMATS`.
+        for_: The form: "scores", "retrieval", "duo", "whisper", "whisper.cpp", "openai-whisper", "vllm-hook" or
+            "alignatt".
         out: The file, or for "duo" the folder.
-        score: As of `scores_of`; likewise kind.
-        kind: See there.
-        top: As of `Wanted`; likewise sink_size and recent_size.
-        sinks: For "duo": a record of heads on texts; its sink shares put heads in order that retrieve nothing.
-        sink_size: See there.
-        recent_size: See there.
+        score: The number or relation that ranks heads; None = what the record ranks them by.
+        kind: "encoder", "decoder" or "cross"; None = the only one with this score.
+        top: How many heads are listed at most; None = all that pass the record's test.
+        sinks: For "duo": a record of heads on texts. Heads with equal scores are ordered by its sink shares.
+        sizes: For "duo": `sink_size` and `recent_size`, how many of the first and of the latest tokens a streaming
+            head keeps; 64 and 256.
 
     Returns:
         The files.
@@ -127,17 +110,17 @@ def export(
     """
     if for_ not in FORMATS:
         raise UsageError(f"there is no form {for_!r}", f"choose from {', '.join(FORMATS)}")
-    for said, number, least in (("top", top, 1), ("sink_size", sink_size, 0), ("recent_size", recent_size, 1)):
+    for name, number, least in (("top", top, 1), ("sink_size", sizes.get("sink_size"), 0),
+                                ("recent_size", sizes.get("recent_size"), 1)):  # fmt: skip
         if number is not None and (not isinstance(number, int) or number < least):
-            raise UsageError(f"{said} is {number}", f"give a whole number from {least}")
+            raise UsageError(f"{name} is {number}", f"give a whole number from {least}")
     if sinks is not None and for_ != "duo":
         raise UsageError(f"sink shares are for duo, not for {for_}", "leave out --with")
     out, form = Path(out), FORMATS[for_]
     if form.require is not None:
         form.require(record)
     resting = None if sinks is None else scores_of(sinks, "resting_share", kind)
-    wanted = Wanted(scores_of(record, score, kind), out, top, resting, sink_size, recent_size)
-    files = form.write(wanted)
+    files = form.write(Order(scores_of(record, score, kind), out, top, resting, **sizes))
     if "" not in files:
         with replace_together(out) as staged:
             for name, content in files.items():
@@ -156,9 +139,9 @@ def _json(document: Any, indent: int | None = 2) -> bytes:
 # Each form ------------------------------------------------------------------------------------------------------------
 
 
-def _scores(wanted: Wanted) -> dict[str, bytes]:
+def _scores(order: Order) -> dict[str, bytes]:
     """A plain table, one row per head: as JSON, or as safetensors with one tensor per column."""
-    scores = wanted.scores
+    scores = order.scores
     about = {
         "schema": SCHEMA, "score": scores.name, "what": scores.what, "kind": scores.kind,
         "n_layers": scores.shape[0], "n_heads": scores.shape[1], "n_kv_heads": scores.n_kv_heads,
@@ -170,46 +153,45 @@ def _scores(wanted: Wanted) -> dict[str, bytes]:
         "kv_head": [scores.kv_head(head) for _, head in scores.heads],
         "score": scores.score, "low": scores.low, "high": scores.high, scores.baseline_name: scores.baseline,
     }  # fmt: skip
-    if wanted.out.suffix == ".safetensors":
+    if order.out.suffix == ".safetensors":
         from safetensors.numpy import save
 
-        known = {name: values for name, values in columns.items() if None not in list(values)}
-        tensors = {name: np.ascontiguousarray(values) for name, values in known.items()}
+        full = {name: values for name, values in columns.items() if None not in list(values)}
+        tensors = {name: np.ascontiguousarray(values) for name, values in full.items()}
         return {"": save(tensors, {name: json.dumps(plain(value, finite)) for name, value in about.items()})}
-    if wanted.out.suffix not in (".json", "") and not is_stream(wanted.out):
-        raise UsageError(f"{wanted.out} is no name for scores", "end it in .json or .safetensors")
+    if order.out.suffix not in (".json", "") and not is_stream(order.out):
+        raise UsageError(f"{order.out} is no name for scores", "end it in .json or .safetensors")
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return {"": _json({**about, "heads": rows}, None)}
 
 
-def _retrieval(wanted: Wanted) -> dict[str, bytes]:
+def _retrieval(order: Order) -> dict[str, bytes]:
     """{"layer-head": [score of each test]}, on one line: readers take the mean of the list."""
-    record = require_needles(wanted.scores.record, wanted.scores.name)
-    n_answer, by_depth = record.options.get("n_answer"), "retrieval_at_"
+    record = require_needles(order.scores.record, order.scores.name)
+    n_answer = record.options.get("n_answer")
     if not isinstance(n_answer, int) or n_answer < 1:
         raise AttnscopeError("the record does not say how long its needles are", "make it again")
-    by_head = {
-        f"{head.layer}-{head.head}": [one for name, one in head.measures.items() if name.startswith(by_depth)]
-        for head in record.heads
-    }
-    if not all(0 <= one.count / n_answer <= MOST_NEEDLES for measures in by_head.values() for one in measures):
-        raise AttnscopeError("the record does not say how many needles were read at each depth", "make it again")
-    listed = {
-        name: [one.value for one in measures for _ in range(round(one.count / n_answer))]
-        for name, measures in by_head.items()
-    }
-    return {"": _json(listed, None)}
+    tests: dict[str, list[float]] = {}
+    for head in record.heads:
+        values = tests.setdefault(f"{head.layer}-{head.head}", [])
+        for name, estimate in head.measures.items():
+            if name.startswith("retrieval_at_"):
+                if not 0 <= (n_needles := estimate.count / n_answer) <= MOST_NEEDLES:
+                    message = "the record does not say how many needles were read at each depth"
+                    raise AttnscopeError(message, "make it again")
+                values += [estimate.value] * round(n_needles)
+    return {"": _json(tests, None)}
 
 
-def _duo(wanted: Wanted) -> dict[str, bytes]:
+def _duo(order: Order) -> dict[str, bytes]:
     """A matrix of layers and key/value heads with tabs between, and the sizes of sink and window."""
-    before = _fields_of(wanted.out / _CONFIG, hint := "choose another folder with --out")
+    before = _fields_of(order.out / _CONFIG, hint := "choose another folder with --out")
     if before and "sink_size" not in before:
-        raise AttnscopeError(f"{wanted.out / _CONFIG} belongs to something else, such as a model", hint)
+        raise AttnscopeError(f"{order.out / _CONFIG} belongs to something else, such as a model", hint)
     table = io.StringIO()
-    np.savetxt(table, full_attention_values(wanted.scores, wanted.sinks), delimiter="\t")
-    sizes = {"sink_size": wanted.sink_size, "recent_size": wanted.recent_size}
-    about = {"model_name": wanted.scores.run.get("model"), **sizes, "attnscope": VERSION}
+    np.savetxt(table, full_attention_values(order.scores, order.sinks), delimiter="\t")
+    sizes = {"sink_size": order.sink_size, "recent_size": order.recent_size}
+    about = {"model_name": order.scores.run.get("model"), **sizes, "attnscope": VERSION}
     return {"full_attention_heads.tsv": table.getvalue().encode(), _CONFIG: _json(about)}
 
 
@@ -231,26 +213,22 @@ def _require_relations(record: Record) -> Relations:
     return record
 
 
-def _listening_heads(wanted: Wanted) -> Heads:
+def _listening_heads(order: Order) -> Heads:
     """Heads of cross-attention that listen to words as they are written, by layer and head."""
-    return sorted(wanted.heads)
+    return sorted(order.heads)
 
 
-def _whisper(wanted: Wanted) -> dict[str, bytes]:
+def _whisper(order: Order) -> dict[str, bytes]:
     """`alignment_heads` in the JSON of a model, whose other fields stay as they are."""
     document = {
-        **_fields_of(wanted.out, "name a generation_config.json, or a new file"),
-        "alignment_heads": _listening_heads(wanted),
+        **_fields_of(order.out, "name a generation_config.json, or a new file"),
+        "alignment_heads": _listening_heads(order),
     }
     return {"": (json.dumps(document, indent=2) + "\n").encode()}  # infinity in other fields stays, too
 
 
 def _fields_of(path: Path, hint: str) -> dict[str, Any]:
-    """The fields of a file of JSON; none if there is no such file.
-
-    Raises:
-        AttnscopeError: It cannot be read, or is something else.
-    """
+    """The fields of a file of JSON; none if there is no such file."""
     try:
         return {**parse_json(path.read_bytes())} if path.is_file() else {}
     except OSError as error:
@@ -259,11 +237,11 @@ def _fields_of(path: Path, hint: str) -> dict[str, Any]:
         raise AttnscopeError(f"{path} is no JSON with fields", hint) from None
 
 
-def _whisper_cpp(wanted: Wanted) -> dict[str, bytes]:
-    """An array of C, and how it is given to a context."""
-    listed = _listening_heads(wanted)
+def _whisper_cpp(order: Order) -> dict[str, bytes]:
+    """An array of C, and the lines that pass it to a context."""
+    listed = _listening_heads(order)
     pairs = ", ".join(f"{{{layer}, {head}}}" for layer, head in listed)
-    model = one_line(str(wanted.scores.run.get("model")))
+    model = one_line(str(order.scores.run.get("model")))
     lines = (
         f"// Alignment heads of {model}, found by attnscope {VERSION}.",
         f"static const whisper_ahead aheads[] = {{ {pairs} }};",
@@ -273,16 +251,16 @@ def _whisper_cpp(wanted: Wanted) -> dict[str, bytes]:
     return {"": ("\n".join(lines) + "\n").encode()}
 
 
-def _openai_whisper(wanted: Wanted) -> dict[str, bytes]:
+def _openai_whisper(order: Order) -> dict[str, bytes]:
     """The dump that `model.set_alignment_heads` reads: a mask (layer, head) of truth values, compressed, as text."""
-    mask = np.zeros(wanted.scores.shape, np.bool_)
-    mask[tuple(np.array(_listening_heads(wanted)).T)] = True
+    mask = np.zeros(order.scores.shape, np.bool_)
+    mask[tuple(np.array(_listening_heads(order)).T)] = True
     return {"": base64.b85encode(gzip.compress(mask.tobytes(), mtime=0))}
 
 
-def _vllm_hook(wanted: Wanted) -> dict[str, bytes]:
+def _vllm_hook(order: Order) -> dict[str, bytes]:
     """A configuration with the heads whose queries and keys are kept."""
-    scores = wanted.scores
+    scores = order.scores
     if scores.kind != "decoder":
         raise AttnscopeError(
             f"{scores.name} is of {scores.kind} attention", "vLLM-Hook watches decoders: give a record of one"
@@ -294,16 +272,16 @@ def _vllm_hook(wanted: Wanted) -> dict[str, bytes]:
     }  # fmt: skip
     return {
         "": _json(
-            {"model_info": about, "params": {"important_heads": wanted.heads}, "hookq": {"hookq_mode": "all_tokens"}}
+            {"model_info": about, "params": {"important_heads": order.heads}, "hookq": {"hookq_mode": "all_tokens"}}
         )
     }
 
 
-def _alignatt(wanted: Wanted) -> dict[str, bytes]:
+def _alignatt(order: Order) -> dict[str, bytes]:
     """Heads that look at the source word of what is translated, each with its share of right words."""
-    scores = wanted.scores
+    scores = order.scores
     relation, accuracy = _require_relations(scores.record)[scores.name], scores.grid(scores.score)
-    listed = [{"layer": layer, "head": head, "ts": float(accuracy[layer, head])} for layer, head in wanted.heads]
+    listed = [{"layer": layer, "head": head, "ts": float(accuracy[layer, head])} for layer, head in order.heads]
     return {
         "": _json({
             "model": scores.run.get("model"), "relation": relation.name, "kind": scores.kind,

@@ -68,59 +68,9 @@ def pages(record: Heatmap, style: Style | None = None, query: str | None = None)
     return Painter(style or Style()).pages(record, sheets_of(record, query))
 
 
-class Painter:
-    """Draws records; keeps the canvases of the last one, so that its layers share their labels."""
-
-    def __init__(self, style: Style, threads: int = 2) -> None:
-        """Where `threads` is 0, the thread that draws also compresses and writes."""
-        self.style, self.threads = style, threads
-        self._canvases: dict[tuple[object, ...], MapCanvas | BarCanvas] = {}
-
-    def draw(self, record: Heatmap, sheets: Sequence[Sheet], folder: Path, formats: Sequence[str]) -> list[Path]:
-        """Draws sheets into a folder, in the order of the sheets and formats."""
-        return write_pages(self.pages(record, sheets), folder, formats, self.threads)
-
-    def pages(self, record: Heatmap, sheets: Sequence[Sheet]) -> Iterator[tuple[str, Canvas]]:
-        """The figures one after the other; sheets share canvases, so each is whole until the next one is asked for."""
-        used: set[int] = set()
-        for sheet in sheets:
-            canvas = self.canvas(record, sheet)
-            used.add(id(canvas))
-            yield sheet.stem, canvas.show(record, sheet)
-        # Of many texts, one after the other, only the last one's canvases are of use.
-        self._canvases = {name: canvas for name, canvas in self._canvases.items() if id(canvas) in used}
-
-    @matplotlib_defaults()
-    def prepare(self, record: Heatmap, sheets: Sequence[Sheet], formats: Sequence[str]) -> None:
-        """Draws what does not depend on the weights; the record need not have them yet."""
-        for sheet in sheets:
-            canvas = self.canvas(record, sheet)
-            if "png" in formats:
-                canvas.prepare()
-
-    def canvas(self, record: Heatmap, sheet: Sheet) -> MapCanvas | BarCanvas:
-        """The canvas for a sheet, with everything on it that does not depend on the weights.
-
-        May be called before the weights are known, to have the labels ready: only the shape of the record counts.
-        """
-        attention = record.maps[sheet.map]
-        layers = {layer for layer, _ in sheet.heads}
-        titles = tuple(
-            _head_title(attention, pair, short=len(layers) == 1 and record.picked is None) for pair in sheet.heads
-        )
-        header = _header(record, attention, sheet.form)
-        name: tuple[object, ...] = (sheet.form, header, titles, sheet.query, sheet.marked, record.picked is None)
-        for tokens in (attention.queries, attention.keys):  # labels, their colours, and seams
-            name += (tokens.labels, tokens.special.tobytes(), tokens.segments.tobytes(), tokens.n_given)
-        if name not in self._canvases:
-            kind = BarCanvas if sheet.form == "bars" else MapCanvas
-            self._canvases[name] = kind(record, sheet, titles, header, self.style)
-        return self._canvases[name]
-
-
 @dataclass(frozen=True)
 class Header:
-    """What stands around the maps of a figure: the model, the text, and the notes at the foot."""
+    """The words around the maps of a figure: the model, the text, and the notes at the foot."""
 
     model: str
     subtitle: str
@@ -207,7 +157,7 @@ class MapCanvas(_Page):
 
     @staticmethod
     def name_head(head: int) -> str:
-        """What stands beside the small maps of a head."""
+        """The name beside the small maps of a head."""
         return f"H{head}"
 
     def __init__(self, record: Heatmap, sheet: Sheet, titles: Sequence[str], header: Header, style: Style) -> None:
@@ -215,7 +165,7 @@ class MapCanvas(_Page):
         queries, keys = attention.queries, attention.keys
         lettering = lettering_for([header.model, header.subtitle, *queries.labels, *keys.labels], style.paper)
         self.style, self.pool = style, 1
-        notes = [*header.notes, *([lettering.note] if lettering.note else [])]
+        notes = [*header.notes, *lettering.notes]
         names = [f"L{layer}" for layer in sheet.layers], [self.name_head(head) for head in sheet.columns]
         rows, columns = names[::-1] if self.layers_across else names
         paper = style.paper
@@ -374,7 +324,7 @@ class MapCanvas(_Page):
 
 
 class BarCanvas(_Page):
-    """What one query attends to: bars over keys, a panel a head."""
+    """The keys that one query attends to: bars, a panel a head."""
 
     meaning = "bars: the share of the query's attention that each key gets; a full panel is 1"
 
@@ -390,7 +340,7 @@ class BarCanvas(_Page):
         notes = [self.meaning, *header.notes[1:]]
         if self.n_bars < len(keys):
             notes.append(f"the {self.n_bars} of {len(keys)} keys with the largest weight in any of these heads")
-        notes += [lettering.note] if lettering.note else []
+        notes += lettering.notes
         widest = widest_label(lettering, keys.labels)
         around = layout.Surroundings(notes, lettering.width_px, paper=style.paper)
         self.bars = bars = layout.bar_grid(len(sheet.heads), columns, self.n_bars, widest, around)
@@ -442,7 +392,62 @@ class BarCanvas(_Page):
         return self
 
 
+class Painter:
+    """Draws records; keeps the canvases of the last one, so that its layers share their labels."""
+
+    map_canvas: type[MapCanvas] = MapCanvas
+    bar_canvas: type[BarCanvas] = BarCanvas
+
+    def __init__(self, style: Style, threads: int = 2) -> None:
+        """With 0 `threads`, the thread that draws also compresses and writes."""
+        self.style, self.threads = style, threads
+        self._canvases: dict[tuple[object, ...], MapCanvas | BarCanvas] = {}
+
+    def draw(self, record: Heatmap, sheets: Sequence[Sheet], folder: Path, formats: Sequence[str]) -> list[Path]:
+        """Draws sheets into a folder, in the order of the sheets and formats."""
+        return write_pages(self.pages(record, sheets), folder, formats, self.threads)
+
+    def pages(self, record: Heatmap, sheets: Sequence[Sheet]) -> Iterator[tuple[str, Canvas]]:
+        """The figures one after the other; sheets share canvases, so each is whole until the next one is asked for."""
+        used: set[int] = set()
+        for sheet in sheets:
+            canvas = self.canvas(record, sheet)
+            used.add(id(canvas))
+            yield sheet.stem, canvas.show(record, sheet)
+        # Of many texts, one after the other, only the last one's canvases are of use.
+        self._canvases = {name: canvas for name, canvas in self._canvases.items() if id(canvas) in used}
+
+    @matplotlib_defaults()
+    def prepare(self, record: Heatmap, sheets: Sequence[Sheet], formats: Sequence[str]) -> None:
+        """Draws what does not depend on the weights; the record need not have them yet."""
+        for sheet in sheets:
+            canvas = self.canvas(record, sheet)
+            if "png" in formats:
+                canvas.prepare()
+
+    def canvas(self, record: Heatmap, sheet: Sheet) -> MapCanvas | BarCanvas:
+        """The canvas for a sheet, with everything on it that does not depend on the weights.
+
+        It may be called before the model has run, to have the labels ready: only the shape of the record counts.
+        """
+        attention, (header, titles) = record.maps[sheet.map], self.describe(record, sheet)
+        name: tuple[object, ...] = (sheet.form, header, titles, sheet.query, sheet.marked, record.picked is None)
+        for tokens in (attention.queries, attention.keys):  # labels, their colours, and seams
+            name += (tokens.labels, tokens.special.tobytes(), tokens.segments.tobytes(), tokens.n_given)
+        if name not in self._canvases:
+            kind = self.bar_canvas if sheet.form == "bars" else self.map_canvas
+            self._canvases[name] = kind(record, sheet, titles, header, self.style)
+        return self._canvases[name]
+
+    def describe(self, record: Heatmap, sheet: Sheet) -> tuple[Header, tuple[str, ...]]:
+        """The words around the maps of a sheet, and the title of each map."""
+        attention = record.maps[sheet.map]
+        short = len(sheet.layers) == 1 and record.picked is None
+        titles = tuple(_head_title(attention, pair, short=short) for pair in sheet.heads)
+        return _header(record, attention, sheet.form), titles
+
+
 def _seams_of(tokens: Tokens) -> list[int]:
-    """Before which tokens another text begins, or what the model wrote."""
+    """The tokens at which another text begins, or what the model wrote."""
     places = (np.flatnonzero(np.diff(tokens.segments)) + 1).tolist()
     return [*places, *([tokens.n_given] if 0 < tokens.n_given < len(tokens) else [])]

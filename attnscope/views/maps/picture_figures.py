@@ -48,10 +48,8 @@ _MEANING = meanings(
 def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
     """The token whose attention is drawn, -1 for the mean over all patches; and its name.
 
-    Args:
-        attention: The map.
-        query: "CLS", "REG0", a patch as "row,column", a place such as `@3`, or "mean"; None = CLS, or where there is
-            none, "mean".
+    A query is "CLS", "REG0", a patch as "row,column", a place such as `@3`, or "mean"; None = CLS, or where there is
+    none, "mean".
     """
     tokens = attention.queries
     if query is None:
@@ -69,14 +67,14 @@ def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
 
 
 def row_of(attention: AttentionMap, pair: tuple[int, int], query: int) -> NDArray[np.float64]:
-    """What a query gives to each token, (key,); for -1 the mean over all patches."""
+    """The attention of a query to each token, (key,); for -1 the mean over all patches."""
     weights = attention.of(*pair).astype(np.float64)
     row: NDArray[np.float64] = weights[~attention.queries.special].mean(0) if query < 0 else weights[query]
     return row
 
 
 def over_patches(record: Heatmap, pair: tuple[int, int], query: int) -> NDArray[np.float64]:
-    """What a query gives to each patch, (row, column)."""
+    """The attention of a query to each patch, (row, column)."""
     attention, picture = record.maps[0], record.picture
     assert picture is not None
     return row_of(attention, pair, query)[~attention.keys.special].reshape(picture.grid)
@@ -99,12 +97,7 @@ def pages(record: Heatmap, style: Style | None = None, query: str | None = None)
 def overlay(picture: Picture, patches: NDArray[np.float64], cell: int, cmap: Colormap, top: float) -> Pixels:
     """A picture with a number for each patch, (row, column), laid over it: (row * cell, column * cell, 3).
 
-    Args:
-        picture: The picture.
-        patches: The numbers.
-        cell: Width and height of a patch in pixels.
-        cmap: Colours of 0 to `top`.
-        top: The number that gets the last colour.
+    The colormap is of 0 to `top`; a patch is `cell` pixels wide and high.
     """
     photo = _resize(picture, cell).astype(np.float64) / 255
     grey = np.asarray(photo @ np.array([0.2126, 0.7152, 0.0722]))
@@ -131,20 +124,20 @@ class PicturePage(Page):
     names_px = 52
     meaning: Mapping[Scale, str] = _MEANING
 
-    def name_place(self, pair: tuple[int, int]) -> tuple[str, str]:
-        """The names of a head's row and column in the overview."""
-        return f"L{pair[0]}", f"H{pair[1]}"
+    def names(self) -> list[tuple[str, str]]:
+        """The names of each head's row and column in the overview."""
+        return self.sheet.names
 
     def name_panel(self, pair: tuple[int, int]) -> str:
-        """What stands above a panel."""
+        """The title of a panel."""
         return f"L{pair[0]}H{pair[1]}"
 
     def title(self) -> str:
-        """What the figure shows."""
+        """The title of the figure."""
         return f"{self.sheet.subject}: what {self._name_query()} attends to"
 
     def about(self) -> str:
-        """What stands above the colours."""
+        """The line above the colours."""
         return f"query: {self._name_query()}"
 
     def __init__(self, record: Heatmap, sheet: Sheet, style: Style) -> None:
@@ -180,7 +173,7 @@ class PicturePage(Page):
         self._draw_photo(left + shift, top)
         self._draw_bar(limits[0] if style.scale == "figure" else 1.0)
         if sheet.form == "overview":
-            self.name_panels([*map(self.name_place, sheet.heads)], self.corners, self.panel, self.pitch[0])
+            self.name_panels(self.names(), self.corners, self.panel, self.pitch[0])
         else:
             self._write_captions(tops)
         below = math.ceil(top + math.ceil(n / self.columns) * self.pitch[1]) + (50 if self.beside else 0)
@@ -287,7 +280,7 @@ class PicturePage(Page):
             self.write(x + self.panel[0], y - 12, text, size, ha="right", color=FAINT)
 
     def _caption(self, pair: tuple[int, int], top: float) -> list[str]:
-        """What stands above a panel beside its name, the most important first."""
+        """The facts above a panel beside its title, the most important first."""
         row, keys = row_of(self.attention, pair, self.sheet.query), self.attention.keys
         shares: dict[str, float] = {}
         for key in np.flatnonzero(keys.special):

@@ -40,11 +40,11 @@ class Word:
 
 
 ASKERS = {"word": "words", "query": "queries"}
-"""What looks at pictures, one and several."""
+"""The names of what looks at pictures, one and several."""
 
 
 def asker_of(record: Heatmap) -> str:
-    """What looks at the pictures: a "word", or a "query" that the model learned and that stands for no word."""
+    """Whether words look at the pictures ("word"), or queries that the model learned and that stand for no word."""
     first = record.maps[0]
     return "query" if first.kind == "cross" and not first.queries.text else "word"
 
@@ -82,7 +82,7 @@ def _name(tokens: Tokens, group: Sequence[int]) -> str:
 
 
 def weights_of(record: Heatmap, word: Word, heads: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
-    """What a word gives to each token, (key,): the mean over heads and over its tokens."""
+    """The attention of a word to each token, (key,): the mean over heads and over its tokens."""
     if not record.maps[0].has_weights:  # only names are asked for, before the model runs
         return np.zeros(len(record.maps[0].keys))
     rows = [record.maps[0].of(*pair)[list(word.tokens)].astype(np.float64).mean(0) for pair in heads]
@@ -118,7 +118,7 @@ def _named_as_text(text: Heatmap) -> list[Sheet]:
 
 
 def _text_of(record: Heatmap) -> Heatmap:
-    """What words attend to with each photo as one key; with cross-attention, what they give to each other."""
+    """The record with each photo as one key; with cross-attention, that of words to each other."""
     flat = record.with_pictures_as_one()
     return replace(flat, maps=flat.maps[1:]) if flat.maps[0].kind == "cross" and len(flat.maps) > 1 else flat
 

@@ -60,7 +60,7 @@ def pages(record: PooledHeatmap, style: Style | None = None, query: str | None =
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where things stand on a figure, in pixels."""
+    """The layout of a figure, in pixels."""
 
     width: int
     side: tuple[int, int]  # width and height of each map
@@ -89,8 +89,7 @@ class _Page(Page):
         limits = style.limits(tops)
         self._draw_maps(plan, cmap, limits)
         if sheet.form == "overview":
-            names = [(f"L{layer}", f"H{head}") for layer, head in sheet.heads]
-            self.name_panels(names, plan.corners, plan.side, plan.side[0] + 4)
+            self.name_panels(sheet.names, plan.corners, plan.side, plan.side[0] + 4)
         else:
             self._marginals(plan)
             self._axes(plan)
@@ -101,7 +100,7 @@ class _Page(Page):
         powers = {float(step): f"{top * 10.0 ** (step - DECADES):g}" for step in range(DECADES + 1)}
         fits = self.draw_scale(bar, cmap, (0, DECADES), ticks=powers, meaning=self._meaning())
         meaning = [] if fits else [f"colour: {self._meaning()}"]
-        self.finish(plan.foot + 62, [*meaning, *self._notes(), *([lettering.note] if lettering.note else [])])
+        self.finish(plan.foot + 62, [*meaning, *self._notes(), *lettering.notes])
 
     # Titles and notes -----------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ DECADES = 4
 
 
 def log_share(values: NDArray[np.float32], top: float) -> NDArray[np.float32]:
-    """Where values stand on the scale, 0 to 1: 1 is `top`, 0 is `top` / 10 ** DECADES and less."""
+    """Values on the scale, 0 to 1: 1 is `top`, 0 is `top` / 10 ** DECADES and less."""
     floor = top * 10.0**-DECADES
     shares = np.log10(np.maximum(np.asarray(values, np.float64), floor) / top) / DECADES + 1
     return np.clip(shares, 0, 1).astype(np.float32)

@@ -38,11 +38,8 @@ class _Order:
 def start_python(module: str, **options: Any) -> subprocess.Popen[bytes]:
     """Starts a process that runs `main()` of a module of attnscope, with pipes to its stdin and from its stdout.
 
-    Ctrl-C does not reach it: the first process decides when it ends.
-
-    Args:
-        module: Such as "attnscope.views.maps.process".
-        options: Further arguments of `subprocess.Popen`; `env` is added to the environment.
+    Ctrl-C does not reach it: the first process decides when it ends. Options are of `subprocess.Popen`; `env` is added
+    to the environment.
     """
     # This very package is imported, wherever it lies; last, as its folder may hold much else.
     home = str(Path(__file__).parents[3])
@@ -164,7 +161,7 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
 
 
 def main() -> None:
-    """What the process runs."""
+    """Runs in the process."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)

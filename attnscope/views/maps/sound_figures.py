@@ -102,8 +102,7 @@ class SoundPage(Page):
             self._draw_wave(x)
         self._draw_axes()
         if self.small:
-            places = [(f"L{layer}", f"H{head}") for layer, head in sheet.heads]
-            self.name_panels(places, self.corners, self.panel, self.panel[0] + 8, above_px=_WAVE_PX + 16)
+            self.name_panels(sheet.names, self.corners, self.panel, self.panel[0] + 8, above_px=_WAVE_PX + 16)
         else:
             self._write_names(tops)
         below = upper + math.ceil(len(sheet.heads) / self.columns) * down + (_AXIS_PX if self.small else 0)
@@ -322,14 +321,7 @@ class SpectrogramPage(Page):
 
 
 def draw_seconds(page: Page, sound: Sound, edge: tuple[float, float, float], end: float = math.inf) -> None:
-    """Draws an axis of seconds below frames of sound.
-
-    Args:
-        page: The page.
-        sound: The recording.
-        edge: Left end of the frames' lower edge, x and y, and its width.
-        end: Where numbers must end.
-    """
+    """Draws an axis of seconds below frames of sound, whose lower edge is (x, y, width); numbers stop at `end`."""
     (x, y, width), size = edge, layout.CAPTION_PX * 0.9
     ticks = layout.nice_ticks(sound.seconds)[:: 2 if width < 260 else 1]
     ticks = ticks[:: page.label_step(f"{ticks[-1]:g} s", layout.CAPTION_PX, width / len(ticks))]

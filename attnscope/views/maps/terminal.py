@@ -80,7 +80,7 @@ def _map_parts(
 
 
 def query_tables(record: Heatmap, query: str) -> RenderableType:
-    """What a token attends to, per head: a table for each token that `query` names."""
+    """The keys that a token attends to, per head: a table for each token that `query` names."""
     tables: list[RenderableType] = []
     for attention in record.maps:
         kind = f"{attention.kind}: " if len(record.maps) > 1 else ""
@@ -183,11 +183,8 @@ def side_by_side(
 ) -> Text:
     """Maps side by side, as small as the terminal allows, each with its title.
 
-    Args:
-        titled: Titles and maps, (query, key), 0 to 1, all of one shape.
-        console: The terminal.
-        what: What a map holds, in the plural: a character may show the largest of several.
-        least_width: Characters of a map at least, if it has as many columns and the terminal allows.
+    Maps are (query, key), 0 to 1, all of one shape. `what` names their values in the plural, as a character may show
+    the largest of several. A map has at least `least_width` characters, if it has as many columns and there is room.
     """
     n_keys = titled[0][1].shape[1]
     per_line = max(1, min(len(titled), (console.width + 2) // (max(min(n_keys, least_width), 4) + 2)))
@@ -262,7 +259,7 @@ def _shade(weight: float, shades: str) -> str:
 
 
 def draw_picture(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
-    """What a query, as of `query_of`, attends to in a picture: patches of each head side by side, layer by layer.
+    """The attention of a query, as of `query_of`, in a picture: patches of each head side by side, layer by layer.
 
     Each head is shaded by its own largest weight, which stands beside its name.
     """
@@ -287,7 +284,7 @@ def draw_picture(record: Heatmap, console: Console, query: str | None = None) ->
 
 
 def draw_words(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
-    """Where words look, those of a query or those that the model wrote: each picture's patches, word beside word."""
+    """Each picture's patches as words see them, word beside word: those of a query, or those that the model wrote."""
     words, n_words = words_of(record, query)
     heads = record.chosen(record.maps[0])
     parts: list[RenderableType] = []
@@ -390,7 +387,7 @@ def _pooled_table(attention: PooledMap, heads: Pairs) -> Table:
         return _pooled_links(attention, pair, with_text=len(heads) <= _MOST_LARGE)
 
     columns = [
-        Column("head", lambda pair: f"L{pair[0]}H{pair[1]}", style="bold"),
+        _HEAD,
         Column("e^entropy", entropy, right=True, drop=2),
         Column("most received", received, wraps=True, least=20, drop=1),
         Column(f"{far} (query → key weight)", links, wraps=True, least=16),

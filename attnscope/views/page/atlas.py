@@ -24,7 +24,7 @@ from attnscope.views.page.document import Page, page_of
 from attnscope.views.tables.wording import label
 
 N_NEAR = 12
-"""So many heads like it are named on a head's card."""
+"""How many heads like it a head's card names."""
 
 _DIGITS = 6
 
@@ -39,15 +39,9 @@ _HIDDEN = ("terms",)
 
 
 def page_of_atlas(atlas: Atlas, *, findings: Findings | None = None, folder: bool = False) -> Page:
-    """The page of an atlas.
+    """The page of an atlas; in a folder, each head has a file that is loaded when the reader opens it.
 
-    Args:
-        atlas: What it shows.
-        findings: Names the roles of heads, in place of those in the atlas.
-        folder: Whether it is a folder, with a file a head that is loaded when it is asked for.
-
-    Raises:
-        AttnscopeError: It holds no heads.
+    Findings name the roles of heads, in place of those in the atlas.
     """
     if atlas.is_empty:
         raise AttnscopeError("there is no head to show")
@@ -62,42 +56,39 @@ def page_of_atlas(atlas: Atlas, *, findings: Findings | None = None, folder: boo
 def pack_atlas(atlas: Atlas) -> list[str]:
     """The blocks of an atlas in a page: the landing's, then one a head."""
     described = atlas.describe()
-    shown = {name: value for name, value in described.items() if name not in ("facts", "tables")}
+    described = {name: value for name, value in described.items() if name not in ("facts", "tables")}
     heads = [{name: head[name] for name in ("kind", "layer", "head", "roles")} for head in described["heads"]]
     options = {name: value for name, value in atlas.options.items() if name != "measures"}
     table = atlas.head_table()
     (tokens,) = (column.values for column in table.columns if column.name == "tokens")
     pairs = [[(*row.tokens, row.mass) for row in rows if row.side == "pairs"] for rows in atlas.tables]
-    landing = {**shown, "heads": heads, "options": options, "deciles": atlas.deciles, "table": table_of(table)}
-    blocks = [_packed({**landing, "tokens": tokens, "pairs": pairs})]
-    mine: list[list[Example]] = [[] for _ in atlas.heads]
+    landing = {**described, "heads": heads, "options": options, "deciles": atlas.deciles, "table": table_of(table)}
+    blocks = [_pack({**landing, "tokens": tokens, "pairs": pairs})]
+    by_head: list[list[Example]] = [[] for _ in atlas.heads]
     for example in atlas.examples():
-        mine[example.facts.head].append(example)
+        by_head[example.facts.head].append(example)
     counts_of = Counter(token.kind for token in atlas.plane_tokens)
     first = np.cumsum([0, *(counts_of[head.kind] for head in atlas.heads)])
     sides = SIDES if atlas.planes else ()
-    for number, examples in enumerate(mine):
+    for number, examples in enumerate(by_head):
         card: dict[str, Any] = {
             "tables": [codec.describe(row) for row in atlas.tables[number]],
             "profile": atlas.profiles[number],
             "even": atlas.even_profiles[number],
             "near": _near(atlas.distances[number], number),
-            "examples": [_example(one) for one in examples],
+            "examples": [_example(example) for example in examples],
             "worst": [codec.describe(token) for token in atlas.heads[number].worst_tokens],
         }
-        points = [held[first[number] : first[number + 1]] for held in (atlas.points[side] for side in sides)]
+        points = [atlas.points[side][first[number] : first[number + 1]] for side in sides]
         card["n_points"] = len(points[0]) if points else 0
-        counts = [np.diff(one.starts).astype(np.uint8) for one in examples]
-        kept = [*(one.keys for one in examples), *(one.codes for one in examples)]
-        blocks.append(_packed(card, [*counts, *kept, *points]))
+        counts = [np.diff(example.starts).astype(np.uint8) for example in examples]
+        keys, codes = [example.keys for example in examples], [example.codes for example in examples]
+        blocks.append(_pack(card, [*counts, *keys, *codes, *points]))
     return blocks
 
 
 def table_of(table: HeadTable) -> list[dict[str, Any]]:
-    """The columns of numbers of a table of heads, as `catalog.js` reads them.
-
-    Columns that are `hidden` are names for conditions only.
-    """
+    """The columns of numbers of a table of heads, as `catalog.js` reads them; `hidden` ones serve conditions only."""
     columns = {(column.names or (column.name,))[0]: column for column in table.columns if column.is_number}
     order = [*(name for name in _FIRST if name in columns), *(name for name in columns if name not in _FIRST)]
     return [_column(name, columns[name]) for name in order if columns[name].kind != "role" or columns[name].names]
@@ -133,17 +124,17 @@ def _example(example: Example) -> dict[str, Any]:
 
 def _near(distances: NDArray[np.float32], number: int) -> list[tuple[int, float]]:
     """The heads that are nearest, and how far they are."""
-    known = [at for at in np.argsort(distances, kind="stable") if at != number and np.isfinite(distances[at])]
-    return [(int(at), float(distances[at])) for at in known[:N_NEAR]]
+    others = [head for head in np.argsort(distances, kind="stable") if head != number and np.isfinite(distances[head])]
+    return [(int(head), float(distances[head])) for head in others[:N_NEAR]]
 
 
-def _packed(content: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> str:
-    """base64 of what zlib makes of: how long the JSON is (4 bytes, the low one first), the JSON, the arrays' bytes."""
-    text = json.dumps(plain(content, _short), separators=(",", ":"), allow_nan=False).encode()
+def _pack(content: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> str:
+    """The length of the JSON (4 bytes, the low one first), the JSON and the arrays' bytes, in zlib and base64."""
+    text = json.dumps(plain(content, _shorten), separators=(",", ":"), allow_nan=False).encode()
     whole = b"".join([len(text).to_bytes(4, "little"), text, *(array.tobytes() for array in arrays)])
     return base64.b64encode(zlib.compress(whole)).decode("ascii")
 
 
-def _short(number: float) -> float | None:
-    """With as many digits as anybody reads; None where JSON has no word for it."""
+def _shorten(number: float) -> float | None:
+    """A number with few digits; None where JSON has no word for it."""
     return float(f"{number:.{_DIGITS}g}") if np.isfinite(number) else None

@@ -63,25 +63,22 @@ _DECLARED = re.compile(r"^(?:async\s+)?(?:function\*?|class|const|let)\s+(\w+)",
 
 
 HEADS = "heads"
-"""Where in a page that is a folder the heads' files are."""
+"""The folder of the heads' files, in a page that is a folder."""
 
 INDEX = "index.html"
-"""What of a page that is a folder is opened."""
+"""The file of such a page that a browser opens."""
 
 
 def folder_of(path: Path) -> Path:
-    """The folder that is written in place of a page."""
+    """The folder that takes the place of a page's file."""
     return path.with_suffix("")
 
 
 def require_replaceable_folder(folder: Path) -> list[str]:
-    """Refuses a folder in which a page would replace what attnscope did not write.
+    """Refuses a folder in which a page would replace files that attnscope did not write.
 
     Returns:
         The files of the page that is there, by their paths in the folder, as its manifest lists them.
-
-    Raises:
-        AttnscopeError: It is no folder, or a file in it has the name of one of a page's and is none.
     """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise AttnscopeError(f"cannot replace {folder}: it is no folder", "choose another name with --out")
@@ -90,11 +87,10 @@ def require_replaceable_folder(folder: Path) -> list[str]:
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
         manifest = parse_json(_MANIFEST.findall((folder / INDEX).read_text("utf-8"))[0])
         earlier = [INDEX, *(f"{manifest['atlas']['folder']}/{int(n)}.js" for n in manifest["atlas"]["heads"])]
-    there = (f"{HEADS}/{path.name}" for path in sorted((folder / HEADS).glob("*.js")) if path.stem.isdecimal())
-    for name in there:
-        if name not in earlier:
+    for path in sorted((folder / HEADS).glob("*.js")):
+        if path.stem.isdecimal() and f"{HEADS}/{path.name}" not in earlier:
             raise AttnscopeError(
-                f"cannot replace {folder / name}: {folder / INDEX} does not list it",
+                f"cannot replace {path}: {folder / INDEX} does not list it",
                 "choose another name with --out, or move that file away",
             )
     return earlier
@@ -105,11 +101,11 @@ class PageText:
     """One text of a page.
 
     Attributes:
-        record: What every head attends to on it.
-        full_width: By kind, for each layer of the map, what one head over the full width of that layer would attend
-            to, (layer, query, key): softmax of the layer's own queries and keys over all heads together. NaN, or no
-            such kind: not known.
-        why: What the scores of some cells are made of.
+        record: The attention of every head on it.
+        full_width: By kind, for each layer of the map, the attention of one head over the full width of that layer,
+            (layer, query, key): softmax of the layer's own queries and keys over all heads together. NaN, or no such
+            kind: not known.
+        why: The parts of the scores of some cells.
     """
 
     record: Heatmap
@@ -129,7 +125,7 @@ class Page:
         self.html, self.beside = html, dict(beside or {})
 
     def save(self, path: str | Path) -> Path:
-        """Writes the file, whole or not at all; of a folder, which is called as the file would be, all its files.
+        """Writes the file, whole or not at all; or all files of a folder, whose name is the file's without its ending.
 
         In a folder, files of an earlier page go, and any other file stays.
 
@@ -145,9 +141,9 @@ class Page:
         return folder / INDEX
 
     def _repr_html_(self) -> str:
-        whole = self.html.replace("&", "&amp;").replace('"', "&quot;")
+        content = self.html.replace("&", "&amp;").replace('"', "&quot;")
         return (
-            f'<iframe srcdoc="{whole}" sandbox="allow-scripts allow-downloads" title="attnscope"'
+            f'<iframe srcdoc="{content}" sandbox="allow-scripts allow-downloads" title="attnscope"'
             ' width="100%" height="760" style="border:1px solid #ccc"></iframe>'
         )
 
@@ -171,30 +167,24 @@ def page_of(
     """Makes a page of one text or several, of an atlas, or of both.
 
     Args:
-        texts: What it shows.
+        texts: May be empty if there is an atlas.
         findings: Names the roles of heads.
-        start: What the page shows at first, as its address would say it: `{"v": "matrix", "h": "3.1"}`.
-        atlas: The blocks of an atlas, as `page.atlas` packs them: what the landing needs, then one a head.
-        folder: Whether each head has a file of its own, which the page loads when it is asked for; without texts.
+        start: The first view, as the page's address names it: `{"v": "matrix", "h": "3.1"}`.
+        atlas: The blocks of an atlas, as `page.atlas` packs them: the landing's, then one for each head.
+        folder: Whether each head has a file of its own, which the page loads when the reader opens it; without texts.
 
     Raises:
         AttnscopeError: There is no text, no head to show, or more weights than a browser would hold.
     """
     if not (texts or atlas):
         raise AttnscopeError("a page needs a text")
-    has_photos = any(one.record.picture is not None or one.record.pictures for one in texts)
+    has_photos = any(text.record.picture is not None or text.record.pictures for text in texts)
     step = FINE_STEP if not texts or require_room(texts) <= FINE_UP_TO else STEP
     blocks: list[str] = list(atlas)
-    manifest: dict[str, Any] = {
-        "schema": PAGE_SCHEMA,
-        "version": VERSION,
-        "step": step,
-        "mostPieces": most_pieces(step),
-        "leftUnit": LEFT_UNIT,
-        "texts": [_text(one, blocks, step) for one in texts],
-        "roles": None if findings is None else _roles(findings),
-        "start": dict(start or {}),
-    }
+    manifest = _manifest(step)
+    manifest["texts"] = [_describe_text(text, blocks, step) for text in texts]
+    manifest["roles"] = None if findings is None else _describe_roles(findings)
+    manifest["start"] = dict(start or {})
     if has_photos and not atlas:
         # One patch of hundreds seldom gets much: on a scale up to 1 none would be seen.
         manifest["start"] = {"scale": "head", **{k: v for k, v in manifest["start"].items() if k != "v"}}
@@ -204,17 +194,25 @@ def page_of(
         manifest["atlas"] = {"landing": 0, "heads": list(range(1, len(atlas)))}
     if folder:
         manifest["atlas"]["folder"] = HEADS
-        # A script, for a page that was opened from a disk may read no other file; it becomes the block that it holds.
+        # A script, for a page that was opened from a disk may read no other file; its content becomes the block.
         beside = {f"{HEADS}/{n}.js": f'document.currentScript.textContent="{atlas[n]}"' for n in range(1, len(atlas))}
         return Page(_html(manifest, blocks[:1], ("atlas",), "'self'"), beside)
     return Page(_html(manifest, blocks, (*["atlas"] * bool(atlas), *["photo"] * has_photos)))
 
 
+def _manifest(step: float) -> dict[str, Any]:
+    """A page's manifest without data; `step` is the value of a code."""
+    return {
+        "schema": PAGE_SCHEMA, "version": VERSION, "step": step, "mostPieces": most_pieces(step),
+        "leftUnit": LEFT_UNIT, "texts": [], "roles": None, "start": {},
+    }  # fmt: skip
+
+
 def head_to_open(record: Heatmap) -> tuple[int, int] | None:
     """The head that a page opens on: the one whose queries choose distant tokens most, each its own.
 
-    For each query, that is the largest weight above the key's mean over all queries, of keys that are neither special
-    nor first and more than two tokens away. The head with the largest mean is taken; None = no key is as far.
+    A query's score is its largest weight above the key's mean over all queries, among keys that are neither special
+    nor first and more than two tokens away. The head with the largest mean score is taken; None = no key is as far.
     """
     attention = record.maps[0]
     queries, keys = np.arange(len(attention.queries)), np.arange(len(attention.keys))
@@ -223,22 +221,17 @@ def head_to_open(record: Heatmap) -> tuple[int, int] | None:
     if not heads or not counts.any():
         return None
 
-    def choice(head: tuple[int, int]) -> float:
+    def score(head: tuple[int, int]) -> float:
         weights = attention.of(*head)
         return float(np.where(counts, weights - weights.mean(0), 0.0).max(1).mean())
 
-    return max(heads, key=choice)
+    return max(heads, key=score)
 
 
 def page_of_saved(record: Record, *, findings: Findings | None = None) -> Page:
-    """The viewer with a record in it, as it is saved: what is dropped on it later takes its place.
+    """The viewer with a saved record in it; a record that is dropped on it later takes its place.
 
-    Args:
-        record: What it shows: of one of the kinds that the viewer reads.
-        findings: Not used: names of roles come with the record.
-
-    Raises:
-        AttnscopeError: It holds nothing to show.
+    `findings` is not used, as the record has its roles' names.
     """
     if record.is_empty:
         raise AttnscopeError("there is nothing to show")
@@ -250,34 +243,15 @@ def page_of_saved(record: Record, *, findings: Findings | None = None) -> Page:
 def empty_page(blocks: Sequence[str] = (), record: Mapping[str, Any] | None = None) -> Page:
     """The viewer: the same page without data, which shows any record that is dropped on it.
 
-    Args:
-        blocks: What it holds beside.
-        record: Which of the blocks is a record that it opens with, by `name` and `block`.
+    Of its blocks, `record` names the one that it opens with, by `name` and `block`.
     """
-    manifest = {
-        "schema": PAGE_SCHEMA,
-        "version": VERSION,
-        "step": FINE_STEP,
-        "mostPieces": most_pieces(FINE_STEP),
-        "leftUnit": LEFT_UNIT,
-        "texts": [],
-        "roles": None,
-        "start": {},
-        "viewer": {
-            "marks": {name: [mark.glyph, mark.color] for name, mark in MARKS.items()},
-            "colors": list(MORE_COLORS),
-            "record": record,
-        },
-    }
+    marks = {name: [mark.glyph, mark.color] for name, mark in MARKS.items()}
+    manifest = {**_manifest(FINE_STEP), "viewer": {"marks": marks, "colors": list(MORE_COLORS), "record": record}}
     return Page(_html(manifest, blocks, ("atlas", "photo", "viewer")))
 
 
 def require_room(texts: Sequence[PageText]) -> int:
-    """How many weights a page would hold; refuses more than a browser opens in comfort.
-
-    Raises:
-        AttnscopeError: There are more, or none at all.
-    """
+    """The number of weights that a page would hold; refuses none, and more than a browser opens in comfort."""
     n = 0
     for text in texts:
         for attention in text.record.maps:
@@ -296,8 +270,8 @@ def require_room(texts: Sequence[PageText]) -> int:
     return n
 
 
-def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
-    record = one.record
+def _describe_text(text: PageText, blocks: list[str], step: float) -> dict[str, Any]:
+    record = text.record
     # Its grids, matrices and links have a row for each column, and a photo among words is one of these.
     flat = record.with_pictures_as_one() if record.pictures else record
     squared = replace(flat.make_square(), pictures=record.pictures)  # of pictures, only special tokens are hidden
@@ -307,14 +281,14 @@ def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
         "run": plain(dict(record.run), finite),
         "changes": list(record.changes),
         "maps": [
-            _map(
-                squared, attention, one.full_width.get(attention.kind), blocks,
+            _describe_map(
+                squared, attention, text.full_width.get(attention.kind), blocks,
                 step if record.picture is None else PATCH_STEP,
                 before=len(attention.queries) - len(whole.queries) if record.pictures else 0,
             ) for attention, whole in zip(squared.maps, record.maps, strict=True)
         ],
     }  # fmt: skip
-    if one.why:
+    if text.why:
         packed["why"] = {
             f"{cell.kind}.{cell.layer}.{cell.head}.{cell.query}.{cell.key}": {
                 "score": score_line(cell),
@@ -323,7 +297,7 @@ def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
                     for side, rows in lists_of(cell, MOST_PARTS).items()
                 ],
             }
-            for cell in one.why
+            for cell in text.why
         }
     if record.picture is not None or record.pictures:
         packed["photos"] = pack_photos(record, blocks)
@@ -332,11 +306,14 @@ def _text(one: PageText, blocks: list[str], step: float) -> dict[str, Any]:
         first = 0 if flat.maps[0].part is None else flat.maps[0].part[0]
         if flat.maps[0].kind == "cross":
             first = len(squared.maps[0].queries) - len(record.maps[0].queries)
-        packed["looking"] = {**_map(record, with_ordinary_patches(record), None, blocks, PATCH_STEP), "first": first}
+        packed["looking"] = {
+            **_describe_map(record, with_ordinary_patches(record), None, blocks, PATCH_STEP),
+            "first": first,
+        }
     return packed
 
 
-def _map(
+def _describe_map(
     record: Heatmap,
     attention: AttentionMap,
     full: NDArray[np.float32] | None,
@@ -344,38 +321,38 @@ def _map(
     step: float,
     before: int = 0,
 ) -> dict[str, Any]:
-    chosen = record.chosen(attention)
-    held = [attention.of(layer, head) for layer, head in chosen]
-    full_layers = [] if full is None else [at for at in range(len(full)) if not np.isnan(full[at]).any()]
-    if full is not None:
-        held += [full[at] for at in full_layers]
+    heads = record.chosen(attention)
+    maps = [attention.of(*head) for head in heads]
+    full_maps = {} if full is None else {
+        layer: weights for layer, weights in zip(attention.layers, full, strict=True) if not np.isnan(weights).any()
+    }  # fmt: skip
     chunks = []
     hidden_queries, hidden_keys = record.sinks(attention)
-    for chunk in pack(held, attention.keys, hidden_keys, step):
+    for chunk in pack([*maps, *full_maps.values()], attention.keys, hidden_keys, step):
         chunks.append([len(blocks), list(chunk.heads)])
         blocks.append(chunk.data)
     has_own_keys = attention.kind == "cross" or attention.part is not None or before > 0
     return {
         "kind": attention.kind,
-        "heads": [list(pair) for pair in chosen],
-        "full": [attention.layers[at] for at in full_layers],
-        # How much of its attention a head gives to one key, over queries: what the grid can be sorted by.
-        "focus": [round(float(weights[before:].max(-1).mean()), 4) for weights in held[: len(chosen)]],
-        "queries": _tokens(attention.queries, hidden_queries),
-        "keys": _tokens(attention.keys, hidden_keys) if has_own_keys else None,
+        "heads": [list(head) for head in heads],
+        "full": list(full_maps),
+        # How much of its attention a head gives to one key, over queries: the grid can be sorted by it.
+        "focus": [round(float(weights[before:].max(-1).mean()), 4) for weights in maps],
+        "queries": _describe_tokens(attention.queries, hidden_queries),
+        "keys": _describe_tokens(attention.keys, hidden_keys) if has_own_keys else None,
         "chunks": chunks,
         **({"before": before} if before else {}),  # rows that are not kept, and that no view shows
         **({"step": step, "mostPieces": most_pieces(step)} if step == PATCH_STEP else {}),
     }
 
 
-def _tokens(tokens: Tokens, hidden: NDArray[np.bool_]) -> dict[str, Any]:
+def _describe_tokens(tokens: Tokens, hidden: NDArray[np.bool_]) -> dict[str, Any]:
     groups = None if tokens.words is None else tokens.word_groups()
     return {
         "labels": [printable(text, 80) or "\ufffd" for text in tokens.labels],
         "offsets": tokens.offsets.ravel().tolist(),
         "special": np.flatnonzero(tokens.special).tolist(),
-        # What goes where special tokens are hidden, if it is not these alone.
+        # Tokens that go where special tokens are hidden, if it is not these alone.
         **({} if np.array_equal(hidden, tokens.special) else {"hidden": np.flatnonzero(hidden).tolist()}),
         "segments": tokens.segments.tolist() if tokens.segments.any() else None,
         "groups": None if groups is None else [len(group) for group in groups],
@@ -386,34 +363,24 @@ def _tokens(tokens: Tokens, hidden: NDArray[np.bool_]) -> dict[str, Any]:
     }
 
 
-def _roles(findings: Findings) -> dict[str, Any]:
-    marks = marks_of(findings)
+def _describe_roles(findings: Findings) -> dict[str, Any]:
     heads: dict[str, dict[str, Any]] = {}
     for head in findings.heads:
         heads.setdefault(head.kind, {})[f"{head.layer}.{head.head}"] = [
-            {
-                "name": role.name,
-                "value": finite(round(role.value, 4)),
-                "low": finite(role.low),
-                "high": finite(role.high),
-                "tentative": role.tentative,
-            }
+            {"name": role.name, "value": finite(round(role.value, 4)), "low": finite(role.low),
+             "high": finite(role.high), "tentative": role.tentative}
             for role in head.roles
-        ]
+        ]  # fmt: skip
     return {
         "marks": {
-            name: {
-                "glyph": mark.glyph,
-                "color": mark.color,
-                "label": label(name),
-                "what": findings.role_facts(name).what,
-            }
-            for name, mark in marks.items()
+            name: {"glyph": mark.glyph, "color": mark.color, "label": label(name),
+                   "what": findings.role_facts(name).what}
+            for name, mark in marks_of(findings).items()
         },
         "heads": heads,
         "model": str(findings.run.get("model", "")),
         "sha256": str(findings.run.get("sha256", "")),
-    }
+    }  # fmt: skip
 
 
 @cache
@@ -449,17 +416,17 @@ def style(*parts: str) -> str:
 
 
 def policy_hash(text: str) -> str:
-    """What a Content-Security-Policy calls an inline script or style by."""
+    """The name of an inline script or style in a Content-Security-Policy."""
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
 def _html(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence[str] = (), also: str = "") -> str:
-    """The file; scripts run from what `also` names besides."""
+    """The file; `also` names another source of scripts."""
     # JSON inside of a script element: "<" could end it. Surrogates that stand alone are no UTF-8; as escapes they are.
     data = json.dumps(manifest, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    run, look = script(*parts), style(*parts)
+    code, css = script(*parts), style(*parts)
     policy = (
-        f"default-src 'none'; script-src {f'{policy_hash(run)} {also}'.strip()}; style-src {policy_hash(look)}; "
+        f"default-src 'none'; script-src {f'{policy_hash(code)} {also}'.strip()}; style-src {policy_hash(css)}; "
         "img-src data: blob:; connect-src 'none'; form-action 'none'; base-uri 'none'"
     )
     return "".join((
@@ -468,9 +435,9 @@ def _html(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence[st
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
         '<meta name="referrer" content="no-referrer">\n',
         f'{PAGE_MARK.decode()}{VERSION}">\n<title>attnscope</title>\n',
-        f"<style>{look}</style>\n</head>\n<body>\n",
+        f"<style>{css}</style>\n</head>\n<body>\n",
         "<noscript>This page draws attention weights with a script of its own, and needs JavaScript.</noscript>\n",
         f'<script type="application/json" id="manifest">{data}</script>\n',
         *(f'<script type="text/plain" id="d{n}">{block}</script>\n' for n, block in enumerate(blocks)),
-        f'<script type="module">{run}</script>\n</body>\n</html>\n',
+        f'<script type="module">{code}</script>\n</body>\n</html>\n',
     ))  # fmt: skip

@@ -26,7 +26,7 @@ from attnscope.records import Tokens
 from attnscope.records.maps.heatmap import LEAST_LEFT
 
 STEP = 1 / 1112
-"""What a code is worth for a word of one piece. Half of it is 0.00045, and 1 is a whole number of steps."""
+"""The value of a code for a word of one piece. Half of it is 0.00045, and 1 is a whole number of steps."""
 
 FINE_STEP = 1 / 10000
 """The same in small pages, all of whose decimals are true."""
@@ -38,7 +38,7 @@ FINE_UP_TO = 1 << 20
 """How many weights a page may have to be a small one."""
 
 LEFT_UNIT = 1 / 59000
-"""What one code of a row's scale is worth; 16 bits reach to 1.1, beyond any rounding of a softmax in 16 bits."""
+"""The value of a code of a row's scale; 16 bits reach to 1.1, beyond any rounding of a softmax in 16 bits."""
 
 _CHUNK_BYTES = 1 << 18
 
@@ -59,7 +59,7 @@ class Chunk:
 
 
 def most_pieces(step: float) -> int:
-    """By how much a step can be divided before codes no longer fit into 16 bits: 52 for STEP, 5 for FINE_STEP.
+    """The largest divisor of a step with which codes fit into 16 bits: 52 for STEP, 5 for FINE_STEP.
 
     The sum over a word of n pieces, more than that many, is off by up to n / that many times half a step.
     """
@@ -78,23 +78,16 @@ def pieces_of(tokens: Tokens, most: int) -> NDArray[np.int64]:
 def pack(
     weights: Sequence[NDArray[np.float32]], keys: Tokens, hidden: NDArray[np.bool_], step: float = STEP
 ) -> Iterator[Chunk]:
-    """Packs the heads of a map, a few at a time.
+    """Packs the heads of a map, (query, key) each, 0 to 1.1, into chunks in their order; small heads share one.
 
-    Args:
-        weights: One array a head, (query, key), all of one shape, 0 to 1.1.
-        keys: The tokens that are attended to.
-        hidden: Those that go where special tokens are hidden, (key,).
-        step: What one code is worth.
-
-    Yields:
-        Chunks, in the order of the heads; small heads share one.
+    Keys that are `hidden` go where special tokens are hidden; `step` is the value of a code.
     """
     if not weights:
         return
     n_queries, n_keys = weights[0].shape
-    each = max(1, _CHUNK_BYTES // (2 * n_queries * n_keys))
+    size = max(1, _CHUNK_BYTES // (2 * n_queries * n_keys))  # heads per chunk
     unit = (pieces_of(keys, most_pieces(step)) / step).astype(np.float32)
-    parts = [tuple(range(at, min(at + each, len(weights)))) for at in range(0, len(weights), each)]
+    parts = [tuple(range(start, min(start + size, len(weights)))) for start in range(0, len(weights), size)]
 
     def pack_part(part: tuple[int, ...]) -> Chunk:
         return Chunk(part, _deflate(np.stack([weights[head] for head in part]), hidden, unit))
@@ -111,8 +104,8 @@ def _deflate(block: NDArray[np.float32], hidden: NDArray[np.bool_], unit: NDArra
         left = block[:, :, ~hidden].sum(-1, dtype=np.float64)
         enough = left >= LEAST_LEFT
         # Rows with next to nothing left are empty when special tokens are hidden; the code 0 says so.
-        stored = np.where(enough, np.maximum(np.rint(left / LEFT_UNIT), np.ceil(LEAST_LEFT / LEFT_UNIT)), 0)
-        scales = np.minimum(stored, 0xFFFF).astype(np.uint16)
+        scale_codes = np.where(enough, np.maximum(np.rint(left / LEFT_UNIT), np.ceil(LEAST_LEFT / LEFT_UNIT)), 0)
+        scales = np.minimum(scale_codes, 0xFFFF).astype(np.uint16)
         # Divided by what is truly left, not by its code: rounding that costs 1e-5 of a weight, and nothing of a share.
         row = np.where(enough, left, LEAST_LEFT).astype(np.float32)
         block = np.where(hidden, block, block / row[:, :, None])

@@ -22,7 +22,7 @@ _SAME = 0.01  # of a photo's side: edges that lie closer are the same
 
 
 def pack_photos(record: Heatmap, blocks: list[str]) -> list[dict[str, Any]]:
-    """What the page needs of each picture of a record; the pixels go into blocks.
+    """Each picture of a record as the page needs it; the pixels go into blocks.
 
     All of a photo made small, beside its tiles, is the same photo: it is embedded once.
 
@@ -34,35 +34,35 @@ def pack_photos(record: Heatmap, blocks: list[str]) -> list[dict[str, Any]]:
         One entry a picture: `source`, `facts`, `grid` (rows, columns), `cells` (the key of each patch, row by row;
         -1 = none), `size` (width and height as embedded) and `block`.
     """
-    shown: list[tuple[Picture, Sequence[int]]] = []
+    pictures: list[tuple[Picture, Sequence[int]]] = []
     if record.picture is not None:
-        shown = [(record.picture, np.flatnonzero(~record.maps[0].keys.special).tolist())]
+        pictures = [(record.picture, np.flatnonzero(~record.maps[0].keys.special).tolist())]
     for picture in record.pictures:
         assert picture.cells is not None
-        shown.append((picture, picture.cells.ravel().tolist()))
+        pictures.append((picture, picture.cells.ravel().tolist()))
     packed: list[dict[str, Any]] = []
-    for number, (picture, cells) in enumerate(shown):
-        twin = next((at for at, (other, _) in enumerate(shown[:number]) if _is_same_photo(picture, other)), None)
+    for number, (picture, cells) in enumerate(pictures):
+        twin = next((i for i, (other, _) in enumerate(pictures[:number]) if _is_same_photo(picture, other)), None)
         if twin is None:
             size, jpeg = _embed(picture)
             if jpeg not in blocks:  # several questions about one photo
                 blocks.append(jpeg)
-            held: dict[str, Any] = {"size": size, "block": blocks.index(jpeg)}
+            photo: dict[str, Any] = {"size": size, "block": blocks.index(jpeg)}
         else:
-            held = {name: packed[twin][name] for name in ("size", "block")}
-        width, height = held["size"]
+            photo = {name: packed[twin][name] for name in ("size", "block")}
+        width, height = photo["size"]
         packed.append({
             "source": printable(picture.source, 80),
             "facts": f"{printable(picture.facts, 300)}; embedded as {width} × {height}",
             "grid": list(picture.grid),
             "cells": cells,
-            **held,
+            **photo,
         })  # fmt: skip
     return packed
 
 
 def with_ordinary_patches(record: Heatmap) -> AttentionMap:
-    """Its map where patches are keys as others are: they stay where special tokens are hidden."""
+    """Its map with patches as ordinary keys, which stay where special tokens are hidden."""
     attention = record.maps[0]
     special = attention.keys.special.copy()
     for picture in record.pictures:
@@ -71,11 +71,11 @@ def with_ordinary_patches(record: Heatmap) -> AttentionMap:
     return replace(attention, keys=replace(attention.keys, special=special))
 
 
-def _is_same_photo(one: Picture, other: Picture) -> bool:
+def _is_same_photo(picture: Picture, other: Picture) -> bool:
     """Whether both show the same part of the same photo."""
-    if one.photo != other.photo or one.area is None or other.area is None:
+    if picture.photo != other.photo or picture.area is None or other.area is None:
         return False
-    return bool(np.allclose(one.area, other.area, rtol=0, atol=_SAME * min(one.size)))
+    return bool(np.allclose(picture.area, other.area, rtol=0, atol=_SAME * min(picture.size)))
 
 
 def _embed(picture: Picture) -> tuple[list[int], str]:
@@ -84,6 +84,6 @@ def _embed(picture: Picture) -> tuple[list[int], str]:
 
     image = Image.fromarray(picture.pixels)
     image.thumbnail((MOST_SIDE, MOST_SIDE), Image.Resampling.LANCZOS)
-    held = io.BytesIO()
-    image.save(held, "JPEG", quality=_QUALITY)
-    return list(image.size), base64.b64encode(held.getvalue()).decode("ascii")
+    content = io.BytesIO()
+    image.save(content, "JPEG", quality=_QUALITY)
+    return list(image.size), base64.b64encode(content.getvalue()).decode("ascii")

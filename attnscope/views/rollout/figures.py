@@ -21,8 +21,7 @@ from attnscope.views.tables.wording import run_notes
 _NAMES = ("mean attention", "rollout", "flow")
 _SHORT_NAMES = ("attention", "rollout", "flow")
 _MEANING = meanings(
-    "share of a row that a column gets",
-    "share of a row that a column gets ÷ the largest of the same map",
+    "share of a row that a column gets", "share of a row that a column gets ÷ the largest of the same map"
 )
 _PICTURE_MEANING = meanings(
     "share of the token's row that a patch gets",
@@ -86,6 +85,8 @@ class _RolloutBars(BarCanvas):
 class _RolloutPainter(Painter):
     """Draws a rollout as if its methods were the heads of its layers."""
 
+    map_canvas, bar_canvas = _RolloutCanvas, _RolloutBars
+
     def __init__(self, rollout: Rollout, style: Style) -> None:
         super().__init__(style)
         text = " ".join(rollout.text.split())
@@ -98,16 +99,9 @@ class _RolloutPainter(Painter):
         ]
         self._header = Header(str(rollout.run.get("model", "model")), f"“{text}”", tuple(notes))
 
-    def canvas(self, record: Heatmap, sheet: Sheet) -> MapCanvas | BarCanvas:
-        """The canvas for a sheet; layers share theirs."""
-        names = tuple(_NAMES[method] for _, method in sheet.heads)
-        if sheet.form == "bars":
-            names = tuple(f"L{layer} {_NAMES[method]}" for layer, method in sheet.heads)
-        name = (sheet.form, names, sheet.query)
-        if name not in self._canvases:
-            kind = _RolloutBars if sheet.form == "bars" else _RolloutCanvas
-            self._canvases[name] = kind(record, sheet, names, self._header, self.style)
-        return self._canvases[name]
+    def describe(self, record: Heatmap, sheet: Sheet) -> tuple[Header, tuple[str, ...]]:
+        prefix = "L{} " if sheet.form == "bars" else ""
+        return self._header, tuple(prefix.format(layer) + _NAMES[method] for layer, method in sheet.heads)
 
 
 def _as_maps(rollout: Rollout) -> Heatmap:
@@ -152,8 +146,8 @@ class _PicturePage(PicturePage):
     names_px = 84
     meaning: Mapping[Scale, str] = _PICTURE_MEANING
 
-    def name_place(self, pair: tuple[int, int]) -> tuple[str, str]:
-        return _SHORT_NAMES[pair[0]], f"L{pair[1]}"
+    def names(self) -> list[tuple[str, str]]:
+        return [(_SHORT_NAMES[method], f"L{layer}") for method, layer in self.sheet.heads]
 
     def name_panel(self, pair: tuple[int, int]) -> str:
         return f"{_SHORT_NAMES[pair[0]]} after layer {pair[1]}"

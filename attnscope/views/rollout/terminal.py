@@ -20,7 +20,7 @@ _MOST = 3
 
 
 def show(rollout: Rollout, console: Console, *, query: str | None = None) -> RenderableType:
-    """Where tokens came from: all of them after the last layer; with a query, that one after every layer."""
+    """The origin of tokens: of all after the last layer, or of those of a query after every layer."""
     labels, n_layers = rollout.tokens.labels, len(rollout.mean)
 
     def by_layer(title: str, tokens: Sequence[int]) -> Group:
