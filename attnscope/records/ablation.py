@@ -12,7 +12,7 @@ from attnscope.records.frame.pair_tables import HeadOfKind
 from attnscope.records.frame.record import StudyRecord
 
 PLACES = ("first", "repeated", "first_half", "second_half")
-"""By which places in a text a loss is given, as "zero_loss_repeated"; records of older versions have none."""
+"""The places in a text by which a loss is given too, as "zero_loss_repeated"."""
 
 _BY_PLACE = tuple(f"_loss_{place}" for place in PLACES)
 
@@ -115,12 +115,7 @@ class TokenChange:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a record says about a quantity.
-
-    Attributes:
-        what: Its definition in a few words.
-        unit: Such as "nats"; empty for plain numbers.
-    """
+    """What a record says about a quantity: its definition in a few words, and its unit; empty for plain numbers."""
 
     what: str
     unit: str
@@ -190,19 +185,15 @@ class Ablation(StudyRecord):
 
     def head_table(self) -> HeadTable:
         """What changes without each head, with intervals."""
-        columns = []
-        for name in self._all_names:
-            facts = self.facts(name)
-            effects = [head.effects.get(name) for head in self.heads]
-            source = "" if name.endswith(_BY_PLACE) else "ablation"
-            what = facts.what or "what changes without the head"
-            columns.append(
-                number_column(
-                    name, effects, ("low", "high", "count"), what=what, unit=facts.unit, source=source,
-                    label=label_of_quantity(name),
-                )
-            )  # fmt: skip
-        return HeadTable(tuple(head.address for head in self.heads), tuple(columns))
+        columns = tuple(
+            number_column(
+                name, [head.effects.get(name) for head in self.heads], ("low", "high", "count"),
+                what=self.facts(name).what or "what changes without the head", unit=self.facts(name).unit,
+                source="" if name.endswith(_BY_PLACE) else "ablation", label=label_of_quantity(name),
+            )
+            for name in self._all_names
+        )  # fmt: skip
+        return HeadTable(tuple(head.address for head in self.heads), columns)
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """One row per head: kind, layer, head, then each quantity.
@@ -214,10 +205,9 @@ class Ablation(StudyRecord):
 
     def require_whole(self) -> None:
         """Refuses heads that cannot be ranked, and curves whose points do not fit."""
-        main = self.main
         for head in self.heads:
-            if main not in {"", *head.effects}:
-                raise ValueError(f"{head.name} has no {main}, which others have")
+            if self.main not in {"", *head.effects}:
+                raise ValueError(f"{head.name} has no {self.main}, which others have")
         for curve in self.curves:
             if not len(curve.n_left) == len(curve.points) <= len(curve.removed) + 1:
                 raise ValueError("the points of a curve do not fit the heads that it takes out")

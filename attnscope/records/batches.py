@@ -30,7 +30,7 @@ class DrawnText:
         run: What made the files: sha256, engine, dtype, device, versions. Plain JSON values.
         notes: What a reader of the figures must know, one sentence each.
         fingerprint: Hash of all that the files depend on, hex.
-        asked: The model and the options that they were drawn with, by option; empty in a folder of an earlier version.
+        asked: The model and the options that they were drawn with, by option; empty = not known.
     """
 
     index: int
@@ -55,29 +55,25 @@ class DrawnText:
     def entry(self) -> str:
         """What is kept beside the files: all that does not depend on where in a corpus the text stands."""
         described = codec.describe(self)
-        kept = {"schema": BATCH_SCHEMA, **{name: described[name] for name in _KEPT}}
-        return json.dumps(kept, ensure_ascii=False) + "\n"
+        entry = {"schema": BATCH_SCHEMA, **{name: described[name] for name in _ENTRY}}
+        return json.dumps(entry, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_entry(cls, content: str, **place: Any) -> DrawnText:
-        """The text that `entry` described.
-
-        Args:
-            content: What `entry` gave.
-            place: Where in a corpus it stands: `index`, `source`, `line` and `folder`.
+        """The text that `entry` described, at a place in a corpus: `index`, `source`, `line` and `folder`.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError: It is no such description.
         """
-        kept = parse_json(content)
-        if kept["schema"] != BATCH_SCHEMA:
-            raise ValueError(f"it holds {kept['schema']!r}")
-        text: DrawnText = codec.build(cls, kept, **place)
+        entry = parse_json(content)
+        if entry["schema"] != BATCH_SCHEMA:
+            raise ValueError(f"it holds {entry['schema']!r}")
+        text: DrawnText = codec.build(cls, entry, **place)
         require_types(text)
         return text
 
 
-_KEPT = ("fingerprint", "text", "tokens", "model", "run", "notes", "files", "asked")
+_ENTRY = ("fingerprint", "text", "tokens", "model", "run", "notes", "files", "asked")
 _LISTED = (
     "index", "source", "line", "text", "tokens", "n_tokens", "model", "run", "notes", "files", "fingerprint",
 )  # fmt: skip

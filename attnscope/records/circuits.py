@@ -58,12 +58,7 @@ class Direction:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a head writes where it attends to a token alone.
-
-    Attributes:
-        token: The token.
-        written: The tokens that rise most by it, most first.
-    """
+    """What a head writes where it attends to a token alone: the tokens that rise by it, most first."""
 
     token: str
     written: tuple[str, ...]
@@ -154,16 +149,14 @@ class Composition:
         """
         d = self.dimension
         senders, receivers = self.sender_spread[None, :, None], self.receiver_spread[:, None, :]
-        found: NDArray[np.float64] = (
-            2 * d**2 * np.maximum(senders - 1 / d, 0) * np.maximum(receivers - 1 / d, 0) / ((d - 1) * (d + 2))
-        )
-        return found
+        spread: NDArray[np.float64] = np.maximum(senders - 1 / d, 0) * np.maximum(receivers - 1 / d, 0)
+        return 2 * d**2 * spread / ((d - 1) * (d + 2))
 
     @property
     def expected(self) -> NDArray[np.float64]:
         """The mean share for random directions, to second order: (1 - variation / 8) / sqrt(d)."""
-        made: NDArray[np.float64] = (1 - np.minimum(self.variation, 4) / 8) / np.sqrt(self.dimension)
-        return made
+        expected: NDArray[np.float64] = (1 - np.minimum(self.variation, 4) / 8) / np.sqrt(self.dimension)
+        return expected
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -221,24 +214,22 @@ class Circuits(Record):
     @property
     def excess(self) -> NDArray[np.float64]:
         """Shares above what is expected of random directions, (Q K V, sender, receiver)."""
-        found: NDArray[np.float64] = self.composition - self.expected
-        return found
+        excess: NDArray[np.float64] = self.composition - self.expected
+        return excess
 
     @property
     def deviations(self) -> NDArray[np.float64]:
         """How many standard deviations the squared share is above its mean, (Q K V, sender, receiver)."""
+        squared: NDArray[np.float64] = self.composition.astype(np.float64) ** 2
         with np.errstate(divide="ignore", invalid="ignore"):
-            found: NDArray[np.float64] = (self.composition.astype(np.float64) ** 2 * self.dimension - 1) / np.sqrt(
-                self.variation
-            )
-        return found
+            return (squared * self.dimension - 1) / np.sqrt(self.variation)
 
     def strongest(self, by: str, most: int = 10) -> list[Link]:
         """The pairs that compose most by "Q", "K" or "V", above what is expected of random directions."""
         number = COMPOSITIONS.index(by)
         excess, expected, deviations = self.excess[number], self.expected[number], self.deviations[number]
         order = np.argsort(-np.nan_to_num(excess, nan=-np.inf), axis=None, kind="stable")[:most]
-        pairs = [divmod(int(one), len(self.heads)) for one in order]
+        pairs = [divmod(int(at), len(self.heads)) for at in order]
         return [
             Link(s, r, by, float(self.composition[number, s, r]), float(expected[s, r]), float(deviations[s, r]))
             for s, r in pairs
@@ -246,14 +237,10 @@ class Circuits(Record):
         ]
 
     def only(self, picked: Sequence[tuple[int, int]]) -> Circuits:
-        """The same record that tells of some heads, (layer, head), what it knows.
-
-        Raises:
-            UsageError: There is no such head.
-        """
-        known = {(head.layer, head.head): place for place, head in enumerate(self.heads)}
-        require_known(known, picked, "this record")
-        return replace(self, picked=tuple(known[pair] for pair in dict.fromkeys(picked)))
+        """The same record, which tells what it knows of some heads, (layer, head)."""
+        numbers = {(head.layer, head.head): number for number, head in enumerate(self.heads)}
+        require_known(numbers, picked, "this record")
+        return replace(self, picked=tuple(numbers[head] for head in dict.fromkeys(picked)))
 
     def head_table(self) -> HeadTable:
         """How each head copies and matches, and how strongly it composes with those before and after it."""
@@ -286,7 +273,7 @@ class Circuits(Record):
         return self.run.get("model", "")
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """A line a head; of compositions the strongest sender by queries, keys and values."""
+        """One row per head; of compositions the strongest sender by queries, keys and values."""
         scores = ("value", "mean", "low", "high")
         shares = ("same_nats", "previous", "same", "next", "first")
         sent = [f"{by}_{what}" for by in COMPOSITIONS for what in ("from", "share", "expected")]
@@ -295,17 +282,17 @@ class Circuits(Record):
             "writes", "seeks", *sent,
         )  # fmt: skip
         excess, expected = self.excess, self.expected
-        for place, head in enumerate(self.heads):
-            line: list[Any] = [head.layer, head.head]
-            line += [getattr(score, part) for score in (head.copying, head.matching) for part in scores]
-            line += [getattr(head, name) for name in shares]
-            line += [" ".join(found[0].target[0]) if found else "" for found in (head.writes, head.seeks)]
+        for receiver, head in enumerate(self.heads):
+            row: list[Any] = [head.layer, head.head]
+            row += [getattr(score, part) for score in (head.copying, head.matching) for part in scores]
+            row += [getattr(head, name) for name in shares]
+            row += [" ".join(directions[0].target[0]) if directions else "" for directions in (head.writes, head.seeks)]
             for number in range(len(COMPOSITIONS)):
-                column = excess[number, :, place]
-                best = int(np.nan_to_num(column, nan=-np.inf).argmax()) if np.isfinite(column).any() else None
-                line += (
-                    ["", np.nan, np.nan]
-                    if best is None
-                    else [self.heads[best].name, *(float(x[number, best, place]) for x in (self.composition, expected))]
-                )
-            yield tuple(line)
+                column = excess[number, :, receiver]
+                if not np.isfinite(column).any():
+                    row += ["", np.nan, np.nan]
+                    continue
+                sender = int(np.nan_to_num(column, nan=-np.inf).argmax())
+                values = (self.composition[number, sender, receiver], expected[number, sender, receiver])
+                row += [self.heads[sender].name, *map(float, values)]
+            yield tuple(row)

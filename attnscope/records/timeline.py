@@ -111,7 +111,7 @@ class Timeline(StudyRecord):
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps, ascending."""
-        return tuple(one.step for one in self.checkpoints)
+        return tuple(checkpoint.step for checkpoint in self.checkpoints)
 
     @property
     def head_names(self) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ class Timeline(StudyRecord):
     @property
     def has_loss(self) -> bool:
         """Whether any checkpoint's loss is known."""
-        return any(math.isfinite(one.loss) for one in self.checkpoints)
+        return any(math.isfinite(checkpoint.loss) for checkpoint in self.checkpoints)
 
     def of(self, measure: str, layer: int, head: int, kind: str | None = None) -> NDArray[np.float64]:
         """A measure of one head at each checkpoint, with the ends of its interval: (checkpoint, 3).
@@ -137,10 +137,10 @@ class Timeline(StudyRecord):
             AttnscopeError: There is no such measure or head.
         """
         row = self._row(self.measures, measure, "measure")
-        places = [place for place, at in enumerate(self.heads) if at[1:] == (layer, head) and kind in (None, at[0])]
-        if not places:
+        columns = [n for n, of in enumerate(self.heads) if of[1:] == (layer, head) and kind in (None, of[0])]
+        if not columns:
             raise AttnscopeError(f"this timeline has no head L{layer}H{head}", "layers and heads count from 0")
-        return np.stack([part[row, :, places[0]] for part in (self.value, self.low, self.high)], 1)
+        return np.stack([part[row, :, columns[0]] for part in (self.value, self.low, self.high)], 1)
 
     def composition(self, by: str, sender: tuple[int, int], receiver: tuple[int, int]) -> NDArray[np.float64]:
         """How much one head reads of what another writes at each checkpoint, above random directions: (checkpoint,).
@@ -171,30 +171,27 @@ class Timeline(StudyRecord):
         """
         if role not in self.roles and role in self.options.get("roles", {}):
             return {}
-        held = self.has_role[self._row(self.roles, role, "role")] > NO_ROLE
-        first = len(held) - np.argmin(np.concatenate([held[::-1], np.zeros((1, held.shape[1]), bool)]), 0)
-        return {
-            name: self.steps[start]
-            for name, start in zip(self.head_names, first.tolist(), strict=True)
-            if start < len(held)
-        }
+        has = self.has_role[self._row(self.roles, role, "role")] > NO_ROLE
+        first = len(has) - np.argmin(np.concatenate([has[::-1], np.zeros((1, has.shape[1]), bool)]), 0)
+        starts = zip(self.head_names, first.tolist(), strict=True)
+        return {name: self.steps[start] for name, start in starts if start < len(has)}
 
     def measure_facts(self, measure: str) -> MeasureFacts:
         """What the record says about a measure beside its values; see `Findings.measure_facts`."""
         return read_measure_facts(self.options, measure)
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """One row a checkpoint and head: its loss and the head's measures with their intervals, and its roles."""
+        """One row per checkpoint and head: the loss, and the head's roles and measures with their intervals."""
         columns = [name if part == "value" else f"{name}_{part}" for name in self.measures for part in _PARTS]
         followed = tuple(dict.fromkeys(pair.by for pair in self.pairs))
         sent = [f"{by}_{what}" for by in followed for what in ("from", "share", "expected")]
         yield ("checkpoint", "step", "loss", "kind", "layer", "head", "roles", *columns, *sent)
         for number, checkpoint in enumerate(self.checkpoints):
-            for place, head in enumerate(self.heads):
-                held = self.has_role[:, number, place]
-                roles = "+".join(name for name, has in zip(self.roles, held, strict=True) if has) or "unclassified"
-                parts = np.stack([self.value, self.low, self.high], -1)[:, number, place].ravel().tolist()
-                best = [part for by in followed for part in self._strongest(by, number, place)]
+            for column, head in enumerate(self.heads):
+                has_role = self.has_role[:, number, column]
+                roles = "+".join(name for name, has in zip(self.roles, has_role, strict=True) if has) or "unclassified"
+                parts = np.stack([self.value, self.low, self.high], -1)[:, number, column].ravel().tolist()
+                best = [part for by in followed for part in self._strongest(by, number, column)]
                 yield (checkpoint.name, checkpoint.step, checkpoint.loss, *head, roles, *parts, *best)
 
     def _strongest(self, by: str, number: int, receiver: int) -> tuple[str, float, float]:
@@ -218,6 +215,5 @@ class Timeline(StudyRecord):
     @staticmethod
     def _row(names: Sequence[str], name: str, what: str) -> int:
         if name not in names:
-            known = f"it has {', '.join(names)}" if names else ""
-            raise AttnscopeError(f"this timeline has no {what} {name!r}", known)
+            raise AttnscopeError(f"this timeline has no {what} {name!r}", f"it has {', '.join(names)}" if names else "")
         return names.index(name)

@@ -21,7 +21,7 @@ from attnscope.records.heads.query import choose
 from attnscope.records.relations.record import Relations, with_relations
 
 STRONGEST = 3
-"""So many partners of a head are named by its queries, keys and values, of those that write to it and that read it."""
+"""How many partners of a head are named by each of Q, K and V, both of those that it reads and that read it."""
 
 Evidence = Relations | Ablation | Circuits | Findings
 
@@ -29,13 +29,12 @@ Evidence = Relations | Ablation | Circuits | Findings
 def with_records(atlas: Atlas, paths: Iterable[Path]) -> Atlas:
     """An atlas that says of its heads what other records of the same model say.
 
-    Relations that a head expresses join its roles. What is a number for each head joins the measures: the accuracy of
-    each relation that any head expresses, what changes without a head, how it composes with others, how much of a
-    needle it copies.
+    Relations that a head expresses join its roles. Numbers per head join the measures: the accuracy of each relation
+    that any head expresses, what changes without a head, how it composes with others, how much of a needle it copies.
 
     Args:
         atlas: The atlas.
-        paths: Records of relations, ablations and circuits, and of heads where these were probed with needles.
+        paths: Records of relations, ablations and circuits, and of heads that were probed with needles.
 
     Raises:
         AttnscopeError: One is of another model or another kind, or damaged.
@@ -52,16 +51,12 @@ def with_records(atlas: Atlas, paths: Iterable[Path]) -> Atlas:
 
 
 def load_with(path: Path, beside: Iterable[Path], where: str | None = None) -> Record:
-    """Reads a record of any kind, and of an atlas adds what other records say of its heads.
+    """Reads a record of any kind, and adds to an atlas what other records say of its heads.
 
     Args:
         path: The record, or its folder.
-        beside: Other records of the same model.
+        beside: Other records of the same model; refused if the record is no atlas.
         where: A condition that will choose heads: it is checked before anything is drawn.
-
-    Raises:
-        UsageError: Others are given, and it is no atlas; or the condition means nothing here.
-        AttnscopeError: As of `load` and `with_records`.
     """
     record, paths = load_record(path), [*beside]
     if paths:
@@ -74,12 +69,8 @@ def load_with(path: Path, beside: Iterable[Path], where: str | None = None) -> R
 
 
 def require_evidence(paths: Iterable[Path]) -> list[tuple[Path, Evidence]]:
-    """The records that can be added to an atlas, by their files.
-
-    Raises:
-        AttnscopeError: One is of another kind, or damaged.
-    """
-    found: list[tuple[Path, Evidence]] = []
+    """Reads the records that can be added to an atlas; refuses others."""
+    evidence: list[tuple[Path, Evidence]] = []
     for path in paths:
         record = load_record(path)
         has_needles = isinstance(record, Findings) and record.needles is not None
@@ -89,8 +80,8 @@ def require_evidence(paths: Iterable[Path]) -> list[tuple[Path, Evidence]]:
                 "give what relations, ablate, circuits or `heads --probe needle` wrote",
             )
         assert isinstance(record, Evidence)
-        found.append((path, record))
-    return found
+        evidence.append((path, record))
+    return evidence
 
 
 def _with_record(atlas: Atlas, record: Evidence) -> Atlas:
@@ -106,7 +97,7 @@ def _with_roles(atlas: Atlas, relations: Relations) -> Atlas:
     names = {relation.name for relation in relations.relations}
     bare = tuple(replace(head, roles=tuple(r for r in head.roles if r.name not in names)) for head in atlas.heads)
     findings = with_relations(Findings(atlas.run, atlas.corpus, atlas.options, bare, {}), relations)
-    # What is said twice, such as of the model, or as an earlier record had it, is said once.
+    # Notes and problems that both records have are kept once.
     run = {**findings.run, "notes": list(dict.fromkeys(findings.run["notes"]))}
     problems = findings.corpus["problems"]
     corpus = {**findings.corpus, "problems": [each for at, each in enumerate(problems) if each not in problems[:at]]}
@@ -134,24 +125,24 @@ def _estimate(
 
 def _compositions(atlas: Atlas, record: Circuits) -> tuple[Link, ...]:
     """The strongest partners of each head, both ways; each pair once."""
-    place = {head.address: at for at, head in enumerate(atlas.heads)}
-    number = [place.get((record.kind, head.layer, head.head), -1) for head in record.heads]
-    found: list[Link] = []
+    numbers = {head.address: number for number, head in enumerate(atlas.heads)}
+    number = [numbers.get((record.kind, head.layer, head.head), -1) for head in record.heads]
+    links: list[Link] = []
     for which, by in enumerate(COMPOSITIONS):
         excess, deviations = record.excess[which], record.deviations[which]
         ranked = np.where(np.isfinite(excess), excess, -np.inf)
-        kept = np.zeros(ranked.shape, np.bool_)
+        is_strong = np.zeros(ranked.shape, np.bool_)
         for axis in (0, 1):
             best = np.argsort(-ranked, axis=axis, kind="stable")
-            np.put_along_axis(kept, best[:STRONGEST] if axis == 0 else best[:, :STRONGEST], True, axis)
-        for sender, receiver in np.argwhere(kept & np.isfinite(excess)).tolist():
+            np.put_along_axis(is_strong, best[:STRONGEST] if axis == 0 else best[:, :STRONGEST], True, axis)
+        for sender, receiver in np.argwhere(is_strong & np.isfinite(excess)).tolist():
             if min(number[sender], number[receiver]) < 0:
                 continue
             share = float(record.composition[which, sender, receiver])
-            found.append(
+            links.append(
                 Link(
                     number[sender], number[receiver], by, share, share - float(excess[sender, receiver]),
                     float(deviations[sender, receiver]),
                 )
             )  # fmt: skip
-    return tuple(found)
+    return tuple(links)

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from attnscope.records.frame.checks import shaped
 
 N_DIRECTIONS = 3
-"""So many directions are kept of a head."""
+"""How many directions of each head are kept."""
 
 _BY_DIRECTION = shaped(f"{N_DIRECTIONS}")
 
 PLACE_GROUPS = 16
-"""Groups of tokens by their places, each as large, between which the part of a direction that goes by place lies."""
+"""Into how many groups of equal size tokens are divided by their places, to tell what of a direction goes by place."""
 
 STEPS = 127
-"""Coordinates are kept in so many steps on either side of 0."""
+"""How many steps coordinates have on either side of 0."""
 
 Side = Literal["queries", "keys", "outputs"]
 SIDES: tuple[Side, ...] = ("queries", "keys", "outputs")
@@ -70,8 +70,8 @@ def share_by_place(coordinates: NDArray[np.float64], places: NDArray[np.int64]) 
     groups = np.array_split(centred[np.argsort(places, kind="stable")], PLACE_GROUPS)
     between = sum(len(group) * group.mean(0) ** 2 for group in groups)
     with np.errstate(invalid="ignore", divide="ignore"):
-        found: NDArray[np.float64] = between / (centred**2).sum(0)
-    return found
+        shares: NDArray[np.float64] = between / (centred**2).sum(0)
+    return shares
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class Points:
     Attributes:
         tokens: The sampled tokens.
         plane: What is known of them.
-        queries: (token, direction), float32: a query's and a key's products, summed over all directions that there
-            are, are their score, up to what is the same for all keys; of these the leading ones.
+        queries: The leading directions, (token, direction), float32. Over all directions, the products of a query and a
+            key sum to their score, up to what is the same for all keys.
         keys: Likewise.
         outputs: (token, component), float32.
     """

@@ -21,16 +21,16 @@ from attnscope.records.heads.descriptions import Descriptions
 from attnscope.records.heads.findings import Findings, Head
 
 FURTHEST = 64
-"""Offsets are told apart up to so many tokens."""
+"""Profiles tell offsets of up to so many tokens apart."""
 
 MOST_KEYS = 16
-"""So many keys are kept of a row of an example at most."""
+"""An example keeps at most so many keys of a row."""
 
 KEPT_MASS = 0.95
-"""Share of a row that its kept keys hold, unless `MOST_KEYS` come first."""
+"""An example keeps this share of a row, unless that takes more than `MOST_KEYS`."""
 
 LEFT_OUT = " … "
-"""What an excerpt has in place of tokens that are not shown."""
+"""Stands in an excerpt for tokens that are not shown."""
 
 Why = Literal["top", "decile", "failure"]
 Side = Literal["asks", "gets", "pairs"]
@@ -115,11 +115,11 @@ class ExampleFacts:
         """Of each shown token what stands before it, and its characters in the source; its label where it has none."""
         if not self.excerpt:
             return [(" " * (at > 0), label) for at, label in enumerate(self.labels)]
-        found, end = [], 0
+        pieces, end = [], 0
         for label, (start, stop) in zip(self.labels, self.offsets, strict=True):
-            found.append((self.excerpt[end:start], self.excerpt[max(start, end) : stop] or label))
+            pieces.append((self.excerpt[end:start], self.excerpt[max(start, end) : stop] or label))
             end = max(end, stop)
-        return found
+        return pieces
 
     def require_whole(self) -> None:
         """Refuses tokens that do not stand one after the other in the excerpt."""
@@ -156,25 +156,15 @@ class Example:
     def weights(self) -> NDArray[np.float32]:
         """The kept weights, (query, key) of shown tokens; 0 where nothing was kept."""
         n = len(self.places)
-        found = np.zeros((n, n), np.float32)
+        weights = np.zeros((n, n), np.float32)
         rows = np.repeat(np.arange(n), np.diff(self.starts))
-        found[rows, self.keys] = self.codes / np.float32(255)
-        return found
+        weights[rows, self.keys] = self.codes / np.float32(255)
+        return weights
 
 
 @dataclass(frozen=True)
 class KeptText:
-    """A text that a part of an atlas keeps, to be read again when all parts are merged.
-
-    Attributes:
-        index: Its number in the corpus.
-        source: Where it comes from.
-        line: On which line.
-        text: What it says; None where it came as token numbers.
-        ids: These.
-        zones: As of `attnscope.CorpusText`; likewise is_chat.
-        is_chat: See there.
-    """
+    """A text that a part of an atlas keeps, to be read again when all parts are merged; see `corpus.CorpusText`."""
 
     index: int
     source: str
@@ -262,8 +252,7 @@ class Atlas(StudyRecord):
     @property
     def n_points(self) -> int:
         """How many points of each side its heads have together."""
-        counts = Counter(token.kind for token in self.plane_tokens)
-        return sum(counts[head.kind] for head in self.heads)
+        return sum(self._count_points())
 
     @property
     def is_part(self) -> bool:
@@ -277,61 +266,59 @@ class Atlas(StudyRecord):
 
     def examples(self) -> list[Example]:
         """All examples with their attention, in the order of `facts`."""
-        found, token = [], 0
+        examples, token = [], 0
         ends = np.concatenate([[0], self.starts])
         for facts in self.facts:
-            after = token + len(facts.labels)
-            first, last = int(ends[token]), int(ends[after])
-            shown = slice(token, after)
-            found.append(
+            tokens = slice(token, token + len(facts.labels))
+            starts = ends[tokens.start : tokens.stop + 1]
+            kept = slice(int(starts[0]), int(starts[-1]))
+            examples.append(
                 Example(
-                    facts, self.places[shown], self.special[shown], ends[token : after + 1] - first,
-                    self.keys[first:last], self.codes[first:last],
+                    facts, self.places[tokens], self.special[tokens], starts - kept.start, self.keys[kept],
+                    self.codes[kept],
                 )
             )  # fmt: skip
-            token = after
-        return found
+            token = tokens.stop
+        return examples
 
     def points_of(self, number: int) -> Points | None:
         """The points of a head, by its place in `heads`; None where none are known."""
         if not self.planes:
             return None
-        counts = Counter(one.kind for one in self.plane_tokens)
-        first = sum(counts[head.kind] for head in self.heads[:number])
         kind, plane = self.heads[number].kind, self.planes[number]
-        shown = slice(first, first + counts[kind])
+        counts = self._count_points()
+        rows = slice(sum(counts[:number]), sum(counts[: number + 1]))
         worth = {"queries": plane.largest, "keys": plane.largest, "outputs": plane.largest_output}
-        queries, keys, outputs = (np.float32(worth[side] / STEPS) * self.points[side][shown] for side in SIDES)
-        return Points(tuple(one for one in self.plane_tokens if one.kind == kind), plane, queries, keys, outputs)
+        queries, keys, outputs = (np.float32(worth[side] / STEPS) * self.points[side][rows] for side in SIDES)
+        return Points(tuple(token for token in self.plane_tokens if token.kind == kind), plane, queries, keys, outputs)
+
+    def _count_points(self) -> list[int]:
+        """How many points of each side each head has; they stand one head after the other."""
+        counts = Counter(token.kind for token in self.plane_tokens)
+        return [counts[head.kind] for head in self.heads]
 
     def only(self, picked: Sequence[tuple[int, int]]) -> Atlas:
-        """The atlas of some heads, (layer, head), of every kind.
-
-        Raises:
-            UsageError: There is no such head.
-        """
+        """The atlas of some heads, (layer, head), of every kind."""
         require_known([(head.layer, head.head) for head in self.heads], picked, "this atlas")
         mine = [at for at, head in enumerate(self.heads) if (head.layer, head.head) in set(picked)]
-        number = {at: place for place, at in enumerate(mine)}
-        examples = [one for one in self.examples() if one.facts.head in number]
-        counts = Counter(one.kind for one in self.plane_tokens)
-        of_point = np.repeat(np.arange(len(self.heads)), [counts[head.kind] for head in self.heads])
-
+        number = {at: new for new, at in enumerate(mine)}
+        examples = [example for example in self.examples() if example.facts.head in number]
+        head_of_point = np.repeat(np.arange(len(self.heads)), self._count_points())
         return replace(
             self,
             heads=tuple(self.heads[at] for at in mine),
-            facts=tuple(replace(one.facts, head=number[one.facts.head]) for one in examples),
+            facts=tuple(replace(example.facts, head=number[example.facts.head]) for example in examples),
             tables=tuple(self.tables[at] for at in mine),
             **{name: getattr(self, name)[mine] for name in ("profiles", "even_profiles", "deciles", "positions")},
             distances=self.distances[np.ix_(mine, mine)],
             **join_examples(examples),
             compositions=tuple(
-                replace(one, sender=number[one.sender], receiver=number[one.receiver])
-                for one in self.compositions
-                if one.sender in number and one.receiver in number
+                replace(link, sender=number[link.sender], receiver=number[link.receiver])
+                for link in self.compositions
+                if link.sender in number and link.receiver in number
             ),
             planes=tuple(self.planes[at] for at in mine) if self.planes else (),
-            points={side: held[np.isin(of_point, mine)] for side, held in self.points.items()},
+            points={side: points[np.isin(head_of_point, mine)] for side, points in self.points.items()},
         )
 
     def head_table(self) -> HeadTable:
@@ -379,25 +366,24 @@ class Atlas(StudyRecord):
             raise ValueError("its points are not in steps")
 
     def _require_whole_part(self) -> None:
-        known = {text.index for text in self.kept}
         n = len(self.scores["lots"])
         if {len(self.scores[name]) for name in ("texts", "chunks", "tokens", "values")} != {n}:
             raise ValueError("the scores of its texts are cut off")
         if n and self.scores["values"].shape != (n, len(self.heads)):
             raise ValueError("its scores are of other heads")
-        if not known.issuperset(self.scores["texts"].tolist()):
+        if not {text.index for text in self.kept}.issuperset(self.scores["texts"].tolist()):
             raise ValueError("it has scores of a text that is not there")
 
 
 def join_examples(examples: Sequence[Example]) -> dict[str, Any]:
     """The arrays of all examples, one after the other, as an atlas has them."""
-    ends, at = [np.zeros(0, np.int64)], 0
-    for one in examples:
-        ends.append(at + one.starts[1:] - one.starts[0])
-        at += len(one.keys)
+    ends, n_keys = [np.zeros(0, np.int64)], 0
+    for example in examples:
+        ends.append(n_keys + example.starts[1:] - example.starts[0])
+        n_keys += len(example.keys)
 
     def join(name: str, dtype: type) -> Any:
-        return np.concatenate([np.zeros(0, dtype), *(getattr(one, name) for one in examples)]).astype(dtype)
+        return np.concatenate([np.zeros(0, dtype), *(getattr(each, name) for each in examples)]).astype(dtype)
 
     return {
         "places": join("places", np.int32), "special": join("special", np.bool_), "starts": np.concatenate(ends),

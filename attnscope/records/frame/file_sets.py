@@ -65,31 +65,21 @@ def replace_together(target: Path, earlier: Iterable[str] = ()) -> Iterator[Path
 
 
 def finish_replacing(target: Path) -> None:
-    """Moves the complete sets that killed runs had not yet moved to their names.
-
-    Raises:
-        OSError: It cannot be moved.
-        AttnscopeError: Something else than a file has the name of one.
-    """
+    """Moves the complete sets that killed runs had not yet moved to their names."""
     for whole in find_unmoved(target):
         with delay_interrupts():
             _move(whole, target)
 
 
 def require_writable(folder: Path) -> None:
-    """Checks that files can be written, before the model runs for minutes; leaves no trace.
-
-    Raises:
-        UsageError: The folder is `-`, which is stdout.
-        AttnscopeError: It cannot be written.
-    """
+    """Refuses a folder that takes no files, before the model runs for minutes; leaves no trace."""
     if str(folder) == "-":
         raise UsageError("- is stdout, which takes no files", "name a folder with --out; --json prints to stdout")
     hint = "choose another folder with --out, or make room there"
-    made: list[Path] = []
+    new: list[Path] = []
     try:
-        made = [part for part in (folder, *folder.parents) if not part.exists()]
-        if not made and not folder.is_dir():
+        new = [part for part in (folder, *folder.parents) if not part.exists()]
+        if not new and not folder.is_dir():
             raise AttnscopeError(
                 f"cannot write into {folder}: it is {kind_of(folder.stat().st_mode)}, not a folder", hint
             )
@@ -100,7 +90,7 @@ def require_writable(folder: Path) -> None:
     except OSError as error:
         raise AttnscopeError(f"cannot write into {folder}: {error.strerror or error}", hint) from None
     finally:
-        for part in made:
+        for part in new:
             with contextlib.suppress(OSError):
                 part.rmdir()
 
@@ -141,11 +131,7 @@ def _move(whole: Path, target: Path) -> None:
 
 
 def _require_own(target: Path, name: str) -> None:
-    """Refuses a path that leads out of its folder, or to something other than a file.
-
-    Raises:
-        AttnscopeError: It does.
-    """
+    """Refuses a path that leads out of its folder, or to something other than a file."""
     path = target / name
     inside = [parent for parent in path.parents if target in parent.parents]
     if ".." in Path(name).parts or Path(name).is_absolute() or any(parent.is_symlink() for parent in inside):

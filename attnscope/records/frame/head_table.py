@@ -74,22 +74,18 @@ def number_column(
         parts: What stands beside the value.
         facts: Further fields of `Column`.
     """
-    known = list(estimates)
+    estimates = list(estimates)
+    return Column(name, read_numbers(estimates, "value"), {p: read_numbers(estimates, p) for p in parts}, **facts)
 
-    def numbers(part: str) -> Floats:
-        return np.array([math.nan if each is None else float(getattr(each, part)) for each in known], np.float64)
 
-    return Column(name, numbers("value"), {part: numbers(part) for part in parts}, **facts)
+def read_numbers(objects: Iterable[Any], part: str) -> Floats:
+    """An attribute of each object as a number; NaN where there is no object."""
+    return np.array([math.nan if each is None else float(getattr(each, part)) for each in objects], np.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class HeadTable:
-    """What a record says of its heads.
-
-    Attributes:
-        heads: Kind, layer and number of each head.
-        columns: In the order of files.
-    """
+    """What a record says of its heads: its columns, in the order of files."""
 
     heads: tuple[Head, ...]
     columns: tuple[Column, ...]
@@ -107,12 +103,11 @@ class HeadTable:
 
     def grid(self, kind: str, name: str) -> Floats:
         """The values of a column for one kind of attention, (layer, head); NaN where there is no such head."""
-        mine = [(place, layer, head) for place, (of, layer, head) in enumerate(self.heads) if of == kind]
-        shape = (max((m[1] for m in mine), default=-1) + 1, max((m[2] for m in mine), default=-1) + 1)
-        grid = np.full(shape, np.nan)
+        rows = [row for row, (of, *_) in enumerate(self.heads) if of == kind]
+        layers, heads = [self.heads[row][1] for row in rows], [self.heads[row][2] for row in rows]
+        grid = np.full((max(layers, default=-1) + 1, max(heads, default=-1) + 1), np.nan)
         if (values := self.numbers().get(name)) is not None:
-            for place, layer, head in mine:
-                grid[layer, head] = values[place]
+            grid[layers, heads] = values[rows]
         return grid
 
     def flat(self) -> dict[str, list[Any]]:
@@ -133,8 +128,8 @@ class HeadTable:
 
     def align(self, heads: Sequence[Head], make: Callable[..., Any]) -> dict[str, list[Any]]:
         """Each column for the heads of another record: `make(value, **parts)` per head; None for a head not in here."""
-        at = {head: number for number, head in enumerate(self.heads)}
-        rows = [at.get(head) for head in heads]
+        numbers = {head: number for number, head in enumerate(self.heads)}
+        rows = [numbers.get(head) for head in heads]
         return {
             column.name: [
                 None

@@ -18,8 +18,8 @@ SIZES = ("width", "dpi", "font_size", "title", "font")
 """Options of how any figure is drawn."""
 
 KNOWN = ("drawn", "has_page", "among")
-"""What is known where a record is printed, and no option: whether its maps are drawn and a page was written, and the
-record that its heads were picked from."""
+"""What `show` is told that is no option: whether maps are drawn and a page was written, and the record that heads were
+picked from."""
 
 WHICH = ("pick", "layers", "heads")
 """Options that say which heads of a record are shown."""
@@ -33,16 +33,16 @@ LIVE = "attnscope.views.pages.notebook:to_live"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of record.
+    """A kind of record. Where a field names a function or a class, it is as "module:name".
 
     Attributes:
         schema: The name of what describes it, without the version.
         what: What it is called.
         record: Its class.
         command: The command that makes it.
-        stem: How its files are called in a folder.
+        stem: The name of its files in a folder, without ending.
         data: The formats that hold what it says.
-        usual: The formats that are written into a folder where none is named.
+        usual: The formats that are written into a folder if none is named.
         show: What the terminal shows of it: `(record, console, **shown_with)`, for rich to print; None = nothing.
         draw: What draws it: `(record, style, **drawn_with)`, figures one after the other; empty = it has none.
         glance: What makes the picture that a notebook shows: `(record) -> PNG`; empty = it shows none.
@@ -96,8 +96,8 @@ class Kind:
     @property
     def options(self) -> tuple[str, ...]:
         """What may be said of how it is shown; of what has figures `SIZES` too."""
-        given = (name for name in (*self.shown_with, *self.drawn_with, *self.others) if name not in KNOWN)
-        return (*dict.fromkeys(given), *(SIZES if self.draw else ()))
+        names = (name for name in (*self.shown_with, *self.drawn_with, *self.others) if name not in KNOWN)
+        return (*dict.fromkeys(names), *(SIZES if self.draw else ()))
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -112,13 +112,9 @@ class Kind:
         """How a file of it is called."""
         return dict(self.files).get(ending, f"{self.stem}.{ending}")
 
-    def require_options(self, given: Iterable[str]) -> None:
-        """Refuses options of `show` and `draw` that say nothing about this kind.
-
-        Raises:
-            UsageError: One of them does.
-        """
-        for name in given:
+    def require_options(self, names: Iterable[str]) -> None:
+        """Refuses options of `show` and `draw` that say nothing about this kind."""
+        for name in names:
             if name not in self.options:
                 option = "no-title" if name == "title" else name.replace("_", "-")
                 raise UsageError(f"{self.one} has no --{option}", "leave it out")
@@ -222,11 +218,7 @@ KINDS = {
 
 
 def kind_of_schema(schema: str) -> Kind:
-    """The kind of a schema such as "attnscope.heads/1".
-
-    Raises:
-        ValueError: This version knows no such kind.
-    """
+    """The kind of a schema such as "attnscope.heads/1"; a ValueError refuses what this version does not know."""
     name = schema.partition("/")[0] if isinstance(schema, str) else ""
     if name not in KINDS:
         raise ValueError(f"it holds {schema!r}, which this version cannot read")

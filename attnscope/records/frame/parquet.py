@@ -10,11 +10,7 @@ from attnscope.errors import AttnscopeError, first_line
 
 
 def arrow() -> tuple[Any, Any]:
-    """The modules pyarrow and pyarrow.parquet.
-
-    Raises:
-        AttnscopeError: They are not installed.
-    """
+    """The modules pyarrow and pyarrow.parquet; refuses where they are not installed."""
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError:
@@ -29,17 +25,16 @@ def parquet(columns: Mapping[str, Sequence[Any]], described: Mapping[str, str]) 
         described: What the file says of itself: texts by key.
 
     Raises:
-        AttnscopeError: pyarrow is not installed, or a value is none that Parquet holds: a number beyond 64 bits, a text
-            that is no Unicode.
+        AttnscopeError: Parquet cannot hold a value, such as a number beyond 64 bits or a text that is no Unicode.
     """
     pyarrow, library = arrow()
-    held = io.BytesIO()
+    file = io.BytesIO()
     try:
         arrays = {name: pyarrow.array(map(_nothing, each), _type(pyarrow, each)) for name, each in columns.items()}
-        library.write_table(pyarrow.table(arrays).replace_schema_metadata(dict(described)), held)
+        library.write_table(pyarrow.table(arrays).replace_schema_metadata(dict(described)), file)
     except (ValueError, TypeError, OverflowError) as error:
         raise AttnscopeError(f"Parquet cannot hold this: {first_line(error)}", "save it as .npz or .csv") from None
-    return held.getvalue()
+    return file.getvalue()
 
 
 def _type(pyarrow: Any, values: Sequence[Any]) -> Any:

@@ -54,12 +54,14 @@ class Record:
         HOLDS: The field without which there is nothing to draw, as in the shard of a corpus that holds none of its
             texts; empty = there is always something.
         LISTS_ARRAYS: Whether its JSON has its arrays too, as lists.
+        COMPRESSED: Whether the arrays of its npz are compressed.
     """
 
     SCHEMA: ClassVar[str]
     ASCII: ClassVar[bool] = False
     HOLDS: ClassVar[str] = ""
     LISTS_ARRAYS: ClassVar[bool] = True
+    COMPRESSED: ClassVar[bool] = False
 
     @classmethod
     def record_kind(cls) -> Kind:
@@ -119,10 +121,11 @@ class Record:
 
     def to_npz(self) -> bytes:
         """Its arrays, and `record`, the bytes of the JSON that describes them; NaN and infinities stay."""
-        held = io.BytesIO()
+        file = io.BytesIO()
         described = np.frombuffer(json.dumps(plain(self.describe())).encode(), np.uint8)
-        np.savez(held, allow_pickle=False, record=described, **self.arrays())
-        return held.getvalue()
+        save = np.savez_compressed if self.COMPRESSED else np.savez
+        save(file, allow_pickle=False, record=described, **self.arrays())
+        return file.getvalue()
 
     def content(self, ending: str) -> bytes:
         """What a file of an ending such as "npz" holds.
@@ -133,13 +136,12 @@ class Record:
         kind = self.record_kind()
         if ending not in kind.data:
             known = " or ".join(", ".join(f".{name}" for name in kind.data).rsplit(", ", 1))
-            given = f".{ending}" if ending else "no ending"
-            raise AttnscopeError(f"{kind.one} is saved as {known}, not {given!r}")
+            raise AttnscopeError(f"{kind.one} is saved as {known}, not {f'.{ending}' if ending else 'no ending'!r}")
         if ending == "json":
             # A folder's name that is no text holds lone surrogates; this writes them as JSON's own \udc80.
             return self.to_json(ascii_only=self.ASCII).encode("utf-8", "backslashreplace")
-        made: str | bytes = getattr(self, f"to_{ending}")()
-        return made if isinstance(made, bytes) else made.encode("utf-8", "backslashreplace")
+        content: str | bytes = getattr(self, f"to_{ending}")()
+        return content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
 
     def save(self, path: str | Path) -> Path:
         """Writes the record, whole or not at all; the ending says how, and `.npz` is without loss.
@@ -155,15 +157,15 @@ class Record:
         """What the darkest colour of its figures means, unless it is said."""
         return "fixed"
 
-    def style(self, **given: Any) -> Any:
-        """How its figures are drawn, a `views.style.Style`: what is given, and what is usual for the rest.
+    def style(self, **options: Any) -> Any:
+        """How its figures are drawn, a `views.style.Style`: by options, and as usual where they are None.
 
         Raises:
             UsageError: There is no such scale, colormap, size or font.
         """
-        asked = {name: value for name, value in given.items() if value is not None}
+        chosen = {name: value for name, value in options.items() if value is not None}
         usual = {"scale": self.usual_scale, "failed": self.failed}
-        return load_named("attnscope.views.drawing.style:Style")(**usual | asked)
+        return load_named("attnscope.views.drawing.style:Style")(**usual | chosen)
 
     @property
     def is_empty(self) -> bool:
@@ -202,17 +204,15 @@ class Record:
             if name not in kind.figures:
                 known = ", ".join(kind.figures)
                 raise UsageError(f"{kind.one} is not drawn as {name!r}", f"choose from {known}" if known else "")
-        asked = {"query": query, "measures": measures}
+        options = {"query": query, "measures": measures}
         # What only the terminal takes says nothing about figures.
-        drawn = replace(kind, shown_with=())
-        drawn.require_options([name for name, value in {**style, **asked}.items() if value is not None])
+        figures = replace(kind, shown_with=())
+        figures.require_options([name for name, value in {**style, **options}.items() if value is not None])
         if not kind.draw:
             return []
-        pages = kind.view("draw")
-        how = {name: asked[name] for name in kind.drawn_with}
-        write = load_named("attnscope.views.drawing.files:write_pages")
-        made: list[Path] = write(pages(self, self.style(**style), **how), folder, wanted)
-        return made
+        pages = kind.view("draw")(self, self.style(**style), **{name: options[name] for name in kind.drawn_with})
+        paths: list[Path] = load_named("attnscope.views.drawing.files:write_pages")(pages, folder, wanted)
+        return paths
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -251,9 +251,9 @@ class Record:
         parts += [f"on {self.text[:40]!r}"] if getattr(self, "text", "") else []  # type: ignore[attr-defined]
         parts += [amount(corpus["n_texts"], "text")] if "n_texts" in corpus else []
         extent = [
-            amount(len(held), name[:-1])
+            amount(len(items), name[:-1])
             for name in ("heads", "relations", "steps")
-            if (held := getattr(self, name, ()))
+            if (items := getattr(self, name, ()))
         ]
         return f"{type(self).__name__}({', '.join([*parts, *extent])})"
 

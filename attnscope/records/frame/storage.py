@@ -30,39 +30,36 @@ def write_whole(path: Path, content: bytes) -> Path:
     """
     require_replaceable(path)
     # Not by tempfile, whose files only their owner may read: what we write is as readable as any other file.
-    held = path.parent / f".{secrets.token_hex(8)}.part"
+    part = path.parent / f".{secrets.token_hex(8)}.part"
     with making_folders_for(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with held.open("xb") as file:
+            with part.open("xb") as file:
                 file.write(content)
-            held.replace(path)
+            part.replace(path)
         finally:
             with contextlib.suppress(OSError):
-                held.unlink(missing_ok=True)
+                part.unlink(missing_ok=True)
     return path
 
 
 @contextlib.contextmanager
 def making_folders_for(path: Path, what: str = "write", named: Path | None = None) -> Iterator[None]:
-    """Within it, a path is written; folders that are made for it do not stay where that fails.
+    """Removes the folders that were made for a path if writing it fails, and says what failed as an AttnscopeError.
 
     Args:
-        path: The file or folder that is written.
-        what: What cannot be done where it fails.
+        path: The file or folder that is written within.
+        what: What cannot be done if it fails.
         named: What to call the path then; None = as it is.
-
-    Raises:
-        AttnscopeError: It cannot be written.
     """
     if "\0" in str(path):
         raise AttnscopeError(f"cannot {what} {str(named or path)!r}: a name holds no NUL", "choose another with --out")
-    made: list[Path] = []
+    new: list[Path] = []
     try:
-        made = [folder for folder in path.parents if not folder.exists()]
+        new = [folder for folder in path.parents if not folder.exists()]
         yield
     except BaseException as error:
-        for folder in made:
+        for folder in new:
             with contextlib.suppress(OSError):  # others may have put something there meanwhile
                 folder.rmdir()
         if not isinstance(error, OSError):
@@ -82,12 +79,7 @@ def is_stream(path: Path) -> bool:
 
 
 def write_stream(path: Path, content: bytes) -> None:
-    """Writes to stdout, which is `-`, or into a pipe, and waits until it is read.
-
-    Raises:
-        AttnscopeError: The pipe cannot be written.
-        BrokenPipeError: Whoever read stdout has enough.
-    """
+    """Writes to stdout, which is `-`, or into a pipe, and waits until it is read."""
     if str(path) == "-":
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
@@ -101,7 +93,7 @@ def write_stream(path: Path, content: bytes) -> None:
 
 
 PAGE_MARK = b'<meta name="generator" content="attnscope '
-"""By what a page of ours is known, within its first kilobytes."""
+"""What every page of ours holds within its first 4096 bytes."""
 
 
 def require_replaceable(path: Path, holds: bytes = b"") -> None:
@@ -109,10 +101,7 @@ def require_replaceable(path: Path, holds: bytes = b"") -> None:
 
     Args:
         path: The file to be written.
-        holds: What an earlier file of that name must begin with, or nearly so, to be replaced; empty files are no loss.
-
-    Raises:
-        AttnscopeError: Something else has that name.
+        holds: What an earlier file must hold in its first 4096 bytes to be replaced; empty files are no loss.
     """
     try:
         mode = path.lstat().st_mode
@@ -149,9 +138,9 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     Labels, tokens and names come from anywhere: one that begins with = + - @, a tab or a carriage return, and is no
     number, gets a ' before it, as in the CSV that a page saves.
     """
-    held = io.StringIO()
-    csv.writer(held, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
-    return held.getvalue()
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    return text.getvalue()
 
 
 def _cell(value: Any) -> Any:

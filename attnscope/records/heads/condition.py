@@ -213,10 +213,10 @@ class Condition:
         self._at += 1
         if self._take("->"):
             return self._pair(token)
-        place = token.value.lower()
-        if token.what == "word" and place in TEXTS and (sign := self._take(":", "=", "!=")):
+        kind = token.value.lower()
+        if token.what == "word" and kind in TEXTS and (sign := self._take(":", "=", "!=")):
             wanted = self._take_word(f"a word is missing after {token.shown}{sign}").value
-            search, is_sought = _search(wanted, (place,)), sign != "!="
+            search, is_sought = _search(wanted, (kind,)), sign != "!="
             return _Node(lambda facts, at: float(truth(search(facts, at)) is is_sought))
         if self._take(":"):
             raise GrammarError(f"before : stands one of {', '.join(TEXTS)}, not {token.shown}")
@@ -267,6 +267,6 @@ def _apply(left: Value, right: Value, operation: Callable[[float, float], float]
     return lambda facts, at: operation(left(facts, at), right(facts, at))
 
 
-def _search(word: str, places: Sequence[str]) -> Value:
+def _search(word: str, kinds: Sequence[str]) -> Value:
     wanted = word.lower()
-    return lambda facts, at: float(any(wanted in facts.texts[place][at] for place in places if place in facts.texts))
+    return lambda facts, at: float(any(wanted in facts.texts[kind][at] for kind in kinds if kind in facts.texts))

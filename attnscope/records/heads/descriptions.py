@@ -61,13 +61,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Expected:
-    """A key that a description expects a token to attend to.
-
-    Attributes:
-        place: Its place in the text, or in the chunk of a long one.
-        token: Its label.
-        weight: The attention that is expected, 0 to 1.
-    """
+    """A key that a description expects a token to attend to, by its place in the text or chunk; weights are 0 to 1."""
 
     place: int
     token: str
@@ -81,7 +75,7 @@ class Failure:
     Attributes:
         text: The text's number in the corpus.
         before: What stands before the token, in a few words.
-        token: The token.
+        token: Its label.
         place: Its place in the text, or in the chunk of a long one.
         nats: KL of its attention to what is described.
         predicted: The keys that the description expects most, the largest weight first; none in records of earlier
@@ -98,13 +92,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Pair:
-    """A pair of tokens with more attention than uniform attention would give it.
-
-    Attributes:
-        query: The query's token.
-        key: The key's.
-        n_texts: In how many of the fitted texts.
-    """
+    """A pair of tokens with more attention than uniform attention would give it, in `n_texts` of the fitted texts."""
 
     query: str
     key: str
@@ -131,10 +119,7 @@ class SourceShare:
 class Sources:
     """How well a head's attention follows from mean queries and keys: what they do not predict needs context.
 
-    Attributes:
-        position: Each token's query and key are the means given its position.
-        token: They are the means given the token.
-        both: They are the means given both, whose parts add up.
+    The means are those given a token's position, given the token, or given both, whose parts add up.
     """
 
     position: SourceShare
@@ -258,9 +243,8 @@ class HeadDescription(HeadOfKind):
         if self.spreads_evenly:
             return "spreads evenly"
         if self.active is None:
-            return self._said(self.terms, self.explained)
-        attends, rests = self.attends, self.rests
-        return "; ".join(part for part in (attends, rests) if part)
+            return self._phrase(self.terms, self.explained)
+        return "; ".join(part for part in (self.attends, self.rests) if part)
 
     @property
     def attends(self) -> str:
@@ -270,8 +254,8 @@ class HeadDescription(HeadOfKind):
         if self.active.nats < EVEN:
             return "all other tokens evenly"
         pairs = ", ".join(f"{pair.query} → {pair.key}" for pair in self.active.pairs)
-        said = self._said(self.active.terms, self.active.explained, self.active.summary)
-        return f"{said}, such as {pairs}" if pairs and self.active.terms and not self.active.summary else said
+        phrase = self._phrase(self.active.terms, self.active.explained, self.active.summary)
+        return f"{phrase}, such as {pairs}" if pairs and self.active.terms and not self.active.summary else phrase
 
     @property
     def rests(self) -> str:
@@ -282,12 +266,12 @@ class HeadDescription(HeadOfKind):
         named = " and ".join(term.words for term in sorted(on, key=lambda term: -term.share)[:2])
         return f"rests {_percent(1 - self.active.share)}" + (f" on {named}" if named else "")
 
-    def _said(self, terms: Sequence[Term], explained: float, summary: str = "") -> str:
+    def _phrase(self, terms: Sequence[Term], explained: float, summary: str = "") -> str:
         if not terms:
             return "undescribed"
-        return (summary or self._listed(terms)) + ("" if explained >= LITTLE else "; mostly undescribed")
+        return (summary or self._list(terms)) + ("" if explained >= LITTLE else "; mostly undescribed")
 
-    def _listed(self, terms: Sequence[Term]) -> str:
+    def _list(self, terms: Sequence[Term]) -> str:
         whole = {term.feature for term in terms if not term.part_of}
         first = self.active.terms[:1] if self.active else self.terms[:1]
         others = {term.feature: self.runner_up for term in first}
@@ -304,28 +288,25 @@ class HeadDescription(HeadOfKind):
             return f"{self.words}: {self.nats:.2f} nats from uniform"
         unsure = " (too few texts to tell)" if self.is_unsure else ""
         warning = f" (! {self.warning})" if self.warning else ""
-        if self.active is None:
-            return f"{self.words}: predicts {self._predicted(self.explained)} ({self.nats:.2f} nats){unsure}{warning}"
+        if self.active is None or not self.attends or self.active.nats < EVEN:
+            return f"{self.words}: {_prediction(self)}{unsure}{warning}"
         rests = f"; {self.rests}" if self.rests else ""
-        if not self.attends or self.active.nats < EVEN:
-            return f"{self.words}: predicts {self._predicted(self.explained)} ({self.nats:.2f} nats){unsure}{warning}"
-        active = f"{self.attends}: predicts {self._predicted(self.active.explained)} ({self.active.nats:.2f} nats)"
-        return f"{active}{unsure}{warning}{rests}"
+        return f"{self.attends}: {_prediction(self.active)}{unsure}{warning}{rests}"
 
-    @staticmethod
-    def _predicted(explained: float) -> str:
-        share = _percent(explained) if math.isfinite(explained) else "an unknown share"
-        return f"{share} of what sets it apart from uniform attention"
+
+def _prediction(part: HeadDescription | Active) -> str:
+    share = _percent(part.explained) if math.isfinite(part.explained) else "an unknown share"
+    return f"predicts {share} of what sets it apart from uniform attention ({part.nats:.2f} nats)"
 
 
 def _words(term: Term, parts: Sequence[Term], other: str) -> str:
-    said = [f"{'more' if part.weight >= 0 else 'less'} {part.words}" for part in parts]
+    notes = [f"{'more' if part.weight >= 0 else 'less'} {part.words}" for part in parts]
     if math.isfinite(term.share):
         of = f" {term.share_of}" if term.share_of else ""
-        said = [f"{_percent(term.share)}{of}", f"uniform {_percent(term.even)}", *said]
-    said += [f"or {other}"] if other else []
-    named = f"not {term.words}" if term.is_avoided else term.words
-    return f"{named} ({'; '.join(said)})" if said else named
+        notes = [f"{_percent(term.share)}{of}", f"uniform {_percent(term.even)}", *notes]
+    notes += [f"or {other}"] if other else []
+    words = f"not {term.words}" if term.is_avoided else term.words
+    return f"{words} ({'; '.join(notes)})" if notes else words
 
 
 def _percent(share: float) -> str:
@@ -386,13 +367,13 @@ class Descriptions:
     @property
     def stability_line(self) -> str:
         """In how many heads both halves of the texts have the same first term outside sinks; "" = no head tells."""
-        told = [one for one in self.heads if one.content or one.other_half]
-        if not told:
+        compared = [head for head in self.heads if head.content or head.other_half]
+        if not compared:
             return ""
-        alike = sum(not one.other_half for one in told)
+        alike = sum(not head.other_half for head in compared)
         return (
             f"stability: both halves of the texts have the same first term outside sinks in {alike} of "
-            f"{amount(len(told), 'head')}" + "; if they differ, ! names the other half's" * (alike < len(told))
+            f"{amount(len(compared), 'head')}" + "; if they differ, ! names the other half's" * (alike < len(compared))
         )
 
     @property
@@ -423,11 +404,11 @@ class Descriptions:
         Raises:
             KeyError: There is none.
         """
-        for one in self.heads:
-            if (one.layer, one.head) == (layer, head) and kind in (None, one.kind):
-                return one
+        for description in self.heads:
+            if (description.layer, description.head) == (layer, head) and kind in (None, description.kind):
+                return description
         raise KeyError(f"there is no description of L{layer}H{head}")
 
     def __str__(self) -> str:
-        lines = [f"{one.name}: {one.line}" for one in self.heads]
+        lines = [f"{head.name}: {head.line}" for head in self.heads]
         return "\n".join([*lines, self.sample_line(), *([self.stability_line] if self.stability_line else [])])

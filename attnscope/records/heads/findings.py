@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect, TokenChange
 from attnscope.records.frame.codec import OMITTED, beside
-from attnscope.records.frame.head_table import Column, HeadTable, number_column
+from attnscope.records.frame.head_table import Column, HeadTable, number_column, read_numbers
 from attnscope.records.frame.pair_tables import HeadOfKind, require_known
 from attnscope.records.frame.record import StudyRecord
 from attnscope.records.frame.storage import csv_text
@@ -27,8 +27,8 @@ PICTURES = "pictures"
 LOOKS = "pictures among words"
 RECORDINGS = "recordings"
 NEEDLES = "needles"
-"""What `corpus["of"]` is where each text is a picture, and each token one of its patches, or a word about it;
-where it is a recording; or a needle in a haystack."""
+"""What `corpus["of"]` says of texts that are pictures, whose tokens are patches or words about them; recordings; or
+needles in haystacks."""
 
 
 @dataclass(frozen=True)
@@ -192,16 +192,16 @@ class Findings(StudyRecord):
             number_column(name, [head.measures.get(name) for head in self.heads], **self._column_facts(name))
             for name in self.measure_names
         ]
-        effects = [
-            number_column(
-                name, [head.effects.get(name) for head in self.heads], ("low", "high", "count"), kind="effect",
-                what=_words(_recorded(self.options, "quantities", name).get("what")) or "what changes without the head",
-                unit=_words(_recorded(self.options, "quantities", name).get("unit")),
-            )
-            for name in dict.fromkeys(name for head in self.heads for name in head.effects)
-        ]  # fmt: skip
-        columns = (*self._role_columns(), *measures, *effects, *self._description_columns())
+        columns = (*self._role_columns(), *measures, *self._effect_columns(), *self._description_columns())
         return HeadTable(tuple(head.address for head in self.heads), columns)
+
+    def _effect_columns(self) -> Iterator[Column]:
+        for name in dict.fromkeys(name for head in self.heads for name in head.effects):
+            facts = _recorded(self.options, "quantities", name)
+            yield number_column(
+                name, [head.effects.get(name) for head in self.heads], ("low", "high", "count"), kind="effect",
+                what=_words(facts.get("what")) or "what changes without the head", unit=_words(facts.get("unit")),
+            )  # fmt: skip
 
     def _column_facts(self, measure: str) -> dict[str, Any]:
         facts = self.measure_facts(measure)
@@ -241,17 +241,11 @@ class Findings(StudyRecord):
             return
         known = self.descriptions.by_head
         mine = [known.get(head.address) for head in self.heads]
-
         active = [None if each is None else each.active for each in mine]
 
         def column(name: str, of: Sequence[Any], part: str, what: str, **more: Any) -> Column:
-            parts = (part, "low", "high") if part == "explained" else (part,)
-            values, *bounds = (
-                np.array([math.nan if each is None else float(getattr(each, one)) for each in of], np.float64)
-                for one in parts
-            )
-            listed = any(each is not None for each in of)
-            return Column(name, values, dict(zip(parts[1:], bounds, strict=True)), what, in_files=listed, **more)
+            bounds = {end: read_numbers(of, end) for end in ("low", "high") if part == "explained"}
+            return Column(name, read_numbers(of, part), bounds, what, in_files=any(of), **more)
 
         n_terms = [
             math.nan if each is None else float(len(each.terms) + (len(each.active.terms) if each.active else 0))
@@ -305,18 +299,14 @@ class Findings(StudyRecord):
             raise AttnscopeError(error.args[0], "layers and heads count from 0") from None
 
     def only(self, picked: Sequence[tuple[int, int]]) -> Findings:
-        """The same findings about some heads, (layer, head), of every kind; the sums over texts stay those of all.
-
-        Raises:
-            UsageError: There is no such head.
-        """
+        """The same findings about some heads, (layer, head), of every kind; the sums over texts stay those of all."""
         require_known([(head.layer, head.head) for head in self.heads], picked, "these findings")
 
-        def chosen(heads: Iterable[HeadOfKind]) -> Any:
+        def choose(heads: Iterable[HeadOfKind]) -> Any:
             return tuple(head for head in heads if (head.layer, head.head) in picked)
 
-        described = self.descriptions and replace(self.descriptions, heads=chosen(self.descriptions.heads))
-        return replace(self, heads=chosen(self.heads), control=chosen(self.control), descriptions=described)
+        described = self.descriptions and replace(self.descriptions, heads=choose(self.descriptions.heads))
+        return replace(self, heads=choose(self.heads), control=choose(self.control), descriptions=described)
 
     def does_nothing(self, head: Head) -> bool:
         """Whether a head that was taken out (`--causal`) makes no difference by any ablation.
@@ -328,9 +318,8 @@ class Findings(StudyRecord):
         if not isinstance(causal, Mapping) or not head.effects:
             return False
         quantity, least = str(causal.get("quantity")), _bound(causal.get("nothing_below"))
-        out = [head.effects.get(f"{mode}_{quantity}") for mode in causal.get("modes", ("zero", "mean"))]
-        found = [effect for effect in out if effect is not None]
-        tops = [effect.high if math.isfinite(effect.high) else effect.value for effect in found]
+        effects = [head.effects.get(f"{mode}_{quantity}") for mode in causal.get("modes", ("zero", "mean"))]
+        tops = [effect.high if math.isfinite(effect.high) else effect.value for effect in effects if effect]
         return bool(tops) and max(tops) < least
 
     @property
@@ -343,11 +332,8 @@ class Findings(StudyRecord):
         recorded = _recorded(self.options, "roles", role)
         seen = next((r for head in (*self.heads, *self.control) for r in head.roles if r.name == role), None)
         measure = recorded.get("measure", seen.measure.removesuffix("_active") if seen else "")
-        return RoleFacts(
-            _words(recorded.get("what")), str(measure),
-            _bound(recorded.get("threshold", seen.threshold if seen else None)),
-            _words(recorded.get("does")),
-        )  # fmt: skip
+        threshold = _bound(recorded.get("threshold", seen.threshold if seen else None))
+        return RoleFacts(_words(recorded.get("what")), str(measure), threshold, _words(recorded.get("does")))
 
     def measure_facts(self, measure: str) -> MeasureFacts:
         """What the record says about a measure in `options`; of an `_active` one, what follows from the whole one."""

@@ -66,9 +66,6 @@ class HeadQuery:
         Args:
             known: The names that it will have.
             described: Whether it will have descriptions; a name that only they have is refused with this reason.
-
-        Raises:
-            UsageError: There is one.
         """
         for name in sorted(self._condition.names):
             if name not in known and name.lower() not in known:
@@ -85,16 +82,11 @@ class HeadQuery:
                 )
 
     def select(self, table: HeadTable) -> list[int]:
-        """The places of the heads of which it holds.
-
-        Raises:
-            UsageError: The table says nothing by one of its names.
-        """
+        """The rows of the heads of which it holds; refuses names by which the table says nothing."""
         facts = facts_of(table)
-        said = {
-            word for word in self._condition.words if any(word.lower() in t for m in facts.texts.values() for t in m)
-        }
-        self.require_known((*facts.numbers, *said))
+        texts = [text for column in facts.texts.values() for text in column]
+        in_texts = {word for word in self._condition.words if any(word.lower() in text for text in texts)}
+        self.require_known((*facts.numbers, *in_texts))
         return [at for at in range(len(table.heads)) if truth(self._condition.holds(facts, at))]
 
 
@@ -112,14 +104,14 @@ def facts_of(table: HeadTable) -> Facts:
     searched = {
         "name": names,
         "kind": [kind for kind, _, _ in table.heads],
-        "role": [said or "unclassified" for said in roles],
-        "description": [said or "" for said in texts("description")],
+        "role": [names or "unclassified" for names in roles],
+        "description": [line or "" for line in texts("description")],
         "token": ["\n".join(tokens) for tokens in texts("tokens")],
     }
     return Facts(
         table.numbers(),
         frozenset(name for column in table.columns if column.kind == "role" for name in column.names),
-        {place: [said.lower() for said in mine] for place, mine in searched.items()},
+        {place: [text.lower() for text in mine] for place, mine in searched.items()},
         [[tuple(_PIECE.sub("", token.lower()) for token in pair) for pair in mine] for mine in texts("pairs")],
     )
 
@@ -144,11 +136,8 @@ def require_named(
         measures: Their names, with commas between; "all" is every one.
         where: The condition.
         known: The measures that there will be.
-        roles: The roles.
+        roles: The roles that there may be.
         described: Whether there will be descriptions.
-
-    Raises:
-        UsageError: There is such a name.
     """
     for name in () if measures in (None, "all") else [name.strip() for name in str(measures).split(",")]:
         require_choice("measure", name, known)
@@ -164,33 +153,26 @@ class _WithHeads(Protocol):
 
 
 def choose(record: _WithHeads, where: str | None = None, sort: str | None = None) -> list[Head]:
-    """The heads of a record of which a condition holds, in an order.
+    """The heads of findings or an atlas of which a condition holds, in an order.
 
     Args:
-        record: Findings or an atlas.
+        record: The record.
         where: See `HeadQuery`; None = all heads.
         sort: One of SORTS; None = as in the model.
-
-    Raises:
-        UsageError: The condition or the order is none.
     """
     require_sort(sort)
     if where is None and sort in (None, "layer"):
         return list(record.heads)
     table = record.head_table()
-    places = range(len(table.heads)) if where is None else HeadQuery(where).select(table)
+    rows = range(len(table.heads)) if where is None else HeadQuery(where).select(table)
     if sort in _ORDERS:
         name, sign = _ORDERS[sort]
         values = table.numbers().get(name, np.full(len(table.heads), np.nan))
-        places = sorted(places, key=lambda at: -sign * values[at] if np.isfinite(values[at]) else math.inf)
-    return [record.heads[at] for at in places]
+        rows = sorted(rows, key=lambda row: -sign * values[row] if np.isfinite(values[row]) else math.inf)
+    return [record.heads[row] for row in rows]
 
 
 def require_sort(sort: str | None) -> None:
-    """Refuses an order that there is not.
-
-    Raises:
-        UsageError: There is none of that name.
-    """
+    """Refuses an order that there is not."""
     if sort is not None and sort not in SORTS:
         raise UsageError(f"there is no order {sort!r}", f"choose from {', '.join(SORTS)}")

@@ -14,6 +14,7 @@ from attnscope.records import Record
 from attnscope.records.ablation import Ablation
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.circuits import Circuits
+from attnscope.records.frame.checks import MOST_HEADS
 from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.heads.findings import Findings
 from attnscope.records.patch import Patching
@@ -29,9 +30,6 @@ RETRIEVAL = "retrieval"
 
 TIE = 1e-3
 """The weight of the sink share in a value of `full_attention_values`: less than one needle token in 400 weighs."""
-
-_MOST_HEADS = 10_000
-"""Layers of a model, and heads of a layer, where the record does not say how many there are."""
 
 _NEEDLES_HINT = "make them: attnscope heads --probe needle -m MODEL -o FOLDER"
 
@@ -91,11 +89,7 @@ class HeadScores:
         return None if self.n_kv_heads is None or n_heads % self.n_kv_heads else head // (n_heads // self.n_kv_heads)
 
     def require_kv_heads(self) -> int:
-        """How many key/value heads each layer has.
-
-        Raises:
-            AttnscopeError: The record does not say, or lacks heads.
-        """
+        """How many key/value heads each layer has; refuses a record that does not say, or lacks heads."""
         if self.kv_head(0) is None or self.n_kv_heads is None:
             raise AttnscopeError(
                 "the record does not say how many key/value heads a layer has",
@@ -117,7 +111,7 @@ def scores_of(record: Record, name: str | None = None, kind: str | None = None) 
         AttnscopeError: Records of this kind say nothing per head, or it holds no heads.
     """
     scores = _scores_of(record, name, kind)
-    sizes = [_size_of(record, part, scores.kind) or _MOST_HEADS for part in ("n_layers", "n_heads")]
+    sizes = [_size_of(record, part, scores.kind) or MOST_HEADS for part in ("n_layers", "n_heads")]
     for place in scores.heads:
         if not all(0 <= number < size for number, size in zip(place, sizes, strict=True)):
             raise AttnscopeError(
@@ -141,8 +135,8 @@ def _scores_of(record: Record, name: str | None, kind: str | None) -> HeadScores
     is_of_needles = isinstance(record, Findings) and record.needles is not None
     name = name or (RETRIEVAL if is_of_needles else getattr(record, "main", ""))
     if name not in columns:
-        said = f"{record.record_kind().one} has no score {name!r}" if name else "this record has several scores"
-        raise UsageError(said, f"choose one with --score: {', '.join(columns)}")
+        problem = f"{record.record_kind().one} has no score {name!r}" if name else "this record has several scores"
+        raise UsageError(problem, f"choose one with --score: {', '.join(columns)}")
     column = columns[name]
     is_known = np.isfinite(np.asarray(column.values, np.float64))
     kinds = [*dict.fromkeys(of for (of, *_), known in zip(table.heads, is_known, strict=True) if known)]
@@ -184,8 +178,8 @@ def _scores_of_relation(record: Relations, name: str | None) -> HeadScores:
     if name is None and len(names) == 1:
         (name,) = names
     if name not in names:
-        said = "a record of several relations" if name is None else f"the record has no relation {name!r}"
-        raise UsageError(said, f"choose with --score from {', '.join(names)}")
+        problem = "a record of several relations" if name is None else f"the record has no relation {name!r}"
+        raise UsageError(problem, f"choose with --score from {', '.join(names)}")
     relation = record[name]
     heads = tuple((layer, head) for layer, head in np.ndindex(*relation.accuracy.shape))
     accuracy, low, high = (array.ravel() for array in (relation.accuracy, relation.low, relation.high))
@@ -199,21 +193,13 @@ def _scores_of_relation(record: Relations, name: str | None) -> HeadScores:
 
 def _size_of(record: Record, part: str, kind: str) -> int | None:
     """How many layers, heads or key/value heads a model has; None where the record does not say."""
-    known = getattr(record, "run", {}).get(part)
-    number = known.get(kind) if isinstance(known, Mapping) else None
+    by_kind = getattr(record, "run", {}).get(part)
+    number = by_kind.get(kind) if isinstance(by_kind, Mapping) else None
     return number if type(number) is int and number > 0 else None
 
 
 def require_needles(record: Record, score: str | None = None) -> Findings:
-    """A record of needles in haystacks.
-
-    Args:
-        record: The record.
-        score: The score that is read from it; None = not chosen yet.
-
-    Raises:
-        AttnscopeError: It is another record, or another score than retrieval.
-    """
+    """Refuses what is no record of needles in haystacks, or a score of it that is not retrieval; None = any."""
     if not isinstance(record, Findings) or score not in (None, RETRIEVAL):
         kind = f"the score {score}" if isinstance(record, Findings) else record.record_kind().one
         raise AttnscopeError(f"{kind} does not say which heads retrieve", _NEEDLES_HINT)

@@ -58,13 +58,13 @@ def record_from_arrays(
         AttnscopeError: The shapes do not fit, a weight is negative, or a row sums to more than 1.
     """
     try:
-        given = np.asarray(weights, np.float32)
+        array = np.asarray(weights, np.float32)
     except (TypeError, ValueError) as error:
         raise AttnscopeError(
             f"the weights are no array of numbers: {first_line(error)}",
             "give NumPy's array (layer, head, query, key)",
         ) from None
-    missing = np.isnan(given) if given.ndim == 4 else np.zeros((1, 1, 1, 1), bool)
+    missing = np.isnan(array) if array.ndim == 4 else np.zeros((1, 1, 1, 1), bool)
     partly = np.argwhere(missing.any((2, 3)) & ~missing.all((2, 3)))
     if len(partly):
         raise AttnscopeError(
@@ -73,25 +73,25 @@ def record_from_arrays(
         )
     labels = _labels(tokens, "tokens")
     key_labels = labels if keys is None else _labels(keys, "keys")
-    if given.ndim != 4 or given.shape[2:] != (len(labels), len(key_labels)) or 0 in given.shape:
+    if array.ndim != 4 or array.shape[2:] != (len(labels), len(key_labels)) or 0 in array.shape:
         raise AttnscopeError(
-            f"the weights have shape {given.shape}, not (layer, head, {len(labels)} queries, {len(key_labels)} keys)",
+            f"the weights have shape {array.shape}, not (layer, head, {len(labels)} queries, {len(key_labels)} keys)",
             "drop the axis of the batch: weights[:, 0]"
-            if given.ndim == 5
+            if array.ndim == 5
             else "one number for each pair of tokens: weights[layer, head, query, key]",
         )
     if kind is None:
-        kind = "cross" if keys is not None else "decoder" if _looks_back_only(given) else "encoder"
+        kind = "cross" if keys is not None else "decoder" if _looks_back_only(array) else "encoder"
     if kind not in KINDS:
         raise AttnscopeError(f"there is no {kind!r} attention", f"choose from {', '.join(KINDS)}")
-    layer_numbers, head_numbers = _numbers("layers", layers, given.shape[0]), _numbers("heads", heads, given.shape[1])
+    layer_numbers, head_numbers = _numbers("layers", layers, array.shape[0]), _numbers("heads", heads, array.shape[1])
     text = " ".join(label.strip("·") for label in labels) if text is None else text
     queries = _tokens_of(text, labels, special)
     attention = AttentionMap(
         kind=kind,
         layers=layer_numbers,
         heads=head_numbers,
-        weights=given,
+        weights=array,
         queries=queries,
         keys=queries if keys is None else _tokens_of(" ".join(key_labels), key_labels, ()),
         n_layers=max(layer_numbers) + 1,
@@ -107,11 +107,7 @@ def record_from_arrays(
 
 
 def load_arrays(path: Path) -> Heatmap | None:
-    """The record of an npz archive of bare arrays, named as the arguments of `record_from_arrays`; None = it is none.
-
-    Raises:
-        AttnscopeError: It holds something else besides, or what `record_from_arrays` refuses.
-    """
+    """The record of an archive of bare arrays, named as the arguments of `record_from_arrays`; None = it is none."""
     hint = "name its arrays weights and tokens; see attnscope.record_from_arrays"
     with reading.reading(path, "archive of attention weights", hint):
         if not path.is_file() or not zipfile.is_zipfile(path):
@@ -126,9 +122,9 @@ def load_arrays(path: Path) -> Heatmap | None:
         unknown = sorted(names - set(NAMES))
         if unknown:
             raise AttnscopeError(f"{path} holds an array {unknown[0]!r}", f"name its arrays {', '.join(NAMES)}")
-        held = reading.read_archive(path) or {}
-        weights = held.pop("weights")
-        return record_from_arrays(weights, **{"model": path.stem, **{n: array.tolist() for n, array in held.items()}})
+        arrays = reading.read_archive(path) or {}
+        weights = arrays.pop("weights")
+        return record_from_arrays(weights, **{"model": path.stem, **{n: array.tolist() for n, array in arrays.items()}})
 
 
 def _labels(tokens: Sequence[str], what: str) -> tuple[str, ...]:
@@ -137,8 +133,8 @@ def _labels(tokens: Sequence[str], what: str) -> tuple[str, ...]:
     return tuple(token.translate(_SPACES) or " " for token in tokens)
 
 
-def _numbers(what: str, given: Sequence[int] | None, n: int) -> tuple[int, ...]:
-    numbers = tuple(range(n)) if given is None else tuple(int(number) for number in given)
+def _numbers(what: str, named: Sequence[int] | None, n: int) -> tuple[int, ...]:
+    numbers = tuple(range(n)) if named is None else tuple(map(int, named))
     if len(numbers) != n or len(set(numbers)) != n:
         raise AttnscopeError(f"{len(set(numbers))} {what} are named, and the weights have {n}", f"give {n} numbers")
     return numbers
@@ -159,9 +155,9 @@ def _tokens_of(text: str, labels: tuple[str, ...], special: Sequence[int]) -> To
     added[places] = True
     for label, is_special in zip(labels, added, strict=True):
         bare = label.removeprefix("##").strip("·")
-        found = -1 if is_special or not bare else text.find(bare, at)
-        offsets.append((found, found + len(bare)) if found >= 0 else (-1, -1))
-        at = found + len(bare) if found >= 0 else at
+        start = -1 if is_special or not bare else text.find(bare, at)
+        offsets.append((start, start + len(bare)) if start >= 0 else (-1, -1))
+        at = start + len(bare) if start >= 0 else at
     return Tokens(
         text=text, ids=np.full(n, -1, np.int64), labels=labels, offsets=np.array(offsets, np.int32), special=added,
         words=None, segments=np.zeros(n, np.int32),

@@ -51,8 +51,8 @@ class HeadMaps:
 
     def of(self, layer: int, head: int) -> NDArray[np.float32]:
         """The map of one head: weights, (query, key), or cells, (row, column)."""
-        one: NDArray[np.float32] = getattr(self, self.MAPS)[self.place(layer, head)]
-        return one
+        weights: NDArray[np.float32] = getattr(self, self.MAPS)[self.place(layer, head)]
+        return weights
 
     def exists(self, layer: int, head: int) -> bool:
         """Whether the record holds this head."""
@@ -101,22 +101,21 @@ class MapsRecord(Record, Generic[M]):
         Raises:
             AttnscopeError: There is none of them.
         """
-        kept = []
-        for one in self.maps:
-            at = [[i for i, number in enumerate(have) if number in wanted]
-                  for have, wanted in ((one.layers, layers), (one.heads, heads))]  # fmt: skip
-            if not all(at):
+        maps = []
+        for attention in self.maps:
+            rows = [row for row, layer in enumerate(attention.layers) if layer in layers]
+            columns = [column for column, head in enumerate(attention.heads) if head in heads]
+            if not rows or not columns:
                 continue
-            shape = len(one.layers), len(one.heads)
-            arrays = {name: held for name, held in vars(one).items() if getattr(held, "shape", ())[:2] == shape}
-            cut: dict[str, Any] = {name: held[np.ix_(*at)] for name, held in arrays.items()}
-            cut |= {
-                name: tuple(getattr(one, name)[i] for i in to) for name, to in zip(("layers", "heads"), at, strict=True)
+            cut: dict[str, Any] = {
+                name: array[np.ix_(rows, columns)] for name, array in codec.arrays_of(attention).items()
             }
-            kept.append(replace(one, **cut))  # type: ignore[type-var]  # a dataclass
-        if not kept:
+            cut["layers"] = tuple(attention.layers[row] for row in rows)
+            cut["heads"] = tuple(attention.heads[column] for column in columns)
+            maps.append(replace(attention, **cut))  # type: ignore[type-var]  # a dataclass
+        if not maps:
             self.maps[0].place(min(layers, default=-1), min(heads, default=-1))
-        return replace(self, maps=tuple(kept), picked=None)  # type: ignore[type-var]  # a dataclass
+        return replace(self, maps=tuple(maps), picked=None)  # type: ignore[type-var]  # a dataclass
 
     def map(self, kind: str | None = None) -> M:
         """The map of a kind of attention: "encoder", "decoder" or "cross"; None = the first.
@@ -214,11 +213,7 @@ def choose_heads(
     layers: Collection[int] | None,
     heads: Collection[int] | None,
 ) -> Any:
-    """A record that shows single heads, or those of some layers, or these heads of each; None = all.
-
-    Raises:
-        AttnscopeError: It does not hold one of them.
-    """
+    """A record that shows single heads, or those of some layers, or these heads of each; None = all."""
     if pick is not None:
         return record.only(pick)
     if layers is None and heads is None:
@@ -227,7 +222,7 @@ def choose_heads(
     known = [(head.layer, head.head) for head in record.heads] if maps is None else [
         (layer, head) for one in maps for layer in one.layers for head in one.heads
     ]  # fmt: skip
-    asked = []
+    chosen = []
     for what, wanted, have in (
         ("layer", layers, {layer for layer, _ in known}),
         ("head", heads, {head for _, head in known}),
@@ -235,7 +230,7 @@ def choose_heads(
         beyond = sorted({*(wanted or ())} - have)
         if beyond:
             raise AttnscopeError(f"there is no {what} {beyond[0]} in this record", f"it holds {what}s {spans([*have])}")
-        asked.append(have if wanted is None else wanted)
+        chosen.append(have if wanted is None else wanted)
     if maps is not None:
-        return record.block(*asked)
-    return record.only([pair for pair in dict.fromkeys(known) if pair[0] in asked[0] and pair[1] in asked[1]])
+        return record.block(*chosen)
+    return record.only([pair for pair in dict.fromkeys(known) if pair[0] in chosen[0] and pair[1] in chosen[1]])

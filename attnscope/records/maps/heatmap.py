@@ -210,21 +210,21 @@ class Heatmap(MapsRecord[AttentionMap]):
             if elsewhere:
                 starts[elsewhere[0]] = "elsewhere"
                 group[elsewhere] = elsewhere[0]
-        kept, inverse = np.unique(group, return_inverse=True)
-        keys = attention.keys.take(kept)
-        named = zip(kept.tolist(), keys.labels, strict=True)
-        keys = replace(keys, labels=tuple(starts.get(place, label) for place, label in named))
+        firsts, inverse = np.unique(group, return_inverse=True)
+        keys = attention.keys.take(firsts)
+        labels = zip(firsts.tolist(), keys.labels, strict=True)
+        keys = replace(keys, labels=tuple(starts.get(place, label) for place, label in labels))
         weights: NDArray[np.floating[Any]] = attention.weights
         if attention.has_weights:
             order = np.argsort(inverse, kind="stable")
-            starting = np.searchsorted(inverse[order], np.arange(len(kept)))
+            starting = np.searchsorted(inverse[order], np.arange(len(firsts)))
             weights = np.add.reduceat(weights[..., order], starting, axis=3, dtype=np.float64)
         first = 0 if attention.part is None else int(inverse[min(attention.part[0], len(inverse) - 1)])
-        part = None if attention.part is None else (first, 0, len(kept), len(kept))
+        part = None if attention.part is None else (first, 0, len(firsts), len(firsts))
         if attention.part is not None and attention.kind == "cross":
-            part = (attention.part[0], 0, attention.part[2], len(kept))
-        made = replace(attention, weights=weights.astype(np.float32), keys=keys, part=part)
-        return replace(self, maps=(made, *self.maps[1:]), pictures=())
+            part = (attention.part[0], 0, attention.part[2], len(firsts))
+        folded = replace(attention, weights=weights.astype(np.float32), keys=keys, part=part)
+        return replace(self, maps=(folded, *self.maps[1:]), pictures=())
 
     def make_square(self) -> Heatmap:
         """The same with as many rows as columns, and pictures as one key each: rows that are not kept are empty.
@@ -281,9 +281,9 @@ class Heatmap(MapsRecord[AttentionMap]):
 
     def to_npz(self) -> bytes:
         """The arrays, and `record`, the JSON that describes them; `numpy.load` needs no pickles for it."""
-        held = io.BytesIO()
-        np.savez(held, allow_pickle=False, **self.arrays(), record=np.array(json.dumps(self.describe())))
-        return held.getvalue()
+        file = io.BytesIO()
+        np.savez(file, allow_pickle=False, **self.arrays(), record=np.array(json.dumps(self.describe())))
+        return file.getvalue()
 
     def require_whole(self) -> None:
         """Refuses tokens that are not those of its picture or sound."""
@@ -319,9 +319,8 @@ def divide_by_rest(weights: NDArray[Any]) -> NDArray[np.float64]:
 
     A row of which less than 1% is left becomes zeros; NaN stays.
     """
-    kept = weights.astype(np.float64)
-    total = kept.sum(-1, keepdims=True)
-    shares: NDArray[np.float64] = np.divide(
-        kept, total, out=np.where(np.isnan(kept), np.nan, 0.0), where=total >= LEAST_LEFT
-    )
+    exact = weights.astype(np.float64)
+    total = exact.sum(-1, keepdims=True)
+    nothing = np.where(np.isnan(exact), np.nan, 0.0)
+    shares: NDArray[np.float64] = np.divide(exact, total, out=nothing, where=total >= LEAST_LEFT)
     return shares

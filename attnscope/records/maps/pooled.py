@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
@@ -117,6 +115,7 @@ class PooledHeatmap(MapsRecord[PooledMap]):
     """
 
     SCHEMA: ClassVar[str] = "attnscope.pooled/1"
+    COMPRESSED: ClassVar[bool] = True  # half of a causal map is zeros
 
     text: str
     maps: tuple[PooledMap, ...] = field(metadata=OF_KINDS)
@@ -157,13 +156,6 @@ class PooledHeatmap(MapsRecord[PooledMap]):
     def to_json(self, *, ascii_only: bool = False, **more: Any) -> str:
         """One JSON document, as of all maps, with the far links and the text around them."""
         return super().to_json(ascii_only=ascii_only, links=self.described_links(), **more)
-
-    def to_npz(self) -> bytes:
-        """The arrays, compressed, as half of a causal map is zeros, and `record`, what describes them."""
-        held = io.BytesIO()
-        described = np.frombuffer(json.dumps(self.describe()).encode(), np.uint8)
-        np.savez_compressed(held, allow_pickle=False, **self.arrays(), record=described)
-        return held.getvalue()
 
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:

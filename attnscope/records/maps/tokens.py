@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,7 +50,7 @@ class Tokens:
         """The tokens at the places `keep` (numbers or a boolean mask), in that order."""
         # Without a list of all places: each chunk of a long text is taken from the whole.
         places = np.flatnonzero(keep) if keep.dtype == np.bool_ else np.where(keep < 0, keep + len(self), keep)
-        given = self.n_given if self.n_given < 0 else int((places < self.n_given).sum())
+        n_given = self.n_given if self.n_given < 0 else int((places < self.n_given).sum())
         return replace(
             self,
             ids=self.ids[places],
@@ -58,7 +59,7 @@ class Tokens:
             special=self.special[places],
             words=None if self.words is None else self.words[places],
             segments=self.segments[places],
-            n_given=given,
+            n_given=n_given,
         )
 
     def sinks(self, kind: str) -> NDArray[np.bool_]:
@@ -67,9 +68,9 @@ class Tokens:
         Special tokens; of a decoder the first token too, whatever it is (Xiao et al. 2024): many decoders, such as
         GPT-2, are given no special one.
         """
-        found = self.special.copy()
-        found[:1] |= kind == "decoder"
-        return found
+        sinks = self.special.copy()
+        sinks[:1] |= kind == "decoder"
+        return sinks
 
     def find(self, wanted: str) -> tuple[int, ...]:
         """Places of the tokens that a user means by `wanted`.
@@ -81,10 +82,10 @@ class Tokens:
         Returns:
             The places, in order; empty if there is none, or none for one of a list.
         """
-        if (found := self.find_one(wanted)) or "," not in wanted:
-            return found
+        if (places := self.find_one(wanted)) or "," not in wanted:
+            return places
         parts = [self.find_one(part.strip()) for part in wanted.split(",")]
-        return tuple(sorted({place for places in parts for place in places})) if all(parts) else ()
+        return tuple(sorted({*itertools.chain(*parts)})) if all(parts) else ()
 
     def refuse(self, wanted: str, *others: Tokens) -> AttnscopeError:
         """What to raise where `find` finds nothing: says which of a list is missing, and which tokens there are.
@@ -109,13 +110,13 @@ class Tokens:
         """Of what `wanted` names, by its label, the tokens that stand in several places and are not told apart."""
         parts = [wanted] if self.find_one(wanted) else [part.strip() for part in wanted.split(",")]
         groups = self.word_groups()
-        found = {}
+        repeated = {}
         for part in parts:
             places = set(self.find_one(part))
             words = tuple(group[0] for group in groups if places & {*group})
             if len(words) > 1:
-                found[part] = words
-        return found
+                repeated[part] = words
+        return repeated
 
     def find_one(self, wanted: str) -> tuple[int, ...]:
         """As `find`, but for lists."""
@@ -130,8 +131,8 @@ class Tokens:
         for fold in (str, str.casefold):
             # Words come first: the end of "bandit" is a piece "it", and is not what is meant.
             for names in (spelled, self.labels, [_bare(label) for label in self.labels]):
-                if found := tuple(i for i, name in enumerate(names) if name and fold(name) == fold(wanted)):
-                    return found
+                if places := tuple(i for i, name in enumerate(names) if name and fold(name) == fold(wanted)):
+                    return places
         return ()
 
     def word_groups(self) -> list[list[int]]:
@@ -151,7 +152,7 @@ class Tokens:
     def merge(self, groups: Sequence[Sequence[int]]) -> Tokens:
         """One token for each group of tokens, labelled with the text that the group covers."""
         first = [group[0] for group in groups]
-        given = self.n_given if self.n_given < 0 else sum(i < self.n_given for i in first)
+        n_given = self.n_given if self.n_given < 0 else sum(i < self.n_given for i in first)
         offsets = [
             (self.offsets[group[0], 0], max(self.offsets[i, 1] for i in group))
             if len(group) > 1
@@ -166,7 +167,7 @@ class Tokens:
             special=self.special[first],
             words=None if self.words is None else self.words[first],
             segments=self.segments[first],
-            n_given=given,
+            n_given=n_given,
         )
 
     def _surface(self, group: Sequence[int]) -> str:

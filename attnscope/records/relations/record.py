@@ -114,8 +114,8 @@ class Relation:
 
     def others_found(self) -> list[tuple[int, int]]:
         """Further heads that express it, the largest accuracy first."""
-        places = [(int(layer), int(head)) for layer, head in np.argwhere(self.found)]
-        return sorted((place for place in places if place != self.best), key=lambda place: -self.accuracy[place])
+        heads = [(layer, head) for layer, head in np.argwhere(self.found).tolist()]
+        return sorted((head for head in heads if head != self.best), key=lambda head: -self.accuracy[head])
 
 
 @dataclass(frozen=True)
@@ -215,26 +215,23 @@ class Relations(StudyRecord):
         Not those that they express weakly: what a head is for gets some of its attention.
         """
         margin = float(self.options.get("margin", 0.0))
-        held: dict[tuple[int, int], list[Role]] = {}
-        for one in self.relations:
-            for place in ((int(layer), int(head)) for layer, head in np.argwhere(one.found & (one.mass >= LEAST_MASS))):
-                held.setdefault(place, []).append(
-                    Role(
-                        name=one.name,
-                        measure=f"accuracy on {one.name}",
-                        value=float(one.accuracy[place]),
-                        low=float(one.low[place]),
-                        high=float(one.high[place]),
-                        baseline=one.baseline,
-                        threshold=one.baseline + margin,
-                        p=float(one.p[place]),
-                        q=float(one.q[place]),
-                        tentative=False,
-                    )
+        by_head: dict[tuple[int, int], list[Role]] = {}
+        for relation in self.relations:
+            for layer, head in np.argwhere(relation.found & (relation.mass >= LEAST_MASS)).tolist():
+                numbers = {n: float(getattr(relation, n)[layer, head]) for n in ("low", "high", "p", "q")}
+                role = Role(
+                    name=relation.name,
+                    measure=f"accuracy on {relation.name}",
+                    value=float(relation.accuracy[layer, head]),
+                    baseline=relation.baseline,
+                    threshold=relation.baseline + margin,
+                    tentative=False,
+                    **numbers,
                 )
-        for roles in held.values():
+                by_head.setdefault((layer, head), []).append(role)
+        for roles in by_head.values():
             roles.sort(key=lambda role: role.baseline - role.value)
-        return held
+        return by_head
 
     def describe(self) -> dict[str, Any]:
         """All but the arrays, with the head that is best of each relation; NaN stays."""
@@ -253,19 +250,18 @@ class Relations(StudyRecord):
         return whole
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """One row for each relation and head; then those of heads together, with columns of their own."""
+        """One row per relation and head; then those of heads together, with columns of their own."""
         header = (
             "relation", "layer", "head", "best", "found", *ARRAYS, "baseline", "rule", "n", "n_scored", "no_verdict",
         )  # fmt: skip
         more = _TOGETHER if self.combined else ()
         yield (*header, *more)
-        for one in self.relations:
-            for place in np.ndindex(*one.accuracy.shape):
-                numbers = [getattr(one, name)[place].item() for name in ARRAYS]
-                yield (
-                    one.name, *place, place == one.best, bool(one.found[place]), *numbers, float(one.baseline),
-                    one.rule, one.n, one.n_scored, one.why_no_verdict, *[None] * len(more),
-                )  # fmt: skip
+        for relation in self.relations:
+            facts = (float(relation.baseline), relation.rule, relation.n, relation.n_scored, relation.why_no_verdict)
+            for head in np.ndindex(*relation.accuracy.shape):
+                numbers = [getattr(relation, name)[head].item() for name in ARRAYS]
+                verdict = (head == relation.best, bool(relation.found[head]))
+                yield relation.name, *head, *verdict, *numbers, *facts, *[None] * len(more)
         for together in self.combined:
             for row in together.rows():
                 yield tuple(row.get(name) for name in (*header, *more))
@@ -320,14 +316,15 @@ def with_relations(findings: Findings, relations: Relations) -> Findings:
         if mine and theirs:
             break
     roles = relations.roles()
+    margin = float(relations.options.get("margin", 0.0))
     expressed = {
-        one.name: {
-            "what": f"{explain_relation(one.name)}; the best simple rule ({one.rule}) reaches {one.baseline:.2f}",
-            "measure": f"accuracy on {one.name}",
-            "threshold": one.baseline + float(relations.options.get("margin", 0.0)),
+        each.name: {
+            "what": f"{explain_relation(each.name)}; the best simple rule ({each.rule}) reaches {each.baseline:.2f}",
+            "measure": f"accuracy on {each.name}",
+            "threshold": each.baseline + margin,
         }
-        for one in relations.relations
-        if one.found.any()
+        for each in relations.relations
+        if each.found.any()
     }
     heads = tuple(
         replace(head, roles=(*head.roles, *roles.get((head.layer, head.head), ())))
@@ -335,9 +332,9 @@ def with_relations(findings: Findings, relations: Relations) -> Findings:
         else head
         for head in findings.heads
     )
-    known = dict(findings.options.get("roles") or {})
     described = {"sources": relations.corpus.get("sources"), "sha256": relations.corpus.get("sha256")}
-    options = dict(findings.options) | {"roles": known | expressed, "relations": described}
+    roles_known = {**(findings.options.get("roles") or {}), **expressed}
+    options = dict(findings.options) | {"roles": roles_known, "relations": described}
     corpus = dict(findings.corpus) | {
         "problems": [*findings.corpus.get("problems", ()), *relations.corpus.get("problems", ())],
         "complete": findings.corpus.get("complete", True) and relations.corpus.get("complete", True),

@@ -58,10 +58,8 @@ class WordTimes:
 
     def for_list(self, n_heads: int) -> tuple[TimedList, ...]:
         """What to show beside a list of so many heads: it, random heads, the upper half and even spacing, if scored."""
-        wanted = (self.of_list(BEST, n_heads), self.of_list(RANDOM, n_heads))
-        return tuple(each for each in wanted if each is not None) + tuple(
-            each for each in self.lists if each.by in (UPPER, EVEN)
-        )
+        chosen = (self.of_list(BEST, n_heads), self.of_list(RANDOM, n_heads))
+        return (*filter(None, chosen), *(each for each in self.lists if each.by in (UPPER, EVEN)))
 
     def require_whole(self) -> None:
         """Refuses errors below 0, and lists without heads."""

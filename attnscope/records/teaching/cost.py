@@ -104,18 +104,17 @@ class Cost(Record):
 
     def value(self, name: str) -> int | float:
         """A quantity's value by its name."""
-        for quantities in self.groups.values():
-            for quantity in quantities:
-                if quantity.name == name:
-                    return quantity.value
-        known = ", ".join(q.name for quantities in self.groups.values() for q in quantities)
-        raise AttnscopeError(f"there is no quantity {name!r}", f"there are: {known}")
+        values = {quantity.name: quantity.value for group in self.groups.values() for quantity in group}
+        if name not in values:
+            raise AttnscopeError(f"there is no quantity {name!r}", f"there are: {', '.join(values)}")
+        return values[name]
 
     def require_whole(self) -> None:
-        """Refuses sizes and groups that lack a number or a name, and curves that do not fit the lengths."""
-        sizes = [self.sizes.get(name) for name in ("n_layers", "n_decoder_layers", "n_heads", "n_kv_heads")]
-        sizes += [self.sizes.get(name) for name in ("d_head", "d_model")]
-        if not all(isinstance(size, int) for size in sizes) or not isinstance(self.sizes.get("kind"), str):
+        """Refuses sizes that lack a number, and unknown groups and panels."""
+        names = ("n_layers", "n_decoder_layers", "n_heads", "n_kv_heads", "d_head", "d_model")
+        if not all(isinstance(self.sizes.get(name), int) for name in names) or not isinstance(
+            self.sizes.get("kind"), str
+        ):
             raise ValueError("its sizes are none")
         if unknown := self.groups.keys() - set(GROUPS):
             raise ValueError(f"there is no group of costs {min(unknown)[:40]!r}")

@@ -21,7 +21,7 @@ class Drop:
     """What changes when a head puts out zeros.
 
     Attributes:
-        head: Which head.
+        head: Its number.
         l2: The L2 (Frobenius) norm of the change of the output, over all queries and columns.
         share: The same divided by the norm of the output.
         l2_by_query: The norm of the change of each query's output, (query,).
