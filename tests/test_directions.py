@@ -109,3 +109,16 @@ def test_levels_begin_at_the_quantiles_of_all_occurrences() -> None:
         edges = np.unique(np.quantile(np.repeat(scores, occurrences), KEY_CUTS))
         levels, _ = quantise(scores, occurrences, KEY_CUTS)
         np.testing.assert_array_equal(levels, np.searchsorted(edges, scores, "right"))
+
+
+def test_levels_are_the_same_whatever_rounding_does_to_equal_scores() -> None:
+    scores = np.repeat(np.linspace(-2, 3, 13), 7).astype(np.float32)
+    occurrences = np.arange(1, len(scores) + 1)
+    cuts = (0.2, 0.5, 0.8)
+    levels, values = quantise(scores, occurrences, cuts)
+    assert len(values) == 4
+    for seed in range(20):
+        noise = np.random.default_rng(seed).normal(scale=3e-7, size=len(scores)).astype(np.float32)
+        again, values_again = quantise(scores + noise, occurrences, cuts)
+        np.testing.assert_array_equal(again, levels)
+        np.testing.assert_allclose(values_again, values, atol=1e-6)

@@ -275,18 +275,26 @@ def columns_of(directions: Directions, part: Part) -> tuple[Column, ...]:
     return tuple(made)
 
 
+_SAME = 1e-5
+"""Of the range of scores: how far those may differ that only rounding tells apart."""
+
+
 def _edges_of(scores: Singles, occurrences: NDArray[np.int64], cuts: tuple[float, ...]) -> NDArray[np.float64]:
-    """Where the levels of some scores begin, but for the first: quantiles of their occurrences, each once."""
+    """Where the levels of some scores begin, but for the first: quantiles of their occurrences, each once.
+
+    Scores that only rounding tells apart are on one side of an edge: else the level would depend on the machine.
+    """
     if not occurrences.any():
         return np.empty(0)
-    order = np.argsort(scores)
+    step = max(_SAME * float(np.ptp(scores)), 1e-30)
+    scores = np.rint(scores.astype(np.float64) / step) * step
+    order = np.argsort(scores, kind="stable")
     last = np.cumsum(occurrences[order]) - 1  # the place of each type's last occurrence, were all sorted
     at = np.array(cuts) * last[-1]
     share = at - np.floor(at)
     below, above = (scores[order[np.searchsorted(last, np.minimum(np.floor(at) + n, last[-1]))]] for n in (0, 1))
-    return np.unique(
-        np.where(share < 0.5, below + (above - below) * share, above - (above - below) * (1 - share))
-    )  # as np.quantile rounds
+    edges = np.where(share < 0.5, below + (above - below) * share, above - (above - below) * (1 - share))
+    return np.unique(edges) - step / 2  # as np.quantile rounds
 
 
 def quantise(
