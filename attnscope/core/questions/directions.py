@@ -287,12 +287,12 @@ def _edges_of(scores: Singles, occurrences: NDArray[np.int64], cuts: tuple[float
     if not occurrences.any():
         return np.empty(0)
     step = max(_SAME * float(np.ptp(scores)), 1e-30)
-    scores = np.rint(scores.astype(np.float64) / step) * step
-    order = np.argsort(scores, kind="stable")
+    rounded = np.rint(scores.astype(np.float64) / step) * step
+    order = np.argsort(rounded, kind="stable")
     last = np.cumsum(occurrences[order]) - 1  # the place of each type's last occurrence, were all sorted
     at = np.array(cuts) * last[-1]
     share = at - np.floor(at)
-    below, above = (scores[order[np.searchsorted(last, np.minimum(np.floor(at) + n, last[-1]))]] for n in (0, 1))
+    below, above = (rounded[order[np.searchsorted(last, np.minimum(np.floor(at) + n, last[-1]))]] for n in (0, 1))
     edges = np.where(share < 0.5, below + (above - below) * share, above - (above - below) * (1 - share))
     return np.unique(edges) - step / 2  # as np.quantile rounds
 
