@@ -38,23 +38,19 @@ def folder_name(index: int, text: str) -> str:
 
 
 class BatchFolder:
-    """The folder of a batch, held by this run alone while the block lasts.
-
-    Args:
-        path: Where it is; made if it is not there.
-    """
+    """The folder of a batch, held by this run alone while the block lasts; it is made if it is not there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.handle = -1
-        self._made: list[Path] = []
+        self._new_folders: list[Path] = []
         self._is_new = False
         self._withdrawn: dict[str, bytes] = {}
 
     def __enter__(self) -> BatchFolder:
         require_replaceable(self.path / LOG)
         try:
-            self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+            self._new_folders = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self._is_new = not (self.path / LOG).exists()
             self.path.mkdir(parents=True, exist_ok=True)
             # A link would lead out of the folder; not to wait where it is a pipe, which is then refused.
@@ -99,7 +95,7 @@ class BatchFolder:
         with contextlib.suppress(OSError):
             if self._is_new and not others:
                 (self.path / LOG).unlink(missing_ok=True)
-            for folder in self._made:
+            for folder in self._new_folders:
                 folder.rmdir()
 
     def log(self, event: str, **facts: object) -> None:
@@ -116,34 +112,31 @@ class BatchFolder:
             ) from None
 
     def done(self, name: str, fingerprint: str, *, index: int, source: str, line: int) -> DrawnText | None:
-        """The text in a folder, if it is done as the fingerprint says, and all its files are there."""
-        drawn = self.entry(name, index=index, source=source, line=line)
-        if drawn is None or drawn.fingerprint != fingerprint:
+        """The text in a folder, if it is done with this fingerprint and all its files are there."""
+        entry = self.entry(name, index=index, source=source, line=line)
+        if entry is None or entry.fingerprint != fingerprint:
             return None
         try:
-            whole = all((self.path / name / file).stat().st_size == size for file, size in drawn.files.items())
+            whole = all((self.path / name / file).stat().st_size == size for file, size in entry.files.items())
         except (OSError, ValueError):
             return None
-        return drawn if whole else None
+        return entry if whole else None
 
     def entry(self, name: str, *, index: int = 0, source: str = "", line: int = 0) -> DrawnText | None:
-        """What a folder of a text says was drawn there; None where there is no whole entry."""
+        """The entry of a text's folder; None if there is no whole one."""
         return _read_entry(self.path / name, index=index, source=source, line=line)
 
-    def require_same(self, names: Iterable[str], asked: Mapping[str, str]) -> None:
-        """Refuses to draw into folders whose figures were drawn with other options: those would be lost.
+    def require_same(self, folders: Iterable[str], options: Mapping[str, str]) -> None:
+        """Refuses to draw into folders whose figures were drawn with other options, as those would be lost.
 
         Figures of the same options that are damaged, or of other versions of libraries, are no loss.
-
-        Raises:
-            AttnscopeError: Some were; says what differs.
         """
-        for name in names:
-            if (drawn := self.entry(name)) is None:
+        for folder in folders:
+            if (entry := self.entry(folder)) is None:
                 continue
-            before = {option: drawn.asked[option] for option in asked if option in drawn.asked}
-            differ = [f"{option} {was}, now {asked[option]}" for option, was in before.items() if was != asked[option]]
-            if drawn.asked and not differ:
+            before = {name: entry.asked[name] for name in options if name in entry.asked}
+            differ = [f"{name} {was}, now {options[name]}" for name, was in before.items() if was != options[name]]
+            if entry.asked and not differ:
                 continue
             what = "; ".join(differ) or "an earlier version of attnscope drew them, and did not say with which"
             raise AttnscopeError(
@@ -159,7 +152,7 @@ class BatchFolder:
                 finish_replacing(folder)
 
     def withdraw(self) -> None:
-        """Removes the manifest and the index: they no longer tell what is here; unless the run fails altogether."""
+        """Removes the manifest and the index, which are out of date; they come back if the run fails altogether."""
         for name in (MANIFEST, INDEX):
             with contextlib.suppress(OSError):
                 if not (self.path / name).is_symlink():
@@ -167,11 +160,7 @@ class BatchFolder:
                 (self.path / name).unlink(missing_ok=True)
 
     def publish(self, batch: Batch, index: str) -> list[Path]:
-        """Writes the index and the manifest.
-
-        Returns:
-            Their paths.
-        """
+        """Writes the index and the manifest, and returns their paths."""
         with replace_together(self.path) as staged:
             write_whole(staged / INDEX, index.encode("utf-8", "backslashreplace"))
             # File names that are no text hold lone surrogates; this writes them as JSON's own \udc80.
@@ -214,23 +203,19 @@ class _HeldError(AttnscopeError):
 
 
 def require_own(folder: Path) -> None:
-    """Refuses the folder of a text that is a link: what is written there would be written elsewhere.
-
-    Raises:
-        AttnscopeError: It is one.
-    """
+    """Refuses the folder of a text that is a link: what is written there would be written elsewhere."""
     if folder.is_symlink():
         raise AttnscopeError(f"{folder} is a link, which leads out of the batch", "remove it")
 
 
 def files_of(folder: Path) -> list[str]:
-    """The files of the text that is drawn in a folder, as its entry lists them; empty where there is none."""
-    drawn = _read_entry(folder)
-    return [] if drawn is None else [*drawn.files, ENTRY]
+    """The files of the text that is drawn in a folder, as its entry lists them; empty without an entry."""
+    entry = _read_entry(folder)
+    return [] if entry is None else [*entry.files, ENTRY]
 
 
 def _read_entry(folder: Path, *, index: int = 0, source: str = "", line: int = 0) -> DrawnText | None:
-    """What a folder of a text says was drawn there; None where there is no whole entry."""
+    """The entry of a text's folder; None if there is no whole one."""
     if folder.is_symlink():
         return None
     try:

@@ -69,40 +69,42 @@ def batch(
     if isinstance(texts, str):
         raise AttnscopeError("a batch takes many texts, not one", "give a list, or a Corpus")
     streamed = isinstance(texts, Corpus) and "-" in texts.sources
-    given: Iterable[CorpusText] = texts if isinstance(texts, Corpus) else _as_corpus(texts)
-    given = given if streamed else list(given)
+    corpus_texts: Iterable[CorpusText] = texts if isinstance(texts, Corpus) else _as_corpus(texts)
+    corpus_texts = corpus_texts if streamed else list(corpus_texts)
     require_writable(out)
     source = options.loading.resolve(spec)
     absolute = source if source.folder is None else replace(source, folder=source.folder.absolute())
-    setup = Setup(absolute, options, hashes(), _asked(source, options))
+    setup = Setup(absolute, options, hashes(), _describe_options(source, options))
     with BatchFolder(out) as folder:
         folder.sweep()
         plan = _Plan(folder, setup, _common(source, options))
-        todo: Iterator[Task] = plan.todo(given)
+        todo: Iterator[Task] = plan.todo(corpus_texts)
         n_todo = None
         if not streamed:
             listed = list(todo)
             todo, n_todo = iter(listed), len(listed)
         first = next(todo, None)
-        folder.log("plan", model=source.name, n_texts=None if streamed else len(plan.tasks), n_done=len(plan.kept))
-        broke: Exception | None = None
+        folder.log(
+            "plan", model=source.name, n_texts=None if streamed else len(plan.tasks), n_done=len(plan.done_before)
+        )
+        failure: Exception | None = None
         interrupted = False
         if first is not None:
             try:
                 with _workers(options, n_todo, source).open(options.loading.device, (folder.handle,)) as workers:
                     interrupted = not _draw(plan, workers, chain([first], todo), n_todo, report)
             except Exception as error:  # told when what was drawn before it has its index
-                broke = error
+                failure = error
         drawn, missing = plan.outcome()
-        if broke is not None and not drawn:
-            raise broke
+        if failure is not None and not drawn:
+            raise failure
         unread = [FailedText(p.source, p.line, p.reason) for p in texts.problems] if isinstance(texts, Corpus) else []
-        result = Batch(source.name, len(plan.tasks), drawn, (*missing, *unread), len(drawn) - len(plan.kept))
+        result = Batch(source.name, len(plan.tasks), drawn, (*missing, *unread), len(drawn) - len(plan.done_before))
         folder.publish(result, page(result))
         complete = result.complete and not interrupted
         folder.log("end", complete=complete, n_fresh=result.n_fresh, n_failed=len(result.failed))
-        if broke is not None:
-            raise broke
+        if failure is not None:
+            raise failure
         if interrupted and result.complete:  # more would have come of stdin
             raise KeyboardInterrupt
     return result
@@ -113,29 +115,25 @@ class _Plan:
 
     Attributes:
         tasks: All texts so far, without what they say.
-        kept: Those that were done before, by index.
+        done_before: Those that an earlier run drew, by index.
         failed: Why others could not be drawn, and what they say, by index.
     """
 
     def __init__(self, folder: BatchFolder, setup: Setup, common: bytes) -> None:
         self.folder, self.setup, self._common = folder, setup, common
         self.tasks: list[Task] = []
-        self.kept: dict[int, DrawnText] = {}
+        self.done_before: dict[int, DrawnText] = {}
         self.failed: dict[int, tuple[str, str]] = {}
 
     def todo(self, texts: Iterable[CorpusText]) -> Iterator[Task]:
-        """The texts that are to be drawn, as they come.
-
-        Raises:
-            AttnscopeError: There is no text, or figures of one with other options would be lost.
-        """
+        """The texts to draw, as they come; refuses to lose figures of other options."""
         for text in texts:
             # Ray's workers stand elsewhere.
             task = _task(text, self.folder.path.absolute(), self._common)
             self.tasks.append(replace(task, text=None, ids=None))
             done = None if self.setup.options.force else _done(self.folder, task)
             if done is not None:
-                self.kept[task.index] = done
+                self.done_before[task.index] = done
                 continue
             if not self.setup.options.replace:
                 self.folder.require_same([task.folder.name], self.setup.asked)
@@ -151,20 +149,13 @@ class _Plan:
             if task.index in self.failed:
                 reason, text = self.failed[task.index]
                 missing.append(FailedText(task.source, task.line, reason, task.index, text))
-            elif (one := self.kept.get(task.index) or _done(self.folder, task)) is not None:
-                drawn.append(one)
+            elif (done := self.done_before.get(task.index) or _done(self.folder, task)) is not None:
+                drawn.append(done)
         return tuple(drawn), missing
 
 
 def _draw(plan: _Plan, workers: Executor, todo: Iterable[Task], n_todo: int | None, report: Report | None) -> bool:
-    """Has workers draw what is to be drawn.
-
-    Returns:
-        Whether it came to the end; Ctrl-C is before it.
-
-    Raises:
-        AttnscopeError: No worker could begin.
-    """
+    """Has workers draw the tasks; returns whether it came to the end, which Ctrl-C prevents."""
     folder = plan.folder
     n_done = n_tokens = 0
     try:
@@ -185,13 +176,13 @@ def _draw(plan: _Plan, workers: Executor, todo: Iterable[Task], n_todo: int | No
 
 
 def _as_corpus(texts: Iterable[str]) -> list[CorpusText]:
-    given = list(texts)
-    for text in given:
+    listed = list(texts)
+    for text in listed:
         if not isinstance(text, str):
             raise AttnscopeError(f"a text is a string, not {type(text).__name__}")
-    if not given:
+    if not listed:
         raise AttnscopeError("there is no text to draw", "give at least one")
-    return [CorpusText(index, "texts", index + 1, text) for index, text in enumerate(given)]
+    return [CorpusText(index, "texts", index + 1, text) for index, text in enumerate(listed)]
 
 
 def _task(text: CorpusText, out: Path, common: bytes) -> Task:
@@ -207,7 +198,7 @@ def _done(folder: BatchFolder, task: Task) -> DrawnText | None:
 
 
 def _common(source: models.Source, options: BatchOptions) -> bytes:
-    """All that files depend on besides the text, hashed: the model, the options, the versions."""
+    """A hash of all that files depend on besides the text: the model, the options, the versions."""
     # Who draws, and how often, makes no difference to what is drawn.
     plain = replace(options, workers=None, threads=1, force=False, executor="local", ray_address=None, replace=False)
     libraries = {**dict(versions()), **{name: version(name) for name in ("matplotlib", "pillow")}}
@@ -215,10 +206,10 @@ def _common(source: models.Source, options: BatchOptions) -> bytes:
     return hashlib.sha256(json.dumps(parts).encode("utf-8", "backslashreplace")).digest()
 
 
-def _asked(source: models.Source, options: BatchOptions) -> dict[str, str]:
+def _describe_options(source: models.Source, options: BatchOptions) -> dict[str, str]:
     """The model and the options that figures depend on, as a user gives them."""
     choice, loading = options.map_options().choice, options.loading
-    given = {
+    options_given = {
         "--model": source.name,
         "weights": verify(source)[:12] if source.folder is not None else None,
         "--layers": choice.layers and spans(choice.layers),
@@ -229,7 +220,7 @@ def _asked(source: models.Source, options: BatchOptions) -> dict[str, str]:
         **{f"--{name.replace('_', '-')}": getattr(options, name) for name in _SHOWN},
         **{f"--{f.name.replace('_', '-')}": getattr(loading, f.name) for f in fields(loading) if f.name in _RUN},
     }
-    return {name: _as_text(value) for name, value in given.items()}
+    return {name: _as_text(value) for name, value in options_given.items()}
 
 
 _SHOWN = ("query", "words", "hide_special", "chat", "generate")
@@ -243,10 +234,10 @@ def _as_text(value: object) -> str:
 
 
 def _model_files(source: models.Source) -> dict[str, str]:
-    """Hashes of the files that make a model: weights, configuration, tokenizer. A built-in one goes by version."""
+    """Hashes of the files of a model: weights, configuration, tokenizer. A built-in model goes by its version."""
     if source.folder is None:
         return {}
-    found = {"weights": verify(source)}
+    digests = {"weights": verify(source)}
     endings = (".json", ".txt", ".model", ".jinja", ".py", ".gguf", ".tiktoken")
     paths = [path for path in sorted(source.folder.iterdir()) if path.suffix in endings]
     if source.adapter is not None:
@@ -254,8 +245,8 @@ def _model_files(source: models.Source) -> dict[str, str]:
     for path in paths:
         if path.is_file():
             with path.open("rb") as file:
-                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+                digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def _workers(options: BatchOptions, n_texts: int | None, source: models.Source) -> Workers:

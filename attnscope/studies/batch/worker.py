@@ -88,8 +88,6 @@ class Setup:
     """What all texts have in common.
 
     Attributes:
-        source: The model.
-        options: How they are drawn.
         hashes: Of the model's files; see `models.files.hashes`.
         asked: See `DrawnText`.
     """
@@ -100,7 +98,7 @@ class Setup:
     asked: Mapping[str, str]
 
     def begin(self) -> Callable[[Task], Done]:
-        """Loads the model; what it returns draws a text."""
+        """Loads the model, and returns a function that draws a text."""
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # else it tells of fonts, once a text
         return _Drawer(self).do
 
@@ -123,9 +121,7 @@ class Done:
     """What became of a task.
 
     Attributes:
-        task: The task.
         n_tokens: How many tokens the text has; 0 if it failed.
-        elapsed_s: How long it took.
         reason: Why it failed; empty if it did not.
     """
 
@@ -141,17 +137,17 @@ class _Drawer:
     def __init__(self, setup: Setup) -> None:
         import torch
 
-        self._setup, self._options, self._asked = setup, setup.options, setup.options.map_options()
+        self._setup, self._options, self._map_options = setup, setup.options, setup.options.map_options()
         torch.set_num_threads(self._options.threads)
         remember_hashes(setup.hashes)
         self._model: Model = self._options.loading.load(setup.source)
-        self._chosen = self._asked.choice.within(self._model.info)
+        self._heads = self._map_options.choice.within(self._model.info)
         # Compressing beside drawing would take the cores of other workers.
         self._painter = Painter(self._options.style, threads=0)
         self._special_ids: frozenset[int] | None = None
 
     def do(self, task: Task) -> Done:
-        """Draws a text; what is wrong with it is reported, and leaves the files that were there."""
+        """Draws a text; an error is reported, and leaves the files that were there."""
         started = time.perf_counter()
         try:
             require_own(task.folder)
@@ -162,19 +158,19 @@ class _Drawer:
         return Done(task, n_tokens, time.perf_counter() - started)
 
     def _draw(self, task: Task, folder: Path) -> int:
-        order, formats, info = self._asked, self._options.formats, self._model.info
+        options, formats, info = self._map_options, self._options.formats, self._model.info
         reading = self._read(task)
-        record = run_model(self._model, outline(info, reading, self._chosen), reading)
-        record = apply_changes(record, hide_special=order.hide_special, words=order.words)
+        record = run_model(self._model, outline(info, reading, self._heads), reading)
+        record = apply_changes(record, hide_special=options.hide_special, words=options.words)
         notes = list(record.run["notes"])
-        query = order.query
+        query = options.query
         if query is not None and not any(m.queries.find(query) for m in record.maps):
             notes.append(f"no token is {query!r} here")  # of many texts, some lack it
             query = None
         figures = [name for name in formats if name in FIGURE_FORMATS]
         paths = self._painter.draw(record, sheets_of(record, query), folder, figures)
         paths += write(record, folder, [name for name in formats if name not in figures])
-        drawn = DrawnText(
+        entry = DrawnText(
             index=task.index,
             source=task.source,
             line=task.line,
@@ -188,8 +184,8 @@ class _Drawer:
             fingerprint=task.fingerprint,
             asked=self._setup.asked,
         )
-        write_whole(folder / ENTRY, drawn.entry().encode("utf-8", "backslashreplace"))
-        return len(drawn.tokens)
+        write_whole(folder / ENTRY, entry.entry().encode("utf-8", "backslashreplace"))
+        return len(entry.tokens)
 
     def _read(self, task: Task) -> Reading:
         if task.ids is None:

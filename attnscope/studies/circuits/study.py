@@ -63,7 +63,7 @@ class _Ends:
         ids: Their numbers.
         read: Their embeddings as they enter the stream, (token, d_model).
         looked_up: The same at length 1, centred where norms centre.
-        written: What stands for writing each, (token, d_model), its mean over tokens taken away.
+        written: What stands for writing each, (token, d_model), less its mean over tokens.
         name: What that is.
     """
 
@@ -127,15 +127,14 @@ class _Weights:
         import torch
 
         stream, info = self.stream, self.model.info
-        known = self.model.tokenizer.ordinary_ids()
-        if not known and stream.unembedding is not None:
-            known = list(range(len(stream.unembedding)))
+        numbers = self.model.tokenizer.ordinary_ids()
         if stream.unembedding is not None:
-            known = [number for number in known if number < len(stream.unembedding)]
-        if not known:
+            n_rows = len(stream.unembedding)
+            numbers = [number for number in numbers or range(n_rows) if number < n_rows]
+        if not numbers:
             self.notes.append("the model's vocabulary is not known, so that nothing is said of tokens")
             return None
-        ids = torch.tensor(known)
+        ids = torch.tensor(numbers)
         width = self._embed(ids[:1]).shape[-1]
         if width != info.d_model:
             self.notes.append(
@@ -160,9 +159,9 @@ class _Weights:
         """Tokens from all over the vocabulary."""
         import torch
 
-        known = self.model.tokenizer.ordinary_ids() if self.ends is None else self.ends.ids.tolist()
-        known = known or list(range(8, 16))
-        return torch.tensor([known[i * len(known) // _TEXTS] for i in range(_TEXTS)])
+        numbers = self.model.tokenizer.ordinary_ids() if self.ends is None else self.ends.ids.tolist()
+        numbers = numbers or list(range(8, 16))
+        return torch.tensor([numbers[i * len(numbers) // _TEXTS] for i in range(_TEXTS)])
 
     def _answers(self) -> list[int]:
         """Rows of the commonest tokens among the ends."""
@@ -171,16 +170,16 @@ class _Weights:
         counts = read_frequencies(self.options.frequencies, self.model.tokenizer.encode).counts
         row_of = {number: row for row, number in enumerate(self.ends.ids.tolist())}
         order = np.argsort(-counts, kind="stable").tolist()
-        return [row_of[one] for one in order if counts[one] and one in row_of][: self.options.answers]
+        return [row_of[number] for number in order if counts[number] and number in row_of][: self.options.answers]
 
-    def _tokens(self, rows: Tensor, directions: Tensor) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    def _tokens(self, embeddings: Tensor, directions: Tensor) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
         """The tokens at both ends of each direction, (n, d_model), by the rows of tokens."""
         assert self.ends is not None
-        scores = rows @ directions.to(rows).T
-        n = min(self.options.tokens, len(rows))
-        found = [scores.topk(n, 0, largest=largest).indices.T.tolist() for largest in (True, False)]
-        named = [[tuple(self.spell(int(self.ends.ids[row])) for row in one) for one in end] for end in found]
-        return list(zip(*named, strict=True))
+        scores = embeddings @ directions.to(embeddings).T
+        n = min(self.options.tokens, len(embeddings))
+        best = [scores.topk(n, 0, largest=largest).indices.T.tolist() for largest in (True, False)]
+        labels = [[tuple(self.spell(int(self.ends.ids[row])) for row in rows) for rows in end] for end in best]
+        return list(zip(*labels, strict=True))
 
     # Heads ----------------------------------------------------------------------------------------------------
 
@@ -215,19 +214,15 @@ class _Weights:
         ]  # fmt: skip
 
     def _answer(self, attention: Attention, row: int, output: Tensor, value: Tensor, head: int) -> Answer:
-        """What a head writes of a token as the embedding alone makes it read it, its bias included."""
+        """What a head writes for a token whose embedding alone it reads, its bias included."""
         assert self.ends is not None
-        x = self.ends.looked_up[row].to(value)
-        held = value @ x
-        if attention.norm is not None and attention.value is not None:
-            bias = attention.value.weight @ attention.norm.bias.to(value) + attention.value.bias
-            held = held + bias.repeat_interleave(attention.n_heads // len(bias), 0)[head]
-        elif attention.value is not None:
-            held = value @ self.ends.read[row].to(value)
-            held = (
-                held + attention.value.bias.repeat_interleave(attention.n_heads // len(attention.value.bias), 0)[head]
-            )
-        (risen, _), *_ = self._tokens(self.ends.written, (output @ held)[None])
+        linear, norm = attention.value, attention.norm
+        read = self.ends.looked_up if linear is None or norm is not None else self.ends.read
+        z = value @ read[row].to(value)
+        if linear is not None:
+            bias = linear.bias if norm is None else linear.weight @ norm.bias.to(value) + linear.bias
+            z = z + bias.repeat_interleave(attention.n_heads // len(bias), 0)[head]
+        (risen, _), *_ = self._tokens(self.ends.written, (output @ z)[None])
         return Answer(self.spell(int(self.ends.ids[row])), risen)
 
     def _scores(self, attention: Attention, which: str) -> list[Score]:
@@ -242,8 +237,8 @@ class _Weights:
         k = reads.shape[1]
         own, chance = eigenvalue_scores(reads, self._core(which), writes, self._drawn(which, k, random_rows))
         return [
-            Score(float(value), float(drawn.mean()), float(drawn.min()), float(drawn.max()))
-            for value, drawn in zip(own, chance, strict=True)
+            Score(float(value), float(random.mean()), float(random.min()), float(random.max()))
+            for value, random in zip(own, chance, strict=True)
         ]
 
     def _core(self, which: str) -> Tensor:
@@ -275,26 +270,19 @@ class _Weights:
         from attnscope.core.questions.circuits import singular_directions
 
         n = min(self.options.directions, right.shape[1])
-        found = [singular_directions(a, b, n) for a, b in zip(left, right, strict=True)]
-        read = self._tokens(sources, torch.cat([one for _, one, _ in found]))
-        given = self._tokens(targets, torch.cat([one for one, _, _ in found]))
-        shares = torch.cat([share for *_, share in found]).tolist()
-        made = [Direction(float(share), a, b) for share, a, b in zip(shares, read, given, strict=True)]
-        return [tuple(made[head * n : (head + 1) * n]) for head in range(len(found))]
+        singular = [singular_directions(a, b, n) for a, b in zip(left, right, strict=True)]
+        read = self._tokens(sources, torch.cat([vectors for _, vectors, _ in singular]))
+        written = self._tokens(targets, torch.cat([vectors for vectors, _, _ in singular]))
+        shares = torch.cat([share for *_, share in singular]).tolist()
+        directions = [Direction(float(share), a, b) for share, a, b in zip(shares, read, written, strict=True)]
+        return [tuple(directions[head * n : (head + 1) * n]) for head in range(len(singular))]
 
 
 # Composition ------------------------------------------------------------------------------------------------------
 
 
 def composition(model: Model) -> Composition:
-    """How much each head reads of what each earlier one writes, by the weights alone.
-
-    Args:
-        model: A loaded model; heads are counted layer by layer.
-
-    Raises:
-        AttnscopeError: Where the model keeps its weights is not known; says which and why.
-    """
+    """How much each head reads of what each earlier one writes, by the weights; heads are counted layer by layer."""
     import torch
 
     from attnscope.models.inside.stream import stream_of
@@ -306,12 +294,14 @@ def composition(model: Model) -> Composition:
 
 def _centres(stream: Stream) -> bool:
     """Whether every norm takes the mean away, so that no head can read it."""
-    norms = [one.norm for one in stream.attentions] + ([stream.final_norm] if stream.unembedding is not None else [])
+    norms = [attention.norm for attention in stream.attentions] + (
+        [stream.final_norm] if stream.unembedding is not None else []
+    )
     return all(norm is not None and norm.centres for norm in norms)
 
 
 def _writes_of(attention: Attention, *, centres: bool) -> Tensor | None:
-    """W_O of each head; without what no head can read where all norms centre."""
+    """W_O of each head, without what no head can read if all norms centre."""
     writes = attention.writes
     return writes - writes.mean(1, keepdim=True) if writes is not None and centres else writes
 
@@ -324,13 +314,13 @@ def _compose(stream: Stream, d_model: int) -> Composition:
 
     centres = _centres(stream)
     layers = stream.attentions
-    starts = np.cumsum([0, *(one.n_heads for one in layers)])
+    starts = np.cumsum([0, *(attention.n_heads for attention in layers)])
     n = int(starts[-1])
     composed = np.full((len(COMPOSITIONS), n, n), np.nan, np.float32)
     sent_spread, received_spread = np.full(n, np.nan), np.full((len(COMPOSITIONS), n), np.nan)
     sent: list[Tensor | None] = []
     for number, attention in enumerate(layers):
-        mine = slice(starts[number], starts[number + 1])
+        receivers = slice(starts[number], starts[number + 1])  # the heads of this layer
         query, key, value = (attention.reads(role) for role in ("query", "key", "value"))
         output = _writes_of(attention, centres=centres)
         pairs = {"Q": (key, query), "K": (query, key), "V": (None if output is None else output.mT, value)}
@@ -338,17 +328,17 @@ def _compose(stream: Stream, d_model: int) -> Composition:
             if left is None or reads is None:
                 continue
             received, row = receiver(left.mT, reads), COMPOSITIONS.index(by)
-            received_spread[row, mine] = spread(received).cpu().numpy()
-            for earlier, one in enumerate(sent):
-                if one is not None:
-                    there = slice(starts[earlier], starts[earlier + 1])
-                    composed[row, there, mine] = shares(received.to(one), one).cpu().numpy()
+            received_spread[row, receivers] = spread(received).cpu().numpy()
+            for earlier, written in enumerate(sent):
+                if written is not None:
+                    senders = slice(starts[earlier], starts[earlier + 1])
+                    composed[row, senders, receivers] = shares(received.to(written), written).cpu().numpy()
         if output is None or value is None:
             sent.append(None)
             continue
-        made = sender(output, value)
-        sent_spread[mine] = spread(made).cpu().numpy()
-        sent.append(made.to(torch.promote_types(output.dtype, torch.float32)))
+        own = sender(output, value)
+        sent_spread[receivers] = spread(own).cpu().numpy()
+        sent.append(own.to(torch.promote_types(output.dtype, torch.float32)))
     return Composition(composed, sent_spread, received_spread, d_model - centres)
 
 
@@ -358,10 +348,10 @@ _SHARES = ("same_nats", "previous", "same", "next", "first")
 
 
 class _Places:
-    """What places do to each head, where every layer reads embeddings alone: the model is run so.
+    """What positions alone do to each head: the model is run so that every layer reads the embeddings.
 
     Attributes:
-        kind: "in the stream" where embeddings hold places, else "in the scores"; "" = not known.
+        kind: "in the stream" if embeddings hold positions, else "in the scores"; "" = not known.
         shares: Layer -> name -> by head.
         uniform: Name -> by layer, the shares of a head that attends to all alike.
     """
@@ -373,18 +363,18 @@ class _Places:
         self.uniform: dict[str, tuple[float, ...]] = {}
         self.kind = ""
         blocks = {layer: block for (_, layer), block in model.blocks().items()}
-        if set(blocks) != {one.layer for one in stream.attentions}:
+        if set(blocks) != {attention.layer for attention in stream.attentions}:
             return
         first: list[Tensor] = []
 
-        def enter(block: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        def enter(block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
             name = "hidden_states"
-            hidden = given[0] if given else named[name]
+            hidden = arguments[0] if arguments else named[name]
             if not first:
                 first.append(hidden)
                 alike = (hidden - hidden[:, :1]).abs().amax() <= 1e-5 * hidden.abs().amax()
                 self.kind = "in the scores" if bool(alike) else "in the stream"
-            return ((first[0], *given[1:]), named) if given else ((), {**named, name: first[0]})
+            return ((first[0], *arguments[1:]), named) if arguments else ((), {**named, name: first[0]})
 
         n = _PLACES if model.info.max_tokens is None else min(_PLACES, model.info.max_tokens)
         with hooks(blocks.values(), enter, before=True):
@@ -399,14 +389,14 @@ class _Places:
         n = len(query)
         mean = (query.mean(0) * repeated.mean(0)).sum(-1)
         others = (n * mean - own.mean(0)) / max(1, n - 1)
-        one = replace(
+        mean_call = replace(
             call, query=query.mean(0, keepdim=True), key=key.mean(0, keepdim=True), value=call.value[:1].float(),
             mask=None if call.mask is None else call.mask[:1], bias=None if call.bias is None else call.bias[:1],
         )  # fmt: skip
-        alike = replace(one, query=one.query * 0, bias=None, sinks=None)
+        alike = replace(mean_call, query=mean_call.query * 0, bias=None, sinks=None)
         self.shares[call.layer] = {
             "same_nats": (call.scale * (own.mean(0) - others).mean(-1)).tolist(),
-            **_shares_of(attention_weights(one)[0]),
+            **_shares_of(attention_weights(mean_call)[0]),
         }
         for name, values in _shares_of(attention_weights(alike)[0]).items():
             self.uniform[name] = (*self.uniform.get(name, ()), values[0])

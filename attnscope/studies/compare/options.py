@@ -17,11 +17,7 @@ MEASURES = ("hellinger", "jensen_shannon")
 
 
 def require_measures(measures: Sequence[str]) -> None:
-    """Refuses measures that there are not.
-
-    Raises:
-        UsageError: There is none of a name, or none is given.
-    """
+    """Refuses measures that there are not, and none."""
     for measure in measures:
         if measure not in MEASURES:
             raise UsageError(f"there is no measure {measure!r}", f"choose from {', '.join(MEASURES)}")
@@ -83,24 +79,22 @@ class CompareOrder(CompareOptions):
     )
 
     def require_for(self, texts: TextsWanted) -> None:
-        """Refuses comparisons that do not go together, or not with the texts.
-
-        Raises:
-            UsageError: They do not.
-        """
+        """Refuses comparisons that do not go together, or not with the texts."""
         choice, picked = self.choice, self.choice.pick is not None
-        shapes = {"--pick": picked, "--with": self.other_text is not None, "--with-model": self.other_model is not None}
         if self.image:
             self._require_pair_of_pictures(texts)
-        asked = [name for name, is_asked in shapes.items() if is_asked]
-        if len(asked) > 1:
-            raise UsageError(f"{' and '.join(asked)} are different comparisons", "give one of them")
+        names = {"--pick": picked, "--with": self.other_text is not None, "--with-model": self.other_model is not None}
+        comparisons = [name for name, is_given in names.items() if is_given]
+        if len(comparisons) > 1:
+            raise UsageError(f"{' and '.join(comparisons)} are different comparisons", "give one of them")
         if self.query is not None and self.other_text is None and not self.image:
             raise UsageError("--query ranks the heads of a minimal pair", 'give a second text: --with "…"')
-        if self.heads_record is not None and asked:
-            raise UsageError("--heads-record tells the roles where all heads are compared", f"leave out {asked[0]}")
+        if self.heads_record is not None and comparisons:
+            raise UsageError(
+                "--heads-record tells the roles where all heads are compared", f"leave out {comparisons[0]}"
+            )
         if (picked or self.other_text is not None) and (texts.files or texts.text is None):
-            raise UsageError(f"{asked[0]} takes one TEXT", f'such as: attnscope compare "…" {asked[0]} …')
+            raise UsageError(f"{comparisons[0]} takes one TEXT", f'such as: attnscope compare "…" {comparisons[0]} …')
         if self.other_text is not None and (choice.layers is not None or choice.heads is not None):
             raise UsageError("--with ranks all heads", "leave out -L and -H")
 

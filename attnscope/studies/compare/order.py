@@ -28,11 +28,7 @@ def study(
     report: Report | None,
     workers: Workers | None = None,
 ) -> Comparison:
-    """Loads a model, or two, and compares what was asked for.
-
-    Raises:
-        AttnscopeError: Anything that the user can mend.
-    """
+    """Loads a model, or two, and compares as the order says."""
     comparison = _comparison(spec, texts, order, report, workers)  # what can be refused is, before a model is loaded
     return comparison(loading.load(spec), loading)
 
@@ -40,7 +36,7 @@ def study(
 def _comparison(
     spec: str, texts: TextsWanted, order: CompareOrder, report: Report | None, workers: Workers | None
 ) -> Callable[[Model, LoadOptions], Comparison]:
-    """What is to be done with the loaded model; all that can be refused before is refused here."""
+    """A function from the loaded model to the comparison; all that can be refused before is refused here."""
     order.require_for(texts)
     photos, measure = tuple(map(read_photo, order.image)), order.measures[0]
     if order.other_text is not None or order.choice.pick is not None or photos:
@@ -48,8 +44,8 @@ def _comparison(
             raise UsageError("workers share many texts: here is one", "leave out --workers, --executor and --threads")
         text = read_text(texts.text)
         if photos:
-            asked = [text] if order.other_text is None else [text, order.other_text]
-            return lambda model, _: compare_pictures(model, photos, asked, query=order.query, measure=measure)
+            questions = [text] if order.other_text is None else [text, order.other_text]
+            return lambda model, _: compare_pictures(model, photos, questions, query=order.query, measure=measure)
         if order.other_text is not None:
             other = order.other_text
             require_text(other, "the second text")

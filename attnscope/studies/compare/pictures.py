@@ -60,41 +60,41 @@ def compare_pictures(
     require_measures((measure,))
     model = viewer_of(model)
     photos = [read_photo(image) for image in images]
-    given = [View((photos[0],), texts[0]), View((photos[-1],), texts[-1])]
-    readings = [read(model, one) for one in given]
+    views = [View((photos[0],), texts[0]), View((photos[-1],), texts[-1])]
+    readings = [read(model, view) for view in views]
     if not readings[0].axes:
         require_one_kind(model)
     everything = Choice().within(model.info)
     outlines = [outline(model.info, reading, everything) for reading in readings]
     first, second = (
-        run_model(model, replace(one, maps=one.maps[:1]), reading)
-        for one, reading in zip(outlines, readings, strict=True)
+        run_model(model, replace(record, maps=record.maps[:1]), reading)
+        for record, reading in zip(outlines, readings, strict=True)
     )
     maps = first.maps[0], second.maps[0]
     heads = tuple((layer, head) for layer in maps[0].layers for head in maps[0].heads if maps[0].exists(layer, head))
     tokens = maps[0].queries, maps[1].queries
     aligned, equal, _ = align(*tokens)
     named = () if query is None else pairs_named(query, tokens, aligned)
-    asked = [_of_question(one, text) for one, text in zip(tokens, (texts[0], texts[-1]), strict=True)]
-    kept = asked[0][aligned[:, 0]] & asked[1][aligned[:, 1]]
-    if not (equal & kept).any():  # questions that share no word: all that the prompts share
-        kept[:] = True
-    equal &= kept
-    kept[list(named)] = True
-    aligned, equal = aligned[kept], equal[kept]
-    seen = [max(record.pictures, key=lambda picture: math.prod(picture.grid)) for record in (first, second)]
-    grid = min(seen[0].grid[0], seen[1].grid[0]), min(seen[0].grid[1], seen[1].grid[1])
+    own = [_of_question(side, text) for side, text in zip(tokens, (texts[0], texts[-1]), strict=True)]
+    keep = own[0][aligned[:, 0]] & own[1][aligned[:, 1]]
+    if not (equal & keep).any():  # questions that share no word: all that the prompts share
+        keep[:] = True
+    equal &= keep
+    keep[list(named)] = True
+    aligned, equal = aligned[keep], equal[keep]
+    largest = [max(record.pictures, key=lambda picture: math.prod(picture.grid)) for record in (first, second)]
+    grid = min(largest[0].grid[0], largest[1].grid[0]), min(largest[0].grid[1], largest[1].grid[1])
     weights = []
-    for side, (attention, picture) in enumerate(zip(maps, seen, strict=True)):
-        over = [[picture.over(row) for row in attention.of(*place)[aligned[:, side]]] for place in heads]
-        weights.append(spread(np.nan_to_num(np.array(over)), grid).astype(np.float32))
+    for side, (attention, picture) in enumerate(zip(maps, largest, strict=True)):
+        cells = [[picture.over(row) for row in attention.of(*head)[aligned[:, side]]] for head in heads]
+        weights.append(spread(np.nan_to_num(np.array(cells)), grid).astype(np.float32))
     flat = [w.reshape(*w.shape[:2], -1) for w in weights]
-    ours, theirs = (_on_grid(picture, grid) for picture in seen)
+    first_picture, second_picture = (_on_grid(picture, grid) for picture in largest)
     return PicturePair(
         run=run_of(model.info, [note for reading in readings for note in reading.notes]),
         texts=(first.text, second.text),
         words=tuple((tokens[0].labels[a], tokens[1].labels[b]) for a, b in aligned.tolist()),
-        pictures=(ours, theirs),
+        pictures=(first_picture, second_picture),
         kind=maps[0].kind,
         heads=heads,
         weights=weights[0],
@@ -103,17 +103,17 @@ def compare_pictures(
         divergences={name: row_divergences(cast("Measure", name), *flat) for name in MEASURES},
         measure=measure,
         query=query,
-        queries=tuple((np.cumsum(kept)[list(named)] - 1).tolist()),
+        queries=tuple((np.cumsum(keep)[list(named)] - 1).tolist()),
     )
 
 
 def _of_question(tokens: Tokens, text: str) -> NDArray[np.bool_]:
     """Which tokens are the question's own, (token,): no special ones, none of the chat template."""
     own = ~tokens.special
-    asked = text.strip()
-    start = tokens.text.rfind(asked)
-    if asked and start >= 0:
-        own &= (tokens.offsets[:, 0] < start + len(asked)) & (tokens.offsets[:, 1] > start)
+    question = text.strip()
+    start = tokens.text.rfind(question)
+    if question and start >= 0:
+        own &= (tokens.offsets[:, 0] < start + len(question)) & (tokens.offsets[:, 1] > start)
     return own if own.any() else np.ones_like(own)
 
 

@@ -64,20 +64,18 @@ def compare(
             f"the record of heads is of {roles.run.get('model')}, not of {model.info.name}",
             "give one that `attnscope heads` wrote for this model",
         )
-    going, sums, described = _run((model,), corpus, options, report, (workers,) if workers else None)
+    going, sums, corpus_facts = _run((model,), corpus, options, report, (workers,) if workers else None)
     tables = tuple(sums.table(name) for name in options.tables)
-    known = None if roles is None else {(h.kind, h.layer, h.head): h.roles for h in roles.heads}
+    first_role = {(h.kind, h.layer, h.head): h.roles[0].name for h in (roles.heads if roles else ()) if h.roles}
     kind = model.info.kinds[0]
     return HeadComparison(
         run=_run_of((model,), going),
-        corpus=described,
+        corpus=corpus_facts,
         kind=kind,
         heads=sums.heads[0],
         tables=tables,
         arrangements=tuple(sums.arrange(table) for table in tables),
-        roles=None
-        if known is None
-        else tuple(next((role.name for role in known.get((kind, *place), ())), "") for place in sums.heads[0]),
+        roles=None if roles is None else tuple(first_role.get((kind, *head), "") for head in sums.heads[0]),
         roles_source="" if roles is None else f"{roles.run.get('model')}, {amount(roles.corpus['n_texts'], 'text')}",
     )
 
@@ -113,15 +111,15 @@ def compare_models(
     from attnscope.core.questions.distance import best_matching
 
     options = options or CompareOptions()
-    for one in (model, other):
-        require_one_kind(one)
-    going, sums, described = _run((model, other), corpus, options, report, workers)
+    for each in (model, other):
+        require_one_kind(each)
+    going, sums, corpus_facts = _run((model, other), corpus, options, report, workers)
     tables = tuple(sums.table(name) for name in options.tables)
     kinds = dict.fromkeys((model.info.kinds[0], other.info.kinds[0]))
     return ModelComparison(
         run=_run_of((model, other), going),
         other_run=run_of(other.info),
-        corpus=described,
+        corpus=corpus_facts,
         kind=" and ".join(kinds),
         heads=sums.heads[0],
         other_heads=sums.heads[1],
@@ -131,11 +129,7 @@ def compare_models(
 
 
 def require_one_kind(model: Model) -> None:
-    """Refuses encoder-decoders.
-
-    Raises:
-        AttnscopeError: The model has several kinds of attention.
-    """
+    """Refuses encoder-decoders."""
     if len(model.info.kinds) > 1:
         raise AttnscopeError(
             f"{model.info.name} has an encoder and a decoder; heads are compared in models that have one of them",
@@ -145,20 +139,15 @@ def require_one_kind(model: Model) -> None:
 
 def _run(
     models: tuple[Model, ...],
-    given: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
     options: CompareOptions,
     report: Report | None,
     workers: tuple[Workers, ...] | None,
 ) -> tuple[Pass[Found], PairSums, dict[str, Any]]:
-    """Goes over the texts: what that came to, the sums, and what the record says of its texts.
-
-    Raises:
-        AttnscopeError: No text is left.
-        KeyboardInterrupt: It was interrupted before any text was done.
-    """
+    """Runs the models on the texts: the pass, its sums, and the record's facts of its texts."""
     for model in models:
         options.choice.within(model.info)
-    texts = texts_of(given)
+    texts = texts_of(corpus)
     make = partial(PairMeasurer, choice=options.choice, tables=options.tables)
     driver = Driver(make, models, workers, keeps="texts", step="the comparison on a later text")
     going = driver.run_texts(texts, BLOCK, Found(), report)
@@ -168,7 +157,7 @@ def _run(
     done.left_out.require_some_left(done.n_texts, models[0].info)
     if done.sums is None or not done.n_tokens:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
-    described = {
+    corpus_facts = {
         "sources": sources_of(texts),
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
@@ -177,9 +166,9 @@ def _run(
         "sha256": sha256_of(texts),
         "problems": [*problems_of(texts), *going.lost, *done.left_out.problems(models[0].info)],
         "complete": going.complete,
-        "text": given if isinstance(given, str) else None,
+        "text": corpus if isinstance(corpus, str) else None,
     }
-    return going, done.sums, described
+    return going, done.sums, corpus_facts
 
 
 def _run_of(models: Sequence[Model], going: Pass[Found]) -> dict[str, Any]:

@@ -50,18 +50,18 @@ def compare_heads(
         AttnscopeError: Fewer than two heads, or one that there is not; an empty text.
     """
     require_measures((measure,))
-    chosen = tuple(dict.fromkeys(pick))
-    if len(chosen) < 2:
+    picked = tuple(dict.fromkeys(pick))
+    if len(picked) < 2:
         raise UsageError("one head is nothing to compare", "pick at least two, such as L3H1,L5H11")
     require_one_kind(model)
     reading = read(model, Prompt(text))
-    record = run_model(model, outline(model.info, reading, Choice(pick=chosen).within(model.info)), reading)
+    record = run_model(model, outline(model.info, reading, Choice(pick=picked).within(model.info)), reading)
     attention = record.maps[0]
-    for place in chosen:
-        if not attention.exists(*place):
-            raise AttnscopeError(f"there is no attention in {head_name(place)}", "pick other heads")
-    single, note = _single(model, reading, chosen)
-    weights = np.stack([attention.of(*place) for place in chosen])
+    for head in picked:
+        if not attention.exists(*head):
+            raise AttnscopeError(f"there is no attention in {head_name(head)}", "pick other heads")
+    single, note = _single(model, reading, picked)
+    weights = np.stack([attention.of(*head) for head in picked])
     tokens, changes = reading.tokens, tuple[str, ...]()
     if hide_special and (sinks := tokens.sinks(attention.kind)).any():
         keep = ~sinks
@@ -74,7 +74,7 @@ def compare_heads(
     tables = tuple(_table(name, weights, special=not hide_special) for name in order)
     mean = weights.mean(0, dtype=np.float64).astype(np.float32)
     run = run_of(model.info, reading.notes)
-    return PickedHeads(run, tokens, attention.kind, chosen, weights, mean, single, note, tables, changes)
+    return PickedHeads(run, tokens, attention.kind, picked, weights, mean, single, note, tables, changes)
 
 
 @with_plain_torch
@@ -112,7 +112,7 @@ def compare_texts(
 
     require_measures((measure,))
     require_one_kind(model)
-    readings = [read(model, Prompt(one)) for one in (text, other)]
+    readings = [read(model, Prompt(each)) for each in (text, other)]
     everything = Choice().within(model.info)
     records: list[Heatmap] = []
     for reading in readings:
@@ -120,7 +120,7 @@ def compare_texts(
         records.append(apply_changes(record, hide_special=hide_special))
     first, second = (record.maps[0] for record in records)
     heads = tuple((layer, head) for layer in first.layers for head in first.heads if first.exists(layer, head))
-    weights, others = (np.stack([one.of(*place) for place in heads]) for one in (first, second))
+    weights, others = (np.stack([each.of(*head) for head in heads]) for each in (first, second))
     tokens = (first.queries, second.queries)
     aligned, equal, keys = align(*tokens)
     rows = weights[:, aligned[:, 0]], others[:, aligned[:, 1]]
@@ -153,9 +153,9 @@ def align(first: Tokens, second: Tokens) -> tuple[NDArray[np.int64], NDArray[np.
     """Which tokens of two texts stand for each other.
 
     Returns:
-        Places of aligned tokens in both texts, (pair, 2); which of the pairs are equal tokens, (pair,); and the keys
-        over which rows are compared: places in the first and in the second text whose weights are summed, (one each of
-        aligned tokens, all of stretches of different lengths, none where a token has nothing to stand for it).
+        Positions of aligned tokens in both texts, (pair, 2). Which of the pairs are equal tokens, (pair,). And the keys
+        over which rows are compared: positions in the first and in the second text whose weights are summed. Aligned
+        tokens are one key each, stretches of different lengths are one key, and a token may have nothing in the other.
     """
     pairs: list[tuple[int, int]] = []
     equal: list[bool] = []
@@ -177,9 +177,9 @@ def align(first: Tokens, second: Tokens) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
-    """Places of the equal tokens that stand for each other under the fewest edits, ascending.
+    """Positions of the equal tokens that stand for each other under the fewest edits, ascending.
 
-    Each replaced, inserted or deleted token is one edit (Levenshtein 1966). Of alignments with as few edits, the one
+    Each replaced, inserted or deleted token is one edit (Levenshtein 1966). Among alignments with as few edits, the one
     that replaces tokens is chosen.
     """
     numbers = {label: number for number, label in enumerate(dict.fromkeys([*first, *second]))}
@@ -191,34 +191,30 @@ def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int
         edits[row, 0] = row
         edits[row, 1:] = np.minimum(edits[row - 1, :-1] + (theirs != token), edits[row - 1, 1:] + 1)
         edits[row] = np.minimum.accumulate(edits[row] - inserted) + inserted
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     a, b = len(ours), len(theirs)
     while a and b:
         if edits[a, b] == edits[a - 1, b - 1] + (ours[a - 1] != theirs[b - 1]):
             a, b = a - 1, b - 1
             if ours[a] == theirs[b]:
-                found.append((a, b))
+                pairs.append((a, b))
         elif edits[a, b] == edits[a - 1, b] + 1:
             a -= 1
         else:
             b -= 1
-    return found[::-1]
+    return pairs[::-1]
 
 
 def pairs_named(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.int64]) -> tuple[int, ...]:
-    """The aligned pairs that a query names, in the first text, else in the second.
-
-    Raises:
-        AttnscopeError: There are none.
-    """
+    """The aligned pairs that a query names, in the first text, else in the second; refuses a query that names none."""
     named = False
     for side in (0, 1):
         if query.startswith("@") and side:
             continue
         places = tokens[side].find(query)
         named = named or bool(places)
-        if found := tuple(int(pair) for pair in np.flatnonzero(np.isin(aligned[:, side], places))):
-            return found
+        if pairs := tuple(int(pair) for pair in np.flatnonzero(np.isin(aligned[:, side], places))):
+            return pairs
     if named:
         raise AttnscopeError(
             f"{query!r} is in one of the texts alone: there is nothing to compare its row with",
@@ -228,16 +224,18 @@ def pairs_named(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.i
 
 
 def _note_pooled(query: str, tokens: tuple[Tokens, Tokens], pairs: NDArray[np.int64]) -> list[str]:
-    """Says where a query stands at several places, whose divergences become one number."""
+    """A note if a query stands at several positions, whose divergences become one number."""
     notes = []
-    for name, places in tokens[0].find_repeated(query).items():
-        if len(at := [place for place in places if place in pairs[:, 0]]) > 1:
-            said = ", ".join(f"@{place}" for place in at)
-            notes.append(f"{name!r} stands at {said}: heads are ranked by all together; --query @{at[0]} takes one")
+    for name, all_positions in tokens[0].find_repeated(query).items():
+        if len(at := [position for position in all_positions if position in pairs[:, 0]]) > 1:
+            positions = ", ".join(f"@{position}" for position in at)
+            notes.append(
+                f"{name!r} stands at {positions}: heads are ranked by all together; --query @{at[0]} takes one"
+            )
     return notes
 
 
-def _single(model: Model, reading: Reading, chosen: Sequence[HeadPlace]) -> tuple[NDArray[np.float32] | None, str]:
+def _single(model: Model, reading: Reading, picked: Sequence[HeadPlace]) -> tuple[NDArray[np.float32] | None, str]:
     """The weights of the single head, (query, key), and what they mean; or none, and why."""
     import torch
 
@@ -246,21 +244,21 @@ def _single(model: Model, reading: Reading, chosen: Sequence[HeadPlace]) -> tupl
 
     if model.info.path == "eager":
         return None, "no single head: this model's queries and keys are not at hand"
-    probe = Calls([layer for layer, _ in chosen])
+    probe = Calls([layer for layer, _ in picked])
     with torch.no_grad():
         model.run(batch_of(reading, model.info.device), probe)
         (by_layer,) = probe.maps.values()
-        call = single_head([(by_layer[layer], head) for layer, head in chosen])
+        call = single_head([(by_layer[layer], head) for layer, head in picked])
         if isinstance(call, str):
             return None, f"no single head: {call}"
         weights = attention_weights(call)[0, 0].to("cpu", torch.float32).numpy()
-    layers = {layer for layer, _ in chosen}
+    layers = {layer for layer, _ in picked}
     rule = "single head: softmax over the heads' queries and keys side by side, scores divided by √(heads · d_head)"
     if len(layers) > 1:
         return weights, f"{rule}; as they are of different layers, no one head of the model could compute it"
-    if len(chosen) == by_layer[chosen[0][0]].n_heads:
-        return weights, f"{rule}; of all heads of layer {chosen[0][0]}: one head of full width"
-    return weights, f"{rule}; of {len(chosen)} of the {by_layer[chosen[0][0]].n_heads} heads of layer {chosen[0][0]}"
+    if len(picked) == by_layer[picked[0][0]].n_heads:
+        return weights, f"{rule}; of all heads of layer {picked[0][0]}: one head of full width"
+    return weights, f"{rule}; of {len(picked)} of the {by_layer[picked[0][0]].n_heads} heads of layer {picked[0][0]}"
 
 
 def _table(measure: str, weights: NDArray[np.float32], *, special: bool) -> PairTable:

@@ -63,13 +63,13 @@ class TimelineOptions:
         from attnscope.studies.heads.rules import complete_thresholds
 
         complete_thresholds(self.heads.thresholds)
-        known = known_measures()
+        names = known_measures()
         for name in self.measures:
-            require_choice("measure", name, known)
+            require_choice("measure", name, names)
         if unknown := [by for by in self.composition if by not in COMPOSITIONS]:
             raise UsageError(f"there is no {unknown[0]!r} composition", f"choose from {', '.join(COMPOSITIONS)}")
         if not self.measures:
-            raise UsageError("no measure is given", f"choose from {', '.join(known)}")
+            raise UsageError("no measure is given", f"choose from {', '.join(names)}")
         heads = self.heads
         if heads.shard != (1, 1) or heads.control or heads.causal or heads.relations or heads.describe is not None:
             raise UsageError("a timeline has no shards and no control", "leave them out; descriptions: EXPLAINED")

@@ -98,7 +98,7 @@ def timeline(
 
 @dataclass(frozen=True)
 class Stage:
-    """A checkpoint that is to be measured: what to call it, its step, and what to load or to take."""
+    """A checkpoint to measure: its name, its step, and what to load or to take."""
 
     name: str
     step: int
@@ -108,22 +108,18 @@ class Stage:
 def stages_of(
     models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[int, Spec],
 ) -> tuple[list[Stage], list[dict[str, Any]]]:
-    """The checkpoints that are asked for, by step, and those that have none among others that do.
-
-    Raises:
-        UsageError: A pattern matches no folder, or nothing is given.
-    """
+    """The checkpoints by step, and the problems of those without a step among others that have one."""
     if isinstance(models, Mapping):
         if not all(0 <= step <= MOST_STEPS for step in models):
             raise UsageError("a checkpoint is given at what is no step", f"steps are from 0 to {MOST_STEPS:,}")
         return [Stage(_name(models[step]) or f"step {step}", step, models[step]) for step in sorted(models)], []
-    given = [models] if isinstance(models, str | os.PathLike) else list(models)
-    names = sorted(dict.fromkeys(name for one in given for name in _expand(os.fspath(one))), key=_natural)
+    patterns = [models] if isinstance(models, str | os.PathLike) else list(models)
+    names = sorted(dict.fromkeys(name for pattern in patterns for name in _expand(os.fspath(pattern))), key=_natural)
     if not names:
         raise UsageError("no checkpoint is given", "such as 'run/checkpoint-*'")
     steps = {name: step for name in names if (step := step_of(name)) is not None}
     if not steps:
-        return [Stage(name, place, name) for place, name in enumerate(names)], []
+        return [Stage(name, number, name) for number, name in enumerate(names)], []
     stages: list[Stage] = []
     skipped: list[dict[str, Any]] = []
     taken: dict[int, str] = {}
@@ -138,23 +134,19 @@ def stages_of(
 
 
 def _name(spec: Spec) -> str:
-    """What a model is loaded by; empty for one that is there."""
+    """What a model is loaded by; empty if it is loaded already."""
     return os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""
 
 
 def _expand(name: str) -> list[str]:
-    """The folders that a pattern matches; a name that is none as it is.
-
-    Raises:
-        UsageError: It matches none.
-    """
+    """The folders that a pattern matches; a plain name as it is."""
     path = os.path.expanduser(name)  # noqa: PTH111  # Path would change how a pattern is written
     if not glob.has_magic(path) or os.path.exists(path):  # noqa: PTH110  # Path raises for names that are too long
         return [name]
-    found = [one for one in glob.glob(path) if Path(one).is_dir()]  # noqa: PTH207  # absolute patterns too
-    if not found:
+    folders = [match for match in glob.glob(path) if Path(match).is_dir()]  # noqa: PTH207  # absolute patterns too
+    if not folders:
         raise UsageError(f"no folder matches {name}", "quote patterns, such as 'run/checkpoint-*'")
-    return found
+    return folders
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -167,20 +159,20 @@ _NAMED_STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration)[-_]?(\d+)", r
 
 
 def step_of(name: str) -> int | None:
-    """The step of a checkpoint, by what transformers wrote beside it, else by its name; None where neither says.
+    """The step of a checkpoint, by what transformers wrote beside it, else by its name; None if neither says.
 
-    What has more digits than a count of steps can is none.
+    A number with more digits than a count of steps can have is no step.
     """
     folder = Path(os.path.expanduser(name))  # noqa: PTH111  # Path refuses ~nobody
     with contextlib.suppress(OSError, ValueError, AttributeError):
         step = parse_json((folder / "trainer_state.json").read_text("utf-8")).get("global_step")
         if type(step) is int and 0 <= step <= MOST_STEPS:
             return step
-    _, at, revision = name.partition("@")
+    _, has_revision, revision = name.partition("@")
     is_there = os.path.exists(folder)  # noqa: PTH110  # Path raises for names that no folder can have
-    last = revision if at and not is_there else folder.name
-    found = _NAMED_STEP.findall(last) or re.findall(r"\d+", last, re.ASCII)
-    step = int(found[-1]) if found and len(found[-1]) < 1000 else MOST_STEPS + 1
+    last = revision if has_revision and not is_there else folder.name
+    numbers = _NAMED_STEP.findall(last) or re.findall(r"\d+", last, re.ASCII)
+    step = int(numbers[-1]) if numbers and len(numbers[-1]) < 1000 else MOST_STEPS + 1
     return step if step <= MOST_STEPS else None
 
 
@@ -199,11 +191,7 @@ class _Measured:
 
 
 class Growing:
-    """A timeline that grows by one checkpoint after the other.
-
-    Args:
-        options: What is followed.
-        texts: What each is run on; None = repeated random tokens of the first one's vocabulary.
+    """A timeline that grows checkpoint by checkpoint.
 
     Attributes:
         skipped: What could not be measured, and why.
@@ -217,28 +205,21 @@ class Growing:
         self.skipped: list[dict[str, Any]] = []
 
     def add(self, stage: Stage, report: Report | None = None) -> None:
-        """Measures a checkpoint.
-
-        Raises:
-            AttnscopeError: It cannot be loaded or measured, or is not of the same training.
-            KeyboardInterrupt: It was interrupted, and is not among those that are done.
-        """
+        """Measures a checkpoint; refuses one of another training. An interruption leaves it out."""
         model = self._load(stage.spec)
         began = time.perf_counter()
         texts = self._texts = probe_texts(model) if self._texts is None else self._texts
-        found = heads(model, texts, self._options.heads_options, report)
-        if not found.corpus["complete"]:
+        findings = heads(model, texts, self._options.heads_options, report)
+        if not findings.corpus["complete"]:
             raise KeyboardInterrupt
-        for failed in found.run.get("failures", ())[:1]:
+        for failed in findings.run.get("failures", ())[:1]:
             raise AttnscopeError(failure_line(failed), failed["hint"])
-        self._require_alike(found)
+        self._require_alike(findings)
         loss = self._loss_of(model, texts)
         composed = composition(model) if self._options.composition else None
         elapsed_s = time.perf_counter() - began
-        checkpoint = Checkpoint(
-            stage.name, stage.step, model.info.sha256, loss.value, loss.low, loss.high, elapsed_s
-        )  # fmt: skip
-        self._done.append(_Measured(checkpoint, replace(found, sums={}), composed))
+        checkpoint = Checkpoint(stage.name, stage.step, model.info.sha256, loss.value, loss.low, loss.high, elapsed_s)
+        self._done.append(_Measured(checkpoint, replace(findings, sums={}), composed))
 
     def skip(self, name: str, error: Exception) -> str:
         """Notes that a checkpoint could not be measured; returns why."""
@@ -248,57 +229,53 @@ class Growing:
         return reason
 
     def record(self, *, complete: bool = True) -> Timeline:
-        """What was measured until now.
-
-        Raises:
-            AttnscopeError: No checkpoint could be measured; the reason is the first one's.
-            KeyboardInterrupt: It was interrupted before any was done.
-        """
+        """The timeline until now; without any checkpoint, the first one's error, or the interruption."""
         if not self._done:
             if self._error is None or not complete:
                 raise KeyboardInterrupt
             raise self._error
         last = self._done[-1].findings
         heads = tuple((head.kind, head.layer, head.head) for head in last.heads)
-        held = [{(head.kind, head.layer, head.head): head for head in one.findings.heads} for one in self._done]
-        named = {role.name for by_head in held for head in by_head.values() for role in head.roles}
+        by_checkpoint = [
+            {(head.kind, head.layer, head.head): head for head in done.findings.heads} for done in self._done
+        ]
+        named = {role.name for by_head in by_checkpoint for head in by_head.values() for role in head.roles}
         roles = tuple(name for name in RULES if name in named)
-        has_role = np.full((len(roles), len(held), len(heads)), NO_ROLE, np.int8)
-        for step, by_head in enumerate(held):
-            for place, at in enumerate(heads):
-                for role in by_head[at].roles:
-                    has_role[roles.index(role.name), step, place] = TENTATIVE if role.tentative else HAS_ROLE
-        value, low, high = np.moveaxis(
-            np.array([[_parts(one.findings, heads, name) for one in self._done] for name in self._options.measures]),
-            3,
-            0,
-        )[:3]
-        uniform = np.array([_parts(last, heads, name)[:, 3] for name in self._options.measures])
+        has_role = np.full((len(roles), len(by_checkpoint), len(heads)), NO_ROLE, np.int8)
+        for step, by_head in enumerate(by_checkpoint):
+            for column, head in enumerate(heads):
+                for role in by_head[head].roles:
+                    has_role[roles.index(role.name), step, column] = TENTATIVE if role.tentative else HAS_ROLE
+        measures = self._options.measures
+        parts = np.array([[_parts(done.findings, heads, name) for done in self._done] for name in measures])
+        value, low, high, uniform = np.moveaxis(parts, 3, 0)
         return Timeline(
             run=self._run(), corpus=self._corpus(complete), options=self._described(last, roles),
-            checkpoints=tuple(one.checkpoint for one in self._done), heads=heads, measures=self._options.measures,
-            roles=roles, value=value, low=low, high=high, uniform=uniform, has_role=has_role,
-            pairs=self._pairs(),
+            checkpoints=tuple(done.checkpoint for done in self._done), heads=heads, measures=measures, roles=roles,
+            value=value, low=low, high=high, uniform=uniform[:, -1], has_role=has_role, pairs=self._pairs(),
         )  # fmt: skip
 
     def _pairs(self) -> tuple[PairSeries, ...]:
         """The pairs of heads that are followed: all of few, else those with the most composition at any checkpoint."""
-        found: list[PairSeries] = []
-        composed = [one.composed for one in self._done if one.composed is not None]
+        series: list[PairSeries] = []
+        composed = [done.composed for done in self._done if done.composed is not None]
         for by in dict.fromkeys(self._options.composition):
             row = COMPOSITIONS.index(by)
-            shares = np.stack([one.share[row] for one in composed]).astype(np.float64)
-            expected = np.stack([one.expected[row] for one in composed])
+            shares = np.stack([each.share[row] for each in composed]).astype(np.float64)
+            expected = np.stack([each.expected[row] for each in composed])
             excess = np.where(np.isfinite(shares - expected), shares - expected, -np.inf)
-            known = np.argwhere(np.isfinite(excess.max(0)))
-            if len(known) > MOST_PAIRS:
-                each = [known[np.argsort(-one[tuple(known.T)], kind="stable")[:STRONGEST_PAIRS]] for one in excess]
-                known = np.unique(np.concatenate(each), axis=0)
-            found += [
+            pairs = np.argwhere(np.isfinite(excess.max(0)))
+            if len(pairs) > MOST_PAIRS:
+                strongest = [
+                    pairs[np.argsort(-of_checkpoint[tuple(pairs.T)], kind="stable")[:STRONGEST_PAIRS]]
+                    for of_checkpoint in excess
+                ]
+                pairs = np.unique(np.concatenate(strongest), axis=0)
+            series += [
                 PairSeries(by, s, r, tuple(shares[:, s, r].tolist()), tuple(expected[:, s, r].tolist()))
-                for s, r in known.tolist()
+                for s, r in pairs.tolist()
             ]
-        return tuple(found)
+        return tuple(series)
 
     def _load(self, spec: Spec) -> Model:
         if not isinstance(spec, str | os.PathLike):
@@ -307,15 +284,15 @@ class Growing:
         loading = self._options.loading
         return (loading.with_head(name) if self._options.loss else loading).load(name)
 
-    def _require_alike(self, found: Findings) -> None:
+    def _require_alike(self, findings: Findings) -> None:
         if not self._done:
             return
         name, first = self._done[0].checkpoint.name, self._done[0].findings
-        if [(h.kind, h.layer, h.head) for h in found.heads] != [(h.kind, h.layer, h.head) for h in first.heads]:
-            raise AttnscopeError(f"it has {len(found.heads)} heads, and not those of {name}")
-        if found.corpus["n_tokens"] != first.corpus["n_tokens"]:
+        if [(h.kind, h.layer, h.head) for h in findings.heads] != [(h.kind, h.layer, h.head) for h in first.heads]:
+            raise AttnscopeError(f"it has {len(findings.heads)} heads, and not those of {name}")
+        if findings.corpus["n_tokens"] != first.corpus["n_tokens"]:
             raise AttnscopeError(
-                f"it makes {amount(found.corpus['n_tokens'], 'token')} of the texts, and {name} "
+                f"it makes {amount(findings.corpus['n_tokens'], 'token')} of the texts, and {name} "
                 f"{first.corpus['n_tokens']:,}"
             )
 
@@ -324,14 +301,14 @@ class Growing:
         self._predicted = model.loss if self._options.loss and model.info.path == "seam" else None
         if self._predicted is None:
             return Effect(np.nan, np.nan, np.nan, 0)
-        found = measure(Going(model, Reader(model, model.loss), texts), (), StandIns({}))
-        if not found.complete:
+        result = measure(Going(model, Reader(model, model.loss), texts), (), StandIns({}))
+        if not result.complete:
             raise KeyboardInterrupt
-        return whole_losses(found)["loss"]
+        return whole_losses(result)["loss"]
 
     def _run(self) -> dict[str, Any]:
         run = dict(self._done[-1].findings.run)
-        run["model"] = _common_name([one.checkpoint.name for one in self._done], str(run["model"]))
+        run["model"] = _common_name([done.checkpoint.name for done in self._done], str(run["model"]))
         return run | ({"skipped": self.skipped} if self.skipped else {})
 
     def _corpus(self, complete: bool) -> dict[str, Any]:
@@ -339,7 +316,7 @@ class Growing:
         return corpus | {"complete": complete, "n_checkpoints": len(self._done)}
 
     def _described(self, last: Findings, roles: Sequence[str]) -> dict[str, Any]:
-        """What names mean: of the measures and roles that are there."""
+        """The record's options, with the facts of the measures and roles that are there."""
         options = dict(last.options)
         facts = {**options["measures"], EXPLAINED: {"what": _EXPLAINED, "unit": "share", "range": [None, 1]}}
         options["measures"] = {name: facts[name] for name in self._options.measures if name in facts}
@@ -350,29 +327,28 @@ class Growing:
 _EXPLAINED = "the share of its attention that a description of a line explains, on texts it was not fitted on"
 
 
-def _parts(found: Findings, heads: Sequence[tuple[str, int, int]], name: str) -> NDArray[np.float64]:
-    """A measure of all heads, and its value under uniform attention: (head, 4), NaN where it is not known."""
+def _parts(findings: Findings, heads: Sequence[tuple[str, int, int]], name: str) -> NDArray[np.float64]:
+    """A measure of all heads with its interval, and its value under uniform attention: (head, 4), NaN if unknown."""
     parts = np.full((len(heads), 4), np.nan)
     if name == EXPLAINED:
-        described = (
-            {} if found.descriptions is None else {(d.kind, d.layer, d.head): d for d in found.descriptions.heads}
-        )
-        for place, at in enumerate(heads):
-            if at in described:
-                parts[place, :3] = described[at].explained, described[at].low, described[at].high
+        lines = () if findings.descriptions is None else findings.descriptions.heads
+        described = {(line.kind, line.layer, line.head): line for line in lines}
+        for row, head in enumerate(heads):
+            if head in described:
+                parts[row, :3] = described[head].explained, described[head].low, described[head].high
         return parts
-    by_head = {(head.kind, head.layer, head.head): head.measures for head in found.heads}
-    for place, at in enumerate(heads):
-        if name in by_head[at]:
-            one = by_head[at][name]
-            parts[place] = one.value, one.low, one.high, one.uniform
+    by_head = {(head.kind, head.layer, head.head): head.measures for head in findings.heads}
+    for row, head in enumerate(heads):
+        if name in by_head[head]:
+            estimate = by_head[head][name]
+            parts[row] = estimate.value, estimate.low, estimate.high, estimate.uniform
     return parts
 
 
-def _common_name(names: Sequence[str], one: str) -> str:
-    """What a training is called: of folders the one that they are in, of revisions the model."""
+def _common_name(names: Sequence[str], alone: str) -> str:
+    """What a training is called: the folder that all folders are in, or the model of all revisions."""
     if len(names) < 2:
-        return one
+        return alone
     common = os.path.commonprefix(list(names))
     where = common.partition("@")[0] if "@" in common else str(Path(common).parent if common[-1:] != "/" else common)
-    return where.rstrip("/") if "@" in common else Path(where).name or one
+    return where.rstrip("/") if "@" in common else Path(where).name or alone

@@ -96,9 +96,9 @@ class HeadWatch(TrainerCallback):
         began, name = time.perf_counter(), f"step {step}"
         try:
             with _unseen(model):
-                chosen = tokenizer if self._tokenizer is None else self._tokenizer
+                own_tokenizer = tokenizer if self._tokenizer is None else self._tokenizer
                 # Compared with its own eager attention once: its code stays the same.
-                seen = wrap(model, chosen, check=not self._checked)
+                seen = wrap(model, own_tokenizer, check=not self._checked)
                 self._checked = True
                 self._growing.add(Stage(name, step, seen))
                 if self._out is not None:
@@ -113,32 +113,32 @@ class HeadWatch(TrainerCallback):
 
     # What the Trainer calls ----------------------------------------------------------------------------------------
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **facts: Any) -> None:
         """Measures the model that training begins with."""
         if self._out is None:
             # A training that goes on from a checkpoint leaves what was written before it.
             self._out = Path(args.output_dir) / (
                 f"timeline-from-{state.global_step}.npz" if state.global_step else "timeline.npz"
             )
-        self._look(state, known)
+        self._look(state, facts)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **facts: Any) -> None:
         """Measures the model every so many steps."""
         if state.global_step % self._every == 0:
-            self._look(state, known)
+            self._look(state, facts)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **facts: Any) -> None:
         """Measures the model that came of it."""
-        self._look(state, known)
+        self._look(state, facts)
 
-    def _look(self, state: Any, known: dict[str, Any]) -> None:
+    def _look(self, state: Any, facts: dict[str, Any]) -> None:
         if state.is_world_process_zero:
-            self.measure(known["model"], int(state.global_step), known.get("processing_class"))
+            self.measure(facts["model"], int(state.global_step), facts.get("processing_class"))
 
 
 @contextlib.contextmanager
 def _unseen(model: nn.Module) -> Iterator[None]:
-    """Within it a model is only looked at; random numbers, modes and what needs gradients are as before, after it."""
+    """Leaves random numbers, modes and what needs gradients as they were, after a model was looked at."""
     training = [(module, module.training) for module in model.modules()]
     wanting = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     numbers, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  # what others draw from

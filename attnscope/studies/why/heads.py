@@ -69,8 +69,8 @@ def why_heads(
             f"{info.name} has {', '.join(info.kinds)} attention: shares are of one stack of layers",
             "choose an encoder or a decoder, or take one score apart: attnscope why TEXT --kind cross",
         )
-    chosen, limit = (choice or Choice()).within(info), min(info.max_tokens or MOST_TOKENS, MOST_TOKENS)
-    heads = chosen.picked or tuple((layer, head) for layer in chosen.layers for head in chosen.heads)
+    within, limit = (choice or Choice()).within(info), min(info.max_tokens or MOST_TOKENS, MOST_TOKENS)
+    heads = within.picked or tuple((layer, head) for layer in within.layers for head in within.heads)
     texts, copies, runs = texts_of(corpus, model), Copies(), ScoreRuns(model)
     special, n_cut = special_ids(model), 0
     tally: _Tally | None = None
@@ -78,10 +78,10 @@ def why_heads(
     for text in distinct(texts, copies):
         tokens, note = truncate(tokens_of(text, model.tokenizer.encode, special), limit)
         n_cut += bool(note)
-        found = _covariances(model, runs, Reading("", tokens), heads)
-        tally = tally or _Tally(heads, found)
-        tally.add(found)
-        n_texts, n_tokens = n_texts + 1, n_tokens + found.n_tokens
+        sums = _covariances(model, runs, Reading("", tokens), heads)
+        tally = tally or _Tally(heads, sums)
+        tally.add(sums)
+        n_texts, n_tokens = n_texts + 1, n_tokens + sums.n_tokens
         if report is not None:
             report(Progress(n_texts, n_tokens, share_read(texts)))
     if tally is None:
@@ -95,11 +95,10 @@ def why_heads(
     return tally.record(model, notes, corpus_facts)
 
 
-class _Found:
-    """What one text came to.
+class _TextSums:
+    """Sums over one text.
 
     Attributes:
-        n_tokens: Its tokens.
         n_pairs: Pairs of query and key that count, by head.
         variance: Σ of squared scores, less their query's mean, by head.
         bias: Their Σ product with the bias, by head.
@@ -117,18 +116,18 @@ class _Found:
         self.bands: dict[Place, NDArray[np.float64]] = {}
 
 
-def _covariances(model: Model, runs: ScoreRuns, reading: Reading, heads: Sequence[Place]) -> _Found:
+def _covariances(model: Model, runs: ScoreRuns, reading: Reading, heads: Sequence[Place]) -> _TextSums:
     """The products of a text's scores with what each part adds to them, summed over pairs."""
     kind: Any = model.info.kinds[0]
     layers = sorted({layer for layer, _ in heads})
     traced = runs.trace(batch_of(reading, model.info.device), [(kind, layer) for layer in layers])
-    found = _Found(len(reading.tokens))
+    sums = _TextSums(len(reading.tokens))
     for layer in layers:
-        _add_layer(found, traced, traced.calls[kind, layer], [head for at, head in heads if at == layer])
-    return found
+        _add_layer(sums, traced, traced.calls[kind, layer], [head for of_layer, head in heads if of_layer == layer])
+    return sums
 
 
-def _add_layer(found: _Found, traced: TracedScores, call: AttentionCall, heads: Sequence[int]) -> None:
+def _add_layer(of_text: _TextSums, traced: TracedScores, call: AttentionCall, heads: Sequence[int]) -> None:
     import torch
 
     from attnscope.core.attention.seam import allowed, select_heads
@@ -146,7 +145,7 @@ def _add_layer(found: _Found, traced: TracedScores, call: AttentionCall, heads: 
 
         bias = torch.zeros_like(products) if mine.bias is None else mine.bias.expand(1, *products.shape)[0].double()
         scores = less_mean(products + bias)
-        places = [(call.layer, head) for head in heads]
+        layer_heads = [(call.layer, head) for head in heads]
         variance, biased = scores.square().sum((1, 2)).tolist(), (scores * bias).sum((1, 2)).tolist()
         at_query, at_key = (
             call.query.new_zeros(len(heads), *call.query.shape),
@@ -158,21 +157,21 @@ def _add_layer(found: _Found, traced: TracedScores, call: AttentionCall, heads: 
             at_key[number, 0, head // group] = (mine.scale * scores[number].T @ query[number]).to(at_key)
             if (rotation := traced.rotations[call.kind, call.layer]) is not None:
                 by_column = (query[number] * (mine.scale * scores[number] @ key[number])).sum(0)
-                found.bands[call.layer, head] = _sum_bands(by_column.numpy(force=True), rotation)
-    found.variance |= dict(zip(places, variance, strict=True))
-    found.bias |= dict(zip(places, biased, strict=True))
-    found.n_pairs |= dict(zip(places, may.sum((1, 2)).int().tolist(), strict=True))
-    for side, output, slopes in zip(found.parts, (call.query, call.key), (at_query, at_key), strict=True):
-        sums = dict.fromkeys(places, 0.0)
+                of_text.bands[call.layer, head] = _sum_bands(by_column.numpy(force=True), rotation)
+    of_text.variance |= dict(zip(layer_heads, variance, strict=True))
+    of_text.bias |= dict(zip(layer_heads, biased, strict=True))
+    of_text.n_pairs |= dict(zip(layer_heads, may.sum((1, 2)).int().tolist(), strict=True))
+    for side, output, slopes in zip(of_text.parts, (call.query, call.key), (at_query, at_key), strict=True):
+        sums = dict.fromkeys(layer_heads, 0.0)
         for part, values in traced.along(output, slopes).items():
-            side.setdefault(part, {}).update(zip(places, values[:, 0].tolist(), strict=True))
-            for place, value in zip(places, values[:, 0].tolist(), strict=True):
+            side.setdefault(part, {}).update(zip(layer_heads, values[:, 0].tolist(), strict=True))
+            for place, value in zip(layer_heads, values[:, 0].tolist(), strict=True):
                 sums[place] += value
-        for place, added in zip(places, biased, strict=True):
+        for place, added in zip(layer_heads, biased, strict=True):
             require_rounding(
                 f"something else adds to the stream: the variance of L{place[0]}H{place[1]}'s scores differs from the "
                 "sum of what its heads, its feed-forward networks, its embeddings and biases add",
-                abs(sums[place] + added - found.variance[place]), _TOLERANCE * (1 + found.variance[place]),
+                abs(sums[place] + added - of_text.variance[place]), _TOLERANCE * (1 + of_text.variance[place]),
                 "what heads do can still be seen: attnscope ablate",
             )  # fmt: skip
 
@@ -191,7 +190,7 @@ def _sum_bands(by_column: NDArray[np.float64], rotation: Rotation) -> NDArray[np
 class _Tally:
     """Sums over texts, on their way into a record."""
 
-    def __init__(self, heads: Sequence[Place], first: _Found) -> None:
+    def __init__(self, heads: Sequence[Place], first: _TextSums) -> None:
         self._heads = tuple(heads)
         self._parts = tuple(sorted({part for side in first.parts for part in side}, key=in_order))
         shape = len(SIDES), len(heads), len(self._parts)
@@ -202,22 +201,22 @@ class _Tally:
         self._variance, self._bands = RunningSums((len(heads),)), RunningSums((len(heads), len(BANDS)))
         self._is_rotated = np.array([head in first.bands for head in heads])
 
-    def add(self, found: _Found) -> None:
+    def add(self, of_text: _TextSums) -> None:
         """Adds a text."""
         sums = np.array([
             [[side.get(part, {}).get(head, 0.0) for part in self._parts] for head in self._heads]
-            for side in found.parts
+            for side in of_text.parts
         ])  # fmt: skip
-        variance = np.array([found.variance[head] for head in self._heads])
+        variance = np.array([of_text.variance[head] for head in self._heads])
         self._shares.add(sums, variance[None, :, None])
         unknown = np.zeros(len(BANDS))
-        bands = np.array([found.bands.get(head, unknown) for head in self._heads])
+        bands = np.array([of_text.bands.get(head, unknown) for head in self._heads])
         self._bands.add(bands, np.broadcast_to(variance[:, None], bands.shape))
-        self._bias.add(np.array([found.bias[head] for head in self._heads]), variance)
-        self._variance.add(variance, np.array([found.n_pairs[head] for head in self._heads], np.float64))
+        self._bias.add(np.array([of_text.bias[head] for head in self._heads]), variance)
+        self._variance.add(variance, np.array([of_text.n_pairs[head] for head in self._heads], np.float64))
 
     def record(self, model: Model, notes: Sequence[str], corpus: dict[str, Any]) -> WhyHeads:
-        """The record."""
+        """The record of all texts."""
         low, high = self._shares.interval()
         shares = self._shares.ratio()
         for array in (shares, low, high):

@@ -73,7 +73,7 @@ def why(
     prompt = Prompt(text) if isinstance(text, str) else text
     reading = read(model, prompt)
     queries, keys = reading.queries_and_keys(kind)
-    query_at = _place_of(query, queries, "--query")
+    query_at = _position_of(query, queries, "--query")
     runs, batch = ScoreRuns(model), batch_of(reading, model.info.device)
     place: Place = (kind, layer)  # type: ignore[assignment]
     row = _row_of(_run_head(model, batch, place, head), query_at)
@@ -81,7 +81,7 @@ def why(
         others = row.may & ~keys.sinks(kind)
         key_at = int(np.where(others if others.any() else row.may, row.weights, -1.0).argmax())
     else:
-        key_at = _place_of(key, keys, "--key")
+        key_at = _position_of(key, keys, "--key")
     if not row.may[key_at]:
         raise AttnscopeError(
             f"a mask hides token @{key_at} {keys.labels[key_at]} from token @{query_at} {queries.labels[query_at]} in "
@@ -95,21 +95,9 @@ def why(
 
 @with_plain_torch
 def why_cells(model: Model, reading: Reading, kind: str, layer: int, head: int, least: float = 0.05) -> Iterator[Why]:
-    """Takes the scores of one head apart, of all cells that get much of a query's attention.
+    """Takes the scores of one head apart, for all cells that get much of a query's attention, query by query.
 
-    Args:
-        model: A loaded model.
-        reading: What it read.
-        kind: Kind of attention.
-        layer: The head's layer.
-        head: Its number.
-        least: The weight from which on a key is taken, 0 to 1. The key with the most is taken in any case.
-
-    Yields:
-        A record as `why` makes it for each cell, query by query.
-
-    Raises:
-        AttnscopeError: As `why`.
+    `least` is the weight from which on a key is taken, 0 to 1. The key with the most is taken in any case.
     """
     from attnscope.models.inside.score_parts import ScoreRuns
 
@@ -134,11 +122,7 @@ def _record(
     row: _Row,
     parts_and_pairs: tuple[tuple[Part, ...], NDArray[np.float64]],
 ) -> Why:
-    """What is known of a cell.
-
-    Raises:
-        AttnscopeError: The parts do not sum to the score.
-    """
+    """The record of a cell; an AttnscopeError if the parts do not sum to the score."""
     (query, key), (parts, pairs), (kind, layer) = cell, parts_and_pairs, place
     queries, keys = reading.queries_and_keys(kind)
     hidden = np.flatnonzero(~row.may)
@@ -164,7 +148,6 @@ class _Row:
 
     Attributes:
         scores: Before softmax and cap, with the bias.
-        weights: Attention weights.
         may: Which keys it may attend to.
         bias: What is added to the products; None = nothing is.
         softcap: As of the call.
@@ -187,11 +170,7 @@ class _Row:
 
 
 def _run_head(model: Model, batch: Batch, place: Place, head: int) -> AttentionCall:
-    """Runs the model as it is, and keeps one head's attention.
-
-    Raises:
-        AttnscopeError: A bias is added after a cap.
-    """
+    """Runs the model as it is, and keeps one head's attention; refuses a bias that is added after a cap."""
     import torch
 
     from attnscope.core.attention.seam import attend, select_heads
@@ -238,14 +217,7 @@ def _row_of(call: AttentionCall, query: int) -> _Row:
 
 @dataclass(frozen=True, eq=False)
 class _Sides:
-    """What the parts add to a head's queries and keys, each (part, row, d_head), float64, on the CPU.
-
-    Attributes:
-        parts: The parts, in the order of the model.
-        queries: Rows of queries.
-        keys: Rows of keys.
-        scale: Of the scores.
-    """
+    """What the parts, in the model's order, add to a head's queries and keys: (part, row, d_head), float64, on CPU."""
 
     parts: tuple[Part, ...]
     queries: NDArray[np.float64]
@@ -287,24 +259,20 @@ def _sides(
 
 
 def in_order(part: Part) -> tuple[int, int, int, int, str]:
-    """Where a part stands among others: embeddings, then layer by layer its heads and its network, then biases."""
+    """A sort key for parts: embeddings, then layer by layer its heads and its network, then biases."""
     kinds = ("embedding", "head", "MLP", "bias")
     last = part.kind == "bias"
     return int(last), part.layer, kinds.index(part.kind), part.head, part.name
 
 
-def _place_of(wanted: str | int, tokens: Tokens, option: str) -> int:
-    """The place of the one token that is meant.
-
-    Raises:
-        AttnscopeError: There is none, or there are several.
-    """
-    places = tokens.find_one(str(wanted)) if isinstance(wanted, str) else ()
-    if not places and str(wanted).isdecimal():
-        places = (int(wanted),) if int(wanted) < len(tokens) else ()
+def _position_of(name: str | int, tokens: Tokens, option: str) -> int:
+    """The position of the one token that is named; refuses none and several."""
+    places = tokens.find_one(str(name)) if isinstance(name, str) else ()
+    if not places and str(name).isdecimal():
+        places = (int(name),) if int(name) < len(tokens) else ()
     if not places:
-        raise tokens.refuse(str(wanted))
+        raise tokens.refuse(str(name))
     if len(places) > 1:
         several = " ".join(f"@{at} {tokens.labels[at]}" for at in places)
-        raise AttnscopeError(f"{wanted!r} is several tokens: {several}", f"name one of them: {option} @{places[-1]}")
+        raise AttnscopeError(f"{name!r} is several tokens: {several}", f"name one of them: {option} @{places[-1]}")
     return places[0]
