@@ -43,7 +43,9 @@ def atlas(
     heads = replace(asked.atlas.heads, describe=describing.options())
     asked = replace(asked, atlas=replace(asked.atlas, heads=heads))
     where = where if heads.shard == (1, 1) else replace(where, formats=where.formats or "npz")
-    output = where.plan("atlas", printing, measures=asked.measures, folder=folder or None, **asked.listing.shown())
+    output = where.plan(
+        "atlas", printing, measures=asked.measures, folder=folder or None, **asked.listing.plan_options()
+    )
     shared = running.share(model, loading)
     require_names(heads, asked.measures, asked.listing.only)
     require_evidence(asked.beside)

@@ -44,7 +44,7 @@ def heads(
             "--image" if asked.image else "--audio", replace(texts, text=None), running, asked.heads,
             replace(describing, no_describe=False), audio=asked.image and asked.audio, probe=asked.probe,
         )  # fmt: skip
-    output = where.plan("heads", printing, measures=asked.measures, **asked.listing.shown(), **drawing.options())
+    output = where.plan("heads", printing, measures=asked.measures, **asked.listing.plan_options(), **drawing.options())
     asked = replace(asked, heads=replace(asked.heads, describe=describing.options()))
     shared = running.share(model, loading)
     with options.progress(printing.quiet, *asked.counted(texts.text)) as report:

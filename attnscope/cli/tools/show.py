@@ -54,7 +54,7 @@ def show(
     from attnscope.records.atlas.evidence import load_with
 
     loaded = load_with(record, beside or (), listing.only)
-    shown = {**drawing.options(), **vars(which), **listing.shown(), "measures": measures}
+    shown = {**drawing.options(), **vars(which), **listing.plan_options(), "measures": measures}
     shown |= {"query": tokens.query, "words": tokens.words or None, "hide_special": tokens.hide_special or None}
     shown |= {"folder": folder or None}
     try:

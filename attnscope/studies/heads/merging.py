@@ -27,24 +27,21 @@ _CONTROL = "control-"
 _WRITES = "writes-"
 _ZONES = "zones-"
 _PARTS = _WRITES + "parts."
+_PREFIXES = ("", _CONTROL, _WRITES, _ZONES)
+"""What the names of sums begin with: those of the model itself, of its control, of what heads write, and of zones."""
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 def sums_of(trained: Mapping[str, Tally], control: Mapping[str, Tally]) -> dict[str, NDArray[Any]]:
     """The state of tallies by kind, as a record holds it."""
-    arrays = {name: array for tally in trained.values() for name, array in tally.to_arrays().items()}
-    return arrays | _sums_under(_CONTROL, control)
+    return _sums_under("", trained) | _sums_under(_CONTROL, control)
 
 
 def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping[str, Any], sums: Arrays) -> Findings:
     """The findings that exact sums amount to.
 
-    Args:
-        run: What made them; see `Findings`.
-        corpus: What they were made on.
-        options: What was chosen; the thresholds of roles are read from it.
-        sums: What `sums_of` returned.
+    The thresholds of roles are read from `options`; `sums` are what `sums_of` returned.
 
     Raises:
         KeyError: A sum or a threshold is missing.
@@ -52,15 +49,15 @@ def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping
     """
     thresholds = {name: float(role["threshold"]) for name, role in options["roles"].items()}
     n_texts = int(corpus["n_texts"])
-    trained, control = _tallies(sums)
-    written, parts = _written(sums)
+    trained, control, written, zones = (_tallies_under(prefix, sums) for prefix in _PREFIXES)
+    parts = _answers(sums)
     facts: dict[str, Any] = {"effective_texts": max(map(effective_texts, trained.values()), default=0.0)}
     if parts is not None:
         means = dict(zip(PARTS, parts.ratio().tolist()[: len(PARTS)], strict=True))
         facts["writes"] = {"n_predictions": int(parts.total("s")[-1]), "parts": means}
-    whole = [tally.beside(written[kind]) if kind in written else tally for kind, tally in trained.items()]
-    zones = _tallies_under(_ZONES, sums)
-    whole = [tally.beside(zones[tally.kind]) if tally.kind in zones else tally for tally in whole]
+    whole = list(trained.values())
+    for more in (written, zones):
+        whole = [tally.beside(more[tally.kind]) if tally.kind in more else tally for tally in whole]
     return Findings(
         run=run,
         corpus={**corpus, **facts},
@@ -71,43 +68,35 @@ def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping
     )
 
 
-def add_writes(found: Findings, done: Pass[Any], options: Mapping[str, Any]) -> Findings:
+def add_writes(findings: Findings, done: Pass[Any], options: Mapping[str, Any]) -> Findings:
     """Findings with what their heads write, and the roles that follow from both.
 
-    Args:
-        found: What heads attend to.
-        done: The pass over the same texts that came to `writes.study.Written`.
-        options: As of `conclude`.
+    `done` is the pass over the same texts that came to `writes.study.Written`.
     """
-    whole = _add_pass(found, done, options, _sums_of_writes(done.done.tallies, done.done.parts))
-    return _with_effects(replace(whole, descriptions=found.descriptions), [found])
+    whole = _add_pass(findings, done, options, _sums_of_writes(done.done.tallies, done.done.parts))
+    return _with_effects(replace(whole, descriptions=findings.descriptions), [findings])
 
 
-def add_zones(found: Findings, done: Pass[Any], options: Mapping[str, Any], names: Sequence[str]) -> Findings:
-    """Findings with what zones give to zones; see `studies.heads.zones`.
+def add_zones(findings: Findings, done: Pass[Any], options: Mapping[str, Any], names: Sequence[str]) -> Findings:
+    """Findings with what zones give to zones, the measures of these names; see `studies.heads.zones`.
 
     A shard without zones has sums of nothing, so that it merges with others.
-
-    Args:
-        found: What heads attend to.
-        done: The pass over the same texts that came to the measures between zones.
-        options: As of `conclude`.
-        names: Of these measures.
     """
     tallies = done.done.tallies
-    for kind, tally in [*_tallies(found.sums)[0].items()][:1]:
+    for kind, tally in [*_tallies_under("", findings.sums).items()][:1]:
         tallies = tallies or {kind: Tally.empty(kind, tally.layers, tally.measures.shape[1], names)}
-    return _add_pass(found, done, options, _sums_under(_ZONES, tallies))
+    return _add_pass(findings, done, options, _sums_under(_ZONES, tallies))
 
 
-def _add_pass(found: Findings, done: Pass[Any], options: Mapping[str, Any], sums: Arrays) -> Findings:
-    """Findings with the sums of one more pass over their texts; notes, failures and lost texts of both."""
-    run = {**found.run, "notes": [*found.run["notes"], *done.notes]}
+def _add_pass(findings: Findings, done: Pass[Any], options: Mapping[str, Any], sums: Arrays) -> Findings:
+    """Findings with the sums of one more pass over their texts, and with its notes, failures and lost texts."""
+    run = {**findings.run, "notes": [*findings.run["notes"], *done.notes]}
     if done.failures:
         run["failures"] = [*run.get("failures", ()), *done.failures]
-    known = found.corpus["problems"]
-    corpus = {**found.corpus, "problems": [*known, *(one for one in done.lost if one not in known)]}
-    return conclude(run, settle_corpus(corpus, interrupted=not done.complete), options, {**found.sums, **sums})
+    problems = findings.corpus["problems"]
+    lost = [problem for problem in done.lost if problem not in problems]
+    corpus = {**findings.corpus, "problems": [*problems, *lost]}
+    return conclude(run, settle_corpus(corpus, interrupted=not done.complete), options, {**findings.sums, **sums})
 
 
 def _sums_under(prefix: str, tallies: Mapping[str, Tally]) -> dict[str, NDArray[Any]]:
@@ -117,7 +106,18 @@ def _sums_under(prefix: str, tallies: Mapping[str, Tally]) -> dict[str, NDArray[
 
 def _tallies_under(prefix: str, sums: Arrays) -> dict[str, Tally]:
     """The tallies that `_sums_under` wrote, by kind."""
-    return tallies_of({name.removeprefix(prefix): array for name, array in sums.items() if name.startswith(prefix)})
+    arrays = {}
+    for name, array in sums.items():
+        own = next((other for other in _PREFIXES if other and name.startswith(other)), "")
+        if own == prefix and not name.startswith(_PARTS):
+            arrays[name.removeprefix(prefix)] = array
+    return tallies_of(arrays)
+
+
+def _answers(sums: Arrays) -> RunningSums | None:
+    """What logits are sums of; None if that was not measured."""
+    parts = {name.removeprefix(_PARTS): array for name, array in sums.items() if name.startswith(_PARTS)}
+    return RunningSums.from_arrays(parts) if parts else None
 
 
 def _sums_of_writes(tallies: Mapping[str, Tally], parts: RunningSums | None) -> dict[str, NDArray[Any]]:
@@ -128,10 +128,9 @@ def _sums_of_writes(tallies: Mapping[str, Tally], parts: RunningSums | None) -> 
 def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Findings:
     """The findings of several shards of one corpus, as one run over all of it would have found them.
 
-    Bit for bit, in any order, where all were made with the same versions on the same kind of machine with the same
-    number of threads and the same back end: those change how sums are rounded. What changes without heads
-    (`with_effects`) is of the first texts of the whole corpus, whatever the shard: each head keeps what a part says of
-    it, the first one that does.
+    They agree bit for bit, in any order, if all were made with the same versions, kind of machine, number of threads
+    and back end: those change how sums are rounded. What changes without heads (`with_effects`) is of the first texts
+    of the whole corpus, whatever the shard: each head keeps what the first part says that says anything of it.
 
     Args:
         parts: What `heads` found on each shard; some may be missing.
@@ -154,22 +153,21 @@ def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Find
         _require_alike((parts[0], names[0]), (part, name))
     _require_apart(parts, names)
     ordered = sorted(parts, key=lambda part: _shard(part.corpus["shards"][0]))
-    tallies: tuple[dict[str, Tally], ...] = ({}, {}, {}, {})
+    tallies: dict[str, dict[str, Tally]] = {prefix: {} for prefix in _PREFIXES}
     answers: RunningSums | None = None
     for part, name in zip(parts, names, strict=True):
         try:
-            written, mine_answers = _written(part.sums)
-            zones = _tallies_under(_ZONES, part.sums)
-            for mine, added in zip((*_tallies(part.sums), written, zones), tallies, strict=True):
-                for kind, tally in mine.items():
-                    added[kind] = added[kind].merge(tally) if kind in added else tally
-            if mine_answers is not None:
-                answers = mine_answers if answers is None else answers.merge(mine_answers)
+            for prefix, whole_tallies in tallies.items():
+                for kind, tally in _tallies_under(prefix, part.sums).items():
+                    whole_tallies[kind] = whole_tallies[kind].merge(tally) if kind in whole_tallies else tally
+            if (more_answers := _answers(part.sums)) is not None:
+                answers = more_answers if answers is None else answers.merge(more_answers)
         except (KeyError, ValueError, OverflowError) as error:
             raise AttnscopeError(f"{name} is damaged: {error}", "make this part again") from None
     backends = dict.fromkeys(str(part.run["backend"]) for part in ordered if "backend" in part.run)
     run = {**ordered[0].run, **({"backend": " and ".join(sorted(backends))} if backends else {})}
-    sums = {**sums_of(*tallies[:2]), **_sums_of_writes(tallies[2], answers), **_sums_under(_ZONES, tallies[3])}
+    sums = sums_of(tallies[""], tallies[_CONTROL])
+    sums |= _sums_of_writes(tallies[_WRITES], answers) | _sums_under(_ZONES, tallies[_ZONES])
     whole = conclude(run, _join([part.corpus for part in ordered]), parts[0].options, sums)
     # Descriptions are of texts drawn from the whole corpus, whatever the shard: all parts say the same.
     described = next((part.descriptions for part in ordered if part.descriptions is not None), None)
@@ -177,42 +175,29 @@ def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Find
 
 
 def _with_effects(whole: Findings, parts: Sequence[Findings]) -> Findings:
-    """The findings with what their parts say of heads that were taken out, and how that was found."""
-    known: dict[tuple[str, int, int], Mapping[str, Effect]] = {}
+    """The findings with what their parts say of heads that were taken out, and how that was measured."""
+    effects: dict[tuple[str, int, int], Mapping[str, Effect]] = {}
     for part in parts:
         for head in part.heads:
             if head.effects:
-                known.setdefault((head.kind, head.layer, head.head), head.effects)
+                effects.setdefault((head.kind, head.layer, head.head), head.effects)
     options = {name: part.options[name] for part in reversed(parts) for name in _LATER if part.options.get(name)}
     if not options:
         return whole
     return replace(
         whole,
-        heads=tuple(replace(head, effects=known.get((head.kind, head.layer, head.head), {})) for head in whole.heads),
+        heads=tuple(replace(head, effects=effects.get((head.kind, head.layer, head.head), {})) for head in whole.heads),
         options={**whole.options, **options},
     )
 
 
-def _tallies(sums: Arrays) -> tuple[dict[str, Tally], dict[str, Tally]]:
-    """The tallies of a model and of its control."""
-    trained = {name: array for name, array in sums.items() if not name.startswith((_CONTROL, _WRITES, _ZONES))}
-    return tallies_of(trained), _tallies_under(_CONTROL, sums)
-
-
-def _written(sums: Arrays) -> tuple[dict[str, Tally], RunningSums | None]:
-    """What heads write by kind, and what logits are sums of; nothing where that was not asked for."""
-    mine = {name.removeprefix(_WRITES): array for name, array in sums.items() if name.startswith(_WRITES)}
-    parts = {name.removeprefix("parts."): mine.pop(name) for name in list(mine) if name.startswith("parts.")}
-    return tallies_of(mine), RunningSums.from_arrays(parts) if parts else None
-
-
 def _require_alike(first: tuple[Findings, str], other: tuple[Findings, str]) -> None:
-    """Raises an AttnscopeError where two parts cannot be of one whole, saying which and why."""
+    """Refuses two parts that cannot be of one whole; the message says which and why."""
     (a, a_name), (b, b_name) = first, other
-    for what, of in _COMPARED:
-        one, another = of(a), of(b)
-        if one != another:
-            values = "" if isinstance(one, Mapping | list) else f" ({_short(one)} and {_short(another)})"
+    for what, value_of in _COMPARED:
+        of_a, of_b = value_of(a), value_of(b)
+        if of_a != of_b:
+            values = "" if isinstance(of_a, Mapping | list) else f" ({_short(of_a)} and {_short(of_b)})"
             raise AttnscopeError(
                 f"{a_name} and {b_name} are of different {what}{values}", "merge shards of one run over one corpus"
             )
@@ -242,7 +227,7 @@ _COMPARED: tuple[tuple[str, Callable[[Findings], Any]], ...] = (
 
 
 def _require_apart(parts: Sequence[Findings], names: Sequence[str]) -> None:
-    """Raises an AttnscopeError where a shard comes twice, the corpus was divided twice, or measures differ."""
+    """Refuses a shard that comes twice, a corpus that was divided twice, and measures that differ."""
     whose: dict[str, str] = {}
     divisions: dict[int, str] = {}
     measured: tuple[str, list[Any]] | None = None
@@ -270,7 +255,7 @@ def _join(corpora: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     shards = sorted((shard for corpus in corpora for shard in corpus["shards"]), key=_shard)
     whole = len(shards) == _shard(shards[0])[1]
     problems = [problem for corpus in corpora for problem in corpus.get("problems", ())]
-    joined = dict(corpora[0]) | {
+    whole_corpus = dict(corpora[0]) | {
         **{name: sum(corpus[name] for corpus in corpora) for name in COUNTS},
         "shards": ["1/1"] if whole else shards,
         # Of one corpus all parts list the same; but each what its workers have lost.
@@ -278,8 +263,8 @@ def _join(corpora: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "interrupted": any(map(is_interrupted, corpora)),
     }
     if longest := [corpus["longest"] for corpus in corpora if corpus.get("longest")]:
-        joined["longest"] = max(longest, key=lambda text: (text["n_queries"], -text["index"]))
-    return settle_corpus(joined)
+        whole_corpus["longest"] = max(longest, key=lambda text: (text["n_queries"], -text["index"]))
+    return settle_corpus(whole_corpus)
 
 
 def _shard(name: str) -> tuple[int, int]:

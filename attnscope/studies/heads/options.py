@@ -105,7 +105,7 @@ class HeadsOptions:
         return 1 + self.causal + self.in_place
 
     def require(self) -> None:
-        """Refuses numbers that are none, and what a shard cannot have."""
+        """Refuses numbers that are out of range, and what a shard cannot have."""
         for name, number in (("--chunk", self.chunk), ("--stride", self.stride)):
             if number is not None and number < 1:
                 raise UsageError(f"{name} is {number}", "it counts tokens, and must be at least 1")
@@ -130,7 +130,7 @@ def _percents(option: str) -> Callable[[str], tuple[float, ...]]:
 
 
 def write_percent(depth: float) -> str:
-    """A depth as measures are called by it: 0.125 is "12.5"."""
+    """A depth as measures are named by it: 0.125 is "12.5"."""
     return f"{100 * depth:g}"
 
 
@@ -231,14 +231,14 @@ class Listing:
     every: bool = option("List every head's description, not only the ten with most to say.", "--all", default=False)
 
     def require(self) -> None:
-        """Refuses a condition that cannot be read, and an order that there is not."""
+        """Refuses a condition that cannot be read, and an unknown order."""
         from attnscope.records.heads.query import HeadQuery, require_sort
 
         require_sort(self.sort)
         if self.only is not None:
             HeadQuery(self.only)
 
-    def shown(self) -> dict[str, Any]:
+    def plan_options(self) -> dict[str, Any]:
         """How heads are shown, as `output.plan` takes it."""
         return {"where": self.only, "sort": self.sort, "every": self.every or None}
 

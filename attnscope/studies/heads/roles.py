@@ -84,27 +84,25 @@ Floats = NDArray[np.float64]
 def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: int) -> tuple[Head, ...]:
     """Every head with its measures and roles, by kind, layer, head.
 
-    Args:
-        tallies: The sums over texts, one for each kind of attention.
-        thresholds: What a role's measure must reach, by role.
-        n_texts: How many texts there are: blocks and chunks of one text say how steady a head is in that text alone.
+    There is one tally for each kind of attention. `n_texts` is the number of whole texts: blocks and chunks of one text
+    say how steady a head is in that text alone.
     """
-    held = [_Judged(tally, thresholds, n_texts) for tally in tallies]
-    p_values = np.concatenate([one.role_p.ravel() for one in held]) if held else np.zeros(0)
+    judged = [_Judged(tally, thresholds, n_texts) for tally in tallies]
+    p_values = np.concatenate([each.role_p.ravel() for each in judged]) if judged else np.zeros(0)
     q_values = benjamini_hochberg(p_values)
     n_tests = (~np.isnan(p_values)).sum()
     accepted = LEVEL * float((q_values <= LEVEL).sum() / max(n_tests, 1)) * (1 + 1e-12)  # q was rounded
     start = 0
     heads: list[Head] = []
-    for one in held:
-        stop = start + one.role_p.size
-        heads += one.heads(q_values[start:stop].reshape(one.role_p.shape), accepted)
+    for each in judged:
+        stop = start + each.role_p.size
+        heads += each.heads(q_values[start:stop].reshape(each.role_p.shape), accepted)
         start = stop
     return tuple(heads)
 
 
 def effective_texts(tally: Tally) -> float:
-    """How many texts of one length all that was measured amounts to: of the measure that counts most queries."""
+    """How many texts of one length all that was measured amounts to: that of the measure that counts most queries."""
     counts = tally.measures.total("c") * tally.units(tally.names)
     return float(tally.measures.effective_texts().ravel()[counts.argmax()]) if counts.size else 0.0
 
@@ -117,17 +115,17 @@ def interval_of(
 ) -> tuple[Floats, Floats]:
     """The 95% intervals of measures.
 
-    Of shares they are those of shares. Of other measures they are Student's t, and allow for texts of an unseen kind
+    Shares have the intervals of shares. Other measures have Student's t, which allows for texts of an unseen kind
     (`allow_for_unseen`). The value of such texts lies between 0 and that of uniform attention, three times as far for
     distances (where both sides are seen, the farthest token is three times as far as the mean one), and twice as far
     for lengths of vectors. If the head leaves less than LEAST_ACTIVE outside sinks, a few texts hold all that an
-    `_active` measure counts, and the sample may lack them. Then its interval contains both ends that such texts could
-    lead to if it is a share; others have none.
+    `_active` measure counts, and the sample may lack them. Then the interval of a share contains both ends that such
+    texts could lead to; other measures have none.
 
     Args:
         sums: (…, measure).
         names: The measures.
-        units: As of `RunningSums.share_interval`.
+        units: As `RunningSums.share_interval` takes them.
         uniform: (…, measure): the values of uniform attention; None = only shares allow for unseen texts.
 
     Returns:
@@ -211,7 +209,7 @@ class _Test:
 
 
 class _Judged:
-    """The results of one tally as arrays, and the tests on them; (layer, head, …) all of them.
+    """The results of one tally as arrays, and the tests on them, (layer, head, …).
 
     Attributes:
         roles: The last axis of `role_p`.
@@ -221,7 +219,7 @@ class _Judged:
         queries: How many queries a measure counts, or as many of texts of one length as its count amounts to.
         limits: What the value must be above; NaN = not tested.
         p: One-sided p-values; NaN = not tested, or too few texts.
-        role_p: Those of a role's tests together.
+        role_p: The combined p-values of a role's tests.
     """
 
     def __init__(self, tally: Tally, thresholds: Mapping[str, float], n_texts: int) -> None:
@@ -262,7 +260,7 @@ class _Judged:
         )
 
     def _p_of_weight(self, test: _Test) -> Floats:
-        """That a head looks where its behaviour is about: not by even attention, nor always at one offset."""
+        """Whether a head looks where its behaviour is about: not by even attention, nor always at one offset."""
         column = self.tally.names.index(test.rule.weight)
         baseline = np.fmax(self.uniform[..., column], 0.0)
         links = "induction" if test.rule.weight == "induction_weight" else test.rule.weight
@@ -300,9 +298,9 @@ class _Judged:
         return _divide(mass, counts, np.nan)
 
     def _limit(self, test: _Test, baseline: Floats) -> Floats:
-        """What the value must be above: the threshold, and the baseline by a margin; NaN where that is no question.
+        """What the value must be above: the threshold, and the baseline by a margin; NaN where there is no test.
 
-        What is moved has no largest value that a margin could be a part of: there it is the threshold.
+        What is moved has no largest value that a margin could be a part of: there the margin is the threshold.
         """
         above = baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN)
         if test.rule.does:
@@ -335,9 +333,9 @@ class _Judged:
         return 1 - (1 - threshold) * math.log(FULL_KEYS) / far
 
     def _share_defined(self, test: _Test) -> Floats:
-        """For what share of the queries a measure is defined; of a sink's `_active` the measure without that.
+        """For what share of the queries a measure is defined; for a sink's `_active` measure, the measure without that.
 
-        1 for another `_active` one, whose count is a mass.
+        1 for any other `_active` measure, whose count is a mass.
         """
         resting, column = self._column("resting"), test.column
         if test.is_active and test.rule.is_sink:
@@ -363,13 +361,11 @@ class _Judged:
     def heads(self, q: Floats, accepted: float) -> list[Head]:
         """All heads of the tally, each with the best evidence for each of its roles.
 
-        Args:
-            q: `role_p` after Benjamini-Hochberg.
-            accepted: The p-value up to which roles are given, of all tallies.
+        `q` is `role_p` after Benjamini-Hochberg. Roles are given up to the p-value `accepted`, that of all tallies.
         """
         positional = self._positional()
         resting = self._column("resting")
-        made = []
+        heads = []
         for at in np.ndindex(*self.shape):
             if np.isnan(self.values[at]).all():
                 continue
@@ -379,28 +375,28 @@ class _Judged:
             measures[FROM_OFFSETS] = Estimate(*(float(array[at]) for array in positional))
             share = math.nan if resting is None else float(self.values[(*at, resting)])
             layer, head = self.tally.layers[at[0]], at[1]
-            made.append(Head(self.tally.kind, layer, head, self._roles(at, q, accepted), share, measures))
-        return made
+            heads.append(Head(self.tally.kind, layer, head, self._roles(at, q, accepted), share, measures))
+        return heads
 
     def _roles(self, at: tuple[int, ...], q: Floats, accepted: float) -> tuple[Role, ...]:
         """The roles of a head, each by the best of the tests that pass alone.
 
-        The strongest first; but what it does after where it looks, and sinks last.
+        The strongest comes first, but what a head does comes after where it looks, and sinks come last.
         """
-        found = []
+        roles = []
         for number, name in enumerate(self.roles):
             if not q[(*at, number)] <= LEVEL:
                 continue
             passed = [i for i, test in enumerate(self.tests) if test.role == name and self.p[(*at, i)] <= accepted]
             # The whole measure says more than its active part; of two alike, the larger one.
             best = max(passed, key=lambda i: (not self.tests[i].is_active, self.values[(*at, self.tests[i].column)]))
-            found.append(self._role(at, best, float(self.role_p[(*at, number)]), float(q[(*at, number)])))
+            roles.append(self._role(at, best, float(self.role_p[(*at, number)]), float(q[(*at, number)])))
 
-        def place(role: Role) -> tuple[bool, bool, float]:
+        def order(role: Role) -> tuple[bool, bool, float]:
             rule = RULES[role.name]
             return rule.is_sink, bool(rule.does), -role.value / role.threshold
 
-        return tuple(sorted(found, key=place))
+        return tuple(sorted(roles, key=order))
 
     def _role(self, at: tuple[int, ...], number: int, p: float, q: float) -> Role:
         test = self.tests[number]
@@ -424,8 +420,8 @@ class _Judged:
     def _positional(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
         """Value, interval, uniform attention's value, and count at each head's most frequent offset.
 
-        The one that has the most hits, of several the nearest: a single query that may look 8 tokens back, and does, is
-        no habit.
+        It is the offset with the most hits, the nearest of several: a single query that may look 8 tokens back, and
+        does, is no habit.
         """
         offsets = self.tally.offsets
         nearest = np.argsort(np.abs(OFFSETS), kind="stable")
@@ -438,7 +434,7 @@ class _Judged:
 
 
 def _part(sums: RunningSums, columns: Sequence[int] | NDArray[np.int64]) -> RunningSums:
-    """Some of the quantities of (layer, head, quantity), the same ones for all heads or some for each."""
+    """Some of the quantities of (layer, head, quantity): the same ones for all heads, or each head's own."""
     arrays = sums.to_arrays()
     index = np.broadcast_to(np.asarray(columns), (*sums.shape[:2], np.shape(columns)[-1]))
     limbs = np.take_along_axis(arrays["limbs"], index[None], -1)

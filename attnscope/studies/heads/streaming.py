@@ -85,15 +85,15 @@ def check_streaming(
     return study.result(needles.lengths)
 
 
-def _needles_like(found: Findings, n: int) -> NeedleOptions:
+def _needles_like(findings: Findings, n: int) -> NeedleOptions:
     """New needles of the lengths, depths and answers of a record.
 
     Raises:
         AttnscopeError: It does not say how they were hidden.
     """
     try:
-        lengths, depths = tuple(found.options["lengths"]), tuple(found.options["depths"])
-        seed, answer = int(found.run.get("seed") or 0) + 1, int(found.options["n_answer"])
+        lengths, depths = tuple(findings.options["lengths"]), tuple(findings.options["depths"])
+        seed, answer = int(findings.run.get("seed") or 0) + 1, int(findings.options["n_answer"])
         return NeedleOptions(lengths=lengths, depths=depths, n=max(n, len(depths)), answer=answer, seed=seed)
     except (KeyError, TypeError, ValueError):
         raise AttnscopeError("the record does not say how its needles were hidden", "make it again") from None
@@ -121,9 +121,9 @@ class _Study:
         self._whole_loss.add(loss, n_loss)
         self._whole_recall.add(written, n)
         chance = np.random.PCG64(np.random.SeedSequence([self._options.seed, self.n, 2]))
-        drawn = chance.random_raw(self._order.size).argsort(kind="stable")
+        random_order = chance.random_raw(self._order.size).argsort(kind="stable")
         for number, (_, by) in enumerate(self._variants):
-            chosen = (self._order if by == "scores" else drawn)[: self._n_heads[number]]
+            chosen = (self._order if by == "scores" else random_order)[: self._n_heads[number]]
             other_loss, _, other_written = self._read(needle, Replaced(self._streaming(chosen), attend_lean))
             self._loss[number].add(other_loss, n_loss)
             self._rise[number].add(other_loss - loss, n_loss)
@@ -138,11 +138,11 @@ class _Study:
 
         options, group = self._options, self._model.info.n_heads[0] // self._shape[1]
         compute = partial(attend_streaming, sink_size=options.sink_size, recent_size=options.recent_size)
-        made: dict[Place, list[Replacement]] = {}
+        replacements: dict[Place, list[Replacement]] = {}
         for layer, kv_head in zip(*np.unravel_index(chosen, self._shape), strict=True):
             heads = tuple(range(kv_head * group, (kv_head + 1) * group))
-            made.setdefault(("decoder", int(layer)), []).append(Replacement(heads, compute=compute))
-        return made
+            replacements.setdefault(("decoder", int(layer)), []).append(Replacement(heads, compute=compute))
+        return replacements
 
     def _read(self, needle: Needle, probe: Probe) -> tuple[float, int, float]:
         """The summed loss of a text and of how many tokens, and how many tokens of the answer are written."""
@@ -160,7 +160,7 @@ class _Study:
         return float(loss), last - n, float((logits[0, -n:].argmax(-1) == right[-n:]).sum())
 
     def result(self, lengths: tuple[int, ...]) -> StreamingCheck:
-        """What the texts so far say."""
+        """The check of the texts so far."""
         streamed = tuple(
             Streamed(
                 share, by, self._n_heads[number], _mean(self._loss[number]), _mean(self._rise[number]),

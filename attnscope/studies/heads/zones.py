@@ -35,7 +35,7 @@ def zones_of(texts: Texts) -> tuple[str, ...]:
 
 
 def require_few_zones(texts: Texts) -> tuple[str, ...]:
-    """The names of all zones, as `zones_of` has them; a corpus that has not been read has none.
+    """The names of all zones, as `zones_of` lists them; a corpus that has not been read has none.
 
     Raises:
         AttnscopeError: There are more than MOST_ZONES zones.
@@ -49,16 +49,11 @@ def require_few_zones(texts: Texts) -> tuple[str, ...]:
     return zones
 
 
-def with_zones(found: Findings, reading: Reading, report: Report | None = None) -> Findings:
+def with_zones(findings: Findings, reading: Reading, report: Report | None = None) -> Findings:
     """Adds how much the queries of each zone give to the keys of each zone, on the texts that have zones.
 
-    Of a text, a measure is the mean over the zone's queries that may attend to some key of the other zone. Each text
+    In a text, a measure is the mean over the zone's queries that may attend to some key of the other zone. Each text
     counts once, so that intervals are over texts. In an encoder-decoder it is about the encoder.
-
-    Args:
-        found: What heads attend to.
-        reading: Their model, and the texts they were studied on; some have zones.
-        report: Called after each batch.
 
     Raises:
         AttnscopeError: There are more than MOST_ZONES zones.
@@ -71,8 +66,8 @@ def with_zones(found: Findings, reading: Reading, report: Report | None = None) 
         name: {"what": f"attention from {a} to {b}", "unit": "share", "range": [0, 1], "label": f"{a} → {b}"}
         for name, (a, b) in zip(names_of(zones), _pairs(zones), strict=True)
     }
-    options = {**found.options, "measures": {**found.options["measures"], **measures}, "zones": list(zones)}
-    return add_zones(found, done, options, names_of(zones))
+    options = {**findings.options, "measures": {**findings.options["measures"], **measures}, "zones": list(zones)}
+    return add_zones(findings, done, options, names_of(zones))
 
 
 def _pairs(zones: Sequence[str]) -> list[tuple[str, str]]:
@@ -85,10 +80,9 @@ def names_of(zones: Sequence[str]) -> tuple[str, ...]:
 
 
 class _BlockZones:
-    """Sums over the texts of one block; chunks of a text are of one text.
+    """Sums over the texts of one block, in which the chunks of a text are joined.
 
-    Attributes:
-        tally: The means of whole texts; None = there are none yet.
+    `tally` holds the means of whole texts; None = there are none yet.
     """
 
     def __init__(self) -> None:
@@ -98,13 +92,13 @@ class _BlockZones:
 
     def add(self, chunk: Chunk, sums: Floats, empty: Tally) -> None:
         """Adds mass, even mass and counts of a chunk, (3, layer, head, pair)."""
-        n_done, known = self._open.pop(chunk.text, (0, np.zeros_like(sums)))
+        n_done, open_sums = self._open.pop(chunk.text, (0, np.zeros_like(sums)))
         self.n_tokens += len(chunk) - chunk.n_repeated
         if n_done + 1 < chunk.n_chunks:
-            self._open[chunk.text] = n_done + 1, known + sums
+            self._open[chunk.text] = n_done + 1, open_sums + sums
             return
         self.n_texts += 1
-        mass, even, count = known + sums
+        mass, even, count = open_sums + sums
         if not np.isfinite(mass).all():  # the pass before this one has listed the text
             return
         self.tally = self.tally or empty
@@ -139,12 +133,12 @@ class ZoneMeasurer:
         )  # fmt: skip
         batches: Sequence[Sequence[Chunk]] = cut
         for batch in reversed(batches):
-            for some, found in self._room.each(batch, partial(self._run_batch, zones), halves, padded_size):
-                layers = sorted(found)
-                n_heads = max(of.shape[2] for of in found.values())
+            for some, by_layer in self._room.each(batch, partial(self._run_batch, zones), halves, padded_size):
+                layers = sorted(by_layer)
+                n_heads = max(of.shape[2] for of in by_layer.values())
                 whole = np.zeros((len(some), 3, len(layers), n_heads, len(self._names) ** 2))
                 for row, layer in enumerate(layers):
-                    whole[:, :, row, : found[layer].shape[2]] = found[layer]
+                    whole[:, :, row, : by_layer[layer].shape[2]] = by_layer[layer]
                 for chunk, of_chunk in zip(some, whole, strict=True):
                     sums.add(chunk, of_chunk, Tally.empty(self._kind, layers, n_heads, names_of(self._names)))
                 give_memory_back()
@@ -163,8 +157,8 @@ class ZoneMeasurer:
         from attnscope.core.questions.zones import ZoneFacts, Zones, zones_of_weights
 
         tokens = [chunk.tokens for chunk in batch]
-        targets = [] if self._start is None else [target_of(self._start, one) for one in tokens]
-        given = batch_of(tokens, targets).to(self._model.info.device)
+        targets = [] if self._start is None else [target_of(self._start, text) for text in tokens]
+        inputs = batch_of(tokens, targets).to(self._model.info.device)
         numbers = pad_rows([1 + zones_of_tokens(c.tokens, zones[c.text], self._names) for c in batch]) - 1
         real = pad_rows([np.ones(len(chunk), np.bool_) for chunk in batch])
         asking = pad_rows([~chunk.repeated for chunk in batch])
@@ -173,14 +167,14 @@ class ZoneMeasurer:
         probe = Zones(facts, self._buffers)
         with torch.no_grad():
             if self._model.info.path == "eager":
-                kept = Weights()
-                self._model.run(given, kept)
-                maps = {str(kind): by_layer for kind, by_layer in kept.maps.items()}[self._kind]
-                found = {layer: zones_of_weights(weights, facts) for layer, weights in maps.items()}
+                weights_probe = Weights()
+                self._model.run(inputs, weights_probe)
+                maps = {str(kind): by_layer for kind, by_layer in weights_probe.maps.items()}[self._kind]
+                sums = {layer: zones_of_weights(weights, facts) for layer, weights in maps.items()}
             else:
-                self._model.run(given, spare_memory(probe_by_kind({self._kind: probe}), numbers.shape[1]))
-                found = {str(kind): by_layer for kind, by_layer in probe.sums.items()}[self._kind]
+                self._model.run(inputs, spare_memory(probe_by_kind({self._kind: probe}), numbers.shape[1]))
+                sums = {str(kind): by_layer for kind, by_layer in probe.sums.items()}[self._kind]
         return {
             layer: torch.stack([of.mass, of.even, of.count], 1).flatten(-2).cpu().double().numpy()
-            for layer, of in found.items()
+            for layer, of in sums.items()
         }

@@ -36,21 +36,17 @@ class Choice:
             raise UsageError("heads are chosen either singly or by layers and heads", "give --pick, or -L and -H")
 
     def within(self, info: ModelInfo) -> Chosen:
-        """The heads that are meant of a model.
-
-        Raises:
-            AttnscopeError: The model has no such layer or head; says how many there are.
-        """
+        """The heads that are meant in a model; a layer or head that it lacks is refused, with how many there are."""
         n_layers, n_heads = max(info.n_layers), max(info.n_heads)
         layers = tuple(layer for layer, _ in self.pick) if self.pick is not None else self.layers
         heads = tuple(head for _, head in self.pick) if self.pick is not None else self.heads
-        for what, asked, n in (("layer", layers, n_layers), ("head", heads, n_heads)):
-            beyond = [number for number in asked or () if not 0 <= number < n]
+        for what, numbers, n in (("layer", layers, n_layers), ("head", heads, n_heads)):
+            beyond = [number for number in numbers or () if not 0 <= number < n]
             if beyond:
                 raise AttnscopeError(
                     f"there is no {what} {beyond[0]}: {info.name} has {n} {what}s", f"they are numbered 0 to {n - 1}"
                 )
-            if asked is not None and not asked:
+            if numbers is not None and not numbers:
                 raise UsageError(f"no {what} is chosen", f"they are numbered 0 to {n - 1}")
         return Chosen(
             tuple(sorted(set(range(n_layers) if layers is None else layers))),
@@ -114,19 +110,15 @@ class Cut:
         return self.rows is not None or self.cols is not None
 
     def within(self, n_queries: int, n_keys: int) -> tuple[slice, slice]:
-        """The queries and keys that are meant of a map.
-
-        Raises:
-            UsageError: It has no such tokens; says how many there are.
-        """
-        found = []
+        """The queries and keys that are meant in a map; tokens that it lacks are refused, with how many there are."""
+        slices = []
         for name, span, n in (("rows", self.rows, n_queries), ("cols", self.cols, n_keys)):
             start, stop = span or (0, None)
             stop = n if stop is None else stop
             if stop > n or start >= n:
                 raise UsageError(f"{name} {start}:{stop} reach beyond the text's {n} tokens", f"they are 0:{n} at most")
-            found.append(slice(start, stop))
-        return found[0], found[1]
+            slices.append(slice(start, stop))
+        return slices[0], slices[1]
 
 
 def choice_from(
@@ -144,20 +136,20 @@ def choice_from(
     return Choice(_numbers(layers), _numbers(heads), None if pick is None else tuple(pick))
 
 
-def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    if given is None:
+def _numbers(numbers: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    if numbers is None:
         return None
-    return (given,) if isinstance(given, int) else tuple(int(number) for number in given)
+    return (numbers,) if isinstance(numbers, int) else tuple(int(number) for number in numbers)
 
 
-def span_from(given: Span | slice | None) -> Span | None:
+def span_from(span: Span | slice | None) -> Span | None:
     """A span as Python users give it.
 
     Raises:
         UsageError: It has a step.
     """
-    if isinstance(given, slice):
-        if given.step not in (None, 1):
+    if isinstance(span, slice):
+        if span.step not in (None, 1):
             raise UsageError("rows and cols are taken one after another", "leave out the step")
-        return given.start or 0, given.stop
-    return None if given is None else (int(given[0]), None if given[1] is None else int(given[1]))
+        return span.start or 0, span.stop
+    return None if span is None else (int(span[0]), None if span[1] is None else int(span[1]))

@@ -207,10 +207,7 @@ class TextsWanted:
             raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
 
     def corpus(self, model: str = "") -> Corpus | list[str]:
-        """The texts, read as they are used; none where the model brings its own (`all_texts`) and none is given.
-
-        Args:
-            model: The name of the model.
+        """The texts, read as they are used; none if none is given and the model brings its own (`all_texts`).
 
         Raises:
             UsageError: Not exactly one of text and files is given, or there is no such split.

@@ -86,7 +86,7 @@ def fingerprint(record: Heatmap | PooledHeatmap, **options: Any) -> str:
         record.picked,
         record.changes if isinstance(record, Heatmap) else record.pool,
         first.keys.pair,
-        *([hashlib.sha256(one.pixels.tobytes()).hexdigest() for one in getattr(record, "pictures", ())]),
+        *([hashlib.sha256(picture.pixels.tobytes()).hexdigest() for picture in getattr(record, "pictures", ())]),
         sorted(options.items()),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]

@@ -119,9 +119,9 @@ class Reading:
     Attributes:
         text: What a record of it is called.
         tokens: What it reads: tokens of a text, patches of a photo, frames of a recording.
-        target: What its decoder reads, where it has an encoder too.
-        notes: What of it is not just what was given.
-        inputs: Of what is no text: what the model's forward gets.
+        target: What its decoder reads, if it has an encoder too.
+        notes: Where it differs from what was given.
+        inputs: What the model's forward gets, unless it reads a text.
         picture: What the tokens are patches of.
         pictures: What some of the tokens are patches of, among words; or what cross-attention goes to.
         axes: Of models with cross-attention to patches; see `models.model.SensoryInput`.
@@ -154,7 +154,7 @@ class Reading:
         return self.target, self.target if kind == "decoder" else self.tokens
 
 
-def reader_of(model: Model, given: Given) -> Model:
+def reader_of(model: Model, item: Given) -> Model:
     """What of a model reads: of two towers that which the input is for.
 
     Raises:
@@ -162,28 +162,26 @@ def reader_of(model: Model, given: Given) -> Model:
     """
     if isinstance(model, str):
         raise AttnscopeError(f"{model!r} is a name, not a model", f"load it first: attnscope.load({model!r})")
-    if isinstance(given, View):
+    if isinstance(item, View):
         return viewer_of(model)
-    return eyes_of(model) if isinstance(given, Photo) else model
+    return eyes_of(model) if isinstance(item, Photo) else model
 
 
-def read(model: Model, given: Given) -> Reading:
+def read(model: Model, item: Given) -> Reading:
     """Makes what a model reads of a text, a photo or a recording; what is over its limit is cut, which a note says.
 
-    Args:
-        model: The model; of two towers the one of `reader_of`.
-        given: What it is to read.
+    Of two towers, `model` is the one of `reader_of`.
 
     Raises:
         AttnscopeError: The text is empty, or the model does not read such a thing.
     """
-    if isinstance(given, Photo):
-        return _see(model, given)
-    if isinstance(given, Speech):
-        return _hear(model, given)
-    if isinstance(given, View):
-        return _view(model, given)
-    return _read_text(model, given)
+    if isinstance(item, Photo):
+        return _see(model, item)
+    if isinstance(item, Speech):
+        return _hear(model, item)
+    if isinstance(item, View):
+        return _view(model, item)
+    return _read_text(model, item)
 
 
 def _read_text(model: Model, prompt: Prompt) -> Reading:
@@ -235,8 +233,8 @@ def _see(model: Model, photo: Photo) -> Reading:
     return Reading(seen.tokens.text, seen.tokens, None, seen.notes, seen.inputs, seen.picture)
 
 
-def _view(model: Model, given: View) -> Reading:
-    has_text = not is_blank(given.text)
+def _view(model: Model, view: View) -> Reading:
+    has_text = not is_blank(view.text)
     if model.viewer is None:
         raise AttnscopeError(
             f"{model.info.name} reads no pictures among words",
@@ -247,9 +245,9 @@ def _view(model: Model, given: View) -> Reading:
         raise AttnscopeError(
             f"{model.info.name} writes of a picture what a text asks for", "give a text, such as a question"
         )
-    n = given.generate or (0 if has_text else ANSWER)
-    seen = model.viewer.view(given.photos, given.text.strip() and given.text, n)
-    text, notes = given.text, seen.notes
+    n = view.generate or (0 if has_text else ANSWER)
+    seen = model.viewer.view(view.photos, view.text.strip() and view.text, n)
+    text, notes = view.text, seen.notes
     if not has_text:
         written = seen.tokens.offsets[~seen.tokens.special]
         text = " ".join(seen.tokens.text[written[0, 0] : written[-1, 1]].split()) if len(written) else ""
@@ -302,18 +300,18 @@ def truncate(tokens: Tokens, limit: int | None) -> tuple[Tokens, str]:
     parts = [ordinary[tokens.segments[ordinary] == segment] for segment in (0, 1)]
     shares = [len(part) for part in parts]
     shorter = min(shares[1], room // 2) if shares[1] <= shares[0] else room - min(shares[0], room - room // 2)
-    kept = [parts[0][: room - shorter], parts[1][:shorter]] if shares[1] else [parts[0][:room]]
-    places = np.sort(np.concatenate([*kept, np.flatnonzero(tokens.special)]))
-    shown = (
+    chosen = [parts[0][: room - shorter], parts[1][:shorter]] if shares[1] else [parts[0][:room]]
+    places = np.sort(np.concatenate([*chosen, np.flatnonzero(tokens.special)]))
+    what = (
         " and ".join(
             f"the first {len(k)} of {n} tokens of the {which} text"
-            for k, n, which in zip(kept, shares, ("first", "second"), strict=False)
+            for k, n, which in zip(chosen, shares, ("first", "second"), strict=False)
         )
         if shares[1]
         else f"the first {room} of {len(ordinary)} tokens of the text"
     )
     return tokens.take(places), (
-        f"the text has {amount(len(tokens), 'token')}, the model takes {limit}: {shown} are shown, the rest is left out"
+        f"the text has {amount(len(tokens), 'token')}, the model takes {limit}: {what} are shown, the rest is left out"
     )
 
 

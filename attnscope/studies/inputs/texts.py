@@ -42,29 +42,27 @@ def scale_report(report: Report | None, number: int, of: int) -> Report | None:
     return within
 
 
-def texts_of(given: Corpus | str | Sequence[str] | Sequence[CorpusText], model: Model | None = None) -> Texts:
-    """A corpus as it is; a text, or texts, with their numbers. Blank ones are left out, as of files.
+def texts_of(texts: Corpus | str | Sequence[str] | Sequence[CorpusText], model: Model | None = None) -> Texts:
+    """A corpus as it is; a text, or texts, with their numbers. Blank ones are left out, as in files.
 
-    Args:
-        given: The texts.
-        model: The model by whose chat template conversations are written.
+    Conversations are written by the chat template of `model`.
 
     Raises:
         AttnscopeError: There is no text.
         UsageError: The text is the name of a file.
     """
-    if isinstance(given, Corpus):
+    if isinstance(texts, Corpus):
         if model is not None:
-            given.write_by(getattr(model.tokenizer, "write_chat", None))  # of transformers alone
-        return given
-    if isinstance(given, str):
-        refuse_file_name(given, f"read it as attnscope.Corpus({given!r}); a text like this one stands in a list")
-    texts = [given] if isinstance(given, str) else given
-    kept = [text for text in texts if not isinstance(text, str) or text.strip()]
-    found = tuple(CorpusText(i, "texts", i + 1, text=t) if isinstance(t, str) else t for i, t in enumerate(kept))
-    if not found:
+            texts.write_by(getattr(model.tokenizer, "write_chat", None))  # of transformers alone
+        return texts
+    if isinstance(texts, str):
+        refuse_file_name(texts, f"read it as attnscope.Corpus({texts!r}); a text like this one stands in a list")
+    items = [texts] if isinstance(texts, str) else texts
+    kept = [text for text in items if not isinstance(text, str) or text.strip()]
+    listed = tuple(CorpusText(i, "texts", i + 1, text=t) if isinstance(t, str) else t for i, t in enumerate(kept))
+    if not listed:
         raise AttnscopeError("there is no text to study", "give at least one text with words in it")
-    return found
+    return listed
 
 
 def sources_of(texts: Texts) -> list[str]:
@@ -109,8 +107,8 @@ def special_ids(model: Model) -> frozenset[int]:
 def pad_rows(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Rows of different lengths as one array, filled up with zeros."""
     filled = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
-    for place, row in enumerate(rows):
-        filled[place, : len(row)] = row
+    for number, row in enumerate(rows):
+        filled[number, : len(row)] = row
     return filled
 
 
@@ -124,8 +122,8 @@ def batch_of(tokens: Sequence[Tokens], targets: Sequence[Tokens] = ()) -> Batch:
         return torch.from_numpy(pad_rows([text.ids for text in texts])), None if bool(real.all()) else real
 
     ids, mask = pad(tokens)
-    given = Batch(ids, mask, torch.from_numpy(pad_rows([text.segments.astype(np.int64) for text in tokens])))
+    batch = Batch(ids, mask, torch.from_numpy(pad_rows([text.segments.astype(np.int64) for text in tokens])))
     if targets:
         target_ids, target_mask = pad(targets)
-        given = replace(given, target_ids=target_ids, target_mask=target_mask)
-    return given
+        batch = replace(batch, target_ids=target_ids, target_mask=target_mask)
+    return batch

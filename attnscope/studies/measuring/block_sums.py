@@ -38,9 +38,9 @@ class BlockSums:
         n_texts: Texts that are whole in it.
         n_chunked: How many of them came in several chunks.
         n_tokens: The tokens of all chunks; one that two chunks share counts once.
-        broken: Texts that are left out, as the model computes NaN or infinity on them, and where; of a text in chunks,
-            from the first such chunk on.
-        longest: Of the whole text with most queries, the first of several, how many it has and its index.
+        broken: Texts that are left out, as the model computes NaN or infinity on them, and where. A text in chunks is
+            left out from the first such chunk on.
+        longest: How many queries the whole text with most queries has, the first of several, and its index.
     """
 
     def __init__(self, *, alike: bool = False) -> None:
@@ -58,13 +58,10 @@ class BlockSums:
         sums: Mapping[str, Mapping[int, "SumsOf"]],
         hits: Sequence[Mapping[str, Hits]],
     ) -> None:
-        """Adds a batch.
+        """Adds the chunks of a batch.
 
-        Args:
-            batch: The chunks.
-            sums: Their measures: kind -> layer -> sums by unit, in the order of the batch; as many units a chunk as
-                the longest has.
-            hits: Of each chunk, the hits of `pair_hits` by kind.
+        `sums` are their measures: kind -> layer -> sums by unit, in the order of the batch; each chunk has as many
+        units as the longest. `hits` are those of `pair_hits` by kind, for each chunk.
         """
         from attnscope.core.measures.catalogue import unit_queries
 
@@ -81,29 +78,29 @@ class BlockSums:
         well = [row for row, chunk in enumerate(batch) if chunk.text not in self.broken]
         if not well:
             return
-        kept = [batch[row] for row in well]
+        chunks = [batch[row] for row in well]
         # Units of padding alone are none.
         units = [row * step + unit for row in well for unit in range(-(-len(batch[row]) // each))]
-        found = {
+        stacked = {
             kind: {
                 part: stack_layers([np.moveaxis(getattr(of, part), 0, -1) for _, of in sorted(by_layer.items())])[units]
                 for part in _SUMS
             }
             for kind, by_layer in sums.items()
         }
-        for row, chunk in zip(well, kept, strict=True):
+        for row, chunk in zip(well, chunks, strict=True):
             if chunk.n_chunks > 1:
                 mine = [at for at, unit in enumerate(units) if unit // step == row]
-                self._open.setdefault(chunk.text, _OpenText()).take(mine, found, self._tallies)
+                self._open.setdefault(chunk.text, _OpenText()).take(mine, stacked, self._tallies)
         weights = np.array([1 / batch[unit // step].n_queries if self._alike else 1.0 for unit in units])
-        for kind, of in found.items():
+        for kind, of in stacked.items():
             tally = self._tallies[kind]
             of = weigh_units(tally.names, weights, of)
             tally.measures.add(of["sum"], of["count"])
             tally.uniform.add(of["uniform_sum"], of["count"])
             tally.offsets.add(of["offset_sum"], of["offset_count"])
             tally.offsets_uniform.add(of["offset_uniform"], of["offset_count"])
-        for chunk, of_chunk in zip(kept, (hits[row] for row in well), strict=True):
+        for chunk, of_chunk in zip(chunks, (hits[row] for row in well), strict=True):
             weight = 1 / chunk.n_queries if self._alike else 1.0
             for kind, (of_hits, of_counts) in of_chunk.items():
                 self._pairs.setdefault(kind, []).append((of_hits * weight, of_counts * weight))
@@ -117,7 +114,7 @@ class BlockSums:
                 del self._open[chunk.text]
                 self.n_chunked += 1
             self.n_texts += 1
-            self.longest = max(self.longest, (chunk.n_queries, chunk.text), key=lambda one: (one[0], -one[1]))
+            self.longest = max(self.longest, (chunk.n_queries, chunk.text), key=lambda text: (text[0], -text[1]))
             if self._alike:
                 for tally in self._tallies.values():
                     tally.lengths.add(1 / chunk.n_queries, 1.0)
@@ -136,31 +133,31 @@ class _OpenText:
 
     def __init__(self) -> None:
         self.n_done = 0
-        self._held: dict[str, dict[str, NDArray[np.float64]]] = {}
+        self._sums: dict[str, dict[str, NDArray[np.float64]]] = {}
 
     def take(
-        self, units: Sequence[int], found: Mapping[str, Mapping[str, NDArray[np.float64]]], tallies: Mapping[str, Tally]
+        self, units: Sequence[int], sums: Mapping[str, Mapping[str, NDArray[np.float64]]], tallies: Mapping[str, Tally]
     ) -> None:
         """Takes what the units of a chunk say of the whole text out of the sums of a batch."""
-        for kind, of in found.items():
+        for kind, of in sums.items():
             if "sink" not in tallies[kind].names:
                 continue
             columns = [tallies[kind].names.index(name) for name in _OF_TEXTS]
-            held = self._held.setdefault(kind, {})
+            of_text = self._sums.setdefault(kind, {})
             for part in ("sum", "count", "uniform_sum"):
-                held[part] = held.get(part, 0.0) + of[part][units][..., columns].sum(0, keepdims=True)
+                of_text[part] = of_text.get(part, 0.0) + of[part][units][..., columns].sum(0, keepdims=True)
                 of[part][units, ..., columns[0]] = 0.0
 
     def close(self, tallies: Mapping[str, Tally]) -> None:
         """Adds which heads are sinks on the text: it counts once, not chunk by chunk."""
         from attnscope.core.measures.totals import tell_sinks
 
-        for kind, held in self._held.items():
+        for kind, sums in self._sums.items():
             tally = tallies[kind]
             of_text = {}
             for part in ("sum", "uniform_sum"):  # of uniform attention the counts are the heads'
-                tell_sinks(_OF_TEXTS, np.moveaxis(held[part], -1, 0), np.moveaxis(held["count"], -1, 0))
-            for part, array in held.items():
+                tell_sinks(_OF_TEXTS, np.moveaxis(sums[part], -1, 0), np.moveaxis(sums["count"], -1, 0))
+            for part, array in sums.items():
                 of_text[part] = np.zeros((1, *tally.measures.shape))
                 of_text[part][..., tally.names.index("sink")] = array[..., 0]
             tally.measures.add(of_text["sum"], of_text["count"])

@@ -21,7 +21,7 @@ class Stretches:
     4.1). All special tokens together are one key more, the last, and no query.
 
     Attributes:
-        of_token: The number of the stretch that a token is part of, (token,); `n` of special tokens. Ascending without
+        of_token: The number of the stretch that a token is part of, (token,); `n` for special tokens. Ascending without
             these.
         n: How many stretches there are.
     """
@@ -32,17 +32,17 @@ class Stretches:
     def pool(self, walk: Iterator[tuple[slice, NDArray[Any]]]) -> Iterator[tuple[slice, NDArray[Any]]]:
         """Rows of tokens, (head, query, key), some queries after the others, as rows of stretches, (head, n, n + 1)."""
         n_queries = 1 + int(np.flatnonzero(self.of_token < self.n)[-1])
-        held, unfinished = np.zeros((0, 0, 0)), np.zeros(0, np.int64)
+        waiting, unfinished = np.zeros((0, 0, 0)), np.zeros(0, np.int64)
         start = 0
         for queries, weights in walk:
             stretches = self.of_token[queries]
             rows = self._pool_keys(weights[:, stretches < self.n])
             stretches = stretches[stretches < self.n]
             if len(unfinished):
-                rows, stretches = np.concatenate([held, rows], 1), np.concatenate([unfinished, stretches])
+                rows, stretches = np.concatenate([waiting, rows], 1), np.concatenate([unfinished, stretches])
             # The last stretch may go on in the next rows.
             is_whole = np.full(len(stretches), queries.stop >= n_queries) | (stretches != stretches[-1:])
-            held, unfinished = rows[:, ~is_whole], stretches[~is_whole]
+            waiting, unfinished = rows[:, ~is_whole], stretches[~is_whole]
             if is_whole.any():
                 _, first, counts = np.unique(stretches[is_whole], return_index=True, return_counts=True)
                 means = np.add.reduceat(rows[:, is_whole], first, axis=1) / counts[:, None]
@@ -63,9 +63,9 @@ class Stretches:
 
     def any_of(self, tokens: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which keys hold one of these tokens, (n + 1,)."""
-        found = np.zeros(self.n + 1, np.bool_)
-        found[self.of_token[tokens]] = True
-        return found
+        flags = np.zeros(self.n + 1, np.bool_)
+        flags[self.of_token[tokens]] = True
+        return flags
 
 
 def common_stretches(first: Tokens, second: Tokens) -> tuple[Stretches, Stretches] | None:
@@ -77,10 +77,10 @@ def common_stretches(first: Tokens, second: Tokens) -> tuple[Stretches, Stretche
     if first.text != second.text or not first.text.strip():
         return None
     of_character = [_token_of_characters(tokens) for tokens in (first, second)]
-    if any(one is None for one in of_character):
+    if any(numbers is None for numbers in of_character):
         return None
     # A cut is where both go on to another token.
-    cuts = np.logical_and(*(np.diff(one) > 0 for one in of_character if one is not None))
+    cuts = np.logical_and(*(np.diff(numbers) > 0 for numbers in of_character if numbers is not None))
     stretch = np.concatenate([[0], np.cumsum(cuts)])
     n = int(stretch[-1]) + 1
     sides = []
@@ -102,9 +102,9 @@ def _first_characters(tokens: Tokens) -> tuple[NDArray[np.int64], NDArray[np.boo
     dark = np.flatnonzero([not character.isspace() for character in tokens.text])
     starts, ends = tokens.offsets.astype(np.int64).T
     place = np.searchsorted(dark, np.maximum(starts, 0))
-    found = dark[np.minimum(place, len(dark) - 1)]
-    is_blank = (place == len(dark)) | (found >= ends)
-    return np.where(is_blank, dark[np.maximum(place - 1, 0)], found), is_blank
+    first = dark[np.minimum(place, len(dark) - 1)]
+    is_blank = (place == len(dark)) | (first >= ends)
+    return np.where(is_blank, dark[np.maximum(place - 1, 0)], first), is_blank
 
 
 def _token_of_characters(tokens: Tokens) -> NDArray[np.int64] | None:
@@ -120,6 +120,6 @@ def _token_of_characters(tokens: Tokens) -> NDArray[np.int64] | None:
     first = first[ordinary & ~is_blank]
     if not len(first) or (np.diff(first) < 0).any():
         return None
-    held = np.searchsorted(first, np.arange(len(tokens.text)), side="right") - 1
-    found: NDArray[np.int64] = np.searchsorted(first, first[np.maximum(held, 0)])
-    return found
+    token = np.searchsorted(first, np.arange(len(tokens.text)), side="right") - 1
+    numbers: NDArray[np.int64] = np.searchsorted(first, first[np.maximum(token, 0)])
+    return numbers

@@ -52,20 +52,13 @@ class Frequencies:
 
     def of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """The log frequency of each token."""
-        known = ids < len(self.table)
-        return np.where(known, self.table[np.where(known, ids, 0)], self.unseen)
+        is_known = ids < len(self.table)
+        return np.where(is_known, self.table[np.where(is_known, ids, 0)], self.unseen)
 
 
 @dataclass(frozen=True)
 class LongestText:
-    """The text of a corpus with most queries, the first of several.
-
-    Attributes:
-        n_queries: How many it has.
-        index: Its number in the corpus.
-        source: As of `CorpusText`; likewise line.
-        line: See there.
-    """
+    """The text of a corpus with most queries, the first of several; its index is that in the corpus."""
 
     n_queries: int
     index: int
@@ -84,7 +77,7 @@ class Found(passes.Found):
     Attributes:
         longest: The longest text; None without a whole one.
         tallies: By kind of attention.
-        longest_of: Of a first block that was interrupted, how many texts it has; these are its longest.
+        longest_of: How many texts a first block has that was interrupted; these are its longest.
     """
 
     longest: LongestText | None = None
@@ -93,16 +86,9 @@ class Found(passes.Found):
 
 
 class HeadMeasurer:
-    """Measures the heads of a model on blocks of texts.
+    """Measures the heads of a model on blocks of texts, by one back end of `core.measures.backends`.
 
-    Args:
-        model: The model.
-        frequencies: How frequent tokens are.
-        special: The tokenizer's special tokens.
-        chunk: See `HeadsOptions`.
-        stride: See there.
-        backend: What measures; see `core.measures.backends`.
-        alike: As of `BlockSums`.
+    `chunk` and `stride` are those of `HeadsOptions`; with `alike` all texts weigh the same.
 
     Raises:
         AttnscopeError: It has a decoder beside its encoder, and nothing that it could read.
@@ -147,10 +133,10 @@ class HeadMeasurer:
             **self._cut,
         )
         for batch in reversed(batches):  # the longest first: what shorter ones need fits into what those have freed
-            for some, found in self._room.each(batch, self._run_batch, halves, padded_size):
+            for some, by_kind in self._room.each(batch, self._run_batch, halves, padded_size):
                 hits = [self._pair_hits(part) for part in some]
                 with delay_interrupts():
-                    sums.add(some, found, hits)
+                    sums.add(some, by_kind, hits)
                 give_memory_back()
                 yield
 
@@ -182,21 +168,21 @@ class HeadMeasurer:
         written, targets = None, [target_of(self._start, t) for t in tokens if self._start is not None]
         if targets:
             written = self._facts(targets, [_after_start(r) for r in repeated], "cpu" if self._dense else device)
-        given = batch_of(tokens, targets).to(device)
+        inputs = batch_of(tokens, targets).to(device)
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which Sums asks
             if not self._dense:
                 probe = Sums(facts, query_facts=written, output_projections=self._factors, buffers=self._buffers,
                              norms=self._norms.of, in_units=True, backend=self._backend)  # fmt: skip
                 with self._norms.watch():
-                    self._model.run(given, spare_memory(probe, facts.real.shape[1]))
+                    self._model.run(inputs, spare_memory(probe, facts.real.shape[1]))
                 return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
-            kept = Weights()
-            self._model.run(given, kept)
+            weights_probe = Weights()
+            self._model.run(inputs, weights_probe)
             read = facts if written is None else written
             texts = {"encoder": (facts, None), "decoder": (read, None), "cross": (facts, read)}
             return {
                 str(kind): {layer: measures_of_weights(weights, *texts[kind]) for layer, weights in by_layer.items()}
-                for kind, by_layer in kept.maps.items()
+                for kind, by_layer in weights_probe.maps.items()
             }
 
     def _pair_hits(self, part: Chunk) -> Mapping[str, Hits]:
@@ -249,12 +235,7 @@ class HeadMeasurer:
 
 
 def unit_embeddings(model: Model, ids: Tensor) -> Tensor | None:
-    """Static embeddings of length 1, (batch, token, d), float32, on the model's device; None where they are not known.
-
-    Args:
-        model: The model.
-        ids: Token numbers, (batch, token).
-    """
+    """Static embeddings of length 1, (batch, token, d), float32, on the model's device; None if they are not known."""
     import torch
 
     rows = model.static_embeddings(ids.to(model.info.device))
@@ -286,9 +267,7 @@ def decoder_start(model: Model) -> Tokens | None:
 def target_of(start: Tokens, tokens: Tokens) -> Tokens:
     """What a decoder beside an encoder reads as it writes a text again: its start token, then all but the end.
 
-    Args:
-        start: What `decoder_start` gives.
-        tokens: The text.
+    `start` is what `decoder_start` returns.
     """
     return replace(
         tokens,

@@ -84,11 +84,7 @@ class BlockPairs:
 class PairMeasurer:
     """Compares the heads of one model, or of two, on blocks of texts.
 
-    Args:
-        models: One model, or two. Where these cut a text into different tokens, the stretches that both cut alike are
-            compared.
-        choice: Which heads.
-        tables: What is to be measured.
+    Where two models cut a text into different tokens, the stretches that both cut alike are compared.
     """
 
     def __init__(self, *models: Model, choice: Choice, tables: Sequence[TableName]) -> None:
@@ -106,9 +102,9 @@ class PairMeasurer:
         """Adds a block to its sums, batch by batch; without texts on which a model computes NaN or infinity."""
         for batch in self._batches(block):
             if batch[0].n_chunks > 1:
-                self._add_text(((part, self._seen([part]), 0) for part in batch), sums)
+                self._add_text(((part, self._look([part]), 0) for part in batch), sums)
             else:
-                for some, seen in self._room.each(batch, self._seen, halves, padded_size):
+                for some, seen in self._room.each(batch, self._look, halves, padded_size):
                     for row, part in enumerate(some):
                         self._add_text([(part, seen, row)], sums)
             give_memory_back()
@@ -125,10 +121,10 @@ class PairMeasurer:
     def _batches(self, block: Block) -> Iterator[Sequence[Chunk]]:
         """Batches of whole texts; the chunks of a text together, of which the model runs one at a time."""
         limits = [model.info.max_tokens for model in self._models if model.info.max_tokens is not None]
-        given: dict[str, Any] = {"limit": min(limits, default=None), "special_ids": special_ids(self._models[0])}
-        parts = [part for batch in block_batches(block, self._models[0].tokenizer.encode, **given) for part in batch]
+        how: dict[str, Any] = {"limit": min(limits, default=None), "special_ids": special_ids(self._models[0])}
+        parts = [part for batch in block_batches(block, self._models[0].tokenizer.encode, **how) for part in batch]
         for other in self._models[1:]:
-            theirs = [part for batch in block_batches(block, other.tokenizer.encode, **given) for part in batch]
+            theirs = [part for batch in block_batches(block, other.tokenizer.encode, **how) for part in batch]
             self._others, without = _cut_otherwise(self._models[0], other, parts, theirs)
             parts = [part for part in parts if part.text not in without]
         yield from batches((part for part in parts if part.n_chunks == 1), TOKEN_BUDGET)
@@ -137,19 +133,19 @@ class PairMeasurer:
 
     def _add_text(self, parts: Iterable[tuple[Chunk, Sequence[_Seen], int]], sums: BlockPairs) -> None:
         """Adds a text by its chunks, what the models attend to on each, and its row there; unless it is broken."""
-        found, n_tokens = [], 0
+        of_chunks, n_tokens = [], 0
         for part, seen, row in parts:
             if sums.sums is None:
-                sums.sums = PairSums([one.heads for one in seen], self._tables)
+                sums.sums = PairSums([each.heads for each in seen], self._tables)
             walks, ordinary = self._walks(part, seen, row)
             sums.n_pooled += part.text in self._others
             try:
-                found.append(self._sum_rows(ordinary, _together(walks), sums.sums.heads))
+                of_chunks.append(self._sum_rows(ordinary, _walk_together(walks), sums.sums.heads))
             except _BrokenError as error:
                 sums.broken[part.text] = error.place
                 return
             n_tokens += len(part)
-        sums.add_text(found, n_tokens)
+        sums.add_text(of_chunks, n_tokens)
 
     def _walks(
         self, part: Chunk, seen: Sequence[_Seen], row: int
@@ -157,11 +153,11 @@ class PairMeasurer:
         """The rows of each model on one chunk, and on which of its keys heads do not rest."""
         kind = self._models[0].info.kinds[0]
         if (otherwise := self._others.get(part.text)) is None:
-            return [one.rows(row, len(part)) for one in seen], ~part.tokens.sinks(kind)
+            return [each.rows(row, len(part)) for each in seen], ~part.tokens.sinks(kind)
         both = (part, otherwise.part)
         walks = [
-            stretches.pool(one.rows(row, len(theirs)))
-            for stretches, one, theirs in zip(otherwise.stretches, seen, both, strict=True)
+            stretches.pool(each.rows(row, len(theirs)))
+            for stretches, each, theirs in zip(otherwise.stretches, seen, both, strict=True)
         ]
         sinks = [
             stretches.any_of(theirs.tokens.sinks(model.info.kinds[0]))
@@ -171,7 +167,7 @@ class PairMeasurer:
         ordinary[-1] = False
         return walks, ordinary
 
-    def _seen(self, batch: Sequence[Chunk]) -> list[_Seen]:
+    def _look(self, batch: Sequence[Chunk]) -> list[_Seen]:
         """What each model attends to on a batch."""
         import torch
 
@@ -179,8 +175,8 @@ class PairMeasurer:
         seen: list[_Seen] = []
         for model, chosen, parts in zip(self._models, self._chosen, (batch, theirs), strict=False):
             with torch.no_grad():
-                given = batch_of([part.tokens for part in parts]).to(model.info.device)
-                seen.append(_Seen.of(model, given, chosen.layers, chosen.heads, chosen.picked))
+                inputs = batch_of([part.tokens for part in parts]).to(model.info.device)
+                seen.append(_Seen.of(model, inputs, chosen.layers, chosen.heads, chosen.picked))
         return seen
 
     def _sum_rows(
@@ -190,25 +186,25 @@ class PairMeasurer:
         of: Sequence[tuple[HeadPlace, ...]],
     ) -> _TextSums:
         """The divergences of all pairs of heads on one chunk, summed over its queries, by table."""
-        found: dict[tuple[str, bool], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+        by_table: dict[tuple[str, bool], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         for queries, weights in rows:
-            for model, one, heads in zip(self._models, weights, of, strict=True):
-                if not np.isfinite(one).all():
-                    first = int(np.flatnonzero(~np.isfinite(one).all((1, 2)))[0])
+            for model, of_model, heads in zip(self._models, weights, of, strict=True):
+                if not np.isfinite(of_model).all():
+                    first = int(np.flatnonzero(~np.isfinite(of_model).all((1, 2)))[0])
                     raise _BrokenError(model.info.kinds[0], heads[first][0])
             for measure in self._measures:
                 whole = sums_of_rows(measure, weights, None, None)
                 rest = whole if ordinary.all() else sums_of_rows(measure, weights, ordinary[queries], ordinary)
                 for special, (sums, counts) in ((True, whole), (False, rest)):
-                    had = found.get((measure, special))
-                    found[measure, special] = (sums, counts) if had is None else (had[0] + sums, had[1] + counts)
-        return found
+                    had = by_table.get((measure, special))
+                    by_table[measure, special] = (sums, counts) if had is None else (had[0] + sums, had[1] + counts)
+        return by_table
 
 
 _TextSums = Mapping[tuple[str, bool], tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 
-def _together(
+def _walk_together(
     walks: Sequence[Iterator[tuple[slice, NDArray[Any]]]],
 ) -> Iterator[tuple[slice, list[NDArray[Any]]]]:
     """The rows of the same queries in each model."""
@@ -217,18 +213,18 @@ def _together(
             yield queries, [rows]
         return
     # Models of different sizes are cut at different queries: what one has more waits for the other.
-    held: list[NDArray[Any] | None] = [None] * len(walks)
+    waiting: list[NDArray[Any] | None] = [None] * len(walks)
     start = 0
     while True:
         for number, walk in enumerate(walks):
-            if held[number] is None:
-                held[number] = next((rows for _, rows in walk), None)
-        there = [rows for rows in held if rows is not None]
+            if waiting[number] is None:
+                waiting[number] = next((rows for _, rows in walk), None)
+        there = [rows for rows in waiting if rows is not None]
         if len(there) < len(walks):
             return
         n = min(rows.shape[1] for rows in there)
         yield slice(start, start + n), [np.ascontiguousarray(rows[:, :n]) for rows in there]
-        held = [rows[:, n:] if rows.shape[1] > n else None for rows in there]
+        waiting = [rows[:, n:] if rows.shape[1] > n else None for rows in there]
         start += n
 
 
@@ -253,16 +249,17 @@ class _Seen:
         from attnscope.core.attention.calls import Calls
         from attnscope.core.attention.probes import Weights
 
-        kept = Weights(layers) if model.info.path == "eager" else Calls(layers)
-        model.run(batch, kept)
-        seen: Mapping[int, Any] = next(iter(kept.maps.values()), {})
-        n_heads = {n: one.shape[1] if isinstance(kept, Weights) else one.n_heads for n, one in sorted(seen.items())}
+        probe = Weights(layers) if model.info.path == "eager" else Calls(layers)
+        model.run(batch, probe)
+        seen: Mapping[int, Any] = next(iter(probe.maps.values()), {})
+        is_dense = isinstance(probe, Weights)
+        n_heads = {layer: of.shape[1] if is_dense else of.n_heads for layer, of in sorted(seen.items())}
         places = [(layer, head) for layer, n in n_heads.items() for head in range(n)]
         wanted = [n for n, place in enumerate(places) if (place[1] in heads if picked is None else place in picked)]
         if not wanted:
             raise AttnscopeError("none of the chosen layers and heads has attention", "choose others with -L and -H")
         in_order = tuple(seen[layer] for layer in n_heads)
-        calls, maps = ((), in_order) if isinstance(kept, Weights) else (in_order, ())
+        calls, maps = ((), in_order) if is_dense else (in_order, ())
         return cls(tuple(places[n] for n in wanted), np.array(wanted), calls, maps)
 
     def rows(self, place: int, n: int) -> Iterator[tuple[slice, NDArray[Any]]]:
@@ -277,9 +274,9 @@ class _Seen:
         from attnscope.core.attention.seam import select_part
 
         if self.maps:
-            step = max(16, WEIGHTS_AT_ONCE // max(1, n * sum(one.shape[1] for one in self.maps)))
+            step = max(16, WEIGHTS_AT_ONCE // max(1, n * sum(each.shape[1] for each in self.maps)))
             for low in range(0, n, step):
-                part = [one[place, :, low : min(n, low + step), :n] for one in self.maps]
+                part = [each[place, :, low : min(n, low + step), :n] for each in self.maps]
                 yield slice(low, min(n, low + step)), torch.cat(part).numpy()[self.kept]
         else:
             texts = [select_part(call, slice(place, place + 1), slice(n), slice(n)) for call in self.calls]
@@ -288,12 +285,7 @@ class _Seen:
 
 
 class PairSums:
-    """Exact sums over texts for all pairs of heads, and for all pairs of layers of one model.
-
-    Args:
-        heads: The heads of each model.
-        tables: Measure and whether special tokens take part, of each table.
-    """
+    """Exact sums over texts for all pairs of heads of one model or of two, and for all pairs of layers of one model."""
 
     def __init__(self, heads: Sequence[tuple[HeadPlace, ...]], tables: Sequence[TableName]) -> None:
         from attnscope.core.exact.running import RunningSums
@@ -317,11 +309,11 @@ class PairSums:
         both._between = {name: sums.merge(other._between[name]) for name, sums in self._between.items()}
         return both
 
-    def add(self, found: _TextSums) -> None:
+    def add(self, text: _TextSums) -> None:
         """Adds a text: of each table the sums and counts of all pairs, (head, head)."""
         # All at once, so that an interruption finds a text in all tables or in none.
-        sums = {name: (summed[self._pairs], counts[self._pairs]) for name, (summed, counts) in found.items()}
-        added = {name: self._sums[name].merge(_one_text(*parts)) for name, parts in sums.items()}
+        sums = {name: (summed[self._pairs], counts[self._pairs]) for name, (summed, counts) in text.items()}
+        added = {name: self._sums[name].merge(_sums_of_text(*parts)) for name, parts in sums.items()}
         between = {}
         if self._group is not None:
             n = len(self.layers) ** 2
@@ -329,7 +321,7 @@ class PairSums:
                 name: tuple(np.bincount(self._group, part, n).astype(np.float64) for part in parts)
                 for name, parts in sums.items()
             }
-            between = {name: self._between[name].merge(_one_text(*parts)) for name, parts in grouped.items()}
+            between = {name: self._between[name].merge(_sums_of_text(*parts)) for name, parts in grouped.items()}
         self._sums, self._between = added, between
 
     def table(self, name: tuple[str, bool]) -> PairTable:
@@ -351,12 +343,12 @@ class PairSums:
         return Arrangement(merges, order, places, explained, *layers)
 
 
-def _one_text(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> RunningSums:
+def _sums_of_text(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> RunningSums:
     from attnscope.core.exact.running import RunningSums
 
-    one = RunningSums(sums.shape)
-    one.add(sums, counts)
-    return one
+    of_text = RunningSums(sums.shape)
+    of_text.add(sums, counts)
+    return of_text
 
 
 def sums_of_rows(
@@ -364,23 +356,18 @@ def sums_of_rows(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The divergences of all pairs of heads, summed over queries, and over how many.
 
-    Args:
-        measure: "hellinger" or "jensen_shannon".
-        rows: Weights of one model, or of two, each (head, query, key).
-        queries: Which queries stay, (query,), and what keys, (key,): each row is divided by what is left of it. None =
-            all, as they are.
-        keys: See queries.
+    `rows` are weights of one model, or of two, each (head, query, key). Only the chosen queries, (query,), and keys,
+    (key,), stay, and each row is divided by what is left of it. None = all, as they are.
     """
     import torch
 
     from attnscope.core.questions.distance import SUMS
 
-    parts = [
-        torch.from_numpy(one if queries is None or keys is None else divide_by_rest(one[:, queries][:, :, keys]))
-        for one in rows
-    ]
-    found = SUMS[measure](parts[0], parts[1] if len(parts) > 1 else None)  # type: ignore[index]  # one of MEASURES
-    return found.sums.numpy(), found.counts.numpy()
+    if queries is not None and keys is not None:
+        rows = [divide_by_rest(weights[:, queries][:, :, keys]) for weights in rows]
+    parts = [torch.from_numpy(weights) for weights in rows]
+    divergences = SUMS[measure](parts[0], parts[1] if len(parts) > 1 else None)  # type: ignore[index]  # one of MEASURES
+    return divergences.sums.numpy(), divergences.counts.numpy()
 
 
 def _interval(measure: str, sums: RunningSums) -> Iterator[NDArray[np.float64]]:
@@ -416,9 +403,7 @@ def _all_pairs(shape: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.in
 class _Otherwise:
     """A text that the second model cuts into other tokens.
 
-    Attributes:
-        part: Its tokens.
-        stretches: Where those of the first model and those of the second lie among the stretches of the text.
+    `stretches` say where the tokens of the first model and those of the second lie among the stretches of the text.
     """
 
     part: Chunk
@@ -434,7 +419,7 @@ def _cut_otherwise(
     """
     # Batches are sorted by length, so chunks of one place in the lists may be of different texts.
     first, second = ({(part.text, part.number): part for part in parts} for parts in (ours, theirs))
-    found, without = dict[int, _Otherwise](), set[int]()
+    otherwise, without = dict[int, _Otherwise](), set[int]()
     for text, number in sorted(first.keys() | second.keys()):
         a, b = first.get((text, number)), second.get((text, number))
         if a and b and _are_equal(a.tokens, b.tokens):
@@ -456,8 +441,8 @@ def _cut_otherwise(
                 "stand in it is not known: " + " and ".join(beginnings),
                 "compare models that share a tokenizer, such as two checkpoints of one",
             )
-        found[text] = _Otherwise(b, stretches)
-    return found, without
+        otherwise[text] = _Otherwise(b, stretches)
+    return otherwise, without
 
 
 def _are_equal(a: Tokens, b: Tokens) -> bool:

@@ -29,16 +29,15 @@ class Tally:
     """Sums over texts for the heads of one kind of attention.
 
     Attributes:
-        kind: "encoder", "decoder" or "cross".
         layers: Numbers of the layers, in the order of the first axis.
         names: The measures, in the order of the last axis.
         measures: Each measure, (layer, head, measure).
         uniform: The same under uniform attention over the keys that the mask allows, (layer, head, measure).
         offsets: The share of queries whose largest weight is at an offset, (layer, head, offset).
         offsets_uniform: The same under uniform attention.
-        pairs: What a head would reach that always looked at one offset, (pair measure, offset); of what heads write,
-            MOVED_PAIRS. Of two tallies beside each other, the offsets of both, one after the other.
-        lengths: Where texts weigh alike (`weigh_units`), 1 / n of each text of n queries; else of no text.
+        pairs: What a head would reach that always looked at one offset, (pair measure, offset); for what heads write,
+            (one of MOVED_PAIRS, offset). Two tallies beside each other have the offsets of both, one after the other.
+        lengths: If texts weigh alike (`weigh_units`), 1 / n of each text of n queries; else of no text.
     """
 
     kind: str
@@ -78,7 +77,7 @@ class Tally:
         return 1 / float(self.lengths.ratio()) if self.lengths.n_texts else 1.0
 
     def units(self, names: Sequence[str]) -> NDArray[np.float64]:
-        """Of each measure, what `RunningSums.share_interval` asks for as `units`."""
+        """What `RunningSums.share_interval` takes as `units`, for each measure."""
         return np.where(np.isin(names, OF_TEXTS) | are_zones(names), 1.0, self.queries_per_count)
 
     def merge(self, other: "Tally") -> "Tally":
@@ -91,15 +90,11 @@ class Tally:
         )
 
     def beside(self, other: "Tally") -> "Tally":
-        """The same with the measures of another tally of the same heads after its own.
-
-        Raises:
-            ValueError: It is of other heads.
-        """
+        """The same with the measures of another tally of the same heads after its own."""
         if (self.kind, self.layers, self.measures.shape[:2]) != (other.kind, other.layers, other.measures.shape[:2]):
             raise ValueError(f"measures are of other {self.kind} heads than what these write")
-        joined = {part: getattr(self, part).beside(getattr(other, part)) for part in ("measures", "uniform", "pairs")}
-        return replace(self, names=(*self.names, *other.names), **joined)
+        sums = {part: getattr(self, part).beside(getattr(other, part)) for part in ("measures", "uniform", "pairs")}
+        return replace(self, names=(*self.names, *other.names), **sums)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """The whole state, for npz: "kind.part.name" -> array."""
@@ -143,19 +138,17 @@ def are_zones(names: Sequence[str]) -> NDArray[np.bool_]:
 def weigh_units(
     names: Sequence[str], weights: NDArray[np.float64], sums: Mapping[str, NDArray[np.float64]]
 ) -> dict[str, NDArray[np.float64]]:
-    """Sums and counts of units of evidence, each times the weight of its text; of OF_TEXTS as they are.
+    """Sums and counts of units of evidence, (unit, ...), each times the weight of its text, except those of OF_TEXTS.
 
-    Args:
-        names: The measures, in the order of the last axis of "sum", "count" and "uniform_sum".
-        weights: Of each unit, (unit,): 1 / n for a text of n queries, so that all texts weigh the same.
-        sums: Arrays by name, (unit, ...).
+    `names` are the measures on the last axis of "sum", "count" and "uniform_sum". The weight is 1 / n for a text of n
+    queries, so that all texts weigh the same.
     """
     weighed = {}
     for name, array in sums.items():
         weighed[name] = array * weights.reshape(-1, *[1] * (array.ndim - 1))
         if name in ("sum", "count", "uniform_sum"):
-            kept = np.isin(names, OF_TEXTS)
-            weighed[name][..., kept] = array[..., kept]
+            unweighted = np.isin(names, OF_TEXTS)
+            weighed[name][..., unweighted] = array[..., unweighted]
     return weighed
 
 
@@ -164,14 +157,11 @@ def pair_hits(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """For a head that always looked `offset` tokens further: how much of each pair measure it would reach.
 
-    Args:
-        ids: Token numbers of one text, (token,).
-        causal: Whether later keys are hidden.
-        context: Which tokens count nothing as queries, (token,); None = all count.
+    Tokens of the context, (token,), count nothing as queries.
 
     Returns:
         Hits and counts, each (pair measure, offset): the counts are the queries that have such a key on the side of the
-        offset. Of a head that looks both ways that is too much to ask, and of one that looks back only just right,
+        offset. For a head that looks both ways that is too much to ask, and for one that looks back only just right,
         wherever in a model it is.
     """
     n = len(ids)

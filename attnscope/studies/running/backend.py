@@ -41,9 +41,7 @@ precision does to queries and keys is the same for both."""
 def choose_backend(info: ModelInfo, n_weights: float) -> Backend:
     """What is to measure all texts of a run, whatever they are cut into.
 
-    Args:
-        info: The model.
-        n_weights: About how many attention weights there will be, of all texts, layers and heads.
+    `n_weights` is about how many attention weights all texts, layers and heads have.
 
     Raises:
         AttnscopeError: The environment names a back end that is not there, or cannot measure this model.
@@ -94,18 +92,18 @@ def agrees_with_torch(info: ModelInfo) -> bool:
     ids = torch.randint(0, 9, (2, n), generator=chance)
     vectors = torch.nn.functional.normalize(torch.randn(9, 5, generator=chance), dim=-1)[ids]
     facts = TextFacts(torch.ones(2, n, dtype=torch.bool), ids == n, ids, embeddings=vectors, rarest=ids == 3)
-    found = []
+    results = []
     both: tuple[Backend, ...] = "torch", "triton"
     try:
         for backend in both:
             probe = Sums(facts, backend=backend)
             output = probe(call).float()
-            found.append((output, torch.from_numpy(probe.sums["decoder"][0].sum)))
+            results.append((output, torch.from_numpy(probe.sums["decoder"][0].sum)))
     except Exception:  # whatever its compiler, its driver or the C compiler has to say
         return False
     return all(
         bool(((ours - theirs).abs().amax((-2, -1)) <= _TOLERANCE * theirs.abs().amax((-2, -1)) + 1e-3).all())
-        for theirs, ours in zip(*found, strict=True)
+        for theirs, ours in zip(*results, strict=True)
     )
 
 
@@ -169,11 +167,11 @@ def _hindrance(info: ModelInfo, backend: Backend) -> str:
 def is_compiled() -> bool:
     """Whether the fused pass lies compiled on this machine; numba is not loaded to ask."""
     source = Path(__file__).parents[2] / "core" / "measures" / "backends" / "numba_kernel.py"
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    cache = Path(given) if given else Path.home() / ".cache" / "numba"
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    cache = Path(chosen) if chosen else Path.home() / ".cache" / "numba"
     try:
         folders = [source.parent / "__pycache__", *(path.parent for path in cache.glob(f"*{source.parent.name}*/"))]
-        found = [path for folder in {*folders, cache} for path in folder.glob(f"**/{source.stem}.read_rows-*.nbi")]
-        return any(path.stat().st_mtime >= source.stat().st_mtime for path in found)
+        indexes = [path for folder in {*folders, cache} for path in folder.glob(f"**/{source.stem}.read_rows-*.nbi")]
+        return any(path.stat().st_mtime >= source.stat().st_mtime for path in indexes)
     except OSError:  # the home folder of another user, as sudo leaves it
         return False

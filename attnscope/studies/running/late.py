@@ -24,12 +24,7 @@ R = TypeVar("R", bound=_Record)
 
 
 def failure(step: str, error: Exception) -> dict[str, str]:
-    """What a record says of a step that failed, among the `failures` of its `run`.
-
-    Args:
-        step: What was at work, such as "--causal".
-        error: What it raised.
-    """
+    """What a record lists among the `failures` of its `run` when a step, such as "--causal", raised an error."""
     if os.environ.get("ATTNSCOPE_TRACEBACK"):
         traceback.print_exception(error)
     if isinstance(error, AttnscopeError):
@@ -40,26 +35,20 @@ def failure(step: str, error: Exception) -> dict[str, str]:
     return {"step": step, "error": reason, "hint": "with ATTNSCOPE_TRACEBACK=1 in the environment it says where"}
 
 
-def try_step(found: R, step: str, do: Callable[[R], R]) -> R:
-    """What a later step makes of a record; where it fails or is interrupted, the record as it was, which says so.
-
-    Args:
-        found: What was measured before.
-        step: What a user calls the step.
-        do: The step.
-    """
+def try_step(record: R, step: str, do: Callable[[R], R]) -> R:
+    """What a later step makes of a record. If it fails or is interrupted, the record as it was, which says so."""
     try:
-        return do(found)
+        return do(record)
     except KeyboardInterrupt:
-        return replace(found, corpus=settle_corpus(found.corpus, interrupted=True))  # type: ignore[type-var]  # a dataclass
+        return replace(record, corpus=settle_corpus(record.corpus, interrupted=True))  # type: ignore[type-var]  # a dataclass
     except Exception as error:
-        failures = [*found.run.get("failures", ()), failure(step, error)]
-        return replace(found, run={**found.run, "failures": failures})  # type: ignore[type-var]
+        failures = [*record.run.get("failures", ()), failure(step, error)]
+        return replace(record, run={**record.run, "failures": failures})  # type: ignore[type-var]
 
 
-def add_steps(found: R, steps: Sequence[tuple[str, Callable[[R], R]]]) -> R:
+def add_steps(record: R, steps: Sequence[tuple[str, Callable[[R], R]]]) -> R:
     """The record after further steps, each with its name; no step follows a failure or an interruption."""
     for name, add in steps:
-        if not is_interrupted(found.corpus) and not found.run.get("failures"):
-            found = try_step(found, name, add)
-    return found
+        if not is_interrupted(record.corpus) and not record.run.get("failures"):
+            record = try_step(record, name, add)
+    return record

@@ -45,9 +45,9 @@ def _load_glibc() -> ctypes.CDLL | None:
     import ctypes
 
     with contextlib.suppress(OSError, TypeError):
-        found = ctypes.CDLL(None)
-        if hasattr(found, "malloc_trim") and hasattr(found, "mallopt"):
-            return found
+        library = ctypes.CDLL(None)
+        if hasattr(library, "malloc_trim") and hasattr(library, "mallopt"):
+            return library
     return None
 
 
@@ -109,17 +109,14 @@ class Room:
         size: Callable[[B], int],
         texts_apart: Callable[[B], Sequence[B]] | None = None,
     ) -> Iterator[tuple[B, R]]:
-        """Does something with a batch, or with parts of it.
+        """Does something with a batch, or with parts of it, and yields each part that fitted, with what came of it.
 
         Args:
             batch: The batch.
-            do: What to do with it; begun anew where it runs out of memory, so it must add to nothing.
-            halves: Its parts; none if it has none. Asked after `tokens` was lowered.
+            do: What to do with it. It starts anew if it runs out of memory, so it must add to nothing.
+            halves: Its parts; none if it has none. Called after `tokens` was lowered.
             size: Its tokens, padding included.
             texts_apart: The halves of its texts, for texts that must not be padded together; None = `halves` are.
-
-        Yields:
-            Each part that fitted, and what came of it.
 
         Raises:
             AttnscopeError: A single text does not fit.
@@ -128,14 +125,14 @@ class Room:
         parts: Sequence[B] = ()
         if self.tokens is None or n_tokens <= self.tokens or not (parts := halves(batch)):
             try:
-                found = self._try(batch, do)
+                result = self._try(batch, do)
             except MixedLengthsError:
                 parts = (texts_apart or halves)(batch)
                 if not parts:
                     raise
             else:
-                if found is not None:
-                    yield batch, found[0]
+                if result is not None:
+                    yield batch, result[0]
                     return
                 make_room()
                 self.tokens = max(1, n_tokens // 2)

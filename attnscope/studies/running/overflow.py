@@ -34,25 +34,24 @@ class _Text(Protocol):
     def line(self) -> int: ...
 
 
-def broken_rows(found: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
-    """Which rows of what was found hold a NaN or an infinity, and where a model computed the first one.
+def broken_rows(numbers: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
+    """Which rows hold a NaN or an infinity, and where a model computed the first one.
 
-    Args:
-        found: Kind -> layer -> numbers, (row, ...): arrays, or tensors on any device. Rows are texts, as a rule.
+    `numbers` are kind -> layer -> (row, ...): arrays, or tensors on any device. Rows are texts, as a rule.
 
     Returns:
         Row -> kind and layer, the first that was computed, for the rows that are broken alone.
     """
     broken: dict[int, Place] = {}
-    kinds = list(found)
-    places = [(kind, layer) for kind in kinds for layer in found[kind]]
+    kinds = list(numbers)
+    places = [(kind, layer) for kind in kinds for layer in numbers[kind]]
     # A decoder's layers are between those across; an encoder's are before all of them.
     for kind, layer in sorted(places, key=lambda place: (place[0] != "encoder", place[1], kinds.index(place[0]))):
-        numbers = found[kind][layer]
+        array = numbers[kind][layer]
         with np.errstate(invalid="ignore", over="ignore"):
-            if np.isfinite(float(numbers.sum())):
+            if np.isfinite(float(array.sum())):
                 continue
-        rows = ~np.isfinite(np.asarray(numbers.cpu() if hasattr(numbers, "cpu") else numbers))
+        rows = ~np.isfinite(np.asarray(array.cpu() if hasattr(array, "cpu") else array))
         for row in np.flatnonzero(rows.reshape(len(rows), -1).any(1)).tolist():
             broken.setdefault(row, (kind, layer))
     return broken
@@ -62,9 +61,7 @@ def broken_rows(found: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
 class LeftOut:
     """Texts on which a model computes NaN or infinity.
 
-    Attributes:
-        n: How many.
-        first: The first MOST_NAMED of them, in the order of the corpus: index, source, line, place.
+    `first` has the first MOST_NAMED of them, in the order of the corpus: index, source, line, place.
     """
 
     n: int = 0
@@ -72,33 +69,28 @@ class LeftOut:
 
     @classmethod
     def of(cls, texts: Iterable[_Text], broken: Mapping[int, Place]) -> LeftOut:
-        """Those of some texts.
-
-        Args:
-            texts: The texts.
-            broken: The place of each broken one, by its index in the corpus.
-        """
+        """The texts that are broken; `broken` has the place of each by its index in the corpus."""
         named = [(text.index, text.source, text.line, broken[text.index]) for text in texts if text.index in broken]
         return cls(len(named), tuple(sorted(named)[:MOST_NAMED]))
 
     def merge(self, other: LeftOut) -> LeftOut:
-        """Those of both, which have no text in common; in any order the same."""
+        """The texts of both, which have none in common; in any order the same."""
         return LeftOut(self.n + other.n, tuple(sorted((*self.first, *other.first))[:MOST_NAMED]))
 
     def problems(self, info: ModelInfo) -> list[dict[str, Any]]:
-        """As entries among the problems of a corpus."""
-        found = [
+        """Entries for the problems of a corpus."""
+        problems = [
             Problem(source, line, f"not studied: {where(info, place)}; {hint(info)}")
             for _, source, line, place in self.first
         ]
-        if self.n > len(found):
-            more = self.n - len(found)
+        if self.n > len(problems):
+            more = self.n - len(problems)
             reason = f"{amount(more, 'more text')} not studied: NaN or infinity in {info.dtype}"
-            found.append(Problem(found[-1].source, None, reason))
-        return [asdict(problem) for problem in found]
+            problems.append(Problem(problems[-1].source, None, reason))
+        return [asdict(problem) for problem in problems]
 
     def require_some_left(self, n_texts: int, info: ModelInfo) -> None:
-        """Raises an AttnscopeError where texts were left out and none is left."""
+        """Refuses a study of which no text is left."""
         if self.n and not n_texts:
             raise AttnscopeError(
                 f"no text is left: on {'the only one' if self.n == 1 else f'all {self.n:,}'}, "
@@ -107,15 +99,9 @@ class LeftOut:
             )
 
 
-def require_finite(found: Mapping[str, Mapping[int, Any]], info: ModelInfo, what: str = "this text") -> None:
-    """Raises an AttnscopeError where a model computes NaN or infinity on one text: no picture of that is true.
-
-    Args:
-        found: As of `broken_rows`.
-        info: Of the model.
-        what: What it was run on.
-    """
-    for place in broken_rows(found).values():
+def require_finite(numbers: Mapping[str, Mapping[int, Any]], info: ModelInfo, what: str = "this text") -> None:
+    """Refuses numbers, as `broken_rows` takes them, with NaN or infinity on one text: no picture of that is true."""
+    for place in broken_rows(numbers).values():
         raise refusal(info, place, what)
 
 

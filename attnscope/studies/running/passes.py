@@ -63,16 +63,16 @@ class Found:
 
     def merge(self, other: Self) -> Self:
         """What is found on the texts of both."""
-        both = {one.name: _add(getattr(self, one.name), getattr(other, one.name)) for one in fields(self)}
+        both = {each.name: _add(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
         return replace(self, **both | {"halved_to": merge_halving(self.halved_to, other.halved_to)})
 
 
-def _add(one: Any, other: Any) -> Any:
-    if one is None or other is None:
-        return other if one is None else one
-    if isinstance(one, Mapping):
-        return {**one, **{name: _add(one.get(name), value) for name, value in other.items()}}
-    return one + other if isinstance(one, int | tuple) else one.merge(other)
+def _add(first: Any, second: Any) -> Any:
+    if first is None or second is None:
+        return second if first is None else first
+    if isinstance(first, Mapping):
+        return {**first, **{name: _add(first.get(name), value) for name, value in second.items()}}
+    return first + second if isinstance(first, int | tuple) else first.merge(second)
 
 
 B = TypeVar("B")
@@ -112,10 +112,7 @@ class Task(Generic[B]):
 
     Attributes:
         number: How many blocks of the pass come before it.
-        block: The block.
-        source: Where its first text is from.
-        line: On which line that is.
-        n_texts: How many texts it has.
+        source: Where its first text is from, and on which `line` that is.
         share: How much of all texts had been read when it was made; None = unknown.
     """
 
@@ -136,12 +133,7 @@ def tasks_of(texts: Texts, copies: Copies, n: int, shard: tuple[int, int] = (1, 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What workers begin with.
-
-    Attributes:
-        models: The models, as they load them.
-        make: Makes the measurer of these; it can be pickled.
-    """
+    """What workers begin with: the models, as they load them, and what makes their measurer; it can be pickled."""
 
     models: tuple[WorkersModel, ...]
     make: Callable[..., Measurer[Any, Any, Any]]
@@ -162,7 +154,6 @@ class Pass(Generic[D]):
     """What a pass over texts came to.
 
     Attributes:
-        done: What was added up.
         complete: Whether all texts were gone through.
         lost: Blocks over which workers were lost, as problems of a corpus.
         failures: What failed after some blocks, as `late.failure` tells it.
@@ -183,11 +174,10 @@ class Driver(Generic[B, D]):
     """How a study goes over its texts.
 
     Attributes:
-        make: Makes a measurer of the models; where there are workers it is pickled.
-        models: The models.
+        make: Makes a measurer of the models; with workers it is pickled.
         workers: Who measures, for each model; None = this process.
         keeps: See `Keeps`; of workers only whole blocks count.
-        in_order: Whether blocks are to be added in the order of the texts, whichever worker is done first.
+        in_order: Whether blocks are added in the order of the texts, whichever worker is done first.
         step: What is at work, for the record of a failure after some blocks; None = a failure is raised.
     """
 
@@ -208,12 +198,9 @@ class Driver(Generic[B, D]):
         return going
 
     def run(self, tasks: Iterable[Task[B]], nothing: D, report: Report | None) -> Pass[D]:
-        """Goes over the blocks; ends early where the user ends it, or something fails after some texts.
+        """Goes over the blocks; ends early if the user ends it, or something fails after some texts.
 
-        Args:
-            tasks: The blocks.
-            nothing: Sums of nothing.
-            report: Is told how far it is, after each batch; of workers after each block.
+        `report` hears how far it is after each batch; with workers after each block.
 
         Raises:
             AttnscopeError: Something fails before any text is done, or no worker could begin.
@@ -260,9 +247,9 @@ class Driver(Generic[B, D]):
         last, n_done, n_added, share = -1, 0, 0, 0.0
 
         def take(number: int) -> None:
-            found = waiting.pop(number)
-            if found is not None:
-                going.done = going.done.merge(found)
+            result = waiting.pop(number)
+            if result is not None:
+                going.done = going.done.merge(result)
 
         try:
             with (
@@ -301,14 +288,8 @@ class Driver(Generic[B, D]):
 class Reading:
     """A model, and the texts that all passes of a study of it read in the same way.
 
-    Attributes:
-        model: The model.
-        texts: The texts.
-        chunk: As of `HeadsOptions`; likewise stride and shard.
-        stride: See there.
-        shard: See there.
-        block: Most texts of a block.
-        workers: Who measures; None = this process.
+    `chunk`, `stride` and `shard` are those of `HeadsOptions`. A block has at most `block` texts. Without workers, this
+    process measures.
     """
 
     model: Model
@@ -342,5 +323,5 @@ class Reading:
 
 
 def merge_halving(*tokens: int | None) -> int | None:
-    """To how few tokens batches were halved for want of memory, of several parts; None = they were not."""
+    """To how few tokens batches of several parts were halved for want of memory; None = they were not."""
     return min((n for n in tokens if n is not None), default=None)

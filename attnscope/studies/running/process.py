@@ -27,13 +27,7 @@ _PATIENCE_S = 5
 
 
 class LocalExecutor:
-    """Processes of this machine.
-
-    Args:
-        n: How many.
-        threads: How many threads each computes with.
-        files: Open files that they hold open as long as they live.
-    """
+    """Processes of this machine: `n` of them, each with so many threads. They hold `files` open while they live."""
 
     def __init__(self, n: int, threads: int, files: tuple[int, ...] = ()) -> None:
         self.n, self._threads, self._files = n, threads, files

@@ -16,12 +16,12 @@ _PATIENCE_S = 5
 
 
 class RayExecutor:
-    """Actors of a Ray cluster. Where this process has begun to speak with one already, that one is used, and stays.
+    """Actors of a Ray cluster. If this process speaks with a cluster already, that one is used, and stays.
 
     Args:
         n: How many actors; None = as many as the cluster has room for.
         threads: How many threads each computes with, and processors it claims.
-        address: Of the cluster; None = as Ray finds it, else one that is started on this machine.
+        address: The address of the cluster; None = as Ray finds it, else one that is started on this machine.
         on_gpu: Whether each claims a GPU.
 
     Raises:
@@ -67,19 +67,19 @@ class RayExecutor:
                 f"{where} cannot be used: {first_line(error)}", "see that `ray status` finds it, with the same versions"
             ) from None
 
-    def _room(self, asked: int | None) -> int:
+    def _room(self, n: int | None) -> int:
         """How many workers there will be."""
         has: dict[str, float] = self._ray.cluster_resources()
         room = int(has.get("CPU", 0)) // self._threads
         if self._n_gpus:
             room = min(room, int(has.get("GPU", 0)))
-        if room < (asked or 1):
-            needed = f"{asked or 1} of {self._threads} thread{'s' * (self._threads > 1)}"
+        if room < (n or 1):
+            needed = f"{n or 1} of {self._threads} thread{'s' * (self._threads > 1)}"
             raise AttnscopeError(
                 f"Ray has room for {room} workers, not for {needed}{' and a GPU each' * self._n_gpus}",
                 "choose fewer --workers or --threads, or add machines",
             )
-        return asked or room
+        return n or room
 
 
 class RayWorker:

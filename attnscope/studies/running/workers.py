@@ -112,11 +112,7 @@ class Workers:
                 raise UsageError(f"{number} {what} do nothing", f"choose at least 1, or leave out --{what}")
 
     def open(self, device: str = "cpu", files: tuple[int, ...] = ()) -> Executor:
-        """Where they live; to be used as a context manager.
-
-        Args:
-            device: Where the model runs.
-            files: Open files that local processes hold open too.
+        """Where they live; to be used as a context manager. Local processes hold `files` open too.
 
         Raises:
             AttnscopeError: Ray is not installed, or cannot be reached.
@@ -133,11 +129,11 @@ class Workers:
         """What lets workers load this very model."""
         device = model.info.device if self.loading.device_map is None else self.loading.device
         loading = replace(self.loading, device=device)
-        known = hashes() if self.executor == "local" else {}
+        known_hashes = hashes() if self.executor == "local" else {}
         spec = self.spec
         if spec not in (*KNOWN, *BUILT_IN) and Path(spec).exists():
             spec = str(Path(spec).absolute())  # Ray's workers stand elsewhere
-        return WorkersModel(spec, loading, self.threads, model.info.sha256, dict(versions()), known)
+        return WorkersModel(spec, loading, self.threads, model.info.sha256, dict(versions()), known_hashes)
 
 
 @dataclass(frozen=True)
@@ -146,8 +142,6 @@ class WorkersModel:
 
     Attributes:
         spec: Its name; a folder is the same folder on every machine.
-        loading: How it is loaded.
-        threads: How many threads compute.
         sha256: What its weights must hash to.
         versions: Of all that numbers may depend on.
         hashes: Of its files; see `models.files.hashes`.
@@ -204,12 +198,8 @@ def start_workers(executor: Executor, work: Work, tasks: Iterable[T]) -> Generat
 
     No more workers are started than there are tasks. A task whose worker is lost is done again, by whichever worker is
     free next, up to TRIES times; in the place of a lost worker another one is started, unless TRIES in a row were lost
-    before they had loaded the model. Close the iterator, and all workers end.
-
-    Args:
-        executor: Where they live.
-        work: What each begins with.
-        tasks: The tasks; read as they are needed, never by two threads at once.
+    before they had loaded the model. Close the iterator, and all workers end. Tasks are read as they are needed, never
+    by two threads at once.
 
     Raises:
         AttnscopeError: The work or a task raised it, or no worker could begin.

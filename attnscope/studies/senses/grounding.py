@@ -37,13 +37,7 @@ ROLE = {
 
 @dataclass(frozen=True)
 class Reference:
-    """A photo, a phrase, and the box of what it names.
-
-    Attributes:
-        image: The photo's file.
-        phrase: The phrase.
-        box: Left, top, right and lower edge, in pixels of the photo.
-    """
+    """A photo, a phrase, and the box of what it names: left, top, right and lower edge, in pixels of the photo."""
 
     image: Path
     phrase: str
@@ -60,7 +54,7 @@ def read_references(path: Path) -> list[Reference]:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise AttnscopeError(f"cannot read {path}: {type(error).__name__}", "give JSON lines in UTF-8") from None
-    found = []
+    references = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -77,8 +71,8 @@ def read_references(path: Path) -> list[Reference]:
             raise AttnscopeError(
                 f"line {number} of {path} has an empty box or phrase", "boxes are left, top, right, bottom"
             )
-        found.append(Reference(image, phrase, (left, top, right, bottom)))
-    return found
+        references.append(Reference(image, phrase, (left, top, right, bottom)))
+    return references
 
 
 def cover(picture: Picture, box: Sequence[float]) -> NDArray[np.float64] | None:
@@ -112,13 +106,8 @@ def tokens_of_phrase(tokens: Tokens, first: int, phrase: str) -> NDArray[np.bool
 def with_grounding(heads: Sequence[Head], layers: Sequence[int], sums: RunningSums, at: int) -> tuple[Head, ...]:
     """The heads, those that ground words with that role.
 
-    A one-sided t test over pictures against the margin, and Benjamini-Hochberg over all heads.
-
-    Args:
-        heads: The heads that were measured.
-        layers: Numbers of the layers.
-        sums: What was added up, (layer, head, measure).
-        at: Which measure is `grounds`.
+    A one-sided t test over pictures against the margin, and Benjamini-Hochberg over all heads. `sums` are what was
+    added up, (layer, head, measure), and `at` is the measure `grounds`.
     """
     from dataclasses import replace
 
@@ -127,15 +116,16 @@ def with_grounding(heads: Sequence[Head], layers: Sequence[int], sums: RunningSu
     p = sums.p_above(MARGIN)[..., at]
     q = benjamini_hochberg(p)
     pictures = sums.effective_texts()[..., at]
-    made = []
+    grounded = []
     for head in heads:
         place = layers.index(head.layer), head.head
-        found = head.measures.get("grounds")
-        if found is not None and q[place] <= LEVEL:
+        grounds = head.measures.get("grounds")
+        if grounds is not None and q[place] <= LEVEL:
             role = Role(
-                "grounding", "grounds", found.value, found.low, found.high, found.uniform, MARGIN, float(p[place]),
-                float(q[place]), bool(pictures[place] < FEWEST_PICTURES), effective_texts=float(pictures[place]),
+                "grounding", "grounds", grounds.value, grounds.low, grounds.high, grounds.uniform, MARGIN,
+                float(p[place]), float(q[place]), bool(pictures[place] < FEWEST_PICTURES),
+                effective_texts=float(pictures[place]),
             )  # fmt: skip
             head = replace(head, roles=(role,))
-        made.append(head)
-    return tuple(made)
+        grounded.append(head)
+    return tuple(grounded)

@@ -90,12 +90,12 @@ def picture_heads(
     if text is not None:
         return _vision_language_heads(model, images, text, generate, report)
     model = eyes_of(model)
-    given = _list_inputs(images, "picture")
+    inputs = _list_inputs(images, "picture")
     # What is wrong with the model is wrong with every picture.
     read(model, read_photo(_BLANK))
 
     def measure(number: int) -> _Measured:
-        name, image = given[number]
+        name, image = inputs[number]
         with _leave_out(name):
             photo = read_photo(image)
             reading = read(model, photo)
@@ -112,7 +112,7 @@ def picture_heads(
         PICTURES, "picture", "encoder", PICTURE_MEASURES, lambda measures: measures["resting"].value,
         "give photos, such as --image 'photos/*.jpg'",
     )  # fmt: skip
-    return _study(model, given, measure, sense, report)
+    return _study(model, inputs, measure, sense, report)
 
 
 def _vision_language_heads(model: Model, images: Any, text: str, generate: int, report: Report | None) -> Findings:
@@ -121,7 +121,9 @@ def _vision_language_heads(model: Model, images: Any, text: str, generate: int, 
     from attnscope.core.senses.look_measures import LOOK_MEASURES, LookFacts, LookSums
 
     references = _references(images)
-    given = [(f"{one.image}: {one.phrase}", one) for one in references] or _list_inputs(images, "picture")
+    inputs = [(f"{reference.image}: {reference.phrase}", reference) for reference in references] or _list_inputs(
+        images, "picture"
+    )
     model = viewer_of(model)
     # What is wrong with the model or the question is wrong with every picture.
     axes = read(model, View((read_photo(_BLANK),), text)).axes
@@ -133,14 +135,14 @@ def _vision_language_heads(model: Model, images: Any, text: str, generate: int, 
         )
 
     def measure(number: int) -> _Measured:
-        name, image = given[number]
-        asked, of = text, image if isinstance(image, Reference) else None
+        name, image = inputs[number]
+        question, of = text, image if isinstance(image, Reference) else None
         if of is not None:
             name, image = str(of.image), of.image
-            asked = text.replace("{phrase}", of.phrase) if "{phrase}" in text else f"{text} {of.phrase}"
+            question = text.replace("{phrase}", of.phrase) if "{phrase}" in text else f"{text} {of.phrase}"
         with _leave_out(name):
             photo = read_photo(image)
-            reading = read(model, View((photo,), asked, 0 if of else generate))
+            reading = read(model, View((photo,), question, 0 if of else generate))
         first, (tokens, keys) = reading.after_pictures, reading.queries_and_keys(kind)
         hidden = reading.axes[kind].hidden if reading.axes else None
         asks = ~tokens.special[first:]
@@ -161,20 +163,20 @@ def _vision_language_heads(model: Model, images: Any, text: str, generate: int, 
         run_probe(model, reading, probe_by_kind({kind: probe}) if reading.axes else probe)
         _require_finite(probe, model, photo.source)
         pixels = np.asarray(photo.image)
-        head = f"picture {pixels.shape}\n{asked}\n{'' if of is None else of.box}\n"
+        head = f"picture {pixels.shape}\n{question}\n{'' if of is None else of.box}\n"
         return _Measured(probe, int(asks.sum()), reading.notes, head, pixels.tobytes())
 
     sense = _Sense(
         LOOKS, "picture", kind, LOOK_MEASURES, lambda measures: 1 - measures["looks"].value,
         "give photos, such as --image 'photos/*.jpg'",
     )  # fmt: skip
-    return _study(model, given, measure, sense, report)
+    return _study(model, inputs, measure, sense, report)
 
 
 def _references(images: Any) -> list[Reference]:
     """Photos with phrases and boxes, where JSON lines are given."""
-    files = [one for one in (images if isinstance(images, list) else [images]) if isinstance(one, str | Path)]
-    named = [Path(one) for one in files if str(one).endswith(".jsonl")]
+    files = [path for path in (images if isinstance(images, list) else [images]) if isinstance(path, str | Path)]
+    named = [Path(path) for path in files if str(path).endswith(".jsonl")]
     return [reference for path in named for reference in read_references(path)]
 
 
@@ -206,14 +208,14 @@ def sound_heads(
     from attnscope.core.attention.probes import probe_by_kind
     from attnscope.core.senses.sound_measures import SOUND_MEASURES, SoundFacts, SoundSums
 
-    given = _list_inputs(audio, "recording")
-    texts = [text] if isinstance(text, str) else [None] * len(given) if text is None else list(text)
-    if len(texts) != len(given):
+    inputs = _list_inputs(audio, "recording")
+    texts = [text] if isinstance(text, str) else [None] * len(inputs) if text is None else list(text)
+    if len(texts) != len(inputs):
         n = f"{len(texts)} transcript{'s' * (len(texts) != 1)}"
-        raise AttnscopeError(f"{amount(len(given), 'recording')} and {n}", "give one for each, or leave out the text")
+        raise AttnscopeError(f"{amount(len(inputs), 'recording')} and {n}", "give one for each, or leave out the text")
 
     def measure(number: int) -> _Measured:
-        name, recorded = given[number]
+        name, recorded = inputs[number]
         with _leave_out(name):
             recording = read_recording(recorded)
         reading = read(model, Speech(recording, texts[number]))
@@ -238,7 +240,7 @@ def sound_heads(
         RECORDINGS, "recording", "cross", SOUND_MEASURES, lambda measures: 1 - measures["sound"].value,
         "give WAV files: --audio 'talks/*.wav'",
     )  # fmt: skip
-    return _study(model, given, measure, sense, report)
+    return _study(model, inputs, measure, sense, report)
 
 
 class _LeftOutError(Exception):
@@ -334,14 +336,14 @@ class _Done:
     def arrays(self) -> dict[str, Any]:
         """All that was added up, for a record."""
         parts = {"measures": self.measures.to_arrays(), "uniform": self.uniform.to_arrays()}
-        arrays = {f"{part}.{name}": array for part, held in parts.items() for name, array in held.items()}
+        arrays = {f"{part}.{name}": array for part, sums in parts.items() for name, array in sums.items()}
         arrays |= {"layers": np.array(self.layers), "names": np.array(list(self.sense.catalogue))}
         return {f"{self.sense.kind}.{name}": array for name, array in arrays.items()}
 
 
 def _study(
     model: Model,
-    given: Sequence[tuple[str, Any]],
+    inputs: Sequence[tuple[str, Any]],
     measure: Callable[[int], _Measured],
     sense: _Sense,
     report: Report | None,
@@ -350,26 +352,26 @@ def _study(
     done, complete = _Done(sense), True
     problems: list[dict[str, Any]] = []
     try:
-        for number, (name, _) in enumerate(given):
+        for number, (name, _) in enumerate(inputs):
             try:
-                found = measure(number)
+                measured = measure(number)
             except _LeftOutError as error:
                 problems.append({"source": name, "line": None, "reason": str(error)})
             else:
                 with delay_interrupts():
-                    done.add(found)
+                    done.add(measured)
             if report is not None:
-                report(Progress(done.n, done.n_tokens, (number + 1) / len(given)))
+                report(Progress(done.n, done.n_tokens, (number + 1) / len(inputs)))
     except KeyboardInterrupt:
         if not done.n:
             raise
         complete = False
     if not done.n:
         first = f"{problems[0]['source']}: {problems[0]['reason']}"
-        raise AttnscopeError(f"no {sense.noun} is left of {len(given)}: {first}", sense.hint)
+        raise AttnscopeError(f"no {sense.noun} is left of {len(inputs)}: {first}", sense.hint)
     corpus = {
         "of": sense.of,
-        "sources": [name for name, _ in given],
+        "sources": [name for name, _ in inputs],
         "n_texts": done.n,
         "n_tokens": done.n_tokens,
         **({"grids": sorted(done.grids)} if done.grids else {}),
@@ -402,11 +404,11 @@ def _describe(catalogue: Mapping[str, Measure]) -> dict[str, Any]:
     return {"roles": {}, "measures": measures}
 
 
-def _list_inputs(given: Any, what: str) -> list[tuple[str, Any]]:
+def _list_inputs(items: Any, what: str) -> list[tuple[str, Any]]:
     """Pictures or recordings with what to call each; files and patterns are looked up."""
-    given = given if isinstance(given, list) else [given]
-    files = [path for path in given if isinstance(path, str | Path)]
-    arrays = [(f"{what} {n}", array) for n, array in enumerate(given, 1) if not isinstance(array, str | Path)]
+    items = items if isinstance(items, list) else [items]
+    files = [path for path in items if isinstance(path, str | Path)]
+    arrays = [(f"{what} {n}", array) for n, array in enumerate(items, 1) if not isinstance(array, str | Path)]
     inputs = [(name, name) for name in expand(files)] + arrays
     if not inputs:
         raise AttnscopeError(f"there is no {what} to study", "give at least one file")

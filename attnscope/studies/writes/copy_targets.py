@@ -52,15 +52,7 @@ class Standing:
     def of(
         cls, ids: Numbers, special: frozenset[int], places: Numbers, answers: Numbers, *, looks_back: bool
     ) -> Standing:
-        """Counts the tokens of a row.
-
-        Args:
-            ids: Its token numbers as they are read, masks included.
-            special: Numbers of special tokens.
-            places: Where its predictions are made.
-            answers: What is right there.
-            looks_back: Whether each place reads those before it alone.
-        """
+        """Counts the tokens of a row, masks included; `looks_back` if each place reads only those before it."""
         types, inverse = np.unique(ids, return_inverse=True)
         at = np.arange(len(ids), dtype=np.int32)[:, None]
         there = inverse[:, None] == np.arange(len(types))
@@ -78,24 +70,17 @@ class Standing:
         return cls(ids, places, types, counts, distance, is_rival, answers)
 
     def type_of(self, tokens: Numbers) -> Numbers:
-        """The number of each token among the types; NOTHING where it does not stand there."""
-        found = np.minimum(np.searchsorted(self.types, tokens), len(self.types) - 1)
-        there = (self.types[found] == tokens) & (self.counts[np.arange(len(tokens)), found] > 0)
-        return np.where(there, found, NOTHING)
+        """The number of each token among the types; NOTHING if it does not stand there."""
+        numbers = np.minimum(np.searchsorted(self.types, tokens), len(self.types) - 1)
+        there = (self.types[numbers] == tokens) & (self.counts[np.arange(len(tokens)), numbers] > 0)
+        return np.where(there, numbers, NOTHING)
 
     def others(self, tokens: Numbers, n: Numbers | None = None, distance: Numbers | None = None) -> Numbers:
-        """Another token for each prediction's: one that stands there as often, and about as near.
+        """Another token for each prediction's (or NOTHING): one that stands there as often, and about as near.
 
-        Of the rivals the one with the closest count, and of those the one whose nearest occurrence is as near as the
-        token's; of two alike the smaller number. So a head of a fixed reach sees both alike.
-
-        Args:
-            tokens: A token of each prediction, or NOTHING.
-            n: How often it stands there; None = as counted.
-            distance: How near; None = likewise.
-
-        Returns:
-            Token numbers; NOTHING where there is no rival, or no token.
+        It is the rival with the closest count, and of several the one whose nearest occurrence is as near as the
+        token's; of two alike the smaller number. So a head of a fixed reach sees both alike. `n` and `distance` say how
+        often the token stands there and how near; None = as counted.
         """
         chosen = self.type_of(tokens)
         row = np.arange(len(tokens))
@@ -107,17 +92,15 @@ class Standing:
         return np.where(rivals.any(1) & (chosen >= 0), self.types[best], NOTHING)
 
     def controls(self, tokens: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """For each prediction's token another place of the row, where the same token stands and is not what comes.
+        """For each prediction's token (or NOTHING) another place of the row, where it stands too and is not what comes.
 
-        Of the places where it may be compared with others (`is_rival`), the one where it stands as often, and as near.
-        Each place is taken once, so that one token is asked about there; predictions choose in their order.
-
-        Args:
-            tokens: A token of each prediction, or NOTHING.
+        Of the places where it may be compared with others (`is_rival`), it is the one where the token stands as often,
+        and as near. Each place is taken once, so that one token is asked about there; predictions choose in their
+        order.
 
         Returns:
-            The number of the other prediction, NOTHING where there is none left; and laid out by that prediction, the
-            token to ask about there, and another to compare it with.
+            The number of the other prediction, NOTHING if none is left; and laid out by that prediction, the token to
+            ask about there, and another to compare it with.
         """
         index, laid = np.full((2, len(tokens)), NOTHING)
         chosen = self.type_of(tokens)
@@ -150,44 +133,39 @@ class Standing:
         """What came after the nearest earlier occurrence of the token at each place, others, and that token."""
         followed: dict[int, int] = {}
         pairs: dict[tuple[int, int], int] = {}
-        found: dict[int, tuple[int, int, int]] = {}
+        by_place: dict[int, tuple[int, int, int]] = {}
         ids = self.ids.tolist()
         for place, token in enumerate(ids):  # `followed` and `pairs` know keys before this place alone
             if token in followed and token not in special:
                 key = followed[token]
                 if ids[key] not in special:
-                    found[place] = ids[key], pairs[token, ids[key]], place - key
+                    by_place[place] = ids[key], pairs[token, ids[key]], place - key
             if place:
                 followed[ids[place - 1]] = place
                 pairs[ids[place - 1], token] = pairs.get((ids[place - 1], token), 0) + 1
         nothing = (NOTHING, 0, 0)
-        tokens, n, distance = np.array([found.get(place, nothing) for place in self.places.tolist()]).reshape(-1, 3).T
+        tokens, n, distance = (
+            np.array([by_place.get(place, nothing) for place in self.places.tolist()]).reshape(-1, 3).T
+        )
         tokens, others = _together(tokens, self.others(tokens, n, distance))
         return tokens, others, np.where(tokens >= 0, self.ids[self.places], NOTHING)
 
     def likeliest(self, logits: NDArray[np.floating], special: frozenset[int]) -> list[tuple[Numbers, Numbers]]:
-        """The tokens of what is read that have the largest logits, the first N_CANDIDATES one after another.
+        """The tokens of what is read that have the largest logits, (prediction, type), and others: N_CANDIDATES times.
 
         The token at the place itself is none of them: a model that does not say it again is no news.
-
-        Args:
-            logits: Of the types, (prediction, type).
-            special: Numbers of special tokens.
-
-        Returns:
-            Tokens and others, N_CANDIDATES times.
         """
         there = (self.counts > 0) & ~np.isin(self.types, sorted(special))
         there &= self.types != self.ids[self.places][:, None]
-        known = np.where(there, logits, -np.inf)
-        order = np.argsort(-known, 1, kind="stable")
-        made = []
+        masked = np.where(there, logits, -np.inf)
+        order = np.argsort(-masked, 1, kind="stable")
+        candidates = []
         for number in range(N_CANDIDATES):
             best = order[:, min(number, order.shape[1] - 1)]
             is_there = there[np.arange(len(best)), best] & (number < order.shape[1])
             tokens = np.where(is_there, self.types[best], NOTHING)
-            made.append(_together(tokens, self.others(tokens)))
-        return made
+            candidates.append(_together(tokens, self.others(tokens)))
+        return candidates
 
 
 def _together(tokens: Numbers, others: Numbers) -> tuple[Numbers, Numbers]:

@@ -50,10 +50,8 @@ class Mover:
     def move(self, tokens: Tensor, others: Tensor, after: Tensor | None = None) -> dict[Place, tuple[Moved, Tensor]]:
         """By place, each (prediction, head): what is moved onto tokens, and what heads add to them on the whole.
 
-        Args:
-            tokens: Of each prediction; NOTHING = none.
-            others: To compare with, likewise.
-            after: See `core.moved.Targets`.
+        `tokens` and the `others` to compare with are those of each prediction; NOTHING = none. For `after` see
+        `core.moved.Targets`.
         """
         from attnscope.core.attention.moved import Moved, Targets, measure_moves
 
@@ -66,30 +64,28 @@ class Mover:
             None if after is None else self._lay(after),
         )
         slopes, other_slopes = traced.slopes(tokens.clamp(min=0)), traced.slopes(others.clamp(min=0))
-        found = {}
+        by_place = {}
         for place, call in self._calls.items():
-            one = measure_moves(call, targets, slopes[place], other_slopes[place])
+            onto = measure_moves(call, targets, slopes[place], other_slopes[place])
             whole = (traced.leaves.heads[place].detach() * slopes[place]).float().sum(-1)
-            found[place] = Moved(*(traced.at(part) for part in vars(one).values())), traced.at(whole)
-        return found
+            by_place[place] = Moved(*(traced.at(part) for part in vars(onto).values())), traced.at(whole)
+        return by_place
 
     def move_elsewhere(
         self, standing: Sequence[Standing], wanted: Sequence[tuple[Numbers, Numbers]], offsets: Sequence[int]
     ) -> Elsewhere:
         """What is moved onto the same tokens at other places of their rows; see `Standing.controls`.
 
-        Args:
-            standing: What stands in each row.
-            wanted: By row the tokens, and the others that they are compared with.
-            offsets: Where a head may look that looks at one offset alone.
+        `wanted` are by row the tokens, and the others that they are compared with. `offsets` are those at which a head
+        of one offset may look.
         """
         laid, hits, first = [], [], 0
-        for one, (tokens, others) in zip(standing, wanted, strict=True):
-            index, *there = one.controls(tokens)
+        for row, (tokens, others) in zip(standing, wanted, strict=True):
+            index, *there = row.controls(tokens)
             of_row = np.zeros((len(index), len(OFFSETS)), np.float32)
             for offset in offsets:
-                less = one.hits(there[0], there[1], offset)[index]
-                of_row[:, OFFSETS.index(offset)] = np.where(index >= 0, one.hits(tokens, others, offset) - less, 0)
+                less = row.hits(there[0], there[1], offset)[index]
+                of_row[:, OFFSETS.index(offset)] = np.where(index >= 0, row.hits(tokens, others, offset) - less, 0)
             laid.append((np.where(index >= 0, index + first, NOTHING), *there))
             hits.append(of_row)
             first += len(index)
@@ -134,13 +130,13 @@ class Answered:
     Attributes:
         stands: Which answers stand in what is read, with another token to compare with.
         answers: What is moved onto answers.
-        elsewhere: The same where they are none.
-        repeated: Which predictions have an induction key, and what is moved onto what stands there; None = of no model
+        elsewhere: The same where they are not the answer.
+        repeated: Which predictions have an induction key, and what is moved onto what stands there; None for a model
             that hides what it predicts.
-        candidates: Of each candidate its logit above the vocabulary's mean, what is moved onto it, its logit at
+        candidates: For each candidate its logit above the vocabulary's mean, what is moved onto it, its logit at
             another place, and what is moved there.
         least: The logit that is just among the likeliest.
-        hits: Of MOVED_PAIRS, what a head of one offset would reach, (prediction, pair, offset); of suppression by the
+        hits: What a head of one offset would reach on MOVED_PAIRS, (prediction, pair, offset); on suppression by the
             likeliest candidate of the whole model.
         of_hits: Which of them count.
     """
@@ -157,9 +153,7 @@ class Answered:
     def columns(self, place: Place, added: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values, counts and values under even attention, each (prediction, measure of WRITTEN, head).
 
-        Args:
-            place: Which attention.
-            added: What each head adds to the answer's logit, (prediction, head).
+        `added` is what each head adds to the answer's logit, (prediction, head).
         """
         import torch
 

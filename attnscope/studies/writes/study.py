@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ class Written(passes.Found):
 
     Attributes:
         tallies: By kind of attention, the measures of WRITTEN.
-        parts: What the logits are sums of, by the order of PARTS, and last how many answers; None = nothing was
+        parts: What the logits are sums of, in the order of PARTS, and last how many answers; None = nothing was
             predicted.
     """
 
@@ -63,27 +63,21 @@ def require_writes(model: Model) -> None:
 
 
 def with_writes(
-    found: Findings, reading: Reading, thresholds: Mapping[str, float], report: Report | None = None
+    findings: Findings, reading: Reading, thresholds: Mapping[str, float], report: Report | None = None
 ) -> Findings:
     """Adds what each head writes by itself for the right answers, and the roles that follow from it.
 
-    An answer is each next token, or each masked one (15% of the tokens). Its logit, less the mean over the
-    vocabulary, is the sum of what all heads, feed-forward networks, embeddings and biases add, with the lengths that
-    norms divide by taken as they were (direct logit attribution). Texts are cut as they were for `found`, and only its
-    shard of them is read; sums are as exact and mergeable. What an interruption leaves counts.
-
-    Args:
-        found: What heads attend to.
-        reading: Their model, which predicts words, and the texts they were studied on.
-        thresholds: Of roles, by name.
-        report: Called after each batch.
+    An answer is each next token, or each masked one (15% of the tokens). Its logit, less the mean over the vocabulary,
+    is the sum of what all heads, feed-forward networks, embeddings and biases add, with the lengths that norms divide
+    by taken as they were (direct logit attribution). Texts are cut as they were for `findings`, and only their shard is
+    read; sums are as exact and mergeable. What an interruption leaves counts.
 
     Raises:
         AttnscopeError: The model predicts no words, or its logits are no such sum.
     """
     loss = reading.model.loss
     how = {"loss": loss, "chunk": reading.chunk, "stride": reading.stride}
-    make = partial(_measurer_of, reading=how, alike=found.options.get("weigh") == "texts")
+    make = partial(_measurer_of, reading=how, alike=findings.options.get("weigh") == "texts")
     done = reading.run(make, Written(), report, "--writes on a later text")
     described = {
         "predicted": "each next token" if loss == "causal" else "masked tokens: 15%, seed 0",
@@ -94,39 +88,28 @@ def with_writes(
     roles = {name: rule.describe(thresholds[name]) for name, rule in RULES.items() if rule.does}
     measures = {name: measure.describe() for name, measure in WRITTEN.items()}
     options = {
-        **found.options,
-        "roles": {**found.options["roles"], **roles},
-        "measures": {**found.options["measures"], **measures},
+        **findings.options,
+        "roles": {**findings.options["roles"], **roles},
+        "measures": {**findings.options["measures"], **measures},
         "writes": described,
     }
-    return add_writes(found, done, options)
+    return add_writes(findings, done, options)
 
 
 def _measurer_of(model: Model, *, reading: Mapping[str, Any], alike: bool) -> WritesMeasurer:
     return WritesMeasurer(model, Reader(model, **reading), alike=alike)
 
 
-class BlockWrites:
-    """Sums over the units of evidence of a block: as of `BlockSums`, each chunk, and each part of a long one.
-
-    Attributes:
-        units: By place the sums, counts and sums under even attention, each (unit, head, measure); batch by batch.
-        pairs: Of the same units what heads of one offset would reach, and counts, each (unit, MOVED_PAIRS, offset).
-        parts: Of the same units (unit, part), and their counts (unit,).
-        texts: Of the same units the text, and how many tokens of it are read there, each (unit,).
-    """
-
-    def __init__(self) -> None:
-        self.n_texts = self.n_tokens = 0
-        self.units: dict[Place, list[tuple[Floats, Floats, Floats]]] = {}
-        self.pairs: list[tuple[Floats, Floats]] = []
-        self.parts: list[tuple[Floats, Floats]] = []
-        self.texts: list[tuple[Numbers, Numbers]] = []
-
-
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    """What a batch came to, as `BlockWrites` holds it."""
+    """Sums over the units of evidence of a batch: as of `BlockSums`, each chunk, and each part of a long one.
+
+    Attributes:
+        units: By place the sums, counts and sums under even attention, each (unit, head, measure).
+        pairs: What heads of one offset would reach, and counts, each (unit, MOVED_PAIRS, offset).
+        parts: What logits are sums of, (unit, part), and their counts (unit,).
+        texts: The text, and how many tokens of it are read there, each (unit,).
+    """
 
     units: dict[Place, tuple[Floats, Floats, Floats]]
     pairs: tuple[Floats, Floats]
@@ -134,8 +117,16 @@ class _Batch:
     texts: tuple[Numbers, Numbers]
 
 
+class BlockWrites:
+    """Sums over the units of evidence of a block, batch by batch."""
+
+    def __init__(self) -> None:
+        self.n_texts = self.n_tokens = 0
+        self.batches: list[_Batch] = []
+
+
 class WritesMeasurer:
-    """Takes logits apart on the texts of blocks; see `with_writes`. All texts may weigh the same (`alike`)."""
+    """Takes logits apart on the texts of blocks; see `with_writes`. With `alike` all texts weigh the same."""
 
     def __init__(self, model: Model, reader: Reader, *, alike: bool = False) -> None:
         from attnscope.models.inside.attribution import DirectPaths
@@ -155,35 +146,26 @@ class WritesMeasurer:
         for read in reader.batches(block):
             if not len(read.rows):
                 continue
-            for part, found in reader.room.each(read, self._run_batch, reader.halves, lambda part: part.size):
-                if found is not None:
-                    for place, units in found.units.items():
-                        sums.units.setdefault(place, []).append(units)
-                    sums.pairs.append(found.pairs)
-                    sums.parts.append(found.parts)
-                    sums.texts.append(found.texts)
-                sums.n_texts, sums.n_tokens = (
-                    sums.n_texts + len(set(part.texts.tolist())),
-                    sums.n_tokens + part.n_tokens,
-                )
+            for part, batch in reader.room.each(read, self._run_batch, reader.halves, lambda part: part.size):
+                if batch is not None:
+                    sums.batches.append(batch)
+                sums.n_texts += len(set(part.texts.tolist()))
+                sums.n_tokens += part.n_tokens
             yield
 
     def finish(self, block: Block, sums: BlockWrites, *, whole: bool) -> Written:
         """What the sums amount to; what is not finite counts nothing."""
-        if not sums.parts:
+        if not sums.batches:
             return Written(n_texts=sums.n_texts, n_tokens=sums.n_tokens, halved_to=self._reader.room.tokens)
-        values, counts = (np.concatenate(arrays) for arrays in zip(*sums.parts, strict=True))
-        hits, of_hits = (np.concatenate(arrays) for arrays in zip(*sums.pairs, strict=True))
-        by_layer = {
-            place: tuple(np.concatenate(arrays) for arrays in zip(*units, strict=True))
-            for place, units in sums.units.items()
-        }
+        values, counts = _join(batch.parts for batch in sums.batches)
+        hits, of_hits = _join(batch.pairs for batch in sums.batches)
+        by_layer = {place: _join(batch.units[place] for batch in sums.batches) for place in sums.batches[0].units}
         there = (counts > 0) & np.isfinite(values).all(1)
         for value, count, even in by_layer.values():
             there &= np.isfinite(value + even + count).all((1, 2))
         weights = np.ones(len(counts))
         if self._alike:
-            texts, n_tokens = (np.concatenate(arrays) for arrays in zip(*sums.texts, strict=True))
+            texts, n_tokens = _join(batch.texts for batch in sums.batches)
             _, text = np.unique(texts, return_inverse=True)
             weights = 1 / np.bincount(text, n_tokens)[text]
         weights = weights[there]
@@ -199,8 +181,14 @@ class WritesMeasurer:
                 np.stack([_pad_heads(by_layer[kind, layer][which][there], n_heads) for layer in layers], 1)
                 for which in range(3)
             )
-            given = {"sum": value, "count": count, "uniform_sum": even, "hits": hits[there], "of_hits": of_hits[there]}
-            weighed = weigh_units(_NAMES, weights, given)
+            unweighed = {
+                "sum": value,
+                "count": count,
+                "uniform_sum": even,
+                "hits": hits[there],
+                "of_hits": of_hits[there],
+            }
+            weighed = weigh_units(_NAMES, weights, unweighed)
             tally.measures.add(weighed["sum"], weighed["count"])
             tally.uniform.add(weighed["uniform_sum"], weighed["count"])
             tally.pairs.add(weighed["hits"], weighed["of_hits"])
@@ -233,13 +221,13 @@ class WritesMeasurer:
         mover = Mover(read, traced, calls, self._special)
         with torch.no_grad():
             answered = self._move(mover, standing)
-        heads = sum((one.sum(-1) for one in parts.heads.values()), parts.logits * 0)
+        heads = sum((of_head.sum(-1) for of_head in parts.heads.values()), parts.logits * 0)
         sizes = torch.stack((parts.logits, heads, parts.feed_forward, parts.embeddings, parts.biases), -1)
         units = {}
         for place, added in parts.heads.items():
             with torch.no_grad():
                 columns = answered.columns(place, added)
-            values, counts, even = (_by_unit(one, unit, n_units) for one in columns)
+            values, counts, even = (_by_unit(of_head, unit, n_units) for of_head in columns)
             units[place] = (values, counts, even)
         ones = torch.ones(len(read.rows))
         return _Batch(
@@ -255,24 +243,24 @@ class WritesMeasurer:
 
         read = mover.read
         offsets = [offset for offset in OFFSETS if offset <= 0 or not self._looks_back]
-        copied = [one.copied() for one in standing]
+        copied = [row.copied() for row in standing]
         # Where the answer stands nowhere, its logit is looked at all the same, for what a head adds on the whole.
         answers, rivals = map(mover.tensor, zip(*copied, strict=True))
         elsewhere = mover.move_elsewhere(standing, copied, offsets)
-        held = mover.move(read.answers, torch.where(rivals >= 0, rivals, read.answers))
+        onto_answers = mover.move(read.answers, torch.where(rivals >= 0, rivals, read.answers))
         induction = None
         if self._looks_back:
-            repeated = [one.repeated(self._special) for one in standing]
+            repeated = [row.repeated(self._special) for row in standing]
             tokens, others, after = map(mover.tensor, zip(*repeated, strict=True))
             induction = tokens >= 0, mover.move(tokens, others, after)
         logits = mover.traced.logits
         own = logits - logits.mean(-1, keepdim=True)
         least = own.topk(min(AMONG, own.shape[-1]), -1).values[:, -1]
         likeliest, first = [], 0
-        for one in standing:
-            rows = slice(first, first := first + len(one.places))
-            types = torch.from_numpy(one.types).to(own.device).clamp(max=own.shape[-1] - 1)
-            likeliest.append(one.likeliest(own[rows][:, types].float().cpu().numpy(), self._special))
+        for row in standing:
+            rows = slice(first, first := first + len(row.places))
+            types = torch.from_numpy(row.types).to(own.device).clamp(max=own.shape[-1] - 1)
+            likeliest.append(row.likeliest(own[rows][:, types].float().cpu().numpy(), self._special))
         candidates = []
         for several in zip(*likeliest, strict=True):
             tokens, others = map(mover.tensor, zip(*several, strict=True))
@@ -284,10 +272,14 @@ class WritesMeasurer:
             )
             candidates.append((mine, mover.move(tokens, others), other, control))
         mine, _, other, control = candidates[0]
-        said = (mine >= least) & (mine - other >= RAISED)
-        hits = torch.stack([elsewhere.hits, control.hits.where(said[:, None], control.hits.new_zeros(()))], 1)
-        counts = torch.stack([elsewhere.index >= 0, said], 1).to(hits)[..., None].expand_as(hits)
-        return Answered(answers >= 0, held, elsewhere, induction, candidates, least, hits, counts)
+        likely = (mine >= least) & (mine - other >= RAISED)
+        hits = torch.stack([elsewhere.hits, control.hits.where(likely[:, None], control.hits.new_zeros(()))], 1)
+        counts = torch.stack([elsewhere.index >= 0, likely], 1).to(hits)[..., None].expand_as(hits)
+        return Answered(answers >= 0, onto_answers, elsewhere, induction, candidates, least, hits, counts)
+
+
+def _join(batches: Iterable[tuple[NDArray[Any], ...]]) -> tuple[NDArray[Any], ...]:
+    return tuple(np.concatenate(arrays) for arrays in zip(*batches, strict=True))
 
 
 def _units_of(read: ReadBatch) -> tuple[NDArray[np.int64], int]:
@@ -316,10 +308,10 @@ def _texts_of(read: ReadBatch) -> tuple[Numbers, Numbers]:
 
 def _by_unit(values: Tensor, unit: NDArray[np.int64], n_units: int) -> Floats:
     """(prediction, ...) added up by unit, (unit, ...)."""
-    given = values.detach().cpu().double().numpy()
-    found = np.zeros((n_units, *given.shape[1:]))
-    np.add.at(found, unit, given)
-    return found
+    array = values.detach().cpu().double().numpy()
+    sums = np.zeros((n_units, *array.shape[1:]))
+    np.add.at(sums, unit, array)
+    return sums
 
 
 def _pad_heads(values: Floats, n_heads: int) -> Floats:
