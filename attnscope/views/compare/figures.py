@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from attnscope.errors import amount
 from attnscope.records.compare.pairs import MinimalPair, PicturePair
 from attnscope.records.compare.record import Comparison, HeadComparison, ModelComparison, PickedHeads
-from attnscope.records.frame.pair_tables import HeadPlace, PairTable, head_name
+from attnscope.records.frame.pair_tables import HeadPlace, head_name
 from attnscope.views.compare import maps as compare_maps
 from attnscope.views.compare.plane import NO_ROLE, layer_colors, map_page, role_entries
 from attnscope.views.compare.summary import (
@@ -99,18 +99,16 @@ def tree_of(merges: NDArray[np.float64], order: NDArray[np.int64]) -> Tree:
 
 def matrix_page(comparison: HeadComparison, lettering: Lettering) -> Page:
     """The distances of all pairs, heads in the order of their clusters, which stand above."""
-    table, arrangement, heads, roles = (
-        comparison.tables[0], comparison.arrangements[0], comparison.heads, comparison.roles,
-    )  # fmt: skip
-    order, marks = arrangement.order, marks_for(set(roles or ()) - {""})
-    colors = layer_colors(heads)
+    table, arrangement = comparison.tables[0], comparison.arrangements[0]
+    heads, roles, order, n = comparison.heads, comparison.roles, arrangement.order, len(comparison.heads)
+    colors, marks = layer_colors(heads), marks_for(set(roles or ()) - {""})
     strips = [[colors[heads[head][0]] for head in order]]
     if roles is not None:
         strips.append([marks[roles[head]].color if roles[head] else NO_ROLE for head in order])
     thick = len(strips) * (_STRIP_PX + 3)
-    corner = layout.MARGIN_PX + 60 + thick, _TOP_PX + _TREE_PX + 8 + thick
-    page, cell = _start_matrix(comparison, table, table.distances[np.ix_(order, order)], corner, 44, lettering)
-    (left, top), n = corner, len(heads)
+    left, top = corner = layout.MARGIN_PX + 60 + thick, _TOP_PX + _TREE_PX + 8 + thick
+    page = _MatrixPage(comparison, table.distances[np.ix_(order, order)], corner, 44, lettering)
+    cell, narrow, room = page.cell, page.paper.is_narrow, page.paper.room_px
     tree, base = tree_of(arrangement.merges, order), top - thick - 3
     page.lines(
         [[(left + x * cell, base - y / tree.top * (_TREE_PX - 6)) for x, y in branch] for branch in tree.branches],
@@ -121,13 +119,12 @@ def matrix_page(comparison: HeadComparison, lettering: Lettering) -> Page:
         aside, gap = (len(strips) - strip) * (_STRIP_PX + 3), 1 if cell > 5 else 0
         page.fill([(left + i * cell, top - aside, cell - gap, _STRIP_PX) for i in range(n)], row)
         page.fill([(left - aside, top + i * cell, _STRIP_PX, cell - gap) for i in range(n)], row)
-    _name_rows(page, [head_name(heads[head]) for head in order], (left - thick - 5, top), cell)
-    below = _write_key(page, corner, (n, n), cell, table_line(table))
-    x, narrow = _key_corner(page.paper, corner, (n, n), cell)[0], page.paper.is_narrow
+    page.name_rows([head_name(heads[head]) for head in order], left - thick - 5)
+    x, below = page.write_key(table_line(table))
     entries = [(f"L{layer}", color, "") for layer, color in colors.items()]
-    below = page.legend(x, below + 26, "layer", entries, page.paper.room_px // 66 if narrow else 1)
+    below = page.legend(x, below + 26, "layer", entries, room // 66 if narrow else 1)
     if entries := [] if roles is None else role_entries(roles, marks):
-        below = page.legend(x, below + 14, "strongest role", entries, page.paper.room_px // 220 if narrow else 1)
+        below = page.legend(x, below + 14, "strongest role", entries, room // 220 if narrow else 1)
     notes = [
         "heads in the order of their clusters (average linkage); lines above: where clusters merge",
         *table_notes(table, comparison.kind),
@@ -140,13 +137,13 @@ def models_page(comparison: ModelComparison, lettering: Lettering) -> Page:
     """The distances between the heads of two models, matched pairs framed."""
     table, matching = comparison.tables[0], comparison.matchings[0]
     left, top = corner = layout.MARGIN_PX + (60 if lettering.paper.fixed else 84), _TOP_PX + 66
-    page, cell = _start_matrix(comparison, table, table.distances, corner, 40, lettering)
+    page = _MatrixPage(comparison, table.distances, corner, 40, lettering)
+    cell, size = page.cell, page.name_px
     page.outline([(left + b * cell, top + a * cell, cell, cell) for a, b in matching.tolist()], _MATCH, 1.6)
-    _name_rows(page, list(map(head_name, comparison.heads)), (left - 6, top), cell)
-    step, size = _label_step(page.paper, cell)
-    for column, head in list(enumerate(comparison.other_heads))[::step]:
+    page.name_rows(list(map(head_name, comparison.heads)), left - 6)
+    for column, head in list(enumerate(comparison.other_heads))[:: page.name_step]:
         page.write(left + (column + 0.5) * cell, top - 6, head_name(head), size, ha="center", va="bottom", rotation=90)
-    below = _write_key(page, corner, table.distances.shape, cell, table_line(table))
+    _, below = page.write_key(table_line(table))
     notes = [
         f"rows: heads of {model_of(comparison.run)} · columns: heads of {model_of(comparison.other_run)}",
         "framed: the one-to-one matching with the least sum of distances; "
@@ -157,60 +154,49 @@ def models_page(comparison: ModelComparison, lettering: Lettering) -> Page:
     return page
 
 
-def _start_matrix(
-    comparison: HeadComparison | ModelComparison,
-    table: PairTable,
-    values: NDArray[np.float64],
-    corner: tuple[int, int],
-    most_px: int,
-    lettering: Lettering,
-) -> tuple[Page, float]:
-    """A page with a matrix of distances, and the width of its cells, `most_px` at most."""
-    rows, columns = values.shape
-    cell, paper = _cell_px(lettering.paper, corner[0], max(rows, columns), most_px), lettering.paper
-    page = Page(paper.width_for(corner[0] + columns * cell + 40 + _LEGEND_PX + layout.MARGIN_PX), lettering)
-    page.head(title_of(comparison), texts_line(comparison.corpus))
-    page.matrix((*corner, columns * cell, rows * cell), values, _ALIKE, (0, _highest(values)))
-    return page, cell
+class _MatrixPage(Page):
+    """A page with a matrix of distances between heads, its key beside it or on narrow paper below."""
+
+    def __init__(
+        self,
+        comparison: HeadComparison | ModelComparison,
+        values: NDArray[np.float64],
+        corner: tuple[int, int],
+        most_px: int,
+        lettering: Lettering,
+    ) -> None:
+        """Draws the values from their upper left corner on; a cell is `most_px` wide at most."""
+        paper, (rows, columns) = lettering.paper, values.shape
+        beside = 0 if paper.is_narrow else 40 + _LEGEND_PX
+        room = paper.width_px - layout.MARGIN_PX - corner[0] - beside if paper.fixed else _MATRIX_PX
+        self.cell = paper.whole(min(float(most_px), room / max(rows, columns)), 2)
+        super().__init__(
+            paper.width_for(corner[0] + columns * self.cell + 40 + _LEGEND_PX + layout.MARGIN_PX), lettering
+        )
+        self.box, self.high = (*corner, columns * self.cell, rows * self.cell), _highest(values)
+        self.name_step = max(1, math.ceil(max(9, paper.least_px / 0.82) / self.cell))
+        self.name_px = paper.letters(min(12.0, self.cell * self.name_step * 0.82))
+        self.head(title_of(comparison), texts_line(comparison.corpus))
+        self.matrix(self.box, values, _ALIKE, (0, self.high))
+
+    def name_rows(self, names: Sequence[str], right: float) -> None:
+        """Names heads at the left, as many as have room; names end at `right`."""
+        for row, name in list(enumerate(names))[:: self.name_step]:
+            y = self.box[1] + (row + 0.5) * self.cell
+            self.write(right, y, name, self.name_px, ha="right", va="center_baseline")
+
+    def write_key(self, heading: str) -> tuple[int, float]:
+        """Draws the colour bar; returns its left edge and where it ends."""
+        left, top, wide, tall = self.box
+        x, y, width = math.ceil(left + wide) + 40, int(top) + 4, _LEGEND_PX - 40
+        if self.paper.is_narrow:
+            x, y, width = layout.MARGIN_PX + 8, math.ceil(top + tall) + 28, min(300, self.paper.room_px - 60)
+        return x, _write_bar(self, (x, y, width, 14), _ALIKE, (0.0, self.high), heading, "dark: alike")
 
 
 def _highest(values: NDArray[np.float64]) -> float:
     """The largest value; 1 where none is above 0."""
     return float(np.nanmax(values, initial=0.0)) or 1.0
-
-
-def _name_rows(page: Page, names: Sequence[str], right: tuple[float, float], cell: float) -> None:
-    """Names of heads at the left of a matrix; `right` is the upper right corner of their column."""
-    step, size = _label_step(page.paper, cell)
-    for row, name in list(enumerate(names))[::step]:
-        page.write(right[0], right[1] + (row + 0.5) * cell, name, size, ha="right", va="center_baseline")
-
-
-def _cell_px(paper: Paper, left: int, n: int, most: int) -> float:
-    """Width of a cell of a square matrix of heads."""
-    beside = 0 if paper.is_narrow else 40 + _LEGEND_PX
-    room = paper.width_px - layout.MARGIN_PX - left - beside if paper.fixed else _MATRIX_PX
-    return paper.whole(min(float(most), room / n), 2)
-
-
-def _label_step(paper: Paper, cell: float) -> tuple[int, float]:
-    """The step at which heads beside a matrix have their names, and their size."""
-    step = max(1, math.ceil(max(9, paper.least_px / 0.82) / cell))
-    return step, paper.letters(min(12.0, cell * step * 0.82))
-
-
-def _key_corner(paper: Paper, corner: tuple[int, int], shape: tuple[int, ...], cell: float) -> tuple[int, int, int]:
-    """The corner of a matrix's key, beside it or on narrow paper below, and the width of its colour bar."""
-    if paper.is_narrow:
-        return layout.MARGIN_PX + 8, math.ceil(corner[1] + shape[0] * cell) + 28, min(300, paper.room_px - 60)
-    return math.ceil(corner[0] + shape[1] * cell) + 40, corner[1] + 4, _LEGEND_PX - 40
-
-
-def _write_key(page: Page, corner: tuple[int, int], shape: tuple[int, ...], cell: float, heading: str) -> float:
-    """Draws the colour bar of a matrix; returns where it ends."""
-    x, y, width = _key_corner(page.paper, corner, shape, cell)
-    high = page.axes.images[0].get_clim()[1]
-    return _write_bar(page, (x, y, width, 14), _ALIKE, (0.0, high), heading, "dark: alike")
 
 
 # -- layers, and grids of heads

@@ -378,6 +378,5 @@ def _few_lines(text: str, room: float, lettering: Lettering) -> list[str]:
     return [lettering.fit(line, layout.CAPTION_PX, room) for line in (*first, *[rest] * bool(rest))]
 
 
-def _any_undefined(findings: Findings, measure: str | None = None) -> bool:
-    names = findings.measure_names if measure is None else (measure,)
-    return any(not math.isfinite(head.estimate(name).value) for head in findings.heads for name in names)
+def _any_undefined(findings: Findings, measure: str) -> bool:
+    return any(not math.isfinite(head.estimate(measure).value) for head in findings.heads)

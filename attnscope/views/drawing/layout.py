@@ -125,38 +125,35 @@ class Surroundings:
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Maps of heads side by side, with what stands around them."""
-
+class _Panels:
     width_px: int
     height_px: int
+    corners: Sequence[tuple[float, float]]  # upper left, of each panel
+    label_px: float  # font size of token labels
+    label_room_px: float  # width at which labels at the left are cut
+    footer_y: int  # middle of the first line of notes
+    footer: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Grid(_Panels):
+    """Maps of heads side by side, with what stands around them; `label_px` is 0 where tokens have no labels."""
+
     cell_px: float  # width and height of a cell of a map
-    corners: tuple[tuple[float, float], ...]  # upper left, of each map
-    label_px: float  # font size of token labels; 0 = none are drawn
     label_step: int  # every n-th token has its label
     zoom: float  # how much larger than on a page of the least width titles and notes are
     bar: tuple[int, int, int, int]  # the colour bar: x, y, width, height
-    footer_y: int  # middle of the first line of notes
-    footer: tuple[str, ...]
     number_px: float  # font size of a weight with two decimals in its cell; 0 = there is no room for it
-    label_room_px: float  # width at which labels at the left are cut
     says_meaning: bool  # whether the colours' meaning has room beside the bar; else the notes begin with it
 
 
 @dataclass(frozen=True)
-class Bars:
+class Bars(_Panels):
     """Bars of several heads side by side; the keys stand at the left of each row of heads."""
 
-    width_px: int
-    height_px: int
-    corners: tuple[tuple[float, float], ...]
     columns: int
     panel_px: int  # width of a head's bars at weight 1
     bar_px: int  # from bar to bar
-    label_px: float
-    label_room_px: float
-    footer_y: int
-    footer: tuple[str, ...]
 
     @property
     def numbers_fit(self) -> bool:
@@ -327,7 +324,7 @@ def _with_footer(
         width_px=width,
         height_px=footer_y + round((len(lines) - 1) * LINE_PX * zoom) + MARGIN_PX,
         cell_px=cell,
-        corners=tuple(corners),
+        corners=corners,
         label_px=font,
         label_step=step,
         zoom=zoom,
@@ -359,7 +356,7 @@ def bar_grid(n_panels: int, columns: int, n_bars: int, widest: Widest, around: S
     return Bars(
         width_px=width,
         height_px=footer_y + (len(lines) - 1) * LINE_PX + MARGIN_PX,
-        corners=tuple(tile(n_panels, columns, corner, (panel + gap, pitch_y))),
+        corners=tile(n_panels, columns, corner, (panel + gap, pitch_y)),
         columns=columns,
         panel_px=panel,
         bar_px=bar,
