@@ -181,7 +181,7 @@ def _panels_page(
             for line_number, line in enumerate(panels.meanings[name]):
                 page.write(x, y + 27 + line_number * 16, line, layout.CAPTION_PX, ha="left", color=FAINT)
             corner = (x + panels.left, y + panels.above)
-            page.map(corner, findings, kind, name, panels.cell, scale)
+            page.draw_heads(corner, findings, kind, name, panels.cell, scale)
             page.name_axes(corner, grid, panels.cell, size_px=panels.label_px)
             below = corner[1] + len(grid.layers) * panels.cell[1] + 12
             bar = (x + panels.left, below, len(grid.heads) * panels.cell[0], 9)
@@ -239,7 +239,7 @@ def measure_page(
     page.head(f"{model_of(findings.run)} · {title_of(findings, measure)}", subtitle)
     corners = {kind: (layout.MARGIN_PX + LEFT_PX, top) for kind, top in zip(findings.kinds, tops, strict=True)}
     for kind, corner in corners.items():
-        page.map(corner, findings, kind, measure, (cell_w, cell_h), scale)
+        page.draw_heads(corner, findings, kind, measure, (cell_w, cell_h), scale)
     if numbers:
         page.numbers(numbers_of(findings, measure, scale, corners, (cell_w, cell_h), size, small * intervals))
     bar = (layout.MARGIN_PX + LEFT_PX, bar_y, min(420, room - 20), 14)
@@ -312,7 +312,7 @@ class MeasurePage(Page):
         self.wipe()
         self.temporary, self.written_numbers = True, ()
 
-    def map(
+    def draw_heads(
         self,
         corner: tuple[float, float],
         findings: Findings,

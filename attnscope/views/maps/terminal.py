@@ -41,18 +41,16 @@ def draw_maps(record: Heatmap, console: Console, query: str | None = None) -> Re
     character then shows the largest weight of several tokens, and a line says so. With a query there is a table of what
     it attends to.
     """
-
-    def large(attention: AttentionMap, pair: tuple[int, int]) -> RenderableType:
-        return _large(attention, pair, console)
-
-    def small(attention: AttentionMap, heads: Pairs) -> RenderableType:
-        return side_by_side([(f"H{pair[1]}", attention.of(*pair)) for pair in heads], console, "weights")
-
-    def below(attention: AttentionMap, heads: Pairs) -> list[RenderableType]:
-        notes = dim_lines(change_notes(record, attention.kind))
-        return [_legend(console), *notes, Text(), links_table(record, attention)]
-
-    parts = _map_parts(record, large, small, below)
+    parts = _map_parts(
+        record,
+        large=lambda attention, pair: _large(attention, pair, console),
+        small=lambda attention, heads: side_by_side(
+            [(f"H{head}", attention.of(layer, head)) for layer, head in heads], console, "weights"
+        ),
+        below=lambda attention: [
+            _legend(console), *dim_lines(change_notes(record, attention.kind)), Text(), links_table(record, attention)
+        ],
+    )  # fmt: skip
     return Group(*parts, *([] if query is None else [query_tables(record, query)]))
 
 
@@ -60,7 +58,7 @@ def _map_parts(
     record: MapsRecord[M],
     large: Callable[[M, tuple[int, int]], RenderableType],
     small: Callable[[M, Pairs], RenderableType],
-    below: Callable[[M, Pairs], list[RenderableType]],
+    below: Callable[[M], list[RenderableType]],
 ) -> list[RenderableType]:
     """The maps of each kind of attention: a few heads large, many small and layer by layer; and what stands below."""
     parts: list[RenderableType] = []
@@ -75,7 +73,7 @@ def _map_parts(
         else:
             for layer in sorted({layer for layer, _ in heads}):
                 parts += [heading(f"layer {layer}"), small(attention, [pair for pair in heads if pair[0] == layer])]
-        parts += below(attention, heads)
+        parts += below(attention)
     return parts
 
 
@@ -353,13 +351,13 @@ def draw_pooled(record: PooledHeatmap, console: Console) -> RenderableType:
         ]
         return side_by_side(titled, console, "cells", width)
 
-    def large(attention: PooledMap, pair: tuple[int, int]) -> RenderableType:
-        return Group(Text(), maps(attention, [pair], _LARGE_WIDTH))
-
-    def below(attention: PooledMap, heads: Pairs) -> list[RenderableType]:
-        return [_pooled_legend(record, attention), Text(), _pooled_table(attention, heads)]
-
-    return Group(*_map_parts(record, large, maps, below))
+    parts = _map_parts(
+        record,
+        large=lambda attention, pair: Group(Text(), maps(attention, [pair], _LARGE_WIDTH)),
+        small=maps,
+        below=lambda attention: [_pooled_legend(record, attention), Text(), _pooled_table(record, attention)],
+    )
+    return Group(*parts)
 
 
 def _pooled_legend(record: PooledHeatmap, attention: PooledMap) -> Text:
@@ -372,7 +370,8 @@ def _pooled_legend(record: PooledHeatmap, attention: PooledMap) -> Text:
     )
 
 
-def _pooled_table(attention: PooledMap, heads: Pairs) -> Table:
+def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> Table:
+    heads = record.chosen(attention)
     far = "strongest links" if attention.far_tokens is None else f"strongest links over {attention.far_tokens} tokens"
 
     def entropy(pair: tuple[int, int]) -> str:
