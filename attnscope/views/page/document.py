@@ -43,15 +43,15 @@ MOST_PARTS = 6
 """Parts of the model that a page lists of each side of a cell."""
 
 MODULES = (
-    "colour", "data", "state", "dom", "pen", "kept", "heat", "heads", "grid", "why", "matrix", "links", "words", "text",
+    "colour", "data", "state", "dom", "pen", "heat", "heads", "grid", "why", "matrix", "links", "words", "text",
     "compare", "attention", "headcount", "save", "host",
 )  # fmt: skip
 """The ES modules of every page, each after those that it imports."""
 
 PARTS = {
-    "atlas": ("catalog", "query", "scatter", "atlas", "cardfigure", "plane", "card", "examples", "head"),
+    "atlas": ("wording", "catalog", "query", "scatter", "atlas", "cardfigure", "plane", "card", "examples", "head"),
     "photo": ("photo",),
-    "viewer": ("numbers", "archive", "reading", "viewer"),
+    "viewer": ("numbers", "archive", "recordtexts", "reading", "viewer"),
 }
 """The modules that only pages of some kind have, and a style sheet of that name; `app` follows all."""
 

@@ -2,34 +2,26 @@
 import { palette, schemeOf } from "./colour.js";
 import { CompareView } from "./compare.js";
 import { breathe, canHide, canMerge, hasSpecial, manifest, nameOf } from "./data.js";
-import { el, fill, say, segmented, select, tick } from "./dom.js";
+import { button, clamp, el, fill, isShortcut, say, segmented, select, tick } from "./dom.js";
 import { GridView } from "./grid.js";
 import { HeadCountView } from "./headcount.js";
 import { HeadGrid } from "./heads.js";
 import { Host } from "./host.js";
 import { LinksView } from "./links.js";
 import { MatrixView } from "./matrix.js";
-import { save } from "./save.js";
-import { atlasHooks, begin, brought, followAddress, mapOf, ofAtlas, ofExample, onChange, state, update, viewsOf } from "./state.js";
+import { save, shortHash } from "./save.js";
+import {
+  atlasHooks, begin, brought, followAddress, hasText, mapOf, ofAtlas, ofExample, onChange, register, state, update, viewsOf,
+} from "./state.js";
 import { TextView } from "./text.js";
 
-const NAMES = {
-  grid: "Grid",
-  matrix: "Matrix",
-  links: "Links",
-  text: "Text",
-  compare: "Compare",
-  headcount: "Head count",
-};
-const KINDS = { encoder: "encoder", decoder: "decoder", cross: "cross" };
-const MAKERS = {
-  grid: GridView,
-  matrix: MatrixView,
-  links: LinksView,
-  text: TextView,
-  compare: CompareView,
-  headcount: HeadCountView,
-};
+register("grid", "Grid", GridView);
+register("matrix", "Matrix", MatrixView);
+register("links", "Links", LinksView);
+register("text", "Text", TextView);
+register("compare", "Compare", CompareView);
+register("headcount", "Head count", HeadCountView);
+
 const WITH_HEADS = ["photo", "matrix", "links", "text", "compare"];
 
 const KEYS = [
@@ -61,163 +53,105 @@ class App {
 
   build() {
     this.views = {};
-    const texts = manifest.texts.map(({ title }, number) => [number, title]).filter(([number]) => manifest.texts[number].example === undefined);
-    this.texts = select(
-      "Text",
-      texts.map(([number, title]) => [number, `${texts.length > 1 ? `${number + 1}. ` : ""}${title}`]),
-      (value) => update({ t: Number(value), ex: -1, q: -1, k: -1, z: "", y: 0 }),
-      "",
-    );
+    const numbers = [...manifest.texts.keys()].filter((number) => manifest.texts[number].example === undefined);
+    const titleOf = (number) => `${numbers.length > 1 ? `${number + 1}. ` : ""}${manifest.texts[number].title}`;
+    const texts = numbers.map((number) => [number, titleOf(number)]);
+    this.texts = select("Text", texts, (t) => update({ t: Number(t), ex: -1, q: -1, k: -1, z: "", y: 0 }), "");
     this.texts.classList.add("texts");
     this.about = el("p", { class: "texts about" });
     this.kinds = el("div", { class: "kinds" });
-    this.hide = tick("hide special", (on) => update({ hide: on ? 1 : 0 }));
-    this.words = tick("whole words", (on) => update({ words: on ? 1 : 0 }));
-    this.scale = select(
-      "Scale",
-      [
-        ["fixed", "0 to 1"],
-        ["head", "each head"],
-        ["figure", "all heads"],
-      ],
-      (value) => update({ scale: value }),
-    );
+    this.hide = tick("hide special", (isOn) => update({ hide: isOn ? 1 : 0 }));
+    this.words = tick("whole words", (isOn) => update({ words: isOn ? 1 : 0 }));
+    const scales = [["fixed", "0 to 1"], ["head", "each head"], ["figure", "all heads"]];
+    this.scale = select("Scale", scales, (scale) => update({ scale }));
     this.scale.title = "what the darkest colour means";
-    const savers = [
-      ["png", "PNG"],
-      ["svg", "SVG"],
-      ["csv", "CSV"],
-    ].map(([kind, shown]) =>
-      el(
-        "button",
-        {
-          type: "button",
-          "data-save": kind,
-          title: `save what is seen as ${shown}`,
-          onclick: () => save(this.view, kind, this.palette).then(() => say(`${shown} saved`)),
-        },
-        shown,
-      ),
-    );
-    this.scheme = el(
-      "button",
-      {
-        type: "button",
-        class: "icon",
-        title: "dark or light (d)",
-        "aria-label": "Dark or light",
-        onclick: () => this.turn(),
-      },
-      "◐",
-    );
-    this.help = el(
-      "dialog",
-      { class: "help", "aria-label": "Keyboard shortcuts" },
-      el("h2", {}, "Keyboard shortcuts"),
-      el(
-        "dl",
-        {},
-        KEYS.map(([key, what]) => [el("dt", {}, key), el("dd", {}, what)]),
-      ),
-      el("p", { class: "faint" }, "The address of this page holds what is shown: a link shows it again."),
-      el("form", { method: "dialog" }, el("button", {}, "Close")),
-    );
-    const helper = el(
-      "button",
-      { type: "button", class: "icon", title: "keyboard shortcuts (?)", "aria-label": "Keyboard shortcuts", onclick: () => this.help.showModal() },
-      "?",
-    );
-    this.tabs = el(
-      "div",
-      { class: "tabs", role: "tablist", "aria-label": "Views" },
-      viewsOf().map((name) =>
-        el(
-          "button",
-          {
-            type: "button",
-            role: "tab",
-            id: `tab-${name}`,
-            "aria-controls": "stage",
-            "data-view": name,
-            onclick: () => this.go(name),
-          },
-          brought[name]?.shown || NAMES[name],
-        ),
-      ),
-    );
-    this.tabs.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (!step) return;
-      event.preventDefault();
-      const views = viewsOf();
-      this.go(views[(views.indexOf(state.v) + step + views.length) % views.length]).then(() =>
-        this.tabs.querySelector(`[data-view=${state.v}]`).focus(),
-      );
-    });
-    this.rail = new HeadGrid(
-      "Heads",
-      {
-        open: (spec, event) => this.open(spec, event),
-        hover: (spec) => (this.railName.textContent = spec ? nameOf(spec) : ""),
-      },
-      { large: false },
-    );
-    this.railName = el("span", { class: "faint", "aria-hidden": "true" });
-    this.railMore = el("div", { class: "more" });
-    this.steps = el(
-      "div",
-      { class: "steps" },
-      el(
-        "button",
-        { type: "button", "aria-label": "Previous head", title: "previous head ([)", onclick: () => this.step(-1) },
-        "‹",
-      ),
-      (this.stepName = select("Head", [], (value) => this.open(value), "")),
-      el(
-        "button",
-        { type: "button", "aria-label": "Next head", title: "next head (])", onclick: () => this.step(1) },
-        "›",
-      ),
-    );
-    this.aside = el(
-      "aside",
-      { "aria-label": "Heads" },
-      this.steps,
-      el("div", { class: "railhead" }, el("span", {}, "Heads"), this.railName),
-      this.rail.root,
-      this.railMore,
-    );
+    this.buildHelp();
+    this.buildTabs();
+    this.buildRail();
     this.stage = el("div", { id: "stage", role: "tabpanel" });
     this.foot = el("footer");
     this.controls = el("div", { class: "controls" }, this.kinds, this.hide, this.words, this.scale);
     for (const part of this.parts || []) part.remove();
+    const title = el("div", { class: "line" }, el("h1", {}, "attnscope"), this.texts, this.about, this.tools());
     this.parts = [
-      el(
-        "header",
-        {},
-        el(
-          "div",
-          { class: "line" },
-          el("h1", {}, "attnscope"),
-          this.texts,
-          this.about,
-          el(
-            "div",
-            { class: "tools" },
-            this.viewer?.button(),
-            el("span", { class: "buttons", role: "group", "aria-label": "Save" }, savers),
-            this.scheme,
-            helper,
-          ),
-        ),
-        el("div", { class: "line second" }, this.tabs, this.controls),
-      ),
+      el("header", {}, title, el("div", { class: "line second" }, this.tabs, this.controls)),
       el("div", { class: "body" }, this.aside, el("main", {}, this.stage)),
       this.foot,
       this.help,
     ];
     document.body.append(...this.parts);
     this.kindNames = null;
+  }
+
+  /** What can be done with all that is seen: save it, turn it dark, ask for help. */
+  tools() {
+    const savers = ["PNG", "SVG", "CSV"].map((name) => {
+      const kind = name.toLowerCase();
+      const saveView = () => save(this.view, kind, this.palette).then(() => say(`${name} saved`));
+      return button(name, saveView, { "data-save": kind, title: `save what is seen as ${name}` });
+    });
+    const icon = (sign, label, title, onclick) => button(sign, onclick, { class: "icon", title, "aria-label": label });
+    return el(
+      "div",
+      { class: "tools" },
+      this.viewer?.button(),
+      el("span", { class: "buttons", role: "group", "aria-label": "Save" }, savers),
+      icon("◐", "Dark or light", "dark or light (d)", () => this.turn()),
+      icon("?", "Keyboard shortcuts", "keyboard shortcuts (?)", () => this.help.showModal()),
+    );
+  }
+
+  buildHelp() {
+    this.help = el(
+      "dialog",
+      { class: "help", "aria-label": "Keyboard shortcuts" },
+      el("h2", {}, "Keyboard shortcuts"),
+      el("dl", {}, KEYS.map(([key, what]) => [el("dt", {}, key), el("dd", {}, what)])),
+      el("p", { class: "faint" }, "The address of this page holds what is shown: a link shows it again."),
+      el("form", { method: "dialog" }, el("button", {}, "Close")),
+    );
+  }
+
+  buildTabs() {
+    const tabs = viewsOf().map((name) => {
+      const facts = { role: "tab", id: `tab-${name}`, "aria-controls": "stage", "data-view": name };
+      return button(brought[name].shown, () => this.go(name), facts);
+    });
+    this.tabs = el("div", { class: "tabs", role: "tablist", "aria-label": "Views" }, tabs);
+    this.tabs.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      const views = viewsOf();
+      const next = views[(views.indexOf(state.v) + step + views.length) % views.length];
+      this.go(next).then(() => this.tabs.querySelector(`[data-view=${state.v}]`).focus());
+    });
+  }
+
+  buildRail() {
+    this.railName = el("span", { class: "faint", "aria-hidden": "true" });
+    const on = {
+      open: (spec, event) => this.open(spec, event),
+      hover: (spec) => (this.railName.textContent = spec ? nameOf(spec) : ""),
+    };
+    this.rail = new HeadGrid("Heads", on, { large: false });
+    this.railMore = el("div", { class: "more" });
+    this.stepName = select("Head", [], (value) => this.open(value), "");
+    const step = (sign, by, label, title) => button(sign, () => this.step(by), { "aria-label": label, title });
+    this.aside = el(
+      "aside",
+      { "aria-label": "Heads" },
+      el(
+        "div",
+        { class: "steps" },
+        step("‹", -1, "Previous head", "previous head ([)"),
+        this.stepName,
+        step("›", 1, "Next head", "next head (])"),
+      ),
+      el("div", { class: "railhead" }, el("span", {}, "Heads"), this.railName),
+      this.rail.root,
+      this.railMore,
+    );
   }
 
   /** Shows what the page holds now in place of what it held. */
@@ -231,13 +165,12 @@ class App {
   }
 
   viewOf(name) {
-    return (this.views[name] ||= new (brought[name]?.made || MAKERS[name])(this));
+    return (this.views[name] ||= new brought[name].made(this));
   }
 
   /** Goes to a view; one of maps shows an example of the head where the page has no text, or one was chosen. */
   async go(name) {
-    const known = manifest.texts.some((text) => text.example === undefined);
-    if (WITH_HEADS.includes(name) && manifest.atlas && (!known || state.ex >= 0)) update(await atlasHooks.example(name));
+    if (WITH_HEADS.includes(name) && manifest.atlas && (!hasText() || state.ex >= 0)) update(await atlasHooks.example(name));
     else update({ v: name, ...(ofExample() && !ofAtlas({ v: name }) && { ex: -1, q: -1, k: -1 }) });
   }
 
@@ -245,7 +178,8 @@ class App {
     const scheme = schemeOf(state.d);
     document.documentElement.dataset.scheme = scheme;
     this.palette = palette(scheme);
-    const { text, title, run, changes } = ofAtlas() ? atlasHooks.about() : manifest.texts[state.t];
+    const subject = ofAtlas() ? atlasHooks.about() : manifest.texts[state.t];
+    const { text, title } = subject;
     document.title = `attnscope: ${text.trim().slice(0, 60) || "a text"}`;
     this.texts.hidden = ofAtlas() || ofExample();
     this.about.hidden = !this.texts.hidden;
@@ -257,14 +191,16 @@ class App {
     }
     if (!ofAtlas()) {
       this.showKinds();
-      const able = canHide(state.t, state.m);
-      this.hide.show(state.hide && able, able, able && !hasSpecial(state.t, state.m) ? "hide first token" : "hide special");
-      this.words.show(state.words && canMerge(state.t, state.m), canMerge(state.t, state.m));
+      const [isHidable, isMergeable] = [canHide(state.t, state.m), canMerge(state.t, state.m)];
+      const hideText = isHidable && !hasSpecial(state.t, state.m) ? "hide first token" : "hide special";
+      this.hide.show(state.hide && isHidable, isHidable, hideText);
+      this.words.show(state.words && isMergeable, isMergeable);
       this.scale.show(state.scale);
     }
     for (const tab of this.tabs.children) {
-      tab.setAttribute("aria-selected", tab.dataset.view === state.v);
-      tab.tabIndex = tab.dataset.view === state.v ? 0 : -1;
+      const isSelected = tab.dataset.view === state.v;
+      tab.setAttribute("aria-selected", isSelected);
+      tab.tabIndex = isSelected ? 0 : -1;
     }
     this.stage.setAttribute("aria-labelledby", `tab-${state.v}`);
     const view = this.view;
@@ -273,41 +209,34 @@ class App {
       delete view.root.dataset.shown; // it says so itself when it stands
       fill(this.stage, view.root);
     }
-    const railed = WITH_HEADS.includes(state.v);
+    const hasRail = WITH_HEADS.includes(state.v);
     this.aside.classList.toggle("single", ofExample());
-    this.aside.hidden = !railed;
+    this.aside.hidden = !hasRail;
     this.controls.classList.toggle("idle", state.v === "headcount");
-    const shown = Promise.resolve(view.show());
+    const ready = Promise.resolve(view.show());
     if (turned && this.byKeys) {
       this.focus(view);
-      shown.then(() => this.focus(view));
+      ready.then(() => this.focus(view));
     }
-    if (railed) breathe().then(() => view === this.view && this.showRail(view));
-    const told = [
-      run.model,
-      run.architecture,
-      run.dtype,
-      run.sha256 ? `sha256 ${String(run.sha256).slice(0, 12)}` : "",
-      changes
-        .map(
-          (change) =>
-            ({ hide_special: "special tokens were hidden", words: "word pieces were merged" })[change] || change,
-        )
-        .join(", "),
-    ];
-    const notes = Array.isArray(run.notes) ? run.notes : [];
-    const failures = Array.isArray(run.failures) ? run.failures : [];
+    if (hasRail) breathe().then(() => view === this.view && this.showRail(view));
+    this.showFoot(subject);
+  }
+
+  /** Which model gave the numbers, how, and how exact they are. */
+  showFoot({ run, changes }) {
+    const changed = { hide_special: "special tokens were hidden", words: "word pieces were merged" };
+    const facts = [run.model, run.architecture, run.dtype, shortHash(run), changes.map((change) => changed[change] || change).join(", ")];
+    const listOf = (value) => (Array.isArray(value) ? value : []);
+    const failures = listOf(run.failures).map(({ step, error }) => el("strong", { class: "failed" }, `${step} failed: ${error}`));
+    const within = manifest.texts[state.t]?.within ?? manifest.step / 2 + 0.00005;
+    const some = ofExample() ? ", of each row those kept alone" : "";
+    const exact = ofAtlas() ? "" : ` · weights within ${within.toFixed(4)}${some}`;
     fill(
       this.foot,
-      el("span", {}, told.filter(Boolean).join(" · ")),
-      notes.map((note) => el("span", {}, note)),
-      failures.map(({ step, error }) => el("strong", { class: "failed" }, `${step} failed: ${error}`)),
-      el(
-        "span",
-        { class: "right" },
-        `attnscope ${manifest.version}`,
-        ofAtlas() ? "" : ` · weights within ${(manifest.texts[state.t].within ?? manifest.step / 2 + 0.00005).toFixed(4)}${ofExample() ? ", of each row those kept alone" : ""}`,
-      ),
+      el("span", {}, facts.filter(Boolean).join(" · ")),
+      listOf(run.notes).map((note) => el("span", {}, note)),
+      failures,
+      el("span", { class: "right" }, `attnscope ${manifest.version}`, exact),
     );
   }
 
@@ -321,14 +250,9 @@ class App {
     const name = maps.map(({ kind }) => kind).join();
     if (name !== this.kindNames) {
       this.kindNames = name;
-      this.kindChoice =
-        maps.length > 1
-          ? segmented(
-              "Attention",
-              maps.map(({ kind }, number) => [String(number), KINDS[kind]]),
-              (value) => update({ m: Number(value), q: -1, k: -1, z: "", y: 0 }),
-            )
-          : null;
+      const choices = maps.map(({ kind }, number) => [String(number), kind]);
+      const choose = (value) => update({ m: Number(value), q: -1, k: -1, z: "", y: 0 });
+      this.kindChoice = maps.length > 1 ? segmented("Attention", choices, choose) : null;
       fill(this.kinds, this.kindChoice);
     }
     this.kindChoice?.show(state.m);
@@ -337,30 +261,24 @@ class App {
   showRail(view) {
     const { heads } = mapOf();
     const columns = new Set(heads.map(([, head]) => head)).size;
-    const size = Math.max(10, Math.min(22, Math.floor(206 / columns) - 2));
-    const also = new Set(view.chosen?.() || []);
-    this.rail.show(heads, true, size, state.h, this.palette, new Set(), also);
+    const size = clamp(Math.floor(206 / columns) - 2, 22, 10);
+    this.rail.show(heads, true, size, state.h, this.palette, new Set(), view.chosen?.() || []);
     this.stepName.offer(this.choices(view).map((spec) => [spec, nameOf(spec)]));
     this.stepName.show(state.h);
     fill(this.railMore, view.beside?.() || null);
   }
 
-  /** What can be chosen as the head of a view. */
   choices(view) {
     const { heads, full } = mapOf();
     const single = heads.map((pair) => pair.join("."));
     if (view === this.views.links) return single;
     const layers = [...new Set(heads.map(([layer]) => layer))];
-    return [
-      ...single,
-      ...(single.length > 1 ? ["mean", ...layers.map((layer) => `mean${layer}`)] : []),
-      ...full.map((layer) => `full${layer}`),
-    ];
+    const means = single.length > 1 ? ["mean", ...layers.map((layer) => `mean${layer}`)] : [];
+    return [...single, ...means, ...full.map((layer) => `full${layer}`)];
   }
 
   open(spec, event) {
-    if (this.view.open?.(spec, event)) return;
-    update({ h: spec });
+    if (!this.view.open?.(spec, event)) update({ h: spec });
   }
 
   step(by) {
@@ -379,13 +297,11 @@ class App {
 
   layer(by) {
     if (ofAtlas()) return;
-    const heads = mapOf().heads;
     const [layer, head] = state.h.split(".").map(Number);
-    const next = heads
-      .filter(([of]) => Math.sign(of - layer) === by)
-      .sort(
-        ([a, x], [b, y]) => Math.abs(a - layer) - Math.abs(b - layer) || Math.abs(x - head) - Math.abs(y - head),
-      )[0];
+    const away = (pair) => [Math.abs(pair[0] - layer), Math.abs(pair[1] - head)];
+    const [next] = mapOf()
+      .heads.filter(([other]) => Math.sign(other - layer) === by)
+      .sort((a, b) => away(a)[0] - away(b)[0] || away(a)[1] - away(b)[1]);
     if (next) update({ h: next.join(".") });
     say(nameOf(state.h));
   }
@@ -395,9 +311,9 @@ class App {
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (isShortcut(event) || document.querySelector("dialog[open]")) return;
     if (event.target.closest?.("input:not([type=checkbox]):not([type=range]), select, textarea")) return;
-    const does = {
+    const action = {
       "[": () => this.step(-1),
       "]": () => this.step(1),
       "{": () => this.layer(-1),
@@ -409,7 +325,7 @@ class App {
       Escape: () => this.go(ofExample() ? "head" : viewsOf()[0]),
     }[event.key];
     const number = Number(event.key);
-    if (does) does();
+    if (action) action();
     else if (number >= 1 && number <= viewsOf().length) this.go(viewsOf()[number - 1]);
     else return;
     event.preventDefault();

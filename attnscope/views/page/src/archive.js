@@ -1,5 +1,5 @@
 // Archives of arrays (.npz) read in the browser: zip, and NumPy's own format. What is damaged is said in a line.
-import { inflated } from "./data.js";
+import { inflate } from "./data.js";
 
 /** A file cannot be read: why, in a line. */
 export class Unreadable extends Error {}
@@ -26,25 +26,20 @@ export function membersOf(bytes) {
   if (end < 0 || view.getUint32(end, true) !== 0x06054b50) throw new Unreadable("the archive is cut off, or is none");
   const [count, start] = [view.getUint16(end + 10, true), view.getUint32(end + 16, true)];
   if (count === 0xffff || start === 0xffffffff) throw new Unreadable("the archive is larger than this page reads (4 GB)");
-  const found = new Map();
+  const members = new Map();
   let at = start;
   try {
     for (let number = 0; number < count; number++) {
       if (view.getUint32(at, true) !== 0x02014b50) throw new Unreadable("the archive is damaged: its list of members cannot be read");
-      const [method, crc, packed, size] = [view.getUint16(at + 10, true), view.getUint32(at + 16, true), view.getUint32(at + 20, true), view.getUint32(at + 24, true)];
-      const [n, extra, comment, local] = [view.getUint16(at + 28, true), view.getUint16(at + 30, true), view.getUint16(at + 32, true), view.getUint32(at + 42, true)];
+      const [method, n, extra, comment] = [10, 28, 30, 32].map((offset) => view.getUint16(at + offset, true));
+      const [crc, packed, size, local] = [16, 20, 24, 42].map((offset) => view.getUint32(at + offset, true));
       const name = new TextDecoder().decode(bytes.subarray(at + 46, at + 46 + n)).replace(/\.npy$/, "");
-      found.set(name, async () => {
+      members.set(name, async () => {
         if (size > MOST_BYTES) throw new Unreadable(`${name} in it is too large for a browser`);
         const from = local + 30 + view.getUint16(local + 26, true) + view.getUint16(local + 28, true);
-        const held = bytes.subarray(from, from + packed);
-        let whole = null;
-        try {
-          whole = method === 0 ? held : method === 8 ? await inflated(held, "deflate-raw") : null;
-        } catch {
-          throw new Unreadable(`${name} in it is damaged`);
-        }
-        if (!whole) throw new Unreadable(`${name} in it is packed in a way that this page cannot read`);
+        const content = bytes.subarray(from, from + packed);
+        if (method !== 0 && method !== 8) throw new Unreadable(`${name} in it is packed in a way that this page cannot read`);
+        const whole = method ? await inflate(content, "deflate-raw").catch(() => []) : content;
         if (whole.length !== size || checksum(whole) !== crc) throw new Unreadable(`${name} in it is damaged`);
         return whole;
       });
@@ -54,7 +49,7 @@ export function membersOf(bytes) {
     if (error instanceof RangeError) throw new Unreadable("the archive is cut off");
     throw error;
   }
-  return found;
+  return members;
 }
 
 const wide = (bytes) => Float64Array.from(bytes, Number);
@@ -94,11 +89,11 @@ export function arrayOfNpy(bytes, name) {
   const shape = sizes.split(",").filter((size) => size.trim()).map(Number);
   const count = shape.reduce((product, size) => product * size, 1);
   const [, kind, letters] = /^[<|=]([US])(\d+)$/.exec(descr) || [];
-  const [item, made] = kind ? [(kind === "U" ? 4 : 1) * Number(letters)] : TYPES[descr.replace(/^[<|=]/, "")] || [];
+  const [item, read] = kind ? [(kind === "U" ? 4 : 1) * Number(letters)] : TYPES[descr.replace(/^[<|=]/, "")] || [];
   if (!item && !kind) throw new Unreadable(`${name} in it is of type ${descr}, which this page cannot read`);
   if (bytes.length - end !== count * item) throw damaged();
   const buffer = bytes.slice(end).buffer;
-  if (!kind) return { shape, data: made(buffer) };
+  if (!kind) return { shape, data: read(buffer) };
   const codes = kind === "U" ? new Uint32Array(buffer) : new Uint8Array(buffer);
   const each = Number(letters);
   const data = Array.from({ length: count }, (_, at) => {

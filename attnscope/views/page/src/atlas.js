@@ -1,12 +1,13 @@
 // Atlas: all heads of a record as a scatter and a list, filtered by an expression and by a brush.
 import { stepOf } from "./colour.js";
-import { catalogs, colourColumn, headOf, percent, shortNumber, sidesOf } from "./catalog.js";
+import { atHead, catalogs, colourColumn, headOf, sidesOf } from "./catalog.js";
 import { manifest } from "./data.js";
-import { el, fill, say, select } from "./dom.js";
+import { button, el, faint, fill, isChoice, isShortcut, readout, say, select, showGradient, takeEvent, toolbar } from "./dom.js";
 import { roleChip, showRoles } from "./heads.js";
 import { filterOf, isAsked } from "./query.js";
 import { Scatter } from "./scatter.js";
 import { addressOf, state, update } from "./state.js";
+import { percent, shortNumber } from "./wording.js";
 
 const ROW = 30; // pixels a line of the list
 const FAINTEST = 50; // the step of the colour scale that the least value has: below it dots would be as the ground
@@ -34,17 +35,17 @@ export class AtlasView {
         if (event.key === "ArrowDown") this.list.focus();
         else if (event.key === "Escape" && this.input.value) update({ f: "" });
         else return;
-        event.preventDefault();
-        event.stopPropagation();
+        takeEvent(event);
       },
     });
     this.wrong = el("span", { class: "wrong", id: "filterwrong", role: "status" });
-    this.count = el("span", { class: "read", id: "readout" });
+    this.count = readout("span");
     this.names = this.help(columns);
     const choices = [...columns.values()].map((column) => [column.name, column.title]);
     this.x = select("Across", choices, (value) => update({ ax: value, br: "" }));
     this.y = select("Up", choices, (value) => update({ ay: value, br: "" }));
-    this.colour = select("Colour", [...(catalogs.shown.hasRoles ? [["role", "role"]] : []), ...choices], (value) => update({ ac: value }));
+    const colours = [...(catalogs.shown.hasRoles ? [["role", "role"]] : []), ...choices];
+    this.colour = select("Colour", colours, (value) => update({ ac: value }));
     this.legend = el("div", { class: "roles", role: "group", "aria-label": "What colours mean" });
     this.scatter = new Scatter({
       hover: (head) => this.hover(head, "plot"),
@@ -53,34 +54,18 @@ export class AtlasView {
     });
     this.header = el("div", { class: "row head", role: "group", "aria-label": "Sort by" });
     this.space = el("div", { class: "space" });
-    this.list = el(
-      "div",
-      { class: "rows", role: "listbox", tabindex: "0", "aria-label": "Heads", onscroll: () => this.paint() },
-      this.space,
-    );
+    const facts = { class: "rows", role: "listbox", tabindex: "0", "aria-label": "Heads" };
+    this.list = el("div", { ...facts, onscroll: () => this.paint() }, this.space);
     this.list.addEventListener("keydown", (event) => this.key(event));
     this.list.addEventListener("pointermove", (event) => this.hover(this.headAt(event.target), "list"));
     this.list.addEventListener("pointerleave", () => this.hover(-1, "list"));
     this.list.addEventListener("click", (event) => this.open(this.headAt(event.target)));
-    this.root = el(
-      "div",
-      { class: "view atlas" },
-      el(
-        "div",
-        { class: "toolbar" },
-        this.input,
-        el("button", { type: "button", class: "icon", title: "what can be filtered by", "aria-label": "What can be filtered by", onclick: () => this.explain() }, "\u2026"),
-        this.wrong,
-        this.count,
-      ),
-      el(
-        "div",
-        { class: "landing" },
-        el("div", { class: "plot" }, el("div", { class: "fields" }, this.x, this.y, this.colour), this.legend, this.scatter.root),
-        el("div", { class: "list" }, this.header, this.list),
-      ),
-      this.names,
-    );
+    const about = { class: "icon", title: "what can be filtered by", "aria-label": "What can be filtered by" };
+    const explain = button("\u2026", () => this.explain(), about);
+    const plot = el("div", { class: "plot" }, el("div", { class: "fields" }, this.x, this.y, this.colour), this.legend, this.scatter.root);
+    const list = el("div", { class: "list" }, this.header, this.list);
+    const bar = toolbar(this.input, explain, this.wrong, this.count);
+    this.root = el("div", { class: "view atlas" }, bar, el("div", { class: "landing" }, plot, list), this.names);
     this.root.classList.toggle("roleless", !catalogs.shown.hasRoles);
     this.active = -1;
     new ResizeObserver(() => this.root.isConnected && this.paint(true)).observe(this.list);
@@ -123,7 +108,6 @@ export class AtlasView {
     return "atlas";
   }
 
-  /** The heads that pass the filter and the brush. */
   select() {
     const { heads, columns, facts } = catalogs.shown;
     if (this.filtered !== state.f) {
@@ -146,7 +130,7 @@ export class AtlasView {
     const by = state.o.replace("-", "");
     const down = state.o.startsWith("-") ? -1 : 1;
     const marks = Object.keys(manifest.roles?.marks || {});
-    const key = {
+    const keyOf = {
       "": (at) => (this.masses ? -this.masses[at] : at),
       name: (at) => at,
       role: (at) => (heads[at].roles.length ? marks.indexOf(heads[at].roles[0].name) : marks.length),
@@ -155,7 +139,7 @@ export class AtlasView {
     const values = columns.get(by)?.values;
     const order = heads.map(({ at }) => at).filter((at) => this.shown[at]);
     if (values) order.sort((a, b) => (values[b] === values[b]) - (values[a] === values[a]) || down * (values[a] - values[b]) || a - b);
-    else order.sort((a, b) => down * (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0) || a - b);
+    else order.sort((a, b) => down * (keyOf(a) < keyOf(b) ? -1 : keyOf(a) > keyOf(b) ? 1 : 0) || a - b);
     this.order = order;
   }
 
@@ -169,8 +153,9 @@ export class AtlasView {
     this.colour.show(colourColumn()?.name || "role");
     for (const side of [x, y]) side.even ??= this.even(side);
     this.colours = this.app.palette;
-    const colourOf = this.colourOf();
-    this.scatter.set({ x, y, colours: this.colours, colourOf, shown: this.shown, area: this.area, even: catalogs.shown.record.even || "uniform", tell: (head) => this.tell(head) });
+    const even = catalogs.shown.record.even || "uniform";
+    const { colours, shown, area } = this;
+    this.scatter.set({ x, y, colours, shown, area, even, colourOf: this.colourOf(), tell: (head) => this.tell(head) });
     this.showHeader(x, y);
     this.space.style.height = `${this.order.length * ROW}px`;
     this.paint(true);
@@ -186,7 +171,6 @@ export class AtlasView {
     return high - low <= 0.1 * Math.abs(high) + 1e-9 ? known[known.length >> 1] : NaN;
   }
 
-  /** The colour of each head, and what colours mean. */
   colourOf() {
     const { heads } = catalogs.shown;
     const column = colourColumn();
@@ -201,8 +185,8 @@ export class AtlasView {
     const { css } = this.colours.one;
     if (this.legendName !== name) {
       const bar = el("i", {});
-      bar.style.background = `linear-gradient(to right, ${[FAINTEST, 100, 150, 200, 255].map((step) => css[step]).join(",")})`;
-      fill(this.legend, el("span", { class: "scale" }, shortNumber(low), bar, shortNumber(high), el("span", { class: "faint" }, column.title)));
+      showGradient(bar, [FAINTEST, 100, 150, 200, 255].map((step) => css[step]));
+      fill(this.legend, el("span", { class: "scale" }, shortNumber(low), bar, shortNumber(high), faint(column.title)));
     }
     this.legendName = name;
     return (at) => {
@@ -231,23 +215,13 @@ export class AtlasView {
     const name = [state.o, ...numbers.map((column) => column.name)].join();
     if (this.headerName === name) return;
     this.headerName = name;
-    const cell = (by, said, title, number = false) => {
-      const on = state.o.replace("-", "") === by;
-      const first = number ? `-${by}` : by;
-      const other = number ? by : `-${by}`;
-      return el(
-        "button",
-        {
-          type: "button",
-          class: number ? "number" : "",
-          "data-sort": by,
-          title: `sort by ${title}`,
-          "aria-pressed": String(on),
-          onclick: () => update({ o: state.o === first ? other : state.o === other ? "" : first }),
-        },
-        el("span", {}, said),
-        on ? (state.o.startsWith("-") ? " \u2193" : " \u2191") : "",
-      );
+    const [isDown, now] = [state.o.startsWith("-"), state.o.replace("-", "")];
+    const cell = (by, text, title, kind = "") => {
+      const isSorted = now === by;
+      const [first, second] = kind ? [`-${by}`, by] : [by, `-${by}`]; // of numbers the largest first
+      const turn = () => update({ o: state.o === first ? second : state.o === second ? "" : first });
+      const facts = { class: kind, "data-sort": by, title: `sort by ${title}`, "aria-pressed": String(isSorted) };
+      return button([el("span", {}, text), isSorted ? (isDown ? " \u2193" : " \u2191") : ""], turn, facts);
     };
     const focused = document.activeElement?.dataset?.sort;
     fill(
@@ -255,13 +229,12 @@ export class AtlasView {
       cell("name", "head", "layer and head"),
       cell("role", "role", "role"),
       catalogs.shown.heads.some(({ words }) => words) ? cell("words", "what it does", "description") : el("span", {}),
-      numbers.map((column) => cell(column.name, column.label, column.title, true)),
+      numbers.map((column) => cell(column.name, column.label, column.title, "number")),
     );
     if (focused) this.header.querySelector(`[data-sort="${CSS.escape(focused)}"]`)?.focus();
     this.root.style.setProperty("--numbers", String(numbers.length));
   }
 
-  /** The lines in sight. */
   paint(anew = false) {
     const first = Math.max(0, Math.floor(this.list.scrollTop / ROW) - 4);
     const last = Math.min(this.order.length, first + Math.ceil(this.list.clientHeight / ROW) + 8);
@@ -270,25 +243,28 @@ export class AtlasView {
     const numbers = this.numbers();
     const { heads } = catalogs.shown;
     this.lines = new Map();
-    const lines = [];
-    for (let place = first; place < last; place++) {
-      const head = heads[this.order[place]];
-      const [role] = head.roles;
-      const mass = this.masses?.[head.at];
-      const line = el(
-        "div",
-        { class: "row", role: "option", id: `head${head.at}`, "data-at": head.at, "aria-selected": String(head.at === this.active), "aria-posinset": place + 1, "aria-setsize": this.order.length },
-        el("b", {}, head.name),
-        role ? roleChip(role, "", true) : el("span", { class: "faint" }, "\u2013"),
-        el("span", { class: "words", title: head.words }, mass ? el("strong", { title: "share of its attention that the query gives to the key" }, percent(mass), " ") : null, head.brief),
-        numbers.map((column) => el("span", { class: "number" }, column.unit === "share" && column.name === "explained" ? percent(column.values[head.at]) : shortNumber(column.values[head.at]))),
-      );
-      line.style.top = `${place * ROW}px`;
-      this.lines.set(head.at, line);
-      lines.push(line);
-    }
+    const lines = this.order.slice(first, last).map((at, number) => this.line(heads[at], first + number, numbers));
     this.space.replaceChildren(...lines);
     this.showActive();
+  }
+
+  line(head, place, numbers) {
+    const [role] = head.roles;
+    const mass = this.masses?.[head.at];
+    const share = "share of its attention that the query gives to the key";
+    const isPercent = ({ unit, name }) => unit === "share" && name === "explained";
+    const facts = { class: "row", role: "option", id: `head${head.at}`, "data-at": head.at, "aria-selected": String(head.at === this.active) };
+    const line = el(
+      "div",
+      { ...facts, "aria-posinset": place + 1, "aria-setsize": this.order.length },
+      el("b", {}, head.name),
+      role ? roleChip(role, "", true) : faint("\u2013"),
+      el("span", { class: "words", title: head.words }, mass ? el("strong", { title: share }, percent(mass), " ") : null, head.brief),
+      numbers.map((column) => el("span", { class: "number" }, (isPercent(column) ? percent : shortNumber)(column.values[head.at]))),
+    );
+    line.style.top = `${place * ROW}px`;
+    this.lines.set(head.at, line);
+    return line;
   }
 
   showActive() {
@@ -315,11 +291,11 @@ export class AtlasView {
 
   open(head) {
     if (head < 0) return;
-    update({ v: "head", head: catalogs.shown.heads[head].name, ex: -1, q: -1 });
+    update({ v: "head", ...atHead(catalogs.shown.heads[head].name) });
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (isShortcut(event)) return;
     const place = this.order.indexOf(this.active);
     const page = Math.max(1, Math.floor(this.list.clientHeight / ROW) - 1);
     const step = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -1e9, End: 1e9 }[event.key];
@@ -330,37 +306,34 @@ export class AtlasView {
       if ((next + 1) * ROW > this.list.scrollTop + this.list.clientHeight) this.list.scrollTop = (next + 1) * ROW - this.list.clientHeight;
       this.paint(true);
       this.scatter.point(this.active);
-    } else if (event.key === "Enter" || event.key === " ") this.open(this.active);
+    } else if (isChoice(event)) this.open(this.active);
     else return;
-    event.preventDefault();
-    event.stopPropagation();
+    takeEvent(event);
   }
 
   tell(at) {
     const head = catalogs.shown.heads[at];
-    const told = [...new Set([...sidesOf(), colourColumn()])].filter(Boolean);
+    const columns = [...new Set([...sidesOf(), colourColumn()])].filter(Boolean);
     return [
       el("p", {}, el("b", {}, head.name), head.roles.map((role) => roleChip(role))),
       head.words ? el("p", {}, head.words) : null,
-      el("p", { class: "faint" }, told.map((column) => `${column.label} ${shortNumber(column.values[at])}`).join(" \u00b7 ")),
+      el("p", { class: "faint" }, columns.map((column) => `${column.label} ${shortNumber(column.values[at])}`).join(" \u00b7 ")),
     ].filter(Boolean);
   }
 
   tellCount() {
     const { heads } = catalogs.shown;
     const n = this.order.length;
-    fill(
-      this.count,
-      el("span", {}, el("b", {}, n === heads.length ? `${n}` : `${n} of ${heads.length}`), ` head${heads.length === 1 ? "" : "s"}${n ? "" : `: type ${this.hint()}`}`),
-      state.br ? el("button", { type: "button", class: "chip", onclick: () => update({ br: "" }) }, "clear the brush") : null,
-    );
+    const count = el("b", {}, n === heads.length ? `${n}` : `${n} of ${heads.length}`);
+    const noun = ` head${heads.length === 1 ? "" : "s"}${n ? "" : `: type ${this.hint()}`}`;
+    const clear = state.br ? button("clear the brush", () => update({ br: "" }), { class: "chip" }) : null;
+    fill(this.count, el("span", {}, count, noun), clear);
   }
 
   async figure() {
     return this.scatter.figure();
   }
 
-  /** A line for each head of the list, with all its numbers. */
   async rows() {
     const { heads, columns } = catalogs.shown;
     const all = [...columns.values()].filter(({ name }) => name !== "layer" && name !== "head");
@@ -369,7 +342,9 @@ export class AtlasView {
       ...this.order.map((at) => {
         const head = heads[at];
         const numbers = all.map(({ values }) => (values[at] === values[at] ? values[at] : ""));
-        return [head.kind, head.layer, head.head, head.roles.map(({ name }) => name).join("+"), head.words, ...numbers, addressOf({ ...state, v: "head", head: head.name, ex: -1 })];
+        const roles = head.roles.map(({ name }) => name).join("+");
+        const address = addressOf({ ...state, v: "head", head: head.name, ex: -1 });
+        return [head.kind, head.layer, head.head, roles, head.words, ...numbers, address];
       }),
     ];
   }

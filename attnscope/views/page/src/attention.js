@@ -5,52 +5,20 @@ export const WIDTH = 4;
 
 // Embeddings are one-hot, so that a projection's row i is what token i gets from it.
 const X = TOKENS.map((_, row) => TOKENS.map((_, column) => (row === column ? 1 : 0)));
-const W_Q = [
-  [1, 0, 1, 0],
-  [0, 2, 0, 1],
-  [1, 1, 1, 0],
-  [0, 0, 1, 1],
-  [1, 0, 0, 1],
-];
-const W_K = [
-  [0, 1, 0, 1],
-  [1, 0, 1, 0],
-  [1, 1, 0, 0],
-  [0, 0, 1, 1],
-  [1, 0, 0.5, 0.5],
-];
-const W_V = [
-  [1, 0, 0, 0],
-  [0, 1, 0, 0],
-  [0, 0, 1, 0],
-  [0, 0, 0, 1],
-  [0.5, 0.5, 0.5, 0.5],
-];
+const W_Q = [[1, 0, 1, 0], [0, 2, 0, 1], [1, 1, 1, 0], [0, 0, 1, 1], [1, 0, 0, 1]];
+const W_K = [[0, 1, 0, 1], [1, 0, 1, 0], [1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 0.5, 0.5]];
+const W_V = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0.5, 0.5, 0.5, 0.5]];
 
 export const OUTPUTS = {
-  identity: [
-    [1, 0, 0, 0],
-    [0, 1, 0, 0],
-    [0, 0, 1, 0],
-    [0, 0, 0, 1],
-  ],
-  mixing: [
-    [0.5, 0.5, 0.5, 0.5],
-    [0.5, -0.5, 0.5, -0.5],
-    [0.5, 0.5, -0.5, -0.5],
-    [0.5, -0.5, -0.5, 0.5],
-  ],
+  identity: [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]],
+  mixing: [[0.5, 0.5, 0.5, 0.5], [0.5, -0.5, 0.5, -0.5], [0.5, 0.5, -0.5, -0.5], [0.5, -0.5, -0.5, 0.5]],
 };
 
-/** The matrix product. */
 export function times(a, b) {
   return a.map((row) => b[0].map((_, column) => row.reduce((sum, value, at) => sum + value * b[at][column], 0)));
 }
 
-/** Columns of a head. */
-function columnsOf(matrix, head, width) {
-  return matrix.map((row) => row.slice(head * width, (head + 1) * width));
-}
+const columnsOf = (matrix, head, width) => matrix.map((row) => row.slice(head * width, (head + 1) * width));
 
 /** exp(s) / sum exp(s), row by row. */
 function softmax(scores) {
@@ -62,15 +30,13 @@ function softmax(scores) {
   });
 }
 
-/** Every step of the pipeline with so many heads. */
 export function worked(n_heads, W_O) {
   const width = WIDTH / n_heads;
   const [Q, K, V] = [W_Q, W_K, W_V].map((weights) => times(X, weights));
   const heads = Array.from({ length: n_heads }, (_, head) => {
     const [q, k, v] = [Q, K, V].map((matrix) => columnsOf(matrix, head, width));
-    const scores = q.map((query) =>
-      k.map((key) => query.reduce((sum, value, at) => sum + value * key[at], 0) / Math.sqrt(width)),
-    );
+    const score = (query, key) => query.reduce((sum, value, at) => sum + value * key[at], 0) / Math.sqrt(width);
+    const scores = q.map((query) => k.map((key) => score(query, key)));
     const weights = softmax(scores);
     return { q, k, v, scores, weights, output: times(weights, v) };
   });

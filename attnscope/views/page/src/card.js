@@ -1,14 +1,17 @@
 // A head's card: what is known of it in numbers, how far it looks, which tokens, and what is like it.
 import { markOf } from "./atlas.js";
 import { figureOfCard } from "./cardfigure.js";
-import { bare, catalogs, commandOfExample, detailsOf, evenNumber, headOf, percent, predictedOf, sampleOf, shortNumber, warningOf } from "./catalog.js";
+import { atHead, bare, catalogs, commandOfExample, headOf } from "./catalog.js";
 import { manifest } from "./data.js";
-import { canvas, dotOf, el, fill, say, segmented } from "./dom.js";
+import {
+  button, clamp, dotOf, el, faint, fill, keyedCanvas, rowOf, say, segmented, takeEvent, tokenOf,
+} from "./dom.js";
 import { CanvasPen } from "./pen.js";
 import { Plane } from "./plane.js";
 import { filterOf, isAsked } from "./query.js";
 import { state, update } from "./state.js";
 import { copyButton, inQuotes, modelOf, wordOf } from "./why.js";
+import { detailsOf, evenNumber, intervalText, percent, predictedOf, sampleOf, shortNumber, warningOf } from "./wording.js";
 
 const FEW = 7; // measures that are shown before the others are asked for
 const FURTHEST = 64; // as records have it
@@ -18,10 +21,6 @@ const MOST_TOKENS = 8;
 const OVER_ALL_KEYS = "what uniform attention over all keys would give"; // what lifts are over where a record does not say
 const MOST_PARTNERS = 9;
 const LOOKING = "--image photo.jpg 'A question of your own.'"; // of heads that were measured on photos and words
-
-function interval(low, high, said = shortNumber) {
-  return Number.isFinite(low) && Number.isFinite(high) ? ` [${said(low)}, ${said(high)}]` : "";
-}
 
 /** Where an offset stands, near ones further apart: from -1 to 1, with what is beyond at both ends. */
 function placeOfOffset(offset) {
@@ -38,7 +37,7 @@ function drawProfile(pen, { profile, even, colours, width, height, chosen = null
   const y = (share) => low - (Math.log10(Math.max(share, LOWEST) / LOWEST) / -Math.log10(LOWEST)) * (low - top);
   for (const share of [1, 0.1, 0.01, 0.001, LOWEST]) {
     pen.line(left, y(share), right, y(share), colours.line, 1, 0.7);
-    pen.text(share >= 0.01 ? `${share * 100}%` : `${share * 100}%`, left - 6, y(share), { size: 10, align: "right", colour: colours.faint });
+    pen.text(`${share * 100}%`, left - 6, y(share), { size: 10, align: "right", colour: colours.faint });
   }
   const bins = profile.map((share, at) => {
     if (at === 0) return [left + 2, left + rest, share, even[at]];
@@ -47,14 +46,18 @@ function drawProfile(pen, { profile, even, colours, width, height, chosen = null
     return [x(offset - 0.5), x(offset + 0.5), share, even[at]];
   });
   bins.forEach(([from, to, share], at) => {
-    if (share > LOWEST) pen.rect(from + (to - from > 4 ? 0.5 : 0), y(share), Math.max(0.8, to - from - (to - from > 4 ? 1 : 0)), low - y(share), at === chosen ? colours.mark : colours.accent, 0.9);
+    if (share <= LOWEST) return;
+    const gap = to - from > 4 ? 0.5 : 0;
+    const colour = at === chosen ? colours.mark : colours.accent;
+    pen.rect(from + gap, y(share), Math.max(0.8, to - from - 2 * gap), low - y(share), colour, 0.9);
   });
   for (const [from, to, , share] of bins) if (share > 0) pen.line(from, y(share), to, y(share), colours.ink, 1.5, 0.75);
   pen.line(left, low + 0.5, right, low + 0.5, colours.faint);
+  const mark = (text, at) => pen.text(text, at, low + 11, { size: 10, align: "center", colour: colours.faint });
   for (const offset of [-64, -16, -4, -1, 0, 1, 4, 16, 64])
-    pen.text(offset > 0 ? `+${offset}` : String(offset).replace("-", "\u2212"), x(offset), low + 11, { size: 10, align: "center", colour: colours.faint });
-  pen.text("<", left + rest / 2, low + 11, { size: 10, align: "center", colour: colours.faint });
-  pen.text(">", right - rest / 2, low + 11, { size: 10, align: "center", colour: colours.faint });
+    mark(offset > 0 ? `+${offset}` : String(offset).replace("-", "\u2212"), x(offset));
+  mark("<", left + rest / 2);
+  mark(">", right - rest / 2);
   pen.text("tokens from the query to the key", (left + right) / 2, low + 26, { size: 11, align: "center", colour: colours.faint });
   return bins;
 }
@@ -66,29 +69,45 @@ function nameOfBin(at, n) {
   return offset === 0 ? "the token itself" : `${Math.abs(offset)} ${offset < 0 ? "back" : "ahead"}`;
 }
 
+/** The header of a table: [text, class, title] of each column; one without a text is no heading. */
+function headerOf(columns) {
+  const cell = ([text, kind, title]) => (text ? el("th", { scope: "col", class: kind, title }, text) : el("td", { class: kind }));
+  return el("thead", {}, el("tr", {}, columns.map(cell)));
+}
+
+function lineOfTokens({ tokens, mass, lift, low, high, count, n_texts, asked }) {
+  const names = tokens.flatMap((token, at) => [at ? faint("\u2192") : null, tokenOf(token)]);
+  const number = (kind, ...children) => el("td", { class: `number${kind}` }, children);
+  const cells = [
+    number("", percent(mass)),
+    number("", el("b", {}, `${shortNumber(lift)}\u00d7`), faint(intervalText(low, high))),
+    number(" faint", String(n_texts)),
+  ];
+  const title = `seen with ${count} queries in ${n_texts} texts`;
+  return rowOf(names, cells, { class: asked ? "asked" : "", title });
+}
+
 export class Card {
   constructor(app) {
     this.app = app;
     this.title = el("div", { class: "cardtitle" });
-    this.profile = canvas(
-      { tabindex: "0", role: "application", "aria-roledescription": "profile of offsets", "aria-label": "Attention by offset. Arrow keys go from one offset to the next." },
-      () => this.drawProfile(),
-    );
+    const label = "Attention by offset. Arrow keys go from one offset to the next.";
+    this.profile = keyedCanvas("profile of offsets", label, () => this.drawProfile());
     this.profileHost = el("div", { class: "profile" }, this.profile);
     this.profileRead = el("p", { class: "faint" });
-    this.profile.addEventListener("pointermove", (event) => this.pointProfile(this.bins?.findIndex(([from, to]) => event.offsetX >= from && event.offsetX < to) ?? -1));
+    const binAt = ({ offsetX }) => this.bins?.findIndex(([from, to]) => offsetX >= from && offsetX < to) ?? -1;
+    this.profile.addEventListener("pointermove", (event) => this.pointProfile(binAt(event)));
     this.profile.addEventListener("pointerleave", () => this.pointProfile(-1));
     this.profile.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!step || !this.card) return;
-      event.preventDefault();
-      event.stopPropagation();
-      const n = this.card.profile.length;
-      this.pointProfile(Math.max(0, Math.min(n - 1, (this.bin ?? FURTHEST + 1) + step)));
+      takeEvent(event);
+      this.pointProfile(clamp((this.bin ?? FURTHEST + 1) + step, this.card.profile.length - 1));
       say(this.profileRead.textContent);
     });
     this.by = "lift";
-    this.order = segmented("Order of tokens", [["lift", "by lift", "by the lower end of its interval"], ["mass", "by mass"]], (value) => {
+    const orders = [["lift", "by lift", "by the lower end of its interval"], ["mass", "by mass"]];
+    this.order = segmented("Order of tokens", orders, (value) => {
       this.by = value;
       this.order.show(value);
       this.showTables();
@@ -96,12 +115,14 @@ export class Card {
     this.order.show(this.by);
     this.measures = el("section", { "aria-label": "Measures" });
     this.offsets = el("section", {}, el("h2", {}, "How far it looks"), this.profileHost, this.profileRead);
-    this.tables = el("section", {}, el("div", { class: "sectionhead" }, el("h2", {}, "Which tokens"), this.order), (this.tableHost = el("div", { class: "tables" })));
+    this.tableHost = el("div", { class: "tables" });
+    this.tables = el("section", {}, el("div", { class: "sectionhead" }, el("h2", {}, "Which tokens"), this.order), this.tableHost);
     this.evidence = el("section", { class: "evidence", "aria-label": "By other records" });
     this.plane = new Plane(app);
-    this.near = el("section", {});
+    this.likes = el("section", {});
     this.command = el("section", {});
-    this.root = el("div", { class: "headcard", tabindex: "-1" }, this.offsets, this.measures, this.evidence, this.tables, this.plane.root, this.near, this.command);
+    const parts = [this.offsets, this.measures, this.evidence, this.tables, this.plane.root, this.likes, this.command];
+    this.root = el("div", { class: "headcard", tabindex: "-1" }, parts);
   }
 
   show(card) {
@@ -113,7 +134,8 @@ export class Card {
     this.tables.hidden = !card?.tables?.length;
     this.showMeasures();
     this.plane.show(card, head);
-    this.showNear(card?.near || head.near || []);
+    this.near = card?.near || head.near || [];
+    this.showNear();
     this.showCommand(card);
     if (!card) return;
     this.drawProfile();
@@ -121,45 +143,32 @@ export class Card {
     this.showTables();
   }
 
-  /** Name, roles, and the description with what it explains. */
   showTitle(host) {
     const head = headOf();
     const { description } = head;
     const { record } = catalogs.shown;
-    const warning = description ? warningOf(description) : "";
-    fill(
-      host,
+    const roles = head.roles.map((role) => {
+      const mark = manifest.roles.marks[role.name];
+      const q = role.q === null ? "\u2013" : Number(role.q).toExponential(0);
+      const title = `${mark.what}; threshold ${shortNumber(role.threshold)}, q ${q}`;
+      const even = Number.isFinite(role.baseline) ? `, at chance ${shortNumber(role.baseline)}` : "";
+      const value = ` ${shortNumber(role.value)}${intervalText(role.low, role.high)}${even}${role.tentative ? " (tentative)" : ""}`;
+      return el("span", { class: "role", title }, dotOf(mark.color), el("b", {}, mark.label), value);
+    });
+    fill(host, el("div", { class: "rolelist" }, roles.length ? roles : faint("no role")));
+    if (!description) return;
+    const warning = warningOf(description);
+    const details = [sampleOf(record.descriptions, record.corpus), detailsOf(description)].filter(Boolean);
+    host.append(
       el(
-        "div",
-        { class: "rolelist" },
-        head.roles.map((role) => {
-          const mark = manifest.roles.marks[role.name];
-          const even = Number.isFinite(role.baseline) ? `, at chance ${shortNumber(role.baseline)}` : "";
-          return el(
-            "span",
-            { class: "role", title: `${mark.what}; threshold ${shortNumber(role.threshold ?? NaN)}, q ${role.q === null ? "\u2013" : Number(role.q).toExponential(0)}` },
-            dotOf(mark.color),
-            el("b", {}, mark.label),
-            ` ${shortNumber(role.value ?? NaN)}${interval(role.low ?? NaN, role.high ?? NaN)}${even}${role.tentative ? " (tentative)" : ""}`,
-          );
-        }),
-        head.roles.length ? null : el("span", { class: "faint" }, "no role"),
+        "p",
+        { class: "does" },
+        head.words,
+        " · ",
+        faint(predictedOf(description)),
+        warning ? el("strong", { class: "unstable" }, ` ! ${warning}`) : null,
+        el("span", { class: "faint sampled" }, ["", ...details].join(" · ")),
       ),
-      description
-        ? el(
-            "p",
-            { class: "does" },
-            head.words,
-            " · ",
-            el(
-              "span",
-              { class: "faint" },
-              predictedOf(description, interval),
-            ),
-            warning ? el("strong", { class: "unstable" }, ` ! ${warning}`) : null,
-            el("span", { class: "faint sampled" }, ["", sampleOf(record.descriptions, record.corpus), detailsOf(description)].filter((said, at) => !at || said).join(" · ")),
-          )
-        : null,
     );
   }
 
@@ -173,27 +182,17 @@ export class Card {
       .sort((a, b) => resting.includes(b) - resting.includes(a) || columns.get(a).rank(at) - columns.get(b).rank(at));
     const names = [...effects, ...(this.all ? ranked : ranked.slice(0, Math.max(FEW, resting.length)))];
     this.measuresSeen = names;
-    const n = catalogs.shown.heads.length;
+    const turnAll = () => {
+      this.all = !this.all;
+      this.showMeasures();
+      this.measures.querySelector(".more-measures").focus();
+    };
+    const facts = { class: "more-measures", "aria-expanded": String(!!this.all) };
     fill(
       this.measures,
-      el("h2", {}, "Measures ", el("span", { class: "faint" }, `among all ${n} heads`)),
+      el("h2", {}, "Measures ", faint(`among all ${catalogs.shown.heads.length} heads`)),
       names.length ? this.tableOf(names) : el("p", { class: "faint" }, "none"),
-      ranked.length > FEW
-        ? el(
-            "button",
-            {
-              type: "button",
-              class: "more-measures",
-              "aria-expanded": String(!!this.all),
-              onclick: () => {
-                this.all = !this.all;
-                this.showMeasures();
-                this.measures.querySelector(".more-measures").focus();
-              },
-            },
-            this.all ? "fewer" : `all ${ranked.length}`,
-          )
-        : null,
+      ranked.length > FEW ? button(this.all ? "fewer" : `all ${ranked.length}`, turnAll, facts) : null,
     );
     this.showEvidence();
   }
@@ -202,18 +201,18 @@ export class Card {
   showEvidence() {
     const { columns, record } = catalogs.shown;
     const { at, roles } = this.head;
-    const of = (source) => [...columns.values()].filter((column) => column.source === source);
-    const known = (source) => of(source).filter(({ values }) => Number.isFinite(values[at])).map(({ name }) => name);
-    const relations = of("relations").filter(({ relation }) => roles.some(({ name }) => name === relation)).map(({ name }) => name);
-    const [without, weights, needles] = [known("ablation"), known("circuits"), known("needles")];
-    const hasRelations = of("relations").length > 0;
+    const columnsOf = (source) => [...columns.values()].filter((column) => column.source === source);
+    const namesOf = (source, isOf) => columnsOf(source).filter(isOf).map(({ name }) => name);
+    const isMeasured = ({ values }) => Number.isFinite(values[at]);
+    const isExpressed = ({ relation }) => roles.some(({ name }) => name === relation);
+    const section = (title, names, none = null) => (names.length || none ? [el("h2", {}, title), names.length ? this.tableOf(names) : none] : null);
+    const none = columnsOf("relations").length ? el("p", { class: "faint" }, "none of those in the record") : null;
     fill(
       this.evidence,
-      hasRelations ? el("h2", {}, "Relations that it expresses") : null,
-      relations.length ? this.tableOf(relations) : hasRelations ? el("p", { class: "faint" }, "none of those in the record") : null,
-      without.length ? [el("h2", {}, "What changes without it"), this.tableOf(without)] : null,
-      weights.length ? [el("h2", {}, "By its weights"), this.tableOf(weights)] : null,
-      needles.length ? [el("h2", {}, "On needles in long texts"), this.tableOf(needles)] : null,
+      section("Relations that it expresses", namesOf("relations", isExpressed), none),
+      section("What changes without it", namesOf("ablation", isMeasured)),
+      section("By its weights", namesOf("circuits", isMeasured)),
+      section("On needles in long texts", namesOf("needles", isMeasured)),
       this.partners("Reads what these write", "receiver", "sender", record.compositions),
       this.partners("Is read by", "sender", "receiver", record.compositions),
     );
@@ -222,25 +221,20 @@ export class Card {
   /** Heads that it composes with, the strongest above random directions first; each one click away. */
   partners(title, mine, other, compositions = []) {
     const { heads } = catalogs.shown;
-    const found = compositions.filter((one) => one[mine] === this.head.at && one.share > one.expected).sort((a, b) => b.share - b.expected - a.share + a.expected);
-    if (!found.length) return null;
-    return [
-      el("h2", {}, `${title} `, el("span", { class: "faint" }, "share above random directions")),
-      el(
-        "div",
-        { class: "roles" },
-        found.slice(0, MOST_PARTNERS).map(({ by, share, expected, deviations, ...ends }) => {
-          const head = heads[ends[other]];
-          const said = `${by}: share ${shortNumber(share)}, of random directions ${shortNumber(expected)}; ${shortNumber(deviations)} standard deviations above chance`;
-          return el(
-            "button",
-            { type: "button", class: "chip", "data-partner": head.name, title: said, onclick: () => update({ head: head.name, ex: -1, q: -1 }) },
-            head.name,
-            el("small", {}, `${by} +${shortNumber(share - expected)}`),
-          );
-        }),
-      ),
-    ];
+    const partners = compositions.filter((pair) => pair[mine] === this.head.at && pair.share > pair.expected);
+    if (!partners.length) return null;
+    partners.sort((a, b) => b.share - b.expected - a.share + a.expected);
+    const chips = partners.slice(0, MOST_PARTNERS).map(({ by, share, expected, deviations, ...ends }) => {
+      const chance = `of random directions ${shortNumber(expected)}; ${shortNumber(deviations)} standard deviations above chance`;
+      const facts = { title: `${by}: share ${shortNumber(share)}, ${chance}`, note: `${by} +${shortNumber(share - expected)}` };
+      return this.chip("data-partner", heads[ends[other]], facts);
+    });
+    return [el("h2", {}, `${title} `, faint("share above random directions")), el("div", { class: "roles" }, chips)];
+  }
+
+  chip(attribute, { name }, { title, note, dot = null }) {
+    const children = [dot, name, el("small", {}, note)];
+    return button(children, () => update(atHead(name)), { class: "chip", [attribute]: name, title });
   }
 
   /** A table of measures, each with all heads as a strip. */
@@ -248,34 +242,31 @@ export class Card {
     const { columns } = catalogs.shown;
     const { at } = this.head;
     const hasEven = names.some((name) => columns.get(name).uniforms.some(Number.isFinite));
+    const number = (kind, ...children) => el("td", { class: `number ${kind}` }, children);
     const line = (name) => {
       const column = columns.get(name);
-      const [value, low, high, even] = [column.values[at], column.lows[at], column.highs[at], column.uniforms[at]];
-      const picture = el("canvas", { "aria-hidden": "true" });
-      this.drawStrip(picture, column, at);
+      const title = `${[column.title, column.what].filter(Boolean).join(": ")} (${name})`;
       return el(
         "tr",
         {},
-        el("th", { scope: "row", title: `${[column.title, column.what].filter(Boolean).join(": ")} (${name})` }, column.title),
-        el("td", { class: "strip" }, picture),
-        el("td", { class: "number value" }, el("b", {}, shortNumber(value)), el("span", { class: "faint" }, interval(low, high))),
-        el("td", { class: "number faint" }, evenNumber(even)),
-        el("td", { class: "number faint" }, `${column.rank(at)}`),
+        el("th", { scope: "row", title }, column.title),
+        el("td", { class: "strip" }, this.stripOf(column, at)),
+        number("value", el("b", {}, shortNumber(column.values[at])), faint(intervalText(column.lows[at], column.highs[at]))),
+        number("faint", evenNumber(column.uniforms[at])),
+        number("faint", `${column.rank(at)}`),
       );
     };
-    return el(
-      "table",
-      { class: "measures" },
-      el("thead", {}, el("tr", {}, [["measure", ""], ["", "strip"], ["value", "number value"], [hasEven ? catalogs.shown.record.even || "uniform" : "", "number"], ["rank", "number"]].map(([said, kind]) => (said ? el("th", { scope: "col", class: kind }, said) : el("td", { class: kind }))))),
-      el("tbody", {}, names.map(line)),
-    );
+    const even = hasEven ? catalogs.shown.record.even || "uniform" : "";
+    const header = [["measure", ""], ["", "strip"], ["value", "number value"], [even, "number"], ["rank", "number"]];
+    return el("table", { class: "measures" }, headerOf(header), el("tbody", {}, names.map(line)));
   }
 
   /** All heads as faint lines, this one with its interval, and what uniform attention would give. */
-  drawStrip(picture, { values, lows, highs, uniforms }, at) {
+  stripOf({ values, lows, highs, uniforms }, at) {
     const [width, height] = [84, 16];
     const ratio = devicePixelRatio || 1;
-    [picture.width, picture.height] = [width * ratio, height * ratio];
+    const picture = el("canvas", { "aria-hidden": "true" });
+    Object.assign(picture, { width: width * ratio, height: height * ratio });
     const pen = picture.getContext("2d");
     pen.scale(ratio, ratio);
     const { colours } = this;
@@ -295,6 +286,7 @@ export class Card {
     pen.beginPath();
     pen.arc(x(values[at]), height / 2, 3.5, 0, 7);
     pen.fill();
+    return picture;
   }
 
   get colours() {
@@ -304,9 +296,7 @@ export class Card {
   drawProfile() {
     const [width, height] = [this.profileHost.clientWidth, 170];
     if (!this.card || !width) return;
-    const context = this.profile.fit(width, height);
-    context.clearRect(0, 0, width, height);
-    this.bins = drawProfile(new CanvasPen(context), { ...this.card, colours: this.colours, width, height, chosen: this.bin });
+    this.bins = drawProfile(new CanvasPen(this.profile.fit(width, height)), { ...this.card, colours: this.colours, width, height, chosen: this.bin });
   }
 
   pointProfile(at) {
@@ -341,80 +331,57 @@ export class Card {
     fill(
       this.tableHost,
       Object.entries(SIDES).map(([side, title]) => {
-        const mine = this.rowsOf(side);
-        if (!mine.length) return null;
-        return el(
-          "table",
-          { class: "tokens" },
-          el("caption", {}, title),
-          el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), el("th", { scope: "col", class: "number" }, "mass"), el("th", { scope: "col", class: "number", title: `mass divided by ${side === "asks" ? OVER_ALL_KEYS : catalogs.shown.options.lift || OVER_ALL_KEYS}, with its 95% interval over texts` }, "lift"), el("th", { scope: "col", class: "number" }, "texts"))),
-          el(
-            "tbody",
-            {},
-            mine.map((row) =>
-              el(
-                "tr",
-                { class: row.asked ? "asked" : "", title: `seen with ${row.count} queries in ${row.n_texts} texts` },
-                el("th", { scope: "row" }, row.tokens.flatMap((token, at) => [at ? el("span", { class: "faint" }, "\u2192") : null, el("q", { class: "token" }, token)])),
-                el("td", { class: "number" }, percent(row.mass)),
-                el("td", { class: "number" }, el("b", {}, `${shortNumber(row.lift ?? NaN)}\u00d7`), el("span", { class: "faint" }, interval(row.low ?? NaN, row.high ?? NaN))),
-                el("td", { class: "number faint" }, String(row.n_texts)),
-              ),
-            ),
-          ),
-        );
+        const rows = this.rowsOf(side);
+        if (!rows.length) return null;
+        const even = (side !== "asks" && catalogs.shown.options.lift) || OVER_ALL_KEYS;
+        const lift = `mass divided by ${even}, with its 95% interval over texts`;
+        const header = headerOf([["token"], ["mass", "number"], ["lift", "number", lift], ["texts", "number"]]);
+        return el("table", { class: "tokens" }, el("caption", {}, title), header, el("tbody", {}, rows.map(lineOfTokens)));
       }),
     );
   }
 
-  showNear(near) {
+  showNear() {
     const { heads } = catalogs.shown;
-    this.near.hidden = !near.length;
-    fill(
-      this.near,
-      el("h2", {}, "Heads like it ", el("span", { class: "faint" }, "distance")),
-      el(
-        "div",
-        { class: "roles" },
-        near.map(([at, distance]) =>
-          el(
-            "button",
-            { type: "button", class: "chip", "data-near": heads[at].name, title: heads[at].words, onclick: () => update({ head: heads[at].name, ex: -1, q: -1 }) },
-            dotOf(markOf(heads[at])?.color || this.colours.line),
-            heads[at].name,
-            el("small", {}, shortNumber(distance)),
-          ),
-        ),
-      ),
-    );
+    this.likes.hidden = !this.near.length;
+    const chips = this.near.map(([at, distance]) => {
+      const dot = dotOf(markOf(heads[at])?.color || this.colours.line);
+      return this.chip("data-near", heads[at], { title: heads[at].words, note: shortNumber(distance), dot });
+    });
+    fill(this.likes, el("h2", {}, "Heads like it ", faint("distance")), el("div", { class: "roles" }, chips));
   }
 
   /** The command that draws this head on the example that is chosen, else the first that is shown, and its query. */
   showCommand(card) {
-    const { run } = catalogs.shown;
-    const seen = (card?.examples || []).filter(({ why }) => why === state.tab);
-    if (state.tab === "decile") seen.reverse(); // the highest first
-    const shown = card?.examples?.[state.ex] || seen.find((example) => example.length === example.n_tokens) || seen[0]; // one without gaps
-    const query = shown && state.q >= 0 && shown === card.examples[state.ex] ? state.q : (shown?.focus ?? -1);
-    const { text, asked } = shown ? commandOfExample(shown, query) : { text: "", asked: "" };
-    const { record } = catalogs.shown;
+    const { run, record } = catalogs.shown;
+    const examples = card?.examples || [];
+    const tab = examples.filter(({ why }) => why === state.tab);
+    if (state.tab === "decile") tab.reverse(); // the highest first
+    const example = examples[state.ex] || tab.find((one) => one.length === one.n_tokens) || tab[0]; // one without gaps
+    const query = example && state.q >= 0 && example === examples[state.ex] ? state.q : (example?.focus ?? -1);
+    const { text, asked } = example ? commandOfExample(example, query) : { text: "", asked: "" };
     const others = { pictures: "--image photo.jpg", "pictures among words": LOOKING, recordings: "--audio speech.wav" };
-    const given = text ? inQuotes(text) : record.shape === "pictures" ? LOOKING : others[record.corpus?.of] || inQuotes("A text of your own.");
-    const command = `attnscope heatmap ${given} -m ${wordOf(modelOf(run))} --pick L${this.head.layer}H${this.head.head}${asked ? ` --query ${wordOf(asked)}` : ""}`;
+    const other = record.shape === "pictures" ? LOOKING : others[record.corpus?.of] || inQuotes("A text of your own.");
+    const pick = `--pick L${this.head.layer}H${this.head.head}${asked ? ` --query ${wordOf(asked)}` : ""}`;
+    const command = `attnscope heatmap ${text ? inQuotes(text) : other} -m ${wordOf(modelOf(run))} ${pick}`;
     const code = el("code", {}, command);
-    const copy = copyButton(command, code);
-    const part = shown && shown.length < shown.n_tokens ? el("p", { class: "faint" }, `The atlas keeps ${shown.length} of the ${shown.n_tokens} tokens of this text: without the rest, weights may be others.`) : null;
-    fill(this.command, el("div", { class: "sectionhead" }, el("h2", {}, "Draw it"), copy), el("pre", { class: "numpy", tabindex: "0" }, code), part);
+    const cut = `The atlas keeps ${example?.length} of the ${example?.n_tokens} tokens of this text: without the rest, weights may be others.`;
+    fill(
+      this.command,
+      el("div", { class: "sectionhead" }, el("h2", {}, "Draw it"), copyButton(command, code)),
+      el("pre", { class: "numpy", tabindex: "0" }, code),
+      example?.length < example?.n_tokens ? el("p", { class: "faint" }, cut) : null,
+    );
   }
 
-  /** All of the card, as it is seen. */
   figure() {
-    const { card, head, colours } = this;
+    const { card, head, near, colours } = this;
+    const tables = Object.entries(SIDES).map(([side, title]) => [title, card ? this.rowsOf(side) : []]);
     return figureOfCard({
       head,
       measures: this.measuresSeen,
-      tables: card ? Object.entries(SIDES).map(([side, title]) => [title, this.rowsOf(side)]).filter(([, rows]) => rows.length) : [],
-      near: card?.near || head.near || [],
+      tables: tables.filter(([, rows]) => rows.length),
+      near,
       drawProfile: card && ((pen, width, height) => drawProfile(pen, { ...card, colours, width, height })),
       colours,
     });
@@ -422,14 +389,12 @@ export class Card {
 
   rows() {
     const { columns } = catalogs.shown;
-    const { at } = this.head;
-    return [
-      ["head", "measure", "value", "low", "high", "uniform", "rank"],
-      ...[...catalogs.shown.namesOf("measure"), ...catalogs.shown.namesOf("effect")].map((name) => {
-        const column = columns.get(name);
-        const known = (value) => (Number.isFinite(value) ? value : "");
-        return [this.head.name, name, known(column.values[at]), known(column.lows[at]), known(column.highs[at]), known(column.uniforms[at]), column.rank(at)];
-      }),
-    ];
+    const { at, name: head } = this.head;
+    const lines = ["measure", "effect"].flatMap((kind) => catalogs.shown.namesOf(kind)).map((name) => {
+      const { values, lows, highs, uniforms } = columns.get(name);
+      const numbers = [values, lows, highs, uniforms].map((some) => (Number.isFinite(some[at]) ? some[at] : ""));
+      return [head, name, ...numbers, columns.get(name).rank(at)];
+    });
+    return [["head", "measure", "value", "low", "high", "uniform", "rank"], ...lines];
   }
 }

@@ -1,134 +1,26 @@
 // An atlas, or any record about heads: what is known of each head, as columns of numbers and words to search in.
-import { breathe, manifest, unpackBlock } from "./data.js";
+import { breathe, countText, manifest, unpackBlock } from "./data.js";
 import { atlasHooks, ofAtlas, state } from "./state.js";
+import { briefOf, wordsOfDescription } from "./wording.js";
 
-const EVEN = 0.1; // nats from uniform below which a head spreads evenly
-const LITTLE = 0.3; // explained share below which a head is mostly undescribed
-const numberOr = (value) => (value === null || value === undefined ? NaN : value);
-
-/** A share in percent. */
-export function percent(share) {
-  return Number.isFinite(share) ? `${(100 * share).toFixed(0)}%` : "\u2013";
-}
-
-/** A number with three digits or so. */
-export function shortNumber(value) {
-  if (!Number.isFinite(value)) return "\u2013";
-  const size = Math.abs(value);
-  const text = size >= 99.95 ? size.toFixed(0) : size >= 9.995 ? size.toFixed(1) : size >= 0.0995 || size === 0 ? size.toFixed(2) : size >= 0.00095 ? String(Number(size.toPrecision(2))) : size.toExponential(0);
-  return (value < 0 && /[1-9]/.test(text) ? "\u2212" : "") + text;
-}
-
-/** A value under uniform attention; what is left of 0 by rounding is 0. */
-export function evenNumber(value) {
-  return Number.isFinite(value) ? shortNumber(Math.abs(value) < 1e-6 ? 0 : value) : "";
-}
-
-function wordsOfTerm(term, parts) {
-  const [share, even] = [numberOr(term.share), numberOr(term.even)];
-  const avoided = term.weight < 0 && !(share >= even);
-  const given =
-    term.weight >= 0 && share < even ? ["more, given the other terms"] : term.weight < 0 && share >= even ? ["less, given the other terms"] : [];
-  const more = parts.map((part) => `${part.weight >= 0 ? "more" : "less"} ${part.words}`);
-  const said = Number.isFinite(share)
-    ? [percent(share) + (term.share_of ? ` ${term.share_of}` : ""), `uniform ${percent(even)}`, ...given, ...more]
-    : more;
-  const named = avoided ? `not ${term.words}` : term.words;
-  return said.length ? `${named} (${said.join("; ")})` : named;
-}
-
-const HARDLY = 0.02; // share of attention below which a part of a description is not mentioned
-
-function listed(terms) {
-  const whole = new Set(terms.filter((term) => !term.part_of).map((term) => term.feature));
-  const said = terms
-    .filter((term) => !whole.has(term.part_of))
-    .map((term) => wordsOfTerm(term, terms.filter((part) => part.part_of === term.feature)));
-  return said.join(", ");
-}
-
-function termsSaid(terms, explained, summary = "") {
-  if (!terms.length) return "undescribed";
-  return (summary || listed(terms)) + (explained >= LITTLE ? "" : "; mostly undescribed");
-}
-
-/** What a head attends to when it attends; empty = it only rests. */
-function attendsOf({ terms, share, nats, explained, summary = "", pairs = [] }) {
-  if (share < HARDLY) return "";
-  if (nats < EVEN) return "all other tokens evenly";
-  const said = termsSaid(terms, explained, summary);
-  const such = pairs.map(({ query, key }) => `${query} → ${key}`).join(", ");
-  return such && terms.length && !summary ? `${said}, such as ${such}` : said;
-}
-
-const avoids = (term) => term.weight < 0 && !(numberOr(term.share) >= numberOr(term.even));
-
-/** How much a head rests, and on what; empty = hardly. */
-function restsOf({ terms, active }) {
-  if (active.share > 1 - HARDLY) return "";
-  const on = terms.filter((term) => numberOr(term.share) >= HARDLY && !term.part_of && !avoids(term)).sort((a, b) => b.share - a.share);
-  const named = on.slice(0, 2).map((term) => term.words);
-  return `rests ${percent(1 - active.share)}${named.length ? ` on ${named.join(" and ")}` : ""}`;
-}
-
-/** The terms that a description sums up, with their shares; empty = its words list them. */
-export function detailsOf({ terms, active }) {
-  if (!active?.summary) return "";
-  return [`terms: ${listed(active.terms)}`, terms.length ? `rests: ${listed(terms)}` : ""].filter(Boolean).join("; ");
-}
-
-/** A description in words, as records have it. */
-function wordsOfDescription({ terms, nats, explained, active }) {
-  if (nats < EVEN) return "spreads evenly";
-  if (!active) return termsSaid(terms, explained);
-  return [attendsOf(active), restsOf({ terms, active })].filter(Boolean).join("; ");
-}
-
-/** What a description predicts, in words: of the attention off the sinks, where a record tells them apart. */
-export function predictedOf(description, interval) {
-  const { explained, low, high, nats } = description.active?.share >= HARDLY ? description.active : description;
-  if (description.nats < EVEN || nats < EVEN) return `${shortNumber(nats)} nats from uniform`;
-  return `predicts ${percent(explained ?? NaN)}${interval(low ?? NaN, high ?? NaN, percent)} of what sets it apart from uniform attention (${shortNumber(nats)} nats)`;
-}
-
-/** What the other half of the texts has in place of the first term outside sinks; empty = the same. */
-export function warningOf({ agrees, content, other_half: other }) {
-  if (other) return `other half of the texts: ${other}`;
-  return content || agrees !== false ? "" : "other half of the texts: another first term";
-}
-
-/** From how many texts and queries heads are described. */
-export function sampleOf({ n_texts: drawn, n_queries: queries, n_scored: scored }, corpus) {
-  const of = corpus?.n_texts > drawn ? ` of ${corpus.n_texts.toLocaleString("en")}` : "";
-  return `described from ${drawn.toLocaleString("en")}${of} texts (${queries.toLocaleString("en")} queries): fitted on ${(drawn - scored).toLocaleString("en")}, scored on ${scored.toLocaleString("en")} others`;
-}
-
-/** A description in fewer words: what it attends to, or the terms with their shares. */
-function briefOf({ terms: all, nats: nats_of_all, explained: of_all, active }) {
-  if (nats_of_all < EVEN) return "spreads evenly";
-  if (active?.summary && active.share >= HARDLY) return attendsOf(active);
-  const { terms, nats, explained } = active && active.share >= HARDLY ? active : { terms: all, nats: nats_of_all, explained: of_all };
-  if (nats < EVEN) return "all other tokens evenly";
-  const whole = terms.filter((term) => !term.part_of || !terms.some(({ feature }) => feature === term.part_of));
-  const said = whole.map((term) => {
-    // The share of what a head avoids is that of the keys themselves: beside "not" it would be read the wrong way round.
-    return avoids(term) ? `not ${term.words}` : `${term.words}${Number.isFinite(term.share) ? ` ${percent(term.share)}` : ""}`;
-  });
-  return said.length ? said.join(", ") + (explained >= LITTLE ? "" : "; mostly undescribed") : "undescribed";
-}
+const TITLES = {
+  explained: "explained share",
+  nats: "nats from uniform",
+  map_x: "map of distances, x",
+  map_y: "map of distances, y",
+};
 
 /** A column of the table of heads: its name in expressions, how it is called, and its values by head. */
 class Column {
   constructor({ values, low, high, uniform, ...facts }) {
     Object.assign(this, facts);
-    const numbers = (some) => Float64Array.from(some || values.map(() => NaN), numberOr);
+    const numbers = (some) => Float64Array.from(some || values.map(() => NaN), (value) => value ?? NaN);
     [this.values, this.lows, this.highs, this.uniforms] = [values, low, high, uniform].map(numbers);
   }
 
   /** Its title, with the unit where the name does not say it. */
   get title() {
-    const whole = { explained: "explained share", nats: "nats from uniform", map_x: "map of distances, x", map_y: "map of distances, y" }[this.name];
-    if (whole) return whole;
+    if (this.name in TITLES) return TITLES[this.name];
     return this.unit && this.unit !== "share" && !this.label.includes(this.unit) ? `${this.label} (${this.unit})` : this.label;
   }
 
@@ -145,7 +37,13 @@ class Column {
   }
 }
 
-/** The heads of a record and what is known of each. */
+/** The description of each head of a record; null where it has none. */
+export function descriptionsOf({ heads, descriptions }) {
+  const address = ({ kind, layer, head }) => `${kind}.${layer}.${head}`;
+  const byHead = new Map((descriptions?.heads || []).map((description) => [address(description), description]));
+  return heads.map((head) => byHead.get(address(head)) || null);
+}
+
 class Catalog {
   /**
    * @param record the record, as `describe` of it says, with the columns of its `table` of heads, and `tokens` by head where
@@ -155,13 +53,15 @@ class Catalog {
   constructor(record, detail = null) {
     this.record = record;
     this.detail = detail;
+    this.cards = new Map();
     this.run = record.run || {};
     this.corpus = record.corpus || {};
     this.options = record.options || {};
     const kinds = new Set(record.heads.map(({ kind }) => kind));
-    const described = new Map((record.descriptions?.heads || []).map((one) => [`${one.kind}.${one.layer}.${one.head}`, one]));
+    const descriptions = descriptionsOf(record);
     this.heads = record.heads.map((head, at) => {
-      const description = described.get(`${head.kind}.${head.layer}.${head.head}`) || null;
+      const description = descriptions[at];
+      const pairs = (record.tables?.[at] || []).filter(({ side }) => side === "pairs");
       return {
         at,
         kind: head.kind,
@@ -173,7 +73,7 @@ class Catalog {
         words: description ? wordsOfDescription(description) : head.words || "",
         brief: description ? briefOf(description) : head.words || "",
         tokens: record.tokens?.[at] || [],
-        pairs: record.pairs?.[at] || (record.tables?.[at] || []).filter(({ side }) => side === "pairs").map(({ tokens, mass }) => [...tokens, mass]),
+        pairs: record.pairs?.[at] || pairs.map(({ tokens, mass }) => [...tokens, mass]),
         near: head.near || null,
       };
     });
@@ -186,45 +86,34 @@ class Catalog {
     this.sides = this.columns.has("explained") ? ["nats", "explained"] : ["layer", other];
   }
 
-  /** The columns of a kind: "measure" or "effect". */
   namesOf(kind) {
     return [...this.columns.values()].filter((column) => column.kind === kind).map(({ name }) => name);
   }
 
-  /** What the filter asks; see `filterOf`. */
+  /** What the filter asks; see `filterOf`. Pairs are without the marks of word pieces. */
   get facts() {
+    const lower = (texts) => texts.map((text) => text.toLowerCase());
+    const roleText = ({ name }) => `${name} ${name.replaceAll("_", " ")}`;
     this.asked ||= {
       fields: new Map(this.table.map(({ name, values }) => [name, values])),
       flags: new Set(this.table.filter(({ kind }) => kind === "role").map(({ name }) => name)),
-      texts: this.texts,
-      pairs: this.pairs,
+      texts: {
+        name: lower(this.heads.map(({ name }) => name)),
+        kind: this.heads.map(({ kind }) => kind),
+        role: this.heads.map(({ roles }) => roles.map(roleText).join("\n") || "unclassified"),
+        description: lower(this.heads.map(({ words }) => words)),
+        token: lower(this.heads.map(({ tokens }) => tokens.join("\n"))),
+      },
+      pairs: this.heads.map(({ pairs }) => pairs.map(([query, key, mass]) => [bare(query), bare(key), mass])),
     };
     return this.asked;
   }
 
-  /** What the filter may search in. */
-  get texts() {
-    return {
-      name: this.heads.map(({ name }) => name.toLowerCase()),
-      kind: this.heads.map(({ kind }) => kind),
-      role: this.heads.map(({ roles }) => roles.map(({ name }) => `${name} ${name.replaceAll("_", " ")}`).join("\n") || "unclassified"),
-      description: this.heads.map(({ words }) => words.toLowerCase()),
-      token: this.heads.map(({ tokens }) => tokens.join("\n").toLowerCase()),
-    };
-  }
-
-  /** The pairs that the filter may search in, by head: [query, key, mass], without the marks of word pieces. */
-  get pairs() {
-    return this.heads.map(({ pairs }) => pairs.map(([query, key, mass]) => [bare(query), bare(key), mass]));
-  }
-
   /** The head's card; the same promise each time. */
   card(at) {
-    this.cards ||= new Map();
     if (!this.cards.has(at)) {
-      const card = this.detail(at);
-      this.cards.set(at, card);
-      card?.catch(() => this.cards.delete(at)); // to be tried again
+      this.cards.set(at, this.detail(at));
+      this.cards.get(at)?.catch(() => this.cards.delete(at)); // to be tried again
     }
     return this.cards.get(at);
   }
@@ -235,7 +124,6 @@ export function bare(token) {
   return token.toLowerCase().replace(/^(##|\u00b7)(?=.)/, "");
 }
 
-/** An example with its attention. */
 export class Example {
   /**
    * @param facts what the record says of it
@@ -258,18 +146,17 @@ export class Example {
 
   /** What a token attends to: [token, weight], the largest first. */
   row(query) {
-    const found = [];
-    for (let at = this.starts[query]; at < this.starts[query + 1]; at++) found.push([this.keys[at], this.codes[at] / 255]);
-    return found;
+    const [start, stop] = [this.starts[query], this.starts[query + 1]];
+    return Array.from(this.keys.subarray(start, stop), (key, at) => [key, this.codes[start + at] / 255]);
   }
 
   /** Who attends to a token, the largest first. */
   column(key) {
-    const found = [];
+    const queries = [];
     for (let query = 0; query < this.length; query++)
       for (let at = this.starts[query]; at < this.starts[query + 1]; at++)
-        if (this.keys[at] === key) found.push([query, this.codes[at] / 255]);
-    return found.sort((a, b) => b[1] - a[1]);
+        if (this.keys[at] === key) queries.push([query, this.codes[at] / 255]);
+    return queries.sort((a, b) => b[1] - a[1]);
   }
 
   weights() {
@@ -302,34 +189,37 @@ async function loadBlock(number) {
   return script;
 }
 
+export const SIDES_OF_POINTS = ["queries", "keys", "outputs"];
+
 async function cardOfBlock(number) {
   const file = manifest.atlas.folder ? await loadBlock(number) : null;
   const [card, bytes] = await unpackJson(number);
   file?.remove();
   let at = 0;
-  const counts = card.examples.map(({ labels }) => bytes.subarray(at, (at += labels.length)));
-  const kept = counts.map((count) => count.reduce((sum, one) => sum + one, 0));
-  const keys = kept.map((n) => bytes.subarray(at, (at += n)));
-  const codes = kept.map((n) => bytes.subarray(at, (at += n)));
+  const take = (n) => bytes.subarray(at, (at += n));
+  const counts = card.examples.map(({ labels }) => take(labels.length));
+  const sizes = counts.map((count) => count.reduce((sum, n) => sum + n, 0));
+  const [keys, codes] = [sizes.map(take), sizes.map(take)];
   const examples = card.examples.map((facts, number) => {
     const places = facts.places.flatMap(([first, n]) => Array.from({ length: n }, (_, more) => first + more));
     return new Example(facts, places, facts.special, counts[number], keys[number], codes[number]);
   });
-  const sides = card.n_points ? ["queries", "keys", "outputs"] : [];
-  const points = sides.length ? Object.fromEntries(sides.map((side) => [side, Int8Array.from(bytes.subarray(at, (at += 3 * card.n_points)), (code) => (code << 24) >> 24)])) : null;
+  const signed = (codesOfPoints) => new Int8Array(codesOfPoints.slice().buffer);
+  const points = card.n_points ? Object.fromEntries(SIDES_OF_POINTS.map((side) => [side, signed(take(3 * card.n_points))])) : null;
   return { ...card, points, examples };
 }
 
 /** What is shown of heads; empty until it is read. */
 export const catalogs = { shown: null };
 
-/** Shows a record about heads. */
 export function showCatalog(record, detail) {
   catalogs.shown = new Catalog(record, detail);
   return catalogs.shown;
 }
 
-/** The head that is shown. */
+/** What is to be changed so that a head is looked at, and none of its examples. */
+export const atHead = (head) => ({ head, ex: -1, q: -1 });
+
 export function headOf() {
   return catalogs.shown.heads[catalogs.shown.byName.get(state.head) ?? 0];
 }
@@ -352,7 +242,6 @@ export function areFew(examples) {
   return !interrupted && examples.filter(({ why }) => why === "decile").length < 10;
 }
 
-/** What an example is called. */
 function nameOfExample({ why, rank, few }) {
   return { top: `top ${rank + 1}`, decile: few ? "text" : `decile ${rank + 1}`, failure: `failure ${rank + 1}` }[why];
 }
@@ -363,17 +252,16 @@ async function exampleAsText(head, number) {
   const example = examples[number];
   const name = `${head.name}/${number}`;
   if (!example || manifest.texts.some((text) => text.example === name)) return;
-  const none = example.labels.flatMap(() => [-1, -1]);
-  const rests = head.kind === "decoder" && example.places[0] === 0 && !example.special.has(0);
-  const hidden = rests && { hidden: [0, ...example.special] };
-  const queries = {
-    labels: example.labels.map((label, at) => (example.afterGap(at) ? `\u2026 ${label}` : label)), offsets: none, special: [...example.special], ...hidden, segments: null, groups: null, words: null, text: "", pair: null, given: -1,
-  };
+  const special = [...example.special];
+  const isResting = head.kind === "decoder" && example.places[0] === 0 && !example.special.has(0);
+  const labels = example.labels.map((label, at) => (example.afterGap(at) ? `\u2026 ${label}` : label));
+  const [offsets, none] = [labels.flatMap(() => [-1, -1]), { segments: null, groups: null, words: null, pair: null }];
+  const queries = { labels, offsets, special, ...(isResting && { hidden: [0, ...special] }), ...none, text: "", given: -1 };
   const weights = example.weights();
-  const largest = Array.from({ length: example.length }, (_, query) => example.row(query)[0]?.[1] || 0);
-  const missing = Array.from({ length: example.length }, (_, query) => Math.max(0, 1 - example.row(query).reduce((sum, [, weight]) => sum + weight, 0)));
-  const least = Array.from({ length: example.length }, (_, query) => example.row(query).at(-1)?.[1] || 0);
-  const focus = largest.reduce((sum, one) => sum + one, 0) / (largest.length || 1);
+  const rows = labels.map((_, query) => example.row(query).map(([, weight]) => weight));
+  const sumOf = (numbers) => numbers.reduce((sum, number) => sum + number, 0);
+  const focus = [sumOf(rows.map((row) => row[0] || 0)) / (rows.length || 1)];
+  const heads = [[head.layer, head.head]];
   manifest.texts.push({
     example: name,
     text: textOfExample(example),
@@ -381,9 +269,9 @@ async function exampleAsText(head, number) {
     run: catalogs.shown.run,
     changes: [],
     part: !example.excerpt || example.length < example.n_tokens,
-    maps: [{ kind: head.kind, heads: [[head.layer, head.head]], full: [], focus: [focus], queries, keys: null, chunks: [], weights: () => weights }],
+    maps: [{ kind: head.kind, heads, full: [], focus, queries, keys: null, chunks: [], weights: () => weights }],
     within: 1 / 510 + 0.00005,
-    kept: { missing, least },
+    kept: { missing: rows.map((row) => Math.max(0, 1 - sumOf(row))), least: rows.map((row) => row.at(-1) || 0) },
   });
 }
 
@@ -410,7 +298,6 @@ function piecesOfLabel(label, before, labels) {
   return label.startsWith("\u00b7") && label.length > 1 ? [before, label.slice(1)] : [before === " " ? "" : before, label];
 }
 
-/** An example's text, without special tokens. */
 export function textOfExample(example) {
   if (example.excerpt) return example.excerpt;
   return piecesOf(example)
@@ -436,12 +323,12 @@ export function commandOfExample(example, query) {
   if (cut && to - 1 > middle) to--;
   const { excerpt, offsets } = example;
   const quoted = excerpt ? Array.from(excerpt).slice(offsets[from]?.[0], offsets[to - 1]?.[1]).join("") : "";
-  const text = quoted || piecesOf(example).slice(from, to).map((parts, at) => (at ? parts.join("") : parts[1])).join("").trim();
-  const label = query < 0 ? "" : (labels[query].replace(/^\u00b7(?=.)/, ""));
+  const pieces = piecesOf(example).slice(from, to);
+  const text = quoted || pieces.map((parts, at) => (at ? parts.join("") : parts[1])).join("").trim();
+  const label = query < 0 ? "" : labels[query].replace(/^\u00b7(?=.)/, "");
   return { text, asked: /[,@\s]/.test(label) ? "" : label };
 }
 
-/** Reads the page's atlas. */
 async function readAtlas() {
   if (catalogs.shown || !manifest.atlas || manifest.atlas.landing === undefined) return;
   const [record] = await unpackJson(manifest.atlas.landing);
@@ -451,22 +338,20 @@ async function readAtlas() {
 
 atlasHooks.prepare = async () => {
   await readAtlas();
-  const shown = catalogs.shown;
-  if (!shown?.detail || state.ex < 0 || ofAtlas() || !Number.isInteger(state.ex)) return;
+  if (!catalogs.shown?.detail || state.ex < 0 || ofAtlas() || !Number.isInteger(state.ex)) return;
   await exampleAsText(headOf(), state.ex);
 };
 
 atlasHooks.mend = () => {
-  const shown = catalogs.shown;
-  if (!shown) return;
-  const { columns, byName } = shown;
+  if (!catalogs.shown) return;
+  const { columns, byName, record } = catalogs.shown;
   if (!byName.has(state.head)) state.head = "";
-  if (!columns.has(state.ax)) state.ax = "";
-  if (!columns.has(state.ay)) state.ay = "";
+  for (const name of ["ax", "ay"]) if (!columns.has(state[name])) state[name] = "";
   if (state.ac !== "role" && !columns.has(state.ac)) state.ac = "";
   if (!/^(-?[\d.]+(e[-+]?\d+)?,){3}-?[\d.]+(e[-+]?\d+)?$/.test(state.br)) state.br = "";
-  if (!["name", "role", "words"].includes(state.o.replace("-", "")) && !columns.has(state.o.replace("-", ""))) state.o = "";
-  if (!["layers", "measures"].includes(state.g)) state.g = shown.record.grid || "";
+  const sort = state.o.replace("-", "");
+  if (!["name", "role", "words"].includes(sort) && !columns.has(sort)) state.o = "";
+  if (!["layers", "measures"].includes(state.g)) state.g = record.grid || "";
   if (!["top", "decile", "failure"].includes(state.tab)) state.tab = "top";
   if (!Number.isInteger(state.ex) || state.ex < -1) state.ex = -1;
   if (ofAtlas()) return;
@@ -496,15 +381,14 @@ atlasHooks.about = () => {
   const { run, corpus, heads } = catalogs.shown;
   const counts = [
     `${heads.length} heads`,
-    corpus.n_texts ? `${corpus.n_texts.toLocaleString("en")} texts` : "",
-    corpus.n_tokens ? `${corpus.n_tokens.toLocaleString("en")} tokens` : "",
+    corpus.n_texts ? `${countText(corpus.n_texts)} texts` : "",
+    corpus.n_tokens ? `${countText(corpus.n_tokens)} tokens` : "",
     (corpus.sources || []).slice(0, 3).join(", "),
   ];
   const title = [run.model, counts.filter(Boolean).join(", ")].filter(Boolean).join(" \u00b7 ");
   return { run, title, text: String(run.model || "heads"), changes: [] };
 };
 
-/** Forgets what is shown, before another record is. */
 export function forgetCatalog() {
   catalogs.shown = null;
 }

@@ -66,7 +66,6 @@ export function schemeOf(chosen) {
   return chosen || around.scheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 }
 
-/** All colours of a scheme. */
 export function palette(scheme) {
   return { scheme, ...INKS[scheme], ...SCALES[scheme], several: SEVERAL[scheme] };
 }

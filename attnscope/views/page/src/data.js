@@ -14,25 +14,30 @@ export function breathe() {
 }
 
 /** Promises by name; the ones not asked for lately go when they hold too much. */
-class Kept {
+class Cache {
   constructor(most) {
     this.most = most;
-    this.held = new Map();
+    this.clear();
+  }
+
+  clear() {
+    this.entries = new Map();
     this.size = 0;
   }
 
   get(name, size, make) {
-    let entry = this.held.get(name);
-    if (entry) this.held.delete(name);
+    const { entries } = this;
+    let entry = entries.get(name);
+    if (entry) entries.delete(name);
     else {
       entry = { promise: make(), size };
       this.size += size;
-      entry.promise.catch(() => this.held.delete(name));
+      entry.promise.catch(() => entries.delete(name));
     }
-    this.held.set(name, entry);
-    for (const [old, { size: freed }] of this.held) {
+    entries.set(name, entry);
+    for (const [old, { size: freed }] of entries) {
       if (this.size <= this.most || old === name) break;
-      this.held.delete(old);
+      entries.delete(old);
       this.size -= freed;
     }
     return entry.promise;
@@ -47,8 +52,7 @@ function bytesOf(base64) {
   return bytes;
 }
 
-/** The bytes that were deflated. */
-export async function inflated(bytes, format = "deflate") {
+export async function inflate(bytes, format = "deflate") {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream(format));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
@@ -57,7 +61,7 @@ export async function inflated(bytes, format = "deflate") {
 export async function unpackBlock(number) {
   const packed = bytesOf(document.getElementById(`d${number}`).textContent);
   await breathe();
-  return inflated(packed);
+  return inflate(packed);
 }
 
 function* numbers(bytes, at, count) {
@@ -75,21 +79,16 @@ class Axis {
     this.tokens = tokens;
     const special = new Set(tokens.special);
     const hidden = new Set(hiddenOf(tokens));
+    const byWord = words && tokens.groups;
     const groups = [];
-    const sizes = words && tokens.groups ? tokens.groups : tokens.labels.map(() => 1);
     let at = 0;
-    sizes.forEach((size, number) => {
+    (byWord ? tokens.groups : tokens.labels.map(() => 1)).forEach((size, number) => {
       const cut = hide && hidden.has(at) ? 1 : 0; // of a word of several pieces, the others stay
       if (at >= before && cut < size) {
-        groups.push({
-          first: at + cut,
-          size: size - cut,
-          label: size > 1 ? tokens.words[number] : tokens.labels[at],
-          special: special.has(at),
-          merged: words && tokens.groups,
-        });
-        if (words && tokens.groups && !special.has(at)) groups.at(-1).label = tokens.words[number];
-        if (cut) groups.at(-1).label = tokens.labels.slice(at + 1, at + size).join("").replaceAll("##", "");
+        const isWord = size > 1 || (byWord && !special.has(at));
+        const rest = tokens.labels.slice(at + 1, at + size).join("").replaceAll("##", "");
+        const label = cut ? rest : isWord ? tokens.words[number] : tokens.labels[at];
+        groups.push({ first: at + cut, size: size - cut, label, special: special.has(at) });
       }
       at += size;
     });
@@ -110,7 +109,7 @@ class Axis {
 }
 
 /** A map of a text by its number; "looking" is that of words over patches, whose photos its other maps have as one token. */
-export function heldOf(text, map) {
+export function packedMap(text, map) {
   const { maps, looking } = manifest.texts[text];
   return map === "looking" ? looking : maps[map];
 }
@@ -121,63 +120,53 @@ const axes = new Map();
 export function axisOf(text, map, side, hide, words) {
   const name = [text, map, side, !!hide, !!words].join();
   if (!axes.has(name)) {
-    const held = heldOf(text, map);
-    axes.set(name, new Axis((side === "keys" && held.keys) || held.queries, hide, words, side === "queries" ? held.before : 0));
+    const { queries, keys, before } = packedMap(text, map);
+    axes.set(name, side === "queries" ? new Axis(queries, hide, words, before) : new Axis(keys || queries, hide, words));
   }
   return axes.get(name);
 }
 
-export function hasSpecial(text, map) {
-  return ["queries", "keys"].some((side) => axisOf(text, map, side).tokens.special.length > 0);
+function bothSides(text, map) {
+  const { queries, keys } = packedMap(text, map);
+  return [queries, keys || queries];
 }
+
+export const hasSpecial = (text, map) => bothSides(text, map).some(({ special }) => special.length);
+
+const isMerged = (text) => manifest.texts[text].changes.includes("words");
 
 /** Whether hiding special tokens, or merging words, can change a map at all. */
 export function canHide(text, map) {
-  const sides = ["queries", "keys"].map((side) => axisOf(text, map, side));
-  // Words are merged after special tokens are hidden, never before.
-  return (
-    sides.some((axis) => hiddenOf(axis.tokens).length) &&
-    sides.every((axis) => hiddenOf(axis.tokens).length < axis.tokens.labels.length) &&
-    !manifest.texts[text].changes.includes("words")
-  );
+  const sides = bothSides(text, map);
+  const isSome = sides.some((tokens) => hiddenOf(tokens).length);
+  const isNotAll = sides.every((tokens) => hiddenOf(tokens).length < tokens.labels.length);
+  return isSome && isNotAll && !isMerged(text); // words are merged after special tokens are hidden, never before
 }
 
 export function canMerge(text, map) {
-  return (
-    ["queries", "keys"].every((side) => axisOf(text, map, side).tokens.groups !== null) &&
-    !manifest.texts[text].changes.includes("words")
-  );
+  return bothSides(text, map).every(({ groups }) => groups !== null) && !isMerged(text);
 }
 
-const rawHeads = new Kept(MOST_CODES);
-const derived = new Kept(MOST_VALUES);
+const unpackedHeads = new Cache(MOST_CODES);
+const shownMaps = new Cache(MOST_VALUES);
 
 /** Forgets what was unpacked, before the page shows another record. */
 export function forget() {
   axes.clear();
-  for (const kept of [rawHeads, derived]) {
-    kept.held.clear();
-    kept.size = 0;
-  }
-}
-
-function chunkOf(text, map, index) {
-  const held = heldOf(text, map);
-  return held.chunks.find(([, heads]) => heads.includes(index));
+  unpackedHeads.clear();
+  shownMaps.clear();
 }
 
 /** Unpacks the heads of a chunk: codes by (query, key), and what a row's codes are multiplied with. */
 async function unpack(text, map, [block, heads]) {
-  const held = heldOf(text, map);
-  const n_queries = held.queries.labels.length;
-  const tokens = held.keys || held.queries;
-  const n_keys = tokens.labels.length;
+  const [queries, keys] = bothSides(text, map);
+  const [n_queries, n_keys] = [queries.labels.length, keys.labels.length];
   const bytes = await unpackBlock(block);
   await breathe();
   const each = n_queries * n_keys;
   const high = heads.length * each;
   const order = [...numbers(bytes, 2 * high, heads.length * n_keys)];
-  const scales = hiddenOf(tokens).length
+  const scales = hiddenOf(keys).length
     ? Uint16Array.from(numbers(bytes, 2 * high + 2 * order.length, heads.length * n_queries))
     : null;
   return heads.map((_, number) => {
@@ -192,10 +181,9 @@ async function unpack(text, map, [block, heads]) {
 }
 
 /** Weights by (query, key) as `unpack` gives them, but not rounded. */
-function coded(held, weights) {
-  const tokens = held.keys || held.queries;
-  const worth = steps(held);
-  const hidden = new Set(hiddenOf(tokens));
+function encode(packed, weights) {
+  const worth = stepsOf(packed);
+  const hidden = new Set(hiddenOf(packed.keys || packed.queries));
   const n_keys = worth.length;
   const scales = hidden.size ? new Float32Array(weights.length / n_keys) : null;
   const codes = new Float32Array(weights.length);
@@ -212,19 +200,21 @@ function coded(held, weights) {
   return { codes, scales };
 }
 
-async function raw(text, map, index) {
-  const held = heldOf(text, map);
-  if (held.weights) return coded(held, held.weights(index));
-  const chunk = chunkOf(text, map, index);
-  const size = chunk[1].length * held.queries.labels.length * (held.keys || held.queries).labels.length;
-  const all = await rawHeads.get(`${text},${map},${chunk[0]}`, size, () => unpack(text, map, chunk));
-  return all[chunk[1].indexOf(index)];
+async function unpackHead(text, map, index) {
+  const packed = packedMap(text, map);
+  if (packed.weights) return encode(packed, packed.weights(index));
+  const chunk = packed.chunks.find(([, heads]) => heads.includes(index));
+  const [block, heads] = chunk;
+  const [n_queries, n_keys] = bothSides(text, map).map(({ labels }) => labels.length);
+  const size = heads.length * n_queries * n_keys;
+  const all = await unpackedHeads.get(`${text},${map},${block}`, size, () => unpack(text, map, chunk));
+  return all[heads.indexOf(index)];
 }
 
 /** What one code of each key is worth, in a row that is not scaled. */
-function steps(held) {
-  const tokens = held.keys || held.queries;
-  const { step, mostPieces } = held.step ? held : manifest;
+function stepsOf(packed) {
+  const tokens = packed.keys || packed.queries;
+  const { step, mostPieces } = packed.step ? packed : manifest;
   const worth = new Float64Array(tokens.labels.length).fill(step);
   let at = 0;
   for (const size of tokens.groups || []) {
@@ -234,10 +224,11 @@ function steps(held) {
   return worth;
 }
 
-function derive(held, { codes, scales }, rows, columns, hide) {
+/** The weights of a head as they are shown, from its codes. */
+function decode(packed, { codes, scales }, rows, columns, hide) {
   const n = columns.length;
   const values = new Float32Array(rows.length * n);
-  const worth = steps(held);
+  const worth = stepsOf(packed);
   const n_keys = worth.length;
   const hidden = hide && scales !== null;
   // Of a word whose pieces lost nearly all of their row with the special tokens, the others are averaged.
@@ -261,31 +252,20 @@ function derive(held, { codes, scales }, rows, columns, hide) {
   return values;
 }
 
-/** The number of a head in a map's list of packed ones; -1 if it is not there. */
-function indexOf(held, spec) {
-  if (spec.startsWith("full")) {
-    const at = held.full.indexOf(Number(spec.slice(4)));
-    return at < 0 ? -1 : held.heads.length + at;
-  }
-  return held.heads.findIndex(([layer, head]) => `${layer}.${head}` === spec);
-}
-
-/** The heads that a spec such as "3.1", "mean", "mean3" or "full3" is made of; empty if it is not there. */
+/** The heads that a spec such as "3.1", "mean", "mean3" or "full3" is made of, as numbers of packed ones; empty if it is not there. */
 function partsOf(text, map, spec) {
-  const held = heldOf(text, map);
-  if (spec.startsWith("mean")) {
-    const layer = spec.slice(4);
-    return held.heads.flatMap(([of], index) => (layer === "" || of === Number(layer) ? [index] : []));
-  }
-  const index = indexOf(held, spec);
-  return index < 0 ? [] : [index];
+  const { heads, full } = packedMap(text, map);
+  const [, kind, layer] = /^(mean|full)(\d*)$/.exec(spec) || [];
+  const trueAt = (isPart, list) => list.flatMap((head, index) => (isPart(head) ? [index] : []));
+  if (kind === "mean") return trueAt(([of]) => layer === "" || of === Number(layer), heads);
+  if (kind === "full") return trueAt((of) => of === Number(layer), full).map((at) => heads.length + at);
+  return trueAt((pair) => pair.join(".") === spec, heads);
 }
 
 export function has(text, map, spec) {
   return partsOf(text, map, spec).length > 0;
 }
 
-/** How people write a spec. */
 export function nameOf(spec) {
   if (spec === "mean") return "mean of all heads";
   if (spec.startsWith("mean")) return `mean of layer ${spec.slice(4)}`;
@@ -305,16 +285,16 @@ export function matrix(text, map, spec, hide, words) {
   const rows = axisOf(text, map, "queries", hide, words);
   const columns = axisOf(text, map, "keys", hide, words);
   const name = [text, map, spec, hide, words].join();
-  return derived.get(name, rows.length * columns.length, async () => {
+  return shownMaps.get(name, rows.length * columns.length, async () => {
     const parts = partsOf(text, map, spec);
     if (!parts.length) throw new Error(`no ${spec} in this page`);
     let values = null;
     for (const index of parts) {
-      const packed = await raw(text, map, index);
+      const codes = await unpackHead(text, map, index);
       await breathe();
-      const one = derive(heldOf(text, map), packed, rows, columns, hide);
-      if (values === null) values = one;
-      else for (let at = 0; at < one.length; at++) values[at] += one[at];
+      const ofHead = decode(packedMap(text, map), codes, rows, columns, hide);
+      if (values === null) values = ofHead;
+      else for (let at = 0; at < ofHead.length; at++) values[at] += ofHead[at];
     }
     let largest = 0;
     for (let at = 0; at < values.length; at++) {
@@ -334,7 +314,8 @@ export function rankOf(shown, row, column) {
   return rank;
 }
 
-/** A weight as the page shows it. */
+export const countText = (count) => count.toLocaleString("en");
+
 export function digits(value, signed = false) {
   const text = Math.abs(value).toFixed(4);
   const zero = !/[1-9]/.test(text);

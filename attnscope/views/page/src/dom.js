@@ -2,106 +2,154 @@
 
 /** An element with attributes, listeners (on...) and children; strings become text nodes. */
 export function el(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
+  const element = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
-    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else made.setAttribute(key, value === true ? "" : String(value));
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else element.setAttribute(key, value === true ? "" : String(value));
   }
-  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
-  return made;
+  element.append(...withoutNulls(children));
+  return element;
 }
+
+const withoutNulls = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined);
 
 /** Puts children in place of what is there; the same ones stay where they are, and keep the focus. */
 export function fill(parent, ...children) {
-  const next = children.flat(Infinity).filter((child) => child !== null && child !== undefined);
-  const held = parent.childNodes;
-  if (next.length === held.length && next.every((child, at) => child === held[at])) return;
+  const next = withoutNulls(children);
+  const { childNodes } = parent;
+  if (next.length === childNodes.length && next.every((child, at) => child === childNodes[at])) return;
   parent.replaceChildren(...next);
 }
 
-/** A dot of a colour. */
+export const button = (text, onclick, attributes = {}) => el("button", { type: "button", ...attributes, onclick }, text);
+
+/** Words beside what matters. */
+export const faint = (...children) => el("span", { class: "faint" }, children);
+
+/** A token, set apart from the words around it. */
+export const tokenOf = (label, attributes = {}) => el("q", { class: "token", ...attributes }, label);
+
+/** "A attends to B", of two tokens. */
+export const pairOf = (query, key) => el("span", { class: "pair" }, query, " attends to ", key);
+
+export const readout = (name = "div") => el(name, { class: "read", id: "readout" });
+
+export const toolbar = (...children) => el("div", { class: "toolbar" }, children);
+
+/** A row of a table: its name, and its cells; a cell that is not an element is put into one. */
+export function rowOf(name, cells, attributes = {}) {
+  const elements = cells.map((cell) => (cell instanceof Element ? cell : el("td", {}, cell)));
+  return el("tr", attributes, el("th", { scope: "row" }, name), elements);
+}
+
 export function dotOf(colour) {
-  const made = el("i", { class: "dot" });
-  made.style.background = colour;
-  return made;
+  const dot = el("i", { class: "dot" });
+  dot.style.background = colour;
+  return dot;
+}
+
+export function showGradient(bar, colours) {
+  bar.style.background = `linear-gradient(to right, ${colours.join(", ")})`;
 }
 
 /** A row of buttons of which one is chosen. */
 export function segmented(label, choices, choose) {
-  const buttons = choices.map(([value, shown, title]) =>
-    el("button", { type: "button", role: "radio", title, "data-value": value, onclick: () => choose(value) }, shown),
+  const buttons = choices.map(([value, text, title]) =>
+    button(text, () => choose(value), { role: "radio", title, "data-value": value }),
   );
-  const whole = el("div", { class: "segmented", role: "radiogroup", "aria-label": label }, buttons);
-  whole.addEventListener("keydown", (event) => {
+  const group = el("div", { class: "segmented", role: "radiogroup", "aria-label": label }, buttons);
+  group.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!step) return;
-    event.preventDefault();
-    event.stopPropagation();
-    const open = buttons.filter((button) => !button.disabled);
+    takeEvent(event);
+    const open = buttons.filter(({ disabled }) => !disabled);
     const next = open[(open.indexOf(document.activeElement) + step + open.length) % open.length];
     next.focus();
     next.click();
   });
-  whole.show = (value) => {
-    for (const button of buttons) {
-      const chosen = button.dataset.value === String(value);
-      button.setAttribute("aria-checked", chosen);
-      button.tabIndex = chosen ? 0 : -1;
+  group.show = (value) => {
+    for (const choice of buttons) {
+      const isChosen = choice.dataset.value === String(value);
+      choice.setAttribute("aria-checked", isChosen);
+      choice.tabIndex = isChosen ? 0 : -1;
     }
   };
-  return whole;
+  return group;
 }
 
-/** A labelled list to choose from. */
 export function select(label, choices, choose, visible = label) {
-  const list = el("select", { "aria-label": label, onchange: () => choose(list.value) }, options(choices));
-  const whole = el("label", { class: "field" }, visible ? el("span", {}, visible) : null, list);
-  whole.show = (value) => (list.value = String(value));
-  whole.offer = (offered) => fill(list, options(offered));
-  whole.list = list;
-  return whole;
+  const list = el("select", { "aria-label": label, onchange: () => choose(list.value) });
+  const field = el("label", { class: "field" }, visible ? el("span", {}, visible) : null, list);
+  field.show = (value) => (list.value = String(value));
+  field.offer = (offered) => fill(list, offered.map(([value, text]) => el("option", { value }, text)));
+  field.offer(choices);
+  return field;
 }
 
-function options(choices) {
-  return choices.map(([value, shown]) => el("option", { value }, shown));
-}
-
-/** A box to tick. */
 export function tick(label, change) {
   const box = el("input", { type: "checkbox", onchange: () => change(box.checked) });
   const name = el("span", {}, label);
-  const whole = el("label", { class: "tick" }, box, name);
-  whole.show = (on, able = true, named = label) => {
-    fill(name, named);
-    box.checked = !!on;
-    box.disabled = !able;
-    whole.classList.toggle("off", !able);
+  const field = el("label", { class: "tick" }, box, name);
+  field.show = (isOn, isAble = true, text = label) => {
+    fill(name, text);
+    box.checked = !!isOn;
+    box.disabled = !isAble;
+    field.classList.toggle("off", !isAble);
   };
-  return whole;
+  return field;
 }
 
 /** A canvas that keeps its resolution; calls back when its size changes. */
 export function canvas(attributes, resized) {
-  const made = el("canvas", attributes);
-  made.fit = (width, height) => {
+  const element = el("canvas", attributes);
+  /** Gives it a size, and its context with nothing on it. */
+  element.fit = (width, height) => {
     const ratio = devicePixelRatio || 1;
-    const [w, h] = [Math.max(1, Math.round(width * ratio)), Math.max(1, Math.round(height * ratio))];
-    if (made.width !== w || made.height !== h) {
-      made.width = w;
-      made.height = h;
-      made.style.width = `${width}px`;
-      made.style.height = `${height}px`;
+    const [w, h] = [width, height].map((side) => Math.max(1, Math.round(side * ratio)));
+    if (element.width !== w || element.height !== h) {
+      Object.assign(element, { width: w, height: h });
+      Object.assign(element.style, { width: `${width}px`, height: `${height}px` });
     }
-    const context = made.getContext("2d");
+    const context = element.getContext("2d");
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, width, height);
     return context;
   };
   if (resized) {
     const observer = new ResizeObserver(() => resized());
-    queueMicrotask(() => made.parentElement && observer.observe(made.parentElement));
+    queueMicrotask(() => element.parentElement && observer.observe(element.parentElement));
   }
-  return made;
+  return element;
+}
+
+/** A canvas that is pointed at and worked by keys: what it is, and how, for those who listen. */
+export function keyedCanvas(kind, label, resized, attributes = {}) {
+  const what = { tabindex: "0", role: "application", "aria-roledescription": kind, "aria-label": label };
+  return canvas({ ...what, ...attributes }, resized);
+}
+
+/** A canvas of so many pixels, to be drawn into another. */
+export const sheetOf = (width, height) => Object.assign(document.createElement("canvas"), { width, height });
+
+/** A value within 0 and the most, or two ends. */
+export const clamp = (value, most, least = 0) => Math.max(least, Math.min(most, value));
+
+/** Keeps an event from the browser and from all around. */
+export function takeEvent(event) {
+  event.preventDefault();
+  event.stopPropagation();
+}
+
+/** Whether a key is meant for the browser or the system. */
+export const isShortcut = (event) => event.altKey || event.ctrlKey || event.metaKey;
+
+export const isChoice = ({ key }) => key === "Enter" || key === " ";
+
+/** The rows and columns that an arrow key goes, ten with Shift; undefined = it is no arrow key. */
+export function arrowOf({ key, shiftKey }) {
+  const far = shiftKey ? 10 : 1;
+  return { ArrowUp: [-far, 0], ArrowDown: [far, 0], ArrowLeft: [0, -far], ArrowRight: [0, far] }[key];
 }
 
 const voice = el("div", { class: "unseen", role: "status", "aria-live": "polite" });

@@ -1,12 +1,13 @@
 // Examples of a head: texts whose tokens show what they attend to, and who attends to them.
 import { stepOf } from "./colour.js";
-import { areFew, catalogs, headOf, openExample, percent, piecesOf, shortNumber } from "./catalog.js";
-import { el, fill, say, segmented } from "./dom.js";
+import { areFew, catalogs, headOf, openExample, piecesOf } from "./catalog.js";
+import { button, el, faint, fill, isChoice, isShortcut, say, takeEvent, tokenOf } from "./dom.js";
 import { state, update } from "./state.js";
-import { nextToken, shadeToken } from "./words.js";
+import { directions, nextToken, shadeToken } from "./words.js";
+import { percent, shortNumber } from "./wording.js";
 
 const TABS = { top: "Top", decile: "Deciles", failure: "Failures" };
-const TOLD = {
+const WHAT = {
   top: "the texts where it scores highest",
   decile: "a text from each tenth of all its scores, lowest first: what is typical",
   failure: "the texts with tokens whose attention its description explains worst",
@@ -20,29 +21,24 @@ export class Examples {
     this.tabs.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!step) return;
-      event.preventDefault();
-      event.stopPropagation();
+      takeEvent(event);
       const open = Object.keys(TABS).filter((tab) => this.numbers(tab).length);
       update({ tab: open[(open.indexOf(state.tab) + step + open.length) % open.length], ex: -1, q: -1 });
       this.byKeys = true;
     });
-    this.side = segmented(
-      "Direction",
-      [
-        ["q", "attends to", "what a token attends to"],
-        ["k", "attended by", "who attends to a token"],
-      ],
-      (side) => update({ side }),
-    );
+    this.side = directions({ q: "what a token attends to", k: "who attends to a token" }, (side) => update({ side }));
     this.about = el("p", { class: "faint about" });
     this.list = el("div", { class: "examples", id: "examples", role: "tabpanel" });
     this.root = el("div", { class: "showcase" }, el("div", { class: "sectionhead" }, this.tabs, this.side), this.about, this.list);
-    const token = (event) => event.target.closest("[data-token]");
-    this.list.addEventListener("pointerover", (event) => token(event) && this.point(token(event)));
-    this.list.addEventListener("pointerout", (event) => token(event) && !event.relatedTarget?.closest?.("[data-token]") && this.rest(token(event)));
-    this.list.addEventListener("focusin", (event) => token(event) && this.point(token(event)));
-    this.list.addEventListener("focusout", (event) => token(event) && this.rest(token(event)));
-    this.list.addEventListener("click", (event) => token(event) && this.pin(token(event)));
+    const on = (name, act) => this.list.addEventListener(name, (event) => {
+      const token = event.target.closest("[data-token]");
+      if (token) act(token, event);
+    });
+    on("pointerover", (token) => this.point(token));
+    on("pointerout", (token, { relatedTarget }) => relatedTarget?.closest?.("[data-token]") || this.rest(token));
+    on("focusin", (token) => this.point(token));
+    on("focusout", (token) => this.rest(token));
+    on("click", (token) => this.pin(token));
     this.list.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -57,21 +53,12 @@ export class Examples {
     if (!tabs.includes(state.tab)) state.tab = tabs[0] || "top";
     fill(
       this.tabs,
-      tabs.map((tab) =>
-        el(
-          "button",
-          {
-            type: "button",
-            role: "tab",
-            "data-tab": tab,
-            "aria-selected": String(tab === state.tab),
-            "aria-controls": "examples",
-            tabindex: tab === state.tab ? "0" : "-1",
-            onclick: () => update({ tab, ex: -1, q: -1 }),
-          },
-          `${tab === "decile" && this.few ? "All texts" : TABS[tab]} ${this.numbers(tab).length}`,
-        ),
-      ),
+      tabs.map((tab) => {
+        const isSelected = tab === state.tab;
+        const facts = { role: "tab", "data-tab": tab, "aria-selected": String(isSelected), "aria-controls": "examples" };
+        const text = `${tab === "decile" && this.few ? "All texts" : TABS[tab]} ${this.numbers(tab).length}`;
+        return button(text, () => update({ tab, ex: -1, q: -1 }), { ...facts, tabindex: isSelected ? "0" : "-1" });
+      }),
     );
     if (this.byKeys) this.tabs.querySelector("[aria-selected=true]")?.focus();
     this.byKeys = false;
@@ -80,7 +67,9 @@ export class Examples {
     const score = el("abbr", { title: catalogs.shown.options.rank || "" }, rank.replaceAll("_", " "));
     const n = this.numbers("decile").length;
     const all = `${n === 1 ? "the only text" : `all ${n} texts, lowest score first`}: there are too few for deciles`;
-    fill(this.about, state.tab === "decile" && this.few ? all : TOLD[state.tab], state.tab === "failure" ? null : [" (", score, ")"], " \u00b7 point at a token, or walk with the arrow keys");
+    const what = state.tab === "decile" && this.few ? all : WHAT[state.tab];
+    const hint = " \u00b7 point at a token, or walk with the arrow keys";
+    fill(this.about, what, state.tab === "failure" ? null : [" (", score, ")"], hint);
     const name = [state.head, state.tab].join();
     if (this.built !== card || this.name !== name) this.build(card);
     [this.built, this.name] = [card, name];
@@ -90,22 +79,21 @@ export class Examples {
   build(card) {
     this.spans = new Map();
     this.reads = new Map();
-    fill(this.list, this.numbers(state.tab).map((number) => this.article(card.examples[number], number)), state.tab === "failure" && card.worst?.length ? this.worst(card.worst) : null);
+    const articles = this.numbers(state.tab).map((number) => this.article(card.examples[number], number));
+    fill(this.list, articles, state.tab === "failure" && card.worst?.length ? this.worst(card.worst) : null);
   }
 
   /** The tokens that suffer most with the head's line in place, and whether its description fails there too. */
   worst(tokens) {
     const failures = headOf().description?.failures || [];
-    const also = (token) => failures.some((one) => one.text === token.text && (one.place === token.place || one.place === token.place - 1));
-    const change = ({ loss, change }) => (Number.isFinite(loss) ? `loss ${shortNumber(loss)} to ${shortNumber(loss + change)} nats` : `its hidden state changes by ${percent(change)}`);
-    return el(
-      "section",
-      { class: "worst" },
-      el("h2", {}, "With its line in place, the model suffers most at"),
-      tokens.map((token) =>
-        el("p", { class: "prose", dir: "auto" }, `${token.before} `, el("b", {}, token.token), el("span", { class: "faint" }, ` ${change(token)} \u00b7 ${token.source}${also(token) ? " \u00b7 its description fails here too" : ""}`)),
-      ),
-    );
+    const lines = tokens.map(({ before, token, source, text, place, loss, change }) => {
+      const isFailure = failures.some((one) => one.text === text && (one.place === place || one.place === place - 1));
+      const losses = `loss ${shortNumber(loss)} to ${shortNumber(loss + change)} nats`;
+      const harm = Number.isFinite(loss) ? losses : `its hidden state changes by ${percent(change)}`;
+      const also = isFailure ? " \u00b7 its description fails here too" : "";
+      return el("p", { class: "prose", dir: "auto" }, `${before} `, el("b", {}, token), faint(` ${harm} \u00b7 ${source}${also}`));
+    });
+    return el("section", { class: "worst" }, el("h2", {}, "With its line in place, the model suffers most at"), lines);
   }
 
   article(example, number) {
@@ -113,41 +101,38 @@ export class Examples {
     const body = el("p", { class: "prose", dir: "auto", role: "group", "aria-label": `Example ${number + 1}` });
     piecesOf(example).forEach(([before, shown], at) => {
       if (before) body.append(before);
-      const span = el(
-        "span",
-        { class: example.special.has(at) ? "tok chip-token" : "tok", ...(example.special.has(at) && { dir: "ltr" }), role: "button", tabindex: at === Math.max(0, example.focus) ? "0" : "-1", "data-token": at, "data-example": number },
-        shown,
-      );
-      spans.push(span);
-      body.append(span);
-      if (example.special.has(at)) body.append(" ");
+      const isSpecial = example.special.has(at);
+      const kind = isSpecial ? { class: "tok chip-token", dir: "ltr" } : { class: "tok" };
+      const tabindex = at === Math.max(0, example.focus) ? "0" : "-1";
+      spans.push(el("span", { ...kind, role: "button", tabindex, "data-token": at, "data-example": number }, shown));
+      body.append(spans.at(-1));
+      if (isSpecial) body.append(" ");
     });
     this.spans.set(number, spans);
     const read = el("div", { class: "reading" });
     this.reads.set(number, read);
-    const open = (view, said) =>
-      el("button", { type: "button", "data-open": view, title: `open as ${said}`, onclick: () => openExample(number, view).then(update) }, said);
-    const { why, rank } = example;
+    return el("article", { "data-example": number }, this.headOfArticle(example, number), body, read);
+  }
+
+  /** What stands above an example: its rank, its score, where it is from; and what opens it as a map. */
+  headOfArticle(example, number) {
+    const open = (view) =>
+      button(view, () => openExample(number, view).then(update), { "data-open": view, title: `open as ${view}` });
+    const { why, rank, n_tokens: n } = example;
     const inDecile = why === "decile" && !this.few;
     const place = why === "decile" ? this.numbers("decile").indexOf(number) : rank;
-    const ends = inDecile && catalogs.shown.record.deciles?.[headOf().at]?.slice(rank, rank + 2).map((end) => shortNumber(end ?? NaN));
+    const ends = inDecile && catalogs.shown.record.deciles?.[headOf().at]?.slice(rank, rank + 2).map((end) => shortNumber(end));
+    const title = "the lowest scores of this tenth of the sampled texts and of the next";
     const failure = this.failureOf(example);
-    const cut = example.length < example.n_tokens ? `${example.length} of ${example.n_tokens} tokens` : `${example.n_tokens} tokens`;
     return el(
-      "article",
-      { "data-example": number },
-      el(
-        "div",
-        { class: "exhead" },
-        el("b", {}, inDecile ? `${10 * rank}\u2013${10 * rank + 10}%` : String(place + 1)),
-        Number.isFinite(example.score) ? el("span", {}, "score ", el("b", {}, shortNumber(example.score))) : null,
-        ends ? el("span", { class: "faint ends", title: "the lowest scores of this tenth of the sampled texts and of the next" }, `${ends[0]} to ${ends[1]}`) : null,
-        failure ? el("span", {}, el("b", {}, shortNumber(failure.nats)), " nats off") : null,
-        el("span", { class: "faint source" }, `${example.source} \u00b7 ${cut}`),
-        el("span", { class: "buttons" }, open("matrix", "matrix"), open("links", "links")),
-      ),
-      body,
-      read,
+      "div",
+      { class: "exhead" },
+      el("b", {}, inDecile ? `${10 * rank}\u2013${10 * rank + 10}%` : String(place + 1)),
+      Number.isFinite(example.score) ? el("span", {}, "score ", el("b", {}, shortNumber(example.score))) : null,
+      ends ? el("span", { class: "faint ends", title }, `${ends[0]} to ${ends[1]}`) : null,
+      failure ? el("span", {}, el("b", {}, shortNumber(failure.nats)), " nats off") : null,
+      el("span", { class: "faint source" }, `${example.source} \u00b7 ${example.length < n ? `${example.length} of ${n}` : n} tokens`),
+      el("span", { class: "buttons" }, open("matrix"), open("links")),
     );
   }
 
@@ -173,8 +158,8 @@ export class Examples {
     const example = this.card.examples[number];
     const spans = this.spans.get(number);
     const focus = this.focusOf(number);
-    const weights = new Map();
-    if (focus >= 0 && focus < example.length) for (const [token, weight] of state.side === "q" ? example.row(focus) : example.column(focus)) weights.set(token, weight);
+    const isThere = focus >= 0 && focus < example.length;
+    const weights = new Map(!isThere ? [] : state.side === "q" ? example.row(focus) : example.column(focus));
     const expected = new Set(this.expectedOf(number, focus).map(({ place }) => example.places.indexOf(place)));
     spans.forEach((span, at) => {
       span.classList.toggle("expected", expected.has(at));
@@ -192,25 +177,23 @@ export class Examples {
     const example = this.card.examples[number];
     const read = this.reads.get(number);
     if (focus < 0) return fill(read);
-    const named = (token, also = "") => el("q", { class: `token${also}` }, this.spans.get(number)[token].textContent.trim() || example.labels[token]);
-    const listed = (found) => {
-      const rest = found.length > 4 ? el("span", { class: "faint" }, ` and ${found.length - 4} more`) : null;
-      return [
-        found.slice(0, 4).map(([token, weight], at) => [at ? ", " : " ", named(token), ` ${weight.toFixed(2)}`]),
-        rest,
-      ];
-    };
+    const spans = this.spans.get(number);
+    const named = (at, attributes) => tokenOf(spans[at].textContent.trim() || example.labels[at], attributes);
+    const list = (entries) => entries.map(([token, weight], at) => [at ? ", " : " ", token, ` ${weight.toFixed(2)}`]);
+    const shortened = (entries) => [
+      list(entries.slice(0, 4).map(([at, weight]) => [named(at), weight])),
+      entries.length > 4 ? faint(` and ${entries.length - 4} more`) : null,
+    ];
     const [gives, gets] = [example.row(focus), example.column(focus)];
-    const expected = this.expectedOf(number, focus);
-    const words = expected.map(({ place, token, weight }, at) => {
-      const shown = example.places.indexOf(place);
-      return [at ? ", " : " ", shown < 0 ? el("q", { class: "token" }, token) : named(shown), ` ${weight.toFixed(2)}`];
+    const expected = this.expectedOf(number, focus).map(({ place, token, weight }) => {
+      const at = example.places.indexOf(place);
+      return [at < 0 ? tokenOf(token) : named(at), weight];
     });
     fill(
       read,
-      el("span", {}, named(focus, " mine"), " attends to", gives.length ? listed(gives) : " nothing"),
-      words.length ? el("span", { class: "wanted" }, "its description expects", words) : null,
-      el("span", { class: "faint" }, gets.length ? ["attended by", listed(gets)] : "hardly attended to"),
+      el("span", {}, named(focus, { class: "token mine" }), " attends to", gives.length ? shortened(gives) : " nothing"),
+      expected.length ? el("span", { class: "wanted" }, "its description expects", list(expected)) : null,
+      faint(gets.length ? ["attended by", shortened(gets)] : "hardly attended to"),
     );
   }
 
@@ -234,8 +217,8 @@ export class Examples {
 
   key(event) {
     const span = event.target.closest("[data-token]");
-    if (!span || event.altKey || event.ctrlKey || event.metaKey) return;
-    if (event.key === "Enter" || event.key === " ") {
+    if (!span || isShortcut(event)) return;
+    if (isChoice(event)) {
       event.preventDefault();
       return this.pin(span);
     }

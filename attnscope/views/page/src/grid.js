@@ -1,6 +1,6 @@
 // Grid: all layers and heads at once.
 import { digits, manifest, matrix, nameOf, rolesOf } from "./data.js";
-import { el, fill, select } from "./dom.js";
+import { el, faint, fill, readout, select, sheetOf, toolbar } from "./dom.js";
 import { HeadGrid, largestOf, paintThumb, roleChip, showRoles, topOf } from "./heads.js";
 import { Legend, drawScale, endOf } from "./heat.js";
 import { widthOf } from "./pen.js";
@@ -16,7 +16,6 @@ function sizeOf(columns, rows, width, height) {
   return Math.max(18, Math.min(132, across, Math.max(44, down)));
 }
 
-/** The heads in the order of the grid. */
 function ordered() {
   const { kind, heads, focus } = mapOf();
   if (state.sort === "layer") return heads;
@@ -33,6 +32,14 @@ function ordered() {
   return places.map((index) => heads[index]);
 }
 
+/** How heads stand: in rows, one a layer, else in lines of twelve; the number of columns. */
+function shapeOf(order) {
+  const byLayer = state.sort === "layer";
+  const heads = [...new Set(order.map(([, head]) => head))].sort((a, b) => a - b);
+  const layers = [...new Set(order.map(([layer]) => layer))];
+  return { byLayer, heads, layers, columns: byLayer ? heads.length : 12 };
+}
+
 /** What stands at the upper end of the scale of all heads. */
 function scaleEnd(high) {
   return state.scale === "head" ? "each head's largest" : endOf(high);
@@ -45,49 +52,33 @@ function hasRole(spec, role) {
 export class GridView {
   constructor(app) {
     this.app = app;
-    this.heads = new HeadGrid(
-      "Heads",
-      {
-        open: (spec) => update({ v: "matrix", h: spec, z: "" }),
-        hover: (spec) => this.tell(spec),
-      },
-      { large: true },
-    );
+    const on = { open: (spec) => update({ v: "matrix", h: spec, z: "" }), hover: (spec) => this.tell(spec) };
+    this.heads = new HeadGrid("Heads", on, { large: true });
     const sorts = [["layer", "layer"], ["focus", "sharpness"], ...(manifest.roles ? [["role", "role"]] : [])];
     this.sort = select("Order by", sorts, (value) => update({ sort: value }));
     this.size = select("Cells", [], (value) => update({ size: Number(value) }));
     this.legend = new Legend();
     this.roles = el("div", { class: "roles", role: "group", "aria-label": "Show one role" });
-    this.read = el("div", { class: "read", id: "readout" });
+    this.read = readout();
     this.host = el("div", { class: "gridhost" }, this.heads.root);
-    this.root = el(
-      "div",
-      { class: "view grid" },
-      el("div", { class: "toolbar" }, this.read, el("span", { class: "fields" }, this.sort, this.size)),
-      this.legend.root,
-      this.roles,
-      this.host,
-    );
+    const bar = toolbar(this.read, el("span", { class: "fields" }, this.sort, this.size));
+    this.root = el("div", { class: "view grid" }, bar, this.legend.root, this.roles, this.host);
     new ResizeObserver(() => this.root.isConnected && this.show()).observe(this.host);
   }
 
   show() {
-    const map = mapOf();
     const order = ordered();
-    const byLayer = state.sort === "layer";
-    const columns = byLayer ? new Set(order.map(([, head]) => head)).size : 12;
-    const rows = byLayer ? new Set(order.map(([layer]) => layer)).size : 1;
+    const { byLayer, layers, columns } = shapeOf(order);
+    const rows = byLayer ? layers.length : 1;
     const room = this.host.clientWidth - (byLayer ? 34 : 4);
     if (room < 50) return;
     const size = sizeOf(columns, rows, room, innerHeight - this.host.offsetTop - 60);
-    const dimmed = new Set(
-      state.role ? order.map((pair) => pair.join(".")).filter((spec) => !hasRole(spec, state.role)) : [],
-    );
+    const dimmed = new Set(order.map((pair) => pair.join(".")).filter((spec) => state.role && !hasRole(spec, state.role)));
     this.heads.show(order, byLayer, size, state.h, this.app.palette, dimmed);
     this.sort.show(state.sort);
     this.size.offer(this.sizes());
     this.size.show(state.size);
-    this.showRoles(map);
+    this.showRoles(mapOf());
     this.tell(null);
     return this.showScale();
   }
@@ -122,33 +113,19 @@ export class GridView {
     const map = mapOf();
     if (!spec) {
       const n = map.heads.length;
-      return fill(
-        this.read,
-        el("b", {}, `${n} ${n === 1 ? "head" : "heads"}`),
-        el(
-          "span",
-          { class: "faint" },
-          `${map.queries.labels.length - (map.before || 0)} × ${(map.keys || map.queries).labels.length} tokens · rows are queries, columns keys · choose a head to open it`,
-        ),
-      );
+      const size = `${map.queries.labels.length - (map.before || 0)} × ${(map.keys || map.queries).labels.length} tokens`;
+      const hint = faint(`${size} · rows are queries, columns keys · choose a head to open it`);
+      return fill(this.read, el("b", {}, `${n} ${n === 1 ? "head" : "heads"}`), hint);
     }
-    const place = map.heads.findIndex((pair) => pair.join(".") === spec);
+    const at = map.heads.findIndex((pair) => pair.join(".") === spec);
     const roles = rolesOf(map.kind, spec).map((role) => roleChip(role, ` ${digits(role.value).slice(0, -2)}`));
-    return fill(
-      this.read,
-      el("b", {}, nameOf(spec)),
-      el("span", { class: "faint" }, `largest weight of a query, on average ${digits(map.focus[place]).slice(0, -1)}`),
-      roles,
-    );
+    const focus = faint(`largest weight of a query, on average ${digits(map.focus[at]).slice(0, -1)}`);
+    return fill(this.read, el("b", {}, nameOf(spec)), focus, roles);
   }
 
-  /** All thumbnails as one figure. */
   async figure() {
     const order = ordered();
-    const byLayer = state.sort === "layer";
-    const heads = [...new Set(order.map(([, head]) => head))].sort((a, b) => a - b);
-    const layers = [...new Set(order.map(([layer]) => layer))];
-    const columns = byLayer ? heads.length : 12;
+    const { byLayer, heads, layers, columns } = shapeOf(order);
     const [size, gap, left, top] = [96, 6, byLayer ? 34 : 4, byLayer ? 22 : 4];
     const line = byLayer ? size + gap : size + gap + 16;
     const rows = byLayer ? layers.length : Math.ceil(order.length / columns);
@@ -156,26 +133,17 @@ export class GridView {
     const pictures = [];
     for (const pair of order) {
       const shown = await matrix(state.t, state.m, pair.join("."), state.hide, state.words);
-      const picture = document.createElement("canvas");
+      const picture = sheetOf(1, 1);
       paintThumb(picture, shown, size, { low: 0, high: await topOf(shown), table: colours.one });
       pictures.push(picture);
     }
+    const small = (size, align) => ({ size, align, colour: colours.faint });
+    const markOf = ({ name }) => manifest.roles.marks[name];
+    const rolesAt = (pair) => rolesOf(mapOf().kind, pair.join("."));
     const draw = (pen) => {
       if (byLayer) {
-        heads.forEach((head, at) =>
-          pen.text(`H${head}`, left + at * (size + gap) + size / 2, 11, {
-            size: 11,
-            align: "center",
-            colour: colours.faint,
-          }),
-        );
-        layers.forEach((layer, at) =>
-          pen.text(`L${layer}`, left - 8, top + at * line + size / 2, {
-            size: 11,
-            align: "right",
-            colour: colours.faint,
-          }),
-        );
+        heads.forEach((head, at) => pen.text(`H${head}`, left + at * (size + gap) + size / 2, 11, small(11, "center")));
+        layers.forEach((layer, at) => pen.text(`L${layer}`, left - 8, top + at * line + size / 2, small(11, "right")));
       }
       order.forEach((pair, number) => {
         const [column, row] = byLayer
@@ -184,27 +152,18 @@ export class GridView {
         const [x, y] = [left + column * (size + gap), top + row * line];
         const picture = pictures[number];
         pen.image(picture, 0, 0, picture.width, picture.height, x, y, size, size);
-        const [role] = rolesOf(mapOf().kind, pair.join("."));
-        const mark = role && manifest.roles.marks[role.name];
-        pen.frame(x - 0.5, y - 0.5, size + 1, size + 1, mark ? mark.color : colours.line, mark ? 2 : 1);
-        if (!byLayer)
-          pen.text(nameOf(pair.join(".")), x + size / 2, y + size + 9, {
-            size: 10,
-            align: "center",
-            colour: colours.faint,
-          });
+        const [role] = rolesAt(pair);
+        pen.frame(x - 0.5, y - 0.5, size + 1, size + 1, role ? markOf(role).color : colours.line, role ? 2 : 1);
+        if (!byLayer) pen.text(nameOf(pair.join(".")), x + size / 2, y + size + 9, small(10, "center"));
       });
     };
-    const told = Object.values(manifest.roles?.marks || {}).filter((mark) =>
-      order.some((pair) =>
-        rolesOf(mapOf().kind, pair.join(".")).some((role) => manifest.roles.marks[role.name] === mark),
-      ),
-    );
+    const present = new Set(order.flatMap((pair) => rolesAt(pair).map(markOf)));
+    const marks = Object.values(manifest.roles?.marks || {}).filter((mark) => present.has(mark));
     const wide = left + columns * (size + gap);
     const low = top + rows * line + 14;
     const legend = (pen) => {
       let [x, y] = [left, low];
-      for (const mark of told) {
+      for (const mark of marks) {
         const needs = 30 + widthOf(mark.label, 12);
         if (x + needs > wide && x > left) [x, y] = [left, y + 20];
         pen.rect(x, y - 5, 10, 10, mark.color);
@@ -214,7 +173,7 @@ export class GridView {
       return y + 12;
     };
     const nothing = { rect() {}, text() {} };
-    const below = told.length ? legend(nothing) + 4 : low - 6;
+    const below = marks.length ? legend(nothing) + 4 : low - 6;
     const high = state.scale === "figure" ? await largestOf(state.t, state.m, state.hide, state.words) : 1;
     const scale = { low: 0, high, table: colours.one, colours };
     return {
@@ -228,23 +187,13 @@ export class GridView {
     };
   }
 
-  /** A line for each head. */
   async rows() {
-    const map = mapOf();
-    const lines = [["kind", "layer", "head", "mean_largest_weight", "roles", "address"]];
-    for (const pair of ordered()) {
+    const { kind, heads, focus } = mapOf();
+    const lines = ordered().map((pair) => {
       const spec = pair.join(".");
-      const place = map.heads.findIndex((other) => other.join(".") === spec);
-      lines.push([
-        map.kind,
-        ...pair,
-        map.focus[place],
-        rolesOf(map.kind, spec)
-          .map((role) => role.name)
-          .join("+"),
-        addressOf({ ...state, v: "matrix", h: spec }),
-      ]);
-    }
-    return lines;
+      const roles = rolesOf(kind, spec).map((role) => role.name).join("+");
+      return [kind, ...pair, focus[heads.indexOf(pair)], roles, addressOf({ ...state, v: "matrix", h: spec })];
+    });
+    return [["kind", "layer", "head", "mean_largest_weight", "roles", "address"], ...lines];
   }
 }

@@ -1,26 +1,24 @@
 // Head: the card of one head, and the texts that show what it does.
 import { AtlasView } from "./atlas.js";
 import { Card } from "./card.js";
-import { catalogs, headOf } from "./catalog.js";
-import { el, fill, select } from "./dom.js";
+import { atHead, catalogs, headOf } from "./catalog.js";
+import { button, el, select, toolbar } from "./dom.js";
 import { Examples } from "./examples.js";
 import { register, update } from "./state.js";
 
 export class HeadView {
   constructor(app) {
     this.app = app;
-    this.names = select("Head", [], (value) => update({ head: value, ex: -1, q: -1 }), "");
-    const step = (by, said, shown, key) =>
-      el("button", { type: "button", "aria-label": said, title: `${said.toLowerCase()} (${key})`, onclick: () => app.step(by) }, shown);
+    this.names = select("Head", [], (head) => update(atHead(head)), "");
+    const step = (by, label, sign, key) =>
+      button(sign, () => app.step(by), { "aria-label": label, title: `${label.toLowerCase()} (${key})` });
+    const [back, on] = [step(-1, "Previous head", "\u2039", "["), step(1, "Next head", "\u203a", "]")];
     this.title = el("div", { class: "headtitle" });
     this.card = new Card(app);
     this.examples = new Examples(app);
-    this.root = el(
-      "div",
-      { class: "view head" },
-      el("div", { class: "toolbar" }, el("div", { class: "steps" }, step(-1, "Previous head", "\u2039", "["), this.names, step(1, "Next head", "\u203a", "]")), this.title),
-      (this.body = el("div", { class: "headbody" }, this.card.root, this.examples.root)),
-    );
+    this.body = el("div", { class: "headbody" }, this.card.root, this.examples.root);
+    const bar = toolbar(el("div", { class: "steps" }, back, this.names, on), this.title);
+    this.root = el("div", { class: "view head" }, bar, this.body);
   }
 
   focus() {
@@ -32,7 +30,7 @@ export class HeadView {
   }
 
   async show() {
-    const asked = (this.asked = {});
+    const call = (this.lastCall = {});
     const head = headOf();
     const { heads, detail } = catalogs.shown;
     if (!this.offered) this.names.offer(heads.map(({ name }) => [name, name]));
@@ -40,7 +38,7 @@ export class HeadView {
     this.names.show(head.name);
     this.card.showTitle(this.title);
     const card = detail ? await catalogs.shown.card(head.at) : null;
-    if (this.asked !== asked) return;
+    if (this.lastCall !== call) return;
     this.examples.root.hidden = !card;
     this.body.classList.toggle("alone", !card);
     this.card.show(card);

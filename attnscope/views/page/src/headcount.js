@@ -2,7 +2,7 @@
 import { OUTPUTS, TOKENS, WIDTH, worked } from "./attention.js";
 import { inkOn, shadeBy, stepOf } from "./colour.js";
 import { digits } from "./data.js";
-import { el, fill, segmented } from "./dom.js";
+import { button, el, fill, rowOf, segmented, toolbar } from "./dom.js";
 import { state, update } from "./state.js";
 
 /** Mathematics as it is set: a capital, or a letter with an underscore, is a variable, and what follows that its index. */
@@ -38,8 +38,7 @@ const STEPS = [
   {
     name: "attend",
     formula: () => "A_h = softmax(q_h k_hᵀ / √d_head),  Z_h = A_h v_h",
-    numpy: (n) =>
-      `E = np.exp(q @ k.transpose(0, 2, 1) / np.sqrt(${WIDTH / n})); A = E / E.sum(-1, keepdims=True); Z = A @ v`,
+    numpy: (n) => `E = np.exp(q @ k.transpose(0, 2, 1) / np.sqrt(${WIDTH / n})); A = E / E.sum(-1, keepdims=True); Z = A @ v`,
     what: () =>
       "Each head compares its own columns alone, and so has a map of its own; its output is the mean of the values by its weights.",
   },
@@ -75,84 +74,58 @@ const nameOfCount = (n) => (n === 1 ? "1 head" : `${n} heads`);
 const columnNames = (...names) =>
   el("thead", {}, el("tr", {}, names.map((name) => (name ? el("th", { scope: "col" }, name) : el("td", {})))));
 
+/** A table with a line above it in a head's colour. */
+function tableOfHead(attributes, colour, ...children) {
+  const table = el("table", attributes, children);
+  table.style.borderTopColor = colour;
+  return table;
+}
+
 export class HeadCountView {
   constructor(app) {
     this.app = app;
-    this.counts = segmented("Heads", COUNTS.map((n) => [String(n), nameOfCount(n)]), (n) => update({ n: Number(n) }));
-    this.tokens = segmented(
-      "Token",
-      TOKENS.map((token, at) => [String(at), token]),
-      (at) => update({ tok: Number(at) }),
-    );
+    this.counts = segmented("Heads", COUNTS.map((n) => [n, nameOfCount(n)]), (n) => update({ n }));
+    this.tokens = segmented("Token", TOKENS.map((token, at) => [at, token]), (tok) => update({ tok }));
     this.outputs = segmented("Output projection", Object.keys(OUTPUTS).map((name) => [name, name]), (wo) => update({ wo }));
-    this.steps = el(
-      "ol",
-      { class: "pipeline", "aria-label": "Steps" },
-      STEPS.map((step, at) =>
-        el(
-          "li",
-          {},
-          el(
-            "button",
-            { type: "button", "data-step": at, onclick: () => update({ step: at }) },
-            el("small", {}, String(at + 1)),
-            step.name,
-          ),
-        ),
-      ),
-    );
+    const steps = STEPS.map(({ name }, step) => {
+      const text = [el("small", {}, String(step + 1)), name];
+      return el("li", {}, button(text, () => update({ step }), { "data-step": step }));
+    });
+    this.steps = el("ol", { class: "pipeline", "aria-label": "Steps" }, steps);
     this.card = el("div", { class: "card" });
     this.maps = el("div", { class: "maps" });
     this.bars = el("div", { class: "bars" });
+    const field = (label, control) => el("span", { class: "field" }, label, control);
+    const hint = "Rows are queries, columns keys; every row sums to 1. The chosen token's row is marked.";
     this.root = el(
       "div",
       { class: "view headcount" },
-      el(
-        "div",
-        { class: "toolbar" },
-        this.counts,
-        el("span", { class: "field" }, "token", this.tokens),
-        el("span", { class: "field" }, el("span", {}, maths("W_O")), this.outputs),
-      ),
+      toolbar(this.counts, field("token", this.tokens), field(el("span", {}, maths("W_O")), this.outputs)),
       this.steps,
       this.card,
-      el(
-        "section",
-        {},
-        el("h2", {}, "The maps"),
-        el(
-          "p",
-          { class: "faint" },
-          "Rows are queries, columns keys; every row sums to 1. The chosen token's row is marked.",
-        ),
-        this.maps,
-      ),
+      el("section", {}, el("h2", {}, "The maps"), el("p", { class: "faint" }, hint), this.maps),
       el("section", {}, el("h2", {}, "The same queries, keys and values with 1, 2 and 4 heads"), this.bars),
     );
   }
 
   show() {
-    const n = state.n;
+    const { n, step } = state;
     this.now = worked(n, OUTPUTS[state.wo]);
     this.counts.show(n);
     this.tokens.show(state.tok);
     this.outputs.show(state.wo);
-    for (const button of this.steps.querySelectorAll("button"))
-      button.setAttribute("aria-current", Number(button.dataset.step) === state.step ? "step" : "false");
-    const step = STEPS[state.step];
+    for (const choice of this.steps.querySelectorAll("button"))
+      choice.setAttribute("aria-current", Number(choice.dataset.step) === step ? "step" : "false");
+    const { formula, numpy, what } = STEPS[step];
     fill(
       this.card,
-      el("div", { class: "formula", role: "math" }, maths(step.formula(n))),
-      el("pre", { class: "numpy" }, el("code", {}, step.numpy(n))),
-      el("p", {}, step.what(n)),
+      el("div", { class: "formula", role: "math" }, maths(formula(n))),
+      el("pre", { class: "numpy" }, el("code", {}, numpy(n))),
+      el("p", {}, what(n)),
       el("div", { class: "numbers" }, this.numbers()),
     );
-    fill(
-      this.maps,
-      this.now.heads.map(({ weights }, head) =>
-        el("figure", {}, el("figcaption", {}, nameOfHead(head, n)), this.map(weights, head)),
-      ),
-    );
+    const figureOf = ({ weights }, head) => el("figure", {}, el("figcaption", {}, nameOfHead(head, n)), this.map(weights, head));
+    fill(this.maps, this.now.heads.map(figureOf));
     this.showBars();
   }
 
@@ -167,7 +140,7 @@ export class HeadCountView {
       if (split) cell.style.borderBottomColor = this.colour(Math.floor(at / split));
       return cell;
     });
-    return el("tr", { "data-name": name }, el("th", { scope: "row" }, name), cells);
+    return rowOf(name, cells, { "data-name": name });
   }
 
   numbers() {
@@ -177,7 +150,6 @@ export class HeadCountView {
     return el("table", { class: "vectors" }, el("caption", {}, `“${TOKENS[at]}”: ${caption}`), el("tbody", {}, rows(this, at)));
   }
 
-  /** A cell with a weight, in its colour. */
   weight(weight, shown, attributes = {}) {
     return shadeBy(el("td", attributes, shown), stepOf(weight, 0, 1), this.app.palette.one);
   }
@@ -185,56 +157,43 @@ export class HeadCountView {
   /** What the chosen token attends to in a head, key by key, and what comes out. */
   attended({ scores, weights, v, output }, number) {
     const at = state.tok;
-    const rows = TOKENS.map((key, place) =>
-      el(
-        "tr",
-        {},
-        el("th", { scope: "row" }, key),
-        el("td", {}, value(scores[at][place])),
-        this.weight(weights[at][place], digits(weights[at][place]), { "data-weight": place }),
-        el("td", {}, inRow(v[place], value)),
-      ),
-    );
-    const sum = [el("th", { scope: "row" }, "z"), el("td", {}), el("td", {}, "1"), el("td", { "data-z": number }, inRow(output[at]))];
+    const rows = TOKENS.map((key, place) => {
+      const weight = this.weight(weights[at][place], digits(weights[at][place]), { "data-weight": place });
+      return rowOf(key, [value(scores[at][place]), weight, inRow(v[place], value)]);
+    });
+    const sum = rowOf("z", ["", "1", el("td", { "data-z": number }, inRow(output[at]))], { class: "sum" });
     const which = this.now.heads.length === 1 ? "" : `, head ${number}`;
-    const whole = el(
-      "table",
+    return tableOfHead(
       { class: "vectors attend", "data-head": number },
+      this.colour(number),
       el("caption", {}, `“${TOKENS[at]}” attends${which}`),
       columnNames("key", "score", "weight", "v"),
-      el("tbody", {}, rows, el("tr", { class: "sum" }, sum)),
+      el("tbody", {}, rows, sum),
     );
-    whole.style.borderTopColor = this.colour(number);
-    return whole;
   }
 
   map(weights, head) {
-    const rows = weights.map((row, query) =>
-      el(
-        "tr",
-        { class: query === state.tok ? "mine" : null },
-        el("th", { scope: "row" }, TOKENS[query]),
-        row.map((weight) => this.weight(weight, digits(weight).slice(0, 6))),
-      ),
+    const rows = weights.map((row, query) => {
+      const cells = row.map((weight) => this.weight(weight, digits(weight).slice(0, 6)));
+      return rowOf(TOKENS[query], cells, { class: query === state.tok ? "mine" : null });
+    });
+    return tableOfHead(
+      { class: "map", "data-head": head },
+      this.colour(head),
+      columnNames("", ...TOKENS),
+      el("tbody", {}, rows),
     );
-    const whole = el("table", { class: "map", "data-head": head }, columnNames("", ...TOKENS), el("tbody", {}, rows));
-    whole.style.borderTopColor = this.colour(head);
-    return whole;
   }
 
   /** What the chosen token attends to under each number of heads, and what comes out. */
   showBars() {
     const at = state.tok;
-    const stack = ({ weights }) =>
-      el(
-        "div",
-        { class: "stack" },
-        weights[at].map((weight, key) => {
-          const part = el("span", { title: `${TOKENS[key]} ${digits(weight)}` }, weight > 0.09 ? TOKENS[key] : "");
-          part.style.flexGrow = String(weight);
-          return shadeBy(part, stepOf(weight, 0, 0.6), this.app.palette.one);
-        }),
-      );
+    const part = (weight, key) => {
+      const bar = el("span", { title: `${TOKENS[key]} ${digits(weight)}` }, weight > 0.09 ? TOKENS[key] : "");
+      bar.style.flexGrow = String(weight);
+      return shadeBy(bar, stepOf(weight, 0, 0.6), this.app.palette.one);
+    };
+    const stack = ({ weights }) => el("div", { class: "stack" }, weights[at].map(part));
     const counts = COUNTS.map((n) => {
       const { heads, output } = worked(n, OUTPUTS[state.wo]);
       return el(
@@ -263,42 +222,32 @@ export class HeadCountView {
     const wide = left + cell * TOKENS.length;
     const draw = (pen) => {
       const title = `The cat sat on mat, ${nameOfCount(state.n)}: attention weights`;
-      pen.text(title, 0, 10, { size: 13, weight: 600, colour: colours.ink });
+      const label = (text, x, y, how) => pen.text(text, x, y, { size: 12, colour: colours.ink, ...how });
+      label(title, 0, 10, { size: 13, weight: 600 });
       heads.forEach(({ weights }, head) => {
         const x = head * (wide + 24) + left;
-        pen.text(nameOfHead(head, state.n), x, 34, { size: 12, colour: this.colour(head), weight: 600 });
+        label(nameOfHead(head, state.n), x, 34, { colour: this.colour(head), weight: 600 });
         TOKENS.forEach((token, at) => {
-          pen.text(token, x + (at + 0.5) * cell, top - 10, { size: 12, align: "center", colour: colours.ink });
-          pen.text(token, x - 6, top + (at + 0.5) * cell, { size: 12, align: "right", colour: colours.ink });
+          label(token, x + (at + 0.5) * cell, top - 10, { align: "center" });
+          label(token, x - 6, top + (at + 0.5) * cell, { align: "right" });
         });
         weights.forEach((row, query) =>
           row.forEach((weight, key) => {
             const step = stepOf(weight, 0, 1);
+            const how = { size: 11, align: "center", colour: inkOn(colours.one.rgb[step]) };
             pen.rect(x + key * cell, top + query * cell, cell, cell, colours.one.css[step]);
-            pen.text(digits(weight), x + (key + 0.5) * cell, top + (query + 0.5) * cell, {
-              size: 11,
-              align: "center",
-              colour: inkOn(colours.one.rgb[step]),
-            });
+            label(digits(weight), x + (key + 0.5) * cell, top + (query + 0.5) * cell, how);
           }),
         );
         pen.frame(x - 1, top + state.tok * cell, TOKENS.length * cell + 2, cell, colours.mark, 2);
       });
     };
-    return {
-      width: Math.max(heads.length * (wide + 24) - 24, 380),
-      height: top + TOKENS.length * cell + 6,
-      draw,
-    };
+    return { width: Math.max(heads.length * (wide + 24) - 24, 380), height: top + TOKENS.length * cell + 6, draw };
   }
 
   async rows() {
-    const lines = [["n_heads", "head", "query", ...TOKENS]];
-    this.now.heads.forEach(({ weights }, head) =>
-      weights.forEach((row, query) =>
-        lines.push([state.n, head, TOKENS[query], ...row.map((weight) => weight.toFixed(4))]),
-      ),
-    );
-    return lines;
+    const lineOf = (row, head, query) => [state.n, head, TOKENS[query], ...row.map((weight) => weight.toFixed(4))];
+    const lines = this.now.heads.flatMap(({ weights }, head) => weights.map((row, query) => lineOf(row, head, query)));
+    return [["n_heads", "head", "query", ...TOKENS], ...lines];
   }
 }

@@ -1,31 +1,39 @@
 // All heads as thumbnails: a large grid, or a small one beside a view.
-import { breathe, heldOf, manifest, matrix, nameOf, rolesOf } from "./data.js";
-import { dotOf, el, fill } from "./dom.js";
+import { breathe, packedMap, manifest, matrix, nameOf, rolesOf } from "./data.js";
+import { button, dotOf, el, fill } from "./dom.js";
 import { paintPooled } from "./heat.js";
 import { mapOf, state } from "./state.js";
 
-/** The largest weight of any head of the map that is shown. */
-export async function largestOf(text, map, hide, words) {
-  const name = [manifest.opened, text, map, hide, words].join();
-  if (largestOf.name_ !== name) {
-    largestOf.name_ = name;
-    largestOf.value = (async () => {
-      let most = 0;
-      for (const [layer, head] of heldOf(text, map).heads) {
-        most = Math.max(most, (await matrix(text, map, `${layer}.${head}`, hide, words)).largest);
-        await breathe();
-      }
-      return most || 1;
-    })();
-  }
-  return largestOf.value;
+const largest = { name: "", value: null };
+
+/** The largest weight of any head of a map; where keys are named, of these alone. */
+export function largestOf(text, map, hide, words, keys = null) {
+  const name = [manifest.opened, text, map, hide, words, !!keys].join();
+  if (largest.name !== name) Object.assign(largest, { name, value: findLargest(text, map, hide, words, keys) });
+  return largest.value;
 }
 
-/** The value that the darkest colour means. */
-export async function topOf(shown, s = state) {
-  if (s.scale === "fixed") return 1;
-  if (s.scale === "head") return shown.largest || 1;
-  return largestOf(s.t, s.m, s.hide, s.words);
+async function findLargest(text, map, hide, words, keys) {
+  let most = 0;
+  for (const pair of packedMap(text, map).heads) {
+    const shown = await matrix(text, map, pair.join("."), hide, words);
+    most = Math.max(most, keys ? largestOn(keys, shown) : shown.largest);
+    await breathe();
+  }
+  return most || 1;
+}
+
+function largestOn(keys, { rows, columns, values }) {
+  let most = 0;
+  for (const at of keys.map((key) => columns.place[key]).filter((place) => place >= 0))
+    for (let row = 0; row < rows.length; row++) most = Math.max(most, values[row * columns.length + at]);
+  return most;
+}
+
+export async function topOf(shown) {
+  if (state.scale === "fixed") return 1;
+  if (state.scale === "head") return shown.largest || 1;
+  return largestOf(state.t, state.m, state.hide, state.words);
 }
 
 /** Thumbnails of heads; one is chosen, and arrow keys go from one to the next. */
@@ -51,16 +59,12 @@ export class HeadGrid {
       },
       { rootMargin: "100px" },
     );
+    const specAt = ({ target }) => target.closest("button[data-spec]")?.dataset.spec || null;
     this.root.addEventListener("keydown", (event) => this.key(event));
-    this.root.addEventListener("click", (event) => {
-      const button = event.target.closest("button[data-spec]");
-      if (button) on.open(button.dataset.spec, event);
-    });
-    this.root.addEventListener("pointerover", (event) =>
-      on.hover?.(event.target.closest("button[data-spec]")?.dataset.spec || null),
-    );
+    this.root.addEventListener("click", (event) => specAt(event) && on.open(specAt(event), event));
+    this.root.addEventListener("pointerover", (event) => on.hover?.(specAt(event)));
     this.root.addEventListener("pointerleave", () => on.hover?.(null));
-    this.root.addEventListener("focusin", (event) => on.hover?.(event.target.dataset.spec || null));
+    this.root.addEventListener("focusin", (event) => on.hover?.(specAt(event)));
   }
 
   /**
@@ -70,22 +74,20 @@ export class HeadGrid {
    * @param byLayer whether they stand in rows, one a layer
    * @param size how wide a cell is, in pixels
    */
-  show(order, byLayer, size, chosen, palette, dimmed = new Set(), chosenToo = new Set()) {
+  show(order, byLayer, size, chosen, palette, dimmed = new Set(), chosenToo = []) {
     const name = [state.t, state.m, byLayer, size, order.join(";")].join("|");
     if (name !== this.name) this.build(order, byLayer, size, name);
     const look = [palette.scheme, state.scale, state.hide, state.words].join();
+    const { several } = palette;
     for (const [spec, cell] of this.cells) {
-      const on = spec === chosen;
-      cell.button.setAttribute("aria-selected", on || chosenToo.has(spec));
-      cell.button.tabIndex = on ? 0 : -1;
-      cell.button.classList.toggle("chosen", on);
-      cell.button.classList.toggle("also", chosenToo.has(spec));
-      if (chosenToo.has(spec))
-        cell.button.style.setProperty(
-          "--several",
-          palette.several[[...chosenToo].indexOf(spec) % palette.several.length],
-        );
-      cell.button.classList.toggle("dim", dimmed.has(spec));
+      const [isChosen, isAlso] = [spec === chosen, chosenToo.includes(spec)];
+      const { classList, style } = cell.button;
+      cell.button.setAttribute("aria-selected", isChosen || isAlso);
+      cell.button.tabIndex = isChosen ? 0 : -1;
+      classList.toggle("chosen", isChosen);
+      classList.toggle("also", isAlso);
+      if (isAlso) style.setProperty("--several", several[chosenToo.indexOf(spec) % several.length]);
+      classList.toggle("dim", dimmed.has(spec));
       if (cell.look !== look) {
         cell.look = look;
         cell.done = false;
@@ -105,29 +107,17 @@ export class HeadGrid {
     this.queue.length = 0;
     const layers = [...new Set(order.map(([layer]) => layer))];
     const heads = [...new Set(order.map(([, head]) => head))].sort((a, b) => a - b);
-    this.columns = byLayer ? heads.length : 0;
-    const children = [];
+    this.root.style.gridTemplateColumns = byLayer ? `auto repeat(${heads.length}, ${size}px)` : `repeat(auto-fill, ${size}px)`;
+    const label = (kind, text) => el("span", { class: kind, "aria-hidden": "true" }, text);
+    const children = byLayer ? [el("span", {})] : this.order.map((spec) => this.cell(spec, size, true));
     if (byLayer) {
-      this.root.style.gridTemplateColumns = `auto repeat(${heads.length}, ${size}px)`;
-      children.push(
-        el("span", {}),
-        ...heads.map((head) =>
-          el(
-            "span",
-            { class: "column", "aria-hidden": "true" },
-            this.large || head % 2 === 0 ? `${this.large ? "H" : ""}${head}` : "",
-          ),
-        ),
-      );
-      const place = new Map(order.map((pair) => [pair.join("."), pair]));
+      const [H, L] = this.large ? ["H", "L"] : ["", ""];
+      for (const head of heads) children.push(label("column", this.large || head % 2 === 0 ? `${H}${head}` : ""));
       for (const layer of layers) {
-        children.push(el("span", { class: "row", "aria-hidden": "true" }, `${this.large ? "L" : ""}${layer}`));
-        for (const head of heads)
-          children.push(place.has(`${layer}.${head}`) ? this.cell(`${layer}.${head}`, size) : el("span", {}));
+        children.push(label("row", `${L}${layer}`));
+        for (const spec of heads.map((head) => `${layer}.${head}`))
+          children.push(this.order.includes(spec) ? this.cell(spec, size) : el("span", {}));
       }
-    } else {
-      this.root.style.gridTemplateColumns = `repeat(auto-fill, ${size}px)`;
-      for (const pair of order) children.push(this.cell(pair.join("."), size, true));
     }
     this.root.classList.toggle("flowing", !byLayer);
     fill(this.root, children);
@@ -135,39 +125,25 @@ export class HeadGrid {
   }
 
   cell(spec, size, captioned = false) {
-    const kind = mapOf().kind;
-    const roles = rolesOf(kind, spec);
+    const roles = rolesOf(mapOf().kind, spec);
     const marks = manifest.roles?.marks || {};
-    const said = roles.map((role) => marks[role.name].label + (role.tentative ? " (tentative)" : "")).join(", ");
+    const [first] = roles;
+    const mark = first && marks[first.name];
+    const names = roles.map((role) => marks[role.name].label + (role.tentative ? " (tentative)" : "")).join(", ");
+    const label = `layer ${spec.replace(".", ", head ")}${names ? `: ${names}` : ""}`;
+    const hidden = (kind, text) => el("span", { class: kind, "aria-hidden": "true" }, text);
     const picture = el("canvas", { "aria-hidden": "true" });
-    const badge =
-      roles.length && this.large
-        ? el(
-            "span",
-            { class: "badge", "aria-hidden": "true" },
-            roles[0].tentative ? marks[roles[0].name].glyph.toLowerCase() : marks[roles[0].name].glyph,
-          )
-        : null;
-    const button = el(
-      "button",
-      {
-        type: "button",
-        role: "option",
-        "data-spec": spec,
-        "aria-label": `layer ${spec.replace(".", ", head ")}${said ? `: ${said}` : ""}`,
-        title: this.large ? null : nameOf(spec),
-      },
-      picture,
-      badge,
-      captioned ? el("span", { class: "caption", "aria-hidden": "true" }, nameOf(spec)) : null,
-    );
-    if (roles.length) {
-      button.style.setProperty("--role", marks[roles[0].name].color);
-      button.classList.add("roled");
+    const badge = mark && this.large ? hidden("badge", first.tentative ? mark.glyph.toLowerCase() : mark.glyph) : null;
+    const caption = captioned ? hidden("caption", nameOf(spec)) : null;
+    const facts = { role: "option", "data-spec": spec, "aria-label": label, title: this.large ? null : nameOf(spec) };
+    const whole = button([picture, badge, caption], undefined, facts);
+    if (mark) {
+      whole.style.setProperty("--role", mark.color);
+      whole.classList.add("roled");
     }
-    button.style.width = picture.style.width = picture.style.height = `${size}px`;
-    this.cells.set(spec, { spec, button, picture, size, visible: false, done: false });
-    return button;
+    whole.style.width = picture.style.width = picture.style.height = `${size}px`;
+    this.cells.set(spec, { spec, button: whole, picture, size, visible: false, done: false });
+    return whole;
   }
 
   want(cell) {
@@ -200,7 +176,6 @@ export class HeadGrid {
     this.root.dataset.painted = String([...this.cells.values()].filter((cell) => cell.done).length);
   }
 
-  /** Gives the focus to a head, else to the first. */
   focus(spec) {
     (this.cells.get(spec) || this.cells.get(this.order?.[0]))?.button.focus();
   }
@@ -208,26 +183,22 @@ export class HeadGrid {
   key(event) {
     const at = this.order.indexOf(document.activeElement?.dataset?.spec);
     if (at < 0) return;
-    const [layer, head] = this.order[at].split(".").map(Number);
-    let next = null;
-    const across = this.byLayer
-      ? 0
-      : Math.max(1, Math.round(this.root.clientWidth / (this.root.firstElementChild.offsetWidth + 4)));
-    const near = (step) =>
-      this.byLayer
-        ? this.order
-            .filter((spec) => Math.sign(spec.split(".")[0] - layer) === step && Number(spec.split(".")[1]) === head)
-            .at(step > 0 ? 0 : -1)
-        : this.order[at + step * across];
-    if (event.key === "ArrowRight") next = this.order[at + 1];
-    else if (event.key === "ArrowLeft") next = this.order[at - 1];
-    else if (event.key === "ArrowDown") next = near(1);
-    else if (event.key === "ArrowUp") next = near(-1);
-    else if (event.key === "Home") next = this.order[0];
-    else if (event.key === "End") next = this.order.at(-1);
-    else return;
+    const beside = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: this.order.length - 1 };
+    const to = { ...beside, ArrowDown: this.below(at, 1), ArrowUp: this.below(at, -1) };
+    if (!(event.key in to)) return;
     event.preventDefault();
-    if (next) this.cells.get(next).button.focus();
+    this.cells.get(this.order[to[event.key]])?.button.focus();
+  }
+
+  /** The number of the head that stands a step below one, or above it. */
+  below(at, step) {
+    if (!this.byLayer) {
+      const width = this.root.firstElementChild.offsetWidth + 4;
+      return at + step * Math.max(1, Math.round(this.root.clientWidth / width));
+    }
+    const [layer, head] = this.order[at].split(".").map(Number);
+    const isThere = (spec) => Math.sign(spec.split(".")[0] - layer) === step && Number(spec.split(".")[1]) === head;
+    return step > 0 ? this.order.findIndex(isThere) : this.order.findLastIndex(isThere);
   }
 }
 
@@ -252,30 +223,18 @@ export function showRoles(host, roles, chosen, choose) {
   const focused = document.activeElement?.dataset?.role;
   const chips = Object.entries({ ...manifest.roles?.marks, unclassified: none }).map(([name, { color, label, what }]) => {
     if (!counts.has(name)) return null;
-    const pressed = String(chosen === name);
-    return el(
-      "button",
-      { type: "button", class: "chip", "aria-pressed": pressed, title: what, "data-role": name, onclick: () => choose(name) },
-      dotOf(color),
-      label,
-      el("small", {}, String(counts.get(name))),
-    );
+    const facts = { class: "chip", "aria-pressed": String(chosen === name), title: what, "data-role": name };
+    return button([dotOf(color), label, el("small", {}, String(counts.get(name)))], () => choose(name), facts);
   });
   fill(host, chips);
   if (focused) host.querySelector(`[data-role="${CSS.escape(focused)}"]`)?.focus();
 }
 
-/** Paints a map onto a small canvas. */
 export function paintThumb(picture, shown, size, look) {
   const room = Math.round(size * (devicePixelRatio || 1));
   const factor = Math.max(1, Math.max(shown.rows.length, shown.columns.length) / room);
-  const [width, height] = [
-    Math.ceil(shown.columns.length / factor - 1e-9),
-    Math.ceil(shown.rows.length / factor - 1e-9),
-  ];
-  picture.width = width;
-  picture.height = height;
-  const pixels = new ImageData(width, height);
-  paintPooled(shown, look, factor, new Uint32Array(pixels.data.buffer), width, height);
-  picture.getContext("2d").putImageData(pixels, 0, 0);
+  const { rows, columns } = shown;
+  picture.width = Math.ceil(columns.length / factor - 1e-9);
+  picture.height = Math.ceil(rows.length / factor - 1e-9);
+  paintPooled(picture, shown, look, factor);
 }

@@ -1,7 +1,7 @@
 // A map as a heatmap with its tokens: zoomed, panned, pointed at; on the screen and in files.
 import { inkOn, stepOf } from "./colour.js";
 import { digits } from "./data.js";
-import { canvas, el, fill } from "./dom.js";
+import { arrowOf, button, canvas, clamp, el, faint, fill, isShortcut, keyedCanvas, sheetOf, showGradient } from "./dom.js";
 import { CanvasPen, fitted, widthOf } from "./pen.js";
 import { state, update } from "./state.js";
 
@@ -14,21 +14,18 @@ const NUMBERS_FROM = 34; // cells of so many pixels have their numbers written i
 function imageOf(shown, look, factor) {
   const name = [look.low, look.high, look.table.css[255], factor].join();
   if (shown.image?.name === name) return shown.image.picture;
-  const [n_rows, n_columns] = [shown.rows.length, shown.columns.length];
-  const [height, width] = [Math.ceil(n_rows / factor), Math.ceil(n_columns / factor)];
-  const picture = document.createElement("canvas");
-  picture.width = width;
-  picture.height = height;
-  const pixels = new ImageData(width, height);
-  paintPooled(shown, look, factor, new Uint32Array(pixels.data.buffer), width, height);
-  picture.getContext("2d").putImageData(pixels, 0, 0);
+  const picture = sheetOf(Math.ceil(shown.columns.length / factor), Math.ceil(shown.rows.length / factor));
+  paintPooled(picture, shown, look, factor);
   shown.image = { name, picture };
   return picture;
 }
 
-/** Fills pixels with the colours of a map; each pixel has the cell of largest size that falls on it. */
-export function paintPooled(shown, look, factor, pixels, width, height) {
+/** Paints the colours of a map; each pixel has the cell of largest size that falls on it. */
+export function paintPooled(picture, shown, look, factor) {
   const { values } = shown;
+  const { width, height } = picture;
+  const image = new ImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
   const [n_rows, n_columns] = [shown.rows.length, shown.columns.length];
   const colours = look.table.packed;
   const scale = 256 / (look.high - look.low);
@@ -49,6 +46,7 @@ export function paintPooled(shown, look, factor, pixels, width, height) {
       pixels[y * width + x] = colours[step >= 255 ? 255 : step > 0 ? step | 0 : 0];
     }
   }
+  picture.getContext("2d").putImageData(image, 0, 0);
 }
 
 /** How much room labels need beside a map and above it: those that two texts do not share up to two fifths of it. */
@@ -84,8 +82,13 @@ function labelOf(axis, at, size, width, weight) {
   return halves.map((half) => fitted(half, size, each, weight)).join(" / ");
 }
 
-function labelColour(axis, number, colours) {
+export function labelColour(axis, number, colours) {
   return axis.special[number] ? colours.special : axis.written[number] ? colours.written : colours.ink;
+}
+
+/** Where the cells in sight end, to the right and below. */
+function endsOfCells({ rows, columns }, { left, top, width, height, cell, x, y }) {
+  return [Math.min(left + width, left + columns.length * cell - x), Math.min(top + height, top + rows.length * cell - y)];
 }
 
 /**
@@ -104,31 +107,19 @@ export function drawHeat(pen, shown, place, look, ratio = 1) {
     column: Math.min(columns.length, Math.ceil((x + width) / cell)),
   };
   const factor = Math.max(1, Math.ceil(1 / (cell * ratio) - 1e-6));
+  const side = factor * cell;
   const picture = imageOf(shown, look, factor);
   pen.within(left, top, width, height, () => {
     const [sx, sy] = [Math.floor(first.column / factor), Math.floor(first.row / factor)];
     const [sw, sh] = [Math.ceil(last.column / factor) - sx, Math.ceil(last.row / factor) - sy];
     if (sw > 0 && sh > 0)
-      pen.image(
-        picture,
-        sx,
-        sy,
-        sw,
-        sh,
-        left + sx * factor * cell - x,
-        top + sy * factor * cell - y,
-        sw * factor * cell,
-        sh * factor * cell,
-      );
+      pen.image(picture, sx, sy, sw, sh, left + sx * side - x, top + sy * side - y, sw * side, sh * side);
     if (look.missing && cell >= LEAST_MARKED) markMissing(pen, shown, place, look, first, last);
     if (cell >= NUMBERS_FROM) writeNumbers(pen, shown, place, look, first, last);
     for (let row = first.row; row < last.row; row++)
       if (rows.pale?.[row]) pen.rect(left - x, top + row * cell - y, columns.length * cell, cell, colours.line, 0.88);
   });
-  const [right, bottom] = [
-    Math.min(left + width, left + columns.length * cell - x),
-    Math.min(top + height, top + rows.length * cell - y),
-  ];
+  const [right, bottom] = endsOfCells(shown, place);
   pen.frame(left - 0.5, top - 0.5, right - left + 1, bottom - top + 1, colours.line);
   const size = Math.max(8, Math.min(LABEL_PX, cell * 0.86));
   const apart = Math.max(1, Math.ceil((size + 1) / cell));
@@ -137,23 +128,15 @@ export function drawHeat(pen, shown, place, look, ratio = 1) {
     const at = top + (row + 0.5) * cell - y;
     if (at < top || at > top + height) continue;
     const weight = weightOf(rows, row);
-    pen.text(labelOf(rows, row, size, left - 10, weight), left - 6, at, {
-      size,
-      align: "right",
-      weight,
-      colour: labelColour(rows, row, colours),
-    });
+    const how = { size, weight, align: "right", colour: labelColour(rows, row, colours) };
+    pen.text(labelOf(rows, row, size, left - 10, weight), left - 6, at, how);
   }
   for (const column of labelled(columns, first.column, last.column, apart)) {
     const at = left + (column + 0.5) * cell - x;
     if (at < left || at > left + width) continue;
     const weight = weightOf(columns, column);
-    pen.text(labelOf(columns, column, size, top - 9, weight), at, top - 6, {
-      size,
-      weight,
-      turn: -Math.PI / 2,
-      colour: labelColour(columns, column, colours),
-    });
+    const how = { size, weight, turn: -Math.PI / 2, colour: labelColour(columns, column, colours) };
+    pen.text(labelOf(columns, column, size, top - 9, weight), at, top - 6, how);
   }
 }
 
@@ -169,22 +152,17 @@ function markMissing(pen, shown, { left, top, cell, x, y }, look, first, last) {
 }
 
 function writeNumbers(pen, shown, { left, top, cell, x, y }, look, first, last) {
-  for (let row = first.row; row < last.row; row++) {
+  const size = clamp(cell * 0.24, 16, 11);
+  for (let row = first.row; row < last.row; row++)
     for (let column = first.column; column < last.column; column++) {
       const value = shown.values[row * shown.columns.length + column];
-      const said = digits(value)
-        .replace(/^(\u2212?)0(\.\d\d).*/, "$1$2")
-        .replace(/^1\.0.*/, "1");
-      if (!/[1-9]/.test(said)) continue;
+      const cut = digits(value).replace(/^(\u2212?)0(\.\d\d).*/, "$1$2").replace(/^1\.0.*/, "1");
+      if (!/[1-9]/.test(cut)) continue;
+      const text = Math.abs(value) >= 0.995 ? cut : (value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(2).slice(1);
       const colour = inkOn(look.table.rgb[stepOf(value, look.low, look.high)]);
-      pen.text(
-        Math.abs(value) >= 0.995 ? said : (value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(2).slice(1),
-        left + (column + 0.5) * cell - x,
-        top + (row + 0.5) * cell - y,
-        { size: Math.max(11, Math.min(16, cell * 0.24)), align: "center", colour },
-      );
+      const [px, py] = [left + (column + 0.5) * cell - x, top + (row + 0.5) * cell - y];
+      pen.text(text, px, py, { size, align: "center", colour });
     }
-  }
 }
 
 /** A zoom as the address has it, and back. */
@@ -204,21 +182,26 @@ export function seenOf({ shown, view, at }, most = 900) {
     const height = Math.min(at.height, shown.rows.length * at.cell);
     return { place: { ...at, width, height }, width: at.left + width + 8, height: at.top + height + 8 };
   }
-  const gutters = guttersOf(shown, most, most);
-  const cell = Math.max(1, Math.min(24, most / Math.max(shown.rows.length, shown.columns.length)));
-  const place = {
-    left: gutters.left,
-    top: gutters.top,
-    width: cell * shown.columns.length,
-    height: cell * shown.rows.length,
-    cell,
-    x: 0,
-    y: 0,
-  };
+  const [n_rows, n_columns] = [shown.rows.length, shown.columns.length];
+  const cell = clamp(most / Math.max(n_rows, n_columns), 24, 1);
+  const place = { ...guttersOf(shown, most, most), width: cell * n_columns, height: cell * n_rows, cell, x: 0, y: 0 };
   return { place, width: place.left + place.width + 8, height: place.top + place.height + 8 };
 }
 
-/** A bar of colours with its ends. */
+export function figureOfHeat(heat, title, ends) {
+  const { place, width, height } = seenOf(heat);
+  const { look, shown } = heat;
+  return {
+    width: Math.max(width, 260),
+    height: height + 62,
+    draw: (pen) => {
+      pen.text(title, place.left, 12, { size: 12, weight: 600, colour: look.colours.ink });
+      drawHeat(pen, shown, { ...place, top: place.top + 22 }, look, 4);
+      drawScale(pen, look, place.left, height + 28, Math.min(180, place.width), ends);
+    },
+  };
+}
+
 export function drawScale(pen, look, x, y, width, [low, high]) {
   for (let step = 0; step < 64; step++)
     pen.rect(x + (step * width) / 64, y, width / 64 + 0.6, 8, look.table.css[Math.round((step * 255) / 63)]);
@@ -227,7 +210,6 @@ export function drawScale(pen, look, x, y, width, [low, high]) {
   pen.text(high, x + width, y + 18, { size: 11, align: "right", colour: look.colours.faint });
 }
 
-/** A weight at the end of a scale: without zeros that say nothing. */
 export function endOf(value) {
   return digits(value).replace(/\.?0+$/, "") || "0";
 }
@@ -237,7 +219,7 @@ const BLANK = 0.2; // no cell reaches so much of the scale: the map looks all bu
 /** What colours mean, above what they colour; where hardly any is to be seen, it offers the head's own scale. */
 export class Legend {
   constructor(unit = "weight") {
-    this.unit = el("span", { class: "faint" }, unit);
+    this.unit = faint(unit);
     this.ends = [el("span", {}), el("span", {})];
     this.bar = el("i", { "aria-hidden": "true" });
     this.offer = el("span", { class: "offer" });
@@ -253,25 +235,13 @@ export class Legend {
   show({ low, high: most, table }, high = endOf(most), largest = most, own = largest) {
     fill(this.ends[0], endOf(low));
     fill(this.ends[1], low < 0 ? `+${high}` : high);
-    const steps = Array.from({ length: 17 }, (_, at) => table.css[Math.round((at * 255) / 16)]);
-    this.bar.style.background = `linear-gradient(to right, ${steps.join(", ")})`;
-    fill(
-      this.offer,
-      state.scale !== "head" && largest < BLANK * most
-        ? [
-            el("span", {}, `none is above ${digits(largest)}`),
-            el(
-              "button",
-              { type: "button", onclick: () => update({ scale: "head" }) },
-              `show on its own scale, 0 to ${endOf(own)}`,
-            ),
-          ]
-        : null,
-    );
+    showGradient(this.bar, Array.from({ length: 17 }, (_, at) => table.css[Math.round((at * 255) / 16)]));
+    if (state.scale === "head" || !(largest < BLANK * most)) return fill(this.offer);
+    const show = button(`show on its own scale, 0 to ${endOf(own)}`, () => update({ scale: "head" }));
+    fill(this.offer, el("span", {}, `none is above ${digits(largest)}`), show);
   }
 }
 
-/** A heatmap on the screen. */
 export class Heat {
   /**
    * @param label what it is, for those who listen
@@ -280,12 +250,7 @@ export class Heat {
   constructor(label, on) {
     this.on = on;
     this.base = canvas({ "aria-hidden": "true" }, () => this.draw());
-    this.over = canvas({
-      tabindex: "0",
-      role: "application",
-      "aria-roledescription": "attention map",
-      "aria-label": label,
-    });
+    this.over = keyedCanvas("attention map", label);
     this.root = el("div", { class: "heat" }, this.base, this.over);
     this.view = null; // null = all of it
     this.cursor = null;
@@ -299,7 +264,6 @@ export class Heat {
     this.draw();
   }
 
-  /** Where the cells stand now. */
   place() {
     const { width, height } = this.room;
     const gutters = this.gutters?.(width, height) || guttersOf(this.shown, width, height);
@@ -307,26 +271,16 @@ export class Heat {
     const [n_rows, n_columns] = [this.shown.rows.length, this.shown.columns.length];
     this.least = Math.min(MOST_CELL, w / n_columns, h / n_rows);
     const cell = this.view ? Math.min(MOST_CELL, Math.max(this.least, this.view.cell)) : this.least;
-    const held = (value, most) => Math.max(0, Math.min(value, most));
-    return {
-      left: gutters.left,
-      top: gutters.top,
-      width: w,
-      height: h,
-      cell,
-      x: held(this.view?.x || 0, n_columns * cell - w),
-      y: held(this.view?.y || 0, n_rows * cell - h),
-    };
+    const [x, y] = [clamp(this.view?.x || 0, n_columns * cell - w), clamp(this.view?.y || 0, n_rows * cell - h)];
+    return { left: gutters.left, top: gutters.top, width: w, height: h, cell, x, y };
   }
 
   draw() {
     if (!this.shown || !this.root.isConnected) return;
-    const width = this.root.clientWidth;
-    const height = this.root.clientHeight;
+    const { clientWidth: width, clientHeight: height } = this.root;
     if (!width || !height) return;
     this.room = { width, height };
     const context = this.base.fit(width, height);
-    context.clearRect(0, 0, width, height);
     this.at = this.place();
     const { left, top, cell, x, y } = this.at;
     this.root.dataset.place = [left, top, cell, x, y].join();
@@ -341,26 +295,22 @@ export class Heat {
     if (!this.at) return;
     const { width, height } = this.room;
     const context = this.over.fit(width, height);
-    context.clearRect(0, 0, width, height);
     if (!cursor) return;
     const pen = new CanvasPen(context);
     const { left, top, cell, x, y } = this.at;
     const { colours } = this.look;
     const { rows, columns } = this.shown;
-    const [right, bottom] = [
-      Math.min(left + this.at.width, left + columns.length * cell - x),
-      Math.min(top + this.at.height, top + rows.length * cell - y),
-    ];
+    const [right, bottom] = endsOfCells(this.shown, this.at);
     const [cx, cy] = [left + cursor.column * cell - x, top + cursor.row * cell - y];
     pen.within(left - 1, top - 1, right - left + 2, bottom - top + 2, () => {
       if (cursor.row >= 0) for (const at of [cy, cy + cell]) pen.line(left, at, right, at, colours.mark, 1, 0.75);
       if (cursor.column >= 0) for (const at of [cx, cx + cell]) pen.line(at, top, at, bottom, colours.mark, 1, 0.75);
     });
-    const tag = (said, px, py, align, turn) => {
-      const wide = widthOf(said, LABEL_PX, 600) + 6;
+    const tag = (label, px, py, align, turn) => {
+      const wide = widthOf(label, LABEL_PX, 600) + 6;
       if (turn) pen.rect(px - 8, py - wide + 3, 16, wide, colours.ground);
       else pen.rect(px - wide + 3, py - 8, wide, 16, colours.ground);
-      pen.text(said, px, py, { size: LABEL_PX, weight: 600, align, turn, colour: colours.mark });
+      pen.text(label, px, py, { size: LABEL_PX, weight: 600, align, turn, colour: colours.mark });
     };
     if (cursor.row >= 0 && cy + cell > top && cy < top + this.at.height)
       tag(labelOf(rows, cursor.row, LABEL_PX, left - 10, 600), left - 6, cy + cell / 2, "right", 0);
@@ -368,7 +318,6 @@ export class Heat {
       tag(labelOf(columns, cursor.column, LABEL_PX, top - 9, 600), cx + cell / 2, top - 6, "left", -Math.PI / 2);
   }
 
-  /** Brings a cell into sight. */
   reveal(row, column) {
     if (!this.view || !this.at) return;
     const { cell, width, height } = this.at;
@@ -412,10 +361,9 @@ export class Heat {
   listen() {
     const { over } = this;
     over.addEventListener("pointermove", (event) => {
-      const held = this.pointers.get(event.pointerId);
-      if (held) return this.drag(event, held);
-      const cell = this.cellAt(event);
-      this.on.hover?.(cell);
+      const start = this.pointers.get(event.pointerId);
+      if (start) this.drag(event, start);
+      else this.on.hover?.(this.cellAt(event));
     });
     over.addEventListener("pointerleave", () => this.on.hover?.(null));
     over.addEventListener("pointerdown", (event) => {
@@ -423,32 +371,25 @@ export class Heat {
       if (this.at && this.at.cell > this.least * 1.01) over.setPointerCapture(event.pointerId);
     });
     const up = (event) => {
-      const held = this.pointers.get(event.pointerId);
+      const start = this.pointers.get(event.pointerId);
       this.pointers.delete(event.pointerId);
-      if (event.type !== "pointerup" || !held || held.moved > 4) return;
+      if (event.type !== "pointerup" || !start || start.moved > 4) return;
       const cell = this.cellAt(event);
       if (cell) this.on.pick?.(cell.row, cell.column);
     };
     over.addEventListener("pointerup", up);
     over.addEventListener("pointercancel", up);
-    over.addEventListener(
-      "wheel",
-      (event) => {
-        event.preventDefault();
-        const box = over.getBoundingClientRect();
-        this.zoom(
-          Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.0022)),
-          event.clientX - box.left,
-          event.clientY - box.top,
-        );
-      },
-      { passive: false },
-    );
+    const turnWheel = (event) => {
+      event.preventDefault();
+      const box = over.getBoundingClientRect();
+      const factor = Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.0022));
+      this.zoom(factor, event.clientX - box.left, event.clientY - box.top);
+    };
+    over.addEventListener("wheel", turnWheel, { passive: false });
     over.addEventListener("dblclick", () => this.move(null));
     over.addEventListener("keydown", (event) => {
-      const far = event.shiftKey ? 10 : 1;
-      const step = { ArrowUp: [-far, 0], ArrowDown: [far, 0], ArrowLeft: [0, -far], ArrowRight: [0, far] }[event.key];
-      if (event.altKey || event.ctrlKey || event.metaKey) return;
+      if (isShortcut(event)) return;
+      const step = arrowOf(event);
       if (step) this.on.step?.(...step);
       else if (event.key === "+" || event.key === "=") this.zoom(1.4);
       else if (event.key === "-") this.zoom(1 / 1.4);
@@ -458,19 +399,18 @@ export class Heat {
     });
   }
 
-  drag(event, held) {
+  drag(event, start) {
     const others = [...this.pointers].filter(([id]) => id !== event.pointerId);
-    const [dx, dy] = [event.clientX - held.x, event.clientY - held.y];
-    held.moved += Math.abs(dx) + Math.abs(dy);
+    const [dx, dy] = [event.clientX - start.x, event.clientY - start.y];
+    start.moved += Math.abs(dx) + Math.abs(dy);
     const box = this.over.getBoundingClientRect();
     if (others.length) {
       const other = others[0][1];
       const far = (x, y) => Math.hypot(x - other.x, y - other.y) || 1;
-      const factor = far(event.clientX, event.clientY) / far(held.x, held.y);
-      held.moved += 5;
+      const factor = far(event.clientX, event.clientY) / far(start.x, start.y);
+      start.moved += 5;
       this.zoom(factor, (event.clientX + other.x) / 2 - box.left, (event.clientY + other.y) / 2 - box.top);
     } else if (this.view && this.at) this.move({ cell: this.at.cell, x: this.at.x - dx, y: this.at.y - dy });
-    held.x = event.clientX;
-    held.y = event.clientY;
+    Object.assign(start, { x: event.clientX, y: event.clientY });
   }
 }

@@ -5,7 +5,6 @@ import { atlasHooks, mapOf, ofAtlas, ofExample, onChange, state, update, viewsOf
 
 const placeOrNull = (place) => (place < 0 ? null : place);
 
-/** The channel to the frame around the page. */
 export class Host {
   constructor() {
     this.asked = {}; // until there is something to show

@@ -1,7 +1,8 @@
 // Links: the text twice, and lines between tokens; several heads at once.
-import { digits, matrix, nameOf } from "./data.js";
-import { canvas, dotOf, el, fill, say, select } from "./dom.js";
-import { tellKept } from "./kept.js";
+import { countText, digits, matrix, nameOf } from "./data.js";
+import { button, clamp, dotOf, el, faint, fill, isShortcut, keyedCanvas, readout, say, select, tokenOf, toolbar } from "./dom.js";
+import { labelColour } from "./heat.js";
+import { missingLine } from "./matrix.js";
 import { CanvasPen, fitted, widthOf } from "./pen.js";
 import { axesOf, state, update } from "./state.js";
 
@@ -19,41 +20,28 @@ function specs() {
   return state.hs ? state.hs.split(",") : [state.h.includes(".") ? state.h : ""].filter(Boolean);
 }
 
+const verbOf = (side) => (side === "q" ? "attends to" : "is attended by");
+
 export class LinksView {
   constructor(app) {
     this.app = app;
-    this.picture = canvas({
-      tabindex: "0",
-      role: "application",
-      "aria-roledescription": "links between tokens",
-      "aria-label": "Links between tokens. Up and down choose a token, left and right the side.",
-      class: "stuck",
-    });
+    const label = "Links between tokens. Up and down choose a token, left and right the side.";
+    this.picture = keyedCanvas("links between tokens", label, undefined, { class: "stuck" });
     this.space = el("div", { class: "space" }, this.picture);
     this.scroller = el("div", { class: "scroller" }, this.space);
-    this.read = el("div", { class: "read", id: "readout" });
+    this.read = readout();
     this.legend = el("div", { class: "legend", role: "group", "aria-label": "Heads that are drawn" });
     this.slider = el("input", {
-      type: "range",
-      min: "0.02",
-      max: "0.9",
-      step: "0.01",
+      type: "range", min: "0.02", max: "0.9", step: "0.01",
       "aria-label": "Least weight that is drawn",
       oninput: () => update({ min: Number(this.slider.value) }),
     });
     this.least = el("span", {});
+    this.range = el("label", { class: "range" }, el("span", {}, "weights from ", this.least), this.slider);
     this.add = select("Add a head", [], (spec) => spec && this.toggle(spec), "");
-    this.more = [
-      el("label", { class: "range" }, el("span", {}, "weights from ", this.least), this.slider),
-      el("p", { class: "faint" }),
-    ];
-    this.root = el(
-      "div",
-      { class: "view links" },
-      el("div", { class: "toolbar" }, this.legend, this.add, this.read),
-      (this.kept = el("div", {})),
-      this.scroller,
-    );
+    this.hint = el("p", { class: "faint" });
+    this.missing = el("div", {});
+    this.root = el("div", { class: "view links" }, toolbar(this.legend, this.add, this.read), this.missing, this.scroller);
     this.heads = [];
     this.over = null;
     this.listen();
@@ -73,108 +61,96 @@ export class LinksView {
   }
 
   beside() {
-    return this.more;
+    return [this.range, this.hint];
   }
 
   open(spec, event) {
-    if (!event) {
-      update({ h: spec, hs: "" }); // from the list of heads: this one alone
-      return true;
-    }
-    this.toggle(spec);
+    if (event) this.toggle(spec);
+    else update({ h: spec, hs: "" }); // from the list of heads: this one alone
     return true;
   }
 
   /** Adds a head to those that are drawn, or takes it away. */
   toggle(spec) {
-    const held = specs();
-    const next = held.includes(spec) ? held.filter((other) => other !== spec) : [...held, spec].slice(-10);
-    if (next.length)
-      update({
-        h: spec === state.h && !next.includes(spec) ? next.at(-1) : next.includes(spec) ? spec : state.h,
-        hs: next.join(","),
-      });
+    const now = specs();
+    const next = now.includes(spec) ? now.filter((other) => other !== spec) : [...now, spec].slice(-10);
+    if (!next.length) return;
+    const h = next.includes(spec) ? spec : spec === state.h ? next.at(-1) : state.h;
+    update({ h, hs: next.join(",") });
   }
 
   async show() {
-    const asked = (this.asked = {});
+    const call = (this.lastCall = {});
     if (!state.h.includes(".")) return update({ h: this.app.choices(this)[0] });
     if (state.hs && !specs().includes(state.h)) return update({ hs: "" }); // stepped to another head
-    const heads = [];
-    for (const spec of specs())
-      heads.push({ spec, shown: await matrix(state.t, state.m, spec, state.hide, state.words) });
-    if (this.asked !== asked) return;
-    this.heads = heads;
     const colours = this.app.palette.several;
-    heads.forEach((head, number) => (head.colour = colours[number % colours.length]));
+    const heads = [];
+    for (const spec of specs()) {
+      const shown = await matrix(state.t, state.m, spec, state.hide, state.words);
+      heads.push({ spec, shown, colour: colours[heads.length % colours.length] });
+    }
+    if (this.lastCall !== call) return;
+    this.heads = heads;
     this.slider.value = state.min;
     this.least.textContent = state.min.toFixed(2);
-    fill(
-      this.legend,
-      heads.map(({ spec, colour }) => {
-        return el(
-          "button",
-          {
-            type: "button",
-            class: "chip",
-            "data-spec": spec,
-            title: heads.length > 1 ? "take it away" : null,
-            "aria-label": `${nameOf(spec)}${heads.length > 1 ? ": take it away" : ""}`,
-            onclick: () => heads.length > 1 && this.toggle(spec),
-          },
-          dotOf(colour),
-          nameOf(spec),
-          heads.length > 1 ? el("small", { "aria-hidden": "true" }, "×") : null,
-        );
-      }),
-    );
+    this.showLegend();
     const others = this.app.choices(this).filter((spec) => !specs().includes(spec));
     this.add.offer([["", "add a head"], ...others.map((spec) => [spec, nameOf(spec)])]);
     this.add.show("");
     this.add.hidden = !others.length; // of an example the atlas has this head alone
-    fill(this.more[1], others.length ? HOW_TO_ADD : "Point at a token for its own links; click to keep them.");
-    this.find();
+    fill(this.hint, others.length ? HOW_TO_ADD : "Point at a token for its own links; click to keep them.");
+    this.rank();
     this.draw();
-    if (Math.abs(this.scroller.scrollTop - state.y * this.line) > this.line)
-      this.scroller.scrollTop = state.y * this.line;
+    if (Math.abs(this.scroller.scrollTop - state.y * this.line) > this.line) this.scroller.scrollTop = state.y * this.line;
     this.root.dataset.shown = [state.t, state.m, specs()].join();
   }
 
+  showLegend() {
+    const isOne = this.heads.length === 1;
+    const chips = this.heads.map(({ spec, colour }) => {
+      const label = `${nameOf(spec)}${isOne ? "" : ": take it away"}`;
+      const facts = { class: "chip", "data-spec": spec, title: isOne ? null : "take it away", "aria-label": label };
+      const cross = isOne ? null : el("small", { "aria-hidden": "true" }, "×");
+      return button([dotOf(colour), nameOf(spec), cross], () => isOne || this.toggle(spec), facts);
+    });
+    fill(this.legend, chips);
+  }
+
   /** The links of at least the least weight, strongest first. */
-  find() {
+  rank() {
     const { rows, columns } = this.axes();
+    const n = columns.length;
     this.all = [];
     this.heads.forEach(({ shown }, number) => {
-      for (let at = 0; at < shown.values.length; at++)
-        if (shown.values[at] >= state.min)
-          this.all.push({
-            number,
-            row: Math.floor(at / columns.length),
-            column: at % columns.length,
-            weight: shown.values[at],
-          });
+      const { values } = shown;
+      for (let at = 0; at < values.length; at++)
+        if (values[at] >= state.min) this.all.push({ number, row: Math.floor(at / n), column: at % n, weight: values[at] });
     });
     this.all.sort((a, b) => b.weight - a.weight);
-    this.found = this.all.length;
-    if (this.found > MOST * 4) this.all.length = MOST * 4;
-    this.n = Math.max(rows.length, columns.length);
+    this.count = this.all.length;
+    if (this.count > MOST * 4) this.all.length = MOST * 4;
+    this.n = Math.max(rows.length, n);
   }
 
   axes() {
-    return this.heads.length ? { rows: this.heads[0].shown.rows, columns: this.heads[0].shown.columns } : axesOf();
+    return this.heads.length ? this.heads[0].shown : axesOf();
+  }
+
+  axis(side) {
+    const { rows, columns } = this.axes();
+    return side === "q" ? rows : columns;
   }
 
   /** The token that is looked at: pointed at, else kept. */
   focused() {
     if (this.over) return this.over;
-    const { rows, columns } = this.axes();
-    const [axis, token] = state.side === "q" ? [rows, state.q] : [columns, state.k];
-    const at = token < 0 ? -1 : axis.place[token];
+    const token = state[state.side];
+    const at = token < 0 ? -1 : this.axis(state.side).place[token];
     return at < 0 ? null : { side: state.side, at };
   }
 
-  /** The links that are drawn, [link, alpha]. */
-  drawn(focus) {
+  /** The links to be drawn, the strongest first. */
+  linksOf(focus) {
     const { rows, columns } = this.axes();
     if (!focus) return this.all.slice(0, MOST);
     const links = [];
@@ -195,86 +171,52 @@ export class LinksView {
     const { rows, columns } = this.axes();
     const wide = Math.min(width, 1000);
     const most = Math.max(60, Math.min(230, wide * 0.32));
-    const room = (axis) =>
-      Math.min(
-        most,
-        axis.labels
-          .slice(0, 400)
-          .reduce((longest, label) => Math.max(longest, label.length > 40 ? most : widthOf(label, SIZE)), 40),
-      ) + 14;
-    const [left, right] = [room(rows), room(columns)];
+    const [left, right] = [rows, columns].map(({ labels }) => {
+      const widths = labels.slice(0, 400).map((label) => (label.length > 40 ? most : widthOf(label, SIZE)));
+      return Math.min(most, Math.max(40, ...widths)) + 14;
+    });
     const gap = Math.min(wide - left - right, 600);
     return { left, right: left + gap, end: left + gap + right };
   }
 
-  /** Draws the part between two heights. */
   paint(pen, { left, right, end }, from, to, focus) {
     const { rows, columns } = this.axes();
     const colours = this.app.palette;
     const y = (at) => TOP + (at + 0.5) * this.line;
-    const links = this.drawn(focus).filter(
-      ({ row, column }) => Math.max(y(row), y(column)) > from - 40 && Math.min(y(row), y(column)) < to + 40,
-    );
+    const isInSight = (one, other) => Math.max(one, other) > from - 40 && Math.min(one, other) < to + 40;
+    const links = this.linksOf(focus).filter(({ row, column }) => isInSight(y(row), y(column)));
     const middle = (right - left) / 2;
-    for (let at = links.length - 1; at >= 0; at--) {
-      const { number, row, column, weight } = links[at];
-      pen.curve(
-        left,
-        y(row),
-        left + middle,
-        y(row),
-        right - middle,
-        y(column),
-        right,
-        y(column),
-        this.heads[number].colour,
-        0.8 + 2.4 * weight,
-        Math.min(1, 0.12 + 0.88 * weight),
-      );
+    for (const { number, row, column, weight } of [...links].reverse()) {
+      const { colour } = this.heads[number];
+      const [thick, alpha] = [0.8 + 2.4 * weight, Math.min(1, 0.12 + 0.88 * weight)];
+      const [start, end] = [y(row), y(column)];
+      pen.curve(left, start, left + middle, start, right - middle, end, right, end, colour, thick, alpha);
     }
     pen.text("query", left - 6, 10, { size: 11, align: "right", colour: colours.faint });
     pen.text("key", right + 6, 10, { size: 11, colour: colours.faint });
     const strength = { q: new Map(), k: new Map() };
-    if (focus) {
-      for (const link of links) {
-        const [side, at] = focus.side === "q" ? ["k", link.column] : ["q", link.row];
-        if (!((strength[side].get(at)?.weight || 0) >= link.weight)) strength[side].set(at, link);
-      }
+    for (const link of focus ? links : []) {
+      const [side, at] = focus.side === "q" ? ["k", link.column] : ["q", link.row];
+      if (!((strength[side].get(at)?.weight || 0) >= link.weight)) strength[side].set(at, link);
     }
-    for (const [side, axis] of [
-      ["q", rows],
-      ["k", columns],
-    ]) {
+    for (const [side, axis] of Object.entries({ q: rows, k: columns })) {
       const first = Math.max(0, Math.floor((from - TOP) / this.line) - 1);
       const last = Math.min(axis.length, Math.ceil((to - TOP) / this.line) + 1);
       for (let at = first; at < last; at++) {
-        const mine = focus && focus.side === side && focus.at === at;
+        const isFocus = focus && focus.side === side && focus.at === at;
         const link = strength[side].get(at);
         const [x, w] = side === "q" ? [0, left - 3] : [right + 3, end - right - 3];
-        if (link)
-          pen.rect(
-            x,
-            y(at) - this.line / 2 + 1,
-            w,
-            this.line - 2,
-            this.heads[link.number].colour,
-            0.015 + 0.5 * link.weight,
-          );
-        if (mine) pen.frame(x + 0.5, y(at) - this.line / 2 + 1.5, w - 1, this.line - 3, colours.mark, 1.5);
-        const dim = focus && !mine && !link;
-        const colour = dim
-          ? colours.faint
-          : axis.special[at]
-            ? colours.special
-            : axis.written[at]
-              ? colours.written
-              : colours.ink;
-        pen.text(fitted(axis.labels[at], SIZE, w - 10), side === "q" ? left - 8 : right + 8, y(at), {
+        const [top, height] = [y(at) - this.line / 2 + 1, this.line - 2];
+        if (link) pen.rect(x, top, w, height, this.heads[link.number].colour, 0.015 + 0.5 * link.weight);
+        if (isFocus) pen.frame(x + 0.5, top + 0.5, w - 1, height - 1, colours.mark, 1.5);
+        const isDim = focus && !isFocus && !link;
+        const how = {
           size: SIZE,
           align: side === "q" ? "right" : "left",
-          colour,
-          weight: mine ? 600 : 400,
-        });
+          colour: isDim ? colours.faint : labelColour(axis, at, colours),
+          weight: isFocus ? 600 : 400,
+        };
+        pen.text(fitted(axis.labels[at], SIZE, w - 10), side === "q" ? left - 8 : right + 8, y(at), how);
       }
     }
   }
@@ -287,7 +229,6 @@ export class LinksView {
     this.root.dataset.place = [this.lay.left, this.lay.right, TOP, this.line].join();
     this.space.style.height = `${height}px`;
     const context = this.picture.fit(w, Math.min(h, height));
-    context.clearRect(0, 0, w, h);
     const from = this.scroller.scrollTop;
     context.translate(0, -from);
     const focus = this.focused();
@@ -296,42 +237,28 @@ export class LinksView {
   }
 
   tell(focus) {
-    const { rows, columns } = this.axes();
-    fill(this.kept, tellKept(focus?.side === "q" ? rows.groups[focus.at].first : -1));
+    fill(this.missing, missingLine(focus?.side === "q" ? this.axis("q").groups[focus.at].first : -1));
     if (!focus) {
-      const drawn = Math.min(this.found, MOST);
-      return fill(
-        this.read,
-        el(
-          "span",
-          { class: "faint" },
-          drawn < this.found
-            ? `the ${drawn.toLocaleString("en")} strongest of ${this.found.toLocaleString("en")} links`
-            : `${drawn} links`,
-        ),
-      );
+      const n = Math.min(this.count, MOST);
+      const some = `the ${countText(n)} strongest of ${countText(this.count)} links`;
+      return fill(this.read, faint(n < this.count ? some : `${n} links`));
     }
-    const links = this.drawn(focus).slice(0, 5);
-    const [axis, other] = focus.side === "q" ? [rows, columns] : [columns, rows];
-    return fill(
-      this.read,
-      el(
-        "span",
-        {},
-        el("q", { class: "token" }, axis.labels[focus.at]),
-        focus.side === "q" ? " attends to" : " is attended by",
-      ),
-      links.map((link) => {
-        const at = focus.side === "q" ? link.column : link.row;
-        return el(
-          "span",
-          { class: "role link", "data-at": at, "data-spec": this.heads[link.number].spec },
-          this.heads.length > 1 ? dotOf(this.heads[link.number].colour) : null,
-          `${other.labels[at]} `,
-          el("b", {}, digits(link.weight)),
-        );
-      }),
-    );
+    const links = this.linksOf(focus).slice(0, 5).map((link) => {
+      const [at, { spec, colour }] = [this.otherEnd(focus, link), this.heads[link.number]];
+      const dot = this.heads.length > 1 ? dotOf(colour) : null;
+      const facts = { class: "role link", "data-at": at, "data-spec": spec };
+      return el("span", facts, dot, `${this.otherLabel(focus, link)} `, el("b", {}, digits(link.weight)));
+    });
+    fill(this.read, el("span", {}, tokenOf(this.axis(focus.side).labels[focus.at]), ` ${verbOf(focus.side)}`), links);
+  }
+
+  /** Where a link of the token that is looked at ends. */
+  otherEnd({ side }, { row, column }) {
+    return side === "q" ? column : row;
+  }
+
+  otherLabel(focus, link) {
+    return this.axis(focus.side === "q" ? "k" : "q").labels[this.otherEnd(focus, link)];
   }
 
   at(event) {
@@ -340,15 +267,12 @@ export class LinksView {
     const [x, y] = [event.clientX - box.left, event.clientY - box.top + this.scroller.scrollTop];
     const at = Math.floor((y - TOP) / this.line);
     const side = x < this.lay.left ? "q" : x > this.lay.right && x < this.lay.end ? "k" : null;
-    const { rows, columns } = this.axes();
-    return side && at >= 0 && at < (side === "q" ? rows : columns).length ? { side, at } : null;
+    return side && at >= 0 && at < this.axis(side).length ? { side, at } : null;
   }
 
   keep(focus) {
-    const { rows, columns } = this.axes();
-    if (!focus) return update({ q: -1, k: -1 });
-    const token = (focus.side === "q" ? rows : columns).groups[focus.at].first;
-    return update({ side: focus.side, [focus.side]: token });
+    if (!focus) update({ q: -1, k: -1 });
+    else update({ side: focus.side, [focus.side]: this.axis(focus.side).groups[focus.at].first });
   }
 
   listen() {
@@ -361,8 +285,8 @@ export class LinksView {
     this.scroller.addEventListener("scroll", () => {
       later();
       state.y = Math.round(this.scroller.scrollTop / this.line);
-      clearTimeout(this.told);
-      this.told = setTimeout(() => update({}), 200);
+      clearTimeout(this.writing);
+      this.writing = setTimeout(() => update({}), 200);
     });
     picture.addEventListener("pointermove", (event) => {
       if (event.pointerType === "touch") return;
@@ -377,32 +301,28 @@ export class LinksView {
     });
     picture.addEventListener("click", (event) => {
       const next = this.at(event);
-      const held = (this.over = null) || this.focused();
-      this.keep(next && held && next.side === held.side && next.at === held.at ? null : next);
+      this.over = null;
+      const focus = this.focused();
+      this.keep(next && next.side === focus?.side && next.at === focus.at ? null : next);
     });
     picture.addEventListener("keydown", (event) => {
       const step = { ArrowUp: -1, ArrowDown: 1 }[event.key];
       const side = { ArrowLeft: "q", ArrowRight: "k" }[event.key];
-      if ((!step && !side) || event.altKey || event.ctrlKey || event.metaKey) return;
+      if ((!step && !side) || isShortcut(event)) return;
       event.preventDefault();
-      const { rows, columns } = this.axes();
       const now = this.focused() || { side: "q", at: step > 0 ? -1 : 0 };
-      const next = { side: side || now.side, at: now.at + (step || 0) * (event.shiftKey ? 10 : 1) };
-      const axis = next.side === "q" ? rows : columns;
-      next.at = Math.max(0, Math.min(axis.length - 1, next.at));
+      const next = { side: side || now.side };
+      const { labels } = this.axis(next.side);
+      next.at = clamp(now.at + (step || 0) * (event.shiftKey ? 10 : 1), labels.length - 1);
       this.over = null;
       this.keep(next);
       const y = TOP + next.at * this.line;
-      if (y < this.scroller.scrollTop + TOP) this.scroller.scrollTop = y - TOP;
-      if (y + this.line > this.scroller.scrollTop + this.scroller.clientHeight)
-        this.scroller.scrollTop = y + this.line - this.scroller.clientHeight;
-      const other = next.side === "q" ? columns : rows;
-      const said = this.drawn(next)
-        .slice(0, 3)
-        .map((link) => `${other.labels[next.side === "q" ? link.column : link.row]} ${digits(link.weight)}`);
-      say(
-        `${axis.labels[next.at]} ${next.side === "q" ? "attends to" : "is attended by"} ${said.join(", ") || "nothing"}`,
-      );
+      const { scrollTop, clientHeight } = this.scroller;
+      if (y < scrollTop + TOP) this.scroller.scrollTop = y - TOP;
+      else if (y + this.line > scrollTop + clientHeight) this.scroller.scrollTop = y + this.line - clientHeight;
+      const links = this.linksOf(next).slice(0, 3);
+      const ends = links.map((link) => `${this.otherLabel(next, link)} ${digits(link.weight)}`).join(", ");
+      say(`${labels[next.at]} ${verbOf(next.side)} ${ends || "nothing"}`);
     });
   }
 
@@ -428,14 +348,10 @@ export class LinksView {
     const { rows, columns } = this.axes();
     return [
       ["head", "query_place", "query", "key_place", "key", "weight"],
-      ...this.drawn(this.focused()).map(({ number, row, column, weight }) => [
-        nameOf(this.heads[number].spec),
-        row,
-        rows.labels[row],
-        column,
-        columns.labels[column],
-        weight.toFixed(4),
-      ]),
+      ...this.linksOf(this.focused()).map(({ number, row, column, weight }) => {
+        const head = nameOf(this.heads[number].spec);
+        return [head, row, rows.labels[row], column, columns.labels[column], weight.toFixed(4)];
+      }),
     ];
   }
 }

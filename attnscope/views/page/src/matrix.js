@@ -1,94 +1,82 @@
 // Matrix: one head's map, read cell by cell.
-import { digits, matrix, nameOf, rankOf, rolesOf } from "./data.js";
-import { el, fill, say } from "./dom.js";
-import { Heat, Legend, addressOfView, drawHeat, drawScale, endOf, seenOf, viewAt } from "./heat.js";
+import { digits, manifest, matrix, nameOf, rankOf, rolesOf } from "./data.js";
+import { button, clamp, el, faint, fill, pairOf, readout, say, tokenOf, toolbar } from "./dom.js";
+import { Heat, Legend, addressOfView, endOf, figureOfHeat, viewAt } from "./heat.js";
 import { roleChip, topOf } from "./heads.js";
-import { keptOf, tellKept } from "./kept.js";
 import { axesOf, mapOf, state, update } from "./state.js";
 import { whyOf } from "./why.js";
 
-/** The numbers and words of one cell. */
-export function readingOf(shown, row, column) {
-  const value = shown.values[row * shown.columns.length + column];
-  const least = !value && keptOf()?.least[shown.rows.groups[row].first];
-  return {
-    query: shown.rows.labels[row],
-    key: shown.columns.labels[column],
-    weight: least ? `at most ${least.toFixed(2)}, not kept` : digits(value),
-    rank: rankOf(shown, row, column),
-    of: shown.columns.length,
-  };
-}
+const LEAST_LISTED = 0.0005;
 
-/** A cell's place in the state: the tokens that the row and the column begin with. */
-export function tokensAt(shown, row, column) {
-  return { q: row >= 0 ? shown.rows.groups[row].first : -1, k: column >= 0 ? shown.columns.groups[column].first : -1 };
-}
+/** What an example of an atlas lacks: of each query the share that is missing, and the least weight that is there. */
+const keptOf = () => manifest.texts[state.t]?.kept || null;
 
-/** Where the tokens of the state stand in what is shown. */
-export function cursorOf(shown) {
-  const row = state.q >= 0 ? shown.rows.place[state.q] : -1;
-  const column = state.k >= 0 ? shown.columns.place[state.k] : -1;
-  return row < 0 && column < 0 ? null : { row, column };
-}
-
-/** The next token in the state after steps from here. */
-export function stepped(shown, rows, columns) {
-  const at = cursorOf(shown) || { row: 0, column: 0 };
-  const held = (value, most) => Math.max(0, Math.min(most - 1, value));
-  return tokensAt(
-    shown,
-    held(Math.max(at.row, 0) + rows, shown.rows.length),
-    held(Math.max(at.column, 0) + columns, shown.columns.length),
+/** What is missing of a query's row, else of rows on average, in a line; null where nothing is. */
+export function missingLine(query = -1) {
+  const kept = keptOf();
+  if (!kept) return null;
+  const mean = kept.missing.reduce((sum, share) => sum + share, 0) / (kept.missing.length || 1);
+  const share = query < 0 ? mean : kept.missing[query];
+  return el(
+    "p",
+    { class: "faint kept" },
+    "An atlas keeps the largest weights of a row, up to 95% or 16 keys; a stroke: not kept. Not kept, or on tokens that are left out: ",
+    el("b", {}, share < 0.005 ? "hardly any" : `${(100 * share).toFixed(0)}%`),
+    query < 0 ? " of a row, on average" : ` of the row of \u201c${manifest.texts[state.t].maps[0].queries.labels[query]}\u201d`,
   );
 }
 
-/** Query, key, weight and rank in words. */
-export function reading(shown, cursor) {
-  const { row, column } = cursor;
-  if (row >= 0 && column >= 0) {
-    const cell = readingOf(shown, row, column);
-    return [
-      el(
-        "span",
-        { class: "pair" },
-        el("q", { class: "token", title: `token ${shown.rows.groups[row].first}` }, cell.query),
-        " attends to ",
-        el("q", { class: "token", title: `token ${shown.columns.groups[column].first}` }, cell.key),
-      ),
-      el("b", { class: "value" }, cell.weight),
-      el("span", { class: "faint" }, `rank ${cell.rank} of ${cell.of}`),
-    ];
-  }
-  const axis = row >= 0 ? shown.rows : shown.columns;
-  return [
-    el("span", {}, row >= 0 ? "query " : "key ", el("q", { class: "token" }, axis.labels[Math.max(row, column)])),
-  ];
+function weightText(shown, row, column) {
+  const value = shown.values[row * shown.columns.length + column];
+  const least = !value && keptOf()?.least[shown.rows.groups[row].first];
+  return least ? `at most ${least.toFixed(2)}, not kept` : digits(value);
 }
 
-export function spoken(shown, { row, column }) {
-  if (row < 0 || column < 0) return "";
-  const cell = readingOf(shown, row, column);
-  return `${cell.query} to ${cell.key}: ${cell.weight}, rank ${cell.rank} of ${cell.of}`;
+const rankText = (shown, row, column) => `rank ${rankOf(shown, row, column)} of ${shown.columns.length}`;
+
+/** A cell's place in the state: the tokens that the row and the column begin with. */
+export function tokensAt({ rows, columns }, row, column) {
+  return { q: row >= 0 ? rows.groups[row].first : -1, k: column >= 0 ? columns.groups[column].first : -1 };
+}
+
+/** Where the tokens of the state stand in what is shown. */
+export function cursorOf({ rows, columns }) {
+  const row = state.q >= 0 ? rows.place[state.q] : -1;
+  const column = state.k >= 0 ? columns.place[state.k] : -1;
+  return row < 0 && column < 0 ? null : { row, column };
+}
+
+/** The tokens in the state after steps from here. */
+export function stepFrom(shown, rows, columns) {
+  const at = cursorOf(shown) || { row: 0, column: 0 };
+  const [row, column] = [Math.max(at.row, 0) + rows, Math.max(at.column, 0) + columns];
+  return tokensAt(shown, clamp(row, shown.rows.length - 1), clamp(column, shown.columns.length - 1));
+}
+
+function readingOf(shown, { row, column }) {
+  const { rows, columns } = shown;
+  const token = (axis, at) => tokenOf(axis.labels[at], { title: `token ${axis.groups[at].first}` });
+  if (row >= 0 && column >= 0)
+    return [
+      pairOf(token(rows, row), token(columns, column)),
+      el("b", { class: "value" }, weightText(shown, row, column)),
+      faint(rankText(shown, row, column)),
+    ];
+  return [el("span", {}, row >= 0 ? "query " : "key ", tokenOf(row >= 0 ? rows.labels[row] : columns.labels[column]))];
 }
 
 /** The head that is shown, in words: its name and roles. */
-export function titleOf(spec) {
-  return [el("b", {}, nameOf(spec)), rolesOf(mapOf().kind, spec).map((role) => roleChip(role))];
-}
+export const titleOf = (spec) => [el("b", {}, nameOf(spec)), rolesOf(mapOf().kind, spec).map((role) => roleChip(role))];
 
-/** A list of tokens with their weights as bars, up to 1. */
-export function strongest(title, entries, high = 1) {
-  const items = entries.map(({ label, weight }) => {
+/** A list of tokens with their weights as bars, up to `high`: the largest first, as many as `most`. */
+export function strongest(title, labels, weights, { most = 8, least = LEAST_LISTED, high = 1 } = {}) {
+  const order = Array.from(labels.keys()).filter((at) => weights[at] >= least);
+  order.sort((a, b) => weights[b] - weights[a]);
+  const items = order.slice(0, most).map((at) => {
     const bar = el("i", {});
-    bar.style.width = `${Math.round(Math.min(1, weight / high) * 100)}%`;
-    return el(
-      "li",
-      {},
-      el("span", { class: "name" }, label),
-      el("span", { class: "bar" }, bar),
-      el("b", {}, digits(weight)),
-    );
+    bar.style.width = `${Math.round(Math.min(1, weights[at] / high) * 100)}%`;
+    const name = el("span", { class: "name" }, labels[at]);
+    return el("li", {}, name, el("span", { class: "bar" }, bar), el("b", {}, digits(weights[at])));
   });
   return el("section", {}, el("p", { class: "faint" }, title), el("ol", { class: "strongest" }, items));
 }
@@ -103,38 +91,33 @@ export class MatrixView {
       },
       pick: (row, column) => update(tokensAt(this.shown, row, column)),
       step: (rows, columns) => {
-        update(stepped(this.shown, rows, columns));
-        const cursor = cursorOf(this.shown);
-        this.heat.reveal(cursor.row, cursor.column);
-        say(spoken(this.shown, cursor));
+        update(stepFrom(this.shown, rows, columns));
+        const { row, column } = cursorOf(this.shown);
+        this.heat.reveal(row, column);
+        if (row < 0 || column < 0) return say("");
+        const [query, key] = [this.shown.rows.labels[row], this.shown.columns.labels[column]];
+        say(`${query} to ${key}: ${weightText(this.shown, row, column)}, ${rankText(this.shown, row, column)}`);
       },
       zoom: (view) => update({ z: addressOfView(view) }),
     });
     this.title = el("div", { class: "title" });
-    this.read = el("div", { class: "read", id: "readout" });
+    this.read = readout();
     const zooms = el(
       "div",
       { class: "buttons", role: "group", "aria-label": "Zoom" },
-      el(
-        "button",
-        { type: "button", title: "zoom out (−)", "aria-label": "Zoom out", onclick: () => this.heat.zoom(1 / 1.6) },
-        "−",
-      ),
-      el("button", { type: "button", title: "all of it (0)", onclick: () => this.heat.move(null) }, "fit"),
-      el(
-        "button",
-        { type: "button", title: "zoom in (+)", "aria-label": "Zoom in", onclick: () => this.heat.zoom(1.6) },
-        "+",
-      ),
+      button("−", () => this.heat.zoom(1 / 1.6), { title: "zoom out (−)", "aria-label": "Zoom out" }),
+      button("fit", () => this.heat.move(null), { title: "all of it (0)" }),
+      button("+", () => this.heat.zoom(1.6), { title: "zoom in (+)", "aria-label": "Zoom in" }),
     );
     this.side = el("div", { class: "side", tabindex: "0", role: "region", "aria-label": "largest weights" });
     this.legend = new Legend();
+    this.missing = el("div", {});
     this.root = el(
       "div",
       { class: "view matrix" },
-      el("div", { class: "toolbar" }, this.title, this.read, zooms),
+      toolbar(this.title, this.read, zooms),
       this.legend.root,
-      (this.kept = el("div", {})),
+      this.missing,
       el("div", { class: "beside" }, this.heat.root, this.side),
     );
   }
@@ -148,14 +131,14 @@ export class MatrixView {
   }
 
   async show() {
-    const asked = (this.asked = {});
+    const call = (this.lastCall = {});
     const shown = await matrix(state.t, state.m, state.h, state.hide, state.words);
     const high = await topOf(shown);
-    if (this.asked !== asked) return;
+    if (this.lastCall !== call) return;
     this.shown = shown;
     this.heat.view = viewAt(state.z);
-    const within = this.over && this.over.row < shown.rows.length && this.over.column < shown.columns.length;
-    this.heat.cursor = (within && this.over) || cursorOf(shown);
+    const isWithin = this.over && this.over.row < shown.rows.length && this.over.column < shown.columns.length;
+    this.heat.cursor = (isWithin && this.over) || cursorOf(shown);
     this.look = { low: 0, high, table: this.app.palette.one, colours: this.app.palette };
     if (keptOf()) this.look.missing = (value) => !value;
     this.heat.set(shown, this.look);
@@ -168,11 +151,8 @@ export class MatrixView {
   tell(cursor) {
     if (!this.shown) return;
     this.heat.point(cursor);
-    fill(
-      this.read,
-      cursor ? reading(this.shown, cursor) : el("span", { class: "faint" }, "point at a cell, or use the arrow keys"),
-    );
-    fill(this.kept, tellKept(cursor?.row >= 0 ? this.shown.rows.groups[cursor.row].first : -1));
+    fill(this.read, cursor ? readingOf(this.shown, cursor) : faint("point at a cell, or use the arrow keys"));
+    fill(this.missing, missingLine(cursor?.row >= 0 ? this.shown.rows.groups[cursor.row].first : -1));
     this.list(cursor);
   }
 
@@ -180,27 +160,14 @@ export class MatrixView {
   list(cursor) {
     const { rows, columns, values } = this.shown;
     const n = columns.length;
-    const ranked = (axis, weightAt) =>
-      axis.labels
-        .map((label, at) => ({ label, weight: weightAt(at) }))
-        .sort((a, b) => b.weight - a.weight)
-        .slice(0, 8)
-        .filter(({ weight }) => weight >= 0.0005);
     const { row = -1, column = -1 } = cursor || {};
+    const [ofRow, ofColumn] = [(_, at) => values[row * n + at], (_, at) => values[at * n + column]];
     fill(
       this.side,
-      row < 0
-        ? null
-        : strongest(
-            [el("q", { class: "token" }, rows.labels[row]), " attends to"],
-            ranked(columns, (at) => values[row * n + at]),
-          ),
+      row < 0 ? null : strongest([tokenOf(rows.labels[row]), " attends to"], columns.labels, columns.labels.map(ofRow)),
       column < 0
         ? null
-        : strongest(
-            [el("q", { class: "token" }, columns.labels[column]), " is attended by"],
-            ranked(rows, (at) => values[at * n + column]),
-          ),
+        : strongest([tokenOf(columns.labels[column]), " is attended by"], rows.labels, rows.labels.map(ofColumn)),
       this.why(cursorOf(this.shown)),
     );
   }
@@ -208,39 +175,19 @@ export class MatrixView {
   /** Why the chosen cell's query attends to its key; of words of several tokens nothing is known. */
   why(chosen) {
     const { rows, columns } = this.shown;
-    const single = rows.groups[chosen?.row]?.size === 1 && columns.groups[chosen?.column]?.size === 1;
-    return single ? whyOf(state.q, state.k) : null;
+    const isSingle = rows.groups[chosen?.row]?.size === 1 && columns.groups[chosen?.column]?.size === 1;
+    return isSingle ? whyOf(state.q, state.k) : null;
   }
 
   async figure() {
-    const { place, width, height } = seenOf(this.heat);
-    const { look, shown } = this;
-    return {
-      width: Math.max(width, 260),
-      height: height + 62,
-      draw: (pen) => {
-        pen.text(`${nameOf(state.h)} · rows are queries, columns keys`, place.left, 12, {
-          size: 12,
-          weight: 600,
-          colour: look.colours.ink,
-        });
-        drawHeat(pen, shown, { ...place, top: place.top + 22 }, look, 4);
-        drawScale(pen, look, place.left, height + 28, Math.min(180, place.width), ["0", endOf(look.high)]);
-      },
-    };
+    return figureOfHeat(this.heat, `${nameOf(state.h)} · rows are queries, columns keys`, ["0", endOf(this.look.high)]);
   }
 
   async rows() {
     const { rows, columns } = axesOf();
     const { values } = this.shown;
-    return [
-      ["query \\ key", ...columns.labels],
-      ...rows.labels.map((label, row) => [
-        label,
-        ...Array.from(values.subarray(row * columns.length, (row + 1) * columns.length), (value) =>
-          this.look.missing?.(value) ? "" : value.toFixed(4),
-        ),
-      ]),
-    ];
+    const cell = (value) => (this.look.missing?.(value) ? "" : value.toFixed(4));
+    const line = (row) => Array.from(values.subarray(row * columns.length, (row + 1) * columns.length), cell);
+    return [["query \\ key", ...columns.labels], ...rows.labels.map((label, row) => [label, ...line(row)])];
   }
 }

@@ -1,8 +1,9 @@
 // Grid of heads: one number of all heads by layer and head, or all numbers at once, a row each, heads beside each other.
-import { catalogs, headOf, shortNumber } from "./catalog.js";
-import { el, fill, say, segmented, select } from "./dom.js";
-import { Heat, Legend, drawHeat, drawScale, seenOf } from "./heat.js";
+import { atHead, catalogs, headOf } from "./catalog.js";
+import { clamp, el, faint, fill, isChoice, readout, say, segmented, select, toolbar } from "./dom.js";
+import { Heat, Legend, figureOfHeat } from "./heat.js";
 import { register, state, update } from "./state.js";
+import { intervalText, shortNumber } from "./wording.js";
 
 const NO_MEASURES = ["layer", "head", "map_x", "map_y"];
 
@@ -11,12 +12,10 @@ function sideOf(labels, also = {}) {
   return { ...also, labels, length: labels.length, special: labels.map(() => false), written: labels.map(() => false) };
 }
 
-/** The numbers of heads that are no places. */
 function measuresShown() {
   return [...catalogs.shown.columns.values()].filter(({ name }) => !NO_MEASURES.includes(name));
 }
 
-/** The number that is looked at. */
 function measureShown() {
   const all = measuresShown();
   return all.find(({ name }) => name === state.ac) || all[0];
@@ -26,10 +25,13 @@ class NumbersView {
   constructor(app) {
     this.app = app;
     const names = measuresShown().map(({ name, title }) => [name, title]);
-    this.shape = segmented("What stands in the grid", [["layers", "layer \u00d7 head", "one number of all heads"], ["measures", `${catalogs.shown.record.rows || "measure"} \u00d7 head`, "all numbers of all heads"]], (g) => update({ g, z: "" }));
+    const rows = catalogs.shown.record.rows || "measure";
+    const shapes = [["layers", "layer \u00d7 head", "one number of all heads"], ["measures", `${rows} \u00d7 head`, "all numbers of all heads"]];
+    this.shape = segmented("What stands in the grid", shapes, (g) => update({ g, z: "" }));
     this.which = select("Number", names, (ac) => update({ ac }));
-    this.order = select("Order of heads", [["", "as in the model"], ...names.map(([name, title]) => [`-${name}`, `most ${title}`])], (o) => update({ o }));
-    this.read = el("div", { class: "read", id: "readout" });
+    const orders = [["", "as in the model"], ...names.map(([name, title]) => [`-${name}`, `most ${title}`])];
+    this.order = select("Order of heads", orders, (o) => update({ o }));
+    this.read = readout();
     this.legend = new Legend("");
     this.heat = new Heat("Numbers of heads. Arrow keys move, Enter opens the head, plus and minus zoom.", {
       hover: (cell) => this.tell((this.over = cell)),
@@ -39,11 +41,12 @@ class NumbersView {
     });
     this.heat.over.addEventListener("keydown", (event) => {
       const cursor = this.cursor();
-      if (!["Enter", " "].includes(event.key) || !cursor) return;
+      if (!isChoice(event) || !cursor) return;
       event.preventDefault();
       this.open(this.entry(cursor.row, cursor.column));
     });
-    this.root = el("div", { class: "view numbers" }, el("div", { class: "toolbar" }, this.shape, this.which, this.order, this.read), this.legend.root, this.heat.root);
+    const bar = toolbar(this.shape, this.which, this.order, this.read);
+    this.root = el("div", { class: "view numbers" }, bar, this.legend.root, this.heat.root);
   }
 
   focus() {
@@ -66,8 +69,9 @@ class NumbersView {
       this.measureAt = (row) => measures[row];
       this.headAt = (_, column) => order[column];
       const names = measures.map(({ label }) => label);
-      const told = measures.map(({ label, beside = "" }) => label + beside);
-      return [sideOf(told, { names, whole: true, pale: measures.map(({ unsettled }) => !!unsettled) }), sideOf(order.map((at) => heads[at].name))];
+      const labels = measures.map(({ label, beside = "" }) => label + beside);
+      const pale = measures.map(({ unsettled }) => !!unsettled);
+      return [sideOf(labels, { names, whole: true, pale }), sideOf(order.map((at) => heads[at].name))];
     }
     const rows = [...new Set(heads.map(({ name, layer }) => `${name.replace(/L\d+H\d+$/, "")}L${layer}`))];
     const columns = [...new Set(heads.map(({ head }) => head))].sort((a, b) => a - b);
@@ -89,16 +93,16 @@ class NumbersView {
         if (value > high) high = value;
       }
     const colours = this.app.palette;
-    const two = low < 0; // of numbers that go both ways the middle is 0
     const most = Math.max(high, -low) || 1;
-    this.look = { low: two ? -most : 0, high: most, table: two ? colours.two : colours.one, colours, missing: (value) => value !== value };
+    const ends = low < 0 ? { low: -most, table: colours.two } : { low: 0, table: colours.one }; // of numbers that go both ways the middle is 0
+    this.look = { ...ends, high: most, colours, missing: (value) => Number.isNaN(value) };
     this.shown = { rows, columns, values, largest: high };
-    const { measures, layers } = { measures: state.g === "measures", layers: state.g !== "measures" };
-    this.shape.show(measures ? "measures" : "layers");
-    [this.which.hidden, this.order.hidden] = [measures, layers];
+    const ofMeasures = state.g === "measures";
+    this.shape.show(ofMeasures ? "measures" : "layers");
+    [this.which.hidden, this.order.hidden] = [ofMeasures, !ofMeasures];
     this.which.show(measureShown().name);
     this.order.show(state.o);
-    fill(this.legend.unit, measures ? catalogs.shown.record.quantity || "value" : measureShown().title);
+    fill(this.legend.unit, ofMeasures ? catalogs.shown.record.quantity || "value" : measureShown().title);
     this.legend.show(this.look, shortNumber(most), undefined);
     this.heat.set(this.shown, this.look);
     this.tell(this.over || this.cursor());
@@ -128,15 +132,13 @@ class NumbersView {
   }
 
   open({ measure, at }) {
-    if (at >= 0) update({ v: "head", head: catalogs.shown.heads[at].name, ac: measure.name, ex: -1, q: -1 });
+    if (at >= 0) update({ v: "head", ac: measure.name, ...atHead(catalogs.shown.heads[at].name) });
   }
 
   step(rows, columns) {
     const from = this.cursor();
-    const held = (at, n) => Math.max(0, Math.min(n - 1, at));
-    const to = from
-      ? { row: held(from.row + rows, this.shown.rows.length), column: held(from.column + columns, this.shown.columns.length) }
-      : { row: 0, column: 0 };
+    const [lastRow, lastColumn] = [this.shown.rows.length - 1, this.shown.columns.length - 1];
+    const to = from ? { row: clamp(from.row + rows, lastRow), column: clamp(from.column + columns, lastColumn) } : { row: 0, column: 0 };
     const { measure, at } = this.entry(to.row, to.column);
     if (at < 0) return;
     this.over = null;
@@ -149,11 +151,11 @@ class NumbersView {
   words({ row, column }) {
     const { measure, at } = this.entry(row, column);
     const value = measure.values[at];
-    const [low, high, even] = [measure.lows?.[at], measure.highs?.[at], measure.uniforms?.[at]];
+    const even = measure.uniforms[at];
     const { heads, record } = catalogs.shown;
     return [
       heads[at].name,
-      `${measure.label} ${shortNumber(value)}${Number.isFinite(low) && Number.isFinite(high) ? ` [${shortNumber(low)}, ${shortNumber(high)}]` : ""}`,
+      `${measure.label} ${shortNumber(value)}${intervalText(measure.lows[at], measure.highs[at])}`,
       Number.isFinite(even) ? `${record.even || "uniform"} ${shortNumber(even)}` : "",
       Number.isFinite(value) ? `rank ${measure.rank(at)} of ${heads.length}` : "not measured",
       /\d+ links scored.*$/.exec(measure.what)?.[0],
@@ -163,37 +165,26 @@ class NumbersView {
 
   tell(cell) {
     this.heat.point(cell);
-    if (!cell) return fill(this.read, el("span", { class: "faint" }, "point at a cell, or use the arrow keys; click for the head"));
+    if (!cell) return fill(this.read, faint("point at a cell, or use the arrow keys; click for the head"));
     if (cell.row < 0 || cell.column < 0 || this.entry(cell.row, cell.column).at < 0) {
-      const sorts = state.g === "measures" && cell.column < 0 && cell.row >= 0;
-      return fill(this.read, el("span", { class: "faint" }, sorts ? `click to sort heads by ${this.measureAt(cell.row).label}` : ""));
+      const isName = state.g === "measures" && cell.column < 0 && cell.row >= 0;
+      return fill(this.read, faint(isName ? `click to sort heads by ${this.measureAt(cell.row).label}` : ""));
     }
     const [name, value, ...rest] = this.words(cell);
-    return fill(this.read, el("b", {}, name), " ", el("span", { class: "value" }, value), el("span", { class: "faint" }, ` ${rest.join(" \u00b7 ")}`));
+    fill(this.read, el("b", {}, name), " ", el("span", { class: "value" }, value), faint(` ${rest.join(" \u00b7 ")}`));
   }
 
   async figure() {
-    const { place, width, height } = seenOf(this.heat);
-    const { look } = this;
     const title = state.g === "measures" ? "numbers of heads" : `${measureShown().title}, layer by head`;
-    return {
-      width: Math.max(width, 260),
-      height: height + 62,
-      draw: (pen) => {
-        pen.text(title, place.left, 12, { size: 12, weight: 600, colour: look.colours.ink });
-        drawHeat(pen, this.shown, { ...place, top: place.top + 22 }, look, 4);
-        drawScale(pen, look, place.left, height + 28, Math.min(180, place.width), [shortNumber(look.low), shortNumber(look.high)]);
-      },
-    };
+    return figureOfHeat(this.heat, title, [shortNumber(this.look.low), shortNumber(this.look.high)]);
   }
 
   async rows() {
     const { rows, columns, values } = this.shown;
-    const said = (value) => (value === value ? String(value) : "");
-    return [
-      [state.g === "measures" ? "" : measureShown().name, ...columns.labels],
-      ...(rows.names || rows.labels).map((label, row) => [label, ...Array.from(values.subarray(row * columns.length, (row + 1) * columns.length), said)]),
-    ];
+    const n = columns.length;
+    const cell = (value) => (Number.isNaN(value) ? "" : String(value));
+    const lines = (rows.names || rows.labels).map((label, row) => [label, ...Array.from(values.subarray(row * n, (row + 1) * n), cell)]);
+    return [[state.g === "measures" ? "" : measureShown().name, ...columns.labels], ...lines];
   }
 }
 

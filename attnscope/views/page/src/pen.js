@@ -3,7 +3,6 @@
 export const SANS =
   'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
 
-/** Draws on a canvas. */
 export class CanvasPen {
   constructor(context) {
     this.context = context;
@@ -92,7 +91,6 @@ const xml = (text) =>
     .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "\ufffd");
 const short = (number) => String(Math.round(number * 100) / 100);
 
-/** Writes SVG. */
 export class SvgPen {
   constructor(width, height) {
     this.size = [width, height];
@@ -164,7 +162,6 @@ export class SvgPen {
     this.parts.push("</g>");
   }
 
-  /** The whole document. */
   document(title) {
     const [width, height] = this.size.map(Math.ceil);
     return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" font-family="${xml(SANS)}"><title>${xml(title)}</title>${this.parts.join("")}</svg>\n`;
@@ -173,7 +170,6 @@ export class SvgPen {
 
 const ruler = document.createElement("canvas").getContext("2d");
 
-/** How wide a text is. */
 export function widthOf(said, size, weight = 400) {
   ruler.font = `${weight} ${size}px ${SANS}`;
   return ruler.measureText(said).width;

@@ -1,12 +1,15 @@
 // Photo: where in a picture a word looks, and which words look at a patch; of vision models patch by patch.
 import { palette, stepOf } from "./colour.js";
-import { breathe, digits, has, heldOf, manifest, matrix, nameOf } from "./data.js";
-import { canvas, el, fill, say, tick } from "./dom.js";
+import { digits, has, packedMap, manifest, matrix, nameOf } from "./data.js";
+import {
+  arrowOf, canvas, clamp, el, faint, fill, isChoice, isShortcut, keyedCanvas, say, sheetOf, tick, tokenOf, toolbar,
+} from "./dom.js";
 import { Legend, drawScale, endOf } from "./heat.js";
+import { largestOf } from "./heads.js";
 import { strongest, titleOf } from "./matrix.js";
 import { CanvasPen } from "./pen.js";
 import { mapOf, register, state, update } from "./state.js";
-import { WordsView, pageOf, shadeToken } from "./words.js";
+import { WordsView, attends, pageOf, shadeToken } from "./words.js";
 
 const DARKEST = 0.6; // how much of a colour is left where the photo is black, as in the figures
 const MOST_HIGH = 0.62; // of the window: words stay in sight beside the photo
@@ -16,7 +19,7 @@ const SAVED = 640; // pixels a picture is wide in a saved figure
 /** A photo's pixels: as they are, and as the grey that colours are multiplied with. */
 async function imagesOf(photo) {
   const [width, height] = photo.size;
-  const whole = Object.assign(document.createElement("canvas"), { width, height });
+  const whole = sheetOf(width, height);
   const context = whole.getContext("2d", { willReadFrequently: true });
   if (photo.pixels) {
     const data = new ImageData(width, height);
@@ -37,7 +40,7 @@ async function imagesOf(photo) {
     const grey = 0.2126 * data[at] + 0.7152 * data[at + 1] + 0.0722 * data[at + 2];
     data[at] = data[at + 1] = data[at + 2] = Math.round(255 * DARKEST + (1 - DARKEST) * grey);
   }
-  const grey = Object.assign(document.createElement("canvas"), { width, height });
+  const grey = sheetOf(width, height);
   grey.getContext("2d").putImageData(shade, 0, 0);
   return { whole, grey };
 }
@@ -48,7 +51,7 @@ function paintOver(context, { whole, grey }, [rows, columns], weights, look, wid
   context.imageSmoothingQuality = "high";
   context.globalCompositeOperation = "source-over";
   if (!weights) return context.drawImage(whole, 0, 0, width, height);
-  const cells = Object.assign(document.createElement("canvas"), { width: columns, height: rows });
+  const cells = sheetOf(columns, rows);
   const pixels = new ImageData(columns, rows);
   const colours = new Uint32Array(pixels.data.buffer);
   weights.forEach((weight, at) => (colours[at] = Number.isNaN(weight) ? 0xffffffff : look.table.packed[stepOf(weight, look.low, look.high)]));
@@ -63,6 +66,8 @@ function paintOver(context, { whole, grey }, [rows, columns], weights, look, wid
 
 const sumOf = (weights) => weights.reduce((sum, weight) => sum + (weight || 0), 0);
 const largestOfAll = (weights) => weights.reduce((high, weight) => Math.max(high, weight || 0), 0);
+const rowOfCell = ({ grid }, at) => Math.floor(at / grid[1]);
+const columnOfCell = ({ grid }, at) => at % grid[1];
 const inPercent = (share) => `${(100 * share).toFixed(1)}%`;
 
 /** One picture on the screen: its canvas, and what goes to it. */
@@ -70,18 +75,14 @@ class Panel {
   constructor(view, photo, number) {
     Object.assign(this, { view, photo, number });
     this.base = canvas({ "aria-hidden": "true" }, () => this.draw());
-    this.over = canvas({
-      tabindex: "0",
-      role: "application",
-      "aria-roledescription": "picture in patches",
-      "aria-label": `${photo.source}. Arrow keys go from patch to patch, Enter keeps one.`,
-    });
-    this.told = el("span", {});
+    this.over = keyedCanvas("picture in patches", `${photo.source}. Arrow keys go from patch to patch, Enter keeps one.`);
+    this.share = el("span", {});
+    const facts = faint(photo.facts.replace(`${photo.source}, `, ""));
     this.root = el(
       "figure",
       { class: "photo" },
       el("div", { class: "frame" }, this.base, this.over),
-      el("figcaption", {}, el("b", {}, photo.source), this.told, el("span", { class: "faint" }, photo.facts.replace(`${photo.source}, `, ""))),
+      el("figcaption", {}, el("b", {}, photo.source), this.share, facts),
     );
     this.over.addEventListener("pointermove", (event) => view.point(this.patchAt(event)));
     this.over.addEventListener("pointerleave", () => view.point(null));
@@ -106,24 +107,21 @@ class Panel {
   patchAt(event) {
     const box = this.over.getBoundingClientRect();
     const [rows, columns] = this.photo.grid;
-    const within = (share, n) => Math.max(0, Math.min(n - 1, Math.floor(share * n)));
-    return { picture: this.number, row: within((event.clientY - box.top) / box.height, rows), column: within((event.clientX - box.left) / box.width, columns) };
+    const within = (share, n) => clamp(Math.floor(share * n), n - 1);
+    const row = within((event.clientY - box.top) / box.height, rows);
+    return { picture: this.number, row, column: within((event.clientX - box.left) / box.width, columns) };
   }
 
   key(event) {
-    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    if (isShortcut(event)) return;
     const at = this.start();
-    if (event.key === "Enter" || event.key === " ") {
-      event.preventDefault();
-      return this.view.pickPatch(at);
-    }
-    const far = event.shiftKey ? 10 : 1;
-    const step = { ArrowUp: [-far, 0], ArrowDown: [far, 0], ArrowLeft: [0, -far], ArrowRight: [0, far] }[event.key];
-    if (!step) return;
+    const step = arrowOf(event);
+    if (!step && !isChoice(event)) return;
     event.preventDefault();
+    if (!step) return this.view.pickPatch(at);
     const [rows, columns] = this.photo.grid;
-    const held = (value, n) => Math.max(0, Math.min(n - 1, value));
-    this.view.point({ picture: this.number, row: held(at.row + step[0], rows), column: held(at.column + step[1], columns) });
+    const [row, column] = [clamp(at.row + step[0], rows - 1), clamp(at.column + step[1], columns - 1)];
+    this.view.point({ picture: this.number, row, column });
     say(this.view.read.textContent);
   }
 
@@ -148,9 +146,7 @@ class Panel {
   mark() {
     if (!this.room) return;
     const [width, height] = this.room;
-    const context = this.over.fit(width, height);
-    context.clearRect(0, 0, width, height);
-    const pen = new CanvasPen(context);
+    const pen = new CanvasPen(this.over.fit(width, height));
     const [rows, columns] = this.photo.grid;
     const [dx, dy] = [width / columns, height / rows];
     for (const { picture, row, column } of this.view.marks())
@@ -170,12 +166,10 @@ class PhotoView extends WordsView {
     });
     this.photos = el("div", { class: "photos" });
     this.legends = [new Legend("weight on a patch"), new Legend("weight of a word on the patch")];
-    this.root = el(
-      "div",
-      { class: "view photo" },
-      el("div", { class: "toolbar" }, this.title, this.read, this.sides, this.bare),
-      el("div", { class: "looking" }, el("section", { "aria-label": "Pictures" }, this.legends[0].root, this.photos), el("section", { "aria-label": "Words" }, this.legends[1].root, this.pages)),
-    );
+    const pictures = el("section", { "aria-label": "Pictures" }, this.legends[0].root, this.photos);
+    const words = el("section", { "aria-label": "Words" }, this.legends[1].root, this.pages);
+    const bar = toolbar(this.title, this.read, this.sides, this.bare);
+    this.root = el("div", { class: "view photo" }, bar, el("div", { class: "looking" }, pictures, words));
     this.pages.addEventListener("focusout", () => this.hear(null));
   }
 
@@ -194,23 +188,23 @@ class PhotoView extends WordsView {
 
   /** What looks at pictures: a word, or a query that the model learned and that stands for no word. */
   get asker() {
-    const { kind, queries } = heldOf(state.t, this.map);
+    const { kind, queries } = packedMap(state.t, this.map);
     return this.map === "looking" && kind === "cross" && !queries.text ? "query" : "word";
   }
 
-  /** The head that is shown; of one that has no map over the picture, the mean, which `told` says. */
+  /** The head that is shown; of one that has no map over the picture, the mean, which `excuse` says. */
   get spec() {
     return this.isOfMap && has(state.t, this.map, state.h) ? state.h : "mean";
   }
 
   /** Whether the heads to choose from are those that look at the picture. */
   get isOfMap() {
-    return heldOf(state.t, this.map).kind === mapOf().kind;
+    return packedMap(state.t, this.map).kind === mapOf().kind;
   }
 
   /** Why it is not the chosen head that is shown; empty where it is. */
-  get told() {
-    const { kind } = heldOf(state.t, this.map);
+  get excuse() {
+    const { kind } = packedMap(state.t, this.map);
     if (!this.isOfMap) return `the ${mapOf().kind} heads do not look at the picture: this is the mean of the ${kind} heads`;
     return this.spec === state.h ? "" : `${nameOf(state.h)} has no map over the picture: this is the mean of all heads`;
   }
@@ -224,47 +218,34 @@ class PhotoView extends WordsView {
   }
 
   async show() {
-    const asked = (this.asked = {});
+    const call = (this.lastCall = {});
     const { photos } = manifest.texts[state.t];
-    if (!photos) {
+    if (photos) {
+      const { map, spec } = this;
+      const shown = await matrix(state.t, map, spec, state.hide, state.words);
+      const high = state.scale === "figure" ? await this.largest() : 0;
+      if (this.lastCall !== call) return;
+      Object.assign(this, { shown, high, amongWords: map === "looking" });
+      this.sides.show(state.side);
+      this.build(photos);
+      fill(this.title, this.isOfMap ? titleOf(spec) : el("b", {}, nameOf(spec)), this.excuse ? faint(this.excuse) : null);
+      this.shade();
+    } else {
       this.shown = null;
       this.built = "";
       for (const part of [this.title, this.photos, this.pages, this.list]) fill(part);
       for (const { root } of this.legends) root.hidden = true;
-      this.bare.hidden = this.sides.hidden = true;
-      fill(this.read, el("span", { class: "faint" }, "this text has no picture"));
-      this.root.dataset.shown = [state.t, state.m, state.h].join();
-      return;
+      fill(this.read, faint("this text has no picture"));
     }
-    const { map, spec } = this;
-    const shown = await matrix(state.t, map, spec, state.hide, state.words);
-    const high = state.scale === "figure" ? await this.largest() : 0;
-    if (this.asked !== asked) return;
-    Object.assign(this, { shown, high, amongWords: map === "looking" });
-    this.bare.hidden = false;
-    this.sides.hidden = this.amongWords;
-    this.sides.show(state.side);
-    this.build(photos);
-    fill(this.title, this.isOfMap ? titleOf(spec) : el("b", {}, nameOf(spec)), this.told ? el("span", { class: "faint" }, this.told) : null);
-    this.shade();
+    this.bare.hidden = !photos;
+    this.sides.hidden = !photos || this.amongWords;
     this.root.dataset.shown = [state.t, state.m, state.h].join();
   }
 
   /** The largest weight of any head on a patch. */
-  async largest() {
-    const name = [manifest.opened, state.t, this.map, state.hide, state.words].join();
-    if (this.largestName === name) return this.largestValue;
-    let value = 0;
-    for (const [layer, head] of heldOf(state.t, this.map).heads) {
-      const { rows, columns, values } = await matrix(state.t, this.map, `${layer}.${head}`, state.hide, state.words);
-      for (const { cells } of manifest.texts[state.t].photos)
-        for (const cell of cells)
-          if (cell >= 0 && columns.place[cell] >= 0)
-            for (let row = 0; row < rows.length; row++) value = Math.max(value, values[row * columns.length + columns.place[cell]]);
-      await breathe();
-    }
-    Object.assign(this, { largestName: name, largestValue: value || 1 });
-    return this.largestValue;
+  largest() {
+    const cells = manifest.texts[state.t].photos.flatMap((photo) => photo.cells).filter((cell) => cell >= 0);
+    return largestOf(state.t, this.map, state.hide, state.words, cells);
   }
 
   build(photos) {
@@ -281,7 +262,8 @@ class PhotoView extends WordsView {
     // Of a vision model only what is no patch stands in a line: CLS, registers.
     const patches = new Set(photos.flatMap(({ cells }) => cells));
     const wanted = (at) => this.amongWords || !patches.has(rows.groups[at].first);
-    const page = pageOf(rows, "q", this.amongWords ? (this.asker === "query" ? "The learned queries" : "The words after the picture") : "Tokens that are no patch", { wanted, opening: false });
+    const words = this.asker === "query" ? "The learned queries" : "The words after the picture";
+    const page = pageOf(rows, "q", this.amongWords ? words : "Tokens that are no patch", { wanted, opening: false });
     this.spans = page.spans;
     fill(this.pages, page.spans.some(Boolean) ? page.root : null);
   }
@@ -299,10 +281,14 @@ class PhotoView extends WordsView {
     return state.p && row < rows && column < columns ? { picture, row, column } : null;
   }
 
+  /** Which of the cells of its picture a patch is. */
+  numberOf({ picture, row, column }) {
+    return row * manifest.texts[state.t].photos[picture].grid[1] + column;
+  }
+
   /** The place of a patch among rows or columns; -1 = no token stands for it. */
   placeOf(patch, axis) {
-    const { grid, cells } = manifest.texts[state.t].photos[patch.picture];
-    const cell = cells[patch.row * grid[1] + patch.column];
+    const cell = manifest.texts[state.t].photos[patch.picture].cells[this.numberOf(patch)];
     return cell < 0 ? -1 : axis.place[cell];
   }
 
@@ -316,38 +302,30 @@ class PhotoView extends WordsView {
   /** What the colours over the picture are of: {side, at} with a name; `at` null = the mean over `rows`. */
   source() {
     const { rows, columns } = this.shown;
+    const ordinary = rows.groups.flatMap((_, at) => (rows.special[at] ? [] : [at]));
     const word = this.overWord ?? this.keptWord();
     if (this.amongWords) {
       if (word !== null) return { side: "q", at: word, name: rows.labels[word] };
-      const ordinary = rows.groups.flatMap((_, at) => (rows.special[at] ? [] : [at]));
       const written = ordinary.filter((at) => rows.written[at]);
-      return { side: "q", at: null, name: written.length ? "mean over the words it wrote" : `mean over the ${this.asker === "query" ? "learned queries" : "words"}`, rows: written.length ? written : ordinary };
+      if (written.length) return { side: "q", at: null, name: "mean over the words it wrote", rows: written };
+      const askers = this.asker === "query" ? "learned queries" : "words";
+      return { side: "q", at: null, name: `mean over the ${askers}`, rows: ordinary };
     }
     const kept = this.keptPatch();
     const patch = this.overWord !== null ? null : kept || (this.keptWord() === null ? this.overPatch : null);
-    const axis = state.side === "q" ? rows : columns;
-    if (patch) {
-      const at = this.placeOf(patch, axis);
-      if (at >= 0) return { side: state.side, at, name: `patch ${axis.labels[at]}`, patch };
-    }
+    const { side } = state;
+    const axis = side === "q" ? rows : columns;
+    const patchAt = patch ? this.placeOf(patch, axis) : -1;
+    if (patchAt >= 0) return { side, at: patchAt, name: `patch ${axis.labels[patchAt]}`, patch };
     const cls = axis.labels.indexOf("CLS");
     const at = word ?? (cls >= 0 ? cls : null);
-    if (at !== null) return { side: state.side, at, name: axis.labels[at] };
-    return { side: "q", at: null, name: "mean over patches", rows: rows.groups.flatMap((_, row) => (rows.special[row] ? [] : [row])) };
-  }
-
-  /** What tokens of the other side give or get, by their place. */
-  line({ side, at, rows: of }) {
-    const { rows, columns, values } = this.shown;
-    const n = columns.length;
-    if (side === "k") return Float32Array.from({ length: rows.length }, (_, row) => values[row * n + at]);
-    if (at !== null) return values.subarray(at * n, (at + 1) * n);
-    return Float32Array.from({ length: n }, (_, column) => of.reduce((sum, row) => sum + values[row * n + column], 0) / (of.length || 1));
+    if (at !== null) return { side, at, name: axis.labels[at] };
+    return { side: "q", at: null, name: "mean over patches", rows: ordinary };
   }
 
   /** The weights of the patches of a picture, row by row; NaN where no token stands for one. */
   over(photo, { side }, line) {
-    const axis = side === "q" ? this.shown.columns : this.shown.rows;
+    const axis = this.axis(side === "q" ? "k" : "q");
     return photo.cells.map((cell) => (cell < 0 || axis.place[cell] < 0 ? NaN : line[axis.place[cell]]));
   }
 
@@ -365,7 +343,7 @@ class PhotoView extends WordsView {
     if (!this.shown) return;
     const { photos } = manifest.texts[state.t];
     const source = this.source();
-    const line = this.line(source);
+    const line = Float32Array.from(this.weightsOf(source.side, source.at, source.rows));
     const all = photos.map((photo) => this.over(photo, source, line));
     const light = palette("light").one; // over a photo dark ground would hide the photo, not the small weights
     const largest = largestOfAll(all.flat());
@@ -373,31 +351,25 @@ class PhotoView extends WordsView {
     this.now = { source, all, look };
     this.legends[0].root.hidden = this.isBare;
     this.legends[0].show(look, endOf(look.high), largest);
-    const goes = source.side === "q" ? "goes here" : "comes from here";
     this.panels.forEach((panel, number) => {
       const weights = all[number];
       const high = largestOfAll(weights);
       const at = weights.indexOf(high);
-      const [, columns] = photos[number].grid;
-      const where = at < 0 ? "" : `, at most ${digits(high)}, to row ${Math.floor(at / columns)}, column ${at % columns}`;
-      const share = source.side === "q" ? `${inPercent(sumOf(weights))} of its attention ${goes}${where}` : `${digits(sumOf(weights) / (weights.length || 1))} on average ${goes}`;
-      fill(panel.told, share);
+      const where = at < 0 ? "" : `, at most ${digits(high)}, to row ${rowOfCell(photos[number], at)}, column ${columnOfCell(photos[number], at)}`;
+      const gives = `${inPercent(sumOf(weights))} of its attention goes here${where}`;
+      const gets = `${digits(sumOf(weights) / (weights.length || 1))} on average comes from here`;
+      fill(panel.share, source.side === "q" ? gives : gets);
       panel.show(this.isBare ? null : weights, look);
     });
     this.shadeWords(source, line);
     this.tell(source);
+    const isOne = photos.length === 1;
+    const nameOfCell = (number, at) => `${isOne ? "" : `${number}:`}${rowOfCell(photos[number], at)},${columnOfCell(photos[number], at)}`;
+    const labels = all.flatMap((weights, number) => weights.map((_, at) => nameOfCell(number, at)));
     fill(
       this.list,
-      strongest(
-        `${source.name}: patches`,
-        all
-          .flatMap((weights, number) => weights.map((weight, at) => ({ label: `${photos.length > 1 ? `${number}:` : ""}${Math.floor(at / photos[number].grid[1])},${at % photos[number].grid[1]}`, weight })))
-          .filter(({ weight }) => weight >= 0.00005)
-          .sort((a, b) => b.weight - a.weight)
-          .slice(0, 10),
-        look.high,
-      ),
-      el("p", { class: "faint" }, `${photos.length > 1 ? "picture:" : ""}row,column of a patch, each from 0`),
+      strongest(`${source.name}: patches`, labels, all.flat(), { most: 10, least: 0.00005, high: look.high }),
+      el("p", { class: "faint" }, `${isOne ? "" : "picture:"}row,column of a patch, each from 0`),
     );
   }
 
@@ -405,7 +377,7 @@ class PhotoView extends WordsView {
   wordWeights(source, line) {
     if (!this.amongWords) return line;
     const column = this.patch ? this.placeOf(this.patch, this.shown.columns) : -1;
-    return column < 0 ? null : this.line({ side: "k", at: column });
+    return column < 0 ? null : this.weightsOf("k", column);
   }
 
   shadeWords(source, line) {
@@ -427,15 +399,13 @@ class PhotoView extends WordsView {
 
   tell(source) {
     const { patch } = this;
-    const named = el("q", { class: "token" }, source.name);
-    const weight = patch && !(source.patch && patch === source.patch) ? this.now.all[patch.picture][patch.row * manifest.texts[state.t].photos[patch.picture].grid[1] + patch.column] : NaN;
-    if (!patch || Number.isNaN(weight)) {
-      const hint = this.amongWords ? `point at a ${this.asker}, or at the picture` : "point at the picture";
-      const verb = source.side === "q" ? "attends to what is shaded" : "is attended by what is shaded";
-      return fill(this.read, source.at === null ? el("span", { class: "faint" }, `${source.name} \u00b7 ${hint}`) : el("span", {}, named, ` ${verb}`));
-    }
-    const theirs = el("q", { class: "token" }, `row ${patch.row}, column ${patch.column}`);
-    fill(this.read, el("span", { class: "pair" }, source.side === "q" ? [named, " attends to ", theirs] : [theirs, " attends to ", named]), el("b", { class: "value" }, digits(weight)));
+    const token = tokenOf(source.name);
+    const isOther = patch && !(source.patch && patch === source.patch);
+    const weight = isOther ? this.now.all[patch.picture][this.numberOf(patch)] : NaN;
+    if (!Number.isNaN(weight)) return fill(this.read, attends(source.side, token, tokenOf(`row ${patch.row}, column ${patch.column}`), weight));
+    const hint = this.amongWords ? `point at a ${this.asker}, or at the picture` : "point at the picture";
+    const verb = source.side === "q" ? "attends to" : "is attended by";
+    fill(this.read, source.at === null ? faint(`${source.name} \u00b7 ${hint}`) : el("span", {}, token, ` ${verb} what is shaded`));
   }
 
   // Pointing and choosing -----------------------------------------------------------------------------------------
@@ -463,8 +433,8 @@ class PhotoView extends WordsView {
   }
 
   pickPatch(patch) {
-    const told = Object.values(patch).join();
-    update({ p: state.p === told ? "" : told, ...(this.amongWords ? {} : { q: -1 }) });
+    const address = Object.values(patch).join();
+    update({ p: state.p === address ? "" : address, ...(this.amongWords ? {} : { q: -1 }) });
   }
 
   walked() {
@@ -487,9 +457,10 @@ class PhotoView extends WordsView {
       width: SAVED,
       height: tops.at(-1) + heights.at(-1) + 56,
       draw: (pen) => {
-        pen.text(`${nameOf(this.spec)} \u00b7 ${source.name} ${source.at === null ? "" : source.side === "q" ? "attends to" : "is attended by"}`, 0, 12, { size: 13, weight: 600, colour: colours.ink });
+        const verb = source.at === null ? "" : source.side === "q" ? "attends to" : "is attended by";
+        pen.text(`${nameOf(this.spec)} \u00b7 ${source.name} ${verb}`, 0, 12, { size: 13, weight: 600, colour: colours.ink });
         this.panels.forEach(({ images, photo }, number) => {
-          const picture = Object.assign(document.createElement("canvas"), { width: 2 * SAVED, height: 2 * heights[number] });
+          const picture = sheetOf(2 * SAVED, 2 * heights[number]);
           paintOver(picture.getContext("2d"), images, photo.grid, this.isBare ? null : all[number], look, 2 * SAVED, 2 * heights[number]);
           const share = source.side === "q" ? `: ${inPercent(sumOf(all[number]))}` : "";
           pen.text(`${photo.source}${share}`, 0, tops[number] - 12, { size: 11, colour: colours.faint });
@@ -503,10 +474,13 @@ class PhotoView extends WordsView {
   async rows() {
     const { source, all } = this.now;
     const { photos } = manifest.texts[state.t];
-    const patches = all.flatMap((weights, number) =>
-      weights.map((weight, at) => [nameOf(this.spec), source.name, photos[number].source, Math.floor(at / photos[number].grid[1]), at % photos[number].grid[1], Number.isNaN(weight) ? "" : weight.toFixed(6)]),
+    const lines = photos.flatMap((photo, number) =>
+      all[number].map((weight, at) => {
+        const text = Number.isNaN(weight) ? "" : weight.toFixed(6);
+        return [nameOf(this.spec), source.name, photo.source, rowOfCell(photo, at), columnOfCell(photo, at), text];
+      }),
     );
-    return [["head", source.side === "q" ? "query" : "key", "picture", "row", "column", "weight"], ...patches];
+    return [["head", source.side === "q" ? "query" : "key", "picture", "row", "column", "weight"], ...lines];
   }
 }
 

@@ -1,8 +1,9 @@
 // Queries and keys: the sampled tokens of a head as points in the directions that make its scores, or its outputs.
-import { catalogs, percent, shortNumber } from "./catalog.js";
-import { dotOf, el, fill, segmented, select } from "./dom.js";
+import { catalogs } from "./catalog.js";
+import { dotOf, el, faint, fill, segmented, select, showGradient, tokenOf } from "./dom.js";
 import { Scatter } from "./scatter.js";
 import { update } from "./state.js";
+import { percent, shortNumber } from "./wording.js";
 
 const CODES = 127; // as records have it
 const PLANES = [["0,1", "1 and 2"], ["0,2", "1 and 3"], ["1,2", "2 and 3"]];
@@ -105,28 +106,27 @@ export class Plane {
     return this.app.palette;
   }
 
-  /** The colour of each token, and what colours mean. */
   colourOf() {
     const { tokens, colours } = this;
     const outputs = this.what === "outputs";
     if (this.by === "side") {
       const [query, key] = colours.several;
-      const marked = (mark, colour, said) => {
+      const entry = (mark, colour, name) => {
         const shape = el("b", {}, mark);
         shape.style.color = colour;
-        return el("span", {}, shape, ` ${said}`);
+        return el("span", {}, shape, ` ${name}`);
       };
-      fill(this.legend, outputs ? marked("\u25cf", query, "output") : [marked("\u25cf", query, "query"), marked("\u25a0", key, "key")]);
+      fill(this.legend, entry("\u25cf", query, outputs ? "output" : "query"), outputs ? null : entry("\u25a0", key, "key"));
       return (_, at) => (at < tokens.length ? query : key);
     }
-    const shapes = outputs ? [] : [el("span", { class: "faint" }, "\u25cf query \u25a0 key")];
+    const shapes = outputs ? null : faint("\u25cf query \u25a0 key");
     if (this.by === "place") {
       const last = Math.max(1, ...tokens.map(({ place }) => place));
       const { css } = colours.one;
       const step = (place) => css[60 + Math.round((195 * Math.log1p(place)) / Math.log1p(last))];
       const bar = el("i", {});
-      bar.style.background = `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 1].map((share) => css[60 + Math.round(195 * share)]).join(",")})`;
-      fill(this.legend, shapes, el("span", { class: "scale" }, "1", bar, String(last), el("span", { class: "faint" }, "position in its text")));
+      showGradient(bar, [0, 0.25, 0.5, 0.75, 1].map((share) => css[60 + Math.round(195 * share)]));
+      fill(this.legend, shapes, el("span", { class: "scale" }, "1", bar, String(last), faint("position in its text")));
       return (token) => step(tokens[token].place);
     }
     const counts = new Map();
@@ -158,18 +158,11 @@ export class Plane {
     this.scatter.beside = best.map(([token]) => (at < n ? token + n : token));
     this.scatter.mark();
     if (at < 0) return fill(this.read, "point at a token, or walk with the arrow keys");
-    const token = this.tokens[at % n];
-    const side = outputs ? "" : at < n ? "query " : "key ";
-    fill(
-      this.read,
-      side,
-      el("q", { class: "token" }, token.label),
-      outputs ? "" : at < n ? " scores highest:" : " is scored highest by:",
-      best.map(([other, score], place) => [place ? ", " : " ", el("q", { class: "token" }, this.tokens[other].label), ` ${shortNumber(score)}`]),
-    );
+    const [side, verb] = outputs ? ["", ""] : at < n ? ["query ", " scores highest:"] : ["key ", " is scored highest by:"];
+    const others = best.map(([other, score], rank) => [rank ? ", " : " ", tokenOf(this.tokens[other].label), ` ${shortNumber(score)}`]);
+    fill(this.read, side, tokenOf(this.tokens[at % n].label), verb, others);
   }
 
-  /** The token in its context. */
   tell(at) {
     const token = this.tokens[at % this.tokens.length];
     const letters = Array.from(token.excerpt);

@@ -154,7 +154,6 @@ class Parser {
     return { token: next };
   }
 
-  /** The word that must come next. */
   word(message) {
     const { next } = this;
     if (!next || next.is === "sign") throw new FilterError(message);
@@ -186,7 +185,6 @@ class Parser {
     return this.search(token.value.toLowerCase(), Object.keys(this.texts));
   }
 
-  /** A part as a number. */
   number({ value, token }) {
     if (value) return (head) => Number(value(head));
     const { is, shown, value: word } = token;

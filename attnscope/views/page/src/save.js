@@ -15,17 +15,15 @@ function hand(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 }
 
+/** The beginning of the hash of a model's weights; empty where there is none. */
+export function shortHash({ sha256 }) {
+  return sha256 ? `sha256 ${String(sha256).slice(0, 12)}` : "";
+}
+
 function provenance() {
   const { run, title } = ofAtlas() ? atlasHooks.about() : manifest.texts[state.t];
-  return [
-    run.model,
-    run.dtype,
-    run.sha256 ? `sha256 ${String(run.sha256).slice(0, 12)}` : "",
-    `attnscope ${manifest.version}`,
-    title,
-  ]
-    .filter(Boolean)
-    .join(" · ");
+  const facts = [run.model, run.dtype, shortHash(run), `attnscope ${manifest.version}`, title];
+  return facts.filter(Boolean).join(" · ");
 }
 
 function drawAll(pen, figure, colours, [width, height]) {
@@ -46,14 +44,12 @@ function quoted(field) {
 /** What a file is called: by its view and head, and where there are several by its text and kind of attention. */
 function fileName(view, kind) {
   const { maps } = manifest.texts[state.t] || {};
-  const about = state.v === "headcount" || ofAtlas() ? [] : [
-    manifest.texts.length > 1 ? `of text ${state.t + 1}` : "",
-    maps.length > 1 ? maps[state.m].kind : "",
-  ];
-  return ["attnscope", view.name(), ...about].filter(Boolean).join(" ").replaceAll(" ", "-") + `.${kind}`;
+  const ofText = state.v !== "headcount" && !ofAtlas();
+  const text = ofText && manifest.texts.length > 1 ? `of text ${state.t + 1}` : "";
+  const map = ofText && maps.length > 1 ? maps[state.m].kind : "";
+  return ["attnscope", view.name(), text, map].filter(Boolean).join(" ").replaceAll(" ", "-") + `.${kind}`;
 }
 
-/** Saves what a view shows. */
 export async function save(view, kind, colours) {
   if (kind === "csv") {
     const lines = (await view.rows()).map((row) => row.map(quoted).join(",")).join("\n");
@@ -69,9 +65,9 @@ export async function save(view, kind, colours) {
   }
   const scale = Math.min(2, MOST_SIDE / Math.max(...size));
   // Not a canvas of the document, whose toBlob waits for an idle moment, up to seconds.
-  const held = new OffscreenCanvas(Math.ceil(size[0] * scale), Math.ceil(size[1] * scale));
-  const context = held.getContext("2d");
+  const sheet = new OffscreenCanvas(Math.ceil(size[0] * scale), Math.ceil(size[1] * scale));
+  const context = sheet.getContext("2d");
   context.scale(scale, scale);
   drawAll(new CanvasPen(context), figure, colours, size);
-  return hand(await held.convertToBlob({ type: "image/png" }), name);
+  return hand(await sheet.convertToBlob({ type: "image/png" }), name);
 }

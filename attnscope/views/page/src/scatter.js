@@ -1,5 +1,5 @@
 // A scatter on a canvas, of heads or of tokens: two layers, so that a brush or a pointer redraws little.
-import { canvas, el } from "./dom.js";
+import { canvas, clamp, el, isShortcut, keyedCanvas, takeEvent } from "./dom.js";
 import { CanvasPen, fitted } from "./pen.js";
 
 const PAD = { left: 64, top: 12, bottom: 40 };
@@ -15,10 +15,10 @@ export function ticksOf([low, high], about, least = 0) {
   const rough = span / Math.max(1, about);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = Math.max(least, [1, 2, 5, 10].map((part) => part * power).find((part) => part >= rough * 0.999));
-  const found = [];
-  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) found.push(at * step);
-  const places = Math.max(0, Math.min(6, -Math.floor(Math.log10(step) + 1e-9)));
-  return found.map((value) => [value, (value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(places)]);
+  const ticks = [];
+  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) ticks.push(at * step);
+  const places = clamp(-Math.floor(Math.log10(step) + 1e-9), 6);
+  return ticks.map((value) => [value, (value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(places)]);
 }
 
 /** Whether a column counts: there is nothing between its numbers. */
@@ -26,7 +26,6 @@ function isCount({ name }) {
   return name === "layer" || name === "head";
 }
 
-/** Where values stand: the ends of an axis, with some room. */
 function endsOf({ values, range, name }) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) {
@@ -50,8 +49,7 @@ function widen(ends, pixels) {
   });
 }
 
-/** Draws axes and dots with any pen. */
-function drawScatter(pen, { x, y, even: said, colours, colourOf, shapeOf, shown, width, height, at, radius, dot }) {
+function drawScatter(pen, { x, y, even: evenName, colours, colourOf, shapeOf, shown, height, at, radius, dot }) {
   const [left, top, right, low] = [PAD.left, PAD.top, at.right, height - PAD.bottom];
   pen.line(left, low + 0.5, right, low + 0.5, colours.line);
   pen.line(left - 0.5, top, left - 0.5, low, colours.line);
@@ -67,16 +65,16 @@ function drawScatter(pen, { x, y, even: said, colours, colourOf, shapeOf, shown,
   }
   pen.text(fitted(x.title, 12, right - left), (left + right) / 2, height - 9, { size: 12, align: "center", colour: colours.ink });
   pen.text(fitted(y.title, 12, low - top), 11, (top + low) / 2, { size: 12, align: "center", colour: colours.ink, turn: -Math.PI / 2 });
-  for (const [column, across] of [[x, true], [y, false]]) {
-    const even = column.even;
-    if (!Number.isFinite(even)) continue;
-    const place = across ? at.x(even) : at.y(even);
-    if (across ? place < left || place > right : place < top || place > low) continue;
-    for (let from = across ? top : left; from < (across ? low : right); from += 7)
-      across ? pen.line(place, from, place, Math.min(low, from + 3), colours.faint) : pen.line(from, place, Math.min(right, from + 3), place, colours.faint);
-    across
-      ? pen.text(said, place + 4, top - 5, { size: 10, colour: colours.faint })
-      : pen.text(said, right + 4, place, { size: 10, colour: colours.faint });
+  const note = { size: 10, colour: colours.faint };
+  const acrossAt = Number.isFinite(x.even) ? at.x(x.even) : NaN;
+  if (acrossAt >= left && acrossAt <= right) {
+    for (let from = top; from < low; from += 7) pen.line(acrossAt, from, acrossAt, Math.min(low, from + 3), colours.faint);
+    pen.text(evenName, acrossAt + 4, top - 5, note);
+  }
+  const upAt = Number.isFinite(y.even) ? at.y(y.even) : NaN;
+  if (upAt >= top && upAt <= low) {
+    for (let from = left; from < right; from += 7) pen.line(from, upAt, Math.min(right, from + 3), upAt, colours.faint);
+    pen.text(evenName, right + 4, upAt, note);
   }
   for (const pass of [false, true])
     for (let head = 0; head < x.values.length; head++) {
@@ -95,12 +93,7 @@ export class Scatter {
     this.on = on;
     this.beside = []; // what belongs to the head that is pointed at
     this.base = canvas({ "aria-hidden": "true" }, () => this.draw());
-    this.over = canvas({
-      tabindex: "0",
-      role: "application",
-      "aria-roledescription": kind,
-      "aria-label": label,
-    });
+    this.over = keyedCanvas(kind, label);
     this.tip = el("div", { class: "tip", "aria-hidden": "true", hidden: true });
     this.root = el("div", { class: "scatter" }, this.base, this.over, this.tip);
     this.head = -1;
@@ -136,7 +129,7 @@ export class Scatter {
     const n = this.x.values.length;
     this.at = { ends, x: across.to, y: up.to, fromX: across.back, fromY: up.back, right, width, height };
     this.radius = Math.max(3, Math.min(6, 4 + (200 - n) / 120));
-    this.placed = Float32Array.from({ length: 2 * n }, (_, at) => (at % 2 ? this.at.y(this.y.values[at >> 1]) : this.at.x(this.x.values[at >> 1])));
+    this.points = Float32Array.from({ length: 2 * n }, (_, at) => (at % 2 ? this.at.y(this.y.values[at >> 1]) : this.at.x(this.x.values[at >> 1])));
   }
 
   draw() {
@@ -144,7 +137,6 @@ export class Scatter {
     this.measure();
     const { width, height } = this.at;
     const context = this.base.fit(width, height);
-    context.clearRect(0, 0, width, height);
     const dot = (x, y, radius, colour, alpha, box) => {
       context.globalAlpha = alpha;
       context.fillStyle = colour;
@@ -159,7 +151,7 @@ export class Scatter {
       }
       context.globalAlpha = 1;
     };
-    drawScatter(new CanvasPen(context), { ...this, width, height, dot });
+    drawScatter(new CanvasPen(context), { ...this, height, dot });
     this.mark();
   }
 
@@ -168,18 +160,16 @@ export class Scatter {
     if (!this.at) return;
     const { width, height } = this.at;
     const context = this.over.fit(width, height);
-    context.clearRect(0, 0, width, height);
     if (this.area) {
       const [x0, x1, y0, y1] = this.area;
       const [left, top] = [this.at.x(x0), this.at.y(y1)];
-      context.fillStyle = context.strokeStyle = this.colours.accent;
-      context.globalAlpha = 0.1;
-      context.fillRect(left, top, this.at.x(x1) - left, this.at.y(y0) - top);
-      context.globalAlpha = 1;
-      context.strokeRect(left, top, this.at.x(x1) - left, this.at.y(y0) - top);
+      const [wide, high] = [this.at.x(x1) - left, this.at.y(y0) - top];
+      const pen = new CanvasPen(context);
+      pen.rect(left, top, wide, high, this.colours.accent, 0.1);
+      pen.frame(left, top, wide, high, this.colours.accent, 2);
     }
     for (const head of this.head >= 0 ? [...this.beside, this.head] : []) {
-      const [x, y] = this.placed.subarray(2 * head, 2 * head + 2);
+      const [x, y] = this.points.subarray(2 * head, 2 * head + 2);
       context.strokeStyle = head === this.head ? this.colours.ink : this.colours.mark;
       context.lineWidth = 2;
       context.beginPath();
@@ -189,16 +179,16 @@ export class Scatter {
   }
 
   /** Points at a head, with its name beside where the pointer did it. */
-  point(head, told = false) {
-    if (head === this.head && !told) return;
+  point(head, withTip = false) {
+    if (head === this.head && !withTip) return;
     this.head = head;
     this.mark();
-    this.tip.hidden = head < 0 || !told;
+    this.tip.hidden = head < 0 || !withTip;
     if (!this.tip.hidden) {
       this.tip.replaceChildren(...this.tell(head));
-      const [x, y] = this.placed.subarray(2 * head, 2 * head + 2);
+      const [x, y] = this.points.subarray(2 * head, 2 * head + 2);
       const { offsetWidth, offsetHeight } = this.tip;
-      this.tip.style.left = `${Math.max(0, Math.min(this.at.width - offsetWidth, x + 12))}px`;
+      this.tip.style.left = `${clamp(x + 12, this.at.width - offsetWidth)}px`;
       this.tip.style.top = `${y + 12 + offsetHeight > this.at.height ? y - offsetHeight - 12 : y + 12}px`;
     }
     this.on.hover(head);
@@ -209,7 +199,7 @@ export class Scatter {
     let [best, least] = [-1, NEAR * NEAR];
     for (let head = 0; head < this.x.values.length; head++) {
       if (!this.shown[head]) continue;
-      const away = (this.placed[2 * head] - x) ** 2 + (this.placed[2 * head + 1] - y) ** 2;
+      const away = (this.points[2 * head] - x) ** 2 + (this.points[2 * head + 1] - y) ** 2;
       if (away < least) [best, least] = [head, away];
     }
     return best;
@@ -219,15 +209,15 @@ export class Scatter {
     if (event.button) return;
     this.over.setPointerCapture(event.pointerId);
     this.pressed = [event.offsetX, event.offsetY];
-    this.drawn = false;
+    this.isBrushing = false;
   }
 
   move(event) {
     const [x, y] = [event.offsetX, event.offsetY];
     if (!this.pressed) return this.point(this.near(x, y), true);
     const [fromX, fromY] = this.pressed;
-    if (!this.drawn && Math.hypot(x - fromX, y - fromY) < 5) return;
-    this.drawn = true;
+    if (!this.isBrushing && Math.hypot(x - fromX, y - fromY) < 5) return;
+    this.isBrushing = true;
     this.tip.hidden = true;
     this.brush([fromX, x].sort((a, b) => a - b), [fromY, y].sort((a, b) => b - a));
   }
@@ -235,7 +225,7 @@ export class Scatter {
   lift(event) {
     if (!this.pressed) return;
     this.pressed = null;
-    if (this.drawn) return;
+    if (this.isBrushing) return;
     const head = this.near(event.offsetX, event.offsetY);
     if (head >= 0) this.on.open(head);
     else if (this.area) this.on.brush(null);
@@ -248,24 +238,23 @@ export class Scatter {
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (isShortcut(event)) return;
     const way = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] }[event.key];
     if (way && event.shiftKey) this.widen(way);
     else if (way) this.step(way);
     else if (event.key === "Enter" && this.head >= 0) this.on.open(this.head);
     else if (event.key === "Escape" && this.area) this.on.brush(null);
     else return;
-    event.preventDefault();
-    event.stopPropagation();
+    takeEvent(event);
   }
 
   /** Goes to the nearest head that way. */
   step([dx, dy]) {
-    const from = this.head >= 0 ? this.placed.subarray(2 * this.head, 2 * this.head + 2) : [this.at.width / 2, this.at.height / 2];
+    const from = this.head >= 0 ? this.points.subarray(2 * this.head, 2 * this.head + 2) : [this.at.width / 2, this.at.height / 2];
     let [best, least] = [-1, Infinity];
     for (let head = 0; head < this.x.values.length; head++) {
       if (head === this.head || !this.shown[head]) continue;
-      const [x, y] = [this.placed[2 * head] - from[0], this.placed[2 * head + 1] - from[1]];
+      const [x, y] = [this.points[2 * head] - from[0], this.points[2 * head + 1] - from[1]];
       const along = x * dx + y * dy;
       const cost = along + 2.5 * Math.abs(x * dy + y * dx);
       if ((this.head < 0 || along > 0.5) && cost < least) [best, least] = [head, cost];
@@ -276,7 +265,7 @@ export class Scatter {
   /** Makes the marked area larger that way; the first time around the head that is pointed at. */
   widen([dx, dy]) {
     const { x, y, width, height } = this.at;
-    const around = this.head >= 0 ? this.placed.subarray(2 * this.head, 2 * this.head + 2) : [width / 2, height / 2];
+    const around = this.head >= 0 ? this.points.subarray(2 * this.head, 2 * this.head + 2) : [width / 2, height / 2];
     const [x0, x1, y0, y1] = this.area || [];
     let [left, right, low, high] = this.area ? [x(x0), x(x1), y(y0), y(y1)] : [around[0] - 10, around[0] + 10, around[1] + 10, around[1] - 10];
     const step = 24;
@@ -287,13 +276,12 @@ export class Scatter {
     this.brush([left, right], [low, high]);
   }
 
-  /** What is seen, for a file. */
   figure() {
     const { width, height } = this.at;
     const draw = (pen) => {
       const dot = (x, y, radius, colour, alpha, box) =>
         box ? pen.rect(x - 0.85 * radius, y - 0.85 * radius, 1.7 * radius, 1.7 * radius, colour, alpha) : pen.dot(x, y, radius, colour, alpha);
-      drawScatter(pen, { ...this, width, height, dot });
+      drawScatter(pen, { ...this, height, dot });
     };
     return { width, height, draw };
   }

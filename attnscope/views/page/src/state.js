@@ -47,24 +47,26 @@ export function register(name, shown, made) {
 
 /** The views there are, in the order of the tabs. */
 export function viewsOf() {
-  const some = manifest.texts.some((text) => text.example === undefined);
+  const { atlas, texts } = manifest;
+  const ofMaps = hasText() ? ["grid", "matrix", "links", "text", "compare", "headcount"] : atlas?.heads ? ["matrix", "links"] : [];
   return [
-    ...(manifest.atlas?.grid ? ["numbers"] : []),
-    ...(manifest.atlas ? ["atlas", "head"] : []),
-    ...(brought.photo && manifest.texts.some(({ photos }) => photos) ? ["photo"] : []),
-    ...(some ? ["grid", "matrix", "links", "text", "compare", "headcount"] : []),
-    ...(manifest.atlas?.heads && !some ? ["matrix", "links"] : []),
+    ...(atlas?.grid ? ["numbers"] : []),
+    ...(atlas ? ["atlas", "head"] : []),
+    ...(brought.photo && texts.some(({ photos }) => photos) ? ["photo"] : []),
+    ...ofMaps,
   ];
 }
 
-/** Whether a view is of the atlas, not of a text. */
+/** Whether the page has a text that is no example of an atlas. */
+export const hasText = () => manifest.texts.some(({ example }) => example === undefined);
+
 export function ofAtlas(s = state) {
   return ["numbers", "atlas", "head"].includes(s.v);
 }
 
 /** Whether the text that is shown is an example of the atlas. */
-export function ofExample(s = state) {
-  return !ofAtlas(s) && manifest.texts[s.t]?.example !== undefined;
+export function ofExample() {
+  return !ofAtlas() && manifest.texts[state.t]?.example !== undefined;
 }
 
 /** What an atlas does with an address before it is shown: brings its names in order, and unpacks the example. */
@@ -76,16 +78,14 @@ const listeners = new Set();
 let waiting = false;
 let written = "";
 
-/** The map that is shown. */
-export function mapOf(s = state) {
-  return manifest.texts[s.t].maps[s.m];
+export function mapOf() {
+  return manifest.texts[state.t].maps[state.m];
 }
 
-/** Rows and columns as shown. */
-export function axesOf(s = state) {
-  const hide = s.hide && canHide(s.t, s.m);
-  const words = s.words && canMerge(s.t, s.m);
-  return { rows: axisOf(s.t, s.m, "queries", hide, words), columns: axisOf(s.t, s.m, "keys", hide, words) };
+export function axesOf() {
+  const { t, m } = state;
+  const [hide, words] = [state.hide && canHide(t, m), state.words && canMerge(t, m)];
+  return { rows: axisOf(t, m, "queries", hide, words), columns: axisOf(t, m, "keys", hide, words) };
 }
 
 /** Calls back after a change, at most once a frame. */
@@ -124,49 +124,51 @@ function schedule() {
 
 /** Brings a state that means nothing (an old link, a hand-written one) back to what there is. */
 function mend() {
-  const whole = (value, low, high, fallback) =>
-    Number.isInteger(value) && value >= low && value <= high ? value : fallback;
-  const views = viewsOf();
-  if (!views.includes(state.v)) state.v = views[0];
-  if (!["", "light", "dark"].includes(state.d)) state.d = "";
+  const whole = (value, low, high, fallback) => (Number.isInteger(value) && value >= low && value <= high ? value : fallback);
+  const among = (name, values) => {
+    if (!values.includes(state[name])) [state[name]] = values; // the first stands for what means nothing
+  };
+  const like = (name, pattern) => {
+    if (!pattern.test(state[name])) state[name] = "";
+  };
+  among("v", viewsOf());
+  among("d", ["", "light", "dark"]);
   atlasHooks.mend();
   if (!manifest.texts.length) return;
   state.t = whole(state.t, 0, manifest.texts.length - 1, 0);
   state.m = whole(state.m, 0, manifest.texts[state.t].maps.length - 1, 0);
   const map = mapOf();
-  if (!has(state.t, state.m, state.h) && state.v === "photo") state.h = "mean";
-  if (!has(state.t, state.m, state.h)) state.h = map.heads.length ? map.heads[0].join(".") : "mean";
+  const isThere = (spec) => has(state.t, state.m, spec);
+  if (!isThere(state.h) && state.v === "photo") state.h = "mean";
+  if (!isThere(state.h)) state.h = map.heads.length ? map.heads[0].join(".") : "mean";
   state.q = whole(state.q, 0, map.queries.labels.length - 1, -1);
   state.k = whole(state.k, 0, (map.keys || map.queries).labels.length - 1, -1);
-  if (!/^\d+,\d+,\d+$/.test(state.p)) state.p = "";
+  like("p", /^\d+,\d+,\d+$/);
+  like("z", /^(-?[\d.]+,){2}-?[\d.]+$/);
   state.hide = state.hide ? 1 : 0;
   state.words = state.words ? 1 : 0;
-  if (!["fixed", "head", "figure"].includes(state.scale)) state.scale = "fixed";
   if (!(state.min >= 0 && state.min <= 1)) state.min = DEFAULTS.min;
-  if (!["q", "k"].includes(state.side)) state.side = "q";
-  if (!["layer", "role", "focus"].includes(state.sort)) state.sort = "layer";
+  among("scale", ["fixed", "head", "figure"]);
+  among("side", ["q", "k"]);
+  among("sort", ["layer", "role", "focus"]);
+  among("n", [2, 1, 4]);
+  among("wo", ["identity", "mixing"]);
   if (!manifest.roles?.marks[state.role]) state.role = "";
   state.size = whole(state.size, 12, 400, 0);
-  state.n = [1, 2, 4].includes(state.n) ? state.n : 2;
   state.step = whole(state.step, 0, 4, 0);
   state.tok = whole(state.tok, 0, 4, 1);
   state.y = whole(state.y, 0, 1e6, 0);
-  if (!["identity", "mixing"].includes(state.wo)) state.wo = "identity";
-  if (!/^(-?[\d.]+,){2}-?[\d.]+$/.test(state.z)) state.z = "";
   const other = /^text(\d+)$/.exec(state.b);
-  if (other ? !(Number(other[1]) < manifest.texts.length) : !has(state.t, state.m, state.b)) state.b = "mean";
-  state.hs = state.hs
-    .split(",")
-    .filter((spec) => spec && has(state.t, state.m, spec))
-    .join(",");
+  if (other ? !(Number(other[1]) < manifest.texts.length) : !isThere(state.b)) state.b = "mean";
+  state.hs = state.hs.split(",").filter((spec) => spec && isThere(spec)).join(",");
 }
 
 /** The address that shows this again; what is as it is at first is left out. A head by itself means its own view. */
 export function addressOf(s = state) {
-  const told = new URLSearchParams();
+  const address = new URLSearchParams();
   const atFirst = { ...DEFAULTS, v: s.head ? "" : viewsOf()[0] };
-  for (const [name, first] of Object.entries(atFirst)) if (s[name] !== first) told.set(name, String(s[name]));
-  return "#" + told.toString().replaceAll("%2C", ",");
+  for (const [name, first] of Object.entries(atFirst)) if (s[name] !== first) address.set(name, String(s[name]));
+  return "#" + address.toString().replaceAll("%2C", ",");
 }
 
 function writeAddress(how, address = addressOf()) {
@@ -182,12 +184,12 @@ function writeAddress(how, address = addressOf()) {
 }
 
 function readAddress(text) {
-  const told = new URLSearchParams(text);
+  const address = new URLSearchParams(text);
   for (const [name, first] of Object.entries(DEFAULTS)) {
-    const given = told.get(name);
-    state[name] = given === null ? first : typeof first === "number" ? Number(given) : given;
+    const value = address.get(name);
+    state[name] = value === null ? first : typeof first === "number" ? Number(value) : value;
   }
-  if (told.has("v") || !state.head) return;
+  if (address.has("v") || !state.head) return;
   // A head by itself: its card in an atlas, else its map.
   if (manifest.atlas) state.v = "head";
   else Object.assign(state, { v: "matrix", h: state.head.replace(/^L(\d+)H(\d+)$/, "$1.$2"), head: "" });

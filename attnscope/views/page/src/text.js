@@ -1,30 +1,22 @@
 // Text: the text as it reads, shaded by what a token attends to or by who attends to it.
 import { inkOn, stepOf } from "./colour.js";
-import { digits, matrix, nameOf, prose } from "./data.js";
-import { el, fill } from "./dom.js";
+import { manifest, matrix, nameOf, prose } from "./data.js";
+import { el, faint, fill, tokenOf, toolbar } from "./dom.js";
 import { topOf } from "./heads.js";
 import { Legend, drawScale, endOf } from "./heat.js";
 import { strongest, titleOf } from "./matrix.js";
 import { widthOf } from "./pen.js";
 import { mapOf, state, update } from "./state.js";
-import { WordsView, pageOf, shadeToken } from "./words.js";
+import { WordsView, attends, pageOf, shadeToken } from "./words.js";
 
-function largestIn(weights) {
-  return weights.reduce((most, weight) => Math.max(most, weight), 0);
-}
+const largestIn = (weights) => weights.reduce((most, weight) => Math.max(most, weight), 0);
 
 export class TextView extends WordsView {
   constructor(app) {
     super(app, "token");
     this.listName = "";
     this.legend = new Legend();
-    this.root = el(
-      "div",
-      { class: "view text" },
-      el("div", { class: "toolbar" }, this.title, this.read, this.sides),
-      this.legend.root,
-      this.pages,
-    );
+    this.root = el("div", { class: "view text" }, toolbar(this.title, this.read, this.sides), this.legend.root, this.pages);
   }
 
   focus() {
@@ -43,12 +35,11 @@ export class TextView extends WordsView {
   }
 
   async show() {
-    const asked = (this.asked = {});
+    const call = (this.lastCall = {});
     const shown = await matrix(state.t, state.m, state.h, state.hide, state.words);
     const high = await topOf(shown);
-    if (this.asked !== asked) return;
-    this.shown = shown;
-    this.high = high;
+    if (this.lastCall !== call) return;
+    Object.assign(this, { shown, high });
     this.build();
     this.sides.show(state.side);
     this.shade();
@@ -59,61 +50,29 @@ export class TextView extends WordsView {
 
   build() {
     const { rows, columns } = this.shown;
-    const name = [
-      state.t,
-      state.m,
-      rows.length,
-      columns.length,
-      rows.plain,
-      columns.plain,
-      state.words,
-      state.hide,
-    ].join();
-    if (name === this.built) return;
-    this.built = name;
-    const cross = !!mapOf().keys;
+    const name = [state.t, state.m, rows.length, columns.length, rows.plain, columns.plain, state.words, state.hide].join();
+    if (name === this.builtName) return;
+    this.builtName = name;
+    this.isCross = !!mapOf().keys;
     const isOfPhotos = !!manifest.texts[state.t].photos;
-    this.spans = { q: [], k: [] };
-    const page = (axis, side, heading) => {
-      const opening = side === "k" || !mapOf().before; // what stands before the first row is none of the queries
-      const { root, spans } = pageOf(axis, side, heading, { opening });
-      this.spans[side] = spans;
-      return root;
-    };
-    if (cross)
-      fill(
-        this.pages,
-        page(rows, "q", isOfPhotos ? "Queries" : "Queries: what the decoder reads"),
-        page(columns, "k", isOfPhotos ? "Keys" : "Keys: what the encoder read"),
-      );
-    else {
-      fill(this.pages, page(rows, "q"));
-      this.spans.k = this.spans.q;
-    }
-    this.cross = cross;
+    const both = isOfPhotos ? ["Queries", "Keys"] : ["Queries: what the decoder reads", "Keys: what the encoder read"];
+    const opening = !mapOf().before; // what stands before the first row is none of the queries
+    const queries = pageOf(rows, "q", this.isCross && both[0], { opening });
+    const keys = this.isCross ? pageOf(columns, "k", both[1]) : null;
+    this.spans = { q: queries.spans, k: (keys || queries).spans };
+    fill(this.pages, queries.root, keys?.root);
   }
 
-  /** The token that is looked at. */
   keptToken() {
-    const { rows, columns } = this.shown;
-    const side = state.side;
-    const token = side === "q" ? state.q : state.k;
-    const at = token < 0 ? -1 : (side === "q" ? rows : columns).place[token];
+    const { side } = state;
+    const token = state[side];
+    const at = token < 0 ? -1 : this.axis(side).place[token];
     return at < 0 ? null : { side, at };
   }
 
-  /** The weight of each token on the other side. */
   weights() {
-    const { rows, columns, values } = this.shown;
-    const focus = this.keptToken();
-    const n = columns.length;
-    if (!focus)
-      return Array.from(
-        { length: n },
-        (_, column) => rows.groups.reduce((sum, _, row) => sum + values[row * n + column], 0) / rows.length,
-      );
-    if (focus.side === "q") return Array.from(values.subarray(focus.at * n, (focus.at + 1) * n));
-    return Array.from({ length: rows.length }, (_, row) => values[row * n + focus.at]);
+    const { side, at } = this.keptToken() || { side: "q", at: null };
+    return this.weightsOf(side, at, Array.from(this.shown.rows.labels.keys()));
   }
 
   /** What the darkest colour means. Averages over queries have their own largest. */
@@ -126,10 +85,9 @@ export class TextView extends WordsView {
     const focus = this.keptToken();
     const weights = this.weights();
     const high = this.top(weights);
-    const look = { low: 0, high, table: this.app.palette.one };
-    const largest = largestIn(weights);
-    this.legend.show(look, endOf(high), largest, focus ? this.shown.largest : largest);
     const table = this.app.palette.one;
+    const largest = largestIn(weights);
+    this.legend.show({ low: 0, high, table }, endOf(high), largest, focus ? this.shown.largest : largest);
     const other = focus?.side === "k" ? "q" : "k";
     for (const span of new Set([...this.spans.q, ...this.spans.k])) {
       shadeToken(span, 0, table);
@@ -144,67 +102,33 @@ export class TextView extends WordsView {
       mine.classList.add("focus");
       mine.setAttribute("aria-pressed", "true");
     }
-    const axis = other === "k" ? this.shown.columns : this.shown.rows;
-    const order = weights
-      .map((_, at) => at)
-      .sort((a, b) => weights[b] - weights[a])
-      .slice(0, 10);
-    this.listName = !focus
-      ? "attended most, on average"
-      : `${focus.side === "q" ? "what" : "who attends to"} “${(focus.side === "q" ? this.shown.rows : this.shown.columns).labels[focus.at]}”${focus.side === "q" ? " attends to" : ""}`;
-    fill(
-      this.list,
-      strongest(
-        this.listName,
-        order.filter((at) => weights[at] >= 0.0005).map((at) => ({ label: axis.labels[at], weight: weights[at] })),
-        high,
-      ),
-    );
+    const label = focus && this.axis(focus.side).labels[focus.at];
+    if (!focus) this.listName = "attended most, on average";
+    else this.listName = focus.side === "q" ? `what “${label}” attends to` : `who attends to “${label}”`;
+    fill(this.list, strongest(this.listName, this.axis(other).labels, weights, { most: 10, high }));
   }
 
   choose(span) {
     if (!span) return;
     const at = Number(span.dataset.at);
-    const side = this.cross ? span.dataset.side : state.side;
-    const token = (side === "q" ? this.shown.rows : this.shown.columns).groups[at].first;
-    const held = this.keptToken();
-    if (held && held.at === at && held.side === side) return update({ [side]: -1 });
-    return update({ side, [side]: token });
+    const side = this.isCross ? span.dataset.side : state.side;
+    const focus = this.keptToken();
+    if (focus?.at === at && focus.side === side) return update({ [side]: -1 });
+    return update({ side, [side]: this.axis(side).groups[at].first });
   }
 
   hear(span) {
     if (!this.shown) return;
-    const { rows, columns, values } = this.shown;
     const focus = this.keptToken();
     if (!focus)
-      return fill(
-        this.read,
-        el(
-          "span",
-          { class: "faint" },
-          "shaded: the attention that each token gets, averaged over all queries · choose a token",
-        ),
-      );
-    const axis = focus.side === "q" ? rows : columns;
-    const other = focus.side === "q" ? columns : rows;
-    const mine = el("q", { class: "token" }, axis.labels[focus.at]);
-    const at = span && (!this.cross || span.dataset.side !== focus.side) ? Number(span.dataset.at) : -1;
+      return fill(this.read, faint("shaded: the attention that each token gets, averaged over all queries · choose a token"));
+    const { side } = focus;
+    const token = tokenOf(this.axis(side).labels[focus.at]);
+    const at = span && (!this.isCross || span.dataset.side !== side) ? Number(span.dataset.at) : -1;
     if (at < 0)
-      return fill(
-        this.read,
-        el("span", {}, mine, focus.side === "q" ? " attends to what is shaded" : " is attended by what is shaded"),
-      );
-    const weight = focus.side === "q" ? values[focus.at * columns.length + at] : values[at * columns.length + focus.at];
-    const theirs = el("q", { class: "token" }, other.labels[at]);
-    fill(
-      this.read,
-      el(
-        "span",
-        { class: "pair" },
-        focus.side === "q" ? [mine, " attends to ", theirs] : [theirs, " attends to ", mine],
-      ),
-      el("b", { class: "value" }, digits(weight)),
-    );
+      return fill(this.read, el("span", {}, token, ` ${side === "q" ? "attends to" : "is attended by"} what is shaded`));
+    const other = tokenOf(this.axis(side === "q" ? "k" : "q").labels[at]);
+    fill(this.read, attends(side, token, other, this.weights()[at]));
   }
 
   walked(span) {
@@ -223,42 +147,38 @@ export class TextView extends WordsView {
     const weights = this.weights();
     const other = focus?.side === "k" ? "q" : "k";
     const look = { low: 0, high: this.top(weights), table: colours.one, colours };
-    const placed = [];
+    const tokens = [];
     let [x, y] = [0, 40];
-    const page = (axis, side) => {
+    const layOut = (axis, side) => {
       prose(axis).forEach(({ before, shown, chip }, at) => {
         for (const letter of before) {
           if (letter === "\n") [x, y] = [0, y + line];
           else x += widthOf(letter, size);
         }
-        const said = shown.replace(/\s+/g, " ");
-        const width = widthOf(said, size);
+        const text = shown.replace(/\s+/g, " ");
+        const width = widthOf(text, size);
         if (x + width > wide && x > 0) [x, y] = [0, y + line];
-        placed.push({ x, y, width, said, side, at, chip });
+        tokens.push({ x, y, width, text, side, at, chip });
         x += width + (chip ? 6 : 0);
       });
     };
-    page(rows, "q");
-    if (this.cross) {
+    layOut(rows, "q");
+    if (this.isCross) {
       [x, y] = [0, y + 2 * line];
-      page(columns, "k");
+      layOut(columns, "k");
     }
     return {
       width: wide,
       height: y + line + 34,
       draw: (pen) => {
         pen.text(`${nameOf(state.h)} · ${this.listName}`, 0, 12, { size: 12, weight: 600, colour: colours.ink });
-        for (const token of placed) {
-          const mine = focus && token.at === focus.at && (token.side === focus.side || !this.cross);
-          const shaded = token.side === other || !this.cross;
-          const step = shaded ? stepOf(weights[token.at], 0, look.high) : 0;
-          if (step >= 2)
-            pen.rect(token.x - 1, token.y - line / 2 + 3, token.width + 2, line - 6, colours.one.css[step]);
-          if (mine) pen.frame(token.x - 1.5, token.y - line / 2 + 2.5, token.width + 3, line - 5, colours.mark, 2);
-          pen.text(token.said, token.x, token.y, {
-            size,
-            colour: step >= 2 ? inkOn(colours.one.rgb[step]) : token.chip ? colours.special : colours.ink,
-          });
+        for (const { x, y, width, text, side, at, chip } of tokens) {
+          const isFocus = focus && at === focus.at && (side === focus.side || !this.isCross);
+          const step = side === other || !this.isCross ? stepOf(weights[at], 0, look.high) : 0;
+          const ink = step >= 2 ? inkOn(colours.one.rgb[step]) : chip ? colours.special : colours.ink;
+          if (step >= 2) pen.rect(x - 1, y - line / 2 + 3, width + 2, line - 6, colours.one.css[step]);
+          if (isFocus) pen.frame(x - 1.5, y - line / 2 + 2.5, width + 3, line - 5, colours.mark, 2);
+          pen.text(text, x, y, { size, colour: ink });
         }
         drawScale(pen, look, 0, y + line, 160, ["0", endOf(look.high)]);
       },
@@ -267,13 +187,13 @@ export class TextView extends WordsView {
 
   async rows() {
     const focus = this.keptToken();
-    const axis = focus?.side === "k" ? this.shown.rows : this.shown.columns;
-    const mine = focus
-      ? (focus.side === "q" ? this.shown.rows : this.shown.columns).labels[focus.at]
-      : "(mean over queries)";
+    const [mine, theirs] = focus?.side === "k" ? ["k", "q"] : ["q", "k"];
+    const names = { q: "query", k: "key" };
+    const label = focus ? this.axis(mine).labels[focus.at] : "(mean over queries)";
+    const { labels } = this.axis(theirs);
     return [
-      ["head", focus?.side === "k" ? "key" : "query", "place", focus?.side === "k" ? "query" : "key", "weight"],
-      ...this.weights().map((weight, at) => [nameOf(state.h), mine, at, axis.labels[at], weight.toFixed(4)]),
+      ["head", names[mine], "place", names[theirs], "weight"],
+      ...this.weights().map((weight, at) => [nameOf(state.h), label, at, labels[at], weight.toFixed(4)]),
     ];
   }
 }

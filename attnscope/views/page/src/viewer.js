@@ -45,7 +45,6 @@ class Viewer {
     }
   }
 
-  /** What stands beside the buttons of the app. */
   button() {
     return el("button", { type: "button", class: "open", title: "open another record", onclick: () => this.input.click() }, "Open");
   }

@@ -1,7 +1,7 @@
 // Words: tokens as they read, each to be pointed at and chosen; what the views of a text and of a photo begin with.
 import { shadeBy } from "./colour.js";
-import { prose } from "./data.js";
-import { el, say, segmented } from "./dom.js";
+import { digits, prose } from "./data.js";
+import { clamp, el, isChoice, isShortcut, pairOf, readout, say, segmented } from "./dom.js";
 
 /**
  * Tokens as they read, each to be chosen: the element, and the spans by the tokens' places.
@@ -19,21 +19,10 @@ export function pageOf(axis, side, heading, { wanted = () => true, opening = tru
     segment = next;
     if (before && opening) body.append(before);
     opening ||= !chip;
-    const span = el(
-      "span",
-      {
-        class: chip ? "tok chip-token" : "tok",
-        role: "button",
-        tabindex: "-1",
-        "data-at": at,
-        "data-side": side,
-        "aria-pressed": "false",
-      },
-      shown,
-    );
-    if (axis.written[at]) span.classList.add("written");
-    spans[at] = span;
-    body.append(span);
+    const kind = `tok${chip ? " chip-token" : ""}${axis.written[at] ? " written" : ""}`;
+    const facts = { role: "button", tabindex: "-1", "data-at": at, "data-side": side, "aria-pressed": "false" };
+    spans[at] = el("span", { class: kind, ...facts }, shown);
+    body.append(spans[at]);
     if (chip) body.append(" ");
   });
   return { root: heading ? el("section", {}, el("h2", {}, heading), body) : body, spans };
@@ -52,7 +41,17 @@ export function nextToken(event, span, spans) {
   const step = JUMPS[event.key];
   if (!step) return null;
   event.preventDefault();
-  return spans[Math.max(0, Math.min(spans.length - 1, spans.indexOf(span) + step))];
+  return spans[clamp(spans.indexOf(span) + step, spans.length - 1)];
+}
+
+/** Buttons for the two ways of attention, each with its title. */
+export function directions(titles, turn) {
+  return segmented("Direction", [["q", "attends to", titles.q], ["k", "attended by", titles.k]], turn);
+}
+
+/** What the token of a side attends to, or who attends to it, in words; with the weight. */
+export function attends(side, token, other, weight) {
+  return [side === "q" ? pairOf(token, other) : pairOf(other, token), el("b", { class: "value" }, digits(weight))];
 }
 
 /**
@@ -65,15 +64,9 @@ export class WordsView {
   constructor(app, what) {
     this.app = app;
     this.title = el("div", { class: "title" });
-    this.read = el("div", { class: "read", id: "readout" });
-    this.sides = segmented(
-      "Direction",
-      [
-        ["q", "attends to", `what the chosen ${what} attends to`],
-        ["k", "attended by", `who attends to the chosen ${what}`],
-      ],
-      (side) => this.turn(side),
-    );
+    this.read = readout();
+    const titles = { q: `what the chosen ${what} attends to`, k: `who attends to the chosen ${what}` };
+    this.sides = directions(titles, (side) => this.turn(side));
     this.pages = el("div", { class: "pages" });
     this.list = el("div", {});
     const of = (event) => event.target.closest("[data-at]");
@@ -88,13 +81,26 @@ export class WordsView {
     this.hear(span);
   }
 
+  axis(side) {
+    return side === "q" ? this.shown.rows : this.shown.columns;
+  }
+
+  /** What the token of a side gives to each key, or gets from each query; without a token the mean over `of` rows. */
+  weightsOf(side, at, of) {
+    const { rows, columns, values } = this.shown;
+    const n = columns.length;
+    if (side === "k") return Array.from(rows.labels, (_, row) => values[row * n + at]);
+    if (at !== null) return Array.from(values.subarray(at * n, (at + 1) * n));
+    return Array.from(columns.labels, (_, column) => of.reduce((sum, row) => sum + values[row * n + column], 0) / (of.length || 1));
+  }
+
   beside() {
     return [this.list];
   }
 
   key(event, span) {
-    if (!span || event.altKey || event.ctrlKey || event.metaKey) return;
-    if (event.key === "Enter" || event.key === " ") {
+    if (!span || isShortcut(event)) return;
+    if (isChoice(event)) {
       event.preventDefault();
       this.choose(span);
       say(span.textContent);
