@@ -24,10 +24,12 @@ from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.record import Record
 from attnscope.records.frame.storage import PAGE_MARK, finite, plain, require_replaceable
+from attnscope.records.heads.descriptions import Descriptions
 from attnscope.records.heads.findings import Findings
 from attnscope.records.why.score import Why
 from attnscope.version import VERSION
 from attnscope.views.heads.summary import MARKS, MORE_COLORS, marks_of
+from attnscope.views.page.headcount import head_count
 from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, most_pieces, pack
 from attnscope.views.page.photos import pack_photos, with_ordinary_patches
 from attnscope.views.tables.numbers import signed
@@ -44,7 +46,7 @@ MOST_PARTS = 6
 
 MODULES = (
     "colour", "data", "state", "dom", "pen", "heat", "heads", "grid", "why", "matrix", "links", "words", "text",
-    "compare", "attention", "headcount", "save", "host",
+    "compare", "headcount", "save", "host",
 )  # fmt: skip
 """The ES modules of every page, each after those that it imports."""
 
@@ -185,6 +187,7 @@ def page_of(
     manifest["texts"] = [_describe_text(text, blocks, step) for text in texts]
     manifest["roles"] = None if findings is None else _describe_roles(findings)
     manifest["start"] = dict(start or {})
+    manifest["headcount"] = head_count() if texts else None
     if has_photos and not atlas:
         # One patch of hundreds seldom gets much: on a scale up to 1 none would be seen.
         manifest["start"] = {"scale": "head", **{k: v for k, v in manifest["start"].items() if k != "v"}}
@@ -245,9 +248,24 @@ def empty_page(blocks: Sequence[str] = (), record: Mapping[str, Any] | None = No
 
     Of its blocks, `record` names the one that it opens with, by `name` and `block`.
     """
-    marks = {name: [mark.glyph, mark.color] for name, mark in MARKS.items()}
-    manifest = {**_manifest(FINE_STEP), "viewer": {"marks": marks, "colors": list(MORE_COLORS), "record": record}}
+    viewer = {
+        "marks": {name: [mark.glyph, mark.color] for name, mark in MARKS.items()},
+        "colors": list(MORE_COLORS),
+        "columns": _column_facts(),
+        "record": record,
+    }
+    manifest = {**_manifest(FINE_STEP), "viewer": viewer, "headcount": head_count()}
     return Page(_html(manifest, blocks, ("atlas", "photo", "viewer")))
+
+
+def _column_facts() -> dict[str, dict[str, str]]:
+    """What the columns of any table of heads mean, by their names in conditions."""
+    nothing = Findings({}, {}, {}, (), {}, descriptions=Descriptions((), 0, 0, 0))
+    columns = [column for column in nothing.head_table().columns if column.what]
+    return {
+        (column.names or (column.name,))[0]: {"label": column.label, "what": column.what, "unit": column.unit}
+        for column in columns
+    }
 
 
 def require_room(texts: Sequence[PageText]) -> int:

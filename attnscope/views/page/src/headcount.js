@@ -1,7 +1,6 @@
 // Head count: the same queries, keys and values with 1, 2 and 4 heads, step by step.
-import { OUTPUTS, TOKENS, WIDTH, worked } from "./attention.js";
 import { inkOn, shadeBy, stepOf } from "./colour.js";
-import { digits } from "./data.js";
+import { digits, manifest } from "./data.js";
 import { button, el, fill, rowOf, segmented, toolbar } from "./dom.js";
 import { state, update } from "./state.js";
 
@@ -13,62 +12,8 @@ function maths(text) {
   });
 }
 
-/** A step: its name, formula, line of NumPy, what it means, and the rows (or tables) of numbers of a view's token. */
-const STEPS = [
-  {
-    name: "project",
-    formula: () => "Q = X W_Q,  K = X W_K,  V = X W_V",
-    numpy: () => "Q, K, V = X @ W_Q, X @ W_K, X @ W_V",
-    what: () =>
-      "Each token asks (query), offers itself (key) and has something to give (value). Embeddings are one-hot here, so a token's rows of W are what it gets.",
-    caption: "before and after",
-    rows: (view, at) => ["X", "Q", "K", "V"].map((name) => view.vector(name.toLowerCase(), view.now[name][at])),
-  },
-  {
-    name: "split",
-    formula: (n) => `q_h = Q[:, ${WIDTH / n}h : ${WIDTH / n}(h + 1)],  h = 0 … ${n - 1};  d_head = ${WIDTH} / ${n} = ${WIDTH / n}`,
-    numpy: (n) => `q, k, v = (M.reshape(${TOKENS.length}, ${n}, ${WIDTH / n}).transpose(1, 0, 2) for M in (Q, K, V))`,
-    what: (n) =>
-      n === 1
-        ? "One head has all four columns."
-        : `The ${WIDTH} columns are dealt out to ${n} heads, ${WIDTH / n} to each. Nothing is computed, and nothing is added: more heads are narrower heads.`,
-    caption: "columns by head",
-    rows: (view, at) => ["Q", "K", "V"].map((name) => view.vector(name.toLowerCase(), view.now[name][at], view.now.width)),
-  },
-  {
-    name: "attend",
-    formula: () => "A_h = softmax(q_h k_hᵀ / √d_head),  Z_h = A_h v_h",
-    numpy: (n) => `E = np.exp(q @ k.transpose(0, 2, 1) / np.sqrt(${WIDTH / n})); A = E / E.sum(-1, keepdims=True); Z = A @ v`,
-    what: () =>
-      "Each head compares its own columns alone, and so has a map of its own; its output is the mean of the values by its weights.",
-  },
-  {
-    name: "concatenate",
-    formula: (n) => `C = [${Array.from({ length: n }, (_, head) => `Z_${head}`).join(" | ")}]`,
-    numpy: () => `C = Z.transpose(1, 0, 2).reshape(${TOKENS.length}, ${WIDTH})`,
-    what: () => "The heads' outputs stand side by side again, as wide as before.",
-    caption: "the heads' outputs, joined",
-    rows: (view, at) => [
-      ...view.now.heads.map(({ output }, head, { length }) => view.vector(length === 1 ? "z" : `z, head ${head}`, output[at])),
-      view.vector("c", view.now.joined[at], view.now.width),
-    ],
-  },
-  {
-    name: "project",
-    formula: () => "O = C W_O",
-    numpy: () => "O = C @ W_O",
-    what: () =>
-      "Only here do heads meet: each column of the output is a sum over all of them. With the identity they stay side by side.",
-    caption: "after the output projection",
-    rows: (view, at) => [view.vector("c", view.now.joined[at], view.now.width), view.vector("o", view.now.output[at])],
-  },
-];
-
-const COUNTS = [1, 2, 4];
 const value = (number) => digits(number).replace(/\.0000$/, "");
 const inRow = (numbers, write = digits) => numbers.map((number) => write(number)).join("  ");
-const nameOfHead = (head, n) => (n === 1 ? "the one head" : `head ${head}`);
-const nameOfCount = (n) => (n === 1 ? "1 head" : `${n} heads`);
 
 /** The names of a table's columns; one without a name is that of its rows' names. */
 const columnNames = (...names) =>
@@ -84,10 +29,11 @@ function tableOfHead(attributes, colour, ...children) {
 export class HeadCountView {
   constructor(app) {
     this.app = app;
-    this.counts = segmented("Heads", COUNTS.map((n) => [n, nameOfCount(n)]), (n) => update({ n }));
-    this.tokens = segmented("Token", TOKENS.map((token, at) => [at, token]), (tok) => update({ tok }));
-    this.outputs = segmented("Output projection", Object.keys(OUTPUTS).map((name) => [name, name]), (wo) => update({ wo }));
-    const steps = STEPS.map(({ name }, step) => {
+    const { tokens, counts, outputs } = (this.example = manifest.headcount);
+    this.counts = segmented("Heads", counts.map(({ n, name }) => [n, name]), (n) => update({ n }));
+    this.tokens = segmented("Token", tokens.map((token, at) => [at, token]), (tok) => update({ tok }));
+    this.outputs = segmented("Output projection", outputs.map((name) => [name, name]), (wo) => update({ wo }));
+    const steps = counts[0].steps.map(({ name }, step) => {
       const text = [el("small", {}, String(step + 1)), name];
       return el("li", {}, button(text, () => update({ step }), { "data-step": step }));
     });
@@ -110,21 +56,21 @@ export class HeadCountView {
 
   show() {
     const { n, step } = state;
-    this.now = worked(n, OUTPUTS[state.wo]);
+    this.now = this.example.counts.find((count) => count.n === n);
     this.counts.show(n);
     this.tokens.show(state.tok);
     this.outputs.show(state.wo);
     for (const choice of this.steps.querySelectorAll("button"))
       choice.setAttribute("aria-current", Number(choice.dataset.step) === step ? "step" : "false");
-    const { formula, numpy, what } = STEPS[step];
+    const { formula, numpy, what } = this.now.steps[step];
     fill(
       this.card,
-      el("div", { class: "formula", role: "math" }, maths(formula(n))),
-      el("pre", { class: "numpy" }, el("code", {}, numpy(n))),
-      el("p", {}, what(n)),
+      el("div", { class: "formula", role: "math" }, maths(formula)),
+      el("pre", { class: "numpy" }, el("code", {}, numpy)),
+      el("p", {}, what),
       el("div", { class: "numbers" }, this.numbers()),
     );
-    const figureOf = ({ weights }, head) => el("figure", {}, el("figcaption", {}, nameOfHead(head, n)), this.map(weights, head));
+    const figureOf = ({ name, weights }, head) => el("figure", {}, el("figcaption", {}, name), this.map(weights, head));
     fill(this.maps, this.now.heads.map(figureOf));
     this.showBars();
   }
@@ -145,9 +91,16 @@ export class HeadCountView {
 
   numbers() {
     const { tok: at, step } = state;
-    const { caption, rows } = STEPS[step];
-    if (!rows) return this.now.heads.map((head, number) => this.attended(head, number));
-    return el("table", { class: "vectors" }, el("caption", {}, `“${TOKENS[at]}”: ${caption}`), el("tbody", {}, rows(this, at)));
+    const { vectors, width, heads, steps } = this.now;
+    const { caption, whole = [], split = [], last } = steps[step];
+    if (!caption) return heads.map((head, number) => this.attended(head, number));
+    const rows = [
+      ...whole.map((name) => this.vector(name, vectors[name][at])),
+      ...split.map((name) => this.vector(name, vectors[name][at], width)),
+      last ? this.vector("o", vectors[state.wo][at]) : null,
+    ];
+    const title = el("caption", {}, `“${this.example.tokens[at]}”: ${caption}`);
+    return el("table", { class: "vectors" }, title, el("tbody", {}, rows));
   }
 
   weight(weight, shown, attributes = {}) {
@@ -157,7 +110,8 @@ export class HeadCountView {
   /** What the chosen token attends to in a head, key by key, and what comes out. */
   attended({ scores, weights, v, output }, number) {
     const at = state.tok;
-    const rows = TOKENS.map((key, place) => {
+    const { tokens } = this.example;
+    const rows = tokens.map((key, place) => {
       const weight = this.weight(weights[at][place], digits(weights[at][place]), { "data-weight": place });
       return rowOf(key, [value(scores[at][place]), weight, inRow(v[place], value)]);
     });
@@ -166,21 +120,22 @@ export class HeadCountView {
     return tableOfHead(
       { class: "vectors attend", "data-head": number },
       this.colour(number),
-      el("caption", {}, `“${TOKENS[at]}” attends${which}`),
+      el("caption", {}, `“${tokens[at]}” attends${which}`),
       columnNames("key", "score", "weight", "v"),
       el("tbody", {}, rows, sum),
     );
   }
 
   map(weights, head) {
+    const { tokens } = this.example;
     const rows = weights.map((row, query) => {
       const cells = row.map((weight) => this.weight(weight, digits(weight).slice(0, 6)));
-      return rowOf(TOKENS[query], cells, { class: query === state.tok ? "mine" : null });
+      return rowOf(tokens[query], cells, { class: query === state.tok ? "mine" : null });
     });
     return tableOfHead(
       { class: "map", "data-head": head },
       this.colour(head),
-      columnNames("", ...TOKENS),
+      columnNames("", ...tokens),
       el("tbody", {}, rows),
     );
   }
@@ -188,23 +143,22 @@ export class HeadCountView {
   /** What the chosen token attends to under each number of heads, and what comes out. */
   showBars() {
     const at = state.tok;
+    const { tokens, counts } = this.example;
     const part = (weight, key) => {
-      const bar = el("span", { title: `${TOKENS[key]} ${digits(weight)}` }, weight > 0.09 ? TOKENS[key] : "");
+      const bar = el("span", { title: `${tokens[key]} ${digits(weight)}` }, weight > 0.09 ? tokens[key] : "");
       bar.style.flexGrow = String(weight);
       return shadeBy(bar, stepOf(weight, 0, 0.6), this.app.palette.one);
     };
     const stack = ({ weights }) => el("div", { class: "stack" }, weights[at].map(part));
-    const counts = COUNTS.map((n) => {
-      const { heads, output } = worked(n, OUTPUTS[state.wo]);
-      return el(
+    const lineOf = ({ n, name, heads, vectors }) =>
+      el(
         "div",
         { class: n === state.n ? "count now" : "count" },
-        el("b", {}, nameOfCount(n)),
+        el("b", {}, name),
         el("div", { class: "stacks" }, heads.map(stack)),
-        el("span", { class: "faint", "data-output": n }, `o = ${inRow(output[at])}`),
+        el("span", { class: "faint", "data-output": n }, `o = ${inRow(vectors[state.wo][at])}`),
       );
-    });
-    fill(this.bars, counts);
+    fill(this.bars, counts.map(lineOf));
   }
 
   focus() {
@@ -216,18 +170,19 @@ export class HeadCountView {
   }
 
   async figure() {
-    const { heads } = this.now;
+    const { heads, name } = this.now;
+    const { tokens } = this.example;
     const colours = this.app.palette;
     const [cell, left, top] = [46, 44, 70];
-    const wide = left + cell * TOKENS.length;
+    const wide = left + cell * tokens.length;
     const draw = (pen) => {
-      const title = `The cat sat on mat, ${nameOfCount(state.n)}: attention weights`;
+      const title = `The cat sat on mat, ${name}: attention weights`;
       const label = (text, x, y, how) => pen.text(text, x, y, { size: 12, colour: colours.ink, ...how });
       label(title, 0, 10, { size: 13, weight: 600 });
-      heads.forEach(({ weights }, head) => {
+      heads.forEach(({ name: nameOfHead, weights }, head) => {
         const x = head * (wide + 24) + left;
-        label(nameOfHead(head, state.n), x, 34, { colour: this.colour(head), weight: 600 });
-        TOKENS.forEach((token, at) => {
+        label(nameOfHead, x, 34, { colour: this.colour(head), weight: 600 });
+        tokens.forEach((token, at) => {
           label(token, x + (at + 0.5) * cell, top - 10, { align: "center" });
           label(token, x - 6, top + (at + 0.5) * cell, { align: "right" });
         });
@@ -239,15 +194,16 @@ export class HeadCountView {
             label(digits(weight), x + (key + 0.5) * cell, top + (query + 0.5) * cell, how);
           }),
         );
-        pen.frame(x - 1, top + state.tok * cell, TOKENS.length * cell + 2, cell, colours.mark, 2);
+        pen.frame(x - 1, top + state.tok * cell, tokens.length * cell + 2, cell, colours.mark, 2);
       });
     };
-    return { width: Math.max(heads.length * (wide + 24) - 24, 380), height: top + TOKENS.length * cell + 6, draw };
+    return { width: Math.max(heads.length * (wide + 24) - 24, 380), height: top + tokens.length * cell + 6, draw };
   }
 
   async rows() {
-    const lineOf = (row, head, query) => [state.n, head, TOKENS[query], ...row.map((weight) => weight.toFixed(4))];
+    const { tokens } = this.example;
+    const lineOf = (row, head, query) => [state.n, head, tokens[query], ...row.map((weight) => weight.toFixed(4))];
     const lines = this.now.heads.flatMap(({ weights }, head) => weights.map((row, query) => lineOf(row, head, query)));
-    return [["n_heads", "head", "query", ...TOKENS], ...lines];
+    return [["n_heads", "head", "query", ...tokens], ...lines];
   }
 }

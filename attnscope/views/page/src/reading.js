@@ -202,41 +202,47 @@ async function atlasOf({ record, array }) {
 function tableOf(record) {
   const { heads, positions, deciles, rank, options = {} } = record;
   const table = [];
-  const add = (name, estimates, facts) => {
+  const add = (name, estimates, facts = manifest.viewer.columns[name]) => {
     if (!estimates.some(Boolean)) return;
-    const [values, low, high, uniform] = ["value", "low", "high", "uniform"].map((part) => estimates.map((estimate) => estimate?.[part] ?? NaN));
-    table.push({ name, label: facts.label || name.replaceAll("_", " "), what: "", unit: "", ...facts, values, low, high, uniform });
+    const parts = ["value", "low", "high", "uniform"].map((part) => estimates.map((estimate) => estimate?.[part] ?? NaN));
+    const [values, low, high, uniform] = parts;
+    table.push({ name, what: "", unit: "", ...facts, label: facts.label || name.replaceAll("_", " "), values, low, high, uniform });
   };
-  const numbers = (name, values, facts) => add(name, values.map((value) => value !== undefined && { value }), facts);
-  const names = (what) => [...new Set(heads.flatMap((head) => Object.keys(head[what] || {})))];
+  const valued = (values) => values.map((value) => value !== undefined && { value });
+  const partOf = (part, some) => valued(some.map((one) => one?.[part]));
+  const explained = (some) => some.map((one) => one && { ...one, value: one.explained });
+  const namesOf = (what) => [...new Set(heads.flatMap((head) => Object.keys(head[what] || {})))];
   const mine = descriptionsOf(record);
-  const share = "share of its attention";
-  const apart = "attention apart from uniform attention that";
-  add("explained", mine.map((one) => one && { ...one, value: one.explained }), { what: `share of what sets its ${apart} the description predicts, held out`, unit: "share" });
-  numbers("nats", mine.map((one) => one?.nats), { what: "how far its attention is from uniform: mean KL divergence", unit: "nats" });
-  add("active_explained", mine.map((one) => one?.active && { ...one.active, value: one.active.explained }), { what: `share of what sets that ${apart} its terms predict, held out`, unit: "share" });
-  numbers("active_share", mine.map((one) => one?.active?.share), { what: `${share} on keys that are neither special tokens nor the first`, unit: "share" });
-  numbers("active_nats", mine.map((one) => one?.active?.nats), { what: "how far that attention is from uniform: mean KL divergence", unit: "nats" });
-  for (const name of ["position", "token", "both"])
-    add(`from_${name}`, mine.map((one) => one?.active?.sources?.[name]), { what: `share that follows from mean queries and keys given ${name === "both" ? "position and token" : name}, held out`, unit: "share" });
+  const active = mine.map((one) => one?.active);
+  add("explained", explained(mine));
+  add("nats", partOf("nats", mine));
+  add("active_explained", explained(active));
+  add("active_share", partOf("share", active));
+  add("active_nats", partOf("nats", active));
+  for (const name of ["position", "token", "both"]) add(`from_${name}`, active.map((one) => one?.sources?.[name]));
   for (const [name, end, text] of deciles ? [["score", 5, "median text"], ["score_p90", 9, "90th percentile"]] : [])
-    numbers(name, deciles.map((ends) => ends[end]), { label: `${rank} (${text})`, what: options.rank });
-  numbers("resting_share", heads.map((head) => head.resting_share), { label: "sink share", what: `${share} on sinks: special tokens and the first`, unit: "share" });
-  const measures = names("measures");
+    add(name, partOf(end, deciles), { label: `${rank} (${text})`, what: options.rank });
+  add("resting_share", partOf("resting_share", heads));
+  const measures = namesOf("measures");
   const roles = new Set([...Object.keys(options.roles || {}), ...heads.flatMap((head) => head.roles.map(({ name }) => name))]);
   for (const role of ["unclassified", ...roles]) {
-    const holds = heads.map((head) => Number(role === "unclassified" ? !head.roles.length : head.roles.some(({ name }) => name === role)));
-    if (/^[\p{L}_][\p{L}\p{N}_]*$/u.test(role)) numbers(measures.includes(role) ? `is_${role}` : role, holds, { kind: "role", hidden: true });
+    const has = (head) => (role === "unclassified" ? !head.roles.length : head.roles.some(({ name }) => name === role));
+    const name = measures.includes(role) ? `is_${role}` : role;
+    const isName = /^[\p{L}_][\p{L}\p{N}_]*$/u.test(role);
+    if (isName) add(name, valued(heads.map((head) => Number(has(head)))), { kind: "role", hidden: true });
   }
   for (const name of measures) {
-    const { of: source, ...about } = options.measures?.[name] || {};
-    const whole = options.measures?.[name] ? null : options.measures?.[name.replace(/_active$/, "")];
-    add(name, heads.map((head) => head.measures?.[name]), { kind: "measure", source, ...about, ...(whole && { unit: whole.unit, what: `${whole.what} (excluding sinks)` }) });
+    const whole = options.measures?.[name.replace(/_active$/, "")];
+    const { of: source, ...facts } = options.measures?.[name] || (whole && { unit: whole.unit, what: `${whole.what} (excluding sinks)` }) || {};
+    add(name, heads.map((head) => head.measures?.[name]), { kind: "measure", source, ...facts });
   }
-  for (const name of names("effects"))
-    add(name, heads.map((head) => head.effects?.[name]), { kind: "effect", what: "what changes without the head", ...options.quantities?.[name] });
-  for (const [at, axis] of positions?.some((place) => place.some(Number.isFinite)) ? ["x", "y"].entries() : [])
-    numbers(`map_${axis}`, positions.map((place) => place[at]), { what: "heads that attend alike stand near each other" });
+  for (const name of namesOf("effects")) {
+    const facts = { kind: "effect", what: "what changes without the head", ...options.quantities?.[name] };
+    add(name, heads.map((head) => head.effects?.[name]), facts);
+  }
+  const isPlaced = positions?.some((position) => position.some(Number.isFinite));
+  for (const [at, axis] of isPlaced ? ["x", "y"].entries() : [])
+    add(`map_${axis}`, partOf(at, positions), { what: "heads that attend alike stand near each other" });
   return table;
 }
 
