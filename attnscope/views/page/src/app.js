@@ -2,7 +2,7 @@
 import { palette, schemeOf } from "./colour.js";
 import { CompareView } from "./compare.js";
 import { breathe, canHide, canMerge, hasSpecial, manifest, nameOf } from "./data.js";
-import { button, clamp, el, fill, isShortcut, say, segmented, select, tick } from "./dom.js";
+import { SIDEWAYS, button, clamp, el, fill, isShortcut, neighbour, onSteps, say, segmented, select, tick } from "./dom.js";
 import { GridView } from "./grid.js";
 import { HeadCountView } from "./headcount.js";
 import { HeadGrid } from "./heads.js";
@@ -118,13 +118,8 @@ class App {
       return button(brought[name].shown, () => this.go(name), facts);
     });
     this.tabs = el("div", { class: "tabs", role: "tablist", "aria-label": "Views" }, tabs);
-    this.tabs.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (!step) return;
-      event.preventDefault();
-      const views = viewsOf();
-      const next = views[(views.indexOf(state.v) + step + views.length) % views.length];
-      this.go(next).then(() => this.tabs.querySelector(`[data-view=${state.v}]`).focus());
+    onSteps(this.tabs, SIDEWAYS, (step) => {
+      this.go(neighbour(viewsOf(), state.v, step)).then(() => this.tabs.querySelector(`[data-view=${state.v}]`).focus());
     });
   }
 
@@ -176,8 +171,7 @@ class App {
 
   show() {
     const scheme = schemeOf(state.d);
-    document.documentElement.dataset.scheme = scheme;
-    this.palette = palette(scheme);
+    if (this.palette?.scheme !== scheme) this.palette = palette(scheme);
     const subject = ofAtlas() ? atlasHooks.about() : manifest.texts[state.t];
     const { text, title } = subject;
     document.title = `attnscope: ${text.trim().slice(0, 60) || "a text"}`;

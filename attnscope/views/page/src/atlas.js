@@ -2,7 +2,7 @@
 import { stepOf } from "./colour.js";
 import { atHead, catalogs, colourColumn, headOf, sidesOf } from "./catalog.js";
 import { manifest } from "./data.js";
-import { button, el, faint, fill, isChoice, isShortcut, readout, say, select, showGradient, takeEvent, toolbar } from "./dom.js";
+import { button, el, faint, fill, isChoice, isShortcut, neighbour, readout, say, select, showGradient, takeEvent, toolbar } from "./dom.js";
 import { roleChip, showRoles } from "./heads.js";
 import { filterOf, isAsked } from "./query.js";
 import { Scatter } from "./scatter.js";
@@ -191,7 +191,7 @@ export class AtlasView {
     this.legendName = name;
     return (at) => {
       const value = column.values[at];
-      return value === value ? css[FAINTEST + Math.round((stepOf(value, low, high) * (255 - FAINTEST)) / 255)] : this.colours.line;
+      return value === value ? css[FAINTEST + Math.round((stepOf(value, low, high) * (255 - FAINTEST)) / 255)] : this.colours.rule;
     };
   }
 
@@ -352,9 +352,9 @@ export class AtlasView {
   /** The heads one after the other, as the list has them. */
   step(by) {
     if (!this.order) this.select();
-    const place = this.order.indexOf(headOf().at);
-    const order = place < 0 ? catalogs.shown.heads.map(({ at }) => at) : this.order;
-    const next = order[(order.indexOf(headOf().at) + by + order.length) % order.length];
-    return catalogs.shown.heads[next].name;
+    const { heads } = catalogs.shown;
+    const { at } = headOf();
+    const order = this.order.includes(at) ? this.order : [...heads.keys()];
+    return heads[neighbour(order, at, by)].name;
   }
 }

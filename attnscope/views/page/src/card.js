@@ -4,7 +4,7 @@ import { figureOfCard } from "./cardfigure.js";
 import { atHead, bare, catalogs, commandOfExample, headOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import {
-  button, clamp, dotOf, el, faint, fill, keyedCanvas, rowOf, say, segmented, takeEvent, tokenOf,
+  SIDEWAYS, button, clamp, dotOf, el, faint, fill, keyedCanvas, onSteps, rowOf, say, segmented, tokenOf,
 } from "./dom.js";
 import { CanvasPen } from "./pen.js";
 import { Plane } from "./plane.js";
@@ -36,7 +36,7 @@ function drawProfile(pen, { profile, even, colours, width, height, chosen = null
   const x = (offset) => left + rest + 6 + ((placeOfOffset(offset) + 1) / 2) * (right - left - 2 * rest - 12);
   const y = (share) => low - (Math.log10(Math.max(share, LOWEST) / LOWEST) / -Math.log10(LOWEST)) * (low - top);
   for (const share of [1, 0.1, 0.01, 0.001, LOWEST]) {
-    pen.line(left, y(share), right, y(share), colours.line, 1, 0.7);
+    pen.line(left, y(share), right, y(share), colours.rule, 1, 0.7);
     pen.text(`${share * 100}%`, left - 6, y(share), { size: 10, align: "right", colour: colours.faint });
   }
   const bins = profile.map((share, at) => {
@@ -98,10 +98,8 @@ export class Card {
     const binAt = ({ offsetX }) => this.bins?.findIndex(([from, to]) => offsetX >= from && offsetX < to) ?? -1;
     this.profile.addEventListener("pointermove", (event) => this.pointProfile(binAt(event)));
     this.profile.addEventListener("pointerleave", () => this.pointProfile(-1));
-    this.profile.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (!step || !this.card) return;
-      takeEvent(event);
+    onSteps(this.profile, SIDEWAYS, (step) => {
+      if (!this.card) return;
       this.pointProfile(clamp((this.bin ?? FURTHEST + 1) + step, this.card.profile.length - 1));
       say(this.profileRead.textContent);
     });
@@ -345,7 +343,7 @@ export class Card {
     const { heads } = catalogs.shown;
     this.likes.hidden = !this.near.length;
     const chips = this.near.map(([at, distance]) => {
-      const dot = dotOf(markOf(heads[at])?.color || this.colours.line);
+      const dot = dotOf(markOf(heads[at])?.color || this.colours.rule);
       return this.chip("data-near", heads[at], { title: heads[at].words, note: shortNumber(distance), dot });
     });
     fill(this.likes, el("h2", {}, "Heads like it ", faint("distance")), el("div", { class: "roles" }, chips));

@@ -44,7 +44,7 @@ export function descriptionsOf({ heads, descriptions }) {
   return heads.map((head) => byHead.get(address(head)) || null);
 }
 
-class Catalog {
+export class Catalog {
   /**
    * @param record the record, as `describe` of it says, with the columns of its `table` of heads, and `tokens` by head where
    *     it has them
@@ -212,11 +212,6 @@ async function cardOfBlock(number) {
 /** What is shown of heads; empty until it is read. */
 export const catalogs = { shown: null };
 
-export function showCatalog(record, detail) {
-  catalogs.shown = new Catalog(record, detail);
-  return catalogs.shown;
-}
-
 /** What is to be changed so that a head is looked at, and none of its examples. */
 export const atHead = (head) => ({ head, ex: -1, q: -1 });
 
@@ -333,7 +328,7 @@ async function readAtlas() {
   if (catalogs.shown || !manifest.atlas || manifest.atlas.landing === undefined) return;
   const [record] = await unpackJson(manifest.atlas.landing);
   await breathe();
-  showCatalog(record, (at) => cardOfBlock(manifest.atlas.heads[at]));
+  catalogs.shown = new Catalog(record, (at) => cardOfBlock(manifest.atlas.heads[at]));
 }
 
 atlasHooks.prepare = async () => {
@@ -388,7 +383,3 @@ atlasHooks.about = () => {
   const title = [run.model, counts.filter(Boolean).join(", ")].filter(Boolean).join(" \u00b7 ");
   return { run, title, text: String(run.model || "heads"), changes: [] };
 };
-
-export function forgetCatalog() {
-  catalogs.shown = null;
-}

@@ -24,33 +24,13 @@ function table(anchors) {
   return { rgb, packed, css: rgb.map(([r, g, b]) => `rgb(${r},${g},${b})`) };
 }
 
-const SCALES = {
+/** Tables of colours by scheme: of numbers from 0, and of those that go both ways. */
+export const SCALES = {
   light: { one: table(BLUES), two: table(RDBU_R) },
   dark: { one: table(BLUES_DARK), two: table(RDBU_DARK) },
 };
 
-const INKS = {
-  light: {
-    ground: "#ffffff",
-    ink: "#1a1a1a",
-    faint: "#6b6f76",
-    line: "#d5d8dc",
-    accent: "#2f6fb0",
-    special: "#9a5b00",
-    written: "#0b6e4f",
-    mark: "#d55e00",
-  },
-  dark: {
-    ground: "#12161c",
-    ink: "#e8eaed",
-    faint: "#9aa1ab",
-    line: "#333a44",
-    accent: "#6baed6",
-    special: "#e0a458",
-    written: "#5cc2a0",
-    mark: "#ff9a4d",
-  },
-};
+const INKS = ["ground", "ink", "faint", "rule", "accent", "special", "written", "mark"]; // as style.css has them
 
 /** Colours for several heads at once: Okabe and Ito's, as the figures give them to roles. */
 const SEVERAL = {
@@ -67,7 +47,10 @@ export function schemeOf(chosen) {
 }
 
 export function palette(scheme) {
-  return { scheme, ...INKS[scheme], ...SCALES[scheme], several: SEVERAL[scheme] };
+  document.documentElement.dataset.scheme = scheme;
+  const style = getComputedStyle(document.documentElement);
+  const inks = INKS.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]);
+  return { scheme, ...Object.fromEntries(inks), ...SCALES[scheme], several: SEVERAL[scheme] };
 }
 
 /** The step of a 256-colour table for a value between low and high, as matplotlib counts it. */

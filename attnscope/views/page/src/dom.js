@@ -59,12 +59,9 @@ export function segmented(label, choices, choose) {
     button(text, () => choose(value), { role: "radio", title, "data-value": value }),
   );
   const group = el("div", { class: "segmented", role: "radiogroup", "aria-label": label }, buttons);
-  group.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    if (!step) return;
-    takeEvent(event);
-    const open = buttons.filter(({ disabled }) => !disabled);
-    const next = open[(open.indexOf(document.activeElement) + step + open.length) % open.length];
+  const keys = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
+  onSteps(group, keys, (step) => {
+    const next = neighbour(buttons, document.activeElement, step);
     next.focus();
     next.click();
   });
@@ -135,11 +132,19 @@ export const sheetOf = (width, height) => Object.assign(document.createElement("
 /** A value within 0 and the most, or two ends. */
 export const clamp = (value, most, least = 0) => Math.max(least, Math.min(most, value));
 
-/** Keeps an event from the browser and from all around. */
-export function takeEvent(event) {
-  event.preventDefault();
-  event.stopPropagation();
+export const SIDEWAYS = { ArrowRight: 1, ArrowLeft: -1 };
+
+/** Calls back as one of the keys is pressed, with the step that it goes. */
+export function onSteps(element, keys, act) {
+  element.addEventListener("keydown", (event) => {
+    if (!keys[event.key]) return;
+    takeEvent(event);
+    act(keys[event.key]);
+  });
 }
+
+/** What stands so many steps after an entry of a list, round about. */
+export const neighbour = (list, entry, step) => list[(list.indexOf(entry) + step + list.length) % list.length];
 
 /** Whether a key is meant for the browser or the system. */
 export const isShortcut = (event) => event.altKey || event.ctrlKey || event.metaKey;
@@ -150,6 +155,12 @@ export const isChoice = ({ key }) => key === "Enter" || key === " ";
 export function arrowOf({ key, shiftKey }) {
   const far = shiftKey ? 10 : 1;
   return { ArrowUp: [-far, 0], ArrowDown: [far, 0], ArrowLeft: [0, -far], ArrowRight: [0, far] }[key];
+}
+
+/** Keeps an event from the browser and from all around. */
+export function takeEvent(event) {
+  event.preventDefault();
+  event.stopPropagation();
 }
 
 const voice = el("div", { class: "unseen", role: "status", "aria-live": "polite" });

@@ -1,7 +1,7 @@
 // Examples of a head: texts whose tokens show what they attend to, and who attends to them.
 import { stepOf } from "./colour.js";
 import { areFew, catalogs, headOf, openExample, piecesOf } from "./catalog.js";
-import { button, el, faint, fill, isChoice, isShortcut, say, takeEvent, tokenOf } from "./dom.js";
+import { SIDEWAYS, button, el, faint, fill, isChoice, isShortcut, neighbour, onSteps, say, tokenOf } from "./dom.js";
 import { state, update } from "./state.js";
 import { directions, nextToken, shadeToken } from "./words.js";
 import { percent, shortNumber } from "./wording.js";
@@ -18,12 +18,8 @@ export class Examples {
   constructor(app) {
     this.app = app;
     this.tabs = el("div", { class: "tabs", role: "tablist", "aria-label": "Examples" });
-    this.tabs.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (!step) return;
-      takeEvent(event);
-      const open = Object.keys(TABS).filter((tab) => this.numbers(tab).length);
-      update({ tab: open[(open.indexOf(state.tab) + step + open.length) % open.length], ex: -1, q: -1 });
+    onSteps(this.tabs, SIDEWAYS, (step) => {
+      update({ tab: neighbour(this.openTabs(), state.tab, step), ex: -1, q: -1 });
       this.byKeys = true;
     });
     this.side = directions({ q: "what a token attends to", k: "who attends to a token" }, (side) => update({ side }));
@@ -46,10 +42,14 @@ export class Examples {
     return this.card.examples.map((_, at) => at).filter((at) => this.card.examples[at].why === tab);
   }
 
+  openTabs() {
+    return Object.keys(TABS).filter((tab) => this.numbers(tab).length);
+  }
+
   show(card) {
     this.card = card;
     this.few = areFew(card.examples);
-    const tabs = Object.keys(TABS).filter((tab) => this.numbers(tab).length);
+    const tabs = this.openTabs();
     if (!tabs.includes(state.tab)) state.tab = tabs[0] || "top";
     fill(
       this.tabs,

@@ -153,7 +153,7 @@ export class GridView {
         const picture = pictures[number];
         pen.image(picture, 0, 0, picture.width, picture.height, x, y, size, size);
         const [role] = rolesAt(pair);
-        pen.frame(x - 0.5, y - 0.5, size + 1, size + 1, role ? markOf(role).color : colours.line, role ? 2 : 1);
+        pen.frame(x - 0.5, y - 0.5, size + 1, size + 1, role ? markOf(role).color : colours.rule, role ? 2 : 1);
         if (!byLayer) pen.text(nameOf(pair.join(".")), x + size / 2, y + size + 9, small(10, "center"));
       });
     };

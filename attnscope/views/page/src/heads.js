@@ -36,6 +36,14 @@ export async function topOf(shown) {
   return largestOf(state.t, state.m, state.hide, state.words);
 }
 
+/** What a view shows, and what its darkest colour means; null = it has been asked to show something else since. */
+export async function loadMap(view) {
+  const call = (view.lastCall = {});
+  const shown = await matrix(state.t, state.m, state.h, state.hide, state.words);
+  const high = await topOf(shown);
+  return view.lastCall === call ? { shown, high } : null;
+}
+
 /** Thumbnails of heads; one is chosen, and arrow keys go from one to the next. */
 export class HeadGrid {
   /**

@@ -117,10 +117,10 @@ export function drawHeat(pen, shown, place, look, ratio = 1) {
     if (look.missing && cell >= LEAST_MARKED) markMissing(pen, shown, place, look, first, last);
     if (cell >= NUMBERS_FROM) writeNumbers(pen, shown, place, look, first, last);
     for (let row = first.row; row < last.row; row++)
-      if (rows.pale?.[row]) pen.rect(left - x, top + row * cell - y, columns.length * cell, cell, colours.line, 0.88);
+      if (rows.pale?.[row]) pen.rect(left - x, top + row * cell - y, columns.length * cell, cell, colours.rule, 0.88);
   });
   const [right, bottom] = endsOfCells(shown, place);
-  pen.frame(left - 0.5, top - 0.5, right - left + 1, bottom - top + 1, colours.line);
+  pen.frame(left - 0.5, top - 0.5, right - left + 1, bottom - top + 1, colours.rule);
   const size = Math.max(8, Math.min(LABEL_PX, cell * 0.86));
   const apart = Math.max(1, Math.ceil((size + 1) / cell));
   const weightOf = (axis, number) => (axis.halves?.[number] ? 600 : 400);
@@ -147,7 +147,7 @@ function markMissing(pen, shown, { left, top, cell, x, y }, look, first, last) {
       if (!look.missing(shown.values[row * shown.columns.length + column])) continue;
       const [at, down] = [left + (column + 0.5) * cell - x, top + (row + 0.5) * cell - y];
       const reach = Math.min(3, cell * 0.22);
-      pen.line(at - reach, down + reach, at + reach, down - reach, look.colours.line, 1);
+      pen.line(at - reach, down + reach, at + reach, down - reach, look.colours.rule, 1);
     }
 }
 
@@ -205,7 +205,7 @@ export function figureOfHeat(heat, title, ends) {
 export function drawScale(pen, look, x, y, width, [low, high]) {
   for (let step = 0; step < 64; step++)
     pen.rect(x + (step * width) / 64, y, width / 64 + 0.6, 8, look.table.css[Math.round((step * 255) / 63)]);
-  pen.frame(x - 0.5, y - 0.5, width + 1, 9, look.colours.line);
+  pen.frame(x - 0.5, y - 0.5, width + 1, 9, look.colours.rule);
   pen.text(low, x, y + 18, { size: 11, colour: look.colours.faint });
   pen.text(high, x + width, y + 18, { size: 11, align: "right", colour: look.colours.faint });
 }

@@ -1,8 +1,8 @@
 // Matrix: one head's map, read cell by cell.
-import { digits, manifest, matrix, nameOf, rankOf, rolesOf } from "./data.js";
+import { digits, manifest, nameOf, rankOf, rolesOf } from "./data.js";
 import { button, clamp, el, faint, fill, pairOf, readout, say, tokenOf, toolbar } from "./dom.js";
 import { Heat, Legend, addressOfView, endOf, figureOfHeat, viewAt } from "./heat.js";
-import { roleChip, topOf } from "./heads.js";
+import { loadMap, roleChip } from "./heads.js";
 import { axesOf, mapOf, state, update } from "./state.js";
 import { whyOf } from "./why.js";
 
@@ -131,10 +131,9 @@ export class MatrixView {
   }
 
   async show() {
-    const call = (this.lastCall = {});
-    const shown = await matrix(state.t, state.m, state.h, state.hide, state.words);
-    const high = await topOf(shown);
-    if (this.lastCall !== call) return;
+    const map = await loadMap(this);
+    if (!map) return;
+    const { shown, high } = map;
     this.shown = shown;
     this.heat.view = viewAt(state.z);
     const isWithin = this.over && this.over.row < shown.rows.length && this.over.column < shown.columns.length;

@@ -84,14 +84,13 @@ class NumbersView {
     const [rows, columns] = this.arrange();
     const values = new Float32Array(rows.length * columns.length).fill(NaN);
     let [low, high] = [0, 0];
-    for (let row = 0; row < rows.length; row++)
-      for (let column = 0; column < columns.length; column++) {
-        const { measure, at } = this.entry(row, column);
-        const value = at < 0 ? NaN : measure.values[at];
-        values[row * columns.length + column] = value;
-        if (value < low) low = value;
-        if (value > high) high = value;
-      }
+    values.forEach((_, cell) => {
+      const { measure, at } = this.entry(Math.floor(cell / columns.length), cell % columns.length);
+      const value = at < 0 ? NaN : measure.values[at];
+      values[cell] = value;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    });
     const colours = this.app.palette;
     const most = Math.max(high, -low) || 1;
     const ends = low < 0 ? { low: -most, table: colours.two } : { low: 0, table: colours.one }; // of numbers that go both ways the middle is 0
@@ -117,11 +116,12 @@ class NumbersView {
   cursor() {
     if (!state.head || !this.shown) return null;
     const { rows, columns } = this.shown;
-    for (let row = 0; row < rows.length; row++)
-      for (let column = 0; column < columns.length; column++) {
-        const { measure, at } = this.entry(row, column);
-        if (at === headOf().at && measure === measureShown()) return { row, column };
-      }
+    const [head, shown] = [headOf().at, measureShown()];
+    for (let cell = 0; cell < rows.length * columns.length; cell++) {
+      const [row, column] = [Math.floor(cell / columns.length), cell % columns.length];
+      const { measure, at } = this.entry(row, column);
+      if (at === head && measure === shown) return { row, column };
+    }
     return null;
   }
 

@@ -1,5 +1,5 @@
 // Photo: where in a picture a word looks, and which words look at a patch; of vision models patch by patch.
-import { palette, stepOf } from "./colour.js";
+import { SCALES, stepOf } from "./colour.js";
 import { digits, has, packedMap, manifest, matrix, nameOf } from "./data.js";
 import {
   arrowOf, canvas, clamp, el, faint, fill, isChoice, isShortcut, keyedCanvas, say, sheetOf, tick, tokenOf, toolbar,
@@ -345,7 +345,7 @@ class PhotoView extends WordsView {
     const source = this.source();
     const line = Float32Array.from(this.weightsOf(source.side, source.at, source.rows));
     const all = photos.map((photo) => this.over(photo, source, line));
-    const light = palette("light").one; // over a photo dark ground would hide the photo, not the small weights
+    const light = SCALES.light.one; // over a photo dark ground would hide the photo, not the small weights
     const largest = largestOfAll(all.flat());
     const look = { low: 0, high: this.top(all.flat()), table: light };
     this.now = { source, all, look };

@@ -138,7 +138,7 @@ export class Plane {
       shapes,
       names.map((name) => el("span", { class: "role" }, dotOf(colour.get(name)), this.by === "what" ? LETTERS[name] : name, el("small", { class: "faint" }, ` ${counts.get(name)}`))),
     );
-    return (token) => colour.get(tokens[token][this.by]) || colours.line;
+    return (token) => colour.get(tokens[token][this.by]) || colours.rule;
   }
 
   /** The keys that a query scores highest, or the queries that score a key highest, by the directions that are kept: [token, score]. */

@@ -51,16 +51,16 @@ function widen(ends, pixels) {
 
 function drawScatter(pen, { x, y, even: evenName, colours, colourOf, shapeOf, shown, height, at, radius, dot }) {
   const [left, top, right, low] = [PAD.left, PAD.top, at.right, height - PAD.bottom];
-  pen.line(left, low + 0.5, right, low + 0.5, colours.line);
-  pen.line(left - 0.5, top, left - 0.5, low, colours.line);
+  pen.line(left, low + 0.5, right, low + 0.5, colours.rule);
+  pen.line(left - 0.5, top, left - 0.5, low, colours.rule);
   for (const [value, said] of ticksOf(at.ends[0], Math.max(4, (right - left) / 90), isCount(x) ? 1 : 0)) {
     const place = at.x(value);
-    pen.line(place, low, place, low + 4, colours.line);
+    pen.line(place, low, place, low + 4, colours.rule);
     pen.text(said, place, low + 13, { size: 11, align: "center", colour: colours.faint });
   }
   for (const [value, said] of ticksOf(at.ends[1], Math.max(3, (low - top) / 60), isCount(y) ? 1 : 0)) {
     const place = at.y(value);
-    pen.line(left, place, right, place, colours.line, 1, 0.55);
+    pen.line(left, place, right, place, colours.rule, 1, 0.55);
     pen.text(said, left - 7, place, { size: 11, align: "right", colour: colours.faint });
   }
   pen.text(fitted(x.title, 12, right - left), (left + right) / 2, height - 9, { size: 12, align: "center", colour: colours.ink });

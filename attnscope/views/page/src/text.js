@@ -1,8 +1,8 @@
 // Text: the text as it reads, shaded by what a token attends to or by who attends to it.
 import { inkOn, stepOf } from "./colour.js";
-import { manifest, matrix, nameOf, prose } from "./data.js";
+import { manifest, nameOf, prose } from "./data.js";
 import { el, faint, fill, tokenOf, toolbar } from "./dom.js";
-import { topOf } from "./heads.js";
+import { loadMap } from "./heads.js";
 import { Legend, drawScale, endOf } from "./heat.js";
 import { strongest, titleOf } from "./matrix.js";
 import { widthOf } from "./pen.js";
@@ -35,11 +35,9 @@ export class TextView extends WordsView {
   }
 
   async show() {
-    const call = (this.lastCall = {});
-    const shown = await matrix(state.t, state.m, state.h, state.hide, state.words);
-    const high = await topOf(shown);
-    if (this.lastCall !== call) return;
-    Object.assign(this, { shown, high });
+    const map = await loadMap(this);
+    if (!map) return;
+    Object.assign(this, map);
     this.build();
     this.sides.show(state.side);
     this.shade();

@@ -1,6 +1,6 @@
 // The viewer: a page without data, that shows the record which is dropped on it or chosen. Nothing leaves the machine.
 import { Unreadable } from "./archive.js";
-import { showCatalog, forgetCatalog } from "./catalog.js";
+import { Catalog, catalogs } from "./catalog.js";
 import { schemeOf } from "./colour.js";
 import { forget, manifest, unpackBlock } from "./data.js";
 import { el, fill } from "./dom.js";
@@ -54,11 +54,10 @@ class Viewer {
     try {
       const { texts, roles, record, detail } = await readRecord(name, await bytes);
       forget();
-      forgetCatalog();
       const first = !manifest.opened;
       const atlas = record && { heads: detail && [], grid: record.grid };
       Object.assign(manifest, { texts, roles, start: texts[0]?.photos ? { scale: "head" } : {}, atlas, opened: (manifest.opened || 0) + 1 });
-      if (record) showCatalog(record, detail);
+      catalogs.shown = record && new Catalog(record, detail);
       await begin(first);
       this.welcome.remove();
       this.tell("");
