@@ -11,7 +11,7 @@ import { LinksView } from "./links.js";
 import { MatrixView } from "./matrix.js";
 import { save, shortHash } from "./save.js";
 import {
-  atlasHooks, begin, brought, followAddress, hasText, mapOf, ofAtlas, ofExample, onChange, register, state, update, viewsOf,
+  atlasHooks, begin, registered, followAddress, hasText, mapOf, ofAtlas, ofExample, onChange, register, state, update, viewsOf,
 } from "./state.js";
 import { TextView } from "./text.js";
 
@@ -115,7 +115,7 @@ class App {
   buildTabs() {
     const tabs = viewsOf().map((name) => {
       const facts = { role: "tab", id: `tab-${name}`, "aria-controls": "stage", "data-view": name };
-      return button(brought[name].shown, () => this.go(name), facts);
+      return button(registered[name].title, () => this.go(name), facts);
     });
     this.tabs = el("div", { class: "tabs", role: "tablist", "aria-label": "Views" }, tabs);
     onSteps(this.tabs, SIDEWAYS, (step) => {
@@ -160,7 +160,7 @@ class App {
   }
 
   viewOf(name) {
-    return (this.views[name] ||= new brought[name].made(this));
+    return (this.views[name] ||= new registered[name].View(this));
   }
 
   /** Goes to a view; one of maps shows an example of the head where the page has no text, or one was chosen. */
@@ -344,6 +344,6 @@ if (globalThis.DecompressionStream) {
     else app = new App(viewer);
     host.answer(app);
   };
-  if (brought.viewer) new brought.viewer.made(start);
+  if (registered.viewer) new registered.viewer.View(start);
   else begin().then(() => start());
 } else complain("This page needs a browser of 2023 or later: one that has DecompressionStream.");

@@ -165,10 +165,9 @@ export class AtlasView {
 
   /** What uniform attention would give: one number where all heads have about the same. */
   even({ uniforms }) {
-    const known = uniforms ? [...uniforms].filter(Number.isFinite).sort((a, b) => a - b) : [];
-    if (!known.length) return NaN;
-    const [low, high] = [known[Math.floor(known.length * 0.1)], known[Math.floor(known.length * 0.9)]];
-    return high - low <= 0.1 * Math.abs(high) + 1e-9 ? known[known.length >> 1] : NaN;
+    const sorted = [...uniforms].filter(Number.isFinite).sort((a, b) => a - b);
+    const [low, middle, high] = [0.1, 0.5, 0.9].map((share) => sorted[Math.floor(sorted.length * share)]);
+    return high - low <= 0.1 * Math.abs(high) + 1e-9 ? middle : NaN;
   }
 
   colourOf() {
@@ -180,9 +179,9 @@ export class AtlasView {
       this.legendName = name;
       return (at) => markOf(heads[at])?.color || this.colours.faint;
     }
-    const known = [...column.values].filter(Number.isFinite);
-    const [low, high] = [Math.min(...known), Math.max(...known)];
-    const { css } = this.colours.one;
+    const finite = [...column.values].filter(Number.isFinite);
+    const [low, high] = [Math.min(...finite), Math.max(...finite)];
+    const { css } = this.colours.sequential;
     if (this.legendName !== name) {
       const bar = el("i", {});
       showGradient(bar, [FAINTEST, 100, 150, 200, 255].map((step) => css[step]));

@@ -203,7 +203,10 @@ export class Card {
     const namesOf = (source, isOf) => columnsOf(source).filter(isOf).map(({ name }) => name);
     const isMeasured = ({ values }) => Number.isFinite(values[at]);
     const isExpressed = ({ relation }) => roles.some(({ name }) => name === relation);
-    const section = (title, names, none = null) => (names.length || none ? [el("h2", {}, title), names.length ? this.tableOf(names) : none] : null);
+    const section = (title, names, none = null) => {
+      const content = names.length ? this.tableOf(names) : none;
+      return content && [el("h2", {}, title), content];
+    };
     const none = columnsOf("relations").length ? el("p", { class: "faint" }, "none of those in the record") : null;
     fill(
       this.evidence,
@@ -268,12 +271,12 @@ export class Card {
     const pen = picture.getContext("2d");
     pen.scale(ratio, ratio);
     const { colours } = this;
-    const known = [...values].filter(Number.isFinite);
-    const [low, high] = [Math.min(...known), Math.max(...known)];
+    const finite = [...values].filter(Number.isFinite);
+    const [low, high] = [Math.min(...finite), Math.max(...finite)];
     const x = (value) => 4 + ((value - low) / (high - low || 1)) * (width - 8);
     pen.fillStyle = colours.faint;
-    pen.globalAlpha = Math.max(0.12, Math.min(0.5, 20 / known.length));
-    for (const value of known) pen.fillRect(x(value) - 0.5, 4, 1, height - 8);
+    pen.globalAlpha = Math.max(0.12, Math.min(0.5, 20 / finite.length));
+    for (const value of finite) pen.fillRect(x(value) - 0.5, 4, 1, height - 8);
     pen.globalAlpha = 1;
     if (uniforms[at] >= low && uniforms[at] <= high) {
       pen.fillStyle = colours.ink;
@@ -355,7 +358,7 @@ export class Card {
     const examples = card?.examples || [];
     const tab = examples.filter(({ why }) => why === state.tab);
     if (state.tab === "decile") tab.reverse(); // the highest first
-    const example = examples[state.ex] || tab.find((one) => one.length === one.n_tokens) || tab[0]; // one without gaps
+    const example = examples[state.ex] || tab.find(({ length, n_tokens }) => length === n_tokens) || tab[0]; // one without gaps
     const query = example && state.q >= 0 && example === examples[state.ex] ? state.q : (example?.focus ?? -1);
     const { text, asked } = example ? commandOfExample(example, query) : { text: "", asked: "" };
     const others = { pictures: "--image photo.jpg", "pictures among words": LOOKING, recordings: "--audio speech.wav" };

@@ -101,11 +101,7 @@ function nearParts(near, colours) {
   return [...section("Heads like it, and how far they are", colours), ...lines];
 }
 
-/**
- * The figure of a card.
- *
- * @param shown {head, measures: names of those that are shown, tables: [title, rows] of each, near, drawProfile(pen, width, height) | null}
- */
+/** The figure of a card: `measures` are names, `tables` [title, rows]; `drawProfile(pen, width, height)` may be null. */
 export function figureOfCard({ head, measures, tables, near, drawProfile, colours }) {
   const profile = { height: 200, draw: (pen, y) => pen.moved(0, y, () => drawProfile(pen, WIDE, 200)) };
   const title = "How far it looks: share of attention by offset (bars), uniform attention (line)";

@@ -125,10 +125,7 @@ export function bare(token) {
 }
 
 export class Example {
-  /**
-   * @param facts what the record says of it
-   * @param counts how many keys each token keeps
-   */
+  /** @param counts how many keys each token keeps */
   constructor(facts, places, special, counts, keys, codes) {
     Object.assign(this, facts, { places, special: new Set(special), keys, codes });
     this.starts = new Uint32Array(counts.length + 1);
@@ -289,7 +286,7 @@ export function piecesOf({ labels, special, places, excerpt, offsets }) {
 /** The same of one label, where the source's characters are not known. */
 function piecesOfLabel(label, before, labels) {
   if (label.startsWith("##") && label.length > 2) return ["", label.slice(2)];
-  if (!labels.some((one) => one.startsWith("\u00b7"))) return [before, label];
+  if (!labels.some((other) => other.startsWith("\u00b7"))) return [before, label];
   return label.startsWith("\u00b7") && label.length > 1 ? [before, label.slice(1)] : [before === " " ? "" : before, label];
 }
 
@@ -306,7 +303,8 @@ export function textOfExample(example) {
 export function commandOfExample(example, query) {
   const { labels, special } = example;
   const spaced = labels.some((label) => label.startsWith("\u00b7"));
-  const within = (at) => at > 0 && !special.has(at) && !special.has(at - 1) && (spaced ? !/^[\u00b7\u23ce]/.test(labels[at]) : /^##./.test(labels[at]));
+  const isPiece = (label) => (spaced ? !/^[\u00b7\u23ce]/.test(label) : /^##./.test(label));
+  const within = (at) => at > 0 && !special.has(at) && !special.has(at - 1) && isPiece(labels[at]);
   const outside = (at) => at < 0 || at >= labels.length || special.has(at);
   const middle = query >= 0 && !special.has(query) ? query : labels.findIndex((_, at) => !special.has(at));
   let [from, to] = [middle, middle + 1];

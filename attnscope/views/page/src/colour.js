@@ -26,8 +26,8 @@ function table(anchors) {
 
 /** Tables of colours by scheme: of numbers from 0, and of those that go both ways. */
 export const SCALES = {
-  light: { one: table(BLUES), two: table(RDBU_R) },
-  dark: { one: table(BLUES_DARK), two: table(RDBU_DARK) },
+  light: { sequential: table(BLUES), diverging: table(RDBU_R) },
+  dark: { sequential: table(BLUES_DARK), diverging: table(RDBU_DARK) },
 };
 
 const INKS = ["ground", "ink", "faint", "rule", "accent", "special", "written", "mark"]; // as style.css has them

@@ -162,8 +162,8 @@ export class CompareView {
     const colours = this.app.palette;
     const top = state.scale === "fixed" ? 1 : Math.max(high, b.largest);
     const most = state.scale === "fixed" ? 1 : this.d.largest || 1;
-    const ofMap = { low: 0, high: top, table: colours.one, colours };
-    this.looks = { a: ofMap, b: ofMap, d: { low: -most, high: most, table: colours.two, colours } };
+    const ofMap = { low: 0, high: top, table: colours.sequential, colours };
+    this.looks = { a: ofMap, b: ofMap, d: { low: -most, high: most, table: colours.diverging, colours } };
     this.names = this.named();
     for (const { which, heat, name, legend } of this.panels) {
       fill(name, this.names[which]);

@@ -274,11 +274,7 @@ export function nameOf(spec) {
   return `L${layer}H${head}`;
 }
 
-/**
- * The weights of a head or a mean of heads as shown.
- *
- * @returns {Promise<{rows: Axis, columns: Axis, values: Float32Array, largest: number}>} values by (row, column)
- */
+/** A promise of the weights of a head or a mean of heads as shown, by (row, column), with the axes and the largest one. */
 export function matrix(text, map, spec, hide, words) {
   hide = hide && canHide(text, map);
   words = words && canMerge(text, map);

@@ -87,7 +87,7 @@ export class Examples {
   worst(tokens) {
     const failures = headOf().description?.failures || [];
     const lines = tokens.map(({ before, token, source, text, place, loss, change }) => {
-      const isFailure = failures.some((one) => one.text === text && (one.place === place || one.place === place - 1));
+      const isFailure = failures.some((failure) => failure.text === text && [place, place - 1].includes(failure.place));
       const losses = `loss ${shortNumber(loss)} to ${shortNumber(loss + change)} nats`;
       const harm = Number.isFinite(loss) ? losses : `its hidden state changes by ${percent(change)}`;
       const also = isFailure ? " \u00b7 its description fails here too" : "";
@@ -164,7 +164,7 @@ export class Examples {
     spans.forEach((span, at) => {
       span.classList.toggle("expected", expected.has(at));
       const weight = weights.get(at) || 0;
-      shadeToken(span, stepOf(weight, 0, 1), this.app.palette.one);
+      shadeToken(span, stepOf(weight, 0, 1), this.app.palette.sequential);
       span.classList.toggle("focus", at === focus);
       span.setAttribute("aria-pressed", String(state.ex === number && state.q === at));
       if (weight >= LEAST_SAID) span.dataset.weight = weight.toFixed(2).slice(1).replace(".00", "1.0");

@@ -90,7 +90,7 @@ export class GridView {
   }
 
   async showScale() {
-    const table = this.app.palette.one;
+    const table = this.app.palette.sequential;
     const { t, m, hide, words, scale } = state;
     const high = scale === "figure" ? await largestOf(t, m, hide, words) : 1;
     if (scale === state.scale) this.legend.show({ low: 0, high, table }, scaleEnd(high));
@@ -134,7 +134,7 @@ export class GridView {
     for (const pair of order) {
       const shown = await matrix(state.t, state.m, pair.join("."), state.hide, state.words);
       const picture = sheetOf(1, 1);
-      paintThumb(picture, shown, size, { low: 0, high: await topOf(shown), table: colours.one });
+      paintThumb(picture, shown, size, { low: 0, high: await topOf(shown), table: colours.sequential });
       pictures.push(picture);
     }
     const small = (size, align) => ({ size, align, colour: colours.faint });
@@ -175,7 +175,7 @@ export class GridView {
     const nothing = { rect() {}, text() {} };
     const below = marks.length ? legend(nothing) + 4 : low - 6;
     const high = state.scale === "figure" ? await largestOf(state.t, state.m, state.hide, state.words) : 1;
-    const scale = { low: 0, high, table: colours.one, colours };
+    const scale = { low: 0, high, table: colours.sequential, colours };
     return {
       width: wide,
       height: below + 26,

@@ -104,7 +104,7 @@ export class HeadCountView {
   }
 
   weight(weight, shown, attributes = {}) {
-    return shadeBy(el("td", attributes, shown), stepOf(weight, 0, 1), this.app.palette.one);
+    return shadeBy(el("td", attributes, shown), stepOf(weight, 0, 1), this.app.palette.sequential);
   }
 
   /** What the chosen token attends to in a head, key by key, and what comes out. */
@@ -147,7 +147,7 @@ export class HeadCountView {
     const part = (weight, key) => {
       const bar = el("span", { title: `${tokens[key]} ${digits(weight)}` }, weight > 0.09 ? tokens[key] : "");
       bar.style.flexGrow = String(weight);
-      return shadeBy(bar, stepOf(weight, 0, 0.6), this.app.palette.one);
+      return shadeBy(bar, stepOf(weight, 0, 0.6), this.app.palette.sequential);
     };
     const stack = ({ weights }) => el("div", { class: "stack" }, weights[at].map(part));
     const lineOf = ({ n, name, heads, vectors }) =>
@@ -189,8 +189,8 @@ export class HeadCountView {
         weights.forEach((row, query) =>
           row.forEach((weight, key) => {
             const step = stepOf(weight, 0, 1);
-            const how = { size: 11, align: "center", colour: inkOn(colours.one.rgb[step]) };
-            pen.rect(x + key * cell, top + query * cell, cell, cell, colours.one.css[step]);
+            const how = { size: 11, align: "center", colour: inkOn(colours.sequential.rgb[step]) };
+            pen.rect(x + key * cell, top + query * cell, cell, cell, colours.sequential.css[step]);
             label(digits(weight), x + (key + 0.5) * cell, top + (query + 0.5) * cell, how);
           }),
         );

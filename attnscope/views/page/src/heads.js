@@ -46,10 +46,7 @@ export async function loadMap(view) {
 
 /** Thumbnails of heads; one is chosen, and arrow keys go from one to the next. */
 export class HeadGrid {
-  /**
-   * @param label what it is, for those who listen
-   * @param on {open(spec, event), hover(spec) | hover(null)}
-   */
+  /** @param on {open(spec, event), hover(spec) | hover(null)} */
   constructor(label, on, { large }) {
     this.on = on;
     this.large = large;
@@ -75,13 +72,7 @@ export class HeadGrid {
     this.root.addEventListener("focusin", (event) => on.hover?.(specAt(event)));
   }
 
-  /**
-   * Shows heads.
-   *
-   * @param order [layer, head] in the order in which they stand
-   * @param byLayer whether they stand in rows, one a layer
-   * @param size how wide a cell is, in pixels
-   */
+  /** Shows heads, [layer, head] in their order, in rows by layer or one after the other; `size` in pixels. */
   show(order, byLayer, size, chosen, palette, dimmed = new Set(), chosenToo = []) {
     const name = [state.t, state.m, byLayer, size, order.join(";")].join("|");
     if (name !== this.name) this.build(order, byLayer, size, name);
@@ -173,7 +164,7 @@ export class HeadGrid {
         await breathe();
         if (cell.look === look && this.cells.get(cell.spec) === cell) {
           cell.done = true;
-          paintThumb(cell.picture, shown, cell.size, { low: 0, high, table: this.palette.one });
+          paintThumb(cell.picture, shown, cell.size, { low: 0, high, table: this.palette.sequential });
         }
       } catch {
         cell.done = true; // text or map has changed meanwhile
@@ -216,14 +207,7 @@ export function roleChip(role, value = "", short = false) {
   return el("span", { class: "role", title: what }, dotOf(color), `${label}${value}${role.tentative && !short ? " (tentative)" : ""}`);
 }
 
-/**
- * Chips of roles that filter heads, each with its mark, its name and how many heads have it.
- *
- * @param host what they stand in; the one that has the focus there keeps it
- * @param roles the names of each head's roles; `unclassified` stands for none
- * @param chosen the name of the role that is filtered by
- * @param choose is told the name of a chip that is pressed
- */
+/** Fills `host` with chips of the roles that heads have: how many have each; one that has the focus keeps it. */
 export function showRoles(host, roles, chosen, choose) {
   const none = { color: "var(--faint)", label: "unclassified", what: "heads without a role" };
   const counts = new Map();

@@ -243,10 +243,7 @@ export class Legend {
 }
 
 export class Heat {
-  /**
-   * @param label what it is, for those who listen
-   * @param on {hover(row, column) | hover(null), pick(row, column), step(rows, columns), zoom(view)}
-   */
+  /** @param on {hover(cell) | hover(null), pick(row, column), step(rows, columns), zoom(view)} */
   constructor(label, on) {
     this.on = on;
     this.base = canvas({ "aria-hidden": "true" }, () => this.draw());

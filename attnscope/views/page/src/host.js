@@ -11,7 +11,7 @@ export class Host {
     if (parent === self) return;
     addEventListener("message", ({ source, data, ports }) => {
       if (source !== parent || !data?.attnscope || !ports.length) return; // no other window is listened to
-      [this.port, this.said] = [ports[0], ""];
+      [this.port, this.sent] = [ports[0], ""];
       this.port.onmessage = ({ data: asked }) => this.ask(asked);
       this.ask(data.attnscope);
     });
@@ -20,7 +20,7 @@ export class Host {
 
   /** The app stands: what was asked for until now is shown. */
   answer(app) {
-    [this.app, this.said] = [app, ""];
+    [this.app, this.sent] = [app, ""];
     if (this.port) this.ask({});
   }
 
@@ -41,8 +41,8 @@ export class Host {
     if (!this.port || !this.app) return;
     const now = this.chosen();
     const text = JSON.stringify(now);
-    if (text === this.said) return;
-    this.said = text;
+    if (text === this.sent) return;
+    this.sent = text;
     this.port.postMessage(now);
   }
 
@@ -50,9 +50,11 @@ export class Host {
   patch({ text, kind, head, query, key }) {
     const patch = {};
     if (head && (ofAtlas() || ofExample())) {
-      if (head !== atlasHooks.head() || state.v === "atlas") Object.assign(patch, { v: state.v === "numbers" ? state.v : "head", head, ex: -1, q: -1 });
+      const isOther = head !== atlasHooks.head() || state.v === "atlas";
+      if (isOther) Object.assign(patch, { v: state.v === "numbers" ? state.v : "head", head, ex: -1, q: -1 });
     } else if (head) patch.h = head.replace(/^L(\d+)H(\d+)$/, "$1.$2");
-    if (Number.isInteger(text) && text !== state.t && !ofAtlas() && !ofExample()) Object.assign(patch, { t: text, q: -1, k: -1, z: "", y: 0 });
+    const isOtherText = Number.isInteger(text) && text !== state.t && !ofAtlas() && !ofExample();
+    if (isOtherText) Object.assign(patch, { t: text, q: -1, k: -1, z: "", y: 0 });
     const at = manifest.texts[patch.t ?? state.t]?.maps.findIndex((map) => map.kind === kind) ?? -1;
     if (at >= 0 && at !== state.m) Object.assign(patch, { m: at, q: -1, k: -1, z: "", y: 0 });
     if (query !== undefined) patch.q = query ?? -1;
@@ -69,7 +71,7 @@ export class Host {
     if (scheme) around.scheme = scheme;
     if (view !== state.v && viewsOf().includes(view)) await this.app.go(view);
     update(this.patch(rest));
-    this.said = ""; // what is not there is answered by what is
+    this.sent = ""; // what is not there is answered by what is
     this.tell();
   }
 }

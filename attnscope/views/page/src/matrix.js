@@ -138,7 +138,7 @@ export class MatrixView {
     this.heat.view = viewAt(state.z);
     const isWithin = this.over && this.over.row < shown.rows.length && this.over.column < shown.columns.length;
     this.heat.cursor = (isWithin && this.over) || cursorOf(shown);
-    this.look = { low: 0, high, table: this.app.palette.one, colours: this.app.palette };
+    this.look = { low: 0, high, table: this.app.palette.sequential, colours: this.app.palette };
     if (keptOf()) this.look.missing = (value) => !value;
     this.heat.set(shown, this.look);
     this.legend.show(this.look, endOf(high), shown.largest);

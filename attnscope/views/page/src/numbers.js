@@ -93,7 +93,8 @@ class NumbersView {
     });
     const colours = this.app.palette;
     const most = Math.max(high, -low) || 1;
-    const ends = low < 0 ? { low: -most, table: colours.two } : { low: 0, table: colours.one }; // of numbers that go both ways the middle is 0
+    // Of numbers that go both ways the middle is 0.
+    const ends = low < 0 ? { low: -most, table: colours.diverging } : { low: 0, table: colours.sequential };
     this.look = { ...ends, high: most, colours, missing: (value) => Number.isNaN(value) };
     this.shown = { rows, columns, values, largest: high };
     const ofMeasures = state.g === "measures";

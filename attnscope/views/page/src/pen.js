@@ -47,17 +47,17 @@ export class CanvasPen {
     pen.globalAlpha = 1;
   }
 
-  text(said, x, y, { size = 12, colour = "#000", align = "left", weight = 400, turn = 0 } = {}) {
+  text(label, x, y, { size = 12, colour = "#000", align = "left", weight = 400, turn = 0 } = {}) {
     const pen = this.context;
     pen.font = `${weight} ${size}px ${SANS}`;
     pen.fillStyle = colour;
     pen.textAlign = align;
     pen.textBaseline = "middle";
-    if (!turn) return pen.fillText(said, x, y);
+    if (!turn) return pen.fillText(label, x, y);
     pen.save();
     pen.translate(x, y);
     pen.rotate(turn);
-    pen.fillText(said, 0, 0);
+    pen.fillText(label, 0, 0);
     pen.restore();
   }
 
@@ -100,9 +100,9 @@ export class SvgPen {
 
   /** Adds an element; attributes that are undefined are left out. */
   put(name, attributes, inside = null) {
-    const told = Object.entries(attributes).filter(([, value]) => value !== undefined);
-    const said = told.map(([key, value]) => ` ${key}="${typeof value === "number" ? short(value) : value}"`).join("");
-    this.parts.push(inside === null ? `<${name}${said}/>` : `<${name}${said}>${inside}</${name}>`);
+    const pairs = Object.entries(attributes).filter(([, value]) => value !== undefined);
+    const list = pairs.map(([key, value]) => ` ${key}="${typeof value === "number" ? short(value) : value}"`).join("");
+    this.parts.push(inside === null ? `<${name}${list}/>` : `<${name}${list}>${inside}</${name}>`);
   }
 
   rect(x, y, width, height, fill, alpha = 1) {
@@ -130,11 +130,11 @@ export class SvgPen {
     this.path(`M${short(x1)} ${short(y1)}C${bend}`, colour, thick, alpha);
   }
 
-  text(said, x, y, { size = 12, colour = "#000", align = "left", weight = 400, turn = 0 } = {}) {
+  text(label, x, y, { size = 12, colour = "#000", align = "left", weight = 400, turn = 0 } = {}) {
     const look = { dy: "0.35em", "font-size": size, "font-weight": weight, fill: colour };
     const transform = turn ? `rotate(${short((turn * 180) / Math.PI)} ${short(x)} ${short(y)})` : undefined;
     const anchor = { left: "start", center: "middle", right: "end" }[align];
-    this.put("text", { x, y, ...look, "text-anchor": anchor, "xml:space": "preserve", transform }, xml(said));
+    this.put("text", { x, y, ...look, "text-anchor": anchor, "xml:space": "preserve", transform }, xml(label));
   }
 
   image(source, sx, sy, sw, sh, x, y, width, height) {
@@ -170,15 +170,15 @@ export class SvgPen {
 
 const ruler = document.createElement("canvas").getContext("2d");
 
-export function widthOf(said, size, weight = 400) {
+export function widthOf(label, size, weight = 400) {
   ruler.font = `${weight} ${size}px ${SANS}`;
-  return ruler.measureText(said).width;
+  return ruler.measureText(label).width;
 }
 
 /** A text cut to a width, with an ellipsis. */
-export function fitted(said, size, width, weight = 400) {
-  if (widthOf(said, size, weight) <= width) return said;
-  const letters = Array.from(said);
+export function fitted(label, size, width, weight = 400) {
+  if (widthOf(label, size, weight) <= width) return label;
+  const letters = Array.from(label);
   let low = 0;
   let high = letters.length;
   while (low < high) {

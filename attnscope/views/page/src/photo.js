@@ -345,7 +345,7 @@ class PhotoView extends WordsView {
     const source = this.source();
     const line = Float32Array.from(this.weightsOf(source.side, source.at, source.rows));
     const all = photos.map((photo) => this.over(photo, source, line));
-    const light = SCALES.light.one; // over a photo dark ground would hide the photo, not the small weights
+    const light = SCALES.light.sequential; // over a photo dark ground would hide the photo, not the small weights
     const largest = largestOfAll(all.flat());
     const look = { low: 0, high: this.top(all.flat()), table: light };
     this.now = { source, all, look };
@@ -355,7 +355,8 @@ class PhotoView extends WordsView {
       const weights = all[number];
       const high = largestOfAll(weights);
       const at = weights.indexOf(high);
-      const where = at < 0 ? "" : `, at most ${digits(high)}, to row ${rowOfCell(photos[number], at)}, column ${columnOfCell(photos[number], at)}`;
+      const cell = `row ${rowOfCell(photos[number], at)}, column ${columnOfCell(photos[number], at)}`;
+      const where = at < 0 ? "" : `, at most ${digits(high)}, to ${cell}`;
       const gives = `${inPercent(sumOf(weights))} of its attention goes here${where}`;
       const gets = `${digits(sumOf(weights) / (weights.length || 1))} on average comes from here`;
       fill(panel.share, source.side === "q" ? gives : gets);
@@ -382,15 +383,15 @@ class PhotoView extends WordsView {
 
   shadeWords(source, line) {
     const weights = this.wordWeights(source, line);
-    const { one } = this.app.palette;
+    const table = this.app.palette.sequential;
     const high = weights && this.top(this.amongWords ? weights : [this.now.look.high]);
     this.legends[1].root.hidden = !weights || !this.amongWords;
     fill(this.legends[1].unit, `weight of a ${this.asker} on the patch`);
-    if (weights) this.legends[1].show({ low: 0, high, table: one }, endOf(high), largestOfAll(weights));
+    if (weights) this.legends[1].show({ low: 0, high, table }, endOf(high), largestOfAll(weights));
     const mine = this.amongWords || !source.patch ? source.at : null;
     const first = this.spans.findIndex(Boolean);
     this.spans.forEach((span, at) => {
-      shadeToken(span, weights ? stepOf(weights[at], 0, high) : 0, one);
+      shadeToken(span, weights ? stepOf(weights[at], 0, high) : 0, table);
       span.classList.toggle("focus", at === mine);
       span.setAttribute("aria-pressed", at === this.keptWord());
       span.tabIndex = at === (this.keptWord() ?? first) ? 0 : -1;
@@ -402,7 +403,8 @@ class PhotoView extends WordsView {
     const token = tokenOf(source.name);
     const isOther = patch && !(source.patch && patch === source.patch);
     const weight = isOther ? this.now.all[patch.picture][this.numberOf(patch)] : NaN;
-    if (!Number.isNaN(weight)) return fill(this.read, attends(source.side, token, tokenOf(`row ${patch.row}, column ${patch.column}`), weight));
+    const cell = patch && tokenOf(`row ${patch.row}, column ${patch.column}`);
+    if (!Number.isNaN(weight)) return fill(this.read, attends(source.side, token, cell, weight));
     const hint = this.amongWords ? `point at a ${this.asker}, or at the picture` : "point at the picture";
     const verb = source.side === "q" ? "attends to" : "is attended by";
     fill(this.read, source.at === null ? faint(`${source.name} \u00b7 ${hint}`) : el("span", {}, token, ` ${verb} what is shaded`));

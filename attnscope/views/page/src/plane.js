@@ -95,7 +95,8 @@ export class Plane {
     });
     this.point(this.scatter.head);
     const common = plane.common[a] > 0.5 ? ` ${percent(plane.common[a])} of direction ${a + 1} is common to all queries: they look for the same keys along it.` : "";
-    const byPlace = [a, b].filter((axis) => plane.by_place[axis] > 0.5).map((axis) => `${percent(plane.by_place[axis])} of the keys' spread along direction ${axis + 1}`);
+    const shareByPlace = (axis) => `${percent(plane.by_place[axis])} of the keys' spread along direction ${axis + 1}`;
+    const byPlace = [a, b].filter((axis) => plane.by_place[axis] > 0.5).map(shareByPlace);
     const places = byPlace.length ? ` Position in the text accounts for ${byPlace.join(", and ")}.` : "";
     const chance = `Were all directions alike, each would have ${percent(1 / plane.d_head)}.`;
     const scores = `A query looks for keys that lie in its own direction from 0, the further out the more. ${chance}${common}${places}${TURNED[plane.turned] || ""}`;
@@ -122,7 +123,7 @@ export class Plane {
     const shapes = outputs ? null : faint("\u25cf query \u25a0 key");
     if (this.by === "place") {
       const last = Math.max(1, ...tokens.map(({ place }) => place));
-      const { css } = colours.one;
+      const { css } = colours.sequential;
       const step = (place) => css[60 + Math.round((195 * Math.log1p(place)) / Math.log1p(last))];
       const bar = el("i", {});
       showGradient(bar, [0, 0.25, 0.5, 0.75, 1].map((share) => css[60 + Math.round(195 * share)]));
@@ -131,12 +132,16 @@ export class Plane {
     }
     const counts = new Map();
     for (const token of tokens) counts.set(token[this.by], (counts.get(token[this.by]) || 0) + 1);
-    const names = this.by === "what" ? Object.keys(LETTERS).filter((name) => counts.has(name)) : [...counts.keys()].sort((one, other) => counts.get(other) - counts.get(one)).slice(0, MOST_NAMED);
+    const byCount = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a)).slice(0, MOST_NAMED);
+    const names = this.by === "what" ? Object.keys(LETTERS).filter((name) => counts.has(name)) : byCount;
     const colour = new Map(names.map((name, at) => [name, colours.several[at]]));
     fill(
       this.legend,
       shapes,
-      names.map((name) => el("span", { class: "role" }, dotOf(colour.get(name)), this.by === "what" ? LETTERS[name] : name, el("small", { class: "faint" }, ` ${counts.get(name)}`))),
+      names.map((name) => {
+        const label = this.by === "what" ? LETTERS[name] : name;
+        return el("span", { class: "role" }, dotOf(colour.get(name)), label, el("small", { class: "faint" }, ` ${counts.get(name)}`));
+      }),
     );
     return (token) => colour.get(tokens[token][this.by]) || colours.rule;
   }
@@ -147,8 +152,9 @@ export class Plane {
     const [mine, others] = at < n ? ["queries", "keys"] : ["keys", "queries"];
     const from = this.at(mine, at % n);
     const worth = (this.plane.largest / CODES) ** 2;
-    const scores = this.tokens.map((_, token) => [token, worth * this.at(others, token).reduce((sum, one, axis) => sum + one * from[axis], 0)]);
-    return scores.sort((one, other) => other[1] - one[1]).slice(0, MOST_KEYS);
+    const product = (codes) => codes.reduce((sum, code, axis) => sum + code * from[axis], 0);
+    const scores = this.tokens.map((_, token) => [token, worth * product(this.at(others, token))]);
+    return scores.sort((a, b) => b[1] - a[1]).slice(0, MOST_KEYS);
   }
 
   point(at) {

@@ -10,27 +10,29 @@ const COMPARES = {
   "!=": (a, b) => a !== b,
 };
 const OPERATIONS = [{ "+": (a, b) => a + b, "-": (a, b) => a - b }, { "*": (a, b) => a * b, "/": (a, b) => (b ? a / b : NaN) }];
-const SAME = { "==": "=", "&&": "&", "||": "|" };
+const SIGNS = { "==": "=", "&&": "&", "||": "|", and: "&", or: "|", not: "!" };
 
 /** Something is wrong with a filter: what, in words. */
 class FilterError extends Error {}
 
 function tokensOf(text) {
-  const found = [];
+  const tokens = [];
   TOKEN.lastIndex = 0;
-  while (TOKEN.lastIndex < text.length) {
-    if (!text.slice(TOKEN.lastIndex).trim()) break;
+  while (text.slice(TOKEN.lastIndex).trim()) {
     const match = TOKEN.exec(text);
     if (!match) throw new FilterError(`a quote is not closed`);
-    const [, arrow, number, quoted, sign, word] = match;
-    if (arrow !== undefined) found.push({ is: "sign", shown: arrow, value: "->" });
-    else if (number !== undefined) found.push({ is: "number", shown: number, value: number });
-    else if (quoted !== undefined) found.push({ is: "quoted", shown: `"${quoted}"`, value: quoted });
-    else if (sign !== undefined) found.push({ is: "sign", shown: sign, value: SAME[sign] || sign });
-    else if (/^(and|or|not)$/i.test(word)) found.push({ is: "sign", shown: word, value: { and: "&", or: "|", not: "!" }[word.toLowerCase()] });
-    else found.push({ is: "word", shown: word, value: word });
+    tokens.push(tokenOfMatch(...match.slice(1)));
   }
-  return found;
+  return tokens;
+}
+
+function tokenOfMatch(arrow, number, quoted, sign, word) {
+  if (arrow) return { is: "sign", shown: arrow, value: "->" };
+  if (number) return { is: "number", shown: number, value: number };
+  if (quoted !== undefined) return { is: "quoted", shown: `"${quoted}"`, value: quoted };
+  if (sign) return { is: "sign", shown: sign, value: SIGNS[sign] || sign };
+  const isSign = /^(and|or|not)$/i.test(word);
+  return isSign ? { is: "sign", shown: word, value: SIGNS[word.toLowerCase()] } : { is: "word", shown: word, value: word };
 }
 
 /** How many letters must change to make one word of another. */

@@ -10,7 +10,7 @@ function flat(value) {
   const shape = [];
   for (let at = value; Array.isArray(at); at = at[0]) shape.push(at.length);
   const data = value.flat(Infinity);
-  return { shape, data: typeof data[0] === "string" ? data : Float64Array.from(data, (one) => (one === null ? NaN : Number(one))) };
+  return { shape, data: typeof data[0] === "string" ? data : Float64Array.from(data, (number) => (number === null ? NaN : Number(number))) };
 }
 
 /** A record as it was saved: what describes it, and its arrays by name. */
@@ -42,8 +42,8 @@ const noRoles = { roles: [] };
 
 async function headsOfRelations({ record, array }) {
   const relations = need(record.relations, "relations");
-  const fields = ["accuracy", "low", "high", "found"].map(async (name) => (await array(name)) || flat(relations.map((one) => need(one[name], name))));
-  const [accuracy, low, high, isExpressed] = await Promise.all(fields);
+  const field = async (name) => (await array(name)) || flat(relations.map((relation) => need(relation[name], name)));
+  const [accuracy, low, high, isExpressed] = await Promise.all(["accuracy", "low", "high", "found"].map(field));
   const [, nLayers, nHeads] = accuracy.shape;
   const names = relations.map(({ name }) => name.replace(/[:\s]/g, "_"));
   const factsOf = ({ name, n_scored, baseline, rule, why_no_verdict }) => {
@@ -89,7 +89,8 @@ async function headsOfPictures({ record, array }) {
   const heads = record.heads.map((name, at) => {
     const [before, after] = both.map((weights) => meanOf((word) => shareOn(weights, at * nWords + word)));
     const change = Math.sqrt(meanOf((word) => divergence.data[at * nWords + word]));
-    return { ...headOfName(name, record.kind), measures: { change: { value: change }, on_picture: { value: before }, on_other_picture: { value: after } } };
+    const measures = { change: { value: change }, on_picture: { value: before }, on_other_picture: { value: after } };
+    return { ...headOfName(name, record.kind), measures };
   });
   const share = (which) => ({ what: `share of the words' attention on the ${which} picture`, unit: "share", range: [0, 1] });
   const measures = {
@@ -107,8 +108,8 @@ function headOfName(name, usualKind) {
 
 /** Numbered distances without the head's own and the unknown ones, the nearest first. */
 function nearestFirst(distances, self) {
-  const known = Array.from(distances, (distance, at) => [at, distance]).filter(([at, distance]) => at !== self && Number.isFinite(distance));
-  return known.sort((a, b) => a[1] - b[1]);
+  const others = Array.from(distances, (distance, at) => [at, distance]).filter(([at]) => at !== self);
+  return others.filter(([, distance]) => Number.isFinite(distance)).sort((a, b) => a[1] - b[1]);
 }
 
 async function headsOfComparison({ record, array }) {
@@ -209,17 +210,17 @@ function tableOf(record) {
     table.push({ name, what: "", unit: "", ...facts, label: facts.label || name.replaceAll("_", " "), values, low, high, uniform });
   };
   const valued = (values) => values.map((value) => value !== undefined && { value });
-  const partOf = (part, some) => valued(some.map((one) => one?.[part]));
-  const explained = (some) => some.map((one) => one && { ...one, value: one.explained });
+  const partOf = (part, some) => valued(some.map((each) => each?.[part]));
+  const explained = (some) => some.map((each) => each && { ...each, value: each.explained });
   const namesOf = (what) => [...new Set(heads.flatMap((head) => Object.keys(head[what] || {})))];
   const mine = descriptionsOf(record);
-  const active = mine.map((one) => one?.active);
+  const active = mine.map((description) => description?.active);
   add("explained", explained(mine));
   add("nats", partOf("nats", mine));
   add("active_explained", explained(active));
   add("active_share", partOf("share", active));
   add("active_nats", partOf("nats", active));
-  for (const name of ["position", "token", "both"]) add(`from_${name}`, active.map((one) => one?.sources?.[name]));
+  for (const name of ["position", "token", "both"]) add(`from_${name}`, active.map((part) => part?.sources?.[name]));
   for (const [name, end, text] of deciles ? [["score", 5, "median text"], ["score_p90", 9, "90th percentile"]] : [])
     add(name, partOf(end, deciles), { label: `${rank} (${text})`, what: options.rank });
   add("resting_share", partOf("resting_share", heads));
@@ -258,8 +259,8 @@ function rolesOfHeads({ heads, options }) {
     return [name, { glyph, color, label: name.replaceAll("_", " "), what: options?.roles?.[name]?.what || "" }];
   });
   const byKind = {};
-  for (const { kind, layer, head, roles } of heads)
-    (byKind[kind] ||= {})[`${layer}.${head}`] = roles.map(({ name, value, low, high, tentative }) => ({ name, value: value ?? NaN, low, high, tentative }));
+  const roleOf = ({ name, value, low, high, tentative }) => ({ name, value: value ?? NaN, low, high, tentative });
+  for (const { kind, layer, head, roles } of heads) (byKind[kind] ||= {})[`${layer}.${head}`] = roles.map(roleOf);
   return { marks: Object.fromEntries(shownMarks), heads: byKind };
 }
 
@@ -272,12 +273,7 @@ const READERS = {
   "attnscope.atlas": atlasOf,
 };
 
-/**
- * Reads a saved record.
- *
- * @returns {Promise<{texts: object[], roles: object | null, record: object | null, detail: Function | null}>} attention on
- *     texts, or the record of heads with a function that gives the card of each
- */
+/** What a saved record holds: attention on texts, or a record of heads with what gives the card of each. */
 export async function readRecord(name, bytes) {
   const content = await contentOf(name, bytes);
   const texts = await textsOfRecord(name, content);

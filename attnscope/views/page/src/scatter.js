@@ -53,15 +53,15 @@ function drawScatter(pen, { x, y, even: evenName, colours, colourOf, shapeOf, sh
   const [left, top, right, low] = [PAD.left, PAD.top, at.right, height - PAD.bottom];
   pen.line(left, low + 0.5, right, low + 0.5, colours.rule);
   pen.line(left - 0.5, top, left - 0.5, low, colours.rule);
-  for (const [value, said] of ticksOf(at.ends[0], Math.max(4, (right - left) / 90), isCount(x) ? 1 : 0)) {
+  for (const [value, label] of ticksOf(at.ends[0], Math.max(4, (right - left) / 90), isCount(x) ? 1 : 0)) {
     const place = at.x(value);
     pen.line(place, low, place, low + 4, colours.rule);
-    pen.text(said, place, low + 13, { size: 11, align: "center", colour: colours.faint });
+    pen.text(label, place, low + 13, { size: 11, align: "center", colour: colours.faint });
   }
-  for (const [value, said] of ticksOf(at.ends[1], Math.max(3, (low - top) / 60), isCount(y) ? 1 : 0)) {
+  for (const [value, label] of ticksOf(at.ends[1], Math.max(3, (low - top) / 60), isCount(y) ? 1 : 0)) {
     const place = at.y(value);
     pen.line(left, place, right, place, colours.rule, 1, 0.55);
-    pen.text(said, left - 7, place, { size: 11, align: "right", colour: colours.faint });
+    pen.text(label, left - 7, place, { size: 11, align: "right", colour: colours.faint });
   }
   pen.text(fitted(x.title, 12, right - left), (left + right) / 2, height - 9, { size: 12, align: "center", colour: colours.ink });
   pen.text(fitted(y.title, 12, low - top), 11, (top + low) / 2, { size: 12, align: "center", colour: colours.ink, turn: -Math.PI / 2 });
@@ -85,10 +85,7 @@ function drawScatter(pen, { x, y, even: evenName, colours, colourOf, shapeOf, sh
 }
 
 export class Scatter {
-  /**
-   * @param on {hover(head | -1), open(head), brush([x0, x1, y0, y1] | null)}
-   * @param said what it is to those who listen: {kind, label}
-   */
+  /** @param on {hover(head | -1), open(head), brush([x0, x1, y0, y1] | null)} */
   constructor(on, { kind, label } = HEADS) {
     this.on = on;
     this.beside = []; // what belongs to the head that is pointed at
@@ -129,7 +126,8 @@ export class Scatter {
     const n = this.x.values.length;
     this.at = { ends, x: across.to, y: up.to, fromX: across.back, fromY: up.back, right, width, height };
     this.radius = Math.max(3, Math.min(6, 4 + (200 - n) / 120));
-    this.points = Float32Array.from({ length: 2 * n }, (_, at) => (at % 2 ? this.at.y(this.y.values[at >> 1]) : this.at.x(this.x.values[at >> 1])));
+    const pixelOf = (number) => (number % 2 ? this.at.y(this.y.values[number >> 1]) : this.at.x(this.x.values[number >> 1]));
+    this.points = Float32Array.from({ length: 2 * n }, (_, number) => pixelOf(number));
   }
 
   draw() {

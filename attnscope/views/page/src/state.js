@@ -39,10 +39,10 @@ const DEFAULTS = {
 };
 
 /** The views that the page's parts bring: by name, what each is called and its class. */
-export const brought = {};
+export const registered = {};
 
-export function register(name, shown, made) {
-  brought[name] = { shown, made };
+export function register(name, title, View) {
+  registered[name] = { title, View };
 }
 
 /** The views there are, in the order of the tabs. */
@@ -52,7 +52,7 @@ export function viewsOf() {
   return [
     ...(atlas?.grid ? ["numbers"] : []),
     ...(atlas ? ["atlas", "head"] : []),
-    ...(brought.photo && texts.some(({ photos }) => photos) ? ["photo"] : []),
+    ...(registered.photo && texts.some(({ photos }) => photos) ? ["photo"] : []),
     ...ofMaps,
   ];
 }

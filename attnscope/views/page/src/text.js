@@ -83,7 +83,7 @@ export class TextView extends WordsView {
     const focus = this.keptToken();
     const weights = this.weights();
     const high = this.top(weights);
-    const table = this.app.palette.one;
+    const table = this.app.palette.sequential;
     const largest = largestIn(weights);
     this.legend.show({ low: 0, high, table }, endOf(high), largest, focus ? this.shown.largest : largest);
     const other = focus?.side === "k" ? "q" : "k";
@@ -144,7 +144,7 @@ export class TextView extends WordsView {
     const focus = this.keptToken();
     const weights = this.weights();
     const other = focus?.side === "k" ? "q" : "k";
-    const look = { low: 0, high: this.top(weights), table: colours.one, colours };
+    const look = { low: 0, high: this.top(weights), table: colours.sequential, colours };
     const tokens = [];
     let [x, y] = [0, 40];
     const layOut = (axis, side) => {
@@ -173,8 +173,8 @@ export class TextView extends WordsView {
         for (const { x, y, width, text, side, at, chip } of tokens) {
           const isFocus = focus && at === focus.at && (side === focus.side || !this.isCross);
           const step = side === other || !this.isCross ? stepOf(weights[at], 0, look.high) : 0;
-          const ink = step >= 2 ? inkOn(colours.one.rgb[step]) : chip ? colours.special : colours.ink;
-          if (step >= 2) pen.rect(x - 1, y - line / 2 + 3, width + 2, line - 6, colours.one.css[step]);
+          const ink = step >= 2 ? inkOn(colours.sequential.rgb[step]) : chip ? colours.special : colours.ink;
+          if (step >= 2) pen.rect(x - 1, y - line / 2 + 3, width + 2, line - 6, colours.sequential.css[step]);
           if (isFocus) pen.frame(x - 1.5, y - line / 2 + 2.5, width + 3, line - 5, colours.mark, 2);
           pen.text(text, x, y, { size, colour: ink });
         }

@@ -5,7 +5,7 @@ import { schemeOf } from "./colour.js";
 import { forget, manifest, unpackBlock } from "./data.js";
 import { el, fill } from "./dom.js";
 import { readRecord } from "./reading.js";
-import { begin, brought, state } from "./state.js";
+import { begin, registered, state } from "./state.js";
 
 const SHOWN = "heatmap, pooled, heads, atlas, compare, relations, ablate";
 const bytesOfFile = async (file) => new Uint8Array(await file.arrayBuffer());
@@ -15,7 +15,9 @@ class Viewer {
   constructor(start) {
     this.start = start;
     this.wrong = el("p", { class: "wrong", role: "alert" });
-    this.input = el("input", { type: "file", accept: ".npz,.json", class: "unseen", id: "file", tabindex: "-1", "aria-label": "A saved record", onchange: () => this.input.files[0] && this.open(this.input.files[0].name, bytesOfFile(this.input.files[0])) });
+    const openFile = (file) => file && this.open(file.name, bytesOfFile(file));
+    const facts = { type: "file", accept: ".npz,.json", class: "unseen", id: "file", tabindex: "-1", "aria-label": "A saved record" };
+    this.input = el("input", { ...facts, onchange: () => openFile(this.input.files[0]) });
     const choose = el("button", { type: "button", class: "choose", onclick: () => this.input.click() }, "choose a file");
     this.welcome = el(
       "main",
@@ -35,8 +37,7 @@ class Viewer {
     addEventListener("drop", (event) => {
       event.preventDefault();
       document.body.classList.remove("dropping");
-      const [file] = event.dataTransfer.files;
-      if (file) this.open(file.name, bytesOfFile(file));
+      openFile(event.dataTransfer.files[0]);
     });
     const { record } = manifest.viewer;
     if (record) {
@@ -64,7 +65,8 @@ class Viewer {
       this.start(this);
     } catch (error) {
       // What is wrong with the file is said; an error of this page itself is one, too.
-      this.tell(`${name} cannot be shown: ${error instanceof Unreadable ? error.message : `its parts do not fit each other (${error.message})`}.`);
+      const reason = error instanceof Unreadable ? error.message : `its parts do not fit each other (${error.message})`;
+      this.tell(`${name} cannot be shown: ${reason}.`);
     } finally {
       this.input.value = "";
     }
@@ -77,4 +79,4 @@ class Viewer {
   }
 }
 
-brought.viewer = { made: Viewer };
+registered.viewer = { View: Viewer };

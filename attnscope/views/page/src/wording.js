@@ -41,9 +41,9 @@ function wordsOfTerm(term, parts) {
   const [share, even] = [term.share ?? NaN, term.even ?? NaN];
   const isMore = term.weight >= 0;
   const isMixed = isMore ? share < even : share >= even; // the other terms say more, or less, than there is
-  const given = isMixed ? [`${isMore ? "more" : "less"}, given the other terms`] : [];
+  const note = isMixed ? [`${isMore ? "more" : "less"}, given the other terms`] : [];
   const more = parts.map(({ weight, words }) => `${weight >= 0 ? "more" : "less"} ${words}`);
-  const shares = [percent(share) + (term.share_of ? ` ${term.share_of}` : ""), `uniform ${percent(even)}`, ...given];
+  const shares = [percent(share) + (term.share_of ? ` ${term.share_of}` : ""), `uniform ${percent(even)}`, ...note];
   const facts = Number.isFinite(share) ? [...shares, ...more] : more;
   const name = avoids(term) ? `not ${term.words}` : term.words;
   return facts.length ? `${name} (${facts.join("; ")})` : name;
