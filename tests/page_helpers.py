@@ -20,6 +20,9 @@ from matplotlib import colormaps
 SEEN = 0.0005
 """How far a shown value may be from the weight."""
 
+VIEWS = ("grid", "matrix", "links", "text", "compare", "headcount")
+"""The views of a page of texts, in the order of their tabs."""
+
 STANDS = "main [data-shown], main [data-painted], main .numbers table, main.welcome:not([hidden]), .alert"
 """What a page has as soon as its first view, or the place where files are dropped, can be seen."""
 

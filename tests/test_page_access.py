@@ -10,12 +10,11 @@ from attnscope.views.page import PageText, page_of
 from attnscope.views.page.atlas import page_of_atlas
 from tests.atlas_helpers import small_atlas
 from tests.findings_helpers import described_findings, fake_findings
-from tests.page_helpers import Opened
+from tests.page_helpers import VIEWS, Opened
 from tests.record_helpers import looking_record, map_of, record_of, tokens_of
 
 AXE = Path(__file__).with_name("axe") / "axe.min.js"
 SERIOUS = ("serious", "critical")
-VIEWS = ("grid", "matrix", "links", "text", "compare", "headcount")
 OF_TEXTS = [{"v": view, "h": "0.1", "q": 1, "k": 1} for view in VIEWS]
 OF_ATLAS = [
     {"v": "atlas"},

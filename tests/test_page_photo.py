@@ -16,7 +16,7 @@ from attnscope.records import Heatmap
 from attnscope.records.maps.pictures import Picture
 from attnscope.views.page import PageText, empty_page, page_of
 from tests.conftest import Run
-from tests.page_helpers import Opened, blues, number
+from tests.page_helpers import Opened, blues, number, pixels
 from tests.record_helpers import looking_record, map_of, record_of, tokens_of
 from tests.senses_helpers import write_vision
 from tests.vision_language_helpers import write_family
@@ -53,20 +53,9 @@ def seeing(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
 def painted(opened: Opened, number: int = 0, grid: tuple[int, int] = (2, 3)) -> np.ndarray:
     """The colour in the middle of each patch of a picture, (row, column, 3)."""
     opened.until(f"document.querySelectorAll('figure.photo[data-painted]').length > {number}")
-    found = opened.page.eval_on_selector(
-        f"figure.photo >> nth={number} >> canvas >> nth=0",
-        """(canvas, [rows, columns]) => {
-            const copy = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
-            [copy.canvas.width, copy.canvas.height] = [canvas.width, canvas.height];
-            copy.drawImage(canvas, 0, 0);
-            const at = (share, n, size) => Math.floor(((share + 0.5) * size) / n);
-            return Array.from({length: rows * columns}, (_, cell) => Array.from(copy.getImageData(
-                at(cell % columns, columns, canvas.width), at(Math.floor(cell / columns), rows, canvas.height), 1, 1
-            ).data.subarray(0, 3)));
-        }""",
-        grid,
-    )
-    return np.array(found).reshape(*grid, 3)
+    image = pixels(opened, f"figure.photo >> nth={number} >> canvas >> nth=0")
+    middles = [((np.arange(n) + 0.5) * size / n).astype(int) for n, size in zip(grid, image.shape[:2], strict=True)]
+    return image[np.ix_(*middles)]
 
 
 def point(

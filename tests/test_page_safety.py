@@ -10,6 +10,7 @@ import pytest
 from attnscope.records import Heatmap
 from attnscope.views.page import PageText, document, page_of
 from attnscope.views.page.document import MODULES, PARTS, script, style
+from tests.page_helpers import VIEWS
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -42,7 +43,7 @@ def evil_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_hostile_texts_show_as_themselves(open_page: Callable[..., Any], evil_page: Path) -> None:
     opened = open_page(evil_page)
     page = opened.page
-    for view in ("grid", "matrix", "links", "text", "compare", "headcount"):
+    for view in VIEWS:
         opened.show(v=view, h="0.1", q=0, k=0)
         assert page.locator("img").count() == 0
         assert page.locator("script").count() == 4, "manifest, two chunks of weights, and the page's own"

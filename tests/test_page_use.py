@@ -14,7 +14,7 @@ from attnscope.records import Heatmap
 from attnscope.views.page import PageText, page_of
 from attnscope.views.tables.numbers import signed
 from tests.conftest import write_tiny
-from tests.page_helpers import Opened, blues, pixels
+from tests.page_helpers import VIEWS, Opened, blues, pixels
 from tests.record_helpers import map_of, record_of, tokens_of
 
 START = "one two three four five six seven eight nine ten eleven twelve thirteen "
@@ -180,7 +180,7 @@ def test_a_click_on_a_tab_leaves_the_focus_where_it_is(pages: Pages) -> None:
 def test_tab_reaches_everything(pages: Pages) -> None:
     opened = pages(FIRST, SECOND)
     opened.page.evaluate("addEventListener('focusin', event => window.reached.add(event.target))")
-    for view in ("grid", "matrix", "links", "text", "compare", "headcount"):
+    for view in VIEWS:
         opened.show(v=view, h="1.1")
         opened.page.evaluate("document.activeElement.blur(), window.reached = new Set()")
         for _ in range(60):

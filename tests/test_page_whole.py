@@ -14,7 +14,7 @@ from attnscope.core.exact import reference
 from attnscope.core.teaching import example
 from tests import oracle
 from tests.core_helpers import WORKED
-from tests.page_helpers import SEEN, Opened, blues, number, pixels
+from tests.page_helpers import SEEN, VIEWS, Opened, blues, number, pixels
 from tests.page_records import BOTH, SECOND, W, _opened, page_file
 
 __all__ = ["_opened", "page_file"]
@@ -148,7 +148,7 @@ def test_an_address_that_means_nothing_is_mended(opened: Opened, nonsense: str) 
     assert opened.page.locator("main .view").count() == 1
 
 
-@pytest.mark.parametrize("view", ["grid", "matrix", "links", "text", "compare", "headcount"])
+@pytest.mark.parametrize("view", VIEWS)
 def test_what_is_seen_is_saved(opened: Opened, view: str) -> None:
     opened.show(v=view, h="1.1", q=5, k=2, d="light")
     image = Image.open(BytesIO(opened.saved("png")))
@@ -200,7 +200,7 @@ def test_more_is_further_from_the_ground(opened: Opened, scheme: str) -> None:
 
 def test_the_keyboard_alone_suffices(opened: Opened) -> None:
     opened.show(v="grid")
-    for number_, view in enumerate(("grid", "matrix", "links", "text", "compare", "headcount"), 1):
+    for number_, view in enumerate(VIEWS, 1):
         opened.page.keyboard.press(str(number_))
         opened.settle(view)
         assert opened.page.get_attribute(f"#tab-{view}", "aria-selected") == "true"
@@ -237,7 +237,7 @@ def test_roles_and_names_for_screen_readers(opened: Opened) -> None:
     assert bare == []
 
 
-@pytest.mark.parametrize("view", ["grid", "matrix", "links", "text", "compare", "headcount"])
+@pytest.mark.parametrize("view", VIEWS)
 def test_a_narrow_window_needs_no_sideways_scrolling(opened: Opened, view: str) -> None:
     opened.page.set_viewport_size({"width": 390, "height": 844})
     try:

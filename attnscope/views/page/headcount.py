@@ -1,6 +1,6 @@
 """The view "Head count": the same queries, keys and values with 1, 2 and 4 heads, step by step, in numbers and words.
 
-Five tokens of width 4 are few enough to read. Embeddings are one-hot, so that row i of a projection is what token i gets.
+Five tokens of width 4 are few enough to read. Embeddings are one-hot: row i of a projection is what token i gets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def head_count() -> dict[str, Any]:
 
 
 def _count(n: int) -> dict[str, Any]:
-    """All of it with n heads: `vectors` by name, (token, column); of each head its map and what goes into it."""
+    """All of it with n heads: matrices by name, (token, column); of each head its map and what goes into it."""
     width = WIDTH // n
     x = np.eye(len(TOKENS))
     q, k, v = (np.split(x @ w, n, axis=1) for w in (_W_Q, _W_K, _W_V))  # by head: (token, column)
@@ -58,7 +58,7 @@ def _count(n: int) -> dict[str, Any]:
         "name": amount(n, "head"),
         "width": width,
         "heads": heads,
-        "vectors": _listed(vectors),
+        "vectors": list(_listed(vectors).items()),
         "steps": _steps(n, width, [name for name in vectors if name.startswith("z")]),
     }
 
@@ -69,12 +69,12 @@ def _listed(arrays: Mapping[str, Floats]) -> dict[str, Any]:
 
 
 def _steps(n: int, width: int, outputs: list[str]) -> list[dict[str, Any]]:
-    """Name, formula, line of NumPy and meaning of each step; and which vectors it shows, these `split` by head or not.
+    """Name, formula, line of NumPy and meaning of each step, and what it shows: (label, vector, whether split by head).
 
-    The step that attends shows tables of its own.
+    An empty name is the output, by the projection that is chosen. The step that attends shows tables of its own.
     """
     dealt = f"The {WIDTH} columns are dealt out to {n} heads, {width} to each."
-    rows = [
+    return [
         {
             "name": "project",
             "formula": "Q = X W_Q,  K = X W_K,  V = X W_V",
@@ -82,7 +82,7 @@ def _steps(n: int, width: int, outputs: list[str]) -> list[dict[str, Any]]:
             "what": "Each token asks (query), offers itself (key) and has something to give (value). Embeddings are "
             "one-hot here, so a token's rows of W are what it gets.",
             "caption": "before and after",
-            "whole": ["x", "q", "k", "v"],
+            "rows": [(name, name, False) for name in "xqkv"],
         },
         {
             "name": "split",
@@ -91,7 +91,7 @@ def _steps(n: int, width: int, outputs: list[str]) -> list[dict[str, Any]]:
             "what": "One head has all four columns." if n == 1 else
             f"{dealt} Nothing is computed, and nothing is added: more heads are narrower heads.",
             "caption": "columns by head",
-            "split": ["q", "k", "v"],
+            "rows": [(name, name, True) for name in "qkv"],
         },
         {
             "name": "attend",
@@ -107,8 +107,7 @@ def _steps(n: int, width: int, outputs: list[str]) -> list[dict[str, Any]]:
             "numpy": f"C = Z.transpose(1, 0, 2).reshape({len(TOKENS)}, {WIDTH})",
             "what": "The heads' outputs stand side by side again, as wide as before.",
             "caption": "the heads' outputs, joined",
-            "whole": outputs,
-            "split": ["c"],
+            "rows": [*((name, name, False) for name in outputs), ("c", "c", True)],
         },
         {
             "name": "project",
@@ -117,8 +116,6 @@ def _steps(n: int, width: int, outputs: list[str]) -> list[dict[str, Any]]:
             "what": "Only here do heads meet: each column of the output is a sum over all of them. With the identity "
             "they stay side by side.",
             "caption": "after the output projection",
-            "split": ["c"],
-            "last": True,
+            "rows": [("c", "c", True), ("o", "", False)],
         },
     ]  # fmt: skip
-    return rows

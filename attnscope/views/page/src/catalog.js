@@ -290,7 +290,7 @@ function piecesOfLabel(label, before, labels) {
   return label.startsWith("\u00b7") && label.length > 1 ? [before, label.slice(1)] : [before === " " ? "" : before, label];
 }
 
-export function textOfExample(example) {
+function textOfExample(example) {
   if (example.excerpt) return example.excerpt;
   return piecesOf(example)
     .filter((_, at) => !example.special.has(at))

@@ -69,7 +69,7 @@ function* numbers(bytes, at, count) {
 }
 
 /** Which tokens go where special tokens are hidden: these, and of a decoder the first one too. */
-export function hiddenOf(tokens) {
+function hiddenOf(tokens) {
   return tokens.hidden ?? tokens.special;
 }
 

@@ -6,7 +6,7 @@ import { button, el, select, toolbar } from "./dom.js";
 import { Examples } from "./examples.js";
 import { register, update } from "./state.js";
 
-export class HeadView {
+class HeadView {
   constructor(app) {
     this.app = app;
     this.names = select("Head", [], (head) => update(atHead(head)), "");

@@ -89,16 +89,17 @@ export class HeadCountView {
     return rowOf(name, cells, { "data-name": name });
   }
 
+  /** What the chosen token has in a matrix; without a name in the output. */
+  numbersOf({ vectors }, name) {
+    return vectors.find(([other]) => other === (name || state.wo))[1][state.tok];
+  }
+
   numbers() {
     const { tok: at, step } = state;
-    const { vectors, width, heads, steps } = this.now;
-    const { caption, whole = [], split = [], last } = steps[step];
-    if (!caption) return heads.map((head, number) => this.attended(head, number));
-    const rows = [
-      ...whole.map((name) => this.vector(name, vectors[name][at])),
-      ...split.map((name) => this.vector(name, vectors[name][at], width)),
-      last ? this.vector("o", vectors[state.wo][at]) : null,
-    ];
+    const { width, heads, steps } = this.now;
+    const { caption, rows: names } = steps[step];
+    if (!names) return heads.map((head, number) => this.attended(head, number));
+    const rows = names.map(([label, name, isSplit]) => this.vector(label, this.numbersOf(this.now, name), isSplit ? width : 0));
     const title = el("caption", {}, `“${this.example.tokens[at]}”: ${caption}`);
     return el("table", { class: "vectors" }, title, el("tbody", {}, rows));
   }
@@ -150,13 +151,13 @@ export class HeadCountView {
       return shadeBy(bar, stepOf(weight, 0, 0.6), this.app.palette.sequential);
     };
     const stack = ({ weights }) => el("div", { class: "stack" }, weights[at].map(part));
-    const lineOf = ({ n, name, heads, vectors }) =>
+    const lineOf = ({ n, name, heads, ...count }) =>
       el(
         "div",
         { class: n === state.n ? "count now" : "count" },
         el("b", {}, name),
         el("div", { class: "stacks" }, heads.map(stack)),
-        el("span", { class: "faint", "data-output": n }, `o = ${inRow(vectors[state.wo][at])}`),
+        el("span", { class: "faint", "data-output": n }, `o = ${inRow(this.numbersOf(count, ""))}`),
       );
     fill(this.bars, counts.map(lineOf));
   }

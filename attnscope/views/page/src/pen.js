@@ -1,6 +1,6 @@
 // One way to draw, two places: a canvas, and SVG. What is saved is drawn by the same lines as what is seen.
 
-export const SANS =
+const SANS =
   'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
 
 export class CanvasPen {

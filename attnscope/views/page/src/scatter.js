@@ -10,7 +10,7 @@ const HEADS = {
 const NEAR = 14; // pixels from a dot within which it is meant
 
 /** Round numbers between two ends, about so many. */
-export function ticksOf([low, high], about, least = 0) {
+function ticksOf([low, high], about, least = 0) {
   const span = high - low || 1;
   const rough = span / Math.max(1, about);
   const power = 10 ** Math.floor(Math.log10(rough));
