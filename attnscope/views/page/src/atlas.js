@@ -4,7 +4,7 @@ import { atHead, catalogs, colourColumn, headOf, sidesOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import { button, el, faint, fill, isChoice, isShortcut, neighbour, readout, say, select, showGradient, takeEvent, toolbar } from "./dom.js";
 import { roleChip, showRoles } from "./heads.js";
-import { filterOf, isAsked } from "./query.js";
+import { filterOf, isNamed } from "./query.js";
 import { Scatter } from "./scatter.js";
 import { addressOf, state, update } from "./state.js";
 import { percent, shortNumber } from "./wording.js";
@@ -21,7 +21,7 @@ export function markOf(head) {
 export class AtlasView {
   constructor(app) {
     this.app = app;
-    const { columns } = catalogs.shown;
+    const { columns } = catalogs.current;
     this.input = el("input", {
       type: "search",
       class: "filter",
@@ -44,7 +44,7 @@ export class AtlasView {
     const choices = [...columns.values()].map((column) => [column.name, column.title]);
     this.x = select("Across", choices, (value) => update({ ax: value, br: "" }));
     this.y = select("Up", choices, (value) => update({ ay: value, br: "" }));
-    const colours = [...(catalogs.shown.hasRoles ? [["role", "role"]] : []), ...choices];
+    const colours = [...(catalogs.current.hasRoles ? [["role", "role"]] : []), ...choices];
     this.colour = select("Colour", colours, (value) => update({ ac: value }));
     this.legend = el("div", { class: "roles", role: "group", "aria-label": "What colours mean" });
     this.scatter = new Scatter({
@@ -66,13 +66,13 @@ export class AtlasView {
     const list = el("div", { class: "list" }, this.header, this.list);
     const bar = toolbar(this.input, explain, this.wrong, this.count);
     this.root = el("div", { class: "view atlas" }, bar, el("div", { class: "landing" }, plot, list), this.names);
-    this.root.classList.toggle("roleless", !catalogs.shown.hasRoles);
+    this.root.classList.toggle("roleless", !catalogs.current.hasRoles);
     this.active = -1;
     new ResizeObserver(() => this.root.isConnected && this.paint(true)).observe(this.list);
   }
 
   hint() {
-    const { columns } = catalogs.shown;
+    const { columns } = catalogs.current;
     return `words, ")" -> "(", or ${columns.has("induction") ? "induction > 0.4" : "layer > 3"}`;
   }
 
@@ -109,14 +109,14 @@ export class AtlasView {
   }
 
   select() {
-    const { heads, columns, facts } = catalogs.shown;
+    const { heads, columns, facts } = catalogs.current;
     if (this.filtered !== state.f) {
       this.filtered = state.f;
-      const { test, asked, wrong } = filterOf(state.f, facts);
+      const { test, namedPairs, wrong } = filterOf(state.f, facts);
       if (!wrong || !this.passes) {
         this.passes = heads.map(({ at }) => test(at));
-        const mass = (at) => facts.pairs[at].filter((pair) => isAsked(asked, pair)).map((pair) => pair[2] ?? 0);
-        this.masses = asked.length ? heads.map(({ at }) => Math.max(...mass(at), 0)) : null;
+        const mass = (at) => facts.pairs[at].filter((pair) => isNamed(namedPairs, pair)).map((pair) => pair[2] ?? 0);
+        this.masses = namedPairs.length ? heads.map(({ at }) => Math.max(...mass(at), 0)) : null;
       }
       fill(this.wrong, wrong);
       this.input.setAttribute("aria-invalid", String(!!wrong));
@@ -153,7 +153,7 @@ export class AtlasView {
     this.colour.show(colourColumn()?.name || "role");
     for (const side of [x, y]) side.even ??= this.even(side);
     this.colours = this.app.palette;
-    const even = catalogs.shown.record.even || "uniform";
+    const even = catalogs.current.record.even || "uniform";
     const { colours, shown, area } = this;
     this.scatter.set({ x, y, colours, shown, area, even, colourOf: this.colourOf(), tell: (head) => this.tell(head) });
     this.showHeader(x, y);
@@ -171,7 +171,7 @@ export class AtlasView {
   }
 
   colourOf() {
-    const { heads } = catalogs.shown;
+    const { heads } = catalogs.current;
     const column = colourColumn();
     const name = [column?.name, this.colours.scheme, state.f].join("|");
     if (!column) {
@@ -196,7 +196,7 @@ export class AtlasView {
 
   showRoles() {
     // As the filter of the chip finds them: a head with two roles counts for both, and has the colour of the first.
-    const roles = catalogs.shown.heads.map((head) => (head.roles.length ? head.roles.map(({ name }) => name) : ["unclassified"]));
+    const roles = catalogs.current.heads.map((head) => (head.roles.length ? head.roles.map(({ name }) => name) : ["unclassified"]));
     const chosen = state.f.startsWith("role:") ? state.f.slice(5) : "";
     showRoles(this.legend, roles, chosen, (name) => update({ f: chosen === name ? "" : `role:${name}` }));
   }
@@ -204,7 +204,7 @@ export class AtlasView {
   /** Columns of numbers in the list: what the scatter shows, and what the colour is. */
   numbers() {
     const [x, y] = sidesOf();
-    return [...new Set([y, x, colourColumn(), catalogs.shown.columns.get(state.o.replace("-", ""))])]
+    return [...new Set([y, x, colourColumn(), catalogs.current.columns.get(state.o.replace("-", ""))])]
       .filter((column) => column && column.name !== "layer" && column.name !== "head")
       .slice(0, 3);
   }
@@ -227,7 +227,7 @@ export class AtlasView {
       this.header,
       cell("name", "head", "layer and head"),
       cell("role", "role", "role"),
-      catalogs.shown.heads.some(({ words }) => words) ? cell("words", "what it does", "description") : el("span", {}),
+      catalogs.current.heads.some(({ words }) => words) ? cell("words", "what it does", "description") : el("span", {}),
       numbers.map((column) => cell(column.name, column.label, column.title, "number")),
     );
     if (focused) this.header.querySelector(`[data-sort="${CSS.escape(focused)}"]`)?.focus();
@@ -240,7 +240,7 @@ export class AtlasView {
     if (!anew && first === this.painted?.[0] && last === this.painted?.[1]) return;
     this.painted = [first, last];
     const numbers = this.numbers();
-    const { heads } = catalogs.shown;
+    const { heads } = catalogs.current;
     this.lines = new Map();
     const lines = this.order.slice(first, last).map((at, number) => this.line(heads[at], first + number, numbers));
     this.space.replaceChildren(...lines);
@@ -285,12 +285,12 @@ export class AtlasView {
     this.active = head;
     if (where === "list") this.scatter.point(head);
     this.showActive();
-    if (head >= 0 && where === "plot") say(`${catalogs.shown.heads[head].name}: ${catalogs.shown.heads[head].words}`);
+    if (head >= 0 && where === "plot") say(`${catalogs.current.heads[head].name}: ${catalogs.current.heads[head].words}`);
   }
 
   open(head) {
     if (head < 0) return;
-    update({ v: "head", ...atHead(catalogs.shown.heads[head].name) });
+    update({ v: "head", ...atHead(catalogs.current.heads[head].name) });
   }
 
   key(event) {
@@ -311,7 +311,7 @@ export class AtlasView {
   }
 
   tell(at) {
-    const head = catalogs.shown.heads[at];
+    const head = catalogs.current.heads[at];
     const columns = [...new Set([...sidesOf(), colourColumn()])].filter(Boolean);
     return [
       el("p", {}, el("b", {}, head.name), head.roles.map((role) => roleChip(role))),
@@ -321,7 +321,7 @@ export class AtlasView {
   }
 
   tellCount() {
-    const { heads } = catalogs.shown;
+    const { heads } = catalogs.current;
     const n = this.order.length;
     const count = el("b", {}, n === heads.length ? `${n}` : `${n} of ${heads.length}`);
     const noun = ` head${heads.length === 1 ? "" : "s"}${n ? "" : `: type ${this.hint()}`}`;
@@ -334,7 +334,7 @@ export class AtlasView {
   }
 
   async rows() {
-    const { heads, columns } = catalogs.shown;
+    const { heads, columns } = catalogs.current;
     const all = [...columns.values()].filter(({ name }) => name !== "layer" && name !== "head");
     return [
       ["kind", "layer", "head", "roles", "description", ...all.map(({ name }) => name), "address"],
@@ -351,7 +351,7 @@ export class AtlasView {
   /** The heads one after the other, as the list has them. */
   step(by) {
     if (!this.order) this.select();
-    const { heads } = catalogs.shown;
+    const { heads } = catalogs.current;
     const { at } = headOf();
     const order = this.order.includes(at) ? this.order : [...heads.keys()];
     return heads[neighbour(order, at, by)].name;

@@ -8,7 +8,7 @@ import {
 } from "./dom.js";
 import { CanvasPen } from "./pen.js";
 import { Plane } from "./plane.js";
-import { filterOf, isAsked } from "./query.js";
+import { filterOf, isNamed } from "./query.js";
 import { state, update } from "./state.js";
 import { copyButton, inQuotes, modelOf, wordOf } from "./why.js";
 import { detailsOf, evenNumber, intervalText, percent, predictedOf, sampleOf, shortNumber, warningOf } from "./wording.js";
@@ -75,7 +75,7 @@ function headerOf(columns) {
   return el("thead", {}, el("tr", {}, columns.map(cell)));
 }
 
-function lineOfTokens({ tokens, mass, lift, low, high, count, n_texts, asked }) {
+function lineOfTokens({ tokens, mass, lift, low, high, count, n_texts, isInFilter }) {
   const names = tokens.flatMap((token, at) => [at ? faint("\u2192") : null, tokenOf(token)]);
   const number = (kind, ...children) => el("td", { class: `number${kind}` }, children);
   const cells = [
@@ -84,7 +84,7 @@ function lineOfTokens({ tokens, mass, lift, low, high, count, n_texts, asked }) 
     number(" faint", String(n_texts)),
   ];
   const title = `seen with ${count} queries in ${n_texts} texts`;
-  return rowOf(names, cells, { class: asked ? "asked" : "", title });
+  return rowOf(names, cells, { class: isInFilter ? "asked" : "", title });
 }
 
 export class Card {
@@ -144,7 +144,7 @@ export class Card {
   showTitle(host) {
     const head = headOf();
     const { description } = head;
-    const { record } = catalogs.shown;
+    const { record } = catalogs.current;
     const roles = head.roles.map((role) => {
       const mark = manifest.roles.marks[role.name];
       const q = role.q === null ? "\u2013" : Number(role.q).toExponential(0);
@@ -171,9 +171,9 @@ export class Card {
   }
 
   showMeasures() {
-    const { columns } = catalogs.shown;
+    const { columns } = catalogs.current;
     const { at, roles } = this.head;
-    const [measures, effects] = ["measure", "effect"].map((kind) => catalogs.shown.namesOf(kind));
+    const [measures, effects] = ["measure", "effect"].map((kind) => catalogs.current.namesOf(kind));
     const resting = roles.map((role) => role.measure);
     const ranked = measures
       .filter((name) => Number.isFinite(columns.get(name).values[at]) && !columns.get(name).source)
@@ -188,7 +188,7 @@ export class Card {
     const facts = { class: "more-measures", "aria-expanded": String(!!this.all) };
     fill(
       this.measures,
-      el("h2", {}, "Measures ", faint(`among all ${catalogs.shown.heads.length} heads`)),
+      el("h2", {}, "Measures ", faint(`among all ${catalogs.current.heads.length} heads`)),
       names.length ? this.tableOf(names) : el("p", { class: "faint" }, "none"),
       ranked.length > FEW ? button(this.all ? "fewer" : `all ${ranked.length}`, turnAll, facts) : null,
     );
@@ -197,7 +197,7 @@ export class Card {
 
   /** What records of relations, ablations, circuits and needles say of the head, where the atlas was given any. */
   showEvidence() {
-    const { columns, record } = catalogs.shown;
+    const { columns, record } = catalogs.current;
     const { at, roles } = this.head;
     const columnsOf = (source) => [...columns.values()].filter((column) => column.source === source);
     const namesOf = (source, isOf) => columnsOf(source).filter(isOf).map(({ name }) => name);
@@ -221,7 +221,7 @@ export class Card {
 
   /** Heads that it composes with, the strongest above random directions first; each one click away. */
   partners(title, mine, other, compositions = []) {
-    const { heads } = catalogs.shown;
+    const { heads } = catalogs.current;
     const partners = compositions.filter((pair) => pair[mine] === this.head.at && pair.share > pair.expected);
     if (!partners.length) return null;
     partners.sort((a, b) => b.share - b.expected - a.share + a.expected);
@@ -240,7 +240,7 @@ export class Card {
 
   /** A table of measures, each with all heads as a strip. */
   tableOf(names) {
-    const { columns } = catalogs.shown;
+    const { columns } = catalogs.current;
     const { at } = this.head;
     const hasEven = names.some((name) => columns.get(name).uniforms.some(Number.isFinite));
     const number = (kind, ...children) => el("td", { class: `number ${kind}` }, children);
@@ -257,7 +257,7 @@ export class Card {
         number("faint", `${column.rank(at)}`),
       );
     };
-    const even = hasEven ? catalogs.shown.record.even || "uniform" : "";
+    const even = hasEven ? catalogs.current.record.even || "uniform" : "";
     const header = [["measure", ""], ["", "strip"], ["value", "number value"], [even, "number"], ["rank", "number"]];
     return el("table", { class: "measures" }, headerOf(header), el("tbody", {}, names.map(line)));
   }
@@ -320,11 +320,11 @@ export class Card {
 
   /** The rows of a table, those that the filter asks for first. */
   rowsOf(side) {
-    const { asked } = filterOf(state.f, catalogs.shown.facts);
+    const { namedPairs } = filterOf(state.f, catalogs.current.facts);
     return (this.card.tables || [])
       .filter((row) => row.side === side)
-      .map((row) => ({ ...row, asked: isAsked(asked, row.tokens.map(bare)) }))
-      .sort((a, b) => b.asked - a.asked || this.key(b) - this.key(a))
+      .map((row) => ({ ...row, isInFilter: isNamed(namedPairs, row.tokens.map(bare)) }))
+      .sort((a, b) => b.isInFilter - a.isInFilter || this.key(b) - this.key(a))
       .slice(0, MOST_TOKENS);
   }
 
@@ -334,7 +334,7 @@ export class Card {
       Object.entries(SIDES).map(([side, title]) => {
         const rows = this.rowsOf(side);
         if (!rows.length) return null;
-        const even = (side !== "asks" && catalogs.shown.options.lift) || OVER_ALL_KEYS;
+        const even = (side !== "asks" && catalogs.current.options.lift) || OVER_ALL_KEYS;
         const lift = `mass divided by ${even}, with its 95% interval over texts`;
         const header = headerOf([["token"], ["mass", "number"], ["lift", "number", lift], ["texts", "number"]]);
         return el("table", { class: "tokens" }, el("caption", {}, title), header, el("tbody", {}, rows.map(lineOfTokens)));
@@ -343,7 +343,7 @@ export class Card {
   }
 
   showNear() {
-    const { heads } = catalogs.shown;
+    const { heads } = catalogs.current;
     this.likes.hidden = !this.near.length;
     const chips = this.near.map(([at, distance]) => {
       const dot = dotOf(markOf(heads[at])?.color || this.colours.rule);
@@ -354,16 +354,16 @@ export class Card {
 
   /** The command that draws this head on the example that is chosen, else the first that is shown, and its query. */
   showCommand(card) {
-    const { run, record } = catalogs.shown;
+    const { run, record } = catalogs.current;
     const examples = card?.examples || [];
     const tab = examples.filter(({ why }) => why === state.tab);
     if (state.tab === "decile") tab.reverse(); // the highest first
     const example = examples[state.ex] || tab.find(({ length, n_tokens }) => length === n_tokens) || tab[0]; // one without gaps
     const query = example && state.q >= 0 && example === examples[state.ex] ? state.q : (example?.focus ?? -1);
-    const { text, asked } = example ? commandOfExample(example, query) : { text: "", asked: "" };
+    const { text, label } = example ? commandOfExample(example, query) : { text: "", label: "" };
     const others = { pictures: "--image photo.jpg", "pictures among words": LOOKING, recordings: "--audio speech.wav" };
     const other = record.shape === "pictures" ? LOOKING : others[record.corpus?.of] || inQuotes("A text of your own.");
-    const pick = `--pick L${this.head.layer}H${this.head.head}${asked ? ` --query ${wordOf(asked)}` : ""}`;
+    const pick = `--pick L${this.head.layer}H${this.head.head}${label ? ` --query ${wordOf(label)}` : ""}`;
     const command = `attnscope heatmap ${text ? inQuotes(text) : other} -m ${wordOf(modelOf(run))} ${pick}`;
     const code = el("code", {}, command);
     const cut = `The atlas keeps ${example?.length} of the ${example?.n_tokens} tokens of this text: without the rest, weights may be others.`;
@@ -389,9 +389,9 @@ export class Card {
   }
 
   rows() {
-    const { columns } = catalogs.shown;
+    const { columns } = catalogs.current;
     const { at, name: head } = this.head;
-    const lines = ["measure", "effect"].flatMap((kind) => catalogs.shown.namesOf(kind)).map((name) => {
+    const lines = ["measure", "effect"].flatMap((kind) => catalogs.current.namesOf(kind)).map((name) => {
       const { values, lows, highs, uniforms } = columns.get(name);
       const numbers = [values, lows, highs, uniforms].map((some) => (Number.isFinite(some[at]) ? some[at] : ""));
       return [head, name, ...numbers, columns.get(name).rank(at)];

@@ -42,7 +42,7 @@ function roleLine({ name, value, low, high, tentative }, colours) {
 }
 
 function titleParts({ name, roles, words, description }, colours) {
-  const { descriptions, corpus } = catalogs.shown.record;
+  const { descriptions, corpus } = catalogs.current.record;
   const small = (text, how = { colour: colours.faint }) => textLine(text, { size: 12, ...how });
   const warning = description && warningOf(description);
   return [
@@ -58,7 +58,7 @@ function titleParts({ name, roles, words, description }, colours) {
 const section = (title, colours) => [gap(14), textLine(title, { size: 13, weight: 600, colour: colours.ink }, 22)];
 
 function measureParts(names, at, colours) {
-  const { columns, record, heads } = catalogs.shown;
+  const { columns, record, heads } = catalogs.current;
   const faint = { colour: colours.faint };
   const line = (name, value, even, rank, [ofName, ofValue] = [faint, faint]) =>
     columnsLine([[0, "left", name, ofName], [460, "right", value, ofValue], [540, "right", even, faint], [WIDE, "right", rank, faint]]);
@@ -92,7 +92,7 @@ function tableParts(tables, colours) {
 
 function nearParts(near, colours) {
   if (!near.length) return [];
-  const { heads } = catalogs.shown;
+  const { heads } = catalogs.current;
   const names = near.map(([at, distance]) => {
     const mark = markOf(heads[at]);
     return `${heads[at].name}${mark ? ` (${mark.label})` : ""} ${shortNumber(distance)}`;

@@ -94,7 +94,7 @@ export class Catalog {
   get facts() {
     const lower = (texts) => texts.map((text) => text.toLowerCase());
     const roleText = ({ name }) => `${name} ${name.replaceAll("_", " ")}`;
-    this.asked ||= {
+    this.filterFacts ||= {
       fields: new Map(this.table.map(({ name, values }) => [name, values])),
       flags: new Set(this.table.filter(({ kind }) => kind === "role").map(({ name }) => name)),
       texts: {
@@ -106,7 +106,7 @@ export class Catalog {
       },
       pairs: this.heads.map(({ pairs }) => pairs.map(([query, key, mass]) => [bare(query), bare(key), mass])),
     };
-    return this.asked;
+    return this.filterFacts;
   }
 
   /** The head's card; the same promise each time. */
@@ -207,30 +207,30 @@ async function cardOfBlock(number) {
 }
 
 /** What is shown of heads; empty until it is read. */
-export const catalogs = { shown: null };
+export const catalogs = { current: null };
 
 /** What is to be changed so that a head is looked at, and none of its examples. */
 export const atHead = (head) => ({ head, ex: -1, q: -1 });
 
 export function headOf() {
-  return catalogs.shown.heads[catalogs.shown.byName.get(state.head) ?? 0];
+  return catalogs.current.heads[catalogs.current.byName.get(state.head) ?? 0];
 }
 
 /** The columns that the scatter shows: from left to right, and up. */
 export function sidesOf() {
-  const { columns, sides } = catalogs.shown;
+  const { columns, sides } = catalogs.current;
   return [columns.get(state.ax || sides[0]), columns.get(state.ay || sides[1])];
 }
 
 /** What the colour of heads is: a column; null = their role. */
 export function colourColumn() {
-  const { columns, hasRoles } = catalogs.shown;
+  const { columns, hasRoles } = catalogs.current;
   return columns.get(state.ac || (hasRoles ? "role" : "layer")) || null;
 }
 
 /** Whether there are fewer texts than deciles: examples of deciles are then all texts, lowest score first. */
 export function areFew(examples) {
-  const { complete, interrupted = complete === false } = catalogs.shown.corpus;
+  const { complete, interrupted = complete === false } = catalogs.current.corpus;
   return !interrupted && examples.filter(({ why }) => why === "decile").length < 10;
 }
 
@@ -240,7 +240,7 @@ function nameOfExample({ why, rank, few }) {
 
 /** Makes an example of a head a text, for the views of maps; `manifest.texts` then has it. */
 async function exampleAsText(head, number) {
-  const { examples } = await catalogs.shown.card(head.at);
+  const { examples } = await catalogs.current.card(head.at);
   const example = examples[number];
   const name = `${head.name}/${number}`;
   if (!example || manifest.texts.some((text) => text.example === name)) return;
@@ -258,7 +258,7 @@ async function exampleAsText(head, number) {
     example: name,
     text: textOfExample(example),
     title: `${head.name}, ${nameOfExample({ ...example, few: areFew(examples) })}: ${example.source}`,
-    run: catalogs.shown.run,
+    run: catalogs.current.run,
     changes: [],
     part: !example.excerpt || example.length < example.n_tokens,
     maps: [{ kind: head.kind, heads, full: [], focus, queries, keys: null, chunks: [], weights: () => weights }],
@@ -319,25 +319,25 @@ export function commandOfExample(example, query) {
   const pieces = piecesOf(example).slice(from, to);
   const text = quoted || pieces.map((parts, at) => (at ? parts.join("") : parts[1])).join("").trim();
   const label = query < 0 ? "" : labels[query].replace(/^\u00b7(?=.)/, "");
-  return { text, asked: /[,@\s]/.test(label) ? "" : label };
+  return { text, label: /[,@\s]/.test(label) ? "" : label };
 }
 
 async function readAtlas() {
-  if (catalogs.shown || !manifest.atlas || manifest.atlas.landing === undefined) return;
+  if (catalogs.current || !manifest.atlas || manifest.atlas.landing === undefined) return;
   const [record] = await unpackJson(manifest.atlas.landing);
   await breathe();
-  catalogs.shown = new Catalog(record, (at) => cardOfBlock(manifest.atlas.heads[at]));
+  catalogs.current = new Catalog(record, (at) => cardOfBlock(manifest.atlas.heads[at]));
 }
 
 atlasHooks.prepare = async () => {
   await readAtlas();
-  if (!catalogs.shown?.detail || state.ex < 0 || ofAtlas() || !Number.isInteger(state.ex)) return;
+  if (!catalogs.current?.detail || state.ex < 0 || ofAtlas() || !Number.isInteger(state.ex)) return;
   await exampleAsText(headOf(), state.ex);
 };
 
 atlasHooks.mend = () => {
-  if (!catalogs.shown) return;
-  const { columns, byName, record } = catalogs.shown;
+  if (!catalogs.current) return;
+  const { columns, byName, record } = catalogs.current;
   if (!byName.has(state.head)) state.head = "";
   for (const name of ["ax", "ay"]) if (!columns.has(state[name])) state[name] = "";
   if (state.ac !== "role" && !columns.has(state.ac)) state.ac = "";
@@ -360,7 +360,7 @@ atlasHooks.mend = () => {
 /** What is to be changed so that an example of the head is open as a map. */
 export async function openExample(number, view) {
   await exampleAsText(headOf(), number);
-  const { focus } = (await catalogs.shown.card(headOf().at)).examples[number];
+  const { focus } = (await catalogs.current.card(headOf().at)).examples[number];
   const q = state.ex === number && state.q >= 0 ? state.q : focus; // another text's query means nothing here
   return { v: view, ex: number, h: `${headOf().layer}.${headOf().head}`, hs: "", side: "q", q, k: -1, z: "", y: 0, m: 0 };
 }
@@ -371,7 +371,7 @@ atlasHooks.example = (view) => openExample(Math.max(0, state.ex), view);
 atlasHooks.head = () => headOf().name;
 
 atlasHooks.about = () => {
-  const { run, corpus, heads } = catalogs.shown;
+  const { run, corpus, heads } = catalogs.current;
   const counts = [
     `${heads.length} heads`,
     corpus.n_texts ? `${countText(corpus.n_texts)} texts` : "",

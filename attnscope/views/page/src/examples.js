@@ -63,8 +63,8 @@ export class Examples {
     if (this.byKeys) this.tabs.querySelector("[aria-selected=true]")?.focus();
     this.byKeys = false;
     this.side.show(state.side);
-    const { rank } = catalogs.shown.record;
-    const score = el("abbr", { title: catalogs.shown.options.rank || "" }, rank.replaceAll("_", " "));
+    const { rank } = catalogs.current.record;
+    const score = el("abbr", { title: catalogs.current.options.rank || "" }, rank.replaceAll("_", " "));
     const n = this.numbers("decile").length;
     const all = `${n === 1 ? "the only text" : `all ${n} texts, lowest score first`}: there are too few for deciles`;
     const what = state.tab === "decile" && this.few ? all : WHAT[state.tab];
@@ -121,7 +121,7 @@ export class Examples {
     const { why, rank, n_tokens: n } = example;
     const inDecile = why === "decile" && !this.few;
     const place = why === "decile" ? this.numbers("decile").indexOf(number) : rank;
-    const ends = inDecile && catalogs.shown.record.deciles?.[headOf().at]?.slice(rank, rank + 2).map((end) => shortNumber(end));
+    const ends = inDecile && catalogs.current.record.deciles?.[headOf().at]?.slice(rank, rank + 2).map((end) => shortNumber(end));
     const title = "the lowest scores of this tenth of the sampled texts and of the next";
     const failure = this.failureOf(example);
     return el(

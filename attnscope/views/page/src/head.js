@@ -32,12 +32,12 @@ class HeadView {
   async show() {
     const call = (this.lastCall = {});
     const head = headOf();
-    const { heads, detail } = catalogs.shown;
+    const { heads, detail } = catalogs.current;
     if (!this.offered) this.names.offer(heads.map(({ name }) => [name, name]));
     this.offered = true;
     this.names.show(head.name);
     this.card.showTitle(this.title);
-    const card = detail ? await catalogs.shown.card(head.at) : null;
+    const card = detail ? await catalogs.current.card(head.at) : null;
     if (this.lastCall !== call) return;
     this.examples.root.hidden = !card;
     this.body.classList.toggle("alone", !card);

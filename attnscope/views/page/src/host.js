@@ -7,12 +7,12 @@ const placeOrNull = (place) => (place < 0 ? null : place);
 
 export class Host {
   constructor() {
-    this.asked = {}; // until there is something to show
+    this.wishes = {}; // until there is something to show
     if (parent === self) return;
     addEventListener("message", ({ source, data, ports }) => {
       if (source !== parent || !data?.attnscope || !ports.length) return; // no other window is listened to
       [this.port, this.sent] = [ports[0], ""];
-      this.port.onmessage = ({ data: asked }) => this.ask(asked);
+      this.port.onmessage = ({ data: wishes }) => this.ask(wishes);
       this.ask(data.attnscope);
     });
     onChange(() => this.tell());
@@ -63,11 +63,11 @@ export class Host {
     return patch;
   }
 
-  async ask(asked) {
-    Object.assign(this.asked, asked);
+  async ask(wishes) {
+    Object.assign(this.wishes, wishes);
     if (!this.app) return;
-    const { view, scheme, ...rest } = this.asked;
-    this.asked = {};
+    const { view, scheme, ...rest } = this.wishes;
+    this.wishes = {};
     if (scheme) around.scheme = scheme;
     if (view !== state.v && viewsOf().includes(view)) await this.app.go(view);
     update(this.patch(rest));

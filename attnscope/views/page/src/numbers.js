@@ -13,7 +13,7 @@ function sideOf(labels, also = {}) {
 }
 
 function measuresShown() {
-  return [...catalogs.shown.columns.values()].filter(({ name }) => !NO_MEASURES.includes(name));
+  return [...catalogs.current.columns.values()].filter(({ name }) => !NO_MEASURES.includes(name));
 }
 
 function measureShown() {
@@ -25,7 +25,7 @@ class NumbersView {
   constructor(app) {
     this.app = app;
     const names = measuresShown().map(({ name, title }) => [name, title]);
-    const rows = catalogs.shown.record.rows || "measure";
+    const rows = catalogs.current.record.rows || "measure";
     const shapes = [["layers", "layer \u00d7 head", "one number of all heads"], ["measures", `${rows} \u00d7 head`, "all numbers of all heads"]];
     this.shape = segmented("What stands in the grid", shapes, (g) => update({ g, z: "" }));
     this.which = select("Number", names, (ac) => update({ ac }));
@@ -59,11 +59,11 @@ class NumbersView {
 
   /** What stands where: numbers of heads by row and column; -1 = no head. */
   arrange() {
-    const { heads } = catalogs.shown;
+    const { heads } = catalogs.current;
     const measures = measuresShown();
     if (state.g === "measures") {
       const order = heads.map(({ at }) => at);
-      const by = catalogs.shown.columns.get(state.o.replace("-", ""));
+      const by = catalogs.current.columns.get(state.o.replace("-", ""));
       const value = (at) => (Number.isFinite(by.values[at]) ? by.values[at] : -Infinity);
       if (by) order.sort((a, b) => (state.o.startsWith("-") ? value(b) - value(a) : value(a) - value(b)));
       this.measureAt = (row) => measures[row];
@@ -76,7 +76,7 @@ class NumbersView {
     const rows = [...new Set(heads.map(({ name, layer }) => `${name.replace(/L\d+H\d+$/, "")}L${layer}`))];
     const columns = [...new Set(heads.map(({ head }) => head))].sort((a, b) => a - b);
     this.measureAt = () => measureShown();
-    this.headAt = (row, column) => catalogs.shown.byName.get(`${rows[row]}H${columns[column]}`) ?? -1;
+    this.headAt = (row, column) => catalogs.current.byName.get(`${rows[row]}H${columns[column]}`) ?? -1;
     return [sideOf(rows), sideOf(columns.map((head) => `H${head}`))];
   }
 
@@ -102,7 +102,7 @@ class NumbersView {
     [this.which.hidden, this.order.hidden] = [ofMeasures, !ofMeasures];
     this.which.show(measureShown().name);
     this.order.show(state.o);
-    fill(this.legend.unit, ofMeasures ? catalogs.shown.record.quantity || "value" : measureShown().title);
+    fill(this.legend.unit, ofMeasures ? catalogs.current.record.quantity || "value" : measureShown().title);
     this.legend.show(this.look, shortNumber(most), undefined);
     this.heat.set(this.shown, this.look);
     this.tell(this.over || this.cursor());
@@ -133,7 +133,7 @@ class NumbersView {
   }
 
   open({ measure, at }) {
-    if (at >= 0) update({ v: "head", ac: measure.name, ...atHead(catalogs.shown.heads[at].name) });
+    if (at >= 0) update({ v: "head", ac: measure.name, ...atHead(catalogs.current.heads[at].name) });
   }
 
   step(rows, columns) {
@@ -143,7 +143,7 @@ class NumbersView {
     const { measure, at } = this.entry(to.row, to.column);
     if (at < 0) return;
     this.over = null;
-    update({ head: catalogs.shown.heads[at].name, ac: measure.name });
+    update({ head: catalogs.current.heads[at].name, ac: measure.name });
     this.heat.reveal(to.row, to.column);
     say(this.words(to).join(", "));
   }
@@ -153,7 +153,7 @@ class NumbersView {
     const { measure, at } = this.entry(row, column);
     const value = measure.values[at];
     const even = measure.uniforms[at];
-    const { heads, record } = catalogs.shown;
+    const { heads, record } = catalogs.current;
     return [
       heads[at].name,
       `${measure.label} ${shortNumber(value)}${intervalText(measure.lows[at], measure.highs[at])}`,

@@ -52,7 +52,7 @@ export class Plane {
 
   /** Shows the points of a head; hidden where the record has none. */
   show(card, head) {
-    const { planes, plane_tokens: tokens } = catalogs.shown.record;
+    const { planes, plane_tokens: tokens } = catalogs.current.record;
     this.root.hidden = !card?.points || !planes?.length;
     if (this.root.hidden) return;
     const anew = this.card !== card;

@@ -53,7 +53,7 @@ function nearest(word, names) {
 
 class Parser {
   constructor(text, facts) {
-    Object.assign(this, { tokens: tokensOf(text), at: 0, asked: [], ...facts });
+    Object.assign(this, { tokens: tokensOf(text), at: 0, namedPairs: [], ...facts });
   }
 
   get next() {
@@ -166,7 +166,7 @@ class Parser {
   /** Such as it -> animal: a query and a key that stand out, both as whole tokens. */
   paired(query) {
     const [from, to] = [query.value.toLowerCase(), this.word("a token is missing after ->")];
-    this.asked.push([from, to]);
+    this.namedPairs.push([from, to]);
     return { value: (head) => this.pairs[head].some(([asks, gets]) => asks === from && gets === to) };
   }
 
@@ -199,8 +199,8 @@ class Parser {
 }
 
 /** Whether a pair of tokens, as the filter searches for them, is one that it names. */
-export function isAsked(asked, [query, key]) {
-  return asked.some(([from, to]) => query === from && key === to);
+export function isNamed(namedPairs, [query, key]) {
+  return namedPairs.some(([from, to]) => query === from && key === to);
 }
 
 /**
@@ -209,16 +209,16 @@ export function isAsked(asked, [query, key]) {
  * @param text such as: induction > 0.4 & layer > 3
  * @param facts by head: `fields`, numbers of each name; `flags`, the names that say yes or no; `texts`, in lower case, of
  *     each place to search in; `pairs` [query, key, mass] that stand out, in lower case
- * @returns {{test: (head: number) => boolean, asked: string[][], wrong: string}} `asked`: the pairs that it names;
+ * @returns {{test: (head: number) => boolean, namedPairs: string[][], wrong: string}} `namedPairs`: those that it names;
  *     `wrong` says what is amiss; then all heads pass
  */
 export function filterOf(text, facts) {
-  if (!text.trim()) return { test: () => true, asked: [], wrong: "" };
+  if (!text.trim()) return { test: () => true, namedPairs: [], wrong: "" };
   try {
     const parser = new Parser(text, facts);
-    return { test: parser.whole(), asked: parser.asked, wrong: "" };
+    return { test: parser.whole(), namedPairs: parser.namedPairs, wrong: "" };
   } catch (error) {
     if (!(error instanceof FilterError)) throw error;
-    return { test: () => true, asked: [], wrong: error.message };
+    return { test: () => true, namedPairs: [], wrong: error.message };
   }
 }

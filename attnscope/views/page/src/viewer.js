@@ -58,7 +58,7 @@ class Viewer {
       const first = !manifest.opened;
       const atlas = record && { heads: detail && [], grid: record.grid };
       Object.assign(manifest, { texts, roles, start: texts[0]?.photos ? { scale: "head" } : {}, atlas, opened: (manifest.opened || 0) + 1 });
-      catalogs.shown = record && new Catalog(record, detail);
+      catalogs.current = record && new Catalog(record, detail);
       await begin(first);
       this.welcome.remove();
       this.tell("");
