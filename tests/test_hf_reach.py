@@ -14,10 +14,10 @@ from transformers.models.llama import modeling_llama
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.check import longer, reach
+from attnscope.models.hf.check import longer
 from attnscope.models.hf.check.compare import _drop_filling
 from attnscope.models.hf.check.examples import LENGTHS
-from attnscope.models.hf.check.reach import reaches
+from attnscope.models.hf.check.longer import reaches
 from attnscope.models.hf.model import wrap
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.model import Batch
@@ -132,7 +132,7 @@ def test_what_begins_behind_a_window_is_found_at_load_or_with_the_first_text_tha
     with pytest.raises(AttnscopeError, match="self-check"):
         wrap(llama(sliding_window=44))
     # Where that would take too long at load.
-    monkeypatch.setattr(reach, "_WORK_AT_LOAD", 1.0)
+    monkeypatch.setattr(longer, "_WORK_AT_LOAD", 1.0)
     shown = wrap(llama(sliding_window=44))
     shown.run(Batch(text(44)), attend)
     with pytest.raises(AttnscopeError, match="self-check"):
@@ -141,7 +141,7 @@ def test_what_begins_behind_a_window_is_found_at_load_or_with_the_first_text_tha
 
 def test_what_was_refused_beyond_a_window_is_refused_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", _differs_from(45))
-    monkeypatch.setattr(reach, "_WORK_AT_LOAD", 1.0)
+    monkeypatch.setattr(longer, "_WORK_AT_LOAD", 1.0)
     shown = wrap(llama(sliding_window=44, attention_chunk_size=[40]))
     with pytest.raises(AttnscopeError, match="self-check") as first:
         shown.run(Batch(text(50)), attend)
@@ -162,7 +162,7 @@ def test_what_was_refused_beyond_a_window_is_refused_again(monkeypatch: pytest.M
 def test_a_comparison_that_was_cut_short_is_made_anew(
     error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reach, "_WORK_AT_LOAD", 1.0)
+    monkeypatch.setattr(longer, "_WORK_AT_LOAD", 1.0)
     shown = wrap(llama(sliding_window=44))
     true = modeling_llama.LlamaModel.forward
 
@@ -183,7 +183,7 @@ def test_a_comparison_that_was_cut_short_is_made_anew(
 
 
 def test_a_window_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "_WORK_AT_LOAD", 1.0)
+    monkeypatch.setattr(longer, "_WORK_AT_LOAD", 1.0)
     lengths: list[int] = []
     true = longer.long_example
     monkeypatch.setattr(longer, "long_example", lambda model, n: lengths.append(n) or true(model, n))

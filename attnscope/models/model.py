@@ -421,6 +421,13 @@ def example_tokens(tokenizer: Tokenizer) -> Tokens:
     raise AttnscopeError("the tokenizer drops every text that is tried", "its files belong to another model")
 
 
+def example_batch(model: Model) -> Batch:
+    """Such a text for a model, as a batch of one."""
+    import torch
+
+    return Batch(torch.from_numpy(example_tokens(model.tokenizer).ids.astype("int64"))[None])
+
+
 def _candidates(tokenizer: Tokenizer) -> "Iterator[str]":
     yield from ("a", "0")  # a number is a text to models without tokenizer too
     numbers = tokenizer.ordinary_ids()

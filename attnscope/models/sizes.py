@@ -18,23 +18,14 @@ class Sizes:
     """The sizes of a transformer that its costs follow from.
 
     Attributes:
-        name: What to call it.
         source: Where the numbers come from.
         kind: "encoder", "decoder" or "encoder-decoder".
-        d_model: Width of the hidden states.
         n_layers: Layers; of an encoder-decoder, the encoder's.
-        n_heads: Query heads per layer.
-        n_kv_heads: Key/value heads a layer.
-        d_head: Width of a head.
         d_ff: Width within the feed-forward network; 0 = there is none.
         ff_matrices: 2 (up and down), or 3 (gated).
         vocab_size: Tokens in the vocabulary; 0 = not known, and left out of all sums.
-        max_tokens: The longest text; None = no limit.
         n_decoder_layers: An encoder-decoder's, else 0.
         qkv_bias: Whether W_Q, W_K and W_V have biases.
-        o_bias: Whether W_O has one.
-        ff_bias: Whether the feed-forward matrices have.
-        d_embedding: Width of the embeddings.
         n_positions: Rows of a table of learned positions; 0 = there is none.
         n_segments: Rows of a table of segments.
         norm_vectors: Vectors of d_model that a layer's norms have; a decoder's layer beside an encoder has one more
@@ -75,12 +66,8 @@ class Sizes:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        named = {
-            "d_model": self.d_model, "n_layers": self.n_layers, "n_heads": self.n_heads,
-            "n_kv_heads": self.n_kv_heads, "d_head": self.d_head, "d_ff": self.d_ff,
-        }  # fmt: skip
-        for name, value in named.items():
-            least = int(name != "d_ff")  # there are models of attention alone
+        for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff"):
+            value, least = getattr(self, name), int(name != "d_ff")  # there are models of attention alone
             if value < least:
                 raise AttnscopeError(f"{name} is {value}, but must be at least {least}", "give another number")
         if self.n_heads % self.n_kv_heads:
@@ -105,12 +92,9 @@ def sizes_of(config: Config, name: str, source: str) -> Sizes:
 
     Families that are not known here in closed form are built without weights (on torch's meta device) and counted.
     """
-    family = config.get("model_type")
+    read = _FAMILIES.get(str(config.get("model_type")), _build_to_count)
     try:
-        if family in LAYOUTS:
-            return _bert(config, name, source)
-        reader = _FAMILIES.get(str(family))
-        return _build_to_count(config, name, source) if reader is None else reader(config, name, source)
+        return read(config, name, source)
     except KeyError as error:
         raise AttnscopeError(
             f"the configuration of {name} does not say {error.args[0]}", "give its sizes as options, such as --d-model"
@@ -121,16 +105,23 @@ def sizes_of(config: Config, name: str, source: str) -> Sizes:
 
 def sizes_by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> Sizes:
     """Sizes that a user gives: a decoder without biases, feed-forward of 4 · d_model, if not said otherwise."""
-    given = {name: value for name, value in others.items() if value is not None}
-    if "d_head" not in given and d_model % n_heads:
-        raise AttnscopeError(f"d_model {d_model} is not divisible by {n_heads} heads", "or give --d-head")
+    sizes = {name: value for name, value in others.items() if value is not None}
+    if "d_head" not in sizes:
+        sizes["d_head"] = _divide(d_model, n_heads)
     return Sizes(
         name=f"{amount(n_layers, 'layer')} of {amount(n_heads, 'head')}, d_model {d_model}",
         source="the options given", kind="decoder",
         d_model=d_model, n_layers=n_layers, n_heads=n_heads,
-        **({"n_kv_heads": n_heads, "d_head": d_model // n_heads, "d_ff": 4 * d_model, "d_embedding": d_model,
-            "unembedding": "tied" if given.get("vocab_size") else ""} | given),
+        **({"n_kv_heads": n_heads, "d_ff": 4 * d_model, "d_embedding": d_model,
+            "unembedding": "tied" if sizes.get("vocab_size") else ""} | sizes),
     )  # fmt: skip
+
+
+def _divide(d_model: int, n_heads: int) -> int:
+    """The width of a head where heads share the model's width."""
+    if d_model % n_heads:
+        raise AttnscopeError(f"d_model {d_model} is not divisible by {n_heads} heads", "or give --d-head")
+    return d_model // n_heads
 
 
 def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
@@ -139,23 +130,20 @@ def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
     d_head follows d_model / n_heads where only one of these two is given, and key/value heads follow query heads where
     every query head had its own.
     """
-    given = {name: value for name, value in others.items() if value is not None and value != getattr(sizes, name)}
-    if not given:
+    changes = {name: value for name, value in others.items() if value is not None and value != getattr(sizes, name)}
+    if not changes:
         return sizes
-    d_model, n_heads = given.get("d_model", sizes.d_model), given.get("n_heads", sizes.n_heads)
-    if "d_head" not in given and ("d_model" in given or "n_heads" in given):
-        if d_model % n_heads:
-            raise AttnscopeError(f"d_model {d_model} is not divisible by {n_heads} heads", "or give --d-head")
-        given["d_head"] = d_model // n_heads
-    if "n_heads" in given and sizes.n_kv_heads == sizes.n_heads:
-        given.setdefault("n_kv_heads", n_heads)
-    if "d_model" in given and sizes.d_embedding == sizes.d_model:
-        given["d_embedding"] = d_model
-    changed = ", ".join(f"{name} {value}" for name, value in given.items())
-    note = f"{sizes.name} with {changed}"
+    d_model, n_heads = changes.get("d_model", sizes.d_model), changes.get("n_heads", sizes.n_heads)
+    if "d_head" not in changes and ("d_model" in changes or "n_heads" in changes):
+        changes["d_head"] = _divide(d_model, n_heads)
+    if "n_heads" in changes and sizes.n_kv_heads == sizes.n_heads:
+        changes.setdefault("n_kv_heads", n_heads)
+    if "d_model" in changes and sizes.d_embedding == sizes.d_model:
+        changes["d_embedding"] = d_model
+    note = f"{sizes.name} with {', '.join(f'{name} {value}' for name, value in changes.items())}"
     if sizes.counted is not None:
         note += "; what is no attention is left as it was"
-    return replace(sizes, **given, counted=None, notes=(*sizes.notes, note))
+    return replace(sizes, **changes, counted=None, notes=(*sizes.notes, note))
 
 
 def attention_weights(sizes: Sizes) -> int:
@@ -237,6 +225,7 @@ def _own(config: Config, name: str, source: str) -> Sizes:
 
 
 _FAMILIES: dict[str, Callable[[Config, str, str], Sizes]] = {
+    **dict.fromkeys(LAYOUTS, _bert),
     "gpt2": _gpt2,
     "llama": _llama,
     "mistral": _llama,
@@ -260,44 +249,42 @@ def _build_to_count(config: Config, name: str, source: str) -> Sizes:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            known = AutoConfig.for_model(family, **settings)
+            transformers_config = AutoConfig.for_model(family, **settings)
             with torch.device("meta"):
-                model: Any = AutoModel.from_config(known)  # type: ignore[no-untyped-call]
+                model: Any = AutoModel.from_config(transformers_config)  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever a stranger's configuration makes transformers raise
         raise AttnscopeError(
             f"transformers cannot build {name} ({family}): {first_line(error)[:160]}",
             "give its sizes as options, such as --d-model",
         ) from None
-    text = known.get_text_config()
+    text = transformers_config.get_text_config()
     heads, width = int(text.num_attention_heads), int(text.hidden_size)
-    modules = [(path, module) for path, module in model.named_modules() if type(module).__name__.endswith("Attention")]
-    outer = [(p, m) for p, m in modules if not any(p != q and p.startswith(f"{q}.") for q, _ in modules)]
-    held = sum(parameter.numel() for _, module in outer for parameter in module.parameters() if parameter.ndim == 2)
-    looks_back = any(getattr(module, "is_causal", False) for _, module in outer)
-    writes = looks_back or any("CausalLM" in str(one) for one in config.get("architectures") or ())
+    modules = {path: module for path, module in model.named_modules() if type(module).__name__.endswith("Attention")}
+    outer = [m for path, m in modules.items() if not any(path.startswith(f"{other}.") for other in modules)]
+    n_weights = sum(parameter.numel() for module in outer for parameter in module.parameters() if parameter.ndim == 2)
+    looks_back = any(getattr(module, "is_causal", False) for module in outer)
+    writes = looks_back or any("CausalLM" in str(kind) for kind in config.get("architectures") or ())
+    is_both = transformers_config.is_encoder_decoder
     sizes = Sizes(
         name=name, source=source,
-        kind="encoder-decoder" if known.is_encoder_decoder else "decoder" if writes else "encoder", d_model=width,
+        kind="encoder-decoder" if is_both else "decoder" if writes else "encoder", d_model=width,
         n_layers=int(text.num_hidden_layers), n_heads=heads,
         n_kv_heads=int(getattr(text, "num_key_value_heads", None) or heads),
         d_head=int(getattr(text, "head_dim", None) or width // heads),
-        d_ff=int(getattr(text, "intermediate_size", None) or 4 * width), ff_matrices=_ff_matrices(model),
-        n_decoder_layers=int(getattr(text, "decoder_layers", 0) or 0) if known.is_encoder_decoder else 0,
+        d_ff=int(getattr(text, "intermediate_size", None) or 4 * width),
+        # All such models of transformers have this name for it.
+        ff_matrices=3 if any(path.endswith("gate_proj") for path, _ in model.named_modules()) else 2,
+        n_decoder_layers=int(getattr(text, "decoder_layers", 0) or 0) if is_both else 0,
         max_tokens=getattr(text, "max_position_embeddings", None), d_embedding=width,
         counted=sum(parameter.numel() for parameter in model.parameters()),
     )  # fmt: skip
-    if outer and held != attention_weights(sizes) * sizes.n_attentions:
+    if outer and n_weights != attention_weights(sizes) * sizes.n_attentions:
         note = (
-            f"its modules named Attention hold {held:,} weights: this architecture ({family}) is not just W_Q, W_K, "
-            "W_V and W_O in every layer"
+            f"its modules named Attention hold {n_weights:,} weights: this architecture ({family}) is not just W_Q, "
+            "W_K, W_V and W_O in every layer"
         )
         sizes = replace(sizes, notes=(note,))
     return sizes
-
-
-def _ff_matrices(model: Any) -> int:
-    """3 where the feed-forward network is gated, by the name that all such models of transformers have for it."""
-    return 3 if any(path.endswith("gate_proj") for path, _ in model.named_modules()) else 2
 
 
 # Presets ----------------------------------------------------------------------------------------------------------

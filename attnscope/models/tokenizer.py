@@ -37,8 +37,8 @@ class FastTokenizer:
     def ordinary_ids(self) -> list[int]:
         """The numbers of all tokens that stand for text, in order: no special ones, none that are kept unused."""
         added = {number for number, token in self.backend.get_added_tokens_decoder().items() if token.special}
-        known = self.backend.get_vocab().items()
-        return sorted(number for piece, number in known if number not in added and not piece.startswith("[unused"))
+        vocabulary = self.backend.get_vocab().items()
+        return sorted(number for piece, number in vocabulary if number not in added and not piece.startswith("[unused"))
 
     def spell(self, number: int) -> str:
         """The text of one token."""

@@ -27,21 +27,10 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Header:
-    """What the metadata of a capture say.
+    """What the metadata of a capture say, as `CapturedText` describes it; what is not known is empty.
 
-    Attributes:
-        model: The name of the model.
-        kind: "decoder" (each query sees itself and what is before it) or "encoder" (all of the text).
-        layers: The numbers of the layers that have attention.
-        scales: Per layer, the factor on the dot products.
-        windows: Per layer, how many tokens a query sees back, itself included; None = all. Empty = no layer has one.
-        softcaps: Per layer, the soft cap of the scaled scores; None = none. Empty = no layer has one.
-        text: The text; empty where it is not known.
-        pieces: Each token as the vocabulary writes it; empty where that is not known.
-        offsets: First and last + 1 character of each token in the text; empty where that is not known.
-        special: The places of special tokens, such as [CLS].
-        query: The place of the query whose row of weights is stored.
-        version: Of the form.
+    Scales, windows and soft caps are per layer, None = a layer has none; `layers` are the numbers of those that have
+    attention. `query` is the place of the query whose row of weights is stored.
     """
 
     model: str
@@ -142,9 +131,7 @@ class Capture:
             for place, layer in enumerate(header.layers):
                 query, key = (file.get_tensor(f"layers.{layer}.{part}") for part in ("query", "key"))
                 names = [f"layers.{layer}.{part}" for part in ("value", "bias", "sinks", "weights")]
-                value, bias, sinks, weights = (
-                    file.get_tensor(name) if name in self._shapes else None for name in names
-                )
+                value, bias, sinks, weights = (file.get_tensor(n) if n in self._shapes else None for n in names)
                 if bias is not None:  # by offset: key - query is -(n - 1) to n - 1
                     bias = bias.float()[:, torch.arange(n) - torch.arange(n)[:, None] + n - 1][None]
                 call = AttentionCall(
@@ -158,11 +145,7 @@ class Capture:
                 yield call, weights
 
     def require_true(self) -> int:
-        """Compares each stored row of weights with the one that queries and keys give.
-
-        Returns:
-            How many layers have a row.
-        """
+        """How many layers store a row of weights; each must be the one that queries and keys give."""
         import torch
 
         from attnscope.core.attention.pooling import part_of_weights
@@ -199,8 +182,11 @@ class Capture:
                 raise ValueError(f"{name}: queries and keys must be (head, {n}, d_head); they are {query} and {key}")
             if not key[0] or query[0] % key[0]:
                 raise ValueError(f"{name}: {query[0]} query heads are not a multiple of {key[0]} key heads")
-            wanted = {"value": (*key[:2], (shapes["value"] or (0,))[-1]), "bias": (query[0], 2 * n - 1)}
-            for part, shape in (wanted | {"weights": (query[0], n)}).items():
+            for part, shape in (
+                ("value", (*key[:2], (shapes["value"] or (0,))[-1])),
+                ("bias", (query[0], 2 * n - 1)),
+                ("weights", (query[0], n)),
+            ):
                 if shapes[part] not in (None, shape):
                     raise ValueError(f"{name}.{part} must be {shape}; it is {shapes[part]}")
 
@@ -235,11 +221,8 @@ def _reason(row: "Tensor", stored: "Tensor", scale: float) -> str:
     centred = [log - (log.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1)) for log in logs]
     x, y = (log[seen] for log in centred)
     factor = float((x * y).sum() / (x * x).sum().clamp(min=1e-30))
-    if (
-        factor > 0
-        and abs(factor - 1) > 1e-3
-        and float((y - factor * x).abs().max()) < 1e-2 * max(1.0, float(y.abs().max()))
-    ):
+    fits = float((y - factor * x).abs().max()) < 1e-2 * max(1.0, float(y.abs().max()))
+    if factor > 0 and abs(factor - 1) > 1e-3 and fits:
         return f"the scale is wrong: the weights fit {scale * factor:.4g} instead of {scale:.4g}"
     return "take queries and keys after position encoding (rotary) and norms, and both of the same layer"
 

@@ -2,7 +2,9 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,19 +95,14 @@ class CapturedModel(BareModel):
 
 def _join(calls: Sequence[AttentionCall], n: int, mask: Tensor | None) -> AttentionCall:
     """One attention of several texts, filled up to n tokens."""
-    first = calls[0]
-    bias = None
-    if first.bias is not None:
-        biases = [call.bias for call in calls if call.bias is not None]
-        bias = torch.cat([pad(each, (0, n - each.shape[3], 0, n - each.shape[2])) for each in biases])
-
-    def fill(name: str) -> Tensor:
-        return torch.cat([pad(getattr(call, name), (0, 0, 0, n - call.key.shape[2])) for call in calls])
-
-    return AttentionCall(
-        first.layer, first.kind, fill("query"), fill("key"), fill("value"), first.scale, mask, first.is_causal, bias,
-        first.softcap, first.sinks, window=first.window,
-    )  # fmt: skip
+    biases = [call.bias for call in calls if call.bias is not None]
+    filled: dict[str, Any] = {
+        name: torch.cat([pad(getattr(call, name), (0, 0, 0, n - call.key.shape[2])) for call in calls])
+        for name in ("query", "key", "value")
+    }
+    if biases:
+        filled["bias"] = torch.cat([pad(bias, (0, n - bias.shape[3], 0, n - bias.shape[2])) for bias in biases])
+    return replace(calls[0], **filled, mask=mask)
 
 
 def open_captures(files: Sequence[Path], name: str) -> CapturedModel:

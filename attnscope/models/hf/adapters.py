@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -32,15 +34,14 @@ NONE = Adapter("", "", "")
 
 
 def merge(model: PreTrainedModel, folder: Path, *, allow_pickle: bool) -> Adapter:
-    """Merges the adapter in a folder into a model."""
+    """Merges the adapter in a folder into a model with its head, if it has one."""
     require_peft(folder)
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 
     path, weights = _read(folder, allow_pickle=allow_pickle)
     try:
         config: Any = PeftConfig.from_pretrained(str(folder))
-        kind = str(getattr(config.peft_type, "value", config.peft_type))
-        _require_merging(config, folder.name, kind)
+        kind = _require_merging(config, folder.name)
         target, fitted, left = _fit(model, weights, folder)
         # Heads of its task are not loaded, so that nothing is to be saved beside them.
         config.task_type, config.inference_mode = None, True
@@ -75,32 +76,33 @@ def unwrap(model: Any) -> tuple[Any, Adapter]:
     """A model in memory without peft's wrapping, and what is active in it; any other model as it is."""
     if any(base.__module__.partition(".")[0] == "peft" for base in type(model).__mro__):
         for name in getattr(model, "active_adapters", ()):
-            config = model.peft_config[name]
-            _require_merging(config, name, str(getattr(config.peft_type, "value", config.peft_type)))
+            _require_merging(model.peft_config[name], name)
         model = model.get_base_model()
     if not isinstance(model, nn.Module):
         return model, NONE
     parts: list[Any] = [
         part for part in model.modules() if hasattr(part, "merged_adapters") and hasattr(part, "active_adapters")
     ]
-    active = sorted({name for part in parts if not part.disable_adapters for name in part.active_adapters})
-    merged = sorted({name for part in parts for name in part.merged_adapters})
     if not parts:
         return model, NONE
-    named = sorted({*active, *merged})
-    if not named:
+    active = {name for part in parts if not part.disable_adapters for name in part.active_adapters}
+    names = sorted(active | {name for part in parts for name in part.merged_adapters})
+    if not names:
         return model, Adapter("", "", "The model's adapters are switched off: this is the base.")
-    sha256 = _sha256(model, named)
-    name = "+".join(named)
+    sha256 = _sha256(model, names)
+    name = "+".join(names)
     return model, Adapter(name, sha256, f"Adapter {name} (sha256 {sha256[:12]}) is active.")
 
 
-def _require_merging(config: Any, name: str, kind: str) -> None:
+def _require_merging(config: Any, name: str) -> str:
+    """The kind of an adapter; refused where it adds tokens that are no text."""
+    kind = str(getattr(config.peft_type, "value", config.peft_type))
     if config.is_prompt_learning or getattr(config, "is_adaption_prompt", False):
         raise AttnscopeError(
             f"adapter {name} ({kind}) adds tokens that are no text, so that no map of a text holds all its attention",
             "adapters that change weights, such as LoRA, can be shown",
         )
+    return kind
 
 
 def _read(folder: Path, *, allow_pickle: bool) -> tuple[Path, dict[str, Tensor]]:
@@ -108,12 +110,8 @@ def _read(folder: Path, *, allow_pickle: bool) -> tuple[Path, dict[str, Tensor]]
     pickled = folder / "adapter_model.bin"
     try:
         if path.is_file():
-            from safetensors.torch import load_file
-
             return path, load_file(path)
         if pickled.is_file() and allow_pickle:
-            import torch
-
             return pickled, torch.load(pickled, map_location="cpu", weights_only=True)
     except Exception as error:
         raise AttnscopeError(f"cannot read the adapter in {folder}: {first_line(error)}", "get it again") from error
@@ -136,8 +134,11 @@ def _fit(
             return target, weights, []
     # An adapter of a model with a head, fitted to the base alone.
     within = f"{base.base_model_prefix}."
-    named = zip(names, weights.values(), strict=True)
-    inside = {_PREFIX + name.removeprefix(within): one for name, one in named if name.startswith(within)}
+    inside = {
+        _PREFIX + name.removeprefix(within): weight
+        for name, weight in zip(names, weights.values(), strict=True)
+        if name.startswith(within)
+    }
     if not inside:
         raise _does_not_fit(folder, f"{model.config.model_type} has no {names[0] if names else 'such weights'}")
     return base, inside, sorted({name.partition(".")[0] for name in names if not name.startswith(within)})
@@ -149,11 +150,9 @@ def _does_not_fit(folder: Path, why: str) -> AttnscopeError:
 
 def _sha256(model: nn.Module, adapters: list[str]) -> str:
     """Hash of what adapters in memory hold, by name."""
-    import torch
-
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for key, parameter in sorted(model.named_parameters()):
         if any(f".{name}." in f"{key}." for name in adapters):
-            found.update(key.encode())
-            found.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+            digest.update(key.encode())
+            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

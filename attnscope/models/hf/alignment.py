@@ -7,13 +7,10 @@ Spans = list[tuple[int, int]]
 
 
 def align(text: str, pieces: Sequence[str], special: Sequence[bool], unknown: str | None) -> Spans | None:
-    """Where the pieces of a tokenizer that keeps no offsets stand in their text.
+    """(first, last + 1) of each piece in the text, (0, 0) for special ones; None if they cannot be found.
 
     Each piece is sought where the one before it ended, white space passed over: as it is, then without marks of word
     pieces and spaces, compared without case and accents. An unknown piece takes the text up to the next known one.
-
-    Returns:
-        (first, last + 1) of each piece, (0, 0) for special ones; None if they cannot be found.
     """
     spans = _align_bytes(text, pieces, special)
     return spans if spans is not None else _align_characters(text, pieces, special, unknown)
@@ -26,8 +23,7 @@ def _align_bytes(text: str, pieces: Sequence[str], special: Sequence[bool]) -> S
         return None
     if bytes(map(ord, own)) != text.encode():
         return None
-    character = [i for i, char in enumerate(text) for _ in char.encode()]
-    places = iter(character)
+    places = iter([i for i, char in enumerate(text) for _ in char.encode()])
     return [(0, 0) if added else (place := next(places), place + 1) for added in special]
 
 
@@ -37,29 +33,26 @@ def _align_characters(text: str, pieces: Sequence[str], special: Sequence[bool],
     spans: Spans = []
     waiting: int | None = None
     for i, (piece, added) in enumerate(zip(pieces, special, strict=True)):
-        if added:
-            spans.append((0, 0))
-            continue
-        if piece == unknown:
+        if not added and piece == unknown:
             if waiting is not None:
                 return None
             waiting = i
+        if added or piece == unknown:
             spans.append((0, 0))
             continue
-        bare, _ = _fold(_strip_marks(piece))
-        bare = bare.strip()
+        bare = _fold(_strip_marks(piece))[0].strip()
         while place < len(folded) and folded[place].isspace():
             place += 1
         if not bare:
             spans.append((0, 0))
             continue
         if waiting is not None:
-            found = folded.find(bare, place + 1)
-            if found < 0:
+            start = folded.find(bare, place + 1)
+            if start < 0:
                 return None
-            end = len(folded[:found].rstrip())
+            end = len(folded[:start].rstrip())
             spans[waiting] = (origin[place], origin[end - 1] + 1)
-            place, waiting = found, None
+            place, waiting = start, None
         elif not folded.startswith(bare, place):
             return None
         spans.append((origin[place], origin[place + len(bare) - 1] + 1))

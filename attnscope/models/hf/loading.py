@@ -9,7 +9,7 @@ import hashlib
 import importlib.util
 import io
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from attnscope.models.hf.parts import (
     text_tower,
     wordless,
 )
+from attnscope.models.hf.seam import parts_of_config
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.patch_places import FAMILIES
 from attnscope.models.hf.senses.seeing import (
@@ -73,16 +74,13 @@ def load_huggingface(
         raise AttnscopeError(f"{source.name} has no files", "wrap a model in memory instead")
     if source.adapter is not None:
         require_peft(source.adapter)
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     gguf = _gguf_file(source, source.folder)
     if gguf is None:
-        pickled = not any(
-            path.suffix == ".safetensors" for path in weight_files(source.folder, allow_pickle=allow_pickle)
-        )
-        sha256 = verify(source)
+        files = weight_files(source.folder, allow_pickle=allow_pickle)
+        pickled, sha256 = not any(path.suffix == ".safetensors" for path in files), verify(source)
     else:
         pickled, sha256 = False, file_sha256(source.folder / gguf)
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    if gguf is not None:
         options["gguf_file"] = gguf
     with silence():
         opened = _open_tokenizer(source.folder, options)
@@ -145,16 +143,19 @@ def _read_model(
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model as its files hold it, and what is worth a note."""
     config: Any = None
+    is_gguf = "gguf_file" in options
     try:
         about = {k: v for k, v in options.items() if k not in _OF_THE_WEIGHTS}
         config = transformers.AutoConfig.from_pretrained(folder, **about)
-        _forget_kernels(config)
-        auto = auto or _auto_class(config, is_gguf="gguf_file" in options)
+        for part in parts_of_config(config):  # such as flash_attention_2: what is shown passes the seam anyway
+            part._attn_implementation_internal = None
+        auto = auto or _auto_class(config, is_gguf=is_gguf)
         # peft would else put an adapter that lies beside the model into it, and report on that alone.
         options = {**options, "adapter_kwargs": {"subfolder": "none"}}
-        if "gguf_file" not in options:
+        if not is_gguf:
             options = {**options, "use_safetensors": not pickled}
-        with _no_stderr() if "gguf_file" in options else contextlib.nullcontext():
+        # No switch turns off the progress bar of the reader of GGUF files.
+        with contextlib.redirect_stderr(io.StringIO()) if is_gguf else contextlib.nullcontext():
             model, report = auto.from_pretrained(
                 folder, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
@@ -162,9 +163,9 @@ def _read_model(
         raise _explain(error, source, config) from error
     wrong = sorted(report["mismatched_keys"])
     if wrong:
-        key, found, wanted = wrong[0]
+        key, own_shape, expected = wrong[0]
         raise AttnscopeError(
-            f"{source.name} holds {key} of shape {tuple(found)}, and config.json asks for {tuple(wanted)}"
+            f"{source.name} holds {key} of shape {tuple(own_shape)}, and config.json asks for {tuple(expected)}"
             + (f"; {len(wrong) - 1} more do not fit" * (len(wrong) > 1)),
             "config.json and the weights belong to different models",
         )
@@ -176,13 +177,12 @@ def _read_model(
             "the files are incomplete, or of another model than config.json describes",
         )
     heads = sorted(set(parts.values()))
-    quantised = quantisation(config)
     notes = [*notes_on_quantisation(config)]
     notes += [f"The files hold no {' and no '.join(heads)}; attention does not depend on it."] if heads else []
-    if not quantised:
-        held = {} if "gguf_file" in options or pickled else shapes_of(weight_files(folder))
-        notes += notes_on_extras(model, report["unexpected_keys"], held, source.name)
-        notes += notes_on_unsaved(model, held)
+    if not quantisation(config):
+        shapes = {} if is_gguf or pickled else shapes_of(weight_files(folder))
+        notes += notes_on_extras(model, report["unexpected_keys"], shapes, source.name)
+        notes += notes_on_unsaved(model, shapes)
     if any(head != "pooler" for head in heads):
         # It would write noise.
         if model.base_model is model:
@@ -204,22 +204,14 @@ def _auto_class(config: Any, *, is_gguf: bool) -> Any:
         # GGUF files name no class; they hold language models.
         if mapping.get(config.model_type) in names or (is_gguf and not names and config.model_type in mapping):
             return auto
-    for one in (getattr(transformers, name, None) for name in config.architectures or ()):
+    for kind in (getattr(transformers, name, None) for name in config.architectures or ()):
         # AutoModel makes T5's encoder a whole T5, and does not know some configurations at all.
-        known = isinstance(one, type) and issubclass(one, PreTrainedModel)
-        if one and known and (one.__name__.endswith("EncoderModel") or type(config) not in modeling_auto.MODEL_MAPPING):
-            return one
+        is_apart = (
+            getattr(kind, "__name__", "").endswith("EncoderModel") or type(config) not in modeling_auto.MODEL_MAPPING
+        )
+        if is_apart and isinstance(kind, type) and issubclass(kind, PreTrainedModel):
+            return kind
     return transformers.AutoModel
-
-
-def _forget_kernels(config: Any) -> None:
-    """Forgets which attention a configuration asks for, as flash_attention_2: what is shown passes the seam anyway."""
-    waiting = [config]
-    while waiting:
-        one = waiting.pop()
-        if one is not None and hasattr(one, "_attn_implementation_internal"):
-            one._attn_implementation_internal = None
-            waiting += [getattr(one, name, None) for name in one.sub_configs]
 
 
 def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
@@ -280,9 +272,9 @@ def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokeniz
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             # transformers makes an empty one, that knows no word, where a class does not find the files it wants.
-            held = next((path.name for pattern in _TOKENIZER_FILES[2:] for path in folder.glob(pattern)), "")
+            other = next((path.name for pattern in _TOKENIZER_FILES[2:] for path in folder.glob(pattern)), "")
             raise AttnscopeError(
-                f"{type(tokenizer).__name__} finds no vocabulary in {folder}{held and f', and does not read {held}'}",
+                f"{type(tokenizer).__name__} finds no vocabulary in {folder}{other and f', and does not read {other}'}",
                 "save the tokenizer that the model was trained with there, as tokenizer.json, or hand it over in "
                 "Python: attnscope.load(model, tokenizer)",
             )
@@ -301,13 +293,6 @@ def _check_finite(model: nn.Module, name: str) -> None:
             )
 
 
-@contextlib.contextmanager
-def _no_stderr() -> Iterator[None]:
-    """For the reader of GGUF files, whose progress bar no switch turns off."""
-    with contextlib.redirect_stderr(io.StringIO()):
-        yield
-
-
 _Shapes = Mapping[str, Sequence[int]]
 
 # Old files hold what is computed today, or what was only ever a mark.
@@ -316,11 +301,11 @@ _COMPUTED = re.compile(r"(^|\.)(position_ids|inv_freq|masked_bias|causal_mask|ve
 
 def shapes_of(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
     """The names and shapes of the tensors in safetensors files, without reading them."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for path in files:
         with suppress(SafetensorError, OSError), safe_open(path, framework="pt") as file:
-            found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    return found
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return shapes
 
 
 def head_of(key: str, model: PreTrainedModel) -> str:
@@ -338,11 +323,11 @@ def head_of(key: str, model: PreTrainedModel) -> str:
     return first if rest and top is not None and model._modules.get(first) is top else ""
 
 
-def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], held: _Shapes, name: str) -> list[str]:
-    """What the files hold beyond the model."""
+def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], shapes: _Shapes, name: str) -> list[str]:
+    """What the files hold beyond the model; refused where a part of the base model that is there would use it."""
     buffers = {key for key, _ in model.named_buffers()}
     extras = [key for key in sorted(unexpected) if key not in buffers and not _COMPUTED.search(key)]
-    extras = [key for key in extras if not _is_mask(held.get(key))]
+    extras = [key for key in extras if not _is_mask(shapes.get(key))]
     used = [key for key in extras if _belongs_inside(_name_in_base(key, model), model)]
     if used:
         raise AttnscopeError(
@@ -354,22 +339,20 @@ def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], held: _
     return [f"The files also hold {', '.join(parts)}, which is not part of what is shown."] if parts else []
 
 
-def notes_on_unsaved(model: PreTrainedModel, held: _Shapes) -> list[str]:
+def notes_on_unsaved(model: PreTrainedModel, shapes: _Shapes) -> list[str]:
     """Which parameters of the base model are not in the files, nor expected there: they are made anew at each load."""
     patterns = [*(model._keys_to_ignore_on_load_missing or ()), *(model._keys_to_ignore_on_save or ())]
-    if not held or not patterns:
+    if not shapes or not patterns:
         return []
-    known = set(held) | {_name_in_base(key, model) for key in held}
-    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-    base = _base(model)
-    inside = {id(parameter) for parameter in base.parameters()}
+    tied = getattr(model, "all_tied_weights_keys", {})
+    saved = {*shapes, *tied, *(_name_in_base(key, model) for key in shapes)}
+    inside = {id(parameter) for parameter in model.base_model.parameters()}
     unsaved = [
         key
         for key, parameter in model.named_parameters()
         if id(parameter) in inside
-        and key not in tied
-        and key not in known
-        and _name_in_base(key, model) not in known
+        and key not in saved
+        and _name_in_base(key, model) not in saved
         and any(re.search(pattern, key) for pattern in patterns)
     ]
     if not unsaved:
@@ -380,11 +363,6 @@ def notes_on_unsaved(model: PreTrainedModel, held: _Shapes) -> list[str]:
     ]
 
 
-def _base(model: PreTrainedModel) -> nn.Module:
-    found: nn.Module = model.base_model
-    return found
-
-
 def _name_in_base(key: str, model: PreTrainedModel) -> str:
     """A weight's name as the base model has it."""
     return key.removeprefix(f"{model.base_model_prefix}.") if model.base_model is not model else key
@@ -392,7 +370,7 @@ def _name_in_base(key: str, model: PreTrainedModel) -> str:
 
 def _belongs_inside(name: str, model: PreTrainedModel) -> bool:
     """Whether a weight's name leads into a part that the base model has, but for layers that only predict ahead."""
-    part: Any = _base(model)._modules.get(name.partition(".")[0])
+    part: Any = model.base_model._modules.get(name.partition(".")[0])
     if part is None or name.startswith("pooler."):
         return False
     config = model.config.get_text_config()

@@ -19,14 +19,12 @@ from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.devices import name_dtype
 from attnscope.models.hf.adapters import NONE, Adapter, unwrap
-from attnscope.models.hf.check.eager import run_one_by_one
+from attnscope.models.hf.check.compare import run_one_by_one
 from attnscope.models.hf.check.examples import accepts, examples, max_tokens
-from attnscope.models.hf.check.longer import Survey
-from attnscope.models.hf.check.reach import mixes_lengths
+from attnscope.models.hf.check.longer import Survey, mixes_lengths
 from attnscope.models.hf.check.survey import survey_attention
 from attnscope.models.hf.dispatch import input_device
-from attnscope.models.hf.network import Network, ProbeOf, probe_forwards
-from attnscope.models.hf.outputs import blocks_by_layer, can_resume, skipped_calls
+from attnscope.models.hf.network import Network, ProbeOf, blocks_by_layer, can_resume, probe_forwards, skipped_calls
 from attnscope.models.hf.parts import (
     base_of,
     in_one_line,
@@ -57,18 +55,25 @@ from attnscope.models.turns import share_lock, take_turn
 class RawModel:
     """What a model is made of, before it is known what its attention is."""
 
-    model: PreTrainedModel
+    model: PreTrainedModel  # with its head if it has one
     tokenizer: HuggingFaceTokenizer | NumbersTokenizer
     name: str
     source: str = "memory"
     sha256: str = ""
-    notes: tuple[str, ...] = ()
-    processor: Any = None
+    notes: tuple[str, ...] = ()  # what a user must know of how it was read
+    processor: Any = None  # makes what it reads of pictures or sound; None where there is none
     adapter: Adapter = NONE
 
 
 class HuggingFaceModel(ShownModel):
-    """A loaded transformers model; see models.model.Model."""
+    """A loaded transformers model; see models.model.Model.
+
+    `open_eyes` makes a model of what sees pictures, where that is another part of the same files; `open_viewer` of what
+    reads pictures and words, where that is more than this.
+
+    Attributes:
+        layers: Kind -> numbers of the layers that have attention; fewer than info.n_layers in hybrid models.
+    """
 
     look = None
 
@@ -139,11 +144,7 @@ class HuggingFaceModel(ShownModel):
     def run(self, batch: Batch, probe: Probe) -> Tensor:
         """See models.model.Model. Where info.path is "eager", the probe can only be a `Weights`.
 
-        Raises:
-            AttnscopeError: The batch is longer than the model's limit, holds numbers that it has no embedding for, or
-                lacks what the decoder reads.
-            MixedLengthsError: Padding would change what the model computes of a text, and the probe is no `Weights`,
-                for which texts are run one by one.
+        Where padding would change what the model computes of a text, texts are run one by one for a `Weights`.
         """
         config = self.network.base.config
         if isinstance(probe, Weights) and any(mixes_lengths(config, m) for m in (batch.mask, batch.target_mask)):
@@ -169,9 +170,9 @@ class HuggingFaceModel(ShownModel):
         return self._rerun(batch, logits, blocks, last)
 
     def _rerun(self, batch: Batch, logits: bool, blocks: Sequence[nn.Module], last: int | None = None) -> Rerun:
-        def forward(given: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:
+        def forward(again: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:
             skipped = skipped_calls(self.network.survey.plan, block_of, first)
-            inputs = self.network.text_inputs(given)
+            inputs = self.network.text_inputs(again)
             return self.network.outputs(inputs, probe, logits=logits, skipped=skipped, last=last)
 
         return Rerun(forward, batch, blocks)
@@ -181,7 +182,7 @@ class HuggingFaceModel(ShownModel):
         return [self.network.base]
 
     def blocks(self) -> dict[Place, nn.Module]:
-        """The blocks of layers, by (kind, layer); see hf.outputs.blocks_by_layer."""
+        """The blocks of layers, by (kind, layer); see hf.network.blocks_by_layer."""
         return blocks_by_layer(self.network.base, self.network.survey.plan)
 
     def output_projections(self) -> dict[Place, Tensor]:
@@ -190,8 +191,8 @@ class HuggingFaceModel(ShownModel):
 
     def unembedding(self) -> nn.Module | None:
         """What its scores of the vocabulary come from; None where its head predicts no words."""
-        found: Any = None if self.loss is None else self.network.model.get_output_embeddings()
-        return found if isinstance(found, nn.Module) else None
+        head: Any = None if self.loss is None else self.network.model.get_output_embeddings()
+        return head if isinstance(head, nn.Module) else None
 
     def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:
         """Which of its weights are the heads' alone; see hf.weights.head_slices."""
@@ -205,9 +206,9 @@ class HuggingFaceModel(ShownModel):
         """The rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
         self.network.require_known(ids)
         with take_turn([self.network.base]):
-            found = self.network.base.get_input_embeddings()(ids.to(self.network.device))
+            output = self.network.base.get_input_embeddings()(ids.to(self.network.device))
         # I-BERT gives the scale of its quantisation besides.
-        rows: Tensor = found[0] if isinstance(found, tuple) else found
+        rows: Tensor = output[0] if isinstance(output, tuple) else output
         return rows.detach()  # a model in memory may be one that is trained
 
     def untrained(self, seed: int) -> "HuggingFaceModel":
@@ -222,7 +223,10 @@ class HuggingFaceModel(ShownModel):
 
 
 def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", check: bool = True) -> HuggingFaceModel:
-    """Makes a Model of a transformers model that is in memory already. It is left as it is."""
+    """Makes a Model of a transformers model that is in memory already, or of a PeftModel. It is left as it is.
+
+    Of a vision model the tokenizer is its image processor. Without one, texts are given as token numbers.
+    """
     hf_model, adapter = unwrap(hf_model)
     if not isinstance(hf_model, PreTrainedModel):
         raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", _inner_model(hf_model))
@@ -290,10 +294,10 @@ def assemble_on(
     Where its base takes them it is the base that runs, else the model with what it has on top.
     """
     base = base_of(model)
-    shown = base if all(accepts(base, given) for given in inputs) else model
+    runs = base if all(accepts(base, name_of_input) for name_of_input in inputs) else model
     with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
-        raw = RawModel(shown, wordless(name, base), name, source, notes=notes_on_quantisation(model.config))
-        return _build(raw, check, survey=survey_attention(shown, check=check, inputs=inputs), base=shown)
+        raw = RawModel(runs, wordless(name, base), name, source, notes=notes_on_quantisation(model.config))
+        return _build(raw, check, survey=survey_attention(runs, check=check, inputs=inputs), base=runs)
 
 
 def _build(

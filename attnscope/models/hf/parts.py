@@ -27,12 +27,12 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
         return model
     # DINOv3's layers have the name that a base model has elsewhere: they do not take what the model does.
     is_part = accepts(model, main_input(model)) and not accepts(inner, main_input(inner))
-    shown = model if is_part else inner
-    if shown.config.is_encoder_decoder and reads_text(shown) and not accepts(shown, "decoder_input_ids"):
+    base = model if is_part else inner
+    if base.config.is_encoder_decoder and reads_text(base) and not accepts(base, "decoder_input_ids"):
         # UMT5EncoderModel keeps the configuration of the whole; its encoder has one of its own.
-        encoder = getattr(shown, "encoder", None)
-        return encoder if isinstance(encoder, PreTrainedModel) else shown
-    return shown
+        encoder = getattr(base, "encoder", None)
+        return encoder if isinstance(encoder, PreTrainedModel) else base
+    return base
 
 
 def reads_text(base: PreTrainedModel) -> bool:
@@ -110,21 +110,20 @@ def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
 
 def quantisation(config: Any) -> str:
     """How weights are quantised, such as "quantised (gptq, 4 bits)"; "" if they are not."""
-    given = getattr(config, "quantization_config", None)
-    if not given:
+    settings = getattr(config, "quantization_config", None)
+    if not settings:
         return ""
-    settings = given if isinstance(given, dict) else given.to_dict()
-    bits = settings.get("bits") or settings.get("w_bit") or (4 * bool(settings.get("load_in_4bit"))) or None
-    bits = bits or (8 if settings.get("load_in_8bit") else None)
+    settings = settings if isinstance(settings, dict) else settings.to_dict()
+    bits = settings.get("bits") or settings.get("w_bit") or 4 * bool(settings.get("load_in_4bit"))
+    bits = bits or 8 * bool(settings.get("load_in_8bit"))
     method = getattr(settings.get("quant_method"), "value", settings.get("quant_method")) or "by a method not named"
     return f"quantised ({method}{f', {bits} bits' if bits else ''})"
 
 
 def notes_on_quantisation(config: Any) -> tuple[str, ...]:
     """The note on a model whose configuration says that its weights are quantised."""
-    found = quantisation(config)
-    note = f"Its configuration says that its weights are {found}: the maps show the weights as loaded."
-    return (note,) if found else ()
+    how = quantisation(config)
+    return (f"Its configuration says that its weights are {how}: the maps show the weights as loaded.",) if how else ()
 
 
 @contextlib.contextmanager

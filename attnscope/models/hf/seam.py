@@ -86,12 +86,12 @@ Plan = Mapping[nn.Module, Sequence[Place]]
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One attention call as the rehearsal saw it."""
+    """One attention call of a module as the rehearsal saw it."""
 
     module: nn.Module
-    call: AttentionCall
-    weights: Tensor
-    window: int | None
+    call: AttentionCall  # its layer and kind mean nothing yet
+    weights: Tensor  # (batch, head, query, key)
+    window: int | None  # the sliding window that the module named, in tokens
 
 
 @dataclass(eq=False)
@@ -149,11 +149,7 @@ def is_in_progress() -> bool:
 
 
 def rehearse(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, list[Seen]]:
-    """Runs a model through the seam without knowing it yet.
-
-    Returns:
-        What its forward returned, and every attention call in the order in which they came.
-    """
+    """Runs a model through the seam without knowing it yet; returns its output, and its attention calls in order."""
     return _forward(model, inputs, _Run(None, None))
 
 
@@ -169,6 +165,8 @@ def perform(
     beside: bool = False,
 ) -> Any:
     """Runs a model with the probe at the seam of every attention; returns what its forward returned.
+
+    It must compute the attentions that the plan says, and leave as they are masks that say less than it seems.
 
     Args:
         model: The model.
@@ -234,11 +232,9 @@ def attention_function(
     Returns:
         The output, (batch, query, n_heads, d_value), and no weights.
     """
-    unknown = [
-        name for name, given in others.items() if name not in _HARMLESS and given is not None and given is not False
-    ]
-    if unknown:
-        raise AttnscopeError(f"{type(module).__name__} passes its attention an argument {unknown[0]} that is not known")
+    for name, argument in others.items():
+        if name not in _HARMLESS and argument is not None and argument is not False:
+            raise AttnscopeError(f"{type(module).__name__} passes its attention an argument {name} that is not known")
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     batch = max(query.shape[0], key.shape[0], value.shape[0])
@@ -276,15 +272,11 @@ def attention_function(
 
 
 def mask_and_bias(added: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """Takes apart what a model adds to its scores: where it may attend, and by what it favours a key.
+    """Takes apart what a model adds to its scores: where it may attend, a boolean mask, and a finite bias, if any.
 
-    Args:
-        added: None, a boolean mask, or floats; the lowest number of a precision, its half, and less mean "never" (sums
-            of such a number and a bias are a little off it).
-        dtype: Precision of the queries: the floats may be made for it and then converted.
-
-    Returns:
-        A boolean mask or None, and a finite bias or None.
+    Of floats, the lowest number of a precision, its half, and less mean "never": sums of such a number and a bias are a
+    little off it. They may have been made for the precision of the queries, `dtype`, and then converted. Integers are
+    refused: their 1 could mean either.
     """
     if added is None or added.dtype == torch.bool:
         return added, None
@@ -304,8 +296,8 @@ def attention_function_like_eager(module: nn.Module, *tensors: Tensor | None, **
 AttentionInterface.register(LIKE_SDPA, attention_function)
 AttentionInterface.register(LIKE_EAGER, attention_function_like_eager)
 # Without a mask function of that name decoders would get no mask at all, and run non-causal in silence.
-AttentionMaskInterface.register(LIKE_SDPA, lambda **asked: _mask(sdpa_mask, asked))
-AttentionMaskInterface.register(LIKE_EAGER, lambda **asked: _mask(eager_mask, asked))
+AttentionMaskInterface.register(LIKE_SDPA, lambda **request: _mask(sdpa_mask, request))
+AttentionMaskInterface.register(LIKE_EAGER, lambda **request: _mask(eager_mask, request))
 
 
 def implementation_for(model: PreTrainedModel) -> str:
@@ -321,27 +313,27 @@ class _NeededError(Exception):
     """Raised when a mask would be written out."""
 
 
-def _mask(written_out: Callable[..., Tensor | None], asked: dict[str, Any]) -> Tensor | None:
+def _mask(written_out: Callable[..., Tensor | None], request: dict[str, Any]) -> Tensor | None:
     """A mask as transformers' own function makes it, or a light one in a run that takes them."""
     run = _run.get()
-    n_keys = int(asked["kv_length"])
+    n_keys = int(request["kv_length"])
     if run is None or run.light_from is None or n_keys < run.light_from:
         if run is not None and run.plan is not None and n_keys > LONGEST_WRITTEN_OUT:
-            return _mask_if_free(written_out, asked)
-        return written_out(**asked)
-    rule = _rule(asked)
-    padding = prepare_padding_mask(asked.get("attention_mask"), n_keys, asked.get("kv_offset", 0))
+            return _mask_if_free(written_out, request)
+        return written_out(**request)
+    rule = _rule(request)
+    padding = prepare_padding_mask(request.get("attention_mask"), n_keys, request.get("kv_offset", 0))
     if rule is None or (padding is not None and padding.ndim != 2):
-        return _mask_if_free(written_out, asked) if n_keys > LONGEST_WRITTEN_OUT else written_out(**asked)
+        return _mask_if_free(written_out, request) if n_keys > LONGEST_WRITTEN_OUT else written_out(**request)
     if written_out is sdpa_mask:
         # Where these models would get no mask at all, they get none here.
         try:
-            return sdpa_mask(**{**asked, "mask_function": _never_write_out})
+            return sdpa_mask(**{**request, "mask_function": _never_write_out})
         except _NeededError:
             pass
-    batch = int(asked["batch_size"])
+    batch = int(request["batch_size"])
     if padding is None:
-        mask = torch.ones(batch, 1, 1, n_keys, dtype=torch.bool, device=asked.get("device", "cpu"))
+        mask = torch.ones(batch, 1, 1, n_keys, dtype=torch.bool, device=request.get("device", "cpu"))
     else:
         mask = padding.bool()[:, None, None, :n_keys].clone()
     run.light.append((mask, rule))
@@ -352,25 +344,25 @@ def _never_write_out(*_: object) -> Any:
     raise _NeededError
 
 
-def _mask_if_free(written_out: Callable[..., Tensor | None], asked: dict[str, Any]) -> Tensor | None:
+def _mask_if_free(written_out: Callable[..., Tensor | None], request: dict[str, Any]) -> Tensor | None:
     """The mask where there need be none; one that would have to be written out at this length is refused."""
     try:
-        return written_out(**{**asked, "mask_function": _never_write_out})
+        return written_out(**{**request, "mask_function": _never_write_out})
     except _NeededError:
-        n = int(asked["kv_length"])
+        n = int(request["kv_length"])
         raise AttnscopeError(
-            f"this model wants a mask of its own kind, which takes {4 * int(asked['q_length']) * n / 2**30:.1f} GiB "
+            f"this model wants a mask of its own kind, which takes {4 * int(request['q_length']) * n / 2**30:.1f} GiB "
             f"at {n} tokens",
             f"texts of up to {LONGEST_WRITTEN_OUT} tokens can be read",
         ) from None
 
 
-def _rule(asked: Mapping[str, Any]) -> Light | None:
+def _rule(request: Mapping[str, Any]) -> Light | None:
     """What a mask function means, None if it is none of those that can be said in two words."""
-    if asked.get("q_offset", 0) or asked.get("kv_offset", 0):
+    if request.get("q_offset", 0) or request.get("kv_offset", 0):
         return None
-    parts = _parts(asked.get("mask_function", causal_mask_function))
-    if parts is None or (parts != [bidirectional_mask_function] and asked["q_length"] != asked["kv_length"]):
+    parts = _parts(request.get("mask_function", causal_mask_function))
+    if parts is None or (parts != [bidirectional_mask_function] and request["q_length"] != request["kv_length"]):
         return None
     is_causal, window = False, None
     for part in parts:
@@ -383,7 +375,7 @@ def _rule(asked: Mapping[str, Any]) -> Light | None:
             # The one says "less than", the other "at most".
             near += part.__code__ is _BIDIRECTIONAL_WINDOW
             window = near if window is None else min(window, near)
-    return Light(is_causal, None if window is None or window >= asked["kv_length"] else window)
+    return Light(is_causal, None if window is None or window >= request["kv_length"] else window)
 
 
 _AND = and_masks().__code__
@@ -396,7 +388,7 @@ def _parts(function: Any) -> "list[Callable[..., Any]] | None":
     code = getattr(function, "__code__", None)
     if code is _AND:
         parts = [_parts(part) for part in _closure_value(function, "mask_functions")]
-        return None if None in parts else [one for part in parts for one in part or ()]
+        return None if None in parts else [function for part in parts for function in part or ()]
     if function in (causal_mask_function, bidirectional_mask_function) or code in (_WINDOW, _BIDIRECTIONAL_WINDOW):
         return [function]
     return None
@@ -408,7 +400,10 @@ def _closure_value(function: Any, name: str) -> Any:
 
 
 def _light_of(module: nn.Module, mask: Tensor | None, run: _Run) -> Light | None:
-    """What a light mask leaves unsaid; None for masks that say it all."""
+    """What a light mask leaves unsaid; None for masks that say it all.
+
+    In a run with light masks any other is refused: it may be what the model made of a light one.
+    """
     if mask is None or not run.light:
         return None
     for issued, rule in run.light:
@@ -439,11 +434,13 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
     Gradients still flow through whatever a probe brings along. None stands for the implementation that the model has,
     which is all there is of modules that are no model of transformers.
     """
-    configs = _configs(model)
+    configs = parts_of_config(*(module.config for module in model.modules() if isinstance(module, PreTrainedModel)))
     with take_turn([model]), without_autocast(device_of(model)), restore_state(model, configs):
         settings = _settings.setdefault(model, {})
         # Those made in inference mode learn nothing, whatever they say, and torch does not let it be said again.
-        learning = [one for one in model.parameters() if one.requires_grad and not one.is_inference()]
+        learning = [
+            parameter for parameter in model.parameters() if parameter.requires_grad and not parameter.is_inference()
+        ]
         try:
             for module in model.modules():
                 if module.training:
@@ -466,13 +463,14 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
                 parameter.requires_grad_(True)
 
 
-def _configs(model: nn.Module) -> list[Any]:
-    found: dict[int, Any] = {}
-    waiting: list[Any] = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+def parts_of_config(*configs: Any) -> list[Any]:
+    """Configurations and those of their parts, each once, that name an attention implementation."""
+    parts: dict[int, Any] = {}
+    waiting = list(configs)
     while waiting:
         config = waiting.pop()
-        if config is None or id(config) in found or not hasattr(config, "_attn_implementation_internal"):
+        if config is None or id(config) in parts or not hasattr(config, "_attn_implementation_internal"):
             continue
-        found[id(config)] = config
+        parts[id(config)] = config
         waiting += [getattr(config, name, None) for name in config.sub_configs]
-    return list(found.values())
+    return list(parts.values())

@@ -25,8 +25,6 @@ class HuggingFaceTokenizer:
     """A tokenizer of transformers that returns Tokens: whole texts, never cut and never padded.
 
     Attributes:
-        backend: What it was made of.
-        name: What it is and how many pieces it knows.
         note: What a user must know of it; may be empty.
         type_ids: What the model reads as segment of some special tokens instead of the text's number (XLNet's and
             Funnel's [CLS]): token number -> segment.
@@ -34,18 +32,16 @@ class HuggingFaceTokenizer:
 
     def __init__(self, backend: Any) -> None:
         self.name = f"{type(backend).__name__}, {len(backend):,} pieces"
-        self.backend = backend
-        self._style = _style(backend)
-        self.note = (
-            "" if backend.is_fast else "The tokenizer has no fast version: offsets are rebuilt where they can be."
-        )
+        self.backend, self._style, self.note = backend, _style(backend), ""
+        if not backend.is_fast:
+            self.note = "The tokenizer has no fast version: offsets are rebuilt where they can be."
         self.type_ids = self._odd_type_ids()
 
     @property
     def mask_id(self) -> int | None:
         """The number of the token that stands for a hidden one; None where there is none."""
-        found = getattr(self.backend, "mask_token_id", None)
-        return found if isinstance(found, int) else None
+        number = getattr(self.backend, "mask_token_id", None)
+        return number if isinstance(number, int) else None
 
     @property
     def prefix_ids(self) -> list[int]:
@@ -54,17 +50,22 @@ class HuggingFaceTokenizer:
 
     def ordinary_ids(self) -> list[int]:
         """The numbers of all tokens that stand for text, in order: no special ones, none that are kept unused."""
-        special = set(self.backend.all_special_ids)
-        known = self.backend.get_vocab().items()
-        return sorted(number for piece, number in known if number not in special and "unused" not in piece)
+        special, vocabulary = set(self.backend.all_special_ids), self.backend.get_vocab().items()
+        return sorted(number for piece, number in vocabulary if number not in special and "unused" not in piece)
 
     def spell(self, number: int) -> str:
         """The text of one token."""
         return f"<{number}>" if self._piece(number) is None else str(self.backend.decode([number]))
 
     def encode(self, text: str, pair: str | None = None, *, is_whole: bool = False) -> Tokens:
-        """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
-        return self._encode(text, pair, add_special_tokens=not is_whole)
+        """Tokenises a text, or a pair of texts, with the special tokens that the model expects.
+
+        None is added to a whole text: they stand in it.
+        """
+        if not self.backend.is_fast:
+            return self._encode_slow(text, pair, add_special_tokens=not is_whole)
+        encoding = self._call(text, pair, not is_whole, return_offsets_mapping=True).encodings[0]
+        return tokens_of(encoding, text, pair, self._style, self._special(encoding.ids) if is_whole else None)
 
     @property
     def chat(self) -> Callable[[str], Tokens] | None:
@@ -105,43 +106,46 @@ class HuggingFaceTokenizer:
         return self._build(text, [start, *ids[:-1]], spans, [True, *self._special(ids)[:-1]])
 
     def encode_ids(self, ids: Sequence[int]) -> Tokens:
-        """Tokens of given numbers, where there is no text: the text is what the tokenizer decodes."""
+        """Tokens of numbers, where there is no text: the text is what the tokenizer decodes."""
         ids = [int(number) for number in ids]
         text, spans = self._decode(ids)
         return self._build(text, ids, spans)
 
     def encode_among(self, ids: Sequence[int], elsewhere: Mapping[int, str], n_given: int) -> Tokens:
-        """Tokens of given numbers of which some stand for parts of pictures."""
+        """Tokens of numbers of which some stand for parts of pictures: `elsewhere` are their places, and what to show.
+
+        The model itself wrote those after the first `n_given`.
+        """
         ids = [int(number) for number in ids]
-        text, spans, known = "", [(0, 0)] * len(ids), True
+        text, spans, has_spans = "", [(0, 0)] * len(ids), True
         breaks = [i for i in range(len(ids)) if i in elsewhere]  # written tokens go on where the prompt ended
         for start, stop in itertools.pairwise([0, *breaks, len(ids)]):
             start += start in elsewhere
             if start >= stop:
                 continue
-            run, found = self._decode(ids[start:stop])
-            known = known and found is not None
-            spans[start:stop] = [(a + len(text), b + len(text)) for a, b in found or [(0, 0)] * (stop - start)]
+            run, own_spans = self._decode(ids[start:stop])
+            has_spans = has_spans and own_spans is not None
+            spans[start:stop] = [(a + len(text), b + len(text)) for a, b in own_spans or [(0, 0)] * (stop - start)]
             text += run
         special = [added or i in elsewhere for i, added in enumerate(self._special(ids))]
-        tokens = self._build(text, ids, spans if known else None, special)
+        tokens = self._build(text, ids, spans if has_spans else None, special)
         labels = tuple(elsewhere.get(i, label) for i, label in enumerate(tokens.labels))
         return replace(tokens, labels=labels, n_given=n_given)
 
     def extend(self, tokens: Tokens, written: Sequence[int]) -> Tokens:
         """Tokens of a text and of what a model wrote after it; `n_given` says where that begins."""
-        given, written = tokens.ids.tolist(), [int(number) for number in written]
-        whole, spans = self._decode([*given, *written])
-        head, _ = self._decode(given)
-        offsets: Spans | None = None
-        if spans is not None and whole.startswith(head):
-            shift = len(tokens.text) - len(head)
-            later = [(max(a + shift, 0), max(b + shift, 0)) for a, b in spans[len(given) :]]
-            offsets = [*((int(a), int(b)) for a, b in tokens.offsets), *later]
-        text = tokens.text + (whole[len(head) :] if whole.startswith(head) else "")
+        before, written = tokens.ids.tolist(), [int(number) for number in written]
+        whole, spans = self._decode([*before, *written])
+        head, _ = self._decode(before)
+        text, offsets = tokens.text, None
+        if whole.startswith(head):
+            text += whole[len(head) :]
+            if spans is not None and tokens.words is not None:
+                shift = len(tokens.text) - len(head)
+                later = [(max(a + shift, 0), max(b + shift, 0)) for a, b in spans[len(before) :]]
+                offsets = [*((int(a), int(b)) for a, b in tokens.offsets), *later]
         special = [*tokens.special.tolist(), *self._special(written)]
-        spans = offsets if tokens.words is not None else None
-        return replace(self._build(text, [*given, *written], spans, special), n_given=len(given))
+        return replace(self._build(text, [*before, *written], offsets, special), n_given=len(before))
 
     def _build(
         self, text: str, ids: Sequence[int], spans: Spans | None, special: Sequence[bool] | None = None, **more: Any
@@ -157,10 +161,10 @@ class HuggingFaceTokenizer:
         that the tokenizer does not know.
         """
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        known = [self._piece(number) is not None for number in ids]
+        in_vocabulary = [self._piece(number) is not None for number in ids]
 
         def decode(n: int) -> str:
-            return str(self.backend.decode(list(itertools.compress(ids[:n], known)), **options))
+            return str(self.backend.decode(list(itertools.compress(ids[:n], in_vocabulary)), **options))
 
         text = decode(len(ids))
         ends = []
@@ -170,13 +174,6 @@ class HuggingFaceTokenizer:
                 return text, None
             ends.append(len(start))
         return text, list(zip([0, *ends[:-1]], ends, strict=True))
-
-    def _encode(self, text: str, pair: str | None, *, add_special_tokens: bool) -> Tokens:
-        if not self.backend.is_fast:
-            return self._encode_slow(text, pair, add_special_tokens=add_special_tokens)
-        encoded = self._call(text, pair, add_special_tokens, return_offsets_mapping=True)
-        one = encoded.encodings[0]
-        return tokens_of(one, text, pair, self._style, None if add_special_tokens else self._special(one.ids))
 
     def _encode_slow(self, text: str, pair: str | None, *, add_special_tokens: bool) -> Tokens:
         ids = list(self._call(text, pair, add_special_tokens)["input_ids"])
@@ -189,8 +186,8 @@ class HuggingFaceTokenizer:
             places = [i for i, segment in enumerate(segments) if segment == number]
             if part is None or spans is None:
                 continue
-            found = align(part, [pieces[i] for i in places], [special[i] for i in places], self.backend.unk_token)
-            spans = None if found is None else [*spans, *found]
+            own = align(part, [pieces[i] for i in places], [special[i] for i in places], self.backend.unk_token)
+            spans = None if own is None else [*spans, *own]
         return self._build(text, ids, spans, special, segments=segments, pair=pair)
 
     def _call(self, text: str, pair: str | None, add_special_tokens: bool, **more: Any) -> Any:
@@ -216,10 +213,10 @@ class HuggingFaceTokenizer:
     def _piece(self, number: int) -> str | None:
         """A token as the vocabulary writes it; None where a model knows more numbers than its tokenizer."""
         try:
-            found = self.backend.convert_ids_to_tokens(int(number))
+            piece = self.backend.convert_ids_to_tokens(int(number))
         except (IndexError, KeyError, OverflowError):
             return None
-        return None if found is None else str(found)
+        return None if piece is None else str(piece)
 
     def _special(self, ids: Sequence[int]) -> list[bool]:
         special = set(self.backend.all_special_ids)
@@ -248,7 +245,7 @@ MOST_STEPS = 1_000_000
 
 @contextlib.contextmanager
 def _limit_steps() -> Iterator[None]:
-    """Within it, this thread runs MOST_STEPS lines of Python at most."""
+    """Within it, this thread runs MOST_STEPS lines of Python at most; else it raises RuntimeError."""
     left = itertools.count(MOST_STEPS, -1)
 
     def step(_: Any, event: str, __: Any) -> Any:
@@ -270,7 +267,7 @@ MOST_MADE = 10_000_000
 
 @contextlib.contextmanager
 def _limit_sizes() -> Iterator[None]:
-    """Within it, templates that Jinja compiles make nothing huge by `*` and `**`."""
+    """Within it, templates that Jinja compiles make nothing huge by `*` and `**`; else it raises RuntimeError."""
     from jinja2.sandbox import SandboxedEnvironment
 
     plain, intercepted = SandboxedEnvironment.call_binop, SandboxedEnvironment.intercepted_binops
@@ -316,7 +313,7 @@ class NumbersTokenizer(BareTokenizer):
     prefix_ids: tuple[int, ...] = ()
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """Reads token numbers."""
+        """Reads token numbers; refuses anything else."""
         numbers = text.replace(",", " ").split()
         if pair is not None or not numbers or not all(number.isdecimal() for number in numbers):
             raise AttnscopeError("this model has no tokenizer", "give token numbers instead of a text, such as: 17 5 9")
@@ -328,7 +325,7 @@ class NumbersTokenizer(BareTokenizer):
         return self.encode_ids([start, *numbers[:-1]])
 
     def encode_ids(self, ids: Sequence[int]) -> Tokens:
-        """Tokens of given numbers, labelled "#17"."""
+        """Tokens of numbers, labelled "#17"."""
         pieces = [f"#{number}" for number in ids]
         ends = np.cumsum([len(piece) + 1 for piece in pieces]) - 1
         return build_tokens(
@@ -341,19 +338,19 @@ class NumbersTokenizer(BareTokenizer):
         )
 
     def encode_among(self, ids: Sequence[int], elsewhere: Mapping[int, str], n_given: int) -> Tokens:
-        """Tokens of given numbers of which some stand for parts of pictures; see HuggingFaceTokenizer."""
+        """See HuggingFaceTokenizer."""
         tokens = self.encode_ids(ids)
         labels = tuple(elsewhere.get(i, label) for i, label in enumerate(tokens.labels))
         special = np.isin(np.arange(len(labels)), list(elsewhere))
         return replace(tokens, labels=labels, special=special, n_given=n_given)
 
     def extend(self, tokens: Tokens, written: Sequence[int]) -> Tokens:
-        """Tokens of given numbers and of those that a model wrote after them."""
+        """Tokens of numbers and of those that a model wrote after them."""
         return replace(self.encode_ids([*tokens.ids.tolist(), *written]), n_given=len(tokens))
 
 
 class WordlessTokenizer(NumbersTokenizer):
-    """Stands in where a model reads no text."""
+    """Stands in where a model reads no text; says what it reads instead, and how it is given that."""
 
     name = "none: it reads no text"
     note = ""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, attend
+from attnscope.core.attention.seam import AttentionCall, Probe, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check.examples import examples
 from attnscope.models.hf.check.longer import Survey
@@ -48,7 +48,7 @@ def head_slices(
     """The weights of heads: rows of W_Q, W_K and W_V with their biases, and what of W_O reads the heads' outputs.
 
     Weights are named as the model with its head names them. Where queries are grouped, rows of W_K and W_V only of
-    groups that are given whole.
+    groups that are given whole. Refused where layers share weights, or a head has none of its own.
     """
     seen = _trace(base, survey, heads)
     names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
@@ -66,73 +66,75 @@ def head_slices(
             for module, features in _own_features(attention, place, role, head, members).items():
                 slices += _rows(module, features, role, names[module])
         slices.append(_columns(attention, place, numbers, names))
-    for one in slices:
-        if one.weight.data_ptr() in shared:
-            raise _sharing_error(base)
+    if any(part.weight.data_ptr() in shared for part in slices):
+        raise _sharing_error(base)
     return slices
 
 
 def output_projections(base: PreTrainedModel, survey: Survey) -> dict[Place, Tensor]:
     """W_O of each attention, found by running the model on a small input; see `find_output_projections`."""
-    inputs = {**examples(base)[1].inputs, **survey.extras}
-    return find_output_projections(base, lambda probe: perform(base, inputs, survey.plan, probe), survey.n_heads)
+    return find_output_projections(base, lambda probe: _run(base, survey, probe), survey.n_heads)
+
+
+def _run(base: PreTrainedModel, survey: Survey, probe: Probe) -> None:
+    """Runs a model on a small input."""
+    perform(base, {**examples(base)[1].inputs, **survey.extras}, survey.plan, probe)
 
 
 def _trace(base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]) -> dict[Place, _Attention]:
     """Runs a model on a small input, and finds out what the heads of the places depend on."""
-    given: dict[nn.Module, Tensor] = {}
-    called: Counter[nn.Module] = Counter()
+    results: dict[nn.Module, Tensor] = {}
+    n_calls: Counter[nn.Module] = Counter()
     seen: dict[Place, _Attention] = {}
     outputs = OutputWatch()
 
     def after(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         outputs.look(module, inputs, output)
-        called[module] += 1
-        given[module] = output.detach().requires_grad_()
+        n_calls[module] += 1
+        results[module] = output.detach().requires_grad_()
         # A copy, for some models write into what a projection gave them.
-        return given[module].clone()
+        return results[module].clone()
 
     def observe(call: AttentionCall) -> Tensor:
         output = attend(call).detach()
         place = (call.kind, call.layer)
         if place in heads:
-            seen[place] = _Attention(call.n_heads, call.n_kv_heads, _dependencies(call, given))
+            seen[place] = _Attention(call.n_heads, call.n_kv_heads, _dependencies(call, results))
             outputs.expect(place, output)
         return output
 
     with torch.enable_grad(), hooks(linear_maps([base]), after):
-        perform(base, {**examples(base)[1].inputs, **survey.extras}, survey.plan, observe)
-    for place, module in outputs.found.items():
+        _run(base, survey, observe)
+    for place, module in outputs.modules.items():
         seen[place].out = module
-    used = {module for one in seen.values() for of_head in one.features.values() for module in of_head}
-    used |= {one.out for one in seen.values() if one.out is not None}
-    if any(called[module] > 1 for module in used) or any(len(places) > 1 for places in survey.plan.values()):
+    used = {module for attention in seen.values() for of_head in attention.features.values() for module in of_head}
+    used |= set(outputs.modules.values())
+    if any(n_calls[module] > 1 for module in used) or any(len(places) > 1 for places in survey.plan.values()):
         raise _sharing_error(base)
     return seen
 
 
 def _dependencies(
-    call: AttentionCall, given: Mapping[nn.Module, Tensor]
+    call: AttentionCall, results: Mapping[nn.Module, Tensor]
 ) -> dict[tuple[Role, int], dict[nn.Module, Tensor]]:
     """For queries, keys and values of each head: the projections they depend on, and on which of their features."""
-    modules, outputs = list(given), list(given.values())
-    found: dict[tuple[Role, int], dict[nn.Module, Tensor]] = {}
+    features: dict[tuple[Role, int], dict[nn.Module, Tensor]] = {}
     chance = torch.Generator().manual_seed(0)
     for role in ROLES:
         tensor: Tensor = getattr(call, role)
         for head in range(tensor.shape[1]):
-            one = tensor[:, head]
-            if not one.requires_grad:
-                found[role, head] = {}
+            rows = tensor[:, head]
+            if not rows.requires_grad:
+                features[role, head] = {}
                 continue
-            target = (one * torch.randn(one.shape, generator=chance).to(one)).sum()
-            slopes = torch.autograd.grad(target, outputs, retain_graph=True, allow_unused=True)
-            found[role, head] = {
+            target = (rows * torch.randn(rows.shape, generator=chance).to(rows)).sum()
+            slopes = torch.autograd.grad(target, list(results.values()), retain_graph=True, allow_unused=True)
+            features[role, head] = {
                 module: slope.flatten(0, -2).abs().amax(0) > 0
-                for module, slope in zip(modules, slopes, strict=True)
+                for module, slope in zip(results, slopes, strict=True)
                 if slope is not None and bool(slope.any())
             }
-    return found
+    return features
 
 
 def _own_features(
@@ -166,10 +168,10 @@ def _members(kv_head: int, group: int) -> range:
 def _rows(module: nn.Module, features: Sequence[int], role: str, name: str) -> list[Slice]:
     """What makes these features: rows of a Linear's weight, columns of a Conv1D's, and of the bias."""
     weight, bias = _weight(module), getattr(module, "bias", None)
-    found = [Slice(f"{name}.weight", 1 if is_transposed(module) else 0, tuple(features), role, weight)]
+    slices = [Slice(f"{name}.weight", 1 if is_transposed(module) else 0, tuple(features), role, weight)]
     if isinstance(bias, Tensor):
-        found.append(Slice(f"{name}.bias", 0, tuple(features), role, bias))
-    return found
+        slices.append(Slice(f"{name}.bias", 0, tuple(features), role, bias))
+    return slices
 
 
 def _columns(attention: _Attention, place: Place, heads: Sequence[int], names: Mapping[nn.Module, str]) -> Slice:
@@ -198,10 +200,8 @@ def _weight(module: nn.Module) -> Tensor:
 
 def _shared_weights(model: PreTrainedModel) -> set[int]:
     """Where weights begin that several modules have."""
-    held: dict[int, set[str]] = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        held.setdefault(weight.data_ptr(), set()).add(name)
-    return {start for start, of_weight in held.items() if len(of_weight) > 1}
+    starts = Counter(weight.data_ptr() for _, weight in model.named_parameters(remove_duplicate=False))
+    return {start for start, n in starts.items() if n > 1}
 
 
 def _sharing_error(base: PreTrainedModel) -> AttnscopeError:

@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from attnscope.core.attention.seam import AttentionCall, Probe, attend_with_weig
 from attnscope.errors import AttnscopeError, require_rounding
 from attnscope.models.devices import device_of, fork_rng
 from attnscope.models.hf.seam import mask_and_bias, use_attention
+from attnscope.models.inputs.labels import Sample
 
 _TIMES = 64
 """Allowed difference of two ways to compute one attention, in units of rounding of the largest value."""
@@ -31,28 +32,19 @@ _TIMES = 64
 
 @dataclass(frozen=True, eq=False)
 class SeenCall:
-    """One attention of a forward pass.
+    """One attention of a forward pass."""
 
-    Attributes:
-        path: The name of the module that computes it, such as "layers.0.self_attn"; "" = the whole.
-        shape: Sequences, queries and keys.
-        n_heads: Query heads, and key/value heads.
-        hides_later: Whether no query attends to a later key.
-    """
-
-    path: str
-    shape: tuple[int, int, int]
-    n_heads: tuple[int, int]
-    hides_later: bool
+    path: str  # the name of the module that computes it, such as "layers.0.self_attn"; "" = the whole
+    shape: tuple[int, int, int]  # sequences, queries and keys
+    n_heads: tuple[int, int]  # query heads, and key/value heads
+    hides_later: bool  # whether no query attends to a later key
 
 
 @dataclass(eq=False)
 class Rehearsal:
-    """What a forward pass without a plan showed.
+    """What a forward pass without a plan showed: its attentions, in the order of computation.
 
-    Attributes:
-        calls: The attentions, in the order of computation.
-        softmaxes: Modules that compute a softmax of four dimensions, or of square matrices, outside these.
+    And modules that compute a softmax of four dimensions, or of square matrices, outside these.
     """
 
     calls: list[SeenCall] = field(default_factory=list)
@@ -131,9 +123,9 @@ class _Catch(TorchFunctionMode):
 
     def _multi_head(self, *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
         """As torch's multi_head_attention_forward, whose attention is always computed by the seam."""
-        given = _SIGNATURE.bind(*args, **named)
-        given.apply_defaults()
-        wanted = given.arguments["need_weights"]
+        bound = _SIGNATURE.bind(*args, **named)
+        bound.apply_defaults()
+        needs_weights = bound.arguments["need_weights"]
         weights: list[Tensor] = []
 
         def watch(*tensors: Any, **options: Any) -> Tensor:
@@ -143,21 +135,21 @@ class _Catch(TorchFunctionMode):
                 weights.append(attention_weights(call))
                 return do(path, call, own)
 
-            self._do = keep if wanted else do
+            self._do = keep if needs_weights else do
             try:
                 return self._attend(*tensors, **options)
             finally:
                 self._do = do
 
-        if wanted:  # with weights torch reads the mask alone, without them the flag alone
-            given.arguments.update(need_weights=False, is_causal=False)
+        if needs_weights:  # with weights torch reads the mask alone, without them the flag alone
+            bound.arguments.update(need_weights=False, is_causal=False)
         inner = {**vars(F), "has_torch_function": lambda _: False, "scaled_dot_product_attention": watch}
         forward = types.FunctionType(_MULTI_HEAD.__code__, inner, _MULTI_HEAD.__name__, _MULTI_HEAD.__defaults__)
-        output, _ = forward(*given.args, **given.kwargs)
-        if not wanted:
+        output, _ = forward(*bound.args, **bound.kwargs)
+        if not needs_weights:
             return output, None
-        shown = weights[0].mean(1) if given.arguments["average_attn_weights"] else weights[0]
-        return output, shown if given.arguments["query"].ndim == 3 else shown[0]
+        result = weights[0].mean(1) if bound.arguments["average_attn_weights"] else weights[0]
+        return output, result if bound.arguments["query"].ndim == 3 else result[0]
 
 
 _MULTI_HEAD: Any = F.multi_head_attention_forward
@@ -165,10 +157,9 @@ _SIGNATURE = inspect.signature(_MULTI_HEAD)
 
 
 class CaughtModule:
-    """A torch module whose attention passes the seam.
+    """A torch module whose attention passes the seam. It is run in eval mode, and left as it is.
 
     Attributes:
-        module: As given.
         plan: Path of a module -> what its first, second … attention in a forward pass is.
     """
 
@@ -177,8 +168,8 @@ class CaughtModule:
         self.plan: dict[str, list[Place]] = {}
         self.device = device_of(module)
 
-    def run(self, args: Sequence[Any], named: dict[str, Any], probe: Probe) -> Any:
-        """Runs the module with the probe at each of its attentions."""
+    def run(self, sample: Sample, probe: Probe) -> Any:
+        """Runs the module with the probe at each of its attentions, which must be those of the plan."""
         counts = dict.fromkeys(self.plan, 0)
 
         def do(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
@@ -192,7 +183,7 @@ class CaughtModule:
             kind, layer = places[number]
             return probe(replace(call, kind=kind, layer=layer))
 
-        output = self._forward(args, named, do, [])
+        output = self._forward(sample, do, [])
         for path, places in self.plan.items():
             if counts[path] != len(places):
                 raise AttnscopeError(
@@ -202,7 +193,7 @@ class CaughtModule:
                 )
         return output
 
-    def rehearse(self, args: Sequence[Any], named: dict[str, Any], *, check: bool = True) -> Rehearsal:
+    def rehearse(self, sample: Sample, *, check: bool = True) -> Rehearsal:
         """Runs the module to see its attentions, and compares each with what the module itself computes."""
         seen = Rehearsal()
 
@@ -220,18 +211,16 @@ class CaughtModule:
             seen.calls.append(SeenCall(path, (len(weights), n_queries, n_keys), (call.n_heads, call.n_kv_heads), hides))
             return output
 
-        output = self._forward(args, named, do, seen.softmaxes)
+        output = self._forward(sample, do, seen.softmaxes)
         if check and seen.calls:
             with self._turn(seed=1):  # what draws random numbers shows here
-                theirs = self.module(*args, **named)
+                theirs = self.module(*sample.args, **sample.named)
             for own, other in zip(_floats(output), _floats(theirs), strict=True):
                 what = "self-check: the module's output differs from its own with attention at the seam"
                 _require_equal(what, own, other, len(seen.calls))
         return seen
 
-    def _forward(
-        self, args: Sequence[Any], named: dict[str, Any], do: Callable[..., Tensor], softmaxes: list[str]
-    ) -> Any:
+    def _forward(self, sample: Sample, do: Callable[..., Tensor], softmaxes: list[str]) -> Any:
         with self._turn(), contextlib.ExitStack() as hooks, _Catch(do, softmaxes) as catch:
             thread = threading.get_ident()
 
@@ -248,7 +237,7 @@ class CaughtModule:
                 hooks.callback(before.remove)
                 after = module.register_forward_hook(lambda *_: leave(), always_call=True)
                 hooks.callback(after.remove)
-            return self.module(*args, **named)
+            return self.module(*sample.args, **sample.named)
 
     @contextlib.contextmanager
     def _turn(self, seed: int = 0) -> Iterator[None]:

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
 from math import prod
 from typing import Any
 
@@ -27,7 +27,7 @@ places; range(0, 96, 8) = times; a list of such lists = names of each sequence. 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """What one forward pass receives."""
+    """What one forward pass receives, by position and by name."""
 
     args: tuple[Any, ...]
     named: Mapping[str, Any]
@@ -67,15 +67,15 @@ class Sample:
 def read_samples(module: nn.Module, inputs: Any) -> list[Sample]:
     """What `inputs` means: a tensor, a tuple by position, a mapping by name; a list of these = several passes."""
     samples = []
-    for number, given in enumerate(inputs if isinstance(inputs, list) else [inputs]):
+    for number, value in enumerate(inputs if isinstance(inputs, list) else [inputs]):
         which = f"inputs[{number}]" if isinstance(inputs, list) else "inputs"
-        if isinstance(given, Mapping):
-            sample = Sample((), dict(given))
-        elif isinstance(given, Tensor | tuple):
-            sample = Sample(given if isinstance(given, tuple) else (given,), {})
+        if isinstance(value, Mapping):
+            sample = Sample((), dict(value))
+        elif isinstance(value, Tensor | tuple):
+            sample = Sample(value if isinstance(value, tuple) else (value,), {})
         else:
             raise AttnscopeError(
-                f"{which} is of type {type(given).__name__}",
+                f"{which} is of type {type(value).__name__}",
                 "give a tensor, a tuple of what forward receives, or a mapping by name; a list holds several of these",
             )
         tensors = [leaf for leaf in tree_leaves((sample.args, sample.named)) if isinstance(leaf, Tensor)]
@@ -109,24 +109,24 @@ def n_named(labels: Labels | None) -> int | None:
 
 
 def name_positions(labels: Labels | None, sizes: Sequence[tuple[int, int]]) -> list[list[tuple[str, ...]]]:
-    """The names of each sample's sequences."""
+    """The names of each sample's sequences, of which `sizes` has the number and how many positions they have."""
     n_sequences = sum(n for n, _ in sizes)
     if labels is None:
-        each: list[Any] = [range(n) for count, n in sizes for _ in range(count)]
+        lists: list[Any] = [range(n) for count, n in sizes for _ in range(count)]
     elif not _is_nested(labels):
-        each = [labels] * n_sequences
+        lists = [labels] * n_sequences
     elif len(labels) == n_sequences:
-        each = list(labels)
+        lists = list(labels)
     elif len(labels) == len(sizes):
-        each = [names for names, (count, _) in zip(labels, sizes, strict=True) for _ in range(count)]
+        lists = [names for names, (count, _) in zip(labels, sizes, strict=True) for _ in range(count)]
     else:
         raise AttnscopeError(
             f"labels holds {amount(len(labels), 'list')}, and the inputs are {amount(n_sequences, 'sequence')} in "
             f"{amount(len(sizes), 'pass', 'passes')}",
             "give one list of names for all, or one per sequence",
         )
-    named = iter([_names(names) for names in each])
-    rows = [[next(named) for _ in range(count)] for count, _ in sizes]
+    ordered = iter([_names(names) for names in lists])
+    rows = [[next(ordered) for _ in range(count)] for count, _ in sizes]
     for row, (_, n) in zip(rows, sizes, strict=True):
         for names in row:
             if len(names) != n:
@@ -142,7 +142,7 @@ def _is_nested(labels: Labels) -> bool:
 
 
 def _names(labels: Labels) -> tuple[str, ...]:
-    """The names that labels stand for."""
+    """The names that labels stand for: strings, numbers and grids, at most MOST_NAMES."""
     if isinstance(labels, str) or not isinstance(labels, Sequence):
         raise AttnscopeError(
             f"labels is of type {type(labels).__name__}", "give a list of names, or a grid such as (4, 6)"
@@ -173,9 +173,7 @@ class LabelTokenizer(BareTokenizer):
     name = "none: labels name the positions"
 
     def __init__(self, rows: Sequence[Sequence[tuple[str, ...]]]) -> None:
-        names = [
-            (place, labels) for s, row in enumerate(rows) for place, labels in (((s, i), x) for i, x in enumerate(row))
-        ]
+        names = [((s, i), labels) for s, row in enumerate(rows) for i, labels in enumerate(row)]
         numbers = {label: i for i, label in enumerate(dict.fromkeys(x for _, labels in names for x in labels))}
         self._spelled = list(numbers)
         self._tokens: list[Tokens] = []
@@ -186,10 +184,8 @@ class LabelTokenizer(BareTokenizer):
                 self._spelled.append(labels[0])
                 ids[0] = len(self._spelled) - 1
             self.places[tuple(ids)] = place
-            starts = [0]
-            for label in labels:
-                starts.append(starts[-1] + len(label) + 1)
-            spans = [(start, end - 1) for start, end in zip(starts, starts[1:], strict=False)]
+            ends = list(accumulate(len(label) + 1 for label in labels))
+            spans = [(end - len(label) - 1, end - 1) for end, label in zip(ends, labels, strict=True)]
             special = [label.startswith("[") and label.endswith("]") for label in labels]
             self._tokens.append(
                 build_tokens(" ".join(labels), ids=ids, pieces=labels, offsets=spans, special=special, style="plain")

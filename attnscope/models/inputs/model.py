@@ -50,7 +50,7 @@ class InputsModel(BareModel):
         run: Run,
         samples: Sequence[Sample],
         labels: Labels | None,
-        shown: Sequence[Place],
+        places: Sequence[Place],
         paths: Mapping[int, str],
     ) -> None:
         self.network, self.info, self.paths = network, info, paths
@@ -58,7 +58,7 @@ class InputsModel(BareModel):
             f"{info.name} came with its inputs, and no more is known of it than its attention",
             "ask what attention and ablation answer: heatmap, heads, compare, ablate, page",
         )
-        self._run, self._samples, self._shown = run, samples, frozenset(shown)
+        self._run, self._samples, self._shown = run, samples, frozenset(places)
         self._sizes = [self._measure(sample) for sample in samples]
         self.tokenizer = LabelTokenizer(name_positions(labels, self._sizes))
         self.texts = self.tokenizer.texts
@@ -67,13 +67,8 @@ class InputsModel(BareModel):
     def run(self, batch: Batch, probe: Probe) -> Tensor:
         """Runs the inputs that a batch's sequences are part of; the probe is given these sequences alone.
 
-        Returns:
-            What the module puts out, (batch, position, d): by position where it has one row for each, else all that it
-            puts out for the sequence, at every position.
-
-        Raises:
-            AttnscopeError: A sequence is none of the inputs, or comes several times and the batch has no axis.
-            MixedLengthsError: The sequences are of several passes.
+        Returns what the module puts out, (batch, position, d): by position where it has one row for each, else all that
+        it puts out for the sequence, at every position.
         """
         places = [self._find(ids) for ids in batch.rows()]
         number = places[0][0]
@@ -98,9 +93,9 @@ class InputsModel(BareModel):
         return _by_position(output, times * n_sequences, n, batch_is_second=is_second)[rows]
 
     def _run_eager(self, sample: Sample, probe: Probe, rows: Tensor) -> Tensor:
-        kept = Weights()
-        output = self._run(sample, kept if isinstance(probe, Weights) else probe)
-        for kind, by_layer in kept.maps.items():
+        weights_probe = Weights()
+        output = self._run(sample, weights_probe if isinstance(probe, Weights) else probe)
+        for kind, by_layer in weights_probe.maps.items():
             for layer, weights in by_layer.items():
                 if (kind, layer) in self._shown and isinstance(probe, Weights):
                     probe.keep(kind, layer, weights[rows.cpu()])
@@ -128,8 +123,7 @@ class InputsModel(BareModel):
                 f"a text of {amount(len(ids), 'position')} is no sequence of the inputs",
                 "sequences cannot be cut or changed: no --chunk, no --relations",
             )
-        place: tuple[int, int] = self.tokenizer.places[ids]
-        return place
+        return self.tokenizer.places[ids]
 
     def _measure(self, sample: Sample) -> tuple[int, int]:
         """How many sequences a sample has, and of how many positions."""
@@ -193,10 +187,10 @@ def _measure_shapes(
             queries.append(call.query)
         return attend(call)
 
-    kept = Weights()
+    weights_probe = Weights()
     with torch.no_grad():
-        run(sample, kept if is_eager else observe)
-    for kind, by_layer in kept.maps.items():
+        run(sample, weights_probe if is_eager else observe)
+    for kind, by_layer in weights_probe.maps.items():
         for layer, weights in by_layer.items():
             n_sequences, _, n_queries, n_keys = weights.shape
             shapes[kind, layer] = (n_sequences, n_queries, n_keys)
@@ -209,8 +203,8 @@ def _take(call: AttentionCall, rows: Tensor) -> AttentionCall:
     def cut(tensor: Tensor | None) -> Tensor | None:
         return tensor if tensor is None or tensor.ndim < 4 or len(tensor) == 1 else tensor[rows]
 
-    taken = {name: getattr(call, name)[rows] for name in ("query", "key", "value")}
-    return replace(call, **taken, mask=cut(call.mask), bias=cut(call.bias))
+    parts = {name: getattr(call, name)[rows] for name in ("query", "key", "value")}
+    return replace(call, **parts, mask=cut(call.mask), bias=cut(call.bias))
 
 
 def _by_position(output: Tensor, n_sequences: int, n: int, *, batch_is_second: bool) -> Tensor:
@@ -231,24 +225,22 @@ def load_inputs(
     if not isinstance(model, nn.Module):
         raise AttnscopeError(f"inputs go with a torch module, not with {type(model).__name__}", "load the module first")
     name = name or type(model).__name__
-    samples, wanted = read_samples(model, inputs), n_named(labels)
+    samples, n_labels = read_samples(model, inputs), n_named(labels)
     share_lock([model])
     device = device_of(model)
     samples = [sample.map(lambda tensor: tensor.to(device)) for sample in samples]
-    if isinstance(model, PreTrainedModel):
+    refusals = []
+    for open_it in (_open_huggingface, _open_module) if isinstance(model, PreTrainedModel) else (_open_module,):
         try:
-            return _open_huggingface(model, samples, labels, wanted, name=name, source=source, check=check)
-        except AttnscopeError as refused:
-            with contextlib.suppress(AttnscopeError):
-                return _open_module(model, samples, labels, wanted, name=name, source=source, check=check)
-            raise refused
-    return _open_module(model, samples, labels, wanted, name=name, source=source, check=check)
+            return open_it(model, samples, labels, n_labels, name=name, source=source, check=check)
+        except AttnscopeError as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 def _open_huggingface(
-    model: PreTrainedModel, samples: Sequence[Sample], labels: Labels | None, wanted: int | None, *, check: bool,
-    **names: str,
-) -> InputsModel:  # fmt: skip
+    model: Any, samples: Sequence[Sample], labels: Labels | None, n_labels: int | None, *, check: bool, **names: str
+) -> InputsModel:
     """A model of transformers, by its own seam and held against its own eager attention."""
     with same_draws(model):
         own = assemble_on(model, samples[0].by_name(model), check=check, **names)
@@ -258,9 +250,9 @@ def _open_huggingface(
             return own.run_inputs(sample.by_name(model), probe)
 
     shapes = _measure_shapes(run, samples[0], is_eager=own.info.path == "eager")
-    shape = _choose(list(shapes.values()), wanted, name=own.info.name)
+    shape = _choose(list(shapes.values()), n_labels, name=own.info.name)
     kind: Kind = next(place[0] for place in shapes if shapes[place] == shape)
-    shown = [place for place, of in shapes.items() if of == shape and place[0] == kind]
+    places = [place for place, of in shapes.items() if of == shape and place[0] == kind]
     at = own.info.kinds.index(kind)
     info = replace(
         own.info,
@@ -269,13 +261,13 @@ def _open_huggingface(
         n_heads=(own.info.n_heads[at],),
         n_kv_heads=(own.info.n_kv_heads[at],),
         max_tokens=None,
-        notes=(*own.info.notes, *_notes(shapes, shown)),
+        notes=(*own.info.notes, *_notes(shapes, places)),
     )
-    return InputsModel(model, info, run, samples, labels, shown, {})
+    return InputsModel(model, info, run, samples, labels, places, {})
 
 
 def _open_module(
-    model: nn.Module, samples: Sequence[Sample], labels: Labels | None, wanted: int | None, *, name: str, source: str,
+    model: nn.Module, samples: Sequence[Sample], labels: Labels | None, n_labels: int | None, *, name: str, source: str,
     check: bool,
 ) -> InputsModel:  # fmt: skip
     """Any module, by the attention functions of torch that it calls."""
@@ -283,9 +275,8 @@ def _open_module(
     if compiled:
         raise AttnscopeError(f"torch.compile hides the attention of {_named(compiled)}", "load it before torch.compile")
     caught = CaughtModule(model)
-    sample = samples[0]
     with _its_own_errors(name), torch.no_grad():
-        seen = caught.rehearse(sample.args, dict(sample.named), check=check)
+        seen = caught.rehearse(samples[0], check=check)
     if not seen.calls:
         by_hand = f", and computes softmax by hand in {_named(seen.softmaxes)}" if seen.softmaxes else ""
         raise AttnscopeError(
@@ -293,7 +284,7 @@ def _open_module(
             "matmul and softmax by hand cannot be seen: call torch.nn.functional.scaled_dot_product_attention there"
             if by_hand else "its attention, if it has any, is no softmax, which attnscope cannot show",
         )  # fmt: skip
-    shape = _choose([call.shape for call in seen.calls], wanted, name=name)
+    shape = _choose([call.shape for call in seen.calls], n_labels, name=name)
     chosen = [call for call in seen.calls if call.shape == shape]
     kind: Kind = "decoder" if all(call.hides_later for call in chosen) else "encoder"
     shapes: dict[Place, Shape] = {}
@@ -303,27 +294,30 @@ def _open_module(
         place: Place = (kind if is_shown else "cross", next(numbers[is_shown]))
         caught.plan.setdefault(call.path, []).append(place)
         shapes[place] = call.shape
-    shown = [place for place in shapes if place[0] == kind]
+    places = [place for place in shapes if place[0] == kind]
     notes = [f"Layers are {_named([call.path for call in chosen])}, in the order of computation."]
     if seen.softmaxes:
         notes.append(f"It also computes softmax by hand in {_named(seen.softmaxes)}: attention there is not shown.")
     if all(call.n_heads[0] == 1 for call in chosen):
         notes.append("Each sequence has one head. Heads that the module folds into the batch look like more sequences.")
+    with torch.no_grad():
+        output = first_output(caught.run(samples[0], attend), type(model).__name__)
     first = next(model.parameters(), torch.zeros(()))
     info = ModelInfo(
         name=name, source=source, architecture=type(model).__name__, engine="torch", kinds=(kind,),
         n_layers=(len(chosen),), n_heads=(max(call.n_heads[0] for call in chosen),),
-        n_kv_heads=(max(call.n_heads[1] for call in chosen),), d_model=_width(model, sample, caught),
+        n_kv_heads=(max(call.n_heads[1] for call in chosen),),
+        d_model=output.shape[-1],
         n_parameters=sum(parameter.numel() for parameter in model.parameters()),
         dtype=name_dtype(first.dtype), device=str(caught.device), checked=check,
-        notes=(*notes, *_notes(shapes, shown)),
+        notes=(*notes, *_notes(shapes, places)),
     )  # fmt: skip
 
     def run(sample: Sample, probe: Probe) -> Tensor:
         with _its_own_errors(name):
-            return first_output(caught.run(sample.args, dict(sample.named), probe), name)
+            return first_output(caught.run(sample, probe), name)
 
-    return InputsModel(model, info, run, samples, labels, shown, {i: call.path for i, call in enumerate(chosen)})
+    return InputsModel(model, info, run, samples, labels, places, {i: call.path for i, call in enumerate(chosen)})
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -332,19 +326,16 @@ def _is_compiled(module: nn.Module) -> bool:
     return by_method or hasattr(module, "_orig_mod") or hasattr(module.forward, "_torchdynamo_orig_callable")
 
 
-def _width(model: nn.Module, sample: Sample, caught: CaughtModule) -> int:
-    with torch.no_grad():
-        return int(first_output(caught.run(sample.args, dict(sample.named), attend), type(model).__name__).shape[-1])
-
-
-def _choose(shapes: Sequence[Shape], wanted: int | None, *, name: str) -> Shape:
+def _choose(shapes: Sequence[Shape], n_labels: int | None, *, name: str) -> Shape:
     """Which attention is shown: self-attention over as many positions as have labels, else what most layers have."""
-    square = [shape for shape in shapes if shape[1] == shape[2] and wanted in (None, shape[1])]
+    square = [shape for shape in shapes if shape[1] == shape[2] and n_labels in (None, shape[1])]
     if not square:
         message = f"{name} has attention of {_list(sorted(set(shapes)))}"
-        if wanted is None:
+        if n_labels is None:
             raise AttnscopeError(f"{message}, and none of a sequence to itself", "only self-attention can be shown")
-        raise AttnscopeError(f"labels name {amount(wanted, 'position')}, and {message}", "give one label per position")
+        raise AttnscopeError(
+            f"labels name {amount(n_labels, 'position')}, and {message}", "give one label per position"
+        )
     return max(dict.fromkeys(square), key=square.count)
 
 
@@ -352,8 +343,8 @@ def _list(shapes: Sequence[Shape]) -> str:
     return " and ".join(f"{queries} queries on {keys} keys" for queries, keys in dict.fromkeys(s[1:] for s in shapes))
 
 
-def _notes(shapes: Mapping[Place, Shape], shown: Sequence[Place]) -> list[str]:
-    others = [shape for place, shape in shapes.items() if place not in shown]
+def _notes(shapes: Mapping[Place, Shape], places: Sequence[Place]) -> list[str]:
+    others = [shape for place, shape in shapes.items() if place not in places]
     if not others:
         return []
     return [f"{amount(len(others), 'attention')} beside these, of {_list(sorted(set(others)))}, not shown."]

@@ -23,10 +23,10 @@ def load_recipe(path: Path, *, name: str, source: str, check: bool = True) -> In
         function = getattr(_run(path), FUNCTION, None)
         if not callable(function):
             raise AttnscopeError(f"{path.name} has no function {FUNCTION}", _FORM)
-        made = _call(path, function)
-    if not isinstance(made, tuple) or len(made) not in (2, 3):
-        raise AttnscopeError(f"{FUNCTION} of {path.name} returns {type(made).__name__}", _FORM)
-    return load_inputs(*made, name=name, source=source, check=check)
+        result = _call(path, function)
+    if not isinstance(result, tuple) or len(result) not in (2, 3):
+        raise AttnscopeError(f"{FUNCTION} of {path.name} returns {type(result).__name__}", _FORM)
+    return load_inputs(*result, name=name, source=source, check=check)
 
 
 def _run(path: Path) -> Any:

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from attnscope.core.attention.projections import Turned
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.core.teaching.stepwise import Rotation
 from attnscope.errors import AttnscopeError
-from attnscope.models.inside.projections import OutputWatch, adapted_maps, hooks, linear_maps, weight_of
+from attnscope.models.inside.projections import OutputWatch, adapted_maps, hooks, linear_maps, modules_of, weight_of
 from attnscope.models.model import Batch, Model
 from attnscope.models.turns import take_turn
 
@@ -75,25 +75,24 @@ def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundi
         )
     roots = model.modules()
     watch = _Watch(kind, layer)
-    with torch.no_grad(), hooks(linear_maps(roots), watch.projections.look), watch.rotations(roots):
+    with torch.no_grad(), hooks(linear_maps(roots), watch.projections.look), watch.turning.watch(roots):
         model.run(batch, watch)
     if watch.call is None or watch.output is None:
         raise AttnscopeError(f"{model.info.name} has no {kind} attention in layer {layer}")
     rotation, unrotated, note = _rotation(watch.call, watch.turns)
     notes = [note] if note else []
-    weight = bias = attended = None
-    adapted = adapted_maps(roots)
-    for place, projection in watch.projections.found.items():
-        weight = None if projection in adapted else weight_of(projection)
-        if weight is None:
-            notes.append("W_O cannot be shown: it is quantised, or an adapter adds to it")
-            break
+    projection = next(iter(watch.projections.modules.values()), None)
+    weight = None if projection is None or projection in adapted_maps(roots) else weight_of(projection)
+    bias = attended = None
+    if projection is None:
+        notes.append("no linear map is fed just what the heads put out, so that W_O cannot be shown")
+    elif weight is None:
+        notes.append("W_O cannot be shown: it is quantised, or an adapter adds to it")
+    else:
         weight, bias = weight.detach(), getattr(projection, "bias", None)
         bias = None if bias is None else bias.detach()
-        attended = watch.projections.results[place]
+        attended = next(iter(watch.projections.results.values()))
         attended = attended[0] if attended.ndim == 3 else attended
-    if not watch.projections.found:
-        notes.append("no linear map is fed just what the heads put out, so that W_O cannot be shown")
     return Surroundings(watch.call, watch.output, unrotated, rotation, weight, bias, attended, tuple(notes))
 
 
@@ -105,21 +104,17 @@ class _Watch:
         self.output: Tensor | None = None
         self.projections = OutputWatch()
         self.turns: list[_Turn] = []
+        self.turning = TurnWatch()
         self._kind, self._layer = kind, layer
-        self._turning = TurnWatch()
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        output, turns = attend(call), self._turning.take()
+        output, turns = attend(call), self.turning.take()
         if (call.kind, call.layer) == (self._kind, self._layer):
             self.call, self.output, self.turns = call, output, turns
             self.projections.expect((call.kind, call.layer), output)
         else:
             self.projections.give_up()  # the next attention began: W_O is not to be found any more
         return output
-
-    def rotations(self, roots: Iterable[nn.Module]) -> contextlib.AbstractContextManager[None]:
-        """Sees within it what a model's own functions for rotary positions do."""
-        return self._turning.watch(roots)
 
 
 class TurnWatch:
@@ -141,15 +136,11 @@ class TurnWatch:
         turns = self.take()
         if not turns:
             return call.query, call.key, "never"
-        found = _match(call, turns[-1])
-        return (call.query, call.key, "after") if found is None else (*found.before, "before")
+        match = _match(call, turns[-1])
+        return (call.query, call.key, "after") if match is None else (*match.before, "before")
 
     def rotation(self, call: AttentionCall, text: int) -> tuple[Rotation | None, str]:
-        """How the attention that is computed now turns queries and keys, read off one text of the batch; None = not.
-
-        Returns:
-            The rotation; and why it is not known, "" = it is.
-        """
+        """How the attention that is computed now turns queries and keys, read off one text; and why that is unknown."""
         rotation, _, note = _rotation(call, self.take(), text)
         return rotation, note
 
@@ -161,14 +152,14 @@ class TurnWatch:
         names there stand for one that notes what came and went.
         """
         roots = list(roots)
-        files = {type(module).__module__ for root in roots for module in root.modules()}
+        files = {type(module).__module__ for module in modules_of(roots)}
         mine = threading.get_ident()
 
         def watch(function: Callable[..., Any]) -> Callable[..., Any]:
-            def turn(*given: Any, **named: Any) -> Any:
-                result = function(*given, **named)
+            def turn(*inputs: Any, **named: Any) -> Any:
+                result = function(*inputs, **named)
                 if threading.get_ident() == mine:
-                    self._note(function, given, named, result)
+                    self._note(function, inputs, named, result)
                 return result
 
             return turn
@@ -187,12 +178,12 @@ class TurnWatch:
                 for module, name, function in patched:
                     setattr(module, name, function)
 
-    def _note(self, function: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:
-        if len(given) < 2 or not isinstance(result, tuple) or len(result) < 2:
+    def _note(self, function: Callable[..., Any], inputs: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:
+        if len(inputs) < 2 or not isinstance(result, tuple) or len(result) < 2:
             return
-        before, after = (given[0], given[1]), (result[0], result[1])
+        before, after = (inputs[0], inputs[1]), (result[0], result[1])
         if all(isinstance(x, Tensor) and x.ndim == 4 for x in (*before, *after)):
-            self._since.append(_Turn(function, given[2:], named, before, after))
+            self._since.append(_Turn(function, inputs[2:], named, before, after))
 
 
 # Rotary positions -------------------------------------------------------------------------------------------------
@@ -208,41 +199,31 @@ def _rotation(
     if not turns:
         return None, None, ""
     unseen = "the model turns queries and keys by their places (rotary) in a way that cannot be taken apart here"
-    found = _match(call, turns[-1])
-    if found is None:
+    match = _match(call, turns[-1])
+    if match is None:
         return None, None, unseen
     n_tokens, d_head = call.query.shape[2:]
-    rotation = _learn_rotation(turns[-1], text, found.heads_axis, n_tokens, found.columns, d_head)
+    rotation = _learn_rotation(turns[-1], text, match.heads_axis, n_tokens, match.columns, d_head)
     if rotation is None or not all(
-        _agrees(rotation, old[text], new[text]) for old, new in zip(found.before, (call.query, call.key), strict=True)
+        _agrees(rotation, old[text], new[text]) for old, new in zip(match.before, (call.query, call.key), strict=True)
     ):
         return None, None, unseen
-    return rotation, (found.before[0][text], found.before[1][text]), ""
+    return rotation, (match.before[0][text], match.before[1][text]), ""
 
 
-@dataclass(frozen=True, eq=False)
-class _Match:
-    """What reached the seam, as what a function for rotary positions gave.
+class _Match(NamedTuple):
+    """What reached the seam, as what a function for rotary positions gave."""
 
-    Attributes:
-        heads_axis: The axis of heads in what it was given.
-        columns: Which columns it turned.
-        before: Queries and keys of the call as they were before.
-    """
-
-    heads_axis: int
-    columns: slice
-    before: tuple[Tensor, Tensor]
+    heads_axis: int  # in what the function was given
+    columns: slice  # that it turned
+    before: tuple[Tensor, Tensor]  # queries and keys of the call as they were before
 
 
 def _match(call: AttentionCall, turn: _Turn) -> _Match | None:
     """How a turn became what reached the seam; None if it is something else that did."""
     d_head = call.query.shape[3]
     for heads_axis in (1, 2):
-        before, after = (
-            tuple(x.transpose(1, heads_axis) if heads_axis == 2 else x for x in pair)
-            for pair in (turn.before, turn.after)
-        )
+        before, after = (tuple(x.transpose(1, heads_axis) for x in pair) for pair in (turn.before, turn.after))
         width = after[0].shape[3]
         if after[0].shape[:3] != call.query.shape[:3] or after[1].shape[2:3] != call.key.shape[2:3] or width > d_head:
             continue
@@ -265,14 +246,11 @@ def _learn_rotation(
     width = columns.stop - columns.start
     like = turn.before[0]
     # A head for each column, which is 1 at every place.
-    each = torch.eye(width, dtype=like.dtype, device=like.device)
-    each = (each[None, :, None] if heads_axis == 1 else each[None, None]).expand(
-        *((1, width, n_tokens, width) if heads_axis == 1 else (1, n_tokens, width, width))
-    )
-    turned = turn.function(each, each.clone(), *turn.others, **turn.named)[0]
-    turned = turned[min(text, len(turned) - 1)]  # the same positions for all texts, or each text's own
-    matrix = turned.movedim(0, -1) if heads_axis == 1 else turned.mT
-    matrix = matrix.cpu().double().numpy()
+    columns_apart = torch.eye(width, dtype=like.dtype, device=like.device)[:, None].expand(1, width, n_tokens, width)
+    columns_apart = columns_apart.transpose(1, heads_axis)
+    rotated = turn.function(columns_apart, columns_apart.clone(), *turn.others, **turn.named)[0]
+    rotated = rotated[min(text, len(rotated) - 1)]  # the same positions for all texts, or each text's own
+    matrix = rotated.transpose(0, heads_axis - 1).movedim(0, -1).cpu().double().numpy()  # (token, column after, before)
     own = np.arange(width)
     off = np.abs(matrix).max(0)
     off[own, own] = 0
@@ -295,9 +273,9 @@ def _learn_rotation(
     return Rotation(cos, sin, whole, pairs + columns.start, speed)
 
 
-def _agrees(found: Rotation, before: Tensor, after: Tensor) -> bool:
+def _agrees(rotation: Rotation, before: Tensor, after: Tensor) -> bool:
     """Whether the rotation that was learnt gives what the model's own function gave, within rounding."""
     old, new = (x.cpu().double().numpy() for x in (before, after))
-    redone: NDArray[np.float64] = old * found.cos + old[..., found.partner] * found.sin
+    redone: NDArray[np.float64] = old * rotation.cos + old[..., rotation.partner] * rotation.sin
     eps = torch.finfo(after.dtype).eps
     return bool(np.abs(redone - new).max(initial=0.0) <= 8 * eps * max(1.0, float(np.abs(old).max(initial=0.0))))

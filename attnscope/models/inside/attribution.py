@@ -80,11 +80,14 @@ class DirectPaths:
         return self.trace(batch, rows, places, probe).parts(answers)
 
     def trace(self, batch: Batch, rows: Tensor, places: Tensor, probe: Probe = attend) -> "Traced":
-        """Runs a batch, and keeps the direct paths to the logits of its predictions."""
+        """Runs a batch, and keeps the direct paths to the logits of its predictions, each at a row and a token of it.
+
+        No token comes twice in a row.
+        """
         last: list[tuple[Tensor, Tensor]] = []  # what the unembedding was given, and its logits
 
-        def look(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> None:
-            last.append((given[0], gave.detach()))
+        def look(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            last.append((inputs[0], output.detach()))
 
         with self._runs.watch(batch, probe) as (leaves, observe), hooks([self._head], look):
             self._model.outputs(batch, observe)
@@ -100,16 +103,12 @@ class Traced:
     """A batch that was run, with the direct paths to the logits of its predictions.
 
     Attributes:
-        unembedding: The linear map that gives logits.
-        tokens: Its rows, (vocabulary, d_model).
-        mean: Their mean.
-        info: Of the model.
+        tokens: The rows of the unembedding, (vocabulary, d_model); `mean` is their mean.
         leaves: What each part of the model added to the stream.
         hidden: What the unembedding was given, (prediction, d_model).
         logits: What it gave, (prediction, vocabulary).
-        rows: The row of each prediction.
+        rows: The row of each prediction in the batch, of `n_rows`.
         places: The token of each.
-        n_rows: Rows of the batch.
     """
 
     unembedding: nn.Module
@@ -131,38 +130,37 @@ class Traced:
 
         def total(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
             """Sum of values along their slopes at each prediction."""
-            found = torch.zeros_like(own)
+            result = torch.zeros_like(own)
             for value, leaf in pairs:
                 if (slope := slopes[id(leaf)]) is not None:
                     product = (value.detach() * slope).float().sum(-1)
                     # OPT's networks are given all texts in one row.
-                    found = found + product.reshape(self.n_rows, -1)[self.rows, self.places]
-            return found
+                    result = result + product.reshape(self.n_rows, -1)[self.rows, self.places]
+            return result
 
         heads = {
             place: self.at((output.detach() * _or_zero(slopes[id(output)], output)).float().sum(-1))
             for place, output in leaves.heads.items()
         }
-        found = Parts(
+        parts = Parts(
             own,
             heads,
             total((leaf, leaf) for _, leaf in leaves.networks),
             total((leaf, leaf) for _, leaf in leaves.embedded),
             total((bias.value, bias.leaf) for bias in leaves.biases) + self._bias_of(tokens, own),
         )
-        self._require_sum(found)
-        return found
+        self._require_sum(parts)
+        return parts
 
     def slopes(self, tokens: Tensor) -> dict[Place, Tensor]:
         """By how much what heads put out raises the logits of tokens, one token of each prediction.
 
-        Returns:
-            Place -> (batch, head, query, d_value): the slope of a logit, less the vocabulary's mean, along what a head
-            puts out at the token where it is predicted; 0 elsewhere.
+        Place -> (batch, head, query, d_value): the slope of a logit, less the vocabulary's mean, along what a head puts
+        out at the token where it is predicted; 0 elsewhere.
         """
         heads = self.leaves.heads
-        found = self._slopes(tokens, list(heads.values()))
-        return {place: _or_zero(found[id(output)], output).float() for place, output in heads.items()}
+        slopes = self._slopes(tokens, list(heads.values()))
+        return {place: _or_zero(slopes[id(output)], output).float() for place, output in heads.items()}
 
     def at(self, values: Tensor) -> Tensor:
         """(batch, head, query) -> the predictions', (prediction, head)."""
@@ -171,8 +169,8 @@ class Traced:
     def _slopes(self, tokens: Tensor, leaves: list[Tensor]) -> dict[int, Tensor | None]:
         """By the leaf's identity; None where no path leads from it."""
         along = self.tokens[tokens.to(self.tokens.device)].float() - self.mean
-        given = torch.autograd.grad(self.hidden, leaves, along.to(self.hidden), retain_graph=True, allow_unused=True)
-        return dict(zip(map(id, leaves), given, strict=True))
+        slopes = torch.autograd.grad(self.hidden, leaves, along.to(self.hidden), retain_graph=True, allow_unused=True)
+        return dict(zip(map(id, leaves), slopes, strict=True))
 
     def _bias_of(self, tokens: Tensor, like: Tensor) -> Tensor:
         bias = getattr(self.unembedding, "bias", None)
@@ -180,12 +178,12 @@ class Traced:
             return torch.zeros_like(like)
         return (bias.detach().float()[tokens.to(bias.device)] - bias.detach().float().mean()).to(like)
 
-    def _require_sum(self, found: Parts) -> None:
-        off = float((found.total - found.logits).abs().max()) if len(found.logits) else 0.0
-        parts = [
-            part.abs().max() for part in (*found.heads.values(), found.feed_forward, found.embeddings, found.logits)
+    def _require_sum(self, parts: Parts) -> None:
+        off = float((parts.total - parts.logits).abs().max()) if len(parts.logits) else 0.0
+        tensors = [
+            part.abs().max() for part in (*parts.heads.values(), parts.feed_forward, parts.embeddings, parts.logits)
         ]
-        size = float(torch.stack([one.to("cpu") for one in parts]).max()) if len(found.logits) else 1.0
+        size = float(torch.stack([tensor.to("cpu") for tensor in tensors]).max()) if len(parts.logits) else 1.0
         allowed = max(_TOLERANCE, 64 * torch.finfo(getattr(torch, self.info.dtype)).eps) * max(size, 1.0)
         require_rounding(
             f"something else adds to the stream of {self.info.name}: its logits differ from the sum of what its heads, "

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Probe, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.inside.projections import OutputWatch, hooks, linear_maps
+from attnscope.models.inside.projections import OutputWatch, hidden_input, hooks, is_leaf, linear_maps, modules_of
 from attnscope.models.inside.stream import Norm, measure_norm
-from attnscope.models.model import Batch, Model, example_tokens
+from attnscope.models.model import Batch, Model, example_batch
 
 TOKENS, POSITIONS, SEGMENTS, EMBEDDED = "tokens", "positions", "segments", "embeddings"
 """What embeddings are called; EMBEDDED is what enters the stream where no embedding is a module."""
@@ -68,36 +68,31 @@ class Leaves:
 class LinearRuns:
     """Runs a model so that what its parts add to the stream can be followed, part by part.
 
-    Args:
-        model: Attention passes the seam.
-        above: Modules above the stack of layers that are run too, such as the head for words.
-        reaches_seam: Whether the projections to queries and keys are followed too.
+    The model's attention passes the seam. `above` are modules above the stack of layers that are run too, such as the
+    head for words. Projections to queries and keys are followed if `reaches_seam`.
     """
 
     def __init__(self, model: Model, above: Iterable[nn.Module] = (), *, reaches_seam: bool = False) -> None:
         require_gradients(model)
         self._model = model
         roots = [*model.modules(), *above]
-        modules = list(dict.fromkeys(module for root in roots for module in root.modules()))
-        blocks = model.blocks()
-        inside = {m for block in blocks.values() for m in block.modules()}
-        linear = list(dict.fromkeys(linear_maps(roots)))
+        modules, blocks = modules_of(roots), model.blocks()
+        inside, linear = set(modules_of(blocks.values())), linear_maps(roots)
         outputs, attentions = self._watch_once()
-        within = {m for one in attentions for m in one.modules()} if reaches_seam else set[nn.Module]()
+        within = set(modules_of(attentions)) if reaches_seam else set[nn.Module]()
         self._projections = {m for m in linear if m in within and m not in outputs}
-        experts = [m for m in inside if any(one.ndim > 2 for one in m.parameters(recurse=False))]
+        experts = [m for m in inside if any(weight.ndim > 2 for weight in m.parameters(recurse=False))]
         self._branches = [m for m in linear if m in inside and m not in outputs and m not in self._projections]
         self._branches += experts
         head = model.unembedding()
         self._adding = [m for m in linear if m not in self._branches and m is not head]
         self._embeddings = [m for m in modules if isinstance(m, nn.Embedding)]
-        leaves = [m for m in modules if not any(True for _ in m.children()) and m not in set(linear)]
+        leaves = [m for m in modules if is_leaf(m) and m not in set(linear)]
         with torch.no_grad():
-            found = {m: _try_norm(m) for m in leaves}
-        self._norms = {module: norm for module, norm in found.items() if norm is not None}
-        base = {m for root in model.modules() for m in root.modules()}
-        known = {*base, *self._norms, *self._embeddings}
-        self._activations = [m for m in leaves if m not in known and not list(m.parameters())]
+            norms = {m: _try_norm(m) for m in leaves}
+        self._norms = {module: norm for module, norm in norms.items() if norm is not None}
+        base = set(modules_of(model.modules()))
+        self._activations = [m for m in leaves if m not in base and m not in self._norms and not list(m.parameters())]
         self._first = list(dict.fromkeys(block for (_, layer), block in blocks.items() if layer == 0))
         self._layers: dict[nn.Module, set[Place]] = {}
         for place, block in blocks.items():
@@ -107,8 +102,7 @@ class LinearRuns:
     def _watch_once(self) -> tuple[set[nn.Module], set[nn.Module]]:
         """The output projections, and the innermost modules that run around each attention."""
         model, watch = self._model, OutputWatch()
-        ids = torch.from_numpy(example_tokens(model.tokenizer).ids.astype("int64"))[None]
-        modules = [m for root in model.modules() for m in root.modules() if any(True for _ in m.children())]
+        modules = [module for module in modules_of(model.modules()) if not is_leaf(module)]
         around: list[nn.Module] = []
         attentions: set[nn.Module] = set()
         n_calls = 0
@@ -121,21 +115,23 @@ class LinearRuns:
             attentions.update(around[-1:])
             return output
 
-        def leave(module: nn.Module, given: Any, gave: Any) -> None:
+        def leave(module: nn.Module, inputs: Any, result: Any) -> None:
             del around[-1:]
 
-        with torch.no_grad(), contextlib.ExitStack() as stack:
-            stack.enter_context(hooks(linear_maps(model.modules()), watch.look))
-            stack.enter_context(hooks(modules, lambda module, given, named: around.append(module), before=True))
-            stack.enter_context(hooks(modules, leave))
-            model.run(Batch(ids), observe)
-        if len(watch.found) < n_calls:
+        with (
+            torch.no_grad(),
+            hooks(linear_maps(model.modules()), watch.look),
+            hooks(modules, lambda module, inputs, named: around.append(module), before=True),
+            hooks(modules, leave),
+        ):
+            model.run(example_batch(model), observe)
+        if len(watch.modules) < n_calls:
             raise AttnscopeError(
                 f"no linear map of {model.info.name} is fed just what the heads of every layer put out: what they "
                 "write cannot be told apart",
                 "its effect can still be seen: attnscope ablate",
             )
-        return set(watch.found.values()), attentions
+        return set(watch.modules.values()), attentions
 
     @contextlib.contextmanager
     def watch(self, batch: Batch, probe: Probe) -> Iterator[tuple[Leaves, Probe]]:
@@ -149,74 +145,79 @@ class LinearRuns:
             leaves.heads[last[0]] = output
             return output
 
-        def bias_at(module: nn.Module, gave: Tensor, bias: Tensor | None) -> Tensor:
+        def bias_at(module: nn.Module, output: Tensor, bias: Tensor | None) -> Tensor:
             if bias is None:
-                return gave
-            zero = torch.zeros_like(gave, requires_grad=True)
+                return output
+            zero = torch.zeros_like(output, requires_grad=True)
             leaves.biases.append(Bias(zero, bias.detach(), module in self._projections))
-            return gave + zero
+            return output + zero
 
-        def branch(module: nn.Module, given: Any, gave: Tensor) -> Tensor:
+        def branch(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
             places = self._layers.get(module, set())
             own = {layer for _, layer in places}
             place = min(places) if len(own) == 1 else (last or [("encoder", 0)])[0]
-            leaves.networks.append((place, gave.detach().requires_grad_()))
+            leaves.networks.append((place, output.detach().requires_grad_()))
             return leaves.networks[-1][1]
 
-        def embed(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> Tensor:
+        def embed(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             # Positions are looked up once for all texts; a leaf a text, so that each has a slope of its own.
             n = len(batch.ids)
-            alike = gave.ndim == 2 or (gave.ndim == 3 and len(gave) == 1 < n)
-            apart = gave.detach().expand(n, *gave.shape[-2:]).clone() if alike else gave.detach()
-            leaves.embedded.append((_name_embedding(given[0] if given else None, gave, batch), apart.requires_grad_()))
+            alike = output.ndim == 2 or (output.ndim == 3 and len(output) == 1 < n)
+            apart = output.detach().expand(n, *output.shape[-2:]).clone() if alike else output.detach()
+            name = _name_embedding(inputs[0] if inputs else None, output, batch)
+            leaves.embedded.append((name, apart.requires_grad_()))
             return apart
 
-        def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            hidden = given[0] if given else named.get("hidden_states")
-            if isinstance(hidden, Tensor) and not hidden.requires_grad:
+        def enter(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            hidden = hidden_input(inputs, named)
+            if hidden is not None and not hidden.requires_grad:
                 leaves.embedded.append((EMBEDDED, hidden.requires_grad_()))
 
-        def normalise(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> Tensor:
+        def normalise(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             norm = self._norms[module]
-            x = given[0] - given[0].mean(-1, keepdim=True) if norm.centres else given[0]
+            x = inputs[0] - inputs[0].mean(-1, keepdim=True) if norm.centres else inputs[0]
             gained = x * norm.gain.to(x)
-            exact = (gave - norm.bias.to(gave)).detach()
+            exact = (output - norm.bias.to(output)).detach()
             by = (exact * gained.detach()).sum(-1, keepdim=True) / gained.detach().square().sum(-1, keepdim=True)
             linear = gained * by.nan_to_num(0)
-            return bias_at(module, linear + norm.bias.to(gave), norm.bias)
+            return bias_at(module, linear + norm.bias.to(output), norm.bias)
 
-        def gate(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> Tensor:
-            x = given[0]
-            factor = torch.where(x.abs() < 1e-12, torch.zeros_like(x), gave / torch.where(x == 0, 1.0, x))
+        def gate(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+            x = inputs[0]
+            factor = torch.where(x.abs() < 1e-12, torch.zeros_like(x), output / torch.where(x == 0, 1.0, x))
             passed: Tensor = x * factor.detach()
             return passed
 
-        with torch.enable_grad(), contextlib.ExitStack() as stack:
-            stack.enter_context(hooks(self._branches, _detach, before=True))
-            stack.enter_context(hooks(self._branches, branch))
-            stack.enter_context(hooks(self._embeddings, embed))
-            stack.enter_context(hooks(self._first, enter, before=True))
-            stack.enter_context(hooks(self._norms, normalise))
-            stack.enter_context(hooks(self._activations, gate))
-            stack.enter_context(
-                hooks(self._adding, lambda module, given, gave: bias_at(module, gave, getattr(module, "bias", None)))
-            )
+        def add(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+            bias: Any = getattr(module, "bias", None)
+            return bias_at(module, output, bias)
+
+        with (
+            torch.enable_grad(),
+            hooks(self._branches, _detach, before=True),
+            hooks(self._branches, branch),
+            hooks(self._embeddings, embed),
+            hooks(self._first, enter, before=True),
+            hooks(self._norms, normalise),
+            hooks(self._activations, gate),
+            hooks(self._adding, add),
+        ):
             yield leaves, observe
 
 
-def _name_embedding(ids: Any, gave: Tensor, batch: Batch) -> str:
+def _name_embedding(ids: Any, output: Tensor, batch: Batch) -> str:
     """Which embedding gave this: that of the tokens, one that differs at every place, or neither."""
     if isinstance(ids, Tensor) and ids.shape == batch.ids.shape and torch.equal(ids, batch.ids.to(ids.device)):
         return TOKENS
-    differs = (gave[..., 1:, :] != gave[..., :-1, :]).any(-1)
+    differs = (output[..., 1:, :] != output[..., :-1, :]).any(-1)
     return POSITIONS if bool(differs.all()) else SEGMENTS
 
 
-def _detach(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-    def cut_off(one: Any) -> Any:
-        return one.detach() if isinstance(one, Tensor) else one
+def _detach(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    def cut_off(value: Any) -> Any:
+        return value.detach() if isinstance(value, Tensor) else value
 
-    return tuple(map(cut_off, given)), {name: cut_off(one) for name, one in named.items()}
+    return tuple(map(cut_off, inputs)), {name: cut_off(value) for name, value in named.items()}
 
 
 def require_gradients(model: Model) -> None:

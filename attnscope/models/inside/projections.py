@@ -22,7 +22,7 @@ class OutputWatch:
     """Finds output projections: of each attention the first linear map that is fed what it gave out, as it is."""
 
     def __init__(self) -> None:
-        self.found: dict[Place, nn.Module] = {}
+        self.modules: dict[Place, nn.Module] = {}
         self.results: dict[Place, Tensor] = {}
         self._last: tuple[Place, Tensor] | None = None
 
@@ -34,19 +34,35 @@ class OutputWatch:
         """Looks for none any more."""
         self._last = None
 
-    def look(self, module: nn.Module, given: tuple[Any, ...], result: Any) -> None:
+    def look(self, module: nn.Module, inputs: tuple[Any, ...], result: Any) -> None:
         """The hook after each linear map."""
-        if self._last is None or not given or not isinstance(given[0], Tensor):
+        if self._last is None or not inputs or not isinstance(inputs[0], Tensor):
             return
         place, output = self._last
-        if given[0].numel() == output.numel() and torch.equal(given[0].reshape(output.shape), output):
-            self.found[place], self.results[place] = module, result
+        if inputs[0].numel() == output.numel() and torch.equal(inputs[0].reshape(output.shape), output):
+            self.modules[place], self.results[place] = module, result
             self._last = None
+
+
+def modules_of(roots: Iterable[nn.Module]) -> list[nn.Module]:
+    """All modules of models, each once."""
+    return list(dict.fromkeys(module for root in roots for module in root.modules()))
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a module holds no others."""
+    return next(module.children(), None) is None
+
+
+def hidden_input(inputs: tuple[Any, ...], named: dict[str, Any]) -> Tensor | None:
+    """The hidden states that a block is given, by position or by name; None if it is given none."""
+    hidden = inputs[0] if inputs else named.get("hidden_states")
+    return hidden if isinstance(hidden, Tensor) else None
 
 
 def linear_maps(roots: Iterable[nn.Module]) -> list[nn.Module]:
     """All linear maps in models."""
-    return [m for root in roots for m in root.modules() if isinstance(m, nn.Linear) or is_transposed(m)]
+    return [module for module in modules_of(roots) if isinstance(module, nn.Linear) or is_transposed(module)]
 
 
 def is_transposed(module: nn.Module) -> bool:
@@ -56,46 +72,37 @@ def is_transposed(module: nn.Module) -> bool:
 
 def adapted_maps(roots: Iterable[nn.Module]) -> set[nn.Module]:
     """The linear maps of models that an adapter adds to: their weights are not all of what they do."""
-    held = (getattr(module, "base_layer", None) for root in roots for module in root.modules())
-    return {module for module in held if isinstance(module, nn.Module)}
+    layers = (getattr(module, "base_layer", None) for module in modules_of(roots))
+    return {module for module in layers if isinstance(module, nn.Module)}
 
 
 def weight_of(module: nn.Module) -> Tensor | None:
     """A linear map's weight, (out, in), also where accelerate keeps it elsewhere between forward passes.
 
-    Returns:
-        None if the weight alone is not the map: it is quantised, or missing.
+    None if the weight alone is not the map: it is quantised, or missing.
     """
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor) and weight.is_meta:
         hook = getattr(module, "_hf_hook", None)
-        elsewhere = (getattr(one, "weights_map", None) or {} for one in (hook, *getattr(hook, "hooks", ())))
-        weight = next((kept["weight"] for kept in elsewhere if "weight" in kept), None)
+        elsewhere = (getattr(each, "weights_map", None) or {} for each in (hook, *getattr(hook, "hooks", ())))
+        weight = next((tensors["weight"] for tensors in elsewhere if "weight" in tensors), None)
     # Quantised weights are integers, 8-bit floats that a scale belongs to, or tensors made of others (torchao).
     if weight is None or hasattr(type(weight), "__tensor_flatten__"):
         return None
-    if not weight.is_floating_point() or weight.element_size() < 2:
+    if not weight.is_floating_point() or weight.element_size() < 2 or weight.ndim != 2:
         return None
-    if weight.ndim != 2:
-        return None
-    turned: Tensor = weight.T if is_transposed(module) else weight
-    return turned
+    rows: Tensor = weight.T if is_transposed(module) else weight
+    return rows
 
 
 def find_output_projections(
     root: nn.Module, run: Callable[[Probe], object], n_heads: Mapping[Kind, int]
 ) -> dict[Place, Tensor]:
-    """W_O of each attention, found by running a model.
+    """W_O of each attention, (d_model, n_heads * d_value), found by running a model with a probe.
 
-    Args:
-        root: The model.
-        run: Runs it with a probe.
-        n_heads: Kind -> the most query heads of a layer.
-
-    Returns:
-        Place -> (d_model, n_heads * d_value), as torch.nn.Linear stores it, whatever stores it here. Places are left
-        out where what the heads put out is changed before it is projected, where weights are quantised, or not there,
-        or not all of the map (an adapter beside them), and where a layer has fewer heads than others of its kind.
+    As torch.nn.Linear stores it, whatever stores it here. Places are left out where what the heads put out is changed
+    before it is projected, where weights are quantised, or not there, or not all of the map (an adapter beside them),
+    and where a layer has fewer than `n_heads`, the most of its kind.
     """
     outputs = OutputWatch()
 
@@ -108,7 +115,7 @@ def find_output_projections(
     with torch.no_grad(), hooks(linear_maps([root]), outputs.look):
         run(observe)
     adapted = adapted_maps([root])
-    weights = {place: weight_of(module) for place, module in outputs.found.items() if module not in adapted}
+    weights = {place: weight_of(module) for place, module in outputs.modules.items() if module not in adapted}
     return {place: weight for place, weight in weights.items() if weight is not None}
 
 
@@ -116,20 +123,22 @@ def find_output_projections(
 def hooks(modules: Iterable[nn.Module], look: Callable[..., Any], *, before: bool = False) -> Iterator[None]:
     """Within it, a function is called after each of the modules that this thread runs, or before it.
 
+    It gets the module, its inputs and its result; before the module, its inputs by place and by name. What it returns
+    stands for the result or the inputs, as torch's hooks have it.
+
     Meanwhile this thread has its turn with the model. Modules that other threads run on their own are ignored.
     """
     mine, watched = threading.get_ident(), list(modules)
 
-    def look_at_mine(*given: Any) -> Any:
-        return look(*given) if threading.get_ident() == mine else None
+    def look_at_mine(*values: Any) -> Any:
+        return look(*values) if threading.get_ident() == mine else None
 
     with take_turn(watched), contextlib.ExitStack() as stack:
         for module in watched:
-            handle = (
-                module.register_forward_pre_hook(look_at_mine, with_kwargs=True)
-                if before
-                else module.register_forward_hook(look_at_mine)
-            )
+            if before:
+                handle = module.register_forward_pre_hook(look_at_mine, with_kwargs=True)
+            else:
+                handle = module.register_forward_hook(look_at_mine)
             stack.callback(handle.remove)
         yield
 
@@ -155,9 +164,9 @@ class HiddenNorms:
         block = self._blocks.get((kind, layer))
         return None if block is None else self._latest.get(block)
 
-    def _note(self, block: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        hidden = given[0] if given else named.get("hidden_states")
-        if isinstance(hidden, Tensor) and hidden.ndim == 3:
+    def _note(self, block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        hidden = hidden_input(inputs, named)
+        if hidden is not None and hidden.ndim == 3:
             precise = torch.promote_types(hidden.dtype, torch.float32)
             self._latest[block] = torch.linalg.vector_norm(hidden.detach(), dim=-1, dtype=precise)
         else:

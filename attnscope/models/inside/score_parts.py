@@ -68,7 +68,6 @@ class TracedScores:
         calls: Place -> what reached the seam; its queries and keys carry gradients.
         rotations: Place -> how rotary positions turned the queries and keys of the first row; None = unknown, or not.
         n_rows: Rows of the batch.
-        kinds: The model's kinds of attention.
     """
 
     leaves: Leaves
@@ -90,10 +89,10 @@ class TracedScores:
 
     def _along(self, output: Tensor, slopes: Tensor) -> dict[Part, Tensor]:
         tensors = self.leaves.tensors()
-        given = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             output, tensors, slopes, retain_graph=True, allow_unused=True, is_grads_batched=True
         )
-        slope_of = {id(leaf): slope for leaf, slope in zip(tensors, given, strict=True)}
+        slope_of = {id(leaf): slope for leaf, slope in zip(tensors, gradients, strict=True)}
         sums: dict[Part, Tensor] = {}
 
         def add(part: Part, value: Tensor, leaf: Tensor) -> None:

@@ -7,7 +7,6 @@ was scaled. So fused, interleaved and grouped projections need no knowledge of t
 looked at, which rotary positions leave as it is. A norm is what divides by a length: its gain and bias are measured.
 """
 
-import contextlib
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,8 +19,19 @@ from torch import Tensor, nn
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.inside.projections import ROLES, OutputWatch, Role, adapted_maps, hooks, linear_maps, weight_of
-from attnscope.models.model import Batch, Model, example_tokens
+from attnscope.models.inside.projections import (
+    ROLES,
+    OutputWatch,
+    Role,
+    adapted_maps,
+    hidden_input,
+    hooks,
+    is_leaf,
+    linear_maps,
+    modules_of,
+    weight_of,
+)
+from attnscope.models.model import Batch, Model, example_batch
 
 _BASE = 16  # digits that half precision still tells apart after it was scaled
 _MOST_DIGITS = 6
@@ -71,7 +81,6 @@ class Attention:
     """The weights of one attention; those of a role are None where they are not known.
 
     Attributes:
-        layer: Its layer.
         n_heads: Query heads.
         scale: Factor on the dot products.
         norm: What stands between the stream and the projections; None = nothing does.
@@ -105,10 +114,7 @@ class Attention:
         """W_O of each head with the norm behind it folded in, (n_heads, d_model, d_value)."""
         if self.output is None or self.output_norm is None:
             return self.output
-        folded = self.output * self.output_norm.gain[:, None].to(self.output)
-        if not self.output_norm.centres:
-            return folded
-        centred = self.output - self.output.mean(1, keepdim=True)
+        centred = self.output - self.output.mean(1, keepdim=True) if self.output_norm.centres else self.output
         return centred * self.output_norm.gain[:, None].to(self.output)
 
 
@@ -117,14 +123,12 @@ class Stream:
     """What lies along the residual stream of a model.
 
     Attributes:
-        kind: "encoder" or "decoder".
         attentions: By layer.
         embedding_norm: What stands between embeddings and stream; None = nothing, or it is not known.
         final_norm: What stands between the last layer and the unembedding; None = nothing does.
         unembedding: W_U, (vocabulary, d_model); None = the model has no head for words.
         is_direct: Whether W_U reads the (normed) stream itself, and no further layer lies between.
         is_post_norm: Whether norms lie on the stream itself (BERT), so that they are between any two heads.
-        has_positions: Whether positions are added to the stream (learned or sinusoidal), and not to scores or queries.
         notes: What is folded, and what is not known.
     """
 
@@ -177,72 +181,71 @@ class _Look:
         block = self.blocks.get((call.kind, call.layer))
         entered = None if block is None else self.entered.get(block)
         self.calls[call.layer] = call
-        read = [given for _, given in self._since]
+        read = [x for _, x in self._since]
         # The projections are the maps that read one and the same: the stream, or a norm of it that was made last.
         source = next((x for x in reversed(read) if entered is not None and self._reads_stream(x, entered)), None)
         if source is not None:
             self.inputs[call.layer] = source
-            self.maps[call.layer] = [module for module, given in self._since if _same(given, source)]
+            self.maps[call.layer] = [module for module, x in self._since if _same(x, source)]
         self._since = []
         self.outputs.expect((call.kind, call.layer), output)
         return output
 
-    def _reads_stream(self, given: Tensor, entered: Tensor) -> bool:
-        return _same(given, entered) or self.norm_between(entered, given) is not None
+    def _reads_stream(self, x: Tensor, entered: Tensor) -> bool:
+        return _same(x, entered) or self.norm_between(entered, x) is not None
 
-    def norm_between(self, given: Tensor, gave: Tensor) -> nn.Module | None:
+    def norm_between(self, before: Tensor, after: Tensor) -> nn.Module | None:
         """The module that made one tensor of another; None if none did."""
-        return next((m for m, x, y, _ in reversed(self.leaves) if _same(y, gave) and _same(x, given)), None)
+        return next((m for m, x, y, _ in reversed(self.leaves) if _same(y, after) and _same(x, before)), None)
 
-    def run(self, batch: Batch) -> tuple[Tensor, Tensor | None, bool]:
-        """The last hidden states, what the unembedding was given, and whether there are logits."""
+    def run(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The last hidden states, and what the unembedding was given, if there is one."""
         width = self.model.info.d_model
         head = self.model.unembedding()
-        held: list[Tensor] = []
+        read: list[Tensor] = []
 
-        def leaf(module: nn.Module, given: tuple[Any, ...], gave: Any) -> None:
-            if not (given and isinstance(given[0], Tensor) and isinstance(gave, Tensor)):
+        def leaf(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            if not (inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor)):
                 return
             if module in self._linear:
-                self._since.append((module, given[0]))
-                self.outputs.look(module, given, gave)
-            elif given[0].is_floating_point() and given[0].shape == gave.shape and gave.shape[-1] == width:
-                self.leaves.append((module, given[0], gave, len(self.calls)))
+                self._since.append((module, inputs[0]))
+                self.outputs.look(module, inputs, output)
+            elif inputs[0].is_floating_point() and inputs[0].shape == output.shape and output.shape[-1] == width:
+                self.leaves.append((module, inputs[0], output, len(self.calls)))
 
-        def enter(block: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            hidden = given[0] if given else named.get("hidden_states")
-            if isinstance(hidden, Tensor):
+        def enter(block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if (hidden := hidden_input(inputs, named)) is not None:
                 self.entered[block] = hidden
 
-        parts = [m for root in self.model.modules() for m in root.modules() if not any(True for _ in m.children())]
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(hooks(dict.fromkeys(parts), leaf))
-            stack.enter_context(hooks(dict.fromkeys(self.blocks.values()), enter, before=True))
-            if head is not None:
-                stack.enter_context(hooks([head], lambda module, given, gave: held.append(given[0])))
-            found = self.model.outputs(batch, self)
-        return found.hidden, held[-1] if held else None, found.logits is not None
+        with (
+            hooks(filter(is_leaf, modules_of(self.model.modules())), leaf),
+            hooks(dict.fromkeys(self.blocks.values()), enter, before=True),
+            hooks([] if head is None else [head], lambda module, inputs, output: read.append(inputs[0])),
+        ):
+            outputs = self.model.outputs(batch, self)
+        return outputs.hidden, read[-1] if read else None
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def _same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors hold the same numbers, whatever their shape."""
-    return one is other or (one.numel() == other.numel() and torch.equal(one.reshape(-1), other.reshape(-1)))
+    return first is second or (first.numel() == second.numel() and torch.equal(first.reshape(-1), second.reshape(-1)))
 
 
 def _find(model: Model) -> Stream:
     info, kind = model.info, model.info.kinds[0]
-    ids = torch.from_numpy(example_tokens(model.tokenizer).ids.astype("int64"))[None]
-    batch = Batch(ids.repeat(1, 2) if info.max_tokens is None or ids.shape[1] * 2 <= info.max_tokens else ids)
+    batch = example_batch(model)
+    if info.max_tokens is None or batch.ids.shape[1] * 2 <= info.max_tokens:
+        batch = Batch(batch.ids.repeat(1, 2))
     look = _Look(model)
-    hidden, read, _ = look.run(batch)
+    hidden, read = look.run(batch)
     notes: list[str] = []
     rows = _rows_by_code(model, batch, look)
     norms: dict[nn.Module | None, Norm | None] = {None: None}
     attentions = tuple(_attention(look, layer, rows, norms) for layer in sorted(look.calls))
-    for text in dict.fromkeys(note for one in attentions for note in one.notes):
-        where = [f"L{one.layer}" for one in attentions if text in one.notes]
-        notes.append(f"{', '.join(where) if len(where) < len(attentions) else 'all layers'}: {text}")
-    if all(one.value is None or one.output is None for one in attentions):
+    for note in dict.fromkeys(note for attention in attentions for note in attention.notes):
+        where = [f"L{attention.layer}" for attention in attentions if note in attention.notes]
+        notes.append(f"{', '.join(where) if len(where) < len(attentions) else 'all layers'}: {note}")
+    if all(attention.value is None or attention.output is None for attention in attentions):
         raise AttnscopeError(
             f"where {info.name} ({info.architecture}) keeps W_V and W_O of its heads is not known",
             attentions[0].notes[0] if attentions and attentions[0].notes else "",
@@ -251,8 +254,8 @@ def _find(model: Model) -> Stream:
     final = next((m for m, _, y, before in reversed(look.leaves) if _same(y, hidden) and before == n_calls), None)
     first = look.entered.get(look.blocks.get((kind, 0)))  # type: ignore[arg-type]
     embedding = next((m for m, _, y, n in look.leaves if first is not None and n == 0 and _same(y, first)), None)
-    inner = {module for block in look.blocks.values() for module in block.modules()}
-    post_norm = any(one.norm is None for one in attentions) and final in inner and _norm_of(final, norms) is not None
+    is_inner = final in modules_of(look.blocks.values())
+    lacks_norm = any(attention.norm is None for attention in attentions)
     head = model.unembedding()
     unembedding = None if head is None else _weight(head)
     if unembedding is not None and unembedding.shape[1] != info.d_model:
@@ -262,10 +265,10 @@ def _find(model: Model) -> Stream:
         kind=kind,
         attentions=attentions,
         embedding_norm=_norm_of(embedding, norms),
-        final_norm=None if final in inner else _norm_of(final, norms),
+        final_norm=None if is_inner else _norm_of(final, norms),
         unembedding=unembedding,
         is_direct=read is not None and _same(read, hidden),
-        is_post_norm=post_norm,
+        is_post_norm=lacks_norm and is_inner and _norm_of(final, norms) is not None,
         notes=tuple(notes),
     )
 
@@ -282,54 +285,48 @@ def _attention(
     notes: list[str] = []
     block = look.blocks.get(place)
     entered, source = None if block is None else look.entered.get(block), look.inputs.get(layer)
-    norm, known = None, entered is not None and source is not None
+    norm, is_known = None, entered is not None and source is not None
     if entered is not None and source is not None and not _same(source, entered):
         norm = _norm_of(look.norm_between(entered, source), norms)
-        known = norm is not None
-    made: dict[Role, Projection | None] = dict.fromkeys(ROLES)
-    if not known:
+        is_known = norm is not None
+    projections: dict[Role, Projection | None] = dict.fromkeys(ROLES)
+    if is_known:
+        projections = {role: _projection(look.maps[layer], rows.get((layer, role))) for role in ROLES}
+        lacking = [f"W_{role[0].upper()}" for role in ROLES if projections[role] is None]
+        if lacking:
+            notes.append(
+                f"between {' and '.join(lacking)} and the seam lies what no matrix says (a norm of queries and keys, "
+                "a low-rank cache, weights that are quantised or adapted)"
+            )
+    else:
         notes.append("what its projections read is neither the stream nor a LayerNorm or RMSNorm of it")
-    for role in ROLES if known else ():
-        made[role] = _projection(look.maps[layer], rows.get((layer, role)))
-    lacking = [{"query": "W_Q", "key": "W_K", "value": "W_V"}[role] for role in ROLES if made[role] is None and known]
-    if lacking:
-        notes.append(
-            f"between {' and '.join(lacking)} and the seam lies what no matrix says (a norm of queries and keys, "
-            "a low-rank cache, weights that are quantised or adapted)"
-        )
     output = behind = None
-    module = look.outputs.found.get(place)
+    module = look.outputs.modules.get(place)
     weight = None if module is None or module in look.adapted else _weight(module)
     if module is None or weight is None:
         notes.append("no linear map of known weights is fed just what the heads put out: W_O is not known")
     else:
         width = call.value.shape[-1]
         output = weight.reshape(weight.shape[0], call.n_heads, width).transpose(0, 1)
-        given = look.outputs.results[place]
-        candidate = next((m for m, x, y, n in look.leaves if n == _calls_until(look, layer) and _same(x, given)), None)
-        behind = _norm_of(candidate, norms)
+        written = look.outputs.results[place]
+        n_calls = list(look.calls).index(layer) + 1  # attentions that had been computed right after this layer's
+        behind = _norm_of(next((m for m, x, _, n in look.leaves if n == n_calls and _same(x, written)), None), norms)
     return Attention(
-        layer, call.n_heads, call.scale, norm, made["query"], made["key"], made["value"], output, behind, tuple(notes)
+        layer, call.n_heads, call.scale, norm, **projections, output=output, output_norm=behind, notes=tuple(notes)
     )
 
 
-def _calls_until(look: _Look, layer: int) -> int:
-    """How many attentions had been computed right after this layer's."""
-    return list(look.calls).index(layer) + 1
-
-
-def _projection(maps: list[nn.Module], found: tuple[Tensor, Tensor] | None) -> Projection | None:
+def _projection(maps: list[nn.Module], code: tuple[Tensor, Tensor] | None) -> Projection | None:
     """The rows of the maps that a role of the heads is made of, scaled as the model scales them."""
-    weights = [_weight(module) for module in maps]
-    if found is None or any(weight is None for weight in weights):
+    weights = [weight for module in maps if (weight := _weight(module)) is not None]
+    if code is None or len(weights) < len(maps):
         return None
-    number, factor = found  # (head, d_head)
-    whole = torch.cat([weight for weight in weights if weight is not None])
+    number, factor = code  # (head, d_head)
+    whole = torch.cat(weights)
     biases = [getattr(module, "bias", None) for module in maps]
-    bias = torch.cat([
-        torch.zeros(len(w), device=whole.device, dtype=whole.dtype) if b is None else b.detach().to(whole)
-        for w, b in zip([w for w in weights if w is not None], biases, strict=True)
-    ])  # fmt: skip
+    bias = torch.cat(
+        [w.new_zeros(len(w)) if b is None else b.detach().to(w) for w, b in zip(weights, biases, strict=True)]
+    )
     factor = factor.to(whole)
     return Projection(whole[number] * factor[..., None], bias[number] * factor)
 
@@ -362,25 +359,25 @@ def _rows_by_code(model: Model, batch: Batch, look: _Look) -> dict[tuple[int, Ro
     if n_digits > _MOST_DIGITS:
         return {}
     seen = _run_coded(model, batch, first, lambda numbers: torch.ones(numbers.shape))
-    found = {key: (torch.zeros(factor.shape, dtype=torch.long), factor) for key, factor in seen.items()}
+    rows = {key: (torch.zeros(factor.shape, dtype=torch.long), factor) for key, factor in seen.items()}
     unclear: set[tuple[int, Role]] = {key for key, factor in seen.items() if not bool((factor != 0).all())}
     for digit in range(n_digits):
         power = _BASE**digit
         coded = _run_coded(model, batch, first, partial(_digit, power))
         for key, value in coded.items():
-            number, factor = found[key]
+            number, factor = rows[key]
             read = value / torch.where(factor == 0, 1.0, factor)
             if not bool(((read - read.round()).abs() < 0.25).all() & (read > -0.5).all() & (read < _BASE - 0.5).all()):
                 unclear.add(key)
-            found[key] = number + read.round().nan_to_num(0).clamp(0, _BASE - 1).long() * power, factor
+            rows[key] = number + read.round().nan_to_num(0).clamp(0, _BASE - 1).long() * power, factor
     chance = torch.randn(max(1, n_rows), generator=torch.Generator().manual_seed(0))
     tolerance = 16 * torch.finfo(getattr(torch, model.info.dtype)).eps
     for key, value in _run_coded(model, batch, first, lambda numbers: chance[numbers]).items():
-        number, factor = found[key]
+        number, factor = rows[key]
         expected = chance[number.clamp(max=n_rows - 1)] * factor
         if not bool(((value - expected).abs() <= tolerance * (1 + expected.abs())).all()):
             unclear.add(key)
-    return {key: value for key, value in found.items() if key not in unclear}
+    return {key: value for key, value in rows.items() if key not in unclear}
 
 
 def _digit(power: int, numbers: Tensor) -> Tensor:
@@ -393,9 +390,9 @@ def _run_coded(
     """Runs the model with projections that give out codes of their rows; what reaches the seam at the first token."""
     seen: dict[tuple[int, Role], Tensor] = {}
 
-    def put(module: nn.Module, given: tuple[Any, ...], gave: Tensor) -> Tensor:
+    def put(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         numbers = first[module]
-        return code(numbers).to(gave).expand_as(gave).clone() if len(numbers) else gave
+        return code(numbers).to(output).expand_as(output).clone() if len(numbers) else output
 
     def observe(call: AttentionCall) -> Tensor:
         for role in ROLES:
@@ -410,10 +407,10 @@ def _run_coded(
 # Norms ------------------------------------------------------------------------------------------------------------
 
 
-def _norm_of(module: nn.Module | None, known: dict[nn.Module | None, Norm | None]) -> Norm | None:
-    if module not in known:
-        known[module] = None if module is None else measure_norm(module)
-    return known[module]
+def _norm_of(module: nn.Module | None, norms: dict[nn.Module | None, Norm | None]) -> Norm | None:
+    if module not in norms:
+        norms[module] = None if module is None else measure_norm(module)
+    return norms[module]
 
 
 def measure_norm(module: nn.Module) -> Norm | None:
@@ -432,17 +429,17 @@ def measure_norm(module: nn.Module) -> Norm | None:
     others = 3 + torch.randn(2, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def norm(x: Tensor) -> Tensor:
-        given: Tensor = module((64 * x).to(weight.device, dtype)[None, None])
-        return given[0, 0].double().cpu()
+        output: Tensor = module((64 * x).to(weight.device, dtype)[None, None])
+        return output[0, 0].double().cpu()
 
     up, down = norm(z), norm(-z)
     gain, bias = (up - down) / (2 * z), (up + down) / 2
     size = float(up.abs().max()) or 1.0
     tries = [
-        (max(float((norm(x) - one.apply(x)).abs().max()) for x in others), one)
-        for one in (Norm(gain, bias, True), Norm(gain, bias, False))
+        (max(float((norm(x) - candidate.apply(x)).abs().max()) for x in others), candidate)
+        for candidate in (Norm(gain, bias, True), Norm(gain, bias, False))
     ]
-    error, best = min(tries, key=lambda one: one[0])
+    error, best = min(tries, key=lambda candidate: candidate[0])
     if not error <= 64 * torch.finfo(dtype).eps * size:
         return None
     wide = torch.promote_types(dtype, torch.float32)

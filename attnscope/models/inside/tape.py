@@ -22,8 +22,7 @@ class Tape:
     While a thread records or plays, it has its turn with the model (see models.turns), and the blocks' own forwards are
     replaced. Calls of the blocks from other threads run unchanged.
 
-    Args:
-        blocks: Modules that are not inside of each other. One may be called several times in a pass.
+    Blocks are modules that are not inside of each other. One may be called several times in a pass.
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
@@ -39,14 +38,14 @@ class Tape:
 
     @contextlib.contextmanager
     def record(self, batch: int) -> Iterator[None]:
-        """Keeps what the blocks return."""
+        """Keeps what the blocks return on so many texts."""
         self._outputs.clear()
         self._batch = batch
 
-        def keep(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        def keep(forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
             self._depth += 1
             try:
-                output = forward(*given, **named)
+                output = forward(*args, **named)
             finally:
                 self._depth -= 1
             # A copy, for some networks add to what they were given in place.
@@ -58,7 +57,7 @@ class Tape:
 
     @contextlib.contextmanager
     def play(self, first: int, times: int = 1) -> Iterator[None]:
-        """Lets blocks before number `first` return what they returned, each text `times` times over."""
+        """Lets blocks before number `first` return what they returned: all texts, then all again, and so on."""
         number = 0
 
         def repeat(tensor: Tensor) -> Tensor:
@@ -66,11 +65,11 @@ class Tape:
                 return tensor.repeat(times, *(1 for _ in tensor.shape[1:]))
             return tensor.clone()
 
-        def answer(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        def answer(forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
             nonlocal number
             number += 1
             if number > first:
-                return forward(*given, **named)
+                return forward(*args, **named)
             return _each(self._outputs[number - 1], repeat)
 
         with self._replace_forwards(answer):
@@ -78,29 +77,38 @@ class Tape:
 
     @contextlib.contextmanager
     def _replace_forwards(self, function: Callable[..., Any]) -> Iterator[None]:
-        with take_turn(self._blocks), contextlib.ExitStack() as stack:
-            for block in self._blocks:
-                stack.enter_context(_forward_of(block, function))
+        """Within it, function(forward, …) is called wherever this thread calls a block's forward."""
+        mine = threading.get_ident()
+
+        def replace(block: nn.Module) -> Callable[..., Any]:
+            forward = block.forward
+
+            def call(*args: Any, **named: Any) -> Any:
+                return function(forward, *args, **named) if threading.get_ident() == mine else forward(*args, **named)
+
+            return call
+
+        with take_turn(self._blocks), replace_forwards(self._blocks, replace):
             yield
 
 
 @contextlib.contextmanager
-def _forward_of(block: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
-    """Calls function(forward, …) wherever this thread calls the block's forward."""
-    forward, mine = block.forward, threading.get_ident()
-    own = "forward" in vars(block)
-
-    def call(*given: Any, **named: Any) -> Any:
-        return function(forward, *given, **named) if threading.get_ident() == mine else forward(*given, **named)
-
-    block.forward = call
+def replace_forwards(
+    modules: Iterable[nn.Module], replace: Callable[[nn.Module], Callable[..., Any]]
+) -> Iterator[None]:
+    """Within it, modules have the forwards that `replace` makes for them."""
+    modules = list(modules)
+    before = [vars(module).get("forward") for module in modules]
     try:
+        for module in modules:
+            module.forward = replace(module)
         yield
     finally:
-        if own:
-            block.forward = forward
-        else:
-            del block.forward
+        for module, forward in zip(modules, before, strict=True):
+            if forward is not None:
+                module.forward = forward
+            elif "forward" in vars(module):  # the class's own is behind it
+                del module.forward
 
 
 def blocks_of(network: nn.Module, parts: Iterable[nn.Module]) -> list[nn.Module]:
@@ -108,17 +116,17 @@ def blocks_of(network: nn.Module, parts: Iterable[nn.Module]) -> list[nn.Module]
 
     A part that is in no list has no block.
     """
-    wanted = set(parts)
-    found: list[nn.Module] = []
+    parts_left = set(parts)
+    blocks: list[nn.Module] = []
 
     def search(module: nn.Module, block: nn.Module | None) -> None:
-        if module in wanted and block is not None:
-            found.append(block)
+        if module in parts_left and block is not None:
+            blocks.append(block)
         for child in module.children():
             search(child, block or (child if isinstance(module, nn.ModuleList) else None))
 
     search(network, None)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(blocks))
 
 
 def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -255,7 +255,7 @@ class DecoderModel(LayeredModel):
 def load_decoder(source: Source, *, device: str = "cpu", dtype: str = "float32") -> DecoderModel:
     """Loads a decoder that `OwnDecoder.save` wrote; device and precision as of `models.load`."""
     folder = source.folder
-    assert folder is not None  # `is_decoder` found one there
+    assert folder is not None  # it holds what `OwnDecoder.save` wrote
     config = DecoderConfig.of(read_config(source), source.name)
     where, precision = place(device, dtype)
     tokenizer = WordTokenizer.open(folder)

@@ -73,12 +73,7 @@ LAYOUTS: dict[str, Layout] = {
     "electra": Layout(
         prefix="electra.",
         projection="embeddings_project",
-        defaults={
-            "embedding_size": 128,
-            "hidden_size": 256,
-            "num_attention_heads": 4,
-            "intermediate_size": 1024,
-        },
+        defaults={"embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
     ),
     "distilbert": Layout(
         prefix="distilbert.",

@@ -161,12 +161,10 @@ class _Layer(nn.Module):
 
     def __init__(self, encoder: Encoder, number: int) -> None:
         super().__init__()
-        width, inner = encoder.hidden_size, encoder.intermediate_size
+        width, inner, eps = encoder.hidden_size, encoder.intermediate_size, encoder.layer_norm_eps
         self.attention = MultiHeadAttention(width, encoder.num_attention_heads, layer=number)
-        self.attention_norm = nn.LayerNorm(width, encoder.layer_norm_eps)
-        self.up = nn.Linear(width, inner)
-        self.down = nn.Linear(inner, width)
-        self.norm = nn.LayerNorm(width, encoder.layer_norm_eps)
+        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.attention_norm, self.norm = nn.LayerNorm(width, eps), nn.LayerNorm(width, eps)
         self._activation = _ACTIVATIONS[ACTIVATIONS[encoder.hidden_act]]
 
     def forward(self, hidden: Tensor, mask: Tensor | None, probe: Probe) -> Tensor:

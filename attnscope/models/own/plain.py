@@ -57,11 +57,10 @@ class PlainEncoder(BareModel):
         hidden = self._embed(tokens)
         weights, full = {}, {}
         for number in range(max(layers, default=-1) + 1):
-            last = number == max(layers)
             attention = _attend(self._inputs(hidden, number))
             if number in layers:
                 weights[number], full[number] = attention.weights, attention.full
-            if not last:
+            if number < max(layers):
                 hidden = self._finish(hidden, attention.output, number)
         return Maps(weights, full)
 
@@ -111,8 +110,7 @@ class PlainEncoder(BareModel):
     def _norm(self, rows: Array, name: str) -> Array:
         centred = rows - rows.mean(-1, keepdims=True)
         scale = np.sqrt((centred**2).mean(-1, keepdims=True) + rows.dtype.type(self._encoder.layer_norm_eps))
-        result: Array = centred / scale * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"]
-        return result
+        return np.asarray(centred / scale * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"])
 
 
 def _attend(inputs: Inputs) -> _Attention:
@@ -131,8 +129,7 @@ def _attend(inputs: Inputs) -> _Attention:
 
 def _softmax(scores: Array) -> Array:
     powers = np.exp(scores - scores.max(-1, keepdims=True))
-    result: Array = powers / powers.sum(-1, keepdims=True)
-    return result
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
 
 
 def load_plain(source: Source, dtype: str = "float32") -> PlainEncoder:
@@ -162,19 +159,16 @@ def _erf(x: Array) -> Array:
     tail = np.zeros_like(t)
     for factor in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
         tail = (tail + np.float32(factor)) * t
-    result: Array = np.copysign(1 - tail * np.exp(-x * x), x)
-    return result
+    return np.asarray(np.copysign(1 - tail * np.exp(-x * x), x))
 
 
 def _gelu_by_tanh(x: Array) -> Array:
     inner = x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x**3)
-    result: Array = x / 2 * (1 + np.tanh(inner))
-    return result
+    return np.asarray(x / 2 * (1 + np.tanh(inner)))
 
 
 def _gelu(x: Array) -> Array:
-    result: Array = x / 2 * (1 + _erf(x / x.dtype.type(math.sqrt(2))))
-    return result
+    return np.asarray(x / 2 * (1 + _erf(x / x.dtype.type(math.sqrt(2)))))
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Any]] = {

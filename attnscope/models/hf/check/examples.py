@@ -56,8 +56,7 @@ def examples(model: PreTrainedModel) -> tuple[Example, Example]:
     if config.is_encoder_decoder:
         if not accepts(model, "decoder_input_ids"):
             raise AttnscopeError(
-                f"{config.model_type} has a decoder that reads no text, which is not supported",
-                OWN_INPUTS,
+                f"{config.model_type} has a decoder that reads no text, which is not supported", OWN_INPUTS
             )
         target_padded, target_alone = _text_examples(model, "decoder_", TARGET_LENGTHS, generator)
         if len(next(iter(padded.inputs.values()))) == 1:
@@ -91,8 +90,8 @@ def _text_examples(
     named = [*vars(config).items(), *vars(model.config).items()]
     special = {v for name, v in named if name.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
     plain = [number for number in range(min(size, 1000)) if number not in special] or [0]
-    drawn = torch.randint(len(plain), (2, lengths[0]), generator=generator)
-    ids = torch.tensor(plain)[drawn]
+    choices = torch.randint(len(plain), (2, lengths[0]), generator=generator)
+    ids = torch.tensor(plain)[choices]
     real = torch.arange(lengths[0])[None] < torch.tensor(lengths)[:, None]
     ids[~real] = pad_id(model)
     ids, real = ids.to(input_device(model)), real.to(input_device(model))

@@ -188,6 +188,6 @@ def notes_on_gaps(config: Any, layers: Mapping[Kind, tuple[int, ...]], n_layers:
         if to_pictures:
             notes.append(f"Layers {spans(to_pictures)} attend to pictures alone: without one they compute nothing.")
         if absent - set(to_pictures):
-            shown = sorted({*numbers, *to_pictures})
-            notes.append(f"Only layers {spans(shown)} of {n_layers[kind]} have attention ({kind}).")
+            present = sorted({*numbers, *to_pictures})
+            notes.append(f"Only layers {spans(present)} of {n_layers[kind]} have attention ({kind}).")
     return notes

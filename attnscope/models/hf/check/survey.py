@@ -27,12 +27,7 @@ from attnscope.models.hf.check.compare import (
     run_eager_or_own,
     tolerance,
 )
-from attnscope.models.hf.check.examples import (
-    OWN_INPUTS,
-    Example,
-    examples,
-    standing_arguments,
-)
+from attnscope.models.hf.check.examples import OWN_INPUTS, Example, examples, standing_arguments
 from attnscope.models.hf.check.layers import (
     Unclear,
     configured_counts,

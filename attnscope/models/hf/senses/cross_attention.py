@@ -23,6 +23,7 @@ from attnscope.models.hf.check.examples import Example, standing_arguments
 from attnscope.models.hf.check.longer import Survey
 from attnscope.models.hf.parts import silence
 from attnscope.models.hf.seam import attention_function, perform, use_attention
+from attnscope.models.inside.tape import replace_forwards
 
 
 def survey_cross_attention(
@@ -30,18 +31,23 @@ def survey_cross_attention(
     patterns: Mapping[Kind, str],
     notes_on: Callable[[PreTrainedModel, Sequence[Kind]], tuple[str, ...]],
 ) -> Survey:
-    """What the attention of such a model is, of its words and of its queries; that of its tower is left out."""
+    """What the attention of such a model is, of its words and of its queries; that of its tower is left out.
+
+    Modules of each kind of attention are known by patterns of their names, with the layer's number.
+    """
     plan: dict[nn.Module, list[Place]] = {}
     layers: dict[Kind, tuple[int, ...]] = {}
     modules: dict[Kind, list[nn.Module]] = {}
     for kind, pattern in patterns.items():
         named = {name: module for name, module in base.named_modules() if re.fullmatch(pattern, name)}
         # BERT's `crossattention` holds the `crossattention.self` that attends.
-        named = {name: one for name, one in named.items() if not any(other.startswith(f"{name}.") for other in named)}
-        found = [(int(re.fullmatch(pattern, name)[1]), module) for name, module in named.items()]  # type: ignore[index]
-        if found:
-            layers[kind], modules[kind] = tuple(n for n, _ in found), [module for _, module in found]
-            plan |= {module: [(kind, layer)] for layer, module in found}
+        named = {
+            name: module for name, module in named.items() if not any(other.startswith(f"{name}.") for other in named)
+        }
+        numbers = tuple(int(re.fullmatch(pattern, name)[1]) for name in named)  # type: ignore[index]
+        if numbers:
+            layers[kind], modules[kind] = numbers, list(named.values())
+            plan |= {module: [(kind, layer)] for layer, module in zip(numbers, named.values(), strict=True)}
     stacks = {kind: patterns[kind].partition(r"(\d+)")[0] for kind in layers}
     heads = {kind: [_heads_of(base, module) for module in of_kind] for kind, of_kind in modules.items()}
     return Survey(
@@ -76,8 +82,11 @@ def _heads_of(base: PreTrainedModel, module: nn.Module) -> tuple[int, int]:
 def compare_cross_attention(
     base: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], sizes: Mapping[str, tuple[int, int]]
 ) -> None:
-    """Compares what passes the seam on an input with what the model computes as it is; and what it is said to have."""
-    given = {**standing_arguments(base), **inputs}
+    """Compares what passes the seam on photos and words with what the model computes as it is.
+
+    Refuses also attention whose queries and keys are not of the sizes of its kind.
+    """
+    arguments = {**standing_arguments(base), **inputs}
 
     def observe(call: AttentionCall) -> Tensor:
         seen = (call.n_heads, call.query.shape[2], call.key.shape[2])
@@ -91,20 +100,20 @@ def compare_cross_attention(
         return attend(call)
 
     with torch.no_grad(), silence():
-        ours = perform(base, given, survey.plan, observe, through=survey.through, beside=True)
+        ours = perform(base, arguments, survey.plan, observe, through=survey.through, beside=True)
         with use_attention(base, None):
-            own = base(**given)
+            own = base(**arguments)
     allowed = tolerance(base, len(survey.plan))
-    mine, theirs = (Outcome(result_of(one), None, {}, {}) for one in (ours, own))
+    mine, theirs = (Outcome(result_of(output), None, {}, {}) for output in (ours, own))
     compare_hidden(base, Example({}), mine, theirs, allowed)
 
 
 def result_of(output: Any) -> Tensor:
     """What a model computes of words and a picture: scores of the vocabulary, or hidden states without a head."""
-    found = getattr(output, "logits", None)
-    found = hidden_states(output) if found is None else found
-    assert isinstance(found, Tensor)
-    return found
+    result = getattr(output, "logits", None)
+    result = hidden_states(output) if result is None else result
+    assert isinstance(result, Tensor)
+    return result
 
 
 # Attention that does not look itself up by name -------------------------------------------------------------------
@@ -112,18 +121,14 @@ def result_of(output: Any) -> Tensor:
 
 def _at_seam(base: PreTrainedModel) -> Callable[..., Any] | None:
     """Runs a model with such attention at the seam; None where it has none."""
-    own = [
-        (module, _OWN_CODE[type(module).__name__]) for module in base.modules() if type(module).__name__ in _OWN_CODE
-    ]
+    own = [module for module in base.modules() if type(module).__name__ in _OWN_CODE]
+
+    def attend_at_seam(module: nn.Module) -> Callable[..., Any]:
+        return types.MethodType(_OWN_CODE[type(module).__name__], module)
 
     def run(**inputs: Any) -> Any:
-        try:
-            for module, attend_as in own:
-                module.forward = types.MethodType(attend_as, module)
+        with replace_forwards(own, attend_at_seam):
             return base(**inputs)
-        finally:
-            for module, _ in own:
-                vars(module).pop("forward", None)
 
     return run if own else None
 

@@ -22,7 +22,7 @@ from attnscope.models.hf.network import Network
 from attnscope.models.hf.parts import as_failure, in_one_line, silence
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.hf.senses.cross_attention import compare_cross_attention, result_of, survey_cross_attention
-from attnscope.models.hf.senses.patch_places import Made, Pane, join_tiles, one_grid
+from attnscope.models.hf.senses.patch_places import Pane, ProcessorOutput, join_tiles, one_grid
 from attnscope.models.hf.senses.seeing import patch_size, tokens_before
 from attnscope.models.hf.senses.vision_language import Labels, VisionLanguageReader
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
@@ -67,27 +67,27 @@ class CrossAttentionReader(VisionLanguageReader):
         """What sees the picture."""
         return self._base.vision_model
 
-    def _cut(self, made: Made) -> list[Pane]:
+    def _cut(self, output: ProcessorOutput) -> list[Pane]:
         """One picture of patches, after what stands for no place."""
-        return one_grid(made, *patch_size(self._tower, self._name), len(tokens_before(self._tower)))
+        return one_grid(output, *patch_size(self._tower, self._name), len(tokens_before(self._tower)))
 
     def _n_places(self, inputs: Mapping[str, Any]) -> int:
         high, wide = patch_size(self._tower, self._name)
         n, _, height, width = inputs["pixel_values"].shape
         return int(n * (len(tokens_before(self._tower)) + (height // high) * (width // wide)))
 
-    def _places(self, made: Made) -> NDArray[np.int64]:
-        return np.arange(made.n_tokens)
+    def _places(self, output: ProcessorOutput) -> NDArray[np.int64]:
+        return np.arange(output.n_tokens)
 
     def _stand_ins(self, ids: Sequence[int]) -> list[int]:
         """Where tokens of the text stand for pictures."""
-        return [place for place, one in enumerate(ids) if one == self._picture_id]
+        return [place for place, number in enumerate(ids) if number == self._picture_id]
 
-    def _filling(self, made: Made) -> NDArray[np.bool_]:
+    def _filling(self, output: ProcessorOutput) -> NDArray[np.bool_]:
         """Which keys are of tiles that are there to fill up a batch, (key,): no query sees them."""
-        return np.zeros(made.n_tokens, np.bool_)
+        return np.zeros(output.n_tokens, np.bool_)
 
-    def _write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
+    def _write(self, inputs: Mapping[str, Tensor], prompt: list[int], n: int) -> list[int]:
         model = self._network.model
         if not model.can_generate():
             message = f"{self._name} was loaded without a language-model head and cannot write"
@@ -102,19 +102,24 @@ class CrossAttentionReader(VisionLanguageReader):
 
         with silence(), torch.no_grad(), use_attention(self._base, None):
             once = self._encode_once(inputs)
-            return self._writer.extend_greedily(predict, given, n)
+            return self._writer.extend_greedily(predict, prompt, n)
 
     def _encode_once(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         """What need not be computed again for each token that is written, as the forward gets it."""
         return {}
 
     def _name_tokens(
-        self, made: Made, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
+        self,
+        output: ProcessorOutput,
+        photos: Sequence[Photo],
+        labels: Labels,
+        inputs: Mapping[str, Tensor],
+        n_given: int,
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        ids, hidden = inputs[self.ids_name][0].tolist(), self._filling(made)
+        ids, hidden = inputs[self.ids_name][0].tolist(), self._filling(output)
         stand_ins = self._stand_ins(ids)
         words = self._network.tokenizer.encode_among(ids, dict.fromkeys(stand_ins, "picture"), n_given)
-        keys, first = self._keys(made, photos, labels), max(stand_ins, default=-1) + 1
+        keys, first = self._keys(output, photos, labels), max(stand_ins, default=-1) + 1
         layers = self._network.survey.layers
         return words, {
             "cross": AttentionAxes(words, keys, layers["cross"], first, hidden if hidden.any() else None),
@@ -125,14 +130,14 @@ class CrossAttentionReader(VisionLanguageReader):
         """For each new shape of a picture."""
         shape = (*inputs["pixel_values"].shape, len(next(iter(axes.values())).keys))
         if shape not in self._compared:
-            sizes = {kind: (len(one.queries), len(one.keys)) for kind, one in axes.items()}
+            sizes = {kind: (len(sides.queries), len(sides.keys)) for kind, sides in axes.items()}
             with in_one_line(self._name, "does not run on this picture and these words"):
                 compare_cross_attention(self._base, self._network.survey, inputs, sizes)
             self._compared.add(shape)
 
-    def _keys(self, made: Made, photos: Sequence[Photo], labels: Labels) -> Tokens:
-        beside = dict.fromkeys(np.flatnonzero(~self._filling(made)).tolist(), "CLS")
-        return key_tokens(made.n_tokens, {**beside, **labels}, [photo.source for photo in photos])
+    def _keys(self, output: ProcessorOutput, photos: Sequence[Photo], labels: Labels) -> Tokens:
+        beside = dict.fromkeys(np.flatnonzero(~self._filling(output)).tolist(), "CLS")
+        return key_tokens(output.n_tokens, {**beside, **labels}, [photo.source for photo in photos])
 
 
 class MllamaReader(CrossAttentionReader):
@@ -145,15 +150,15 @@ class MllamaReader(CrossAttentionReader):
     stands_alone = True
     takes_several_photos = True
 
-    def _cut(self, made: Made) -> list[Pane]:
+    def _cut(self, output: ProcessorOutput) -> list[Pane]:
         """Tiles row by row, each behind a CLS token; a photo that has fewer is filled up with empty ones."""
         config = self._base.config.vision_config
         side = config.image_size // config.patch_size
-        each, n_tiles = side * side + 1, made.pixels.shape[2]
+        each, n_tiles = side * side + 1, output.pixels.shape[2]
         panes = []
-        for number, which in enumerate(made.inputs["aspect_ratio_ids"][0].tolist()):
+        for number, which in enumerate(output.inputs["aspect_ratio_ids"][0].tolist()):
             down, across = config.supported_aspect_ratios[which - 1]
-            tiles = made.pixels[0, number, : down * across]
+            tiles = output.pixels[0, number, : down * across]
             at = np.arange(side * side).reshape(1, side, side) + 1
             at = at + each * (np.arange(down * across) + number * n_tiles)[:, None, None]
             cropped = tiles[:, :, : side * config.patch_size, : side * config.patch_size]
@@ -164,11 +169,11 @@ class MllamaReader(CrossAttentionReader):
         _, n_photos, n_tiles = inputs["pixel_values"].shape[:3]
         return int(n_photos * n_tiles * self._tower.num_patches)
 
-    def _filling(self, made: Made) -> NDArray[np.bool_]:
-        real = made.inputs["cross_attention_mask"][0, -1].reshape(-1).cpu().numpy() > 0
+    def _filling(self, output: ProcessorOutput) -> NDArray[np.bool_]:
+        real = output.inputs["cross_attention_mask"][0, -1].reshape(-1).cpu().numpy() > 0
         return np.repeat(~real, int(self._tower.num_patches))
 
-    def _write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
+    def _write(self, inputs: Mapping[str, Tensor], prompt: list[int], n: int) -> list[int]:
         return self._writer.answer(inputs, n, [self._picture_id])
 
     def _extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
@@ -217,23 +222,28 @@ class QFormerReader(CrossAttentionReader):
             inputs["decoder_input_ids"] = torch.tensor([[start]])
         return inputs
 
-    def _write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
+    def _write(self, inputs: Mapping[str, Tensor], prompt: list[int], n: int) -> list[int]:
         if "decoder" not in self._network.survey.layers:
             message = f"the language model of {self._name} is an encoder-decoder of its own, which is not run to write"
             raise AttnscopeError(message, "leave out --generate")
-        return super()._write(inputs, given, n)
+        return super()._write(inputs, prompt, n)
 
     def _name_tokens(
-        self, made: Made, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
+        self,
+        output: ProcessorOutput,
+        photos: Sequence[Photo],
+        labels: Labels,
+        inputs: Mapping[str, Tensor],
+        n_given: int,
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         ids, layers = inputs[self.ids_name][0].tolist(), self._network.survey.layers
-        at, keys = self._stand_ins(ids), self._keys(made, photos, labels)
+        at, keys = self._stand_ins(ids), self._keys(output, photos, labels)
         named = {place: f"Q{number}" for number, place in enumerate(at)}
         words = self._network.tokenizer.encode_among(ids, named, n_given)
         read: list[str] = []
         if "qformer_input_ids" in inputs:
             tokenizer = self._processor.qformer_tokenizer
-            read = [str(one) for one in tokenizer.convert_ids_to_tokens(inputs["qformer_input_ids"][0].tolist())]
+            read = [str(piece) for piece in tokenizer.convert_ids_to_tokens(inputs["qformer_input_ids"][0].tolist())]
         both = query_tokens(len(at), read)
         axes = {
             "cross": AttentionAxes(query_tokens(len(at)), keys, layers["cross"]),
@@ -341,5 +351,5 @@ CROSS_READERS: dict[str, type[CrossAttentionReader]] = {
 
 def cross_reader(base: PreTrainedModel) -> type[CrossAttentionReader] | None:
     """What reads pictures and words in a model with cross-attention to pictures; None = it has none that is known."""
-    found = CROSS_READERS.get(base.config.model_type)
-    return found if found is not None and found.fits(base) else None
+    reader = CROSS_READERS.get(base.config.model_type)
+    return reader if reader is not None and reader.fits(base) else None

@@ -20,7 +20,7 @@ from attnscope.senses.tokens import frame_tokens, patch_tokens
 
 
 class HuggingFaceEars:
-    """What of a model hears recordings; see models.model.Ears."""
+    """What of a model hears recordings; see models.model.Ears. It may lack its feature extractor."""
 
     def __init__(self, network: Network, extractor: Any) -> None:
         self._network, self._base, self._name = network, network.base, network.info.name
@@ -38,10 +38,10 @@ class HuggingFaceEars:
                 f"{self._name} came without its feature extractor",
                 "save it beside the model as preprocessor_config.json, or: attnscope.load(model, extractor)",
             )
-        recording, given = recording.at(int(self._extractor.sampling_rate)), recording.seconds
+        recording, seconds = recording.at(int(self._extractor.sampling_rate)), recording.seconds
         if sees_sound(self._base):
             return self._hear_spectrogram(recording)
-        return self._hear_window(recording, given) if hears(self._base) else self._hear_frames(recording)
+        return self._hear_window(recording, seconds) if hears(self._base) else self._hear_frames(recording)
 
     def _hear_window(self, recording: Recording, seconds: float) -> SensoryInput:
         """Pads or cuts a recording to the window that a model listens for."""
@@ -64,8 +64,8 @@ class HuggingFaceEars:
     def _hear_frames(self, recording: Recording) -> SensoryInput:
         """All of a recording, in frames."""
         base, rate, samples = self._base, int(self._extractor.sampling_rate), recording.samples
-        given = self._extract(samples)
-        n = given.shape[1]
+        values = self._extract(samples)
+        n = values.shape[1]
         if hasattr(base.config, "conv_stride"):
             each = math.prod(base.config.conv_stride)
             for kernel, stride in zip(base.config.conv_kernel, base.config.conv_stride, strict=True):
@@ -78,7 +78,7 @@ class HuggingFaceEars:
             raise AttnscopeError(message, "give a longer one")
         sound = _sound(samples, rate, each, n, len(samples) / rate, recording.source)
         tokens = frame_tokens(n, sound.seconds_per_frame, recording.source)
-        inputs = {base.main_input_name: given}
+        inputs = {base.main_input_name: values}
         with in_one_line(self._name, "does not take what its feature extractor makes of the recording"):
             self._network.require_whole(
                 inputs,
@@ -95,9 +95,9 @@ class HuggingFaceEars:
         high, wide = config.frequency_stride, config.time_stride
         rows = (config.num_mel_bins - config.patch_size) // high + 1
         columns = (config.max_length - config.patch_size) // wide + 1
-        shown = values[0].T.float().numpy()
-        shown = (shown - shown.min()) / (float(np.ptp(shown)) or 1.0)
-        grey = np.rint(255 * shown[: rows * high, : columns * wide]).astype(np.uint8)
+        levels = values[0].T.float().numpy()
+        levels = (levels - levels.min()) / (float(np.ptp(levels)) or 1.0)
+        grey = np.rint(255 * levels[: rows * high, : columns * wide]).astype(np.uint8)
         pixels = np.ascontiguousarray(np.repeat(grey[:, :, None], 3, 2))
         picture = Picture(pixels, (rows, columns), recording.source, (pixels.shape[1], pixels.shape[0]))
         notes = [*recording.notes, "a spectrogram: time goes across, pitch down from the lowest"]
@@ -114,8 +114,8 @@ class HuggingFaceEars:
     def _extract(self, samples: NDArray[np.float32], shape: tuple[int, ...] | None = None) -> Tensor:
         """What the feature extractor makes of samples; refused where it has not the shape that the model takes."""
         with as_failure(f"the feature extractor of {self._name}"):
-            made = self._extractor(samples, sampling_rate=int(self._extractor.sampling_rate), return_tensors="pt")
-            values: Tensor = made[self._base.main_input_name].to(self._base.dtype)
+            features = self._extractor(samples, sampling_rate=int(self._extractor.sampling_rate), return_tensors="pt")
+            values: Tensor = features[self._base.main_input_name].to(self._base.dtype)
         if shape is not None and tuple(values.shape) != shape:
             raise AttnscopeError(
                 f"the feature extractor of {self._name} gives {tuple(values.shape)}, the model takes {shape}",

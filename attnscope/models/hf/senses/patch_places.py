@@ -41,14 +41,14 @@ class Pane:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
-    """What a processor made of photos and a question."""
+class ProcessorOutput:
+    """What the processor of a transformers model made of photos and a question."""
 
     base: Any
     processor: Any
     inputs: Any
     images: Sequence[Image.Image]
-    n_tokens: int
+    n_tokens: int  # picture tokens that the prompt has, or keys that cross-attention goes to
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
@@ -58,37 +58,39 @@ class Made:
     @property
     def pixels(self) -> Tensor:
         """The pixels as the model gets them."""
-        found: Tensor = self.inputs["pixel_values"]
-        return found
+        pixels: Tensor = self.inputs["pixel_values"]
+        return pixels
 
 
 class Unplaced(Exception):  # noqa: N818 - who asks says it in one line
     """It is not known which token stands for which part of a picture; the message says why."""
 
 
-def panes_of(made: Made, cut: Callable[[Made], list[Pane]]) -> list[Pane]:
-    """The pictures that a model is given, each with its tokens, as its family cuts them."""
-    panes = cut(made)
-    held = np.concatenate([pane.places.ravel() for pane in panes])
-    held = held[held >= 0]
-    if len(held) and (held.max() >= made.n_tokens or len(np.unique(held)) != len(held)):
-        raise Unplaced(f"its processor gives {made.n_tokens} picture tokens, fewer than the patches that it cuts")
+def panes_of(output: ProcessorOutput, cut: Callable[[ProcessorOutput], list[Pane]]) -> list[Pane]:
+    """The pictures that a model is given, each with its tokens, as its family cuts them.
+
+    Raises `Unplaced` where the family is not known, or what its processor gives does not fit the prompt.
+    """
+    panes = cut(output)
+    places = np.concatenate([pane.places.ravel() for pane in panes])
+    places = places[places >= 0]
+    if len(places) and (places.max() >= output.n_tokens or len(np.unique(places)) != len(places)):
+        raise Unplaced(f"its processor gives {output.n_tokens} picture tokens, fewer than the patches that it cuts")
     return panes
 
 
 # Families ---------------------------------------------------------------------------------------------------------
 
 
-def one_grid(made: Made, high: int, wide: int, before: int = 0) -> list[Pane]:
+def one_grid(output: ProcessorOutput, high: int, wide: int, before: int = 0) -> list[Pane]:
     """One picture a photo, whose tokens are its patches, row by row, after some that stand for no place."""
-    if len(made.pixels) != len(made.sizes):
-        raise Unplaced(f"its processor makes {len(made.pixels)} pictures of {len(made.sizes)} photos")
-    rows, columns = made.pixels.shape[2] // high, made.pixels.shape[3] // wide
+    if len(output.pixels) != len(output.sizes):
+        raise Unplaced(f"its processor makes {len(output.pixels)} pictures of {len(output.sizes)} photos")
+    rows, columns = output.pixels.shape[2] // high, output.pixels.shape[3] // wide
     each = rows * columns + before
-    if not rows or not columns or each * len(made.pixels) != made.n_tokens:
-        raise Unplaced(
-            f"its processor gives {made.n_tokens} picture tokens, and {len(made.pixels)} x {rows} x {columns} patches"
-        )
+    if not rows or not columns or each * len(output.pixels) != output.n_tokens:
+        patches = f"{len(output.pixels)} x {rows} x {columns} patches"
+        raise Unplaced(f"its processor gives {output.n_tokens} picture tokens, and {patches}")
     return [
         Pane(
             number,
@@ -96,45 +98,44 @@ def one_grid(made: Made, high: int, wide: int, before: int = 0) -> list[Pane]:
             pixels[:, : rows * high, : columns * wide],
             np.arange(rows * columns).reshape(rows, columns) + number * each + before,
         )
-        for number, pixels in enumerate(made.pixels)
+        for number, pixels in enumerate(output.pixels)
     ]
 
 
-def _llava(made: Made) -> list[Pane]:
-    config = made.base.config
-    high, wide = _height_width(config.vision_config.patch_size)
-    keeps = config.vision_feature_select_strategy == "full"
-    before = len(tokens_before(made.base.vision_tower)) if keeps else 0
-    return one_grid(made, high, wide, before)
+def _llava(output: ProcessorOutput) -> list[Pane]:
+    config = output.base.config
+    keeps_all = config.vision_feature_select_strategy == "full"
+    before = len(tokens_before(output.base.vision_tower)) if keeps_all else 0
+    return one_grid(output, *_height_width(config.vision_config.patch_size), before)
 
 
-def _paligemma(made: Made) -> list[Pane]:
-    return one_grid(made, *_height_width(made.base.config.vision_config.patch_size))
+def _paligemma(output: ProcessorOutput) -> list[Pane]:
+    return one_grid(output, *_height_width(output.base.config.vision_config.patch_size))
 
 
-def _gemma3(made: Made) -> list[Pane]:
-    config = made.base.config
+def _gemma3(output: ProcessorOutput) -> list[Pane]:
+    config = output.base.config
     side = round(config.mm_tokens_per_image**0.5)
     if side * side != config.mm_tokens_per_image or config.vision_config.image_size % side:
         raise Unplaced(f"{config.mm_tokens_per_image} tokens a picture are no square of patches")
-    if len(made.pixels) != len(made.sizes):
+    if len(output.pixels) != len(output.sizes):
         raise Unplaced("its processor cuts photos into crops (do_pan_and_scan), and does not say where they lie")
     cell = config.vision_config.image_size // side
-    return one_grid(made, cell, cell)
+    return one_grid(output, cell, cell)
 
 
-def _llava_next(made: Made) -> list[Pane]:
+def _llava_next(output: ProcessorOutput) -> list[Pane]:
     """The model packs numbers in place of features: what comes out where is then known, whatever it cuts off."""
     from transformers.models.llava_next import modeling_llava_next as code
 
     grid_shape: Any = code.get_anyres_image_grid_shape
-    config, model = made.base.config, made.base
+    config, model = output.base.config, output.base
     size, patch = config.vision_config.image_size, config.vision_config.patch_size
     side = size // patch
     if config.vision_feature_select_strategy != "default" and tokens_before(model.vision_tower):
         raise Unplaced("it keeps the CLS token of each tile among its patches")
     panes, first = [], 0
-    for number, (pixels, photo) in enumerate(zip(made.pixels, made.inputs["image_sizes"], strict=True)):
+    for number, (pixels, photo) in enumerate(zip(output.pixels, output.inputs["image_sizes"], strict=True)):
         down, across = grid_shape(photo, config.image_grid_pinpoints, size)
         n_tiles = 1 + down * across
         numbers = torch.arange(1, n_tiles * side * side + 1, dtype=torch.float64).view(n_tiles, side * side, 1)
@@ -153,33 +154,30 @@ def _llava_next(made: Made) -> list[Pane]:
         rows, columns = np.flatnonzero((fine >= 0).any(1)), np.flatnonzero((fine >= 0).any(0))
         top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
         whole = join_tiles(pixels[1:n_tiles], down, across)
-        shown = whole[:, top * patch : bottom * patch, left * patch : right * patch]
-        panes += [
-            Pane(number, False, shown, fine[top:bottom, left:right]),
-            Pane(number, True, pixels[0], small),
-        ]
-    return _require_all(panes, first, made)
+        pixels_kept = whole[:, top * patch : bottom * patch, left * patch : right * patch]
+        panes += [Pane(number, False, pixels_kept, fine[top:bottom, left:right]), Pane(number, True, pixels[0], small)]
+    return _require_all(panes, first, output)
 
 
-def _idefics3(made: Made) -> list[Pane]:
-    config, images = made.base.config, made.processor.image_processor
+def _idefics3(output: ProcessorOutput) -> list[Pane]:
+    config, images = output.base.config, output.processor.image_processor
     cell = config.vision_config.patch_size * config.scale_factor
-    given = images([list(made.images)], return_row_col_info=True, return_tensors="pt")
-    rows, columns = given["rows"][0], given["cols"][0]
-    return _tiles(made, made.pixels[0], cell, list(zip(rows, columns, strict=True)))
+    info = images([list(output.images)], return_row_col_info=True, return_tensors="pt")
+    rows, columns = info["rows"][0], info["cols"][0]
+    return _tiles(output, output.pixels[0], cell, list(zip(rows, columns, strict=True)))
 
 
-def _internvl(made: Made) -> list[Pane]:
-    config, images = made.base.config, made.processor.image_processor
+def _internvl(output: ProcessorOutput) -> list[Pane]:
+    config, images = output.base.config, output.processor.image_processor
     canvas = importlib.import_module(type(images).__module__).get_optimal_tiled_canvas
     size = (images.size["height"], images.size["width"])
     high, _ = _height_width(config.vision_config.patch_size)
-    shapes = [canvas(photo, size, images.min_patches, images.max_patches)[::-1] for photo in made.sizes]
+    shapes = [canvas(photo, size, images.min_patches, images.max_patches)[::-1] for photo in output.sizes]
     shapes = [(0, 0) if down * across == 1 else (down, across) for down, across in shapes]
-    return _tiles(made, made.pixels, round(high / config.downsample_ratio), shapes)
+    return _tiles(output, output.pixels, round(high / config.downsample_ratio), shapes)
 
 
-def _tiles(made: Made, tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> list[Pane]:
+def _tiles(output: ProcessorOutput, tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> list[Pane]:
     """Photos cut into rows and columns of tiles, row by row, then all of it in one tile; (0, 0) = that alone."""
     high, wide = tiles.shape[2] // cell, tiles.shape[3] // cell
     panes, tile = [], 0
@@ -196,30 +194,30 @@ def _tiles(made: Made, tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int
         tile += n + 1
     if tile != len(tiles):
         raise Unplaced(f"its processor makes {len(tiles)} tiles, and says that there are {tile}")
-    return _require_all(panes, tile * high * wide, made)
+    return _require_all(panes, tile * high * wide, output)
 
 
-def _qwen(made: Made) -> list[Pane]:
+def _qwen(output: ProcessorOutput) -> list[Pane]:
     """Patches come in order of the blocks that are merged; their numbers are put back into rows."""
-    images = made.processor.image_processor
+    images = output.processor.image_processor
     merge, patch, frames = images.merge_size, images.patch_size, images.temporal_patch_size
     panes, row, first = [], 0, 0
-    for number, grid in enumerate(made.inputs["image_grid_thw"]):
+    for number, grid in enumerate(output.inputs["image_grid_thw"]):
         time, rows, columns = (int(n) for n in grid)
         if time != 1:
             raise Unplaced(f"its processor makes {time} frames of a photo")
-        given = made.pixels[row : row + rows * columns]
-        blocks = given.view(rows // merge, columns // merge, merge, merge, 3, frames, patch, patch)[..., 0, :, :]
+        patches = output.pixels[row : row + rows * columns]
+        blocks = patches.view(rows // merge, columns // merge, merge, merge, 3, frames, patch, patch)[..., 0, :, :]
         whole = blocks.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
         down, across = rows // merge, columns // merge
         panes.append(Pane(number, False, whole, np.arange(down * across).reshape(down, across) + first))
         row, first = row + rows * columns, first + down * across
-    return _require_all(panes, first, made)
+    return _require_all(panes, first, output)
 
 
-def _require_all(panes: list[Pane], n: int, made: Made) -> list[Pane]:
-    if n != made.n_tokens:
-        raise Unplaced(f"its processor gives {made.n_tokens} picture tokens where its grid says {n}")
+def _require_all(panes: list[Pane], n: int, output: ProcessorOutput) -> list[Pane]:
+    if n != output.n_tokens:
+        raise Unplaced(f"its processor gives {output.n_tokens} picture tokens where its grid says {n}")
     return panes
 
 
@@ -236,7 +234,7 @@ def join_tiles(tiles: Any, down: int, across: int) -> Any:
     return whole if isinstance(tiles, Tensor) else whole.numpy()
 
 
-FAMILIES: dict[str, Callable[[Made], list[Pane]]] = {
+FAMILIES: dict[str, Callable[[ProcessorOutput], list[Pane]]] = {
     "gemma3": _gemma3,
     "idefics3": _idefics3,
     "internvl": _internvl,
@@ -262,21 +260,21 @@ def slopes(height: int, width: int) -> NDArray[np.uint8]:
     """A photo whose red says how far to the right a pixel is, whose green how far down, and whose blue is full."""
     y, x = np.mgrid[:height, :width]
     shades = (255 * x / max(1, width - 1), 255 * y / max(1, height - 1), np.full_like(x, 255))
-    made: NDArray[np.uint8] = np.rint(np.stack(shades, -1)).astype(np.uint8)
-    return made
+    picture: NDArray[np.uint8] = np.rint(np.stack(shades, -1)).astype(np.uint8)
+    return picture
 
 
-def area_of(shown: NDArray[np.uint8], height: int, width: int) -> tuple[float, float, float, float] | None:
+def area_of(picture: NDArray[np.uint8], height: int, width: int) -> tuple[float, float, float, float] | None:
     """What of a photo a picture covers, from what became of its slopes: left, top, right and lower edge, in pixels.
 
-    Returns:
-        The edges; None for photos of a few pixels.
+    `shown` are the slopes of the photo's size, as the processor made them and they were put together again. None for
+    photos of a few pixels. A picture that is not the photo in one piece is refused: it would be shaded in wrong places.
     """
     if min(height, width) < _LEAST_SIDE:
         return None
     edges = []
     for channel, size in ((0, width), (1, height)):
-        colours = shown.swapaxes(0, channel)  # what is asked for goes along the second axis
+        colours = picture.swapaxes(0, channel)  # what is asked for goes along the second axis
         values, real = colours[:, :, channel].astype(np.float64), colours[:, :, 2] > 250  # what fills up is darker
         at = np.broadcast_to(np.arange(values.shape[1]) + 0.5, values.shape)[real]
         there = values[real] / 255 * (size - 1) + 0.5

@@ -30,10 +30,7 @@ OTHER_MODELS = "preprocessor_config.json and config.json belong to different mod
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
-_NAMED = (
-    ("CLS", ("cls_token", "class_embedding", "class_token")),
-    ("DIST", ("distillation_token", "dist_token")),
-)
+_NAMED = (("CLS", ("cls_token", "class_embedding", "class_token")), ("DIST", ("distillation_token", "dist_token")))
 _REGISTERS = ("register_tokens", "register_token", "reg_token")
 
 
@@ -49,9 +46,10 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
             f"{folder} holds no image processor",
             "save it there as preprocessor_config.json: AutoImageProcessor.from_pretrained(…).save_pretrained(…)",
         )
+    kind = str(_read_settings(folder / PROCESSOR_FILES[0]).get("image_processor_type", "")).removesuffix("Fast")
     with load_errors("image processor", folder):
         try:
-            if _processor_name(folder) == "DINOv3ViTImageProcessor":
+            if kind == "DINOv3ViTImageProcessor":
                 # It is there for torchvision alone, and does what ViT's does, but that it resizes before it rounds.
                 return transformers.ViTImageProcessorPil.from_pretrained(folder, **options)
             auto: Any = transformers.AutoImageProcessor
@@ -61,7 +59,7 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
         except Exception as error:
             if "torchvision" not in str(error):
                 raise
-            message = f"the image processor in {folder}, {_processor_name(folder)}, needs torchvision"
+            message = f"the image processor in {folder}, {kind}, needs torchvision"
             raise AttnscopeError(message, "pip install torchvision") from error
 
 
@@ -74,12 +72,6 @@ def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
         return auto.from_pretrained(folder, **options)
 
 
-def _processor_name(folder: Path) -> str:
-    """What preprocessor_config.json calls the image processor; "" where it does not say."""
-    settings = _read_settings(folder / PROCESSOR_FILES[0])
-    return str(settings.get("image_processor_type", "")).removesuffix("Fast")
-
-
 def _read_settings(path: Path) -> dict[str, Any]:
     """What a file of settings says; nothing where it cannot be read."""
     try:
@@ -90,7 +82,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 class HuggingFaceEyes:
-    """What of a model sees pictures; see models.model.Eyes."""
+    """What of a model, of the network, sees pictures; see models.model.Eyes. It may lack its image processor."""
 
     def __init__(self, model: Model, network: Network, processor: Any) -> None:
         self.model = model
@@ -99,15 +91,17 @@ class HuggingFaceEyes:
         self._whole: set[tuple[int, ...]] = set()
 
     def see(self, photo: Photo) -> SensoryInput:
-        """A photo as the model sees it: through its own image processor, cut into its patches."""
+        """A photo as the model sees it: through its own image processor, cut into its patches.
+
+        Models must cut pictures into one grid of patches, and see all of them in each layer.
+        """
         if self._processor is None:
             raise AttnscopeError(
-                f"{self._name} came without its image processor",
-                "hand it over: attnscope.load(model, image_processor)",
+                f"{self._name} came without its image processor", "hand it over: attnscope.load(model, image_processor)"
             )
         with as_failure(f"the image processor of {self._name}", f" on {photo.source}"):
-            made = self._processor(images=photo.image, return_tensors="pt")
-        pixels, shapes = made.get("pixel_values"), made.get("spatial_shapes")
+            features = self._processor(images=photo.image, return_tensors="pt")
+        pixels, shapes = features.get("pixel_values"), features.get("spatial_shapes")
         if isinstance(pixels, Tensor) and shapes is not None:
             seen = self._see_patches(pixels, shapes, photo)
         else:
@@ -129,8 +123,8 @@ class HuggingFaceEyes:
                 f"{self._name} sees videos: frames, {tuple(pixels.shape)}, cannot be drawn as one picture",
                 "read its weights in Python: model.run_inputs({...}, Weights())",
             )
+        shape = tuple(pixels.shape) if isinstance(pixels, Tensor) else "none"
         if not isinstance(pixels, Tensor) or pixels.ndim != 4 or pixels.shape[:2] != (1, 3):
-            shape = tuple(pixels.shape) if isinstance(pixels, Tensor) else "none"
             raise AttnscopeError(
                 f"the image processor of {self._name} gives no picture of three colours, but {shape}",
                 "models that see one picture as one grid of patches are supported",
@@ -140,14 +134,14 @@ class HuggingFaceEyes:
         if not rows or not columns:
             message = f"{self._name} sees {photo.source} smaller than one of its patches"
             raise AttnscopeError(message, "give another photo")
-        shown = undo_normalisation(self._processor, pixels)[: rows * high, : columns * wide]
+        colours = undo_normalisation(self._processor, pixels)[: rows * high, : columns * wide]
         notes = [*photo.notes]
         if (rows * high, columns * wide) != tuple(pixels.shape[2:]):
             notes.append(
                 "the patches do not reach the right and lower edge of what the model is given: that is cut off"
             )
         inputs = {"pixel_values": pixels.to(self._base.dtype), **patch_order(self._base, pixels)}
-        return self._sensory_input(inputs, shown, (rows, columns), photo, notes)
+        return self._sensory_input(inputs, colours, (rows, columns), photo, notes)
 
     def _see_patches(self, pixels: Tensor, shapes: Any, photo: Photo) -> SensoryInput:
         """What a processor gives that cuts pictures itself, (1, patch, pixels of it), and fills up (SigLIP 2).
@@ -164,23 +158,23 @@ class HuggingFaceEyes:
                 OTHER_MODELS,
             )
         whole = patches.reshape(rows, columns, high, wide, 3).permute(4, 0, 2, 1, 3)
-        shown = undo_normalisation(self._processor, whole.reshape(1, 3, rows * high, columns * wide))
+        colours = undo_normalisation(self._processor, whole.reshape(1, 3, rows * high, columns * wide))
         inputs = {
             "pixel_values": patches.to(self._base.dtype),
             "pixel_attention_mask": torch.ones(1, rows * columns, dtype=torch.int64),
             "spatial_shapes": torch.tensor([[rows, columns]]),
         }
-        return self._sensory_input(inputs, shown, (rows, columns), photo, photo.notes)
+        return self._sensory_input(inputs, colours, (rows, columns), photo, photo.notes)
 
     def _sensory_input(
         self,
         inputs: dict[str, Tensor],
-        shown: NDArray[np.uint8],
+        colours: NDArray[np.uint8],
         grid: tuple[int, int],
         photo: Photo,
         notes: Sequence[str],
     ) -> SensoryInput:
-        picture = Picture(np.ascontiguousarray(shown), grid, photo.source, photo.image.size)
+        picture = Picture(np.ascontiguousarray(colours), grid, photo.source, photo.image.size)
         tokens = patch_tokens(grid, tokens_before(self._base), photo.source)
         return SensoryInput(inputs, tokens, picture, notes=tuple(notes))
 
@@ -210,23 +204,21 @@ def show_all_patches(base: PreTrainedModel) -> list[str]:
 
 def patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:
     """Height and width of the patches that a model cuts pictures into, in pixels."""
-    given = getattr(base.config, "patch_size", None)
-    sizes = tuple(given) if isinstance(given, list | tuple) else (given, given)
-    if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
+    size = getattr(base.config, "patch_size", None)
+    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise AttnscopeError(
             f"{name} does not cut pictures into patches of one size", "vision transformers are supported"
         )
-    return int(sizes[0]), int(sizes[1])
+    return int(sides[0]), int(sides[1])
 
 
 def tokens_before(base: PreTrainedModel) -> tuple[str, ...]:
     """The tokens that stand before the patches, by the parameters that they come from."""
-    held = {key.rpartition(".")[2]: parameter for key, parameter in base.named_parameters()}
-    labels = [label for label, names in _NAMED if any(name in held for name in names)]
-    registers = next((held[name] for name in _REGISTERS if name in held), None)
-    if registers is not None:
-        labels += [f"REG{number}" for number in range(registers.shape[-2])]
-    return tuple(labels)
+    parameters = {key.rpartition(".")[2]: parameter for key, parameter in base.named_parameters()}
+    labels = [label for label, names in _NAMED if any(name in parameters for name in names)]
+    registers = next((parameters[name].shape[-2] for name in _REGISTERS if name in parameters), 0)
+    return (*labels, *(f"REG{number}" for number in range(registers)))
 
 
 def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
@@ -236,16 +228,22 @@ def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
         values = values * np.asarray(processor.image_std, np.float64) + np.asarray(processor.image_mean, np.float64)
     if getattr(processor, "do_rescale", False):
         values = values / float(processor.rescale_factor)
-    shown: NDArray[np.uint8] = np.rint(values.clip(0, 255)).astype(np.uint8)
-    return shown
+    colours: NDArray[np.uint8] = np.rint(values.clip(0, 255)).astype(np.uint8)
+    return colours
 
 
 def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mapping[str, Any]) -> Any:
-    """The processor of a folder for pictures and words, with an image processor that needs Pillow alone."""
+    """The processor of a folder for pictures and words, with an image processor that needs Pillow alone.
+
+    Where no file names its class, it is the one of the model's type.
+    """
     images = open_image_processor(folder, options)
-    named = _class_name(folder, model_type)
-    found = getattr(transformers, named, None)
-    if not isinstance(found, type):
+    files = (folder / name for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"))
+    names = (_read_settings(file).get("processor_class") for file in files)
+    by_type = getattr(processing_auto, "PROCESSOR_MAPPING_NAMES", {}).get(model_type) or ""
+    class_name = next((name for name in names if isinstance(name, str)), str(by_type))
+    named_class = getattr(transformers, class_name, None)
+    if not isinstance(named_class, type):
         raise AttnscopeError(
             f"{folder} names no processor for pictures and words that transformers has",
             "save it there: AutoProcessor.from_pretrained(…).save_pretrained(…)",
@@ -255,11 +253,11 @@ def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mappi
     if beside.is_dir():  # InstructBLIP's queries read the question too, with a tokenizer of their own
         with load_errors("tokenizer", beside):
             parts["qformer_tokenizer"] = transformers.AutoTokenizer.from_pretrained(beside, **options)
-    kind: Any = without_videos(found)
-    named_parts = found.get_attributes()  # type: ignore[attr-defined]
+    kind: Any = without_videos(named_class)
+    named_parts = named_class.get_attributes()  # type: ignore[attr-defined]
     lacking = [name for name in kind.get_attributes() if name not in parts]
     if lacking:
-        raise AttnscopeError(f"{named} takes more than pictures and words: {lacking[0]}", "it cannot be shown yet")
+        raise AttnscopeError(f"{class_name} takes more than pictures and words: {lacking[0]}", "it cannot be shown yet")
     with load_errors("processor", folder):
         try:
             described, _ = kind.get_processor_dict(folder, local_files_only=True)
@@ -276,12 +274,3 @@ def without_videos(kind: type) -> type:
     """A class of processors that takes pictures and words, and is made without what is for videos."""
     attributes = [name for name in kind.get_attributes() if "video" not in name]  # type: ignore[attr-defined]
     return type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda cls: list(attributes))})
-
-
-def _class_name(folder: Path, model_type: str) -> str:
-    """What the files of a folder call the processor; where they do not, the one of the model's type."""
-    for file in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
-        name = _read_settings(folder / file).get("processor_class")
-        if isinstance(name, str):
-            return name
-    return str(getattr(processing_auto, "PROCESSOR_MAPPING_NAMES", {}).get(model_type) or "")

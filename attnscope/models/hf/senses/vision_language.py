@@ -16,7 +16,7 @@ from attnscope.models.hf.check.examples import Example, accepts, is_paligemma
 from attnscope.models.hf.check.longer import compare_on
 from attnscope.models.hf.network import Network
 from attnscope.models.hf.parts import as_failure, in_one_line, silence
-from attnscope.models.hf.senses.patch_places import FAMILIES, Made, Pane, Unplaced, area_of, panes_of, slopes
+from attnscope.models.hf.senses.patch_places import FAMILIES, Pane, ProcessorOutput, Unplaced, area_of, panes_of, slopes
 from attnscope.models.hf.senses.seeing import undo_normalisation
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import limit_template
@@ -60,14 +60,14 @@ class VisionLanguageReader:
             raise AttnscopeError(f"{self._name} sees one photo at a time", "give one --image")
         self._require_no_mark(text)
         prompt, notes = self._write_prompt(text, len(photos))
-        made = self._make([photo.image for photo in photos], prompt)
-        ids = made.inputs[self.ids_name][0].tolist()
+        output = self._make([photo.image for photo in photos], prompt)
+        ids = output.inputs[self.ids_name][0].tolist()
         n_given = len(ids)
         require_length(self._network.info, n_given + n)
-        pictures, labels = self._place_pictures(made, photos, prompt)
+        pictures, labels = self._place_pictures(output, photos, prompt)
         inputs = {
             name: value.to(self._network.device, self._base.dtype if value.is_floating_point() else None)
-            for name, value in made.inputs.items()
+            for name, value in output.inputs.items()
             if isinstance(value, Tensor) and accepts(self._base, name)
         }
         if n:
@@ -76,12 +76,12 @@ class VisionLanguageReader:
                 notes.append(f"the model wrote {len(written)} of {n} tokens: it ended the text")
             ids += written
             inputs = self._extend(inputs, ids)
-        tokens, axes = self._name_tokens(made, photos, labels, inputs, n_given)
+        tokens, axes = self._name_tokens(output, photos, labels, inputs, n_given)
         self._compare(inputs, axes)
-        said = [note for photo in photos for note in photo.notes]
-        return SensoryInput(inputs, tokens, pictures=pictures, notes=(*said, *notes), axes=axes)
+        notes = [*(note for photo in photos for note in photo.notes), *notes]
+        return SensoryInput(inputs, tokens, pictures=pictures, notes=tuple(notes), axes=axes)
 
-    def _cut(self, made: Made) -> list[Pane]:
+    def _cut(self, output: ProcessorOutput) -> list[Pane]:
         """The pictures that the model is given, each with the tokens or keys that stand for its patches."""
         raise NotImplementedError
 
@@ -100,18 +100,17 @@ class VisionLanguageReader:
 
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         """What the processor makes of photos and a prompt."""
-        inputs: dict[str, Any] = self._run_processor(prompt, [list(images)])
-        return inputs
+        return self._run_processor(prompt, [list(images)])
 
     def _n_places(self, inputs: Mapping[str, Any]) -> int:
         """How many picture tokens the prompt has, or keys that cross-attention goes to."""
         return int((inputs["input_ids"] == self._picture_id).sum())
 
-    def _places(self, made: Made) -> NDArray[np.int64]:
+    def _places(self, output: ProcessorOutput) -> NDArray[np.int64]:
         """Where each picture token stands in the prompt, or each key, (token,)."""
         raise NotImplementedError
 
-    def _write(self, inputs: Mapping[str, Tensor], given: list[int], n: int) -> list[int]:
+    def _write(self, inputs: Mapping[str, Tensor], prompt: list[int], n: int) -> list[int]:
         """The numbers of what the model writes, greedily, without a token that ends a text."""
         return self._writer.answer(inputs, n, [self._picture_id])
 
@@ -127,7 +126,12 @@ class VisionLanguageReader:
         return longer
 
     def _name_tokens(
-        self, made: Made, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
+        self,
+        output: ProcessorOutput,
+        photos: Sequence[Photo],
+        labels: Labels,
+        inputs: Mapping[str, Tensor],
+        n_given: int,
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         """The words; and, where pictures are not among them, the queries and keys of each kind of attention."""
         raise NotImplementedError
@@ -140,45 +144,46 @@ class VisionLanguageReader:
     def _picture_id(self) -> int:
         """The number of the token that stands for pictures."""
         config = self._base.config
-        found = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
-        if not isinstance(found, int):
+        number = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+        if not isinstance(number, int):
             raise AttnscopeError(f"{self._name} does not say which of its tokens stand for pictures")
-        return found
+        return number
 
-    def _run_processor(self, prompt: str, images: Sequence[Any]) -> Any:
+    def _run_processor(self, prompt: str, images: Sequence[Any]) -> dict[str, Any]:
         """What the whole processor makes of photos and a prompt."""
         # Templates write the token that begins a text themselves.
         start = getattr(self._processor.tokenizer, "bos_token", None)
         options = {"add_special_tokens": False} if start and prompt.startswith(start) else {}
         with as_failure(f"the processor of {self._name}"), silence():
-            return self._processor(text=[prompt], images=images, return_tensors="pt", **options)
+            inputs: dict[str, Any] = self._processor(text=[prompt], images=images, return_tensors="pt", **options)
+        return inputs
 
-    def _make(self, images: Sequence[Any], prompt: str) -> Made:
+    def _make(self, images: Sequence[Any], prompt: str) -> ProcessorOutput:
         inputs = self._process(images, prompt)
-        return Made(self._base, self._processor, inputs, images, self._n_places(inputs))
+        return ProcessorOutput(self._base, self._processor, inputs, images, self._n_places(inputs))
 
     def _require_no_mark(self, text: str) -> None:
         """Refuses a text that holds what stands for a picture in a prompt: it would stand for one that is not there."""
         marks = {str(getattr(self._processor, which, None) or "") for which in ("image_token", "boi_token")} - {""}
-        found = next((mark for mark in sorted(marks) if mark in text), None)
-        if found is not None:
+        mark = next((each for each in sorted(marks) if each in text), None)
+        if mark is not None:
             raise AttnscopeError(
-                f"the text holds {found!r}, which stands for a picture in what {self._name} reads", "leave it out"
+                f"the text holds {mark!r}, which stands for a picture in what {self._name} reads", "leave it out"
             )
 
     def _place_pictures(
-        self, made: Made, photos: Sequence[Photo], prompt: str
+        self, output: ProcessorOutput, photos: Sequence[Photo], prompt: str
     ) -> tuple[tuple[Picture, ...], dict[int, str]]:
         """The pictures with the places of what stands for their patches; and what to show for each of these."""
-        at = self._places(made)
+        at = self._places(output)
         try:
-            panes = panes_of(made, self._cut)
-            of_slopes = self._make([Image.fromarray(slopes(*size)) for size in made.sizes], prompt)
+            panes = panes_of(output, self._cut)
+            of_slopes = self._make([Image.fromarray(slopes(*size)) for size in output.sizes], prompt)
             guides = panes_of(of_slopes, self._cut)
         except Unplaced as error:
             message = f"{self._name} cannot be shown on pictures: {error}"
             raise AttnscopeError(message, "its text alone can be: leave out --image") from error
-        processor = getattr(made.processor, "image_processor", made.processor)
+        processor = getattr(output.processor, "image_processor", output.processor)
 
         def colours(pane: Pane) -> NDArray[np.uint8]:
             return np.ascontiguousarray(undo_normalisation(processor, pane.pixels[None]))
@@ -190,31 +195,37 @@ class VisionLanguageReader:
             cells = np.where(pane.places >= 0, at[pane.places], -1).astype(np.int32)
             again = names[: pane.photo].count(photo.source) + 1
             source = photo.source + f" ({again})" * (again > 1) + SMALL * pane.is_small
-            area = area_of(colours(guide), *made.sizes[pane.photo])
+            area = area_of(colours(guide), *output.sizes[pane.photo])
             grid = (cells.shape[0], cells.shape[1])
             pictures.append(Picture(colours(pane), grid, source, photo.image.size, cells, area))
             before = f"{number}:" if len(panes) > 1 else ""
-            placed = ((at, place) for at, place in np.ndenumerate(cells) if place >= 0)
-            labels |= {int(place): f"{before}{row},{column}" for (row, column), place in placed}
+            for (row, column), place in np.ndenumerate(cells):
+                if place >= 0:
+                    labels[int(place)] = f"{before}{row},{column}"
         return tuple(pictures), labels
 
 
 class InterleavedReader(VisionLanguageReader):
     """Reads pictures as tokens among those of its text, as LLaVA does."""
 
-    def _cut(self, made: Made) -> list[Pane]:
+    def _cut(self, output: ProcessorOutput) -> list[Pane]:
         kind = self._base.config.model_type
         if kind not in FAMILIES:
             raise Unplaced(f"of models of type {kind} it is not known which token stands for which part of a picture")
-        return FAMILIES[kind](made)
+        return FAMILIES[kind](output)
 
-    def _places(self, made: Made) -> NDArray[np.int64]:
-        return np.flatnonzero(made.inputs["input_ids"][0].cpu().numpy() == self._picture_id)
+    def _places(self, output: ProcessorOutput) -> NDArray[np.int64]:
+        return np.flatnonzero(output.inputs["input_ids"][0].cpu().numpy() == self._picture_id)
 
     def _name_tokens(
-        self, made: Made, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
+        self,
+        output: ProcessorOutput,
+        photos: Sequence[Photo],
+        labels: Labels,
+        inputs: Mapping[str, Tensor],
+        n_given: int,
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        marks = dict.fromkeys(self._places(made).tolist(), "picture")
+        marks = dict.fromkeys(self._places(output).tolist(), "picture")
         ids = inputs[self.ids_name][0].tolist()
         return self._network.tokenizer.encode_among(ids, {**marks, **labels}, n_given), {}
 

@@ -18,12 +18,15 @@ from attnscope.records import Tokens
 
 
 class HuggingFaceWriter:
-    """The decoder of a model; see models.model.Writer."""
+    """The decoder of a model; see models.model.Writer.
+
+    The model may lack the head that writing needs: a target can be read without. `ends` are numbers that end a text,
+    besides those that its configuration names.
+    """
 
     def __init__(self, network: Network, ends: Collection[int] = ()) -> None:
-        self._ends = ends
+        self._network, self._tokenizer, self._ends = network, network.tokenizer, ends
         self._model, self._base = network.model, network.base
-        self._network, self._tokenizer = network, network.tokenizer
 
     @property
     def alignment_heads(self) -> tuple[tuple[int, int], ...]:
@@ -34,10 +37,8 @@ class HuggingFaceWriter:
     def generate(self, tokens: Tokens, n: int) -> Tokens:
         """Continues a text greedily: at each step the token that the model gives the most probability.
 
-        One forward pass over the result shows what the model attended to as it wrote, since no query sees later keys.
-
-        Returns:
-            The tokens given (`n_given`) and those written, without the one that ends a text.
+        Writes fewer than n tokens if the model ends the text, by a token that is left out, or reaches its limit. One
+        forward pass over the result shows what the model attended to as it wrote, since no query sees later keys.
         """
         self._require_head(is_encoder_decoder=False)
         if not len(tokens):
@@ -60,7 +61,8 @@ class HuggingFaceWriter:
     def answer(self, inputs: Mapping[str, Tensor], n: int, never: Sequence[int] = ()) -> list[int]:
         """The numbers of what the model writes after a prompt of pictures and words, without a token that ends it.
 
-        Written with the model's own settings but without sampling and beams.
+        Written with the model's own settings but without sampling and beams; some numbers, as those that stand for
+        pictures, never.
         """
         self._require_head(is_encoder_decoder=False)
         with silence(), torch.no_grad(), use_attention(self._base, None):
@@ -74,21 +76,18 @@ class HuggingFaceWriter:
         return self._tokenizer.encode_target(text, self.start_id())
 
     def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
-        """What the decoder reads as it answers a text by its own greedy output.
+        """What the decoder reads as it answers a text by its own greedy output: the start token, then what was written.
 
         Written with the model's own settings (forced and suppressed tokens …) but without sampling and beams.
-
-        Returns:
-            The start token (`n_given` is 1) and what was written, without the token that ends a text.
         """
         self._require_head(is_encoder_decoder=True)
         start = self.start_id()
         inputs = self._network.text_inputs(Batch(torch.from_numpy(tokens.ids)[None]), target=False)
-        given = {name: x.to(self._network.device) for name, x in inputs.items()}
+        arguments = {name: x.to(self._network.device) for name, x in inputs.items()}
         # In this order, as a load takes them: else two threads could wait for each other.
         with silence(), torch.no_grad(), use_attention(self._base, None):
             result = self._model.generate(
-                **given, decoder_start_token_id=start, do_sample=False, num_beams=1, max_new_tokens=n
+                **arguments, decoder_start_token_id=start, do_sample=False, num_beams=1, max_new_tokens=n
             )
         written = [int(number) for number in result[0]]
         written = [*written[:1], *self._without_end(written[1:])]
@@ -116,12 +115,15 @@ class HuggingFaceWriter:
         """What the forward gets for its decoder."""
         return {"decoder_input_ids": torch.from_numpy(target.ids)[None].to(self._network.device)}
 
-    def extend_greedily(self, predict: Callable[[list[int]], Tensor], given: list[int], n: int) -> list[int]:
-        """The numbers that are written after those given, at most n, without the one that ends a text."""
+    def extend_greedily(self, predict: Callable[[list[int]], Tensor], before: list[int], n: int) -> list[int]:
+        """The numbers that are written after others, at most n, without the one that ends a text.
+
+        `predict` gives scores of the vocabulary after all numbers so far, (1, token, vocabulary).
+        """
         ends, limit = self._end_ids(), self._network.info.max_tokens
         written: list[int] = []
-        for _ in range(n if limit is None else min(n, limit - len(given))):
-            token = int(predict([*given, *written])[0, -1].argmax())
+        for _ in range(n if limit is None else min(n, limit - len(before))):
+            token = int(predict([*before, *written])[0, -1].argmax())
             if token in ends:
                 break
             written.append(token)
@@ -130,9 +132,9 @@ class HuggingFaceWriter:
     def _require_head(self, *, is_encoder_decoder: bool) -> None:
         """Refuses models that cannot write, or not in this way."""
         model, base, name = self._model, self._base, self._network.info.name
-        if bool(base.config.is_encoder_decoder) != is_encoder_decoder:
-            if is_encoder_decoder:
-                raise AttnscopeError(f"{name} has no encoder", "leave out the target")
+        if is_encoder_decoder and not base.config.is_encoder_decoder:
+            raise AttnscopeError(f"{name} has no encoder", "leave out the target")
+        if base.config.is_encoder_decoder and not is_encoder_decoder:
             raise AttnscopeError(f"{name} has a decoder that answers", "use a target")
         headless = model is base and not is_encoder_decoder and model.get_output_embeddings() is None
         if not model.can_generate() or headless:
@@ -151,8 +153,8 @@ class HuggingFaceWriter:
         """The numbers of the tokens that end a text."""
         ends = set(self._ends)
         for config in (getattr(self._model, "generation_config", None), self._base.config.get_text_config()):
-            found = getattr(config, "eos_token_id", None)
-            ends |= set(found if isinstance(found, (list, tuple)) else [] if found is None else [found])
+            number = getattr(config, "eos_token_id", None)
+            ends |= set(number if isinstance(number, (list, tuple)) else [] if number is None else [number])
         return ends
 
     def start_id(self) -> int:
@@ -162,7 +164,7 @@ class HuggingFaceWriter:
             raise AttnscopeError(f"{name} is no encoder-decoder, so it has no target", "leave out --target")
         for config in (getattr(self._model, "generation_config", None), self._base.config):
             for setting in ("decoder_start_token_id", "bos_token_id"):
-                found = getattr(config, setting, None)
-                if isinstance(found, int):
-                    return found
+                number = getattr(config, setting, None)
+                if isinstance(number, int):
+                    return number
         raise AttnscopeError(f"{name} does not say which token its decoder starts with")
