@@ -461,3 +461,9 @@ def test_a_word_that_comes_again_is_found_everywhere() -> None:
     assert tokens.find("the") == (3, 6)
     assert tokens.find("THE") == (0, 3, 6)
     assert tokens.find("other") == (7, 8, 9)
+
+
+def test_a_notebook_completes_what_was_measured_and_little_else() -> None:
+    names = [name for name in dir(simple()) if not name.startswith("_")]
+    assert {"maps", "text", "run", "of", "draw", "page", "save", "to_csv"} <= {*names}
+    assert not {"require_whole", "SCHEMA", "rebuild"} & {*names} and len(names) <= 35

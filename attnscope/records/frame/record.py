@@ -45,6 +45,14 @@ class StyleOptions(TypedDict, total=False):
     font: str | None
 
 
+_PLUMBING = frozenset({
+    "ASCII", "COMPRESSED", "HOLDS", "LISTS_ARRAYS", "SCHEMA", "TOLD", "arrays", "as_json", "block", "content",
+    "describe", "drawn_texts", "facts", "is_empty", "read", "read_apart", "rebuild", "record_kind", "require_whole",
+    "shape", "style", "usual_scale",
+})  # fmt: skip
+"""Names that the package itself uses, which would crowd what a notebook completes."""
+
+
 class Record:
     """A result that was measured: what it says, and the files that it becomes.
 
@@ -62,6 +70,10 @@ class Record:
     HOLDS: ClassVar[str] = ""
     LISTS_ARRAYS: ClassVar[bool] = True
     COMPRESSED: ClassVar[bool] = False
+
+    def __dir__(self) -> list[str]:
+        """What a notebook completes: what was measured, and what to do with it; not how it is stored and drawn."""
+        return [name for name in super().__dir__() if name not in _PLUMBING]
 
     @classmethod
     def record_kind(cls) -> Kind:
