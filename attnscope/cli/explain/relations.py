@@ -30,10 +30,14 @@ def relations(
     - `attnscope relations sample_texts/library.py --chunk 40`
     - `attnscope relations contacts.jsonl -m ./esm2 --combine`
     """
+    from attnscope.studies.relations.sounds import is_spoken, study_recordings
     from attnscope.studies.relations.study import study_files
 
     output = where.plan("relations", printing, **drawing.options())
     shared = running.share(model, loading)
     with options.progress(printing.quiet) as report:
-        found = study_files(model, files, annotation, asked, loading, report, shared)
-    output.deliver(found)
+        if is_spoken(files):
+            record = study_recordings(model, files, asked, loading, report)
+        else:
+            record = study_files(model, files, annotation, asked, loading, report, shared)
+    output.deliver(record)

@@ -280,6 +280,8 @@ def combine_heads(
         sums = scored.sums.get(relation.name)
         if sums is None:
             continue
+        best_heads = tuple(_ranked(relation)[: _best_number(relation, chosen)])
+        by_number = _accuracy_by_number(relation, chosen)
         coefficients = trials[relation.name].coefficients
         regression = coefficients[_REGRESSION]
         chance = sums.ratio()[_CHANCE, 0]
@@ -301,8 +303,8 @@ def combine_heads(
         records.append(
             Combined(
                 relation.name,
-                tuple(_ranked(relation)[: _best_number(relation, chosen)]),
-                _accuracy_by_number(relation, chosen),
+                best_heads,
+                by_number,
                 round(float(sums.total("c")[0, 0, first])),
                 sums.n_texts,
                 float(chance[first]),

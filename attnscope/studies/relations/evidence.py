@@ -22,7 +22,6 @@ from attnscope.annotated import AnnotatedText, Link
 from attnscope.annotated.alignment import Placed
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
 from attnscope.core.exact.running import RunningSums
-from attnscope.errors import amount
 from attnscope.records.relations.record import LEAST_MASS, Relation
 
 LEVEL = 0.05
@@ -353,18 +352,6 @@ def judge(tallies: Mapping[str, Tally]) -> tuple[Relation, ...]:
     return tuple(relation.conclude(of_relation) for relation, of_relation in zip(measured, q, strict=True))
 
 
-def mixed_halves(results: Sequence[Relation]) -> list[str]:
-    """A note where too few sources let texts of one source into both halves; else nothing."""
-    mixed = [relation.name for relation in results if relation.halves == "texts" and not relation.why_no_verdict]
-    if not mixed:
-        return []
-    named = ", ".join(mixed[:3]) + (" …" if len(mixed) > 3 else "")
-    return [
-        f"Too few sources to keep each in one half (for {amount(len(mixed), 'relation')}: {named}): "
-        "texts or chunks of one source are in both, and what is found is of these sources."
-    ]
-
-
 class _Measured:
     """One relation before the false discovery rate of all is known."""
 
@@ -374,40 +361,32 @@ class _Measured:
         scored, n = self.halves.scored_on, self.halves.scored_on.links
         best = int(scored.rules.argmax())
         self.rule, self.baseline = (RULES[best], float(scored.rules[best] / n)) if n else ("", math.nan)
-        self.why_not = self._why_no_verdict()
-        sums = self._sums(scored)
+        self.why_not = ""
+        if tally.n < FEWEST_LINKS:
+            self.why_not = f"fewer than {FEWEST_LINKS} examples"
+        elif scored.texts < FEWEST_TEXTS:
+            self.why_not = f"fewer than {FEWEST_TEXTS} texts to score on"
+        self.accuracy, self.mass, self.low, self.high, self.p = np.full((5, *tally.shape), np.nan)
+        sums = scored.sums
+        if sums is None:
+            return
         self.accuracy, self.mass = (tally.only_there(part) for part in np.moveaxis(sums.ratio(), -1, 0))
         self.low, self.high = (tally.only_there(end[..., 0]) for end in sums.share_interval(hits=True))
-        self.p = np.full(self.accuracy.shape, np.nan)
-        if not self.why_not:
-            self.p = tally.only_there(self._p(sums, n))
-
-    def _sums(self, part: Part) -> RunningSums:
-        return part.sums or RunningSums((*self.tally.shape, 2))
-
-    def _why_no_verdict(self) -> str:
-        if self.tally.n < FEWEST_LINKS:
-            return f"fewer than {FEWEST_LINKS} examples"
-        if self.halves.scored_on.texts < FEWEST_TEXTS:
-            return f"fewer than {FEWEST_TEXTS} texts to score on"
-        return ""
-
-    def _p(self, scored: RunningSums, n: int) -> Floats:
-        over_texts = scored.p_above(np.array([self.baseline, np.nan]))[..., 0]
-        hits = np.floor(scored.total("s")[..., 0] + 1e-9)
-        over_links = np.where(hits < 1, 1.0, bdtrc(np.maximum(hits, 1) - 1, n, self.baseline))
-        larger: Floats = np.maximum(over_texts, over_links)
-        return larger
+        if not self.why_not:  # the larger p counts, of that over texts and that over links
+            over_texts = sums.p_above(np.array([self.baseline, np.nan]))[..., 0]
+            hits = np.floor(sums.total("s")[..., 0] + 1e-9)
+            over_links = np.where(hits < 1, 1.0, bdtrc(np.maximum(hits, 1) - 1, n, self.baseline))
+            self.p = tally.only_there(np.maximum(over_texts, over_links))
 
     def _ties(self, choice: Floats, expressing: NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
         """Further heads that express the relation about as well as the chosen one: see `Relation.ties`."""
-        if np.isnan(choice).all():
+        n, sums = self.halves.chosen_on.links, self.halves.chosen_on.sums
+        if sums is None or np.isnan(choice).all():
             return ()
-        n = self.halves.chosen_on.links
         best = np.unravel_index(int(np.nanargmax(choice)), choice.shape)
         # With one link more of either kind: of few links all may be right.
         share = (float(choice[best]) * n + 1) / (n + 2)
-        spread = float(self._sums(self.halves.chosen_on).standard_error()[..., 0][best])
+        spread = float(sums.standard_error()[..., 0][best])
         error = max(math.sqrt(share * (1 - share) / n), TIED, *(() if math.isnan(spread) else (spread,)))
         with np.errstate(invalid="ignore"):
             near = expressing & expressing[best] & (choice >= choice[best] - error)
@@ -418,7 +397,8 @@ class _Measured:
         tally, halves = self.tally, self.halves
         with np.errstate(invalid="ignore"):
             expressing = (self.low >= self.baseline + MARGIN) & (q <= LEVEL)
-        choice = tally.only_there(self._sums(halves.chosen_on).ratio()[..., 0])
+        chosen_on = halves.chosen_on.sums
+        choice = np.full(tally.shape, np.nan) if chosen_on is None else tally.only_there(chosen_on.ratio()[..., 0])
         return Relation(
             name=self.name,
             n=tally.n,

@@ -36,8 +36,3 @@ class RelationsOptions:
         "Show so many texts of each relation that a head expresses.", "--examples", default=0, least=0, most=100
     )
     combine: bool = option("Also try combined heads: the mean of several, a regression over all.", default=False)
-
-    def wants(self, relation: str) -> bool:
-        """Whether a relation is among those that are wanted."""
-        labels = set(relation.split("→")) - {"parent"}
-        return self.only is None or any(name == relation or name in labels for name in self.only)

@@ -27,18 +27,21 @@ from numpy.typing import NDArray
 
 from attnscope.annotated.alignment import pieces_of
 from attnscope.corpus import Problem
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records.maps.sounds import Sound
 from attnscope.records.relations.record import LEAST_MASS, Relation, Relations
 from attnscope.records.relations.word_times import WordTimes
 from attnscope.senses.recordings import Recording, read_recording
+from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Reading, Speech, read
 from attnscope.studies.inputs.texts import Progress, Report
 from attnscope.studies.maps.study import run_probe
-from attnscope.studies.relations.evidence import ALONG, RULES, THRESHOLDS, Cell, Lots, Tally, judge, mixed_halves
+from attnscope.studies.relations.evidence import ALONG, RULES, THRESHOLDS, Cell, Lots, Tally, judge
 from attnscope.studies.relations.evidence import Part as EvidencePart
+from attnscope.studies.relations.options import RelationsOptions
+from attnscope.studies.relations.study import note_mixed_halves
 from attnscope.studies.relations.word_errors import WordErrors, sizes_of
 from attnscope.studies.running.overflow import broken_rows
 
@@ -104,6 +107,15 @@ def _one_after_the_other(words: Sequence[tuple[str, float, float]]) -> bool:
     )
 
 
+def study_recordings(
+    spec: str, files: Sequence[str], options: RelationsOptions, loading: LoadOptions, report: Report | None
+) -> Relations:
+    """Loads a model, and studies which of its heads listen to the words of recordings."""
+    if options != RelationsOptions():
+        raise UsageError("of recordings one relation is asked", "leave out --only, --chunk, --examples, --combine")
+    return sound_relations(loading.load(spec), files, report)
+
+
 def sound_relations(model: Model, files: Sequence[str], report: Report | None = None) -> Relations:
     """Measures which heads of a speech model's cross-attention listen to each word as it is written.
 
@@ -147,7 +159,7 @@ def sound_relations(model: Model, files: Sequence[str], report: Report | None = 
         "n_chunked": 0, "n_copies": n_copies, "n_not_finite": 0, "sha256": "", "complete": complete,
         "problems": [asdict(problem) for problem in problems],
     }  # fmt: skip
-    notes = [_advise(results), *mixed_halves(results)] if results else []
+    notes = [_advise(results), *note_mixed_halves(results)] if results else []
     return Relations(run_of(model.info, notes), corpus, dict(THRESHOLDS), "cross", results, word_times=word_times)
 
 

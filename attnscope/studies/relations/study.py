@@ -36,11 +36,9 @@ from attnscope.studies.relations.evidence import (
     contact_pairs,
     contact_rule_hits,
     judge,
-    mixed_halves,
     rules_of,
 )
 from attnscope.studies.relations.options import AnnotationOptions, RelationsOptions
-from attnscope.studies.relations.sounds import is_spoken, sound_relations
 from attnscope.studies.relations.sums import Found, LinkBlock, LinkMeasurer, Piece
 from attnscope.studies.running.memory import halving_note
 from attnscope.studies.running.passes import Driver, Pass, Task
@@ -101,7 +99,9 @@ def relations(
     study = _Study(model, options)
     going = study.run(corpus, report, workers)
     done, complete = going.done, going.complete
-    if complete and not going.lost and not any(tally.n for tally in done.tallies.values()):
+    results = judge(done.tallies)
+    mixed = note_mixed_halves(results)
+    if complete and not going.lost and not results:
         raise AttnscopeError(*_explain_nothing(done, options, model))
     files = corpus if isinstance(corpus, AnnotatedCorpus) else None
     corpus_facts = {
@@ -121,13 +121,12 @@ def relations(
         "complete": complete,
     }
     option_facts = {"only": options.only, "chunk": options.chunk, "stride": options.stride, **THRESHOLDS}
-    results = judge(done.tallies)
     examples = study.examples(results) if options.n_examples else ()
     combined: tuple[Combined, ...] = ()
     if options.combine and complete:
         combined, corpus_facts["complete"] = _combine(model, corpus, options, results, (report, workers))
     halving = [] if done.halved_to is None else [halving_note(done.halved_to)]
-    notes = [*_notes(done, results), *going.notes, *halving]
+    notes = [*_notes(done, mixed), *going.notes, *halving]
     if options.combine and not HAS_REGRESSION:
         notes.append("No regression over all heads: scikit-learn is not installed.")
     return Relations(run_of(model.info, notes), corpus_facts, option_facts, study.kind, results, examples, combined)
@@ -175,14 +174,14 @@ def _not_finite_problems(done: Found, model: Model) -> list[dict[str, Any]]:
     return [asdict(Problem(first.source, first.line, reason))]
 
 
-def _notes(done: Found, results: Sequence[Relation]) -> list[str]:
+def _notes(done: Found, mixed: Sequence[str]) -> list[str]:
     notes = []
     if done.n_copies:
         notes.append(
             f"{amount(done.n_copies, 'text is a copy', 'texts are copies')} of others, case and whitespace apart: "
             "of each the first counts, and of those right after it the links that it lacks."
         )
-    notes += mixed_halves(results)
+    notes += mixed
     reasons: dict[str, Counter[str]] = {}
     for name, tally in done.tallies.items():
         for reason, n in tally.left_out.items():
@@ -197,6 +196,18 @@ def _notes(done: Found, results: Sequence[Relation]) -> list[str]:
             "each chunk counts as a text."
         )
     return notes
+
+
+def note_mixed_halves(results: Sequence[Relation]) -> list[str]:
+    """A note where too few sources let texts of one source into both halves; else nothing."""
+    mixed = [relation.name for relation in results if relation.halves == "texts" and not relation.why_no_verdict]
+    if not mixed:
+        return []
+    named = ", ".join(mixed[:3]) + (" …" if len(mixed) > 3 else "")
+    return [
+        f"Too few sources to keep each in one half (for {amount(len(mixed), 'relation')}: {named}): "
+        "texts or chunks of one source are in both, and what is found is of these sources."
+    ]
 
 
 def _combine(
@@ -298,10 +309,10 @@ class _Study:
 
     def _pieces_of(self, text: AnnotatedText, number: int, tallies: defaultdict[str, Tally]) -> tuple[list[Piece], int]:
         """A text's chunks with their links, and how many chunks are copies; the tallies count the links left out."""
-        text = replace(text, links=tuple(link for link in text.links if self.options.wants(link.relation)))
+        text = replace(text, links=tuple(link for link in text.links if self._wants(link.relation)))
         parts, left_out = self._align(text, number)
         for relation, reasons in (*left_out.items(), *text.left_out.items()):
-            if self.options.wants(relation):
+            if self._wants(relation):
                 tallies[relation].left_out.update(reasons)
         # Chunks of one text are in one half, whatever else it belongs to.
         alone = None if not parts or parts[0].chunk.n_chunks == 1 else f"{text.source}, line {text.line}"
@@ -340,6 +351,11 @@ class _Study:
                         examples.append(piece)
             pieces.append(piece)
         return pieces, n_copies
+
+    def _wants(self, relation: str) -> bool:
+        """Whether a relation is studied: by its whole name, or by a label in it."""
+        only, labels = self.options.only, set(relation.split("→")) - {"parent"}
+        return only is None or any(name == relation or name in labels for name in only)
 
     def _align(self, text: AnnotatedText, number: int) -> tuple[list[Placed], Mapping[str, Mapping[str, int]]]:
         """A text's chunks with their links in tokens, and the links that have none, by relation and reason."""
@@ -399,11 +415,7 @@ def study_files(
     report: Report | None,
     workers: Workers | None = None,
 ) -> Relations:
-    """Loads a model, and studies the relations of annotated files, or of recordings with their words."""
-    if is_spoken(files):
-        if options != RelationsOptions():
-            raise UsageError("of recordings one relation is asked", "leave out --only, --chunk, --examples, --combine")
-        return sound_relations(loading.load(spec), files, report)
+    """Loads a model, and studies the relations of annotated files."""
     return relations(loading.load(spec), _open_corpus(files, annotation), options, report, workers)
 
 
