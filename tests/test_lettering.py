@@ -152,7 +152,7 @@ def cat(tmp_path: Path) -> Iterator[Path]:
     before = list(font_manager.fontManager.ttflist)
     yield write_font(tmp_path / "cat.ttf", "你好")
     font_manager.fontManager.ttflist[:] = before
-    lettering._find_font.cache_clear()
+    lettering.find_font.cache_clear()
 
 
 def test_a_font_file_is_taken_first_and_its_characters_are_drawn(cat: Path, only_dejavu: None, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_letters_that_have_no_bold_are_plain_and_nothing_is_logged(
 def test_an_installed_family_is_named_as_people_write_it() -> None:
     assert lettering_for(["a"], Paper(font="dejavu serif")).families == ("DejaVu Serif", BASE_FAMILY)
     with pytest.raises(UsageError, match="there is no font 'DejaVu Serf'") as caught:
-        lettering.require_font("DejaVu Serf")
+        lettering.find_font("DejaVu Serf")
     assert caught.value.hint == "did you mean DejaVu Serif?"
 
 
@@ -188,7 +188,7 @@ def test_a_file_that_is_no_font_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.ttf").write_text("no font")
     for path in (tmp_path / "a.ttf", tmp_path / "nowhere.otf"):
         with pytest.raises(AttnscopeError, match="is no font that can be read"):
-            lettering.require_font(str(path))
+            lettering.find_font(str(path))
 
 
 @pytest.mark.parametrize(

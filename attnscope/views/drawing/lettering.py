@@ -97,7 +97,7 @@ def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
     """Fonts that together hold the characters of all texts, as far as fonts for them are installed."""
     from matplotlib import font_manager
 
-    chosen = [] if paper.font is None else [_find_font(paper.font)]
+    chosen = [] if paper.font is None else [find_font(paper.font)]
     first = list(dict.fromkeys([*chosen, (BASE_FAMILY, str(font_manager.findfont(BASE_FAMILY)))]))
     wanted = {c for text in texts for c in text if not c.isspace()}
     missing, families, paths = set(wanted), [], []
@@ -117,14 +117,9 @@ def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
     return Lettering(tuple(families), tuple(paths), frozenset(missing - invisible), frozenset(invisible), paper)
 
 
-def require_font(font: str) -> None:
-    """Refuses what is neither a font file nor the name of an installed family."""
-    _find_font(font)
-
-
 @lru_cache(maxsize=16)
-def _find_font(font: str) -> tuple[str, str]:
-    """The family and the file of a font, from either of the two."""
+def find_font(font: str) -> tuple[str, str]:
+    """The family and the file of a font, from either of the two; refuses what is neither."""
     from matplotlib import font_manager
 
     manager = font_manager.fontManager

@@ -8,7 +8,7 @@ from typing import Literal
 
 from attnscope.errors import UsageError
 from attnscope.views.drawing.layout import CAPTION_PX, MIN_WIDTH_PX, Paper
-from attnscope.views.drawing.lettering import require_font
+from attnscope.views.drawing.lettering import find_font
 
 Scale = Literal["fixed", "head", "figure"]
 SCALES: tuple[Scale, ...] = ("fixed", "head", "figure")
@@ -49,7 +49,7 @@ class Style:
         _require("dpi", self.dpi, _DPI)
         _require("font-size", self.font_size, _POINTS)
         if self.font is not None:
-            require_font(self.font)
+            find_font(self.font)
 
     def limits(self, tops: Sequence[float]) -> list[float]:
         """The value of the darkest colour of each map of a figure, from the largest value of each."""

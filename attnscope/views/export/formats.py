@@ -195,15 +195,6 @@ def _duo(order: Order) -> dict[str, bytes]:
     return {"full_attention_heads.tsv": table.getvalue().encode(), _CONFIG: _json(about)}
 
 
-def _require_recordings(record: Record) -> Relations:
-    if not isinstance(record, Relations) or record.corpus.get("of") != RECORDINGS:
-        raise AttnscopeError(
-            f"{record.record_kind().one} does not say which heads listen to words",
-            'make one: attnscope relations timed.jsonl -m WHISPER -o FOLDER, with {"audio", "words"} per line',
-        )
-    return record
-
-
 def _require_relations(record: Record) -> Relations:
     if not isinstance(record, Relations):
         raise AttnscopeError(
@@ -213,16 +204,20 @@ def _require_relations(record: Record) -> Relations:
     return record
 
 
-def _listening_heads(order: Order) -> Heads:
-    """Heads of cross-attention that listen to words as they are written, by layer and head."""
-    return sorted(order.heads)
+def _require_recordings(record: Record) -> Relations:
+    if not isinstance(record, Relations) or record.corpus.get("of") != RECORDINGS:
+        raise AttnscopeError(
+            f"{record.record_kind().one} does not say which heads listen to words",
+            'make one: attnscope relations timed.jsonl -m WHISPER -o FOLDER, with {"audio", "words"} per line',
+        )
+    return record
 
 
 def _whisper(order: Order) -> dict[str, bytes]:
     """`alignment_heads` in the JSON of a model, whose other fields stay as they are."""
     document = {
         **_fields_of(order.out, "name a generation_config.json, or a new file"),
-        "alignment_heads": _listening_heads(order),
+        "alignment_heads": sorted(order.heads),
     }
     return {"": (json.dumps(document, indent=2) + "\n").encode()}  # infinity in other fields stays, too
 
@@ -239,14 +234,14 @@ def _fields_of(path: Path, hint: str) -> dict[str, Any]:
 
 def _whisper_cpp(order: Order) -> dict[str, bytes]:
     """An array of C, and the lines that pass it to a context."""
-    listed = _listening_heads(order)
-    pairs = ", ".join(f"{{{layer}, {head}}}" for layer, head in listed)
+    heads = sorted(order.heads)
+    pairs = ", ".join(f"{{{layer}, {head}}}" for layer, head in heads)
     model = one_line(str(order.scores.run.get("model")))
     lines = (
         f"// Alignment heads of {model}, found by attnscope {VERSION}.",
         f"static const whisper_ahead aheads[] = {{ {pairs} }};",
         "// params.dtw_token_timestamps = true; params.dtw_aheads_preset = WHISPER_AHEADS_CUSTOM;",
-        f"// params.dtw_aheads = {{ {len(listed)}, aheads }};",
+        f"// params.dtw_aheads = {{ {len(heads)}, aheads }};",
     )
     return {"": ("\n".join(lines) + "\n").encode()}
 
@@ -254,7 +249,7 @@ def _whisper_cpp(order: Order) -> dict[str, bytes]:
 def _openai_whisper(order: Order) -> dict[str, bytes]:
     """The dump that `model.set_alignment_heads` reads: a mask (layer, head) of truth values, compressed, as text."""
     mask = np.zeros(order.scores.shape, np.bool_)
-    mask[tuple(np.array(_listening_heads(order)).T)] = True
+    mask[tuple(np.array(order.heads).T)] = True
     return {"": base64.b85encode(gzip.compress(mask.tobytes(), mtime=0))}
 
 
