@@ -222,7 +222,7 @@ def test_no_word_of_an_example_lies_over_another() -> None:
 
 def test_one_example_is_no_row_of_the_table_and_none_of_the_figure() -> None:
     found = load_record(Path(__file__).with_name("records") / "relations.npz")
-    rows = [one.name for one in summary.listed(found)]
+    rows = [one.name for one in summary.list_relations(found)]
     alone = [one.name for one in found.relations if one.name not in rows]
     assert rows and alone and all(one.n_scored <= 1 for one in found.relations if one.name in alone)
     assert [one.name for one in map_of(found).relations] == rows
@@ -232,4 +232,6 @@ def test_one_example_is_no_row_of_the_table_and_none_of_the_figure() -> None:
     assert not any(line.startswith(f"{name} ") for line in printed.splitlines() for name in alone)
     assert f"one example at most: {len(alone)} relations (" in " ".join(printed.split())
     few = replace(found, relations=tuple(one for one in found.relations if one.name in alone))
-    assert [one.name for one in summary.listed(few)] == [one.name for one in few.ranked], "else there were no table"
+    assert [one.name for one in summary.list_relations(few)] == [one.name for one in few.ranked], (
+        "else there were no table"
+    )

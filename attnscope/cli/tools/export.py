@@ -96,14 +96,14 @@ def _word_times(
     from dataclasses import asdict
 
     from attnscope.records.heads.scores import scores_of
-    from attnscope.views.relations.word_times import table
+    from attnscope.views.relations.terminal import word_times_table
     from attnscope.views.tables.plain_text import open_console
 
     if record.word_times is None:
         return {}
     lists = record.word_times.for_list(len(scores_of(record, score).chosen[:top]))
     if show and not printing.json:
-        open_console().print(table(record.word_times, lists))
+        open_console().print(word_times_table(record.word_times, lists))
     return {"word_times": {**asdict(record.word_times), "lists": [asdict(each) for each in lists]}}
 
 

@@ -14,15 +14,13 @@ from attnscope.views.drawing.lettering import Lettering
 from attnscope.views.drawing.page import Page
 from attnscope.views.tables.wording import corpus_line, model_of, printable
 
-CUTS = {1: "L", 2: "L/2", 5: "L/5"}
-
 
 @dataclass(frozen=True)
 class TogetherRow:
     """A row of a table or figure.
 
     Attributes:
-        name: What it is of: a relation, or the range and cut of one that is undirected.
+        name: The relation's, or the range and cut of one that is undirected.
         relation: The relation.
         at: What its heads say there.
     """
@@ -31,40 +29,43 @@ class TogetherRow:
     relation: Combined
     at: Combined | Precision
 
+    @property
+    def scores(self) -> dict[str, Score | None]:
+        """The scores of the best head, the mean and the regression, by their names."""
+        return dict(zip(NAMES, (self.at.best_head, self.at.mean, self.at.regression), strict=True))
 
-def together_rows(found: Relations) -> Iterator[TogetherRow]:
-    """A row a relation, those first that heads together tell best above chance; of undirected links a row a cut."""
-    for one in ranked_together(found):
-        if not one.precisions:
-            yield TogetherRow(printable(one.relation, 60), one, one)
-        for at in one.precisions:
+
+def together_rows(relations: Relations) -> Iterator[TogetherRow]:
+    """A row per relation, or per cut of an undirected one.
+
+    They are ranked by how far the lower end of the better combination's interval is above the best head.
+    """
+
+    def gain(combined: Combined) -> float:
+        return max(score.gain_low for score in (combined.mean, combined.regression) if score is not None)
+
+    for combined in sorted(relations.combined, key=lambda combined: -gain(combined)):
+        if not combined.precisions:
+            yield TogetherRow(printable(combined.relation, 60), combined, combined)
+        for at in combined.precisions:
             name = f"≥{at.separation}" if at.range == "all" else printable(at.range, 12)
-            cut = CUTS.get(at.cut, f"L/{at.cut}")
-            yield TogetherRow(f"{printable(one.relation, 48)} {name}, {cut}", one, at)
+            cut = "L" if at.cut == 1 else f"L/{at.cut}"
+            yield TogetherRow(f"{printable(combined.relation, 48)} {name}, {cut}", combined, at)
 
 
-def ranked_together(found: Relations) -> list[Combined]:
-    """Relations by how far the lower end of the better combination's interval is above the best head."""
-
-    def gain(one: Combined) -> float:
-        return max(score.gain_low for score in (one.mean, one.regression) if score is not None)
-
-    return sorted(found.combined, key=lambda one: -gain(one))
-
-
-def together_explanation(found: Relations) -> str:
+def together_explanation(relations: Relations) -> str:
     """How to read the rows."""
-    said = (
+    text = (
         "combined heads, on the half of the texts on which nothing was chosen; alone: the head chosen on the other "
         "half; k: how many heads, the best there; mean: their mean; regression: logistic, over all heads, fitted "
         "there; gains: 95% interval of what each has over the head alone; chance: any word at random"
     )
-    if any(one.precisions for one in found.combined):
-        said += (
+    if any(combined.precisions for combined in relations.combined):
+        text += (
             "; of undirected links the precision of as many pairs as a text has words (L), or a part of that, at least "
             "so many tokens apart, or short: 6 to 11, medium: 12 to 23, long: 24 or more; chance: any such pair"
         )
-    return said
+    return text
 
 
 MOST_ROWS = 36
@@ -92,8 +93,7 @@ def together_page(relations: Relations, lettering: Lettering) -> Page:
         together_explanation(relations),
     ]
     page.head(f"{model_of(relations.run)} · what heads together say of relations", corpus_line(relations))
-    drawn = [name for name, *scores in zip(NAMES, *map(_scores, rows), strict=True) if any(scores)]
-    _name_colors(page, left, drawn)
+    _name_colors(page, left, [name for name in NAMES if any(row.scores[name] for row in rows)])
     ends = (_TOP_PX - 6, bottom)
     page.lines([[(left + room * tick, y) for y in ends] for tick in (0, 0.25, 0.5, 0.75, 1)], color=LINE)
     for tick in (0.0, 0.5, 1.0):
@@ -102,26 +102,24 @@ def together_page(relations: Relations, lettering: Lettering) -> Page:
         y = _TOP_PX + (number + 0.5) * _ROW_PX
         name = lettering.fit(row.name, _TEXT_PX, left - layout.MARGIN_PX - 8)
         page.write(left - 8, y, name, _TEXT_PX, ha="right", color=INK)
-        at = left + room * min(1.0, max(0.0, row.at.chance))
+
+        def across(share: float) -> float:
+            return left + room * min(1.0, max(0.0, share))
+
+        at = across(row.at.chance)
         page.lines([[(at, y - 11), (at, y + 11)]], color=INK, width_px=1.4)
-        for lane, (which, score) in enumerate(zip(NAMES, _scores(row), strict=True)):
-            if score is not None:
-                _draw_score(page, score, (left, room), y + (lane - 1) * _LANE_PX, _COLORS[which])
+        for lane, (which, score) in enumerate(row.scores.items()):
+            if score is None:
+                continue
+            down = y + (lane - 1) * _LANE_PX
+            if math.isfinite(score.low) and math.isfinite(score.high):
+                page.lines(
+                    [[(across(score.low), down), (across(score.high), down)]], color=_COLORS[which], width_px=1.6
+                )
+            if math.isfinite(score.value):
+                page.dot((across(score.value), down), 3.6, _COLORS[which])
     page.finish(bottom + 62, notes)
     return page
-
-
-def _scores(row: TogetherRow) -> tuple[Score | None, ...]:
-    return row.at.best_head, row.at.mean, row.at.regression
-
-
-def _draw_score(page: Page, score: Score, across: tuple[float, float], y: float, color: str) -> None:
-    left, room = across
-    if math.isfinite(score.low) and math.isfinite(score.high):
-        ends = [(left + room * min(1.0, max(0.0, value)), y) for value in (score.low, score.high)]
-        page.lines([ends], color=color, width_px=1.6)
-    if math.isfinite(score.value):
-        page.dot((left + room * min(1.0, max(0.0, score.value)), y), 3.6, color)
 
 
 def _name_colors(page: Page, left: float, names: Sequence[str]) -> None:

@@ -72,15 +72,15 @@ def _stem(relation: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """What stands on the map.
+    """The cells of the map.
 
     Attributes:
         relations: The rows.
-        values: Accuracy above the best simple rule, (row, column); NaN where there is no such head, or no link.
+        values: Accuracy above the best simple rule, (row, column); NaN without such a head or a link.
         found: Which cells express the relation, (row, column).
         chosen: The column of the chosen head of each row; -1 = none.
-        columns: What each column is: "H0", or "L0" where columns are layers.
-        groups: For each group of columns its name and how many there are.
+        columns: The name of each column: "H0", or "L0" if columns are layers.
+        groups: The name of each group of columns, and their number.
     """
 
     relations: tuple[Relation, ...]
@@ -93,10 +93,9 @@ class Map:
 
 def map_of(relations: Relations) -> Map:
     """The map's rows and columns: heads by layer, or in a large model layers with their best head."""
-    ranked = summary.listed(relations)
-    n_expressed = sum(bool(relation.found.any()) for relation in ranked)
+    ranked = summary.list_relations(relations)
     rest = sorted((relation for relation in ranked if not relation.found.any()), key=lambda relation: -relation.n)
-    left_out = {relation.name for relation in rest[max(0, MOST_RELATIONS - n_expressed) :]}
+    left_out = {relation.name for relation in rest[max(0, MOST_RELATIONS - len(ranked) + len(rest)) :]}
     rows = tuple(relation for relation in ranked if relation.name not in left_out)
     n_layers, n_heads = rows[0].accuracy.shape
     above = np.stack([relation.accuracy - relation.baseline for relation in rows])
@@ -117,87 +116,88 @@ def map_of(relations: Relations) -> Map:
 
 def map_page(relations: Relations, lettering: Lettering) -> Page:
     """The map, drawn, with a table of the chosen heads beside it."""
-    shown, paper = map_of(relations), lettering.paper
-    names = [lettering.spell(printable(relation.name, 40)) for relation in shown.relations]
+    cells, paper = map_of(relations), lettering.paper
+    names = [lettering.spell(printable(relation.name, 40)) for relation in cells.relations]
     left = layout.MARGIN_PX + 16 + math.ceil(max(lettering.width_px(name, _TEXT_PX) for name in names))
-    gap: float = 7 if len(shown.groups) > 1 else 0
+    gap: float = 7 if len(cells.groups) > 1 else 0
     if paper.fixed:
         left, gap = min(left, layout.MARGIN_PX + paper.room_px // 3), gap // 3
         names = [lettering.fit(name, _TEXT_PX, left - layout.MARGIN_PX - 12) for name in names]
     # On narrow paper the map needs the room: of the numbers beside it the head is left.
     table = _TABLE[:2] if paper.is_narrow else _TABLE[:3] if paper.fixed else _TABLE
-    table_px = {2: 134, 3: 234}.get(len(table), 650 if any(map(_has_others, shown.relations)) else 530)
-    room = paper.width_px - left - table_px - layout.MARGIN_PX - gap * len(shown.groups)
-    cell = min(34.0, room / len(shown.columns))
+    names_others = any(summary.verdict(relation) == "others" for relation in cells.relations)
+    table_px = {2: 134, 3: 234}.get(len(table), 650 if names_others else 530)
+    room = paper.width_px - left - table_px - layout.MARGIN_PX - gap * len(cells.groups)
+    cell = min(34.0, room / len(cells.columns))
     cell = cell if paper.fixed else max(9, math.floor(cell))
-    starts = _starts(shown, left, cell, gap)
+    starts = _starts(cells, left, cell, gap)
     right = math.ceil(starts[-1] + cell)
     page = Page(paper.width_for(layout.MIN_WIDTH_PX, right + table_px + layout.MARGIN_PX), lettering)
     page.head(
         f"{model_of(relations.run)} · which heads express which relations",
         f"{summary.count_line(relations)} · {corpus_line(relations)}",
     )
-    _write_column_names(page, shown, starts, cell)
+    _write_column_names(page, cells, starts, cell)
     cmap = colormap("Blues")
     boxes: list[Box] = []
     colors: list[str] = []
     frames: list[Box] = []
-    for row, relation in enumerate(shown.relations):
+    for row, relation in enumerate(cells.relations):
         top = _TOP_PX + row * _ROW_PX
         for column, start in enumerate(starts):
-            value = shown.values[row, column]
+            value = cells.values[row, column]
             box = (start, top + 1, cell - min(1.0, cell * 0.15), _ROW_PX - 2)
             if math.isfinite(value):
                 boxes.append(box)
                 colors.append(_NONE if value <= 0 else hex_of(cmap, 0.12 + 0.88 * min(1.0, value / _SCALE)))
-            if shown.found[row, column]:
+            if cells.found[row, column]:
                 frames.append(box)
         _write_row(page, relation, names[row], left, right, top, table)
     page.fill(boxes, colors)
     page.outline(frames, INK, min(1.8, cell * 0.3) if paper.fixed else 1.8)
-    _draw_dots(page, shown, starts, cell)
-    bottom = _TOP_PX + len(shown.relations) * _ROW_PX
+    _draw_dots(page, cells, starts, cell)
+    bottom = _TOP_PX + len(cells.relations) * _ROW_PX
     _draw_bar(page, layout.MARGIN_PX + 8 if paper.is_narrow else starts[0], bottom + 26)
-    page.finish(bottom + 88, _map_notes(relations, shown))
+    page.finish(bottom + 88, _map_notes(relations, cells))
     return page
 
 
-def _map_notes(relations: Relations, shown: Map) -> list[str]:
-    n_rarer, by_layer = len(summary.listed(relations)) - len(shown.relations), not shown.groups[0][0]
-    unlisted = summary.unlisted_line(relations)
-    return [
-        *([f"not shown: {amount(n_rarer, 'rarer relation')} without such a head"] if n_rarer > 0 else []),
+def _map_notes(relations: Relations, cells: Map) -> list[str]:
+    n_rarer, by_layer = len(summary.list_relations(relations)) - len(cells.relations), not cells.groups[0][0]
+    notes = [
+        f"not shown: {amount(n_rarer, 'rarer relation')} without such a head" if n_rarer > 0 else "",
         "colour: accuracy above the best simple rule; grey: not above it",
         "frame: the head expresses the relation (●: the head chosen on the other half does)",
-        *(["columns are layers: the best head of each"] if by_layer else []),
+        "columns are layers: the best head of each" if by_layer else "",
         summary.explanation(relations),
         *corpus_notes(relations),
-        *([unlisted] if unlisted else []),
+        summary.unlisted_line(relations),
     ]
+    return [note for note in notes if note]
 
 
-def _starts(shown: Map, left: float, cell: float, gap: float) -> list[float]:
+def _starts(cells: Map, left: float, cell: float, gap: float) -> list[float]:
     """Left edge of each column."""
     starts, at = [], left
-    for _, n in shown.groups:
+    for _, n in cells.groups:
         starts += [at + number * cell for number in range(n)]
         at += n * cell + gap
     return starts
 
 
-def _write_column_names(page: Page, shown: Map, starts: Sequence[float], cell: float) -> None:
+def _write_column_names(page: Page, cells: Map, starts: Sequence[float], cell: float) -> None:
     """Layers above heads; of heads as many numbers as there is room for."""
     y = _TOP_PX - 12
     size = page.paper.letters(min(11.0, cell * 0.9 + 2))
-    step = max(math.ceil(24 / cell), page.label_step(shown.columns[-1], size, cell))
-    every = page.label_step(shown.groups[-1][0], layout.PANEL_TITLE_PX, shown.groups[-1][1] * cell)
+    step = max(math.ceil(24 / cell), page.label_step(cells.columns[-1], size, cell))
+    every = page.label_step(cells.groups[-1][0], layout.PANEL_TITLE_PX, cells.groups[-1][1] * cell)
     first = 0
-    for group, (name, n) in enumerate(shown.groups):
+    for group, (name, n) in enumerate(cells.groups):
         if name and group % every == 0:
             page.entitle(starts[first] + n * cell / 2, y - 18, name, ha="center")
         for number in range(0, n if not page.paper.fixed else n - step + 1, step):
             at = starts[first + number] + cell / 2
-            page.write(at, y, shown.columns[first + number], size, ha="center", color=FAINT)
+            page.write(at, y, cells.columns[first + number], size, ha="center", color=FAINT)
         first += n
 
 
@@ -206,11 +206,6 @@ _TABLE: tuple[_Column, ...] = (
     ("head", 12, "left"), ("accuracy", 122, "right"), ("95% interval", 222, "right"), ("baseline", 296, "right"),
     ("rule", 310, "left"), ("n", 490, "right"), ("", 506, "left"),
 )  # fmt: skip
-
-
-def _has_others(relation: Relation) -> bool:
-    """Whether the head of its row does not express a relation, and others do: these are named."""
-    return summary.verdict(relation) == "others"
 
 
 def _write_row(
@@ -230,11 +225,11 @@ def _write_row(
         page.write(right + x, y, page.lettering.spell(text), _TEXT_PX, ha=side, color=ink)
 
 
-def _draw_dots(page: Page, shown: Map, starts: Sequence[float], cell: float) -> None:
+def _draw_dots(page: Page, cells: Map, starts: Sequence[float], cell: float) -> None:
     """A dot on each chosen head that expresses its relation."""
-    for row, column in enumerate(shown.chosen):
-        if shown.relations[row].best_found:
-            dark = shown.values[row, column] > 0.55 * _SCALE
+    for row, column in enumerate(cells.chosen):
+        if cells.relations[row].best_found:
+            dark = cells.values[row, column] > 0.55 * _SCALE
             x, y = starts[column] + (cell - 1) / 2, _TOP_PX + (row + 0.5) * _ROW_PX
             page.dot((x, y), min(3.3, cell * 0.35), "#ffffff" if dark else INK)
 
@@ -288,7 +283,7 @@ def _rise(distance: float) -> float:
 
 @dataclass(frozen=True)
 class _Room:
-    """What an example takes: left and right edge of each word, the font size, and the arcs above and below."""
+    """Left and right edge of each word of an example, the font size, and the height of arcs above and below."""
 
     edges: tuple[Point, ...]
     size: float
@@ -329,22 +324,22 @@ def cut_to_fit(example: Example, lettering: Lettering, room: float) -> Example:
     """The words around the first links, as many as there is room for; links to words that are left out go with them."""
     n = len(example.words)
     first, last = 0, n
-    kept = list(example.links)
+    links = list(example.links)
     while last - first > 1:
-        shown = _part(example, kept, first, last)
-        edges, _ = _places(shown, lettering, room)
+        part = _part(example, links, first, last)
+        edges, _ = _places(part, lettering, room)
         if edges[-1][1] - layout.MARGIN_PX - 10 <= room - 14:
-            return shown
-        linked = {word for link in kept for word in (*link.source, *[link.looked] * (link.looked >= 0))}
+            return part
+        linked = {word for link in links for word in (*link.source, *[link.looked] * (link.looked >= 0))}
         middle = (min(linked, default=0) + max(linked, default=n)) / 2
         at_end = last - 1 - middle > middle - first
-        if (last - 1 if at_end else first) in linked and len(kept) > 1:
-            kept.pop()  # what is further apart than there is room for
+        if (last - 1 if at_end else first) in linked and len(links) > 1:
+            links.pop()  # its words are further apart than there is room for
         elif at_end:
             last -= 1
         else:
             first += 1
-    return _part(example, kept, first, last)
+    return _part(example, links, first, last)
 
 
 def _part(example: Example, links: Sequence[ExampleLink], first: int, last: int) -> Example:
@@ -401,8 +396,7 @@ def _right_at(edges: Sequence[Point], link: ExampleLink) -> float:
 
 
 def _draw_link(page: Page, link: ExampleLink, edges: Sequence[Point], line: float) -> None:
-    source = _middle(edges, link.source)
-    goal = _goal(edges, link)
+    source, goal = _middle(edges, link.source), _goal(edges, link)
     color = summary.RIGHT if link.right else summary.WRONG
     arc = _arc(source, goal, line - 15, -_rise(abs(goal - source)))
     page.lines([arc], color=color, width_px=1.2 + 3 * min(1.0, link.weight))
@@ -411,8 +405,8 @@ def _draw_link(page: Page, link: ExampleLink, edges: Sequence[Point], line: floa
         return
     x, y = arc[len(arc) // 2]
     page.lines([[(x - 5, y - 5), (x + 5, y + 5)], [(x - 5, y + 5), (x + 5, y - 5)]], color=color, width_px=1.8)
-    there = _right_at(edges, link)
-    arc = _arc(source, there, line + 15, 0.6 * _rise(abs(there - source)))
+    right = _right_at(edges, link)
+    arc = _arc(source, right, line + 15, 0.6 * _rise(abs(right - source)))
     page.lines([arc], color=summary.GOLD, width_px=1.4, linestyles="dashed")
     page.lines([_arrow(arc)], color=summary.GOLD, width_px=1.4)
 
@@ -423,11 +417,8 @@ def _middle(edges: Sequence[Point], words: Sequence[int]) -> float:
 
 def _arc(source: float, goal: float, y: float, height: float) -> list[Point]:
     """Half an ellipse, flattened at its top as a parabola of fourth degree is."""
-    points = []
-    for step in range(41):
-        t = step / 40
-        points.append((source + (goal - source) * t, y + height * (1 - (2 * t - 1) ** 4)))
-    return points
+    steps = [step / 40 for step in range(41)]
+    return [(source + (goal - source) * t, y + height * (1 - (2 * t - 1) ** 4)) for t in steps]
 
 
 def _arrow(arc: Sequence[Point]) -> list[Point]:
@@ -442,5 +433,5 @@ def _texts(relations: Relations) -> list[str]:
     words = [word for example in relations.examples for word in example.words]
     names = [text for relation in relations.relations for text in (relation.name, relation.rule)]
     sources = [example.source for example in relations.examples]
-    said = [model_of(relations.run), corpus_line(relations), "●…"]
-    return [printable(text, 400) for text in (*words, *names, *sources, *said)]
+    titles = [model_of(relations.run), corpus_line(relations), "●…"]
+    return [printable(text, 400) for text in (*words, *names, *sources, *titles)]

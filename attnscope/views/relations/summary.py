@@ -28,16 +28,16 @@ def verdict(relation: Relation) -> Verdict:
     return "others" if relation.found.any() else "no"
 
 
-def listed(found: Relations) -> list[Relation]:
+def list_relations(relations: Relations) -> list[Relation]:
     """The relations that have a row: one example is none, unless no relation has more."""
-    several = [one for one in found.ranked if one.n_scored > 1 or one.found.any()]
-    return several or [*found.ranked]
+    several = [relation for relation in relations.ranked if relation.n_scored > 1 or relation.found.any()]
+    return several or [*relations.ranked]
 
 
-def unlisted_line(found: Relations) -> str:
+def unlisted_line(relations: Relations) -> str:
     """Which relations have no row, and why; empty if all have one."""
-    shown = {one.name for one in listed(found)}
-    names = [printable(one.name, 40) for one in found.ranked if one.name not in shown]
+    listed = {relation.name for relation in list_relations(relations)}
+    names = [printable(relation.name, 40) for relation in relations.ranked if relation.name not in listed]
     if not names:
         return ""
     few = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
@@ -67,14 +67,12 @@ def row(relation: Relation) -> Row:
         if best is None
         else (float(part[best]) for part in (relation.accuracy, relation.low, relation.high, relation.mass))
     )
-    how = verdict(relation)
-    said = {"yes": "yes", "weakly": "weakly", "others": "", "no": "no", "none": "too few"}[how]
-    others = [place for place in relation.others_found() if place not in relation.ties]
-    if how == "others":
-        said = f"only {_names(relation.others_found())}"
-    elif how in ("yes", "weakly"):
-        said += f"; tied with {_names(relation.ties)}" if relation.ties else ""
-        said += f"; also {_names(others)}" if others else ""
+    kind = verdict(relation)
+    text = {"others": f"only {_names(relation.others_found())}", "none": "too few"}.get(kind, kind)
+    if kind in ("yes", "weakly"):
+        others = [head for head in relation.others_found() if head not in relation.ties]
+        text += f"; tied with {_names(relation.ties)}" if relation.ties else ""
+        text += f"; also {_names(others)}" if others else ""
     return Row(
         name=printable(relation.name, 60),
         head=UNDEFINED if best is None else head_name(best),
@@ -84,19 +82,24 @@ def row(relation: Relation) -> Row:
         rule=printable(relation.rule, 40),
         n=f"{relation.n_scored:,}",
         mass=number(mass),
-        verdict=said,
+        verdict=text,
     )
 
 
-def _names(places: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(head_name(place) for place in places[:2]) + (", …" if len(places) > 2 else "")
+def _names(heads: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(map(head_name, heads[:2])) + (", …" if len(heads) > 2 else "")
 
 
-def count_line(found: Relations) -> str:
+def is_expressed(relation: Relation) -> bool:
+    """Whether some head expresses the relation."""
+    return relation.best_found or bool(relation.found.any())
+
+
+def count_line(relations: Relations) -> str:
     """Such as "12 of 90 relations are expressed by some head"."""
-    n = sum(one.best_found or bool(one.found.any()) for one in found.relations)
-    judged = sum(not one.why_no_verdict for one in found.relations)
-    without = len(found.relations) - judged
+    n = sum(map(is_expressed, relations.relations))
+    judged = sum(not relation.why_no_verdict for relation in relations.relations)
+    without = len(relations.relations) - judged
     if not judged and without:
         several = f"none of {without} relations has" if without > 1 else "the one relation does not have"
         return f"{several} enough examples for a verdict"
@@ -104,23 +107,24 @@ def count_line(found: Relations) -> str:
     return f"{n} of {judged} relations are expressed by some head{beside}"
 
 
-def explanation(found: Relations) -> str:
+def explanation(record: Relations) -> str:
     """How to read the numbers."""
-    margin = found.options.get("margin")
+    relations, options = record.relations, record.options
+    margin = options.get("margin")
     above = f"{round(100 * margin)} points above it" if isinstance(margin, float) else "above it"
-    fewest = found.options.get("fewest_links"), found.options.get("fewest_texts")
+    fewest = options.get("fewest_links"), options.get("fewest_texts")
     few = ""
-    if any(one.why_no_verdict for one in found.relations) and None not in fewest:
+    if any(relation.why_no_verdict for relation in relations) and None not in fewest:
         few = f"; too few: fewer than {fewest[0]} links in both halves together, or than {fewest[1]} texts in the other"
     rules = "a fixed offset in words, or the same word"
-    if any(one.is_mutual for one in found.relations):
+    if any(relation.is_mutual for relation in relations):
         rules += "; of undirected links the pairs of an offset"
         few += "; accuracy of undirected links: the precision of as many pairs as a text has words; n: such pairs"
-    if found.kind == "cross":
+    if record.kind == "cross":
         rules = "the same place or an offset in words, the diagonal, or the same word"
-    if any(one.ties for one in found.relations):
+    if any(relation.ties for relation in relations):
         few += "; tied with: by the half that the head is chosen on, no worse than it can be told"
-    if any(one.weak for one in found.relations):
+    if any(relation.weak for relation in relations):
         few += f"; weakly: with less than {LEAST_MASS:g} of its attention on the targets (mass)"
     return (
         "accuracy: how often the source's largest weight, among other words, is on a target, by the head that does "

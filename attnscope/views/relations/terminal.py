@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -12,8 +14,9 @@ from attnscope.errors import amount
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.records.relations.combined import Score
 from attnscope.records.relations.record import Example, ExampleLink, Relation, Relations
-from attnscope.views.relations import combined, summary, word_times
-from attnscope.views.tables.numbers import UNDEFINED, interval, number, signed
+from attnscope.records.relations.word_times import BEST, EVEN, RANDOM, UPPER, TimedList, WordTimes
+from attnscope.views.relations import combined, summary
+from attnscope.views.tables.numbers import UNDEFINED, fixed, interval, interval_of, number, signed
 from attnscope.views.tables.plain_text import dim_lines, spell_out
 from attnscope.views.tables.table import Column, Table
 from attnscope.views.tables.wording import corpus_line, corpus_notes, printable
@@ -21,27 +24,24 @@ from attnscope.views.tables.wording import corpus_line, corpus_notes, printable
 _STYLES = {"yes": "bold", "weakly": "bold", "others": "", "no": "dim", "none": "dim"}
 
 
-def show(found: Relations, console: Console) -> RenderableType:
+def show(relations: Relations, console: Console) -> RenderableType:
     """The table of relations, and the examples if there are any."""
-    parts = [table(found)]
-    if found.combined:
-        parts.append(together(found, console))
-    if found.word_times is not None:
-        parts.append(word_times.table(found.word_times, found.word_times.lists))
-    return Group(*parts, *([examples(found)] if found.examples else []))
+    parts = [table(relations)]
+    if relations.combined:
+        parts.append(together(relations, console))
+    if relations.word_times is not None:
+        parts.append(word_times_table(relations.word_times, relations.word_times.lists))
+    return Group(*parts, *([examples(relations)] if relations.examples else []))
 
 
-def table(found: Relations, most: int = 40) -> RenderableType:
-    """A row a relation: those that a head expresses first, the furthest above its baseline; then the rest.
+def table(relations: Relations, most: int = 40) -> RenderableType:
+    """A row per relation: those that a head expresses first, the furthest above its baseline; then the rest.
 
-    Args:
-        found: What to draw.
-        most: How many of those that no head expresses are listed; a line says how many more there are.
+    Of more than `most` relations all that a head expresses are listed; a line says how many more there are.
     """
-    ranked = summary.listed(found)
-    kept = sum(one.best_found or bool(one.found.any()) for one in ranked)
-    shown_relations = ranked[: max(kept, most)]
-    widest = max((len(one.name) for one in shown_relations), default=8)
+    ranked = summary.list_relations(relations)
+    listed = ranked[: max(most, sum(map(summary.is_expressed, ranked)))]
+    widest = max((len(relation.name) for relation in listed), default=8)
 
     def of(name: str, accent: str = "") -> Callable[[Relation], Text]:
         def cell(relation: Relation) -> Text:
@@ -63,18 +63,17 @@ def table(found: Relations, most: int = 40) -> RenderableType:
         Column("mass", of("mass"), right=True, drop=4),
         Column("expressed", of("verdict"), wraps=True, least=8),
     ]
-    shown = Table(columns, shown_relations, gap=1)
-    parts: list[RenderableType] = [shown]
-    if len(ranked) > len(shown_relations):
-        parts.append(Text(f"and {len(ranked) - len(shown_relations)} more: see --json or the CSV file", style="dim"))
-    parts += [Text(), Text(summary.count_line(found), style="bold")]
-    said = [summary.explanation(found), summary.unlisted_line(found), corpus_line(found), *corpus_notes(found)]
-    return Group(*parts, *dim_lines(said))
+    parts: list[RenderableType] = [Table(columns, listed, gap=1)]
+    if len(ranked) > len(listed):
+        parts.append(Text(f"and {len(ranked) - len(listed)} more: see --json or the CSV file", style="dim"))
+    parts += [Text(), Text(summary.count_line(relations), style="bold")]
+    notes = [summary.explanation(relations), summary.unlisted_line(relations), corpus_line(relations)]
+    return Group(*parts, *dim_lines([*notes, *corpus_notes(relations)]))
 
 
-def together(found: Relations, console: Console, most: int = 40) -> RenderableType:
-    """A row a relation: the best head alone, the mean of several, and the regression; see `table`."""
-    rows = list(combined.together_rows(found))
+def together(relations: Relations, console: Console, most: int = 40) -> RenderableType:
+    """A row per relation: the best head alone, the mean of several, and the regression; see `table`."""
+    rows = list(combined.together_rows(relations))
     widest = max(len(row.name) for row in rows)
 
     def gain(row: combined.TogetherRow, score: Score | None) -> str:
@@ -93,23 +92,52 @@ def together(found: Relations, console: Console, most: int = 40) -> RenderableTy
         Column("gain", lambda row: gain(row, row.at.regression), right=True, least=14, drop=4),
         Column("chance", lambda row: number(row.at.chance), right=True, drop=1),
     ]  # fmt: skip
-    shown = Table(columns, rows[:most], gap=1)
-    said = [combined.together_explanation(found)]
+    notes = [combined.together_explanation(relations)]
     if len(rows) > most:
-        said.append(f"and {amount(len(rows) - most, 'row')} more: see --json or the CSV file")
-    return Group(Text(), shown, *dim_lines(said))
+        notes.append(f"and {amount(len(rows) - most, 'row')} more: see --json or the CSV file")
+    return Group(Text(), Table(columns, rows[:most], gap=1), *dim_lines(notes))
 
 
-def examples(found: Relations) -> RenderableType:
+def word_times_table(word_times: WordTimes, lists: Sequence[TimedList]) -> RenderableType:
+    """A row for each list of heads that times words, and how the errors are made."""
+
+    def title(each: TimedList) -> str:
+        if each.by == BEST:
+            return "best head" if each.n_heads == 1 else f"best {amount(each.n_heads, 'head')}"
+        if each.by == RANDOM:
+            return amount(each.n_heads, "random head")
+        return EVEN if each.by == EVEN else f"{each.by} ({each.n_heads})"
+
+    def change(each: TimedList) -> str:
+        return "" if each.by == UPPER else interval_of(each.change, partial(fixed, decimals=3, signed=True))
+
+    seconds = partial(fixed, decimals=3)
+    columns = [
+        Column("word times by", title),
+        Column("median error", lambda each: f"{seconds(each.median.value)} s", right=True, style="cyan"),
+        Column("95% interval", lambda each: interval_of(each.median, seconds), right=True, drop=2),
+        Column("mean error", lambda each: f"{seconds(each.mean)} s", right=True, style="cyan"),
+        Column("to upper half", change, right=True, drop=1),
+    ]
+    notes = [
+        f"error: seconds between the time that the heads tell for the start of a word and the known one; the mean of "
+        f"{amount(word_times.n_words, 'word')}, then over {amount(word_times.n_recordings, 'recording')}",
+        "best: the best heads of one half of the recordings, timed on the other, both ways round; an exported list may "
+        "have others",
+        "upper half: all heads of the decoder's upper half, Whisper's default; to it: 95% interval of the median "
+        "difference; even spacing: no head, all words of a recording equally long",
+    ]
+    return Group(Text(), Table(columns, lists, gap=1), *dim_lines(notes))
+
+
+def examples(relations: Relations) -> RenderableType:
     """Each example's text, and a line for each link: where it looks, whether that is right, and what would be."""
     parts: list[RenderableType] = []
-    last = ""
-    for example in found.examples:
-        if example.relation != last:
-            parts += [Text(), Text(printable(example.relation), style="bold")]
-            last = example.relation
-        parts += [_sentence(example), Text(f"  {summary.example_line(example)}", style="dim")]
-        parts += [_link(example, link) for link in example.links]
+    for relation, group in groupby(relations.examples, key=lambda example: example.relation):
+        parts += [Text(), Text(printable(relation), style="bold")]
+        for example in group:
+            parts += [_sentence(example), Text(f"  {summary.example_line(example)}", style="dim")]
+            parts += [_link(example, link) for link in example.links]
     return Group(*parts)
 
 
@@ -126,15 +154,12 @@ def _sentence(example: Example) -> Text:
 
 
 def _link(example: Example, link: ExampleLink) -> Text:
-    right = link.right
-    text = Text("    ")
-    text.append("✓ " if right else "✗ ", style=f"bold {summary.RIGHT if right else summary.WRONG}")
-    text.append(_words(example, link.source)).append(" → ")
-    text.append(_words(example, (link.looked,)) if link.looked >= 0 else "(a word further away)", style="bold")
-    text.append(f" {link.weight:.2f}", style="cyan")
-    if not right:
-        text.append(f"   right: {_words(example, link.targets)}", style="dim")
-    return text
+    mark = ("✓ ", f"bold {summary.RIGHT}") if link.right else ("✗ ", f"bold {summary.WRONG}")
+    looked = _words(example, (link.looked,)) if link.looked >= 0 else "(a word further away)"
+    text = Text.assemble(
+        "    ", mark, f"{_words(example, link.source)} → ", (looked, "bold"), (f" {link.weight:.2f}", "cyan")
+    )
+    return text if link.right else text.append(f"   right: {_words(example, link.targets)}", style="dim")
 
 
 def _words(example: Example, numbers: Sequence[int]) -> str:
