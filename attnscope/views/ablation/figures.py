@@ -16,7 +16,8 @@ from attnscope.views.ablation.summary import curve_label, label, notes, predicte
 from attnscope.views.drawing.canvas import INK, Drawing, matplotlib_defaults
 from attnscope.views.drawing.head_maps import measure_page, scale_of
 from attnscope.views.drawing.layout import Paper
-from attnscope.views.drawing.lettering import lettering_for
+from attnscope.views.drawing.lettering import Lettering, lettering_for
+from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.plots import Sheet, draw_line, finish_axes, letter_axes, write_foot
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.tables.numbers import small_number
@@ -29,7 +30,7 @@ _COLORS = {
     "sink random": "#E69F00", "other random": "#CC79A7",
 }  # fmt: skip
 
-_DRAWN = {
+_TITLES = {
     "loss": "loss, nats a prediction",
     "l2": "relative change of the last hidden states",
     "faithfulness": "faithfulness: share of the total effect",
@@ -48,36 +49,29 @@ def pages(ablation: Ablation, style: Style = USUAL) -> Iterator[tuple[str, Drawi
     if not ablation.heads:
         raise AttnscopeError("this ablation is of no heads", "so there is nothing to draw")
     lettering = lettering_for(_texts(ablation), style.paper)
-    maps = as_findings(ablation)
     names = sorted(ablation.names, key=lambda name: name != ablation.main)
-    for name in names:
+    for name, page in zip(names, effect_maps(ablation, names, lettering), strict=True):
         # A name from a record must not lead out of the folder.
         stem = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in name)[:80]
-        title = label(name)
-        yield f"effect-{stem}", measure_page(maps, title, scale_of(maps, title, small_number), lettering)
+        yield f"effect-{stem}", page
     if ablation.curves:
         yield "curve", curve_drawing(ablation, style.paper)
 
 
-def as_findings(ablation: Ablation) -> Findings:
-    """The effects in the form in which measures of heads are drawn, by their labels."""
-    heads = tuple(
-        Head(
-            head.kind,
-            head.layer,
-            head.head,
-            roles=(),
-            resting_share=math.nan,
-            measures={
-                label(name): Estimate(effect.value, effect.low, effect.high, math.nan, effect.count)
-                for name, effect in head.effects.items()
-            },
-        )
-        for head in ablation.heads
-    )
-    facts = {name: ablation.facts(name) for name in ablation.names}
-    measures = {label(name): {"what": fact.what, "unit": fact.unit} for name, fact in facts.items()}
-    return Findings(ablation.run, ablation.corpus, {"measures": measures}, heads, {})
+def effect_maps(ablation: Ablation, names: Sequence[str], lettering: Lettering) -> Iterator[Page]:
+    """A map of layers x heads for each of these quantities."""
+    heads = []
+    for head in ablation.heads:
+        effects = {
+            label(name): Estimate(effect.value, effect.low, effect.high, math.nan, effect.count)
+            for name, effect in head.effects.items()
+        }
+        heads.append(Head(head.kind, head.layer, head.head, roles=(), resting_share=math.nan, measures=effects))
+    facts = {label(name): ablation.facts(name) for name in ablation.names}
+    measures = {title: {"what": fact.what, "unit": fact.unit} for title, fact in facts.items()}
+    findings = Findings(ablation.run, ablation.corpus, {"measures": measures}, tuple(heads), {})
+    for title in map(label, names):
+        yield measure_page(findings, title, scale_of(findings, title, small_number), lettering)
 
 
 # -- curves
@@ -88,7 +82,7 @@ class Line:
     """One line of the curve figure.
 
     Attributes:
-        name: What it is of, in words.
+        name: The mode and order of the curve, in words.
         color: "#rrggbb".
         n_left: How many heads are left at each point.
         values: The value at each point and the edges of the band around it, (point, 3).
@@ -102,7 +96,7 @@ class Line:
 
 def lines_of(ablation: Ablation) -> list[Line]:
     """A line for each order; of several random ones their mean, and the range that they span."""
-    quantity = _curve_quantity(ablation)
+    quantity = ablation.curves[0].quantity
     by_label: dict[str, list[Curve]] = {}
     for curve in ablation.curves:
         by_label.setdefault(curve_label(curve), []).append(curve)
@@ -119,11 +113,6 @@ def lines_of(ablation: Ablation) -> list[Line]:
     return lines
 
 
-def _curve_quantity(ablation: Ablation) -> str:
-    """What is drawn of a curve: the loss where it was measured, else the change of hidden states."""
-    return ablation.curves[0].quantity
-
-
 @matplotlib_defaults()
 def curve_drawing(ablation: Ablation, paper: Paper) -> Drawing:
     """What is left of the model with fewer and fewer heads."""
@@ -133,8 +122,8 @@ def curve_drawing(ablation: Ablation, paper: Paper) -> Drawing:
     size, tall = sheet.size, sheet.width * (0.6 if sheet.stacked else 0.4)
     below = (0.75 + 0.22 * len(lines)) * size  # what the axis is, and the names of the lines
     height = sheet.above + 0.4 * size + tall + below + foot.height
-    said = (corpus_line(ablation, predictions=True), predicted_line(ablation))
-    subtitle = lettering.fit(" · ".join(filter(None, said)), 11 * 96 / 72, sheet.width * 92 / size)
+    facts = " · ".join(filter(None, (corpus_line(ablation, predictions=True), predicted_line(ablation))))
+    subtitle = lettering.fit(facts, 11 * 96 / 72, sheet.width * 92 / size)
     replaced = all(curve.mode in MODE_LABELS for curve in ablation.curves)
     gone, left_over = ("replaced", "heads with their own attention") if replaced else ("taken out", "heads left")
     figure = sheet.open_figure(height, f"{model_of(ablation.run)} · heads {gone} one after another", subtitle)
@@ -144,13 +133,12 @@ def curve_drawing(ablation: Ablation, paper: Paper) -> Drawing:
     for line in sorted(lines, key=lambda line: "random" not in line.name):
         draw_line(axes, line.n_left, line.values, line.color, sheet, line.name)
     axes.set_xlim(lines[0].n_left[0], 0)
-    quantity = _curve_quantity(ablation)
-    what = _DRAWN[quantity]
+    quantity = ablation.curves[0].quantity
     if quantity == "l2":
         axes.set_ylim(0, None)
     axes.locator_params(axis="x", integer=True)
     finish_axes(axes, sheet)
-    letter_axes(axes, what, sheet, across=left_over)
+    letter_axes(axes, _TITLES[quantity], sheet, across=left_over)
     sheet.add_legend(axes, (-0.01, -0.45 * size / tall))
     foot.write(figure)
     return Drawing(figure, lettering.families)
@@ -159,15 +147,15 @@ def curve_drawing(ablation: Ablation, paper: Paper) -> Drawing:
 def _curve_notes(ablation: Ablation, lines: Sequence[Line]) -> list[str]:
     n_random = len({curve.seed for curve in ablation.curves if curve.order == "random"})
     has_band = any((line.values[:, 1] != line.values[:, 2]).any() for line in lines if "random" not in line.name)
-    if _curve_quantity(ablation) == "faithfulness":
+    if ablation.curves[0].quantity == "faithfulness":
         how = "each head that goes has values of the corrupt run, beside those that went before"
-        return [how, *(["band: 95% interval over pairs"] if has_band else []), *corpus_notes(ablation)]
+        return [how, *["band: 95% interval over pairs"] * has_band, *corpus_notes(ablation)]
     return [
         "each head that goes is taken out by zero ablation, beside those that went before"
         if all(curve.mode == "zero" for curve in ablation.curves)
         else "each head that goes has other weights, beside those that went before; values are the model's own",
-        *([f"bands of random orders: the range of {n_random}"] if n_random > 1 else []),
-        *(["other bands: 95% interval of the change over texts"] if has_band else []),
+        *[f"bands of random orders: the range of {n_random}"] * (n_random > 1),
+        *["other bands: 95% interval of the change over texts"] * has_band,
         *(note for note in notes(ablation) if not note.startswith(("mean ablation", "changes of hidden"))),
     ]
 
@@ -175,8 +163,7 @@ def _curve_notes(ablation: Ablation, lines: Sequence[Line]) -> list[str]:
 def _texts(ablation: Ablation) -> list[str]:
     """All texts of a record that a figure may show, to find fonts for."""
     facts = [ablation.facts(name) for name in ablation.names]
-    labels = [text for fact in facts for text in (fact.what, fact.unit)] + list(map(label, ablation.names))
-    said = [model_of(ablation.run), corpus_line(ablation, predictions=True), predicted_line(ablation)]
-    said += [*notes(ablation), *ablation.kinds]
-    orders = [curve_label(curve) for curve in ablation.curves]
-    return [printable(text, 400) for text in (*labels, *said, *orders)]
+    texts = [text for fact in facts for text in (fact.what, fact.unit)] + list(map(label, ablation.names))
+    texts += [model_of(ablation.run), corpus_line(ablation, predictions=True), predicted_line(ablation)]
+    texts += [*notes(ablation), *ablation.kinds, *map(curve_label, ablation.curves)]
+    return [printable(text, 400) for text in texts]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from attnscope.records.ablation import MODE_LABELS, Ablation, Curve, Effect, label_of_quantity
-from attnscope.views.tables import numbers
-from attnscope.views.tables.numbers import UNDEFINED, small_number
+from attnscope.views.tables.numbers import UNDEFINED, interval_of, small_number
 from attnscope.views.tables.wording import corpus_notes, printable
 
 _SHORT = {"l2": "Δ hidden", "loss": "Δ loss", "kl": "KL", "importance": "|dL/dξ|", "sensitivity": "sensitivity",
@@ -36,43 +35,38 @@ PLACE_LABELS = {
 
 def interval(effect: Effect) -> str:
     """Such as [0.012, 0.034]; `–` where it is undefined."""
-    return numbers.interval(effect.low, effect.high, small_number)
+    return interval_of(effect, small_number)
 
 
-def predicted_line(found: Ablation) -> str:
+def predicted_line(ablation: Ablation) -> str:
     """What is predicted and how well, such as "predicted: each next token; loss of the whole model 3.20 nats"."""
-    predicted = found.options.get("predicted")
+    predicted = ablation.options.get("predicted")
     if not predicted:
         return ""
-    loss = found.whole.get("loss")
+    loss = ablation.whole.get("loss")
     if loss is None:
         return f"predicted: {printable(predicted)}"
-    known = f" {interval(loss)}" if interval(loss) != UNDEFINED else ""  # a single text has none
-    return f"predicted: {printable(predicted)}; loss of the whole model {small_number(loss.value)} nats{known}"
+    ends = f" {interval(loss)}" if interval(loss) != UNDEFINED else ""  # a single text has none
+    return f"predicted: {printable(predicted)}; loss of the whole model {small_number(loss.value)} nats{ends}"
 
 
-def notes(found: Ablation) -> list[str]:
+def notes(ablation: Ablation) -> list[str]:
     """What a reader must know: one sentence each."""
-    said = []
-    if any(name.endswith("_l2") for name in found.names):
-        said.append("late layers are closer to the last hidden states: compare heads of one layer first")
-    if "mean" in (found.options.get("modes") or ()):
-        said.append("mean ablation: the mean of a head's outputs over all real tokens of all texts takes their place")
-    if "sensitivity" in found.names:
-        said.append(
-            "sensitivity: there is no loss, so it is mean |d⟨u, h⟩/dξ| over random directions u of the hidden states: "
-            "how far they move, not whether it matters"
-        )
-    if any("l2" in name for one in found.sets for name in one.interaction):
-        said.append(
-            "changes of hidden states in different directions add up to less than their sum: a pair below it need not "
-            "share a task, one above it does"
-        )
-    if found.options.get("normalized") == "layer":
-        said.append("importances are divided by the Euclidean norm of those of their layer")
-    if found.corpus.get("n_texts") == 1:
-        said.append("one text gives no interval")
-    return said + corpus_notes(found)
+    conditions = {
+        "late layers are closer to the last hidden states: compare heads of one layer first": any(
+            name.endswith("_l2") for name in ablation.names
+        ),
+        "mean ablation: the mean of a head's outputs over all real tokens of all texts takes their place": "mean"
+        in (ablation.options.get("modes") or ()),
+        "sensitivity: there is no loss, so it is mean |d⟨u, h⟩/dξ| over random directions u of the hidden states: "
+        "how far they move, not whether it matters": "sensitivity" in ablation.names,
+        "changes of hidden states in different directions add up to less than their sum: a pair below it need not "
+        "share a task, one above it does": any("l2" in name for each in ablation.sets for name in each.interaction),
+        "importances are divided by the Euclidean norm of those of their layer": ablation.options.get("normalized")
+        == "layer",
+        "one text gives no interval": ablation.corpus.get("n_texts") == 1,
+    }
+    return [note for note, holds in conditions.items() if holds] + corpus_notes(ablation)
 
 
 def curve_label(curve: Curve) -> str:

@@ -10,12 +10,11 @@ import numpy as np
 from attnscope.errors import AttnscopeError, amount
 from attnscope.records.circuits import Link
 from attnscope.records.patch import Edge, Patching
-from attnscope.views.ablation.figures import as_findings, curve_drawing
+from attnscope.views.ablation.figures import curve_drawing, effect_maps
 from attnscope.views.ablation.summary import label
 from attnscope.views.circuits.figures import draw_graph
 from attnscope.views.drawing import layout
 from attnscope.views.drawing.canvas import INK, Drawing, colormap
-from attnscope.views.drawing.head_maps import measure_page, scale_of
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.style import USUAL, Style
@@ -29,7 +28,7 @@ _MOST_EDGES = 24
 _NAMES_PX, _LABELS_PX, _ROW_PX = 110, 96, 26
 
 
-def pages(found: Patching, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
+def pages(patching: Patching, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:
     """The figures one after the other, each with its file name without the ending.
 
     `effect` is a map of all heads and `attribution` the same of its estimate. `positions` has the strongest heads by
@@ -38,54 +37,54 @@ def pages(found: Patching, style: Style = USUAL) -> Iterator[tuple[str, Drawing]
     Raises:
         AttnscopeError: There are no heads.
     """
-    if not found.heads:
+    if not patching.heads:
         raise AttnscopeError("this record of patching has no heads", "so there is nothing to draw")
-    facts = [text for name in found.names for text in (label(name), found.facts(name).what)]
-    said = [title_of(found), total_line(found), *notes(found), *map(printable, found.positions)]
-    lettering = lettering_for([model_of(found.run), *facts, *said], style.paper)
-    maps = as_findings(found)
-    for name in (name for name in ("effect", "attribution") if name in found.names):
-        title = label(name)
-        yield name, measure_page(maps, title, scale_of(maps, title, small_number), lettering)
-    if found.positions:
-        yield "positions", positions_page(found, lettering)
-    if drawn := strongest_edges(found):
-        yield "paths", paths_page(found, drawn, lettering)
-    if found.curves:
-        yield "curve", curve_drawing(found, style.paper)
+    facts = [text for name in patching.names for text in (label(name), patching.facts(name).what)]
+    lines = [title_of(patching), total_line(patching), *notes(patching), *map(printable, patching.positions)]
+    lettering = lettering_for([model_of(patching.run), *facts, *lines], style.paper)
+    names = [name for name in ("effect", "attribution") if name in patching.names]
+    yield from zip(names, effect_maps(patching, names, lettering), strict=True)
+    if patching.positions:
+        yield "positions", positions_page(patching, lettering)
+    if edges := strongest_edges(patching):
+        yield "paths", paths_page(patching, edges, lettering)
+    if patching.curves:
+        yield "curve", curve_drawing(patching, style.paper)
 
 
-def positions_page(found: Patching, lettering: Lettering) -> Page:
+def positions_page(patching: Patching, lettering: Lettering) -> Page:
     """The strongest heads down, the tokens of the first pair across."""
-    rows, paper = strongest(found, _MOST_ROWS), lettering.paper
-    values = found.position_effects[rows, :, 0]
-    n = len(found.positions)
+    rows, paper = strongest(patching, _MOST_ROWS), lettering.paper
+    values = patching.position_effects[rows, :, 0]
+    n = len(patching.positions)
     room = (paper.room_px if paper.fixed else 1500) - _NAMES_PX
     cell = min(64.0, room / n)
     top = layout.MARGIN_PX + 76 + _LABELS_PX
     width = paper.width_for(2 * layout.MARGIN_PX + _NAMES_PX + n * cell, 900)
     bar_y = top + len(rows) * _ROW_PX + 26
     page = Page(width, lettering)
-    page.head(f"{model_of(found.run)} · effect of each position alone", f"{title_of(found)} · {total_line(found)}")
+    page.head(
+        f"{model_of(patching.run)} · effect of each position alone", f"{title_of(patching)} · {total_line(patching)}"
+    )
     largest = float(np.nanmax(np.abs(values))) or 1.0
     left, by_place = layout.MARGIN_PX + _NAMES_PX, dict(np.ndenumerate(np.nan_to_num(values)))
     for row, number in enumerate(rows):
-        page.write(left - 8, top + (row + 0.5) * _ROW_PX, found.unit_name(number), 12.5, ha="right", color=INK)
+        page.write(left - 8, top + (row + 0.5) * _ROW_PX, patching.unit_name(number), 12.5, ha="right", color=INK)
     page.grid_cells((left, top), (cell, _ROW_PX), by_place, "RdBu_r", lambda value: 0.5 + value / largest / 2)
     step = max(1, int(np.ceil(15 / cell)))
     for place in range(0, n, step):
-        text = lettering.fit(printable(found.positions[place], 40), 12.5, _LABELS_PX)
+        text = lettering.fit(printable(patching.positions[place], 40), 12.5, _LABELS_PX)
         page.write(left + (place + 0.5) * cell, top - 8, text, 12.5, ha="center", va="bottom", rotation=90)
     page.colour_bar((left, bar_y, min(300, room), 12), colormap("RdBu_r"))
     for share, value in ((0, -largest), (0.5, 0.0), (1, largest)):
         page.write(left + share * min(300, room), bar_y + 24, small_number(value), 11.5, ha="center")
-    page.finish(bar_y + 50, ["tokens: those of the first pair", *notes(found)])
+    page.finish(bar_y + 50, ["tokens: those of the first pair", *notes(patching)])
     return page
 
 
-def strongest_edges(found: Patching) -> list[Edge]:
+def strongest_edges(patching: Patching) -> list[Edge]:
     """The paths whose 95% interval does not hold 0, strongest first."""
-    clear = [edge for edge in found.edges if edge.effect.low > 0 or edge.effect.high < 0]
+    clear = [edge for edge in patching.edges if edge.effect.low > 0 or edge.effect.high < 0]
     return sorted(clear, key=lambda edge: -abs(edge.effect.value))[:_MOST_EDGES]
 
 
@@ -94,9 +93,9 @@ class _Node(NamedTuple):
     name: str
 
 
-def paths_page(found: Patching, edges: Sequence[Edge], lettering: Lettering) -> Page:
+def paths_page(patching: Patching, edges: Sequence[Edge], lettering: Lettering) -> Page:
     """Which head acts on the answer through which other head."""
-    layers = {head.name: head.layer for head in found.heads}
+    layers = {head.name: head.layer for head in patching.heads}
     names = dict.fromkeys(name for edge in edges for name in (edge.sender, edge.receiver))
     nodes = [_Node(layers.get(name.partition("+")[0], max(layers.values()) + 1), name) for name in names]
     places = {name: number for number, name in enumerate(names)}
@@ -108,5 +107,5 @@ def paths_page(found: Patching, edges: Sequence[Edge], lettering: Lettering) -> 
         f"the {amount(len(edges), 'path')} with the largest effects whose 95% interval does not hold 0; "
         "wider = a larger effect, of either sign; grey: to the logits without any other head"
     )
-    title = f"{model_of(found.run)} · paths on which heads act on the answer"
-    return draw_graph(nodes, links, (title, f"{title_of(found)} · {total_line(found)}", footer), lettering)
+    title = f"{model_of(patching.run)} · paths on which heads act on the answer"
+    return draw_graph(nodes, links, (title, f"{title_of(patching)} · {total_line(patching)}", footer), lettering)

@@ -8,39 +8,39 @@ from attnscope.views.tables.numbers import digits, small_number
 from attnscope.views.tables.wording import corpus_notes, printable
 
 
-def title_of(found: Patching) -> str:
+def title_of(patching: Patching) -> str:
     """What was patched, such as "denoising: the corrupt run gets the z of the clean run"."""
-    by = printable(found.options.get("by", "z"))
-    if found.options.get("direction") == "noise":
+    by = printable(patching.options.get("by", "z"))
+    if patching.options.get("direction") == "noise":
         return f"noising: the clean run gets {noise_of(by)}"
     return f"denoising: the corrupt run gets the {by} of the clean run"
 
 
-def total_line(found: Patching) -> str:
+def total_line(patching: Patching) -> str:
     """The logit differences of both runs and the total effect."""
-    clean, corrupt, total = (found.whole[name] for name in ("clean", "corrupt", "total"))
+    clean, corrupt, total = (patching.whole[name] for name in ("clean", "corrupt", "total"))
     return (
         f"logit difference right − wrong: clean {small_number(clean.value)}, corrupt {small_number(corrupt.value)}; "
         f"total effect {small_number(total.value)} {interval(total)}"
     )
 
 
-def notes(found: Patching) -> list[str]:
+def notes(patching: Patching) -> list[str]:
     """What a reader must know: one sentence each."""
     said = ["effect: how much of the logit difference comes or goes with the head, positive towards the right answers"]
-    if found.shares_heads:
+    if patching.shares_heads:
         said.append("heads that share a key/value head are patched together and have one effect")
-    agreement = found.options.get("rank_agreement")
+    agreement = patching.options.get("rank_agreement")
     if isinstance(agreement, float):
         said.append(f"attribution patching ranks heads like exact patching: rank correlation {digits(agreement, 2)}")
-    if (n_paths := found.options.get("n_paths")) and found.edges:
-        agreement = found.options.get("path_agreement")
+    if (n_paths := patching.options.get("n_paths")) and patching.edges:
+        agreement = patching.options.get("path_agreement")
         ranks = f": rank correlation {digits(agreement, 2)}" if isinstance(agreement, float) else ""
-        said.append(f"the {len(found.edges):,} of {n_paths:,} paths with the largest estimates were patched{ranks}")
-    if found.options.get("exact") is not None:
+        said.append(f"the {len(patching.edges):,} of {n_paths:,} paths with the largest estimates were patched{ranks}")
+    if patching.options.get("exact") is not None:
         said.append("only the heads that attribution patching puts first were patched: q counts these alone")
-    if found.curves:
+    if patching.curves:
         said.append("faithfulness: the order of heads is that of one half of the pairs, measured on the other half")
-    if found.corpus.get("n_texts") == 1:
+    if patching.corpus.get("n_texts") == 1:
         said.append("one pair gives no interval")
-    return said + corpus_notes(found)
+    return said + corpus_notes(patching)
