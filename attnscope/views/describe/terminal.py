@@ -69,7 +69,7 @@ def _predicted(described: HeadDescription) -> Text:
 def _source(name: str, row: tuple[Head, HeadDescription]) -> str:
     """How much follows from one kind of mean queries and keys; "" = unknown, or there is little to predict."""
     active = row[1].active
-    if active is None or active.sources is None or active.nats < EVEN:
+    if active is None or active.sources is None or not active.nats >= EVEN:  # nats may be undefined
         return ""
     return percent(max(0.0, getattr(active.sources, name).value))
 
