@@ -32,12 +32,7 @@ tokens would take 1.16 instead of 1.23 times as long as a forward (one core)."""
 
 @dataclass(frozen=True)
 class Block:
-    """A run of consecutive texts; where it ends depends on the texts alone.
-
-    Attributes:
-        index: Its number in the corpus, from 0.
-        texts: The texts, in the order of the corpus.
-    """
+    """A run of consecutive texts, numbered from 0; where it ends depends on the texts alone."""
 
     index: int
     texts: tuple[CorpusText, ...]
@@ -46,12 +41,8 @@ class Block:
 def blocks(texts: Iterable[CorpusText], n: int = BLOCK, *, shard: tuple[int, int] = (1, 1)) -> Iterator[Block]:
     """Cuts a corpus into blocks of consecutive texts, and picks those of a shard.
 
-    A block ends with its n-th text, or with the one with which it reaches BLOCK_CHARACTERS.
-
-    Args:
-        texts: The whole corpus, whatever the shard.
-        n: Most texts in a block.
-        shard: (k, number of shards), k from 1: takes the blocks whose index modulo the number of shards is k - 1.
+    A block ends with its n-th text, or with the one with which it reaches BLOCK_CHARACTERS. A shard is k, from 1, and
+    the number of shards; it has the blocks whose index modulo that number is k - 1. `texts` is always the whole corpus.
 
     Raises:
         AttnscopeError: n is below 1, or there is no such shard.
@@ -63,31 +54,25 @@ def blocks(texts: Iterable[CorpusText], n: int = BLOCK, *, shard: tuple[int, int
         raise AttnscopeError(f"there is no shard {k}/{of}", f"with {of} shards, k is 1 to {of}")
 
     def cut() -> Iterator[Block]:
-        for index, held in enumerate(runs(texts, n, lambda text: text.n_characters)):
+        for index, run in enumerate(runs(texts, n, lambda text: text.n_characters)):
             if index % of == k - 1:
-                yield Block(index, held)
+                yield Block(index, run)
 
     return cut()
 
 
 def runs(texts: Iterable[T], n: int, n_characters: Callable[[T], int]) -> Iterator[tuple[T, ...]]:
-    """Cuts texts of any kind where `blocks` does.
-
-    Args:
-        texts: The texts.
-        n: Most texts in a run, at least 1.
-        n_characters: How long a text is.
-    """
-    held: list[T] = []
+    """Cuts texts of any kind where `blocks` does: runs of at most n texts."""
+    run: list[T] = []
     characters = 0
     for text in texts:
-        held.append(text)
+        run.append(text)
         characters += n_characters(text)
-        if len(held) == n or characters >= BLOCK_CHARACTERS:
-            yield tuple(held)
-            held, characters = [], 0
-    if held:
-        yield tuple(held)
+        if len(run) == n or characters >= BLOCK_CHARACTERS:
+            yield tuple(run)
+            run, characters = [], 0
+    if run:
+        yield tuple(run)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +81,8 @@ class Chunk:
 
     Attributes:
         text: The index of the text in the corpus; the sums of all its chunks are those of one text.
-        number: Which chunk of the text it is, from 0.
-        n_chunks: How many there are.
+        number: Its number among the `n_chunks` of the text, from 0.
+        n_chunks: See `number`.
         tokens: Its tokens, with the special ones of the text at both ends.
         n_opening: How many special tokens stand at its start, as at that of each chunk.
         n_repeated: How many of its tokens, after those, were in the chunk before it as well.
@@ -119,8 +104,8 @@ class Chunk:
     def repeated(self) -> NDArray[np.bool_]:
         """Which of its tokens were in the chunk before it: there for context alone, so that each counts once."""
         places = np.arange(len(self)) - self.n_opening
-        found: NDArray[np.bool_] = (places >= 0) & (places < self.n_repeated)
-        return found
+        is_repeated: NDArray[np.bool_] = (places >= 0) & (places < self.n_repeated)
+        return is_repeated
 
 
 def chunks(
@@ -164,20 +149,13 @@ def chunks(
         return [Chunk(text, 0, 1, tokens, n_queries=len(tokens))]
     step = stride or room
     starts = range(first, last - room + step, step)
-    ends = np.arange(first), np.arange(last, len(tokens))
+    opening, closing = np.arange(first), np.arange(last, len(tokens))
     n_queries = last - first + len(starts) * n_ends
-    return [
-        Chunk(
-            text,
-            number,
-            len(starts),
-            tokens.take(np.concatenate([ends[0], np.arange(start, min(start + room, last)), ends[1]])),
-            first,
-            room - step if number else 0,
-            n_queries,
-        )
-        for number, start in enumerate(starts)
-    ]
+    made = []
+    for number, start in enumerate(starts):
+        part = tokens.take(np.concatenate([opening, np.arange(start, min(start + room, last)), closing]))
+        made.append(Chunk(text, number, len(starts), part, first, room - step if number else 0, n_queries))
+    return made
 
 
 def batches(parts: Iterable[Chunk], budget: int = TOKEN_BUDGET) -> list[tuple[Chunk, ...]]:
@@ -207,24 +185,12 @@ def block_batches(
 ) -> list[tuple[Chunk, ...]]:
     """Tokenises the texts of a block, cuts those that are too long, and makes batches of all.
 
-    Args:
-        block: The texts.
-        encode: Tokenises a text.
-        limit: As in `chunks`.
-        chunk: As in `chunks`.
-        stride: As in `chunks`.
-        budget: As in `batches`.
-        special_ids: Which numbers are special tokens, for texts that come as numbers.
+    See `chunks` and `batches`; `special_ids` are the special tokens of texts that come as numbers.
     """
-    special = frozenset(special_ids)
-    return batches(
-        (
-            part
-            for text in block.texts
-            for part in chunks(tokens_of(text, encode, special), text.index, limit=limit, chunk=chunk, stride=stride)
-        ),
-        budget,
-    )
+    special, parts = frozenset(special_ids), list[Chunk]()
+    for text in block.texts:
+        parts += chunks(tokens_of(text, encode, special), text.index, limit=limit, chunk=chunk, stride=stride)
+    return batches(parts, budget)
 
 
 def tokens_of_ids(ids: Sequence[int], special_ids: Iterable[int] = ()) -> Tokens:

@@ -48,12 +48,9 @@ _FIRST_MARK, _MOST_PARTS = 0xF0000, 32_000
 
 @dataclass(frozen=True)
 class Zoned:
-    """A text whose characters lie in zones.
+    """A text whose characters lie in zones, in order and without gaps.
 
-    Attributes:
-        text: The text.
-        zones: Its zones in order, without gaps.
-        is_chat: Whether the special tokens stand in the text, so that none are to be added.
+    If `is_chat`, the special tokens stand in the text, so that none are to be added.
     """
 
     text: str
@@ -71,12 +68,9 @@ def write_plainly(messages: Sequence[dict[str, Any]], **_: Any) -> str:
 
 
 def read_zoned(entry: dict[str, Any], name: str, render: Render | None) -> Zoned | None:
-    """The conversation or the text with zones that an object of JSON is; None where it is neither.
+    """The conversation or the text with zones that an object of JSON is; None if it is neither.
 
-    Args:
-        entry: The object.
-        name: The field that holds a text.
-        render: Writes messages; None = there is no template.
+    `name` is the field that holds a text. `render` writes messages; None = there is no template.
 
     Raises:
         ValueError: It is malformed, or the template fails on it.
@@ -104,21 +98,24 @@ def _conversation(entry: dict[str, Any], render: Render) -> Zoned:
     plain, marked = zip(*(_message(one, number, marks) for number, one in enumerate(messages, 1)), strict=True)
     more = {name: entry[name] for name in ("tools", "documents") if entry.get(name)}
     documents = more.get("documents", [])
-    if not (isinstance(documents, list) and all(isinstance(one, dict) for one in documents)):
+    if not (isinstance(documents, list) and all(isinstance(document, dict) for document in documents)):
         raise ValueError('"documents" is no list of objects')
-    put = [
-        {**one, "text": marks.put(_DOCUMENT, one["text"])} if isinstance(one.get("text"), str) else one
-        for one in documents
+    marked_documents = [
+        {**document, "text": marks.put(_DOCUMENT, document["text"])}
+        if isinstance(document.get("text"), str)
+        else document
+        for document in documents
     ]
     try:
         text = render([*plain], **more)
-        found = marks.locate(render([*marked], **more | ({"documents": put} if put else {})))
+        written = render([*marked], **more | ({"documents": marked_documents} if documents else {}))
     except AttnscopeError as error:
         raise ValueError(error.message) from None
-    if found is None or found[0] != text:
+    located = marks.locate(written)
+    if located is None or located[0] != text:
         raise ValueError("the chat template rewrites a message, so that its zone cannot be told")
     zones, at = [], 0
-    for start, stop, zone in sorted(found[1]):
+    for start, stop, zone in sorted(located[1]):
         zones += [(at, start, TEMPLATE), (start, stop, zone)]
         at = stop
     zones.append((at, len(text), TEMPLATE))
@@ -146,10 +143,10 @@ def _message(message: Any, number: int, marks: "_Marks") -> tuple[dict[str, Any]
 
 def _part(part: Any, zone: str, name: str) -> Iterator[tuple[str, str]]:
     """The zone and the text of one part of a content that is a list."""
-    given = {"text": part} if isinstance(part, str) else part
-    if not isinstance(given, dict) or not isinstance(given.get("text"), str):
+    entry = {"text": part} if isinstance(part, str) else part
+    if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
         raise ValueError(f"a part of {name} is no text: {shorten(repr(part))}")
-    return _parts(given["text"], given.get("spans") or [], _name(given.get("zone", zone), name))
+    return _parts(entry["text"], entry.get("spans") or [], _name(entry.get("zone", zone), name))
 
 
 def _parts(text: str, spans: Any, zone: str) -> Iterator[tuple[str, str]]:
@@ -203,24 +200,24 @@ class _Marks:
         return text.replace(core, f"{chr(first)}{core}{chr(first + 1)}", 1)
 
     def locate(self, written: str) -> tuple[str, list[Zone]] | None:
-        """The text without its marks, and the zones; None where a part is not whole in it."""
-        kept: list[str] = []
-        found: list[Zone] = []
+        """The text without its marks, and the zones; None if a part is not whole in it."""
+        letters: list[str] = []
+        zones: list[Zone] = []
         opened: tuple[int, int] | None = None
         for char in written:
             part, is_end = divmod(ord(char) - _FIRST_MARK, 2)
             if not 0 <= part < len(self.zones):
-                kept.append(char)
+                letters.append(char)
             elif is_end:
                 if opened is None or opened[0] != part:
                     return None
-                found.append((opened[1], len(kept), self.zones[part]))
+                zones.append((opened[1], len(letters), self.zones[part]))
                 opened = None
             elif opened is not None:
                 return None
             else:
-                opened = part, len(kept)
-        return None if opened else ("".join(kept), found)
+                opened = part, len(letters)
+        return None if opened else ("".join(letters), zones)
 
 
 def zones_of_tokens(tokens: Tokens, zones: Sequence[Zone], names: Sequence[str]) -> NDArray[np.int64]:
@@ -230,11 +227,11 @@ def zones_of_tokens(tokens: Tokens, zones: Sequence[Zone], names: Sequence[str])
     """
     numbers = {name: number for number, name in enumerate(names)}
     starts = [start for start, _, _ in zones]
-    made = np.full(len(tokens), numbers.get(TEMPLATE, -1) if zones else -1, np.int64)
-    for place, (start, stop) in enumerate(tokens.offsets.tolist()):
-        if not zones or tokens.special[place] or start < 0:
+    of_tokens = np.full(len(tokens), numbers.get(TEMPLATE, -1) if zones else -1, np.int64)
+    for token, (start, stop) in enumerate(tokens.offsets.tolist()):
+        if not zones or tokens.special[token] or start < 0:
             continue
         written = tokens.text[start:stop]
         at = start + (len(written) - len(written.lstrip()) if written.strip() else 0)
-        made[place] = numbers.get(zones[bisect_right(starts, at) - 1][2], -1)
-    return made
+        of_tokens[token] = numbers.get(zones[bisect_right(starts, at) - 1][2], -1)
+    return of_tokens

@@ -87,7 +87,7 @@ class Copies:
         if text.ids is not None:
             whole = text.digested()
         else:
-            folded = _folded(text.text or "")
+            folded = _fold(text.text or "")
             near = folded.encode("utf-8", "surrogatepass").split()
             whole = _without_numbers(folded).encode("utf-8", "surrogatepass")
         digest = _digest(whole)
@@ -102,20 +102,18 @@ def essence(text: CorpusText) -> bytes:
     """What copies share that differ in case, white space and a label before them: what lots are drawn by."""
     if text.ids is not None:
         return text.digested()
-    return " ".join(_folded(text.text or "").split()).encode("utf-8", "surrogatepass")
+    return " ".join(_fold(text.text or "").split()).encode("utf-8", "surrogatepass")
 
 
 def distinct(texts: Iterable[CorpusText], copies: Copies) -> Iterator[CorpusText]:
     """The texts without copies of earlier ones; they keep their numbers.
 
-    Args:
-        texts: The whole corpus, whatever the shard.
-        copies: What has seen no text yet; counts them.
+    `texts` are the whole corpus, whatever the shard; `copies`, which has seen no text yet, counts them.
     """
     return (text for text in texts if not copies.holds(text))
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     folded = " ".join(text.casefold().split())
     label = _LABEL.match(folded)
     # Not all of a text that is a label and a word or two.
@@ -138,23 +136,19 @@ class _Digests:
     """A set of digests in a fixed amount of memory: where it is full, new ones take the place of old ones."""
 
     def __init__(self) -> None:
-        self._held = np.zeros(SLOTS, np.uint64)  # 0 = free; pages that nothing was written to take no memory
+        self._slots = np.zeros(SLOTS, np.uint64)  # 0 = free; pages that nothing was written to take no memory
 
     def holds(self, digest: int) -> bool:
-        return self._place(digest)[1]
+        return int(self._slots[self._find(digest)]) == digest
 
     def add(self, digest: int) -> None:
-        self._held[self._place(digest)[0]] = digest
+        self._slots[self._find(digest)] = digest
 
-    def _place(self, digest: int) -> tuple[int, bool]:
-        """Where a digest is or goes, and whether it is there."""
+    def _find(self, digest: int) -> int:
+        """The slot that a digest is in or goes into."""
         first = digest % SLOTS
-        for probe in range(_PROBES):
-            place = (first + probe) % SLOTS
-            held = int(self._held[place])
-            if held in (0, digest):
-                return place, held == digest
-        return first, False
+        probes = ((first + probe) % SLOTS for probe in range(_PROBES))
+        return next((slot for slot in probes if int(self._slots[slot]) in (0, digest)), first)
 
 
 class _NearCopies:
@@ -206,8 +200,7 @@ class _NearCopies:
     def _compare(self, start: int, words: NDArray[np.uint32]) -> str:
         """How the text that begins at a place differs from these words: by a few at an end, elsewhere, or by more.
 
-        Returns:
-            _END, _WITHIN, or nothing, as where the text is no longer there.
+        That is _END, _WITHIN, or nothing, as where the text is no longer there.
         """
         n = int(self._words[start % WORDS] & ~_VARIED)
         shorter = min(n, len(words))

@@ -4,7 +4,6 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -50,7 +49,7 @@ class Problem:
 def name_problems(problems: Sequence[Problem]) -> str:
     """The first of some problems, and how many more there are; "" for none."""
     more = f", and {amount(len(problems) - 1, 'more problem')}" if len(problems) > 1 else ""
-    return f"{problems[0]}{more}" if problems else ""
+    return "".join(map(str, problems[:1])) + more
 
 
 def suffix_of(name: str) -> str:
@@ -85,44 +84,30 @@ class BadLines:
         self._problems.append(Problem(self._source, line, reason))
 
 
-def _read_lines(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
-    return enumerate(lines, 1)
+def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]:
+    """The texts of plain lines, with the lines that they begin on.
 
-
-def _read_paragraphs(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
-    held: list[str] = []
-    size = 0
-    for number, line in enumerate(chain(lines, [""]), 1):
-        if line and not line.isspace():
-            held.append(line)
-            size = _add(line, size, "the paragraph", number)
-        elif held:
-            yield number - len(held), "\n".join(held)
-            held, size = [], 0
-
-
-def _read_file(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
-    held: list[str] = []
-    size = 0
-    for number, line in enumerate(lines, 1):
-        held.append(line)
-        size = _add(line, size, "the file", number)
-    yield 1, "\n".join(held).rstrip("\n")
-
-
-def _add(line: str, size: int, what: str, number: int) -> int:
-    """The size of a text with one more line; UnreadableError where that is too much."""
-    size += len(line) + 1
-    if size > MOST_BYTES:
-        raise UnreadableError(too_long(what)[0], number)
-    return size
-
-
-SPLITTERS: dict[Split, Callable[[Iterator[str]], Iterator[tuple[int, str]]]] = {
-    "line": _read_lines,
-    "paragraph": _read_paragraphs,
-    "file": _read_file,
-}
+    Raises:
+        UnreadableError: A paragraph or a file has more than MOST_BYTES.
+    """
+    if split == "line":
+        yield from enumerate(lines, 1)
+        return
+    text: list[str] = []
+    size = n_lines = 0
+    for n_lines, line in enumerate(lines, 1):
+        if split == "file" or (line and not line.isspace()):
+            text.append(line)
+            size += len(line) + 1
+            if size > MOST_BYTES:
+                raise UnreadableError(too_long(f"the {split}")[0], n_lines)
+        elif text:
+            yield n_lines - len(text), "\n".join(text)
+            text, size = [], 0
+    if split == "file":
+        yield 1, "\n".join(text).rstrip("\n")
+    elif text:
+        yield n_lines + 1 - len(text), "\n".join(text)
 
 
 def read_jsonl(
@@ -133,11 +118,7 @@ def read_jsonl(
 ) -> Iterator[tuple[int, str | tuple[int, ...] | Other]]:
     """A field of each line of JSON: texts or token numbers, with the lines that they stand on.
 
-    Args:
-        lines: The lines.
-        field: The field.
-        bad: Lists malformed lines.
-        read_other: What else an object may be; a ValueError says what is wrong with it.
+    `read_other` reads objects of another form; its ValueError says what is wrong with one.
 
     Raises:
         UnreadableError: Too many lines are malformed.
@@ -162,24 +143,27 @@ def read_jsonl(
             there = f"its fields are {', '.join(map(str, entry))}" if entry else "it is empty"
             bad.add(number, f'no field "{used}": {shorten(there)}')
             continue
-        found, reason = text_or_ids(used, entry[used])
-        if reason:
-            bad.add(number, reason)
-        elif found is not None:
-            yield number, found
+        try:
+            yield number, text_or_ids(used, entry[used])
+        except ValueError as error:
+            bad.add(number, str(error))
 
 
-def text_or_ids(field: str, value: Any) -> tuple[str | tuple[int, ...] | None, str]:
-    """What a field holds, a text or token numbers, and an empty reason; or nothing, and what is wrong with it."""
+def text_or_ids(field: str, value: Any) -> str | tuple[int, ...]:
+    """The text or the token numbers of a field.
+
+    Raises:
+        ValueError: It holds neither.
+    """
     match value:
         case str(text) if is_unicode(text):
-            return text, ""
+            return text
         case str():
-            return None, f'"{field}" is not valid Unicode: it holds half of a surrogate pair'
+            raise ValueError(f'"{field}" is not valid Unicode: it holds half of a surrogate pair')
         case list(ids) if all(map(is_id, ids)):
-            return tuple(ids), ""
+            return tuple(ids)
         case _:
-            return None, f'"{field}" is neither a text nor a list of token numbers: {shorten(repr(value))}'
+            raise ValueError(f'"{field}" is neither a text nor a list of token numbers: {shorten(repr(value))}')
 
 
 def read_csv(lines: Iterator[str], field: str, delimiter: str, bad: BadLines) -> Iterator[tuple[int, str]]:

@@ -61,9 +61,6 @@ class TokenCounts:
         Add-one smoothing: ln((count + 1) / (total + n_vocab)), so that a token never seen has a frequency too and all
         of them sum to 1.
 
-        Args:
-            n_vocab: How many tokens the vocabulary has.
-
         Raises:
             AttnscopeError: Tokens were counted that the vocabulary does not have.
         """
@@ -91,65 +88,55 @@ def count_tokens(
 ) -> TokenCounts:
     """Counts the tokens of a corpus, special ones left out, in one pass and constant memory.
 
-    Args:
-        texts: The corpus.
-        encode: Tokenises a text.
-        special_ids: Which numbers are special tokens, for texts that come as numbers.
-        tell: Is told after each text how many texts and tokens there were.
+    `special_ids` are the special tokens of texts that come as numbers. After each text `tell` is told how many texts
+    and tokens there were.
     """
-    held, special = TokenCounts(), frozenset(special_ids)
+    counts, special = TokenCounts(), frozenset(special_ids)
     n_tokens = 0
     for number, text in enumerate(texts, 1):
         tokens = tokens_of(text, encode, special)
-        held.add(tokens.ids[~tokens.special])
+        counts.add(tokens.ids[~tokens.special])
         n_tokens += len(tokens)
         if tell is not None:
             tell(number, n_tokens)
-    return held
+    return counts
 
 
 def read_frequencies(path: str | Path, encode: Encode) -> TokenCounts:
     """Token counts from a list of words: `word<tab>count` a line, or jsonl with `word` (or `id`) and `count`.
 
     Each token of a word gets the word's count. A word is tokenised as it is and as it is after a space, for many
-    tokenizers have two tokens for that; where they differ, the tokens of both get the count.
-
-    Args:
-        path: The list; .gz and .zst too.
-        encode: Tokenises a word.
+    tokenizers have two tokens for that; where they differ, the tokens of both get the count. A list may be .gz or .zst.
 
     Raises:
         AttnscopeError: It cannot be read, a line is malformed, or there is no line.
     """
-    name = str(path)
-    held = TokenCounts()
-    as_json = format_of(name) == "jsonl"
-    found = False
+    name, hint = str(path), "a list of frequencies has word, tab, count on each line"
+    counts: TokenCounts | None = None
+    read_frequency = _json_frequency if format_of(name) == "jsonl" else _tab_frequency
     try:
         with Path(path).open("rb") as file:
             for number, line in enumerate(lines_of(decompress(read_pieces(file, lambda n: None), name)), 1):
                 if not line.strip():
                     continue
-                found = True
-                word, count = _json_frequency(line, number) if as_json else _tab_frequency(line, number)
+                counts = counts or TokenCounts()
+                word, count = read_frequency(line, number)
                 if isinstance(word, int):
-                    held.add([word], count)
+                    counts.add([word], count)
                     continue
                 encoded = [encode(form) for form in (word, f" {word}")]
                 for ids in {tuple(tokens.ids[~tokens.special].tolist()) for tokens in encoded}:
-                    held.add(ids, count)
+                    counts.add(ids, count)
     except UnreadableError as error:
-        raise AttnscopeError(
-            str(Problem(name, error.line, error.reason)), "a list of frequencies has word, tab, count on each line"
-        ) from None
+        raise AttnscopeError(str(Problem(name, error.line, error.reason)), hint) from None
     except OSError as error:
         raise AttnscopeError(f"cannot read {name}: {error.strerror or error}") from None
-    if not found:
-        raise AttnscopeError(f"{name} is empty", "a list of frequencies has word, tab, count on each line")
-    return held
+    if counts is None:
+        raise AttnscopeError(f"{name} is empty", hint)
+    return counts
 
 
-def _tab_frequency(line: str, number: int) -> tuple[str, int]:
+def _tab_frequency(line: str, number: int) -> tuple[str | int, int]:
     word, _, count = line.rpartition("\t")
     if not word or not (count := count.strip()).isdecimal() or len(count) > 15:
         raise UnreadableError(f"not a word, a tab and a whole number: {shorten(line)}", number)
@@ -162,7 +149,7 @@ def _json_frequency(line: str, number: int) -> tuple[str | int, int]:
         raise UnreadableError(entry, number)
     word: Any = entry.get("id", entry.get("word"))
     count: Any = entry.get("count")
-    known = is_id(word) if "id" in entry else isinstance(word, str) and is_unicode(word)
-    if not known or not is_whole(count, _MOST_TIMES):
+    is_known = is_id(word) if "id" in entry else isinstance(word, str) and is_unicode(word)
+    if not is_known or not is_whole(count, _MOST_TIMES):
         raise UnreadableError(f'no "word" (or "id") and whole "count": {shorten(line)}', number)
     return word, count

@@ -16,11 +16,8 @@ def read_parquet(
 ) -> Iterator[tuple[int, str | tuple[int, ...]]]:
     """A column's texts or lists of token numbers, with the numbers of their rows, from 1.
 
-    Args:
-        file: The file, which can be read at any place.
-        field: The column; a file without it may have `input_ids`.
-        bad: Takes down rows that hold neither.
-        count: Is told how many bytes were read: the share of the rows, for the file is not read from start to end.
+    A file without the column may have `input_ids`. `count` is told how many bytes were read: the share of the rows, for
+    the file is not read from start to end.
 
     Raises:
         AttnscopeError: pyarrow is not installed.
@@ -39,11 +36,12 @@ def read_parquet(
         for part in table.iter_batches(batch_size=_ROWS, columns=[used], use_threads=False):
             for value in part.column(0).to_pylist():
                 row += 1
-                found, reason = text_or_ids(used, value)
-                if reason:
-                    bad.add(row, reason)
-                elif found is not None:
-                    yield row, found
+                try:
+                    content = text_or_ids(used, value)
+                except ValueError as error:
+                    bad.add(row, str(error))
+                    continue
+                yield row, content
             count((reached := n_bytes * row // n_rows) - n_counted)
             n_counted = reached
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -30,10 +30,10 @@ class Needle:
     """A text that hides an answer, ends in a question, and then gives the answer.
 
     Attributes:
-        ids: All of it, token numbers.
-        places: Where the tokens of the answer are hidden.
-        decoys: Where those of another needle are hidden, that answers another question.
-        depth: Around which share of the haystack the needle stands, 0 to 1, as it was asked for.
+        ids: Its token numbers.
+        places: The places at which the tokens of the answer are hidden.
+        decoys: The same of another needle, which answers another question.
+        depth: The share of the haystack around which the needle was to stand, 0 to 1.
         room: Tokens of the haystack.
     """
 
@@ -54,14 +54,14 @@ class Needle:
 
 @dataclass(frozen=True, eq=False)
 class Hay:
-    """What needles are hidden in, and made of.
+    """The material of needles and haystacks.
 
     Attributes:
         vocab_ids: Ordinary tokens, of which needles are made, and haystacks without a text.
         text: Token numbers of a text; None = random tokens.
-        encode: Token numbers of a piece of text, without special ones; None = the question is of random tokens too.
+        encode: Makes the token numbers of a text, without special ones; None = the question is of random tokens too.
         ends: Numbers of tokens that end a sentence of the text.
-        before: What every text begins with, such as [CLS].
+        before: The tokens that every text begins with, such as [CLS].
     """
 
     vocab_ids: Numbers
@@ -86,13 +86,8 @@ def needle_probe(
     tokens, with a text those between two sentences. So a head that looks at one place, or so many tokens back, finds a
     needle rarely, and a decoy as often.
 
-    Args:
-        hay: What they are hidden in.
-        n: How many.
-        depths: Around which shares of the haystack needles stand, 0 to 1.
-        length: Of each text, in tokens, question and answer included.
-        seed: At least 0.
-        answer: Tokens that are to be found; fewer where the vocabulary is too small.
+    `length` is that of each text in tokens, question and answer included. The answer has fewer tokens if the vocabulary
+    is too small.
 
     Source:
         Mohtashami and Jaggi 2023, Landmark Attention, section 4.2 (pass keys); Kamradt 2023, Needle in a Haystack.
@@ -106,10 +101,10 @@ def needle_probe(
             f"no probe of {n} needles of {answer} tokens at depths {list(depths)} with seed {seed}",
             "needles and tokens are at least 1, depths from 0 to 1, the seed at least 0",
         )
-    kept = min(answer, (len(vocabulary) - 2 * _CUE_TOKENS) // 3)
-    if kept < 1:
+    n_answer = min(answer, (len(vocabulary) - 2 * _CUE_TOKENS) // 3)
+    if n_answer < 1:
         raise AttnscopeError(f"a vocabulary of {len(vocabulary)} tokens is too small for needles", "7 are the least")
-    return (_make(hay, vocabulary, number, depths[number % len(depths)], length, seed, kept) for number in range(n))
+    return (_make(hay, vocabulary, number, depths[number % len(depths)], length, seed, n_answer) for number in range(n))
 
 
 def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int, seed: int, n_answer: int) -> Needle:
@@ -177,12 +172,7 @@ def _places(stack: Numbers, depth: float, ends: frozenset[int]) -> list[int]:
 
 
 def depth_range(depth: float, room: int) -> tuple[int, int]:
-    """How many tokens of a haystack stand before a needle of a depth, at least and at most.
-
-    Args:
-        depth: 0 to 1.
-        room: Tokens of the haystack.
-    """
+    """How many of the `room` tokens of a haystack stand before a needle of a depth, at least and at most."""
     width = min(room, max(DEPTH_TOKENS, round(DEPTH_SHARE * room)))
     first = min(max(0, round(depth * room) - width // 2), room - width)
     return first, first + width
@@ -219,13 +209,8 @@ def repeat_probe(
     Text number i depends on the seed, i and the set of `vocab_ids` alone: the first texts of a longer probe are those
     of a shorter one.
 
-    Args:
-        vocab_ids: The token numbers to draw from, in any order: ordinary tokens, no special ones.
-        n_texts: How many texts.
-        length: The most tokens of one half.
-        seed: At least 0.
-        before: Token numbers to begin each text with, such as [CLS].
-        after: Token numbers to end each text with.
+    `vocab_ids` are ordinary tokens in any order. Each text begins with the tokens `before`, such as [CLS], and ends
+    with those `after`.
 
     Raises:
         AttnscopeError: There is nothing to draw from, or a number is too small.

@@ -53,9 +53,7 @@ def files_at(address: str) -> list[str]:
 def open_address(address: str, *, in_order: bool = True) -> BinaryIO:
     """A file elsewhere, opened for reading; parts of it are fetched as they are read.
 
-    Args:
-        address: Where it is.
-        in_order: Whether it is read from start to end: then more is fetched than is asked for, in larger parts.
+    If it is read `in_order`, from start to end, more is fetched than is asked for, in larger parts.
 
     Raises:
         UnreadableError: It cannot be reached, or is not there.

@@ -16,7 +16,6 @@ import numpy as np
 
 from attnscope.corpus.chats import PLAIN, Render, Zone, Zoned, read_zoned, write_plainly
 from attnscope.corpus.formats import (
-    SPLITTERS,
     BadLines,
     Format,
     Problem,
@@ -25,6 +24,7 @@ from attnscope.corpus.formats import (
     name_problems,
     read_csv,
     read_jsonl,
+    split_lines,
 )
 from attnscope.corpus.lines import Replay, UnreadableError, decompress, lines_of, read_pieces, zstd
 from attnscope.corpus.parquet import read_parquet
@@ -62,14 +62,13 @@ class CorpusText:
         return len(self.text or "") if self.ids is None else 4 * len(self.ids)
 
     def digested(self) -> bytes:
-        """What hashes of texts are made of; the place does not enter."""
-        raw = (
-            (self.text or "").encode("utf-8", "surrogatepass")
-            if self.ids is None
-            else np.array(self.ids, "<i8").tobytes()
-        )
+        """The bytes that hashes of texts are made of; the place does not enter."""
+        if self.ids is None:
+            kind, raw = "text", (self.text or "").encode("utf-8", "surrogatepass")
+        else:
+            kind, raw = "ids", np.array(self.ids, "<i8").tobytes()
         zones = repr((self.zones, self.is_chat)).encode() if self.zones else b""
-        return f"{'text' if self.ids is None else 'ids'} {len(raw)}\n".encode() + raw + zones
+        return f"{kind} {len(raw)}\n".encode() + raw + zones
 
 
 class Corpus:
@@ -226,7 +225,7 @@ class Corpus:
                 case "tsv":
                     yield from read_csv(lines, self.field, "\t", bad)
                 case _:
-                    yield from SPLITTERS[self.split](lines)
+                    yield from split_lines(lines, self.split)
 
     def _read_zoned(self, entry: dict[str, Any]) -> Zoned | None:
         return read_zoned(entry, self.field, self.chat)
@@ -263,15 +262,11 @@ def _size(path: Path) -> int | None:
 
 def expand(files: Sequence[str | Path]) -> tuple[str, ...]:
     """The names that names and patterns stand for, without those that name the same file again."""
-    found: dict[str, str] = {}
-    for file in files:
-        name = str(file)
-        if name == "-":
-            found.setdefault("-", "-")
-            continue
-        if is_address(name):
-            for each in files_at(name):
-                found.setdefault(each, each)
+    by_identity: dict[str, str] = {}
+    for name in map(str, files):
+        if name == "-" or is_address(name):
+            for each in ["-"] if name == "-" else files_at(name):
+                by_identity.setdefault(each, each)
             continue
         path = Path(name)
         with contextlib.suppress(RuntimeError):  # ~ of a user that there is not
@@ -282,8 +277,8 @@ def expand(files: Sequence[str | Path]) -> tuple[str, ...]:
             matches = glob.glob(str(path), recursive=True)  # noqa: PTH207
             names = sorted(match for match in matches if Path(match).is_file()) or names
         for each in names:
-            found.setdefault(_identity(each), each)
-    return tuple(found.values())
+            by_identity.setdefault(_identity(each), each)
+    return tuple(by_identity.values())
 
 
 def _identity(name: str) -> str:
