@@ -19,7 +19,7 @@ from attnscope.annotated.spans import parse
 from attnscope.annotated.texts import AnnotationError
 from attnscope.core.attention.seam import AttentionCall, attention_weights
 from attnscope.core.questions.combined import ASKED, Combinations, CombinedLinks
-from attnscope.core.questions.contacts import SEPARATIONS, Contacts, corrected, pairs_of, precision
+from attnscope.core.questions.contacts import SEPARATIONS, Contacts, correct_maps, pairs_of, precision
 from attnscope.core.questions.relations import LinkFacts, Links, links_of_weights
 from attnscope.studies.relations.combined import add_up, find_scores
 from attnscope.studies.relations.study import RelationsOptions, relations
@@ -39,8 +39,8 @@ def test_average_product_correction_by_hand() -> None:
     both = np.array([[0, 3, 4], [3, 0, 4], [4, 4, 0]], float)
     sums = both.sum(1)
     expected = both - np.outer(sums, sums) / both.sum()
-    np.testing.assert_allclose(corrected(maps)[0], expected, rtol=1e-6)
-    assert not corrected(torch.zeros(2, 4, 4)).any()
+    np.testing.assert_allclose(correct_maps(maps)[0], expected, rtol=1e-6)
+    assert not correct_maps(torch.zeros(2, 4, 4)).any()
 
 
 def test_pairs_are_counted_in_tokens() -> None:

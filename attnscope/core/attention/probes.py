@@ -1,7 +1,7 @@
 """Probes: what can happen at the seam besides plain attention.
 
 A probe gets an AttentionCall, returns its output and keeps what it saw. It knows nothing of models: an engine calls it
-once for each attention of a forward pass.
+once for each attention of a forward pass. Ours, unless a class names its source.
 """
 
 import math

@@ -1,7 +1,7 @@
 """What probes share that read all they want from the tiles of an attention, and keep no map. Ours."""
 
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,13 @@ from attnscope.core.attention.tiles import Block, Buffers, attend_in_tiles
 Result = TypeVar("Result")
 ResultOf = TypeVar("ResultOf", covariant=True)
 Plan = TypeVar("Plan")
+
+
+class _Movable(Protocol):
+    def on(self, device: torch.device) -> Self: ...
+
+
+Facts = TypeVar("Facts", bound=_Movable)
 
 
 class Reader(Protocol[ResultOf]):
@@ -45,6 +52,7 @@ class TileProbe(Generic[Result]):
         self.sums: dict[Kind, dict[int, Result]] = {}
         self._buffers = Buffers() if buffers is None else buffers
         self._plans: dict[Hashable, tuple[Any, Tensor | None]] = {}
+        self._moved: dict[tuple[Any, torch.device], Any] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Computes an attention without gradient, and reads its tiles; shape and dtype: see `Probe`.
@@ -92,3 +100,10 @@ class TileProbe(Generic[Result]):
             self._plans[name] = make(), mask  # held, so that its address stays its own
         plan: Plan = self._plans[name][0]
         return plan
+
+    def _on_device(self, facts: Facts, device: torch.device) -> Facts:
+        """Facts on a device, moved once for all layers there."""
+        if (facts, device) not in self._moved:
+            self._moved[facts, device] = facts.on(device)
+        moved: Facts = self._moved[facts, device]
+        return moved

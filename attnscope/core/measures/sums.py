@@ -83,7 +83,6 @@ class Sums(TileProbe[SumsOf]):
         self._norms, self._in_units, self._backend = norms, in_units, backend
         self._asks_outlying = any(name in self._internal for name in OUTLYING_TOLD)
         self._projections = dict(output_projections or {})
-        self._moved: dict[tuple[TextFacts, torch.device], TextFacts] = {}
 
     def _read(self, call: AttentionCall) -> tuple[Tensor, SumsOf]:
         plan = self._plan(call)
@@ -110,16 +109,11 @@ class Sums(TileProbe[SumsOf]):
 
         def make() -> Plan:
             unit = unit_queries(n_queries) if self._in_units else max(n_queries, 1)
-            facts = self._facts_on(keys, device), self._facts_on(of_queries, device)
+            facts = self._on_device(keys, device), self._on_device(of_queries, device)
             own_text = queries is None
             return Plan(call, *facts, self._internal, own_text=own_text, offsets=self._offsets, unit=unit, pairs=pairs)
 
         return self._plan_once(call, make, queries is None, pairs)
-
-    def _facts_on(self, facts: TextFacts, device: torch.device) -> TextFacts:
-        if (facts, device) not in self._moved:
-            self._moved[facts, device] = facts.on(device)
-        return self._moved[facts, device]
 
     def _outlying(self, call: AttentionCall, keys: TextFacts) -> Tensor | None:
         """Which keys are outlying; None where it is not known, or none is. Across, the layer's states are no keys'."""

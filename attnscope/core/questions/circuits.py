@@ -1,6 +1,6 @@
 """What the weights of heads say without any text: copying, matching, and which head feeds which (Elhage et al. 2021).
 
-All of it goes through matrices of d_head x d_head: of a product W_O W_V, which has d_model² numbers, none is made.
+Everything goes through matrices of d_head x d_head: no product W_O W_V, which has d_model² numbers, is formed.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 def eigenvalue_score(matrix: Float[Tensor, "*heads k k"]) -> Float[Tensor, "*heads"]:
     """Sum of the eigenvalues divided by the sum of their absolute values, -1 to 1; NaN where all are 0.
 
-    1 where a map gives each direction back to itself, -1 where it takes it away; near 0 where it does neither.
+    1 if a map gives each direction back to itself, -1 if it takes it away; near 0 if it does neither.
 
     Source:
         Elhage et al. 2021, A Mathematical Framework for Transformer Circuits, "copying".
@@ -22,15 +22,15 @@ def eigenvalue_score(matrix: Float[Tensor, "*heads k k"]) -> Float[Tensor, "*hea
 
 
 def inner_factors(rows: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads k k"]:
-    """L of rows = L Q with orthonormal rows of Q: all of a factor but the directions that it reads, in its unit."""
+    """L of rows = L Q with orthonormal rows of Q: a factor without the directions that it reads, in its unit."""
     factor: Tensor = torch.linalg.qr(rows.double().mT, mode="r").R.mT
     return factor
 
 
 def random_rows(n: int, k: int, d: int, seed: int) -> Float[Tensor, "n k d"]:
-    """K orthonormal rows in d dimensions, n times, each equally likely (Haar); numbers from -1 to 1."""
-    drawn = torch.randn(n, d, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    q, r = torch.linalg.qr(drawn)
+    """N times k orthonormal rows in d dimensions, each equally likely (Haar); numbers from -1 to 1."""
+    normal = torch.randn(n, d, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    q, r = torch.linalg.qr(normal)
     rows: Tensor = (q * torch.diagonal(r, dim1=-2, dim2=-1).sign()[:, None]).mT
     return rows
 
@@ -39,24 +39,24 @@ def eigenvalue_scores(
     reads: Float[Tensor, "heads k d"],
     core: Float[Tensor, "d d"],
     writes: Float[Tensor, "heads d k"],
-    drawn: Float[Tensor, "draws k k"],
+    draws: Float[Tensor, "draws k k"],
 ) -> tuple[Float[Tensor, " heads"], Float[Tensor, "heads draws"]]:
     """The score of U W_O W_V E for each head, and of heads with the same singular values that read and write anywhere.
 
-    The eigenvalues of U W_O W_V E, a matrix of all pairs of tokens, are those of W_V (E U) W_O but for zeros.
+    The eigenvalues of U W_O W_V E, a matrix of all pairs of tokens, are those of W_V (E U) W_O, except for zeros.
 
     Args:
         reads: W_V, or for matching W_K.
         core: E U, summed over the vocabulary.
         writes: W_O, or W_Q transposed.
-        drawn: G core G' for random orthonormal rows G and columns G', as `random_rows` draws them.
+        draws: G core G' for random orthonormal rows G and columns G' of `random_rows`.
 
     Returns:
-        The scores, and for each draw what they would be if W_V read by G and W_O wrote by G' instead.
+        The scores; and for each draw the scores if W_V read by G and W_O wrote by G' instead.
     """
     own = eigenvalue_score(reads.double() @ core.double() @ writes.double())
     left, right = inner_factors(reads), inner_factors(writes.mT).mT
-    chance = torch.stack([eigenvalue_score(a @ drawn @ b) for a, b in zip(left, right, strict=True)])
+    chance = torch.stack([eigenvalue_score(a @ draws @ b) for a, b in zip(left, right, strict=True)])
     return own, chance
 
 
@@ -65,7 +65,7 @@ def singular_directions(
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"], Float[Tensor, " n"]]:
     """The first singular directions of left @ right: what it gives, what it reads, their shares of its norm², 0 to 1.
 
-    By the QR factors of both: the decomposition is one of k x k.
+    The QR factors of both reduce the decomposition to one of k x k.
     """
     q_left, r_left = torch.linalg.qr(left.double())
     q_right, r_right = torch.linalg.qr(right.double().mT)
@@ -80,7 +80,7 @@ def sender(writes: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]
 
 
 def receiver(left: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads k d"]:
-    """As `sender` of left @ reads, whose left factor is reduced: k rows that read the stream, in the unit of reads."""
+    """The counterpart of `sender`: left @ reads with its left factor reduced, k rows in the unit of reads."""
     return inner_factors(left.mT).mT @ reads.double()
 
 
@@ -95,8 +95,8 @@ def shares(receivers: Float[Tensor, "r k d"], senders: Float[Tensor, "s d j"]) -
     product = receivers.reshape(r * k, d) @ senders.permute(1, 0, 2).reshape(d, s * j)
     norm = product.reshape(r, k, s, j).pow(2).sum((1, 3)).sqrt().double()
     sizes = torch.linalg.matrix_norm(receivers)[:, None].double() * torch.linalg.matrix_norm(senders)[None].double()
-    found: Tensor = (norm / sizes).T
-    return found
+    composition: Tensor = (norm / sizes).T
+    return composition
 
 
 def spread(factors: Float[Tensor, "heads a b"]) -> Float[Tensor, " heads"]:

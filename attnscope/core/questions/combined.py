@@ -1,11 +1,11 @@
 """Links by several heads together: weighted sums of what each gives to each word, and how often they are right.
 
-A combination is a number for each head: 1/k for k heads is the mean of their attention, and the coefficients of a
-logistic regression are one that has learnt. Its score of a word is the sum over heads of number times weight, by the
-rules of `core.relations` from tokens to words; of an undirected pair, of number times corrected weight
-(`core.contacts`). A link is right where the largest score of its source is on a target.
+A combination is a number for each head: 1/k for the mean of k heads, or the coefficients of a logistic regression. Its
+score of a word is the sum over heads of number times weight, by the rules of `relations` from tokens to words; its
+score of an undirected pair, of number times corrected weight (`contacts`). A link is right if the largest score of its
+source is on a target.
 
-Kept until the last layer has come are the scores of the links that are asked about, and nothing of any head.
+Until the last layer has come, only the scores of the links are kept, and nothing of any head.
 
 Source: Rao et al. 2020, section 3.4, for undirected pairs; the rest is ours.
 """
@@ -21,23 +21,23 @@ from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tile_probe import TileProbe
 from attnscope.core.attention.tiles import Block, Buffers, blocks
-from attnscope.core.questions.contacts import CUTS, SEPARATIONS, Contacts, corrected, pairs_of, precision
+from attnscope.core.questions.contacts import CUTS, SEPARATIONS, Contacts, correct_maps, pairs_of, precision
 from attnscope.core.questions.relations import BlockLinks, LinkFacts, LinkReader, divide_links
 
 ASKED: tuple[tuple[str, int], ...] = tuple((separation, cut) for separation in SEPARATIONS for cut in CUTS)
-"""What is asked of undirected links: which of SEPARATIONS, and what L is divided by."""
+"""Questions about undirected links: which of SEPARATIONS, and what L is divided by."""
 
 
 @dataclass(frozen=True, eq=False)
 class Combinations:
-    """What is to be tried on a batch.
+    """The combinations to try on a batch.
 
     Attributes:
-        coefficients: The number of each head, (relation, combination, layer, head), float32, on the CPU.
-        cell_relation: The relation of each cell, (cell,), int64.
-        drawn: Links and words of which each head's weight is wanted, (sample, 2), int64.
-        drawn_pairs: The same of undirected links: the place among `LinkFacts.contacts`, and two words, (sample, 3).
-        is_causal: Whether words see none that begin after them.
+        coefficients: The number of each head, float32, on the CPU.
+        cell_relation: The relation of each cell.
+        drawn: Links and words of which each head's weight is wanted.
+        drawn_pairs: The same of undirected links: the place among `LinkFacts.contacts`, and two words.
+        is_causal: Whether words do not see words that begin after them.
     """
 
     coefficients: Float[Tensor, "relation combination layer head"]
@@ -52,9 +52,9 @@ class CombinedSums:
     """What combinations reach.
 
     Attributes:
-        hits: How many links of a cell are right, (cell, combination), float64; 0 of undirected ones.
+        hits: How many links of a cell are right, (cell, combination), float64; 0 for undirected ones.
         precisions: Precision of undirected links at each of ASKED, (cell, combination, asked); NaN for others.
-        chance: What picking at random reaches: how many links are right, or how precise: (cell, 1 + asked).
+        chance: The hits and precisions of random picks: (cell, 1 + asked).
     """
 
     hits: Tensor
@@ -65,13 +65,8 @@ class CombinedSums:
 class CombinedLinks(TileProbe[Tensor]):
     """Adds up combinations over the layers of one forward pass on one batch.
 
-    Args:
-        facts: The links.
-        tried: The combinations.
-        buffers: Memory for tiles, which may serve one batch after another; None = a batch's own.
-
     Attributes:
-        sums: Kind -> layer -> the weights of what is drawn, links first, (sample, head), on the CPU.
+        sums: Kind -> layer -> the weights that `tried` draws, links first, (sample, head), on the CPU.
     """
 
     def __init__(self, facts: LinkFacts, tried: Combinations, buffers: Buffers | None = None) -> None:
@@ -81,62 +76,41 @@ class CombinedLinks(TileProbe[Tensor]):
         self._n_words = int(facts.units.max()) + 1 if facts.units.numel() else 0
         n_combinations = tried.coefficients.shape[1]
         self._scores = torch.zeros(len(facts.link_row), n_combinations, self._n_words, device=device)
-        self._pairs = [pairs_of(facts.units[one.text]) for one in facts.contacts]
+        self._pairs = [pairs_of(facts.units[contacts.text]) for contacts in facts.contacts]
         self._pair_scores = [torch.zeros(n_combinations, len(pairs.first), device=device) for pairs in self._pairs]
 
     def _reader(self, call: AttentionCall) -> "_Reader":
-        facts = self.facts.on(call.query.device)
+        facts = self._on_device(self.facts, call.query.device)
         sizes = call.n_heads, call.query.shape[2], call.key.shape[2]
         plan = self._plan_once(call, lambda: divide_links(facts, blocks(call)))
         return _Reader(self, facts, plan, call.layer, sizes, call.query.dtype)
 
     @torch.no_grad()
     def read_weights(self, layer: int, weights: Float[Tensor, "text head query key"]) -> Tensor:
-        """Reads a layer from weights that are there.
-
-        Args:
-            layer: The layer.
-            weights: (text, head, query, key).
-
-        Returns:
-            What is drawn of it, (sample, head), 0 to 1.
-        """
-        sizes = weights.shape[1], weights.shape[2], weights.shape[3]
+        """Reads a layer from dense weights; gives what is drawn of it, (sample, head), 0 to 1."""
         whole = Block.whole(weights)
-        facts, plan = self.facts, divide_links(self.facts, [whole])
-        reader = _Reader(self, facts, plan, layer, sizes, weights.dtype)
+        plan = divide_links(self.facts, [whole])
+        reader = _Reader(self, self.facts, plan, layer, tuple(weights.shape[1:]), weights.dtype)
         reader.add(whole, weights)
         return reader.result()
 
-    def add_links(self, layer: int, links: Tensor, given: Float[Tensor, "link head word"]) -> None:
-        """Adds what the heads of a layer give to each word, for some links.
-
-        Args:
-            layer: The layer.
-            links: The links, (link,), int64.
-            given: What they give, (link, head, word), from 0.
-        """
+    def add_links(self, layer: int, links: Tensor, masses: Float[Tensor, "link head word"]) -> None:
+        """Adds what the heads of a layer give to each word, at least 0, for some links, (link,)."""
         relations = self.tried.cell_relation[self.facts.link_cell[links.to(self.facts.link_cell.device)].cpu()]
         for relation in sorted(set(relations.tolist())):
-            numbers = self.tried.coefficients[relation, :, layer, : given.shape[1]]
+            numbers = self.tried.coefficients[relation, :, layer, : masses.shape[1]]
             heads = numbers.any(0).nonzero()[:, 0]
             if len(heads):
-                mine = (relations == relation).nonzero()[:, 0].to(given.device)
-                part = given[mine][:, heads.to(given.device)].float()
-                added = torch.einsum("lhw,mh->lmw", part, numbers[:, heads].to(given.device))
+                mine = (relations == relation).nonzero()[:, 0].to(masses.device)
+                part = masses[mine][:, heads.to(masses.device)].float()
+                added = torch.einsum("lhw,mh->lmw", part, numbers[:, heads].to(masses.device))
                 at = links[mine].to(self._scores.device)
-                self._scores[at, :, : given.shape[2]] += added.to(self._scores.device)
+                self._scores[at, :, : masses.shape[2]] += added.to(self._scores.device)
 
     def add_pairs(self, layer: int, number: int, scores: Float[Tensor, "head word word"]) -> None:
-        """Adds the corrected weights of the heads of a layer, for one text's undirected links.
-
-        Args:
-            layer: The layer.
-            number: The place among the facts' contacts.
-            scores: What `core.contacts.corrected` makes of their maps, (head, word, word).
-        """
-        one, pairs = self.facts.contacts[number], self._pairs[number]
-        numbers = self.tried.coefficients[self.tried.cell_relation[one.cell], :, layer, : len(scores)]
+        """Adds the corrected maps of the heads of a layer for the undirected links `facts.contacts[number]`."""
+        contacts, pairs = self.facts.contacts[number], self._pairs[number]
+        numbers = self.tried.coefficients[self.tried.cell_relation[contacts.cell], :, layer, : len(scores)]
         heads = numbers.any(0).nonzero()[:, 0]
         if len(heads):
             first, second = pairs.first.to(scores.device), pairs.second.to(scores.device)
@@ -158,16 +132,16 @@ class CombinedLinks(TileProbe[Tensor]):
             link, word = facts.targets.unbind(1)
             largest = scores.amax(-1)
             ties = (scores == largest[..., None]).sum(-1)
-            known = (self._scores != 0).any(-1)
-            right = (scores[link, :, word] >= largest[link]) & known[link]
+            has_score = (self._scores != 0).any(-1)
+            right = (scores[link, :, word] >= largest[link]) & has_score[link]
             hits.index_add_(0, facts.link_cell[link], right.to(kind) / ties[link])
             chance[:, 0].index_add_(0, facts.link_cell[link], 1 / may.sum(-1)[link].to(kind))
-        for one, pairs, scores in zip(facts.contacts, self._pairs, self._pair_scores, strict=True):
+        for contacts, pairs, scores in zip(facts.contacts, self._pairs, self._pair_scores, strict=True):
             linked = torch.zeros(len(pairs.first), dtype=torch.bool, device=device)
-            linked[pairs.number_of(one.pairs)] = True
+            linked[pairs.number_of(contacts.pairs)] = True
             for number, (separation, cut) in enumerate(ASKED):
-                precisions[one.cell, :, number] = precision(scores, linked, pairs, separation, cut).to(kind)
-                chance[one.cell, 1 + number] = linked[pairs.within(separation)].to(kind).mean()
+                precisions[contacts.cell, :, number] = precision(scores, linked, pairs, separation, cut).to(kind)
+                chance[contacts.cell, 1 + number] = linked[pairs.within(separation)].to(kind).mean()
         return CombinedSums(hits.cpu(), precisions.cpu(), chance.cpu())
 
     def _may(self) -> Tensor:
@@ -193,13 +167,13 @@ class _Reader(LinkReader):
 
     def __init__(
         self, probe: CombinedLinks, facts: LinkFacts, plan: dict[Block, BlockLinks], layer: int,
-        sizes: tuple[int, int, int], dtype: torch.dtype,
+        sizes: tuple[int, ...], dtype: torch.dtype,
     ) -> None:  # fmt: skip
         super().__init__(facts, plan, sizes, dtype)
         self._probe, self._layer = probe, layer
         self._by_text: dict[int, list[tuple[int, Contacts]]] = defaultdict(list)
-        for number, one in enumerate(facts.contacts):
-            self._by_text[one.text].append((number, one))
+        for number, contacts in enumerate(facts.contacts):
+            self._by_text[contacts.text].append((number, contacts))
         tried = probe.tried
         self._drawn = torch.zeros(len(tried.drawn) + len(tried.drawn_pairs), sizes[0])
 
@@ -211,18 +185,18 @@ class _Reader(LinkReader):
         row_of = torch.full((len(self._facts.link_row),), -1, dtype=torch.int64, device=words.device)
         row_of[link] = row
         here = (row_of >= 0).nonzero()[:, 0]
-        given = words[..., :-1].clamp(min=0)
-        self._probe.add_links(self._layer, here, given[row_of[here]])
-        drawn = self._probe.tried.drawn.to(words.device)
-        inside = row_of[drawn[:, 0]] >= 0
-        found = given[row_of[drawn[inside, 0]], :, drawn[inside, 1]]
-        self._drawn[: len(drawn)][inside.cpu()] = found.float().cpu()
+        masses = words[..., :-1].clamp(min=0)
+        self._probe.add_links(self._layer, here, masses[row_of[here]])
+        samples = self._probe.tried.drawn.to(words.device)
+        inside = row_of[samples[:, 0]] >= 0
+        weights = masses[row_of[samples[inside, 0]], :, samples[inside, 1]]
+        self._drawn[: len(samples)][inside.cpu()] = weights.float().cpu()
 
     def _judge_pairs(self, text: int, maps: Tensor) -> None:
-        scores = corrected(maps)
-        drawn = self._probe.tried.drawn_pairs.to(maps.device)
+        scores = correct_maps(maps)
+        samples = self._probe.tried.drawn_pairs.to(maps.device)
         for number, _ in self._by_text[text]:
             self._probe.add_pairs(self._layer, number, scores)
-            mine = drawn[:, 0] == number
-            found = scores[:, drawn[mine, 1], drawn[mine, 2]].T
-            self._drawn[len(self._drawn) - len(drawn) :][mine.cpu()] = found.float().cpu()
+            mine = samples[:, 0] == number
+            weights = scores[:, samples[mine, 1], samples[mine, 2]].T
+            self._drawn[len(self._drawn) - len(samples) :][mine.cpu()] = weights.float().cpu()

@@ -1,11 +1,11 @@
 """Undirected links, such as the contacts of residues in a protein: what maps say of pairs of words, and how precisely.
 
-A head's map between words (`core.relations` says how it comes from that of tokens) is added to its transpose, and
-corrected for what words give and get whatever their partner (average product correction):
+A head's map between words (`relations` says how it comes from that of tokens) is added to its transpose, and corrected
+for what words give and get whatever their partner (average product correction):
 
     S = W + Wᵀ        F_ij = S_ij - (sum over k of S_ik) (sum over k of S_kj) / (sum over k, l of S_kl)
 
-The pairs with the largest F are the ones that it predicts. Precision is the share of them that are linked.
+The head predicts the pairs with the largest F. Precision is the share of them that are linked.
 
 Source: Rao et al. 2020, "Transformer protein language models are unsupervised structure learners", section 3; the
 correction: Dunn, Wahl & Gloor 2008.
@@ -22,19 +22,19 @@ from torch import Tensor
 from attnscope.core.attention.tiles import Block
 
 LEAST = 6
-"""How many tokens apart the words of a pair are at the least; nearer pairs are never asked about."""
+"""How many tokens apart the words of a pair are at least; nearer pairs are never predicted."""
 
 SEPARATIONS: dict[str, tuple[int, int | None]] = {
     "all": (LEAST, None), "short": (LEAST, 12), "medium": (12, 24), "long": (24, None),
 }  # fmt: skip
 """Ranges of pairs by how many tokens apart their words are: from the first number, to below the second if there is one.
 
-Short, medium and long are those in which predicted contacts of proteins are assessed (CASP), as the code that was
-published with Rao et al. 2020 has them.
+Short, medium and long are the ranges in which predicted contacts of proteins are assessed (CASP), as in the code of Rao
+et al. 2020.
 """
 
 CUTS = (1, 2, 5)
-"""Of a text of L words as many pairs are predicted as L divided by these."""
+"""L words give L divided by each of these as the number of predicted pairs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +57,10 @@ class Pairs:
     """All pairs of a text that may be predicted.
 
     Attributes:
-        first: The word of the smaller number of each pair, (pair,).
-        second: The other.
-        apart: How many tokens their first tokens are apart, (pair,).
-        n_words: How many words there are.
+        first: The word of the smaller number of each pair.
+        second: The other word.
+        apart: How many tokens their first tokens are apart.
+        n_words: How many words the text has.
     """
 
     first: Int[Tensor, " pair"]
@@ -69,18 +69,15 @@ class Pairs:
     n_words: int
 
     def within(self, separation: str) -> Tensor:
-        """Which of them are in one of SEPARATIONS, (pair,), bool."""
+        """Which pairs are in one of SEPARATIONS, (pair,), bool."""
         least, below = SEPARATIONS[separation]
         return (self.apart >= least) & (self.apart < (math.inf if below is None else below))
 
     def number_of(self, pairs: Int[Tensor, "n 2"]) -> Int[Tensor, " n"]:
-        """Where pairs stand among these; those that may not be predicted are left out.
+        """The numbers that pairs have here, (m,), int64, in their order; pairs that may not be predicted are left out.
 
         Args:
-            pairs: The words of each, the smaller number first, (n, 2).
-
-        Returns:
-            (m,), int64, in the order of those that are left.
+            pairs: The words of each, the smaller number first.
         """
         key = self.first * self.n_words + self.second  # ascending
         wanted = pairs[:, 0] * self.n_words + pairs[:, 1]
@@ -92,7 +89,7 @@ def pairs_of(units: Int[Tensor, " token"]) -> Pairs:
     """The pairs of a text's words that are LEAST tokens apart, or more.
 
     Args:
-        units: The number of each token's word, -1 = none, (token,).
+        units: The number of each token's word, -1 = none.
     """
     n = int(units.max()) + 1 if len(units) else 0
     start = torch.full((n,), len(units), dtype=torch.int64, device=units.device)
@@ -100,42 +97,32 @@ def pairs_of(units: Int[Tensor, " token"]) -> Pairs:
     start.scatter_reduce_(0, units[tokens], tokens, "amin")
     first, second = torch.triu_indices(n, n, 1, device=units.device)
     apart = (start[second] - start[first]).abs()
-    kept = apart >= LEAST
-    return Pairs(first[kept], second[kept], apart[kept], n)
+    far = apart >= LEAST
+    return Pairs(first[far], second[far], apart[far], n)
 
 
-def corrected(maps: Float[Tensor, "*head word word"]) -> Float[Tensor, "*head word word"]:
-    """Symmetrised maps after average product correction; see above.
-
-    Args:
-        maps: (..., word, word), from 0.
-
-    Returns:
-        The same shape, of either sign; all 0 where a map is.
-    """
+def correct_maps(maps: Float[Tensor, "*head word word"]) -> Float[Tensor, "*head word word"]:
+    """Symmetrised maps after average product correction, as above, of either sign; all 0 where a map is."""
     both = maps + maps.transpose(-1, -2)
-    given = both.sum(-1)
-    whole = given.sum(-1)[..., None, None]
-    return both - given[..., :, None] * given[..., None, :] / torch.where(whole == 0, 1, whole)
+    sums = both.sum(-1)
+    whole = sums.sum(-1)[..., None, None]
+    return both - sums[..., :, None] * sums[..., None, :] / torch.where(whole == 0, 1, whole)
 
 
 def precision(
     scores: Float[Tensor, "*head pair"], linked: Tensor, pairs: Pairs, separation: str = "all", cut: int = 1
 ) -> Float[Tensor, "*head"]:
-    """The share of linked pairs among the predicted ones, 0 to 1; NaN without pairs.
+    """The share of linked pairs among the predicted ones, 0 to 1, for each row of scores; NaN without pairs.
 
-    Predicted are the L / `cut` pairs of the largest scores, at least one, of L words. Of pairs that share the last
+    The L / `cut` pairs of the largest scores are predicted, at least one, for L words. If several pairs share the last
     score that is predicted, each counts as the share of them that is.
 
     Args:
-        scores: The score of each pair, (..., pair), the largest first to be predicted.
+        scores: The score of each pair, the largest first to be predicted.
         linked: Whether each pair is linked, (pair,), bool.
         pairs: The pairs.
-        separation: Which of SEPARATIONS; only its pairs are asked about.
-        cut: See above.
-
-    Returns:
-        (...,), one for each row of scores.
+        separation: One of SEPARATIONS; only its pairs may be predicted.
+        cut: Divides the number of words.
     """
     inside = pairs.within(separation)
     scores, right = scores[..., inside], linked[inside].to(scores.dtype)
@@ -150,18 +137,18 @@ def precision(
 
 
 def n_predicted(n_words: int, cut: int = 1) -> int:
-    """How many pairs are predicted of so many words."""
+    """How many pairs are predicted for a number of words."""
     return max(1, n_words // cut)
 
 
 class WordMaps:
     """Puts the maps between words together, text by text, from the blocks of one attention.
 
-    No more than one block and the maps of its texts are held.
+    It holds no more than one block and the maps of its texts.
 
     Args:
-        units: The number of each token's word within its text, -1 = none, (text, token).
-        texts: The texts that are asked about.
+        units: The number of each token's word within its text, -1 = none.
+        texts: The texts whose maps are wanted.
         n_queries: How many queries each has.
     """
 
@@ -170,11 +157,7 @@ class WordMaps:
         self._open: dict[int, Tensor] = {}
 
     def add(self, block: Block, weights: Float[Tensor, "text head query key"]) -> Iterator[tuple[int, Tensor]]:
-        """Adds a block.
-
-        Args:
-            block: Where it lies.
-            weights: Its weights, (text, head, query, key).
+        """Adds the weights of a block.
 
         Yields:
             Each text that it completes, and its maps, (head, word, word), 0 to 1.
@@ -187,11 +170,13 @@ class WordMaps:
             n_words = int(units.max()) + 1
             if text not in self._open:
                 self._open[text] = weights.new_zeros(n_heads, n_words, n_words)
-            mine = weights[text - block.texts.start]
+            of_text = weights[text - block.texts.start]
             key, query = units[block.keys], units[block.queries]
-            given = mine.new_zeros(n_heads, mine.shape[1], n_words).index_add_(2, key[key >= 0], mine[..., key >= 0])
+            by_word = of_text.new_zeros(n_heads, of_text.shape[1], n_words).index_add_(
+                2, key[key >= 0], of_text[..., key >= 0]
+            )
             n_pieces = torch.bincount(units[units >= 0], minlength=n_words)
-            share = 1.0 / n_pieces[query[query >= 0]].to(mine.dtype)
-            self._open[text].index_add_(1, query[query >= 0], given[:, query >= 0] * share[:, None])
+            share = 1.0 / n_pieces[query[query >= 0]].to(of_text.dtype)
+            self._open[text].index_add_(1, query[query >= 0], by_word[:, query >= 0] * share[:, None])
             if block.queries.stop == self._n_queries:
                 yield text, self._open.pop(text)

@@ -1,13 +1,13 @@
 """From which queries a head does something else: known classes of queries, screened together with features of keys.
 
-A gate g is a class of queries. With a the mean of E_A[f] over rows, π that of E_p[f], and b(a, π) = a ln(a / π) +
-(1 - a) ln((1 - a) / (1 - π)) the lower bound of what f can gain (`descriptions`), a weight of f on each side of the
-gate gains more than one weight for all rows by about
+A gate g is a class of queries. Let a be the mean of E_A[f] over rows, π that of E_p[f], and b(a, π) = a ln(a / π) +
+(1 - a) ln((1 - a) / (1 - π)) the lower bound on what f can gain (`descriptions`). A weight of f on each side of the
+gate gains more than one weight for all rows, by about
 
     split(g, f) = W_g b(a_g, π_g) + W_h b(a_h, π_h) - b(a, π),      a = W_g a_g + W_h a_h
 
-where h are the queries outside the gate and W what rows weigh. As b is convex, split >= 0, and it is 0 where the gate
-says nothing of f.
+where h are the queries outside the gate and W what rows weigh. b is convex, so split >= 0; it is 0 where the gate says
+nothing about f.
 
 Source: ours. Splitting rows by what gains most: Morgan & Sonquist 1963.
 """
@@ -20,30 +20,34 @@ from numpy.typing import NDArray
 from attnscope.core.questions.sampled_rows import Floats, Part
 
 N_GATED = 4
-"""Features from some queries that a head is given as candidates."""
+"""Most pairs of a gate and a feature that a head gets as candidates."""
 
 LEAST_SPLIT, LEAST_MIXED = 0.005, 0.01
-"""Of the head's nats: what a gate must gain for a feature to be a candidate; and, beside a description, to be tried as
-the rule between two."""
+"""Shares of the head's nats that a gate must gain: for a feature to be a candidate; and, beside a description, to be
+tried as the rule between two."""
 
 GATED_RANK = 5
-"""How simple a known feature from known queries is: it is taken before what is fitted to the head."""
+"""How simple a known feature from known queries is: it is taken before features that are fitted to the head."""
 
 FEWEST_ROWS, FEWEST_TEXTS = 8, 3
 """Queries that must lie on either side of a gate, and their texts."""
+
+TINY = 1e-9
+"""Instead of 0, whose logarithm is not finite."""
 
 _ENTRIES_AT_ONCE = 2**16
 
 
 def usable_gates(part: Part) -> NDArray[np.int64]:
-    """The gates with rows enough on either side."""
+    """The gates with enough rows on either side."""
     assert part.rows.gates is not None
-    kept = []
-    for number, inside in enumerate(part.rows.gates[:, part.index]):
-        sides = (inside, ~inside)
-        if all(side.sum() >= FEWEST_ROWS and len(np.unique(part.texts[side])) >= FEWEST_TEXTS for side in sides):
-            kept.append(number)
-    return np.array(kept, np.int64)
+
+    def has_enough(side: NDArray[np.bool_]) -> bool:
+        return side.sum() >= FEWEST_ROWS and len(np.unique(part.texts[side])) >= FEWEST_TEXTS
+
+    gates = part.rows.gates[:, part.index]
+    usable = [number for number, inside in enumerate(gates) if has_enough(inside) and has_enough(~inside)]
+    return np.array(usable, np.int64)
 
 
 def screen_gates(
@@ -58,7 +62,7 @@ def screen_gates(
     Args:
         part: The rows to fit.
         heads: Which heads.
-        p: (head, entry): what is expected, times what its row counts; sums to 1.
+        p: (head, entry): the expected attention, times what its row counts; sums to 1.
         candidates: The features.
         least: The smallest gain, as a share of the head's nats.
 
@@ -66,7 +70,6 @@ def screen_gates(
         For each head up to `N_GATED` pairs of a gate and a feature, the largest gain first, each feature once.
     """
     gates = usable_gates(part)
-    made: list[tuple[tuple[int, int], ...]] = []
     if not len(gates) or not len(candidates):
         return [()] * len(heads)
     assert part.rows.gates is not None
@@ -74,6 +77,7 @@ def screen_gates(
     weights = part.weights[list(heads)]
     on = np.stack([part.attention(head) for head in heads]) * weights[:, part.row_of]
     both = _sums(part, np.concatenate([on, p]), inside > 0, candidates)
+    pairs: list[tuple[tuple[int, int], ...]] = []
     for at, head in enumerate(heads):
         gains = split_gains(both[:, at], both[:, at + len(heads)], inside @ weights[at])
         picked: list[tuple[int, int]] = []
@@ -81,34 +85,34 @@ def screen_gates(
             gate, feature = divmod(int(gains.argmax()), gains.shape[1])
             picked.append((int(gates[gate]), int(candidates[feature])))
             gains[:, feature] = -1.0
-        made.append(tuple(picked))
-    return made
+        pairs.append(tuple(picked))
+    return pairs
 
 
 def split_gains(a: Floats, pi: Floats, weights: Floats) -> Floats:
     """split(g, f) of the module's docstring, (gate, feature), in nats.
 
     Args:
-        a: (gate + 1, feature): Σ w E_A[f] over the rows of each gate, and in the last place over all rows.
+        a: (gate + 1, feature): Σ w E_A[f] over the rows of each gate, and in the last row over all rows.
         pi: (gate + 1, feature): the same of p.
         weights: (gate,): W_g, what each gate's rows weigh, 0 to 1.
     """
     w = np.clip(weights, 1e-9, 1 - 1e-9)[:, None]
     sides = [
-        share * _bound(side_a / share, side_pi / share)
+        share * least_gain(side_a / share, side_pi / share)
         for share, side_a, side_pi in ((w, a[:-1], pi[:-1]), (1 - w, a[-1] - a[:-1], pi[-1] - pi[:-1]))
     ]
-    return sides[0] + sides[1] - _bound(a[-1], pi[-1])
+    return sides[0] + sides[1] - least_gain(a[-1], pi[-1])
 
 
-def _bound(a: Floats, pi: Floats) -> Floats:
-    tiny = 1e-9
-    a, pi = np.clip(a, tiny, 1 - tiny), np.clip(pi, tiny, 1 - tiny)
+def least_gain(a: Floats, pi: Floats) -> Floats:
+    """b(a, π) of the module's docstring, in the shape of both, in nats; both are cut to 1e-9 from 0 and 1."""
+    a, pi = np.clip(a, TINY, 1 - TINY), np.clip(pi, TINY, 1 - TINY)
     return a * np.log(a / pi) + (1 - a) * np.log((1 - a) / (1 - pi))
 
 
 def _sums(part: Part, values: Floats, inside: NDArray[np.bool_], candidates: Sequence[int]) -> Floats:
-    """Σ value f over the entries of each gate, and over all, (gate + 1, of values, feature)."""
+    """Σ value f over the entries of each gate, and over all: (gate + 1, values, feature)."""
     # Gates overlap: rows are summed by the set of gates that they are in, and these sums are added.
     sets, of_row = np.unique(inside, axis=1, return_inverse=True)
     chosen = np.asarray(candidates)

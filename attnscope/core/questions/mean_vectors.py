@@ -2,7 +2,7 @@
 
     x_i = m + t(type of i) + p(position of i) + rest_i
 
-Given both, t and p are fitted together: [CLS] is always at position 0, so that two separate means would count it twice.
+Given both, t and p are fitted together: [CLS] is always at position 0, so two separate means would count it twice.
 Types that occur once say little, so each effect is shrunk towards 0 by how much the vectors vary within a group:
 
     effect_g = Σ_i∈g (x_i - m) / (n_g + λ),   λ = variance within groups / variance between them
@@ -28,7 +28,7 @@ SWEEPS = 5
 
 @dataclass(frozen=True, eq=False)
 class MeanVectors:
-    """What vectors are on average.
+    """Mean vectors.
 
     Attributes:
         whole: (head, width): the mean of all.
@@ -72,7 +72,7 @@ def mean_vectors(vectors: Floats, types: Numbers, positions: Numbers, n_types: i
         vectors: (token, head, width), of all texts.
         types: (token,): the type of each token, from 0.
         positions: (token,): its position in its text, from 0.
-        n_types: How many types there are, with those that no token has.
+        n_types: How many types there are, including those that no token has.
     """
     n, shape = len(types), vectors.shape[1:]
     whole = vectors.mean(0)

@@ -1,12 +1,12 @@
-"""Links between words: how often a head's largest weight falls on the word that a link says, and its mass there.
+"""Links between words: how often a head's largest weight falls on the word that a link names, and its mass there.
 
-From tokens to words as Clark et al. 2019, section 4.1: to a word of several pieces goes the sum of their weights, from
-one the mean of its pieces' weights. A link counts as right where the largest of a word's weights, among the words other
-than itself and without special tokens, is on a target.
+From tokens to words as Clark et al. 2019, section 4.1: a word of several pieces receives the sum of their weights, and
+gives the mean of its pieces' weights. A link is right if the largest of a word's weights, among the other words and
+without special tokens, is on a target.
 
-One pass over tiles (core.tiles) serves the model its output and all links at once. No map is kept: of a block of
-queries only the rows of words that look somewhere are turned into words, and only those whose pieces lie in several
-blocks are held until the last of them has come. Undirected links are asked about otherwise: see `core.contacts`.
+One pass over tiles serves the model its output and all links at once. No map is kept: only the rows of words that have
+links are turned into words, and only rows whose pieces lie in several blocks are held until the last block has come.
+Undirected links are handled by `contacts`.
 """
 
 from dataclasses import dataclass, replace
@@ -19,29 +19,29 @@ from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tile_probe import TileProbe
 from attnscope.core.attention.tiles import Block, Buffers, blocks
-from attnscope.core.questions.contacts import Contacts, WordMaps, corrected, n_predicted, pairs_of, precision
+from attnscope.core.questions.contacts import Contacts, WordMaps, correct_maps, n_predicted, pairs_of, precision
 
 
 @dataclass(frozen=True, eq=False)
 class LinkFacts:
-    """What is asked of a batch of texts.
+    """The links of a batch of texts.
 
-    A *row* is a word, or several, that look somewhere; rows are counted over the batch. A *cell* is what links are
-    added up by, such as a relation in a text.
+    A *row* is a word, or several, that have links; rows are counted over the batch. A *cell* is what links are added up
+    by, such as a relation in a text.
 
     Attributes:
         units: For each token that may be looked at, the number of its word within the text, from 0; -1 = none: special
             tokens, padding. (text, token), int64.
-        row_text: Which text a row is of, ascending. (row,), int64.
+        row_text: The text of each row, ascending. (row,), int64.
         pieces: Row and token of each piece of a row, ordered by row. (piece, 2), int64. Across two texts the tokens are
-            those of the one that looks.
-        own: Row and word of the words that a row is itself, which are not among those it may look at. (n, 2), int64.
-            None where it looks at another text.
+            those of the text that looks.
+        own: Row and word of the words that a row is itself; it may not look at them. (n, 2), int64. Empty if it looks
+            at another text.
         link_row: The row of each link. (link,), int64.
-        targets: Link and word: which words are right. None of them is the row itself. (n, 2), int64.
+        targets: Link and word: which words are right, never the row itself. (n, 2), int64.
         link_cell: Where each link is added. (link,), int64.
         n_cells: How many cells there are.
-        contacts: What is undirected, each in a cell of its own. None across two texts.
+        contacts: Undirected links, each in a cell of its own. None across two texts.
     """
 
     units: Tensor
@@ -55,24 +55,24 @@ class LinkFacts:
     contacts: tuple[Contacts, ...] = ()
 
     def on(self, device: torch.device) -> "LinkFacts":
-        """The same facts on a device, for layers may lie on several."""
+        """The same facts on a device, because layers may lie on several."""
         if self.units.device == device:
             return self
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        contacts = tuple(replace(one, pairs=one.pairs.to(device)) for one in self.contacts)
+        contacts = tuple(replace(links, pairs=links.pairs.to(device)) for links in self.contacts)
         return replace(self, **moved, contacts=contacts)  # type: ignore[arg-type]  # n_cells is no tensor
 
 
 @dataclass(frozen=True, eq=False)
 class LinkSums:
-    """What links amount to in one layer.
+    """The sums over the links of one layer.
 
     Attributes:
-        hits: How many links of a cell are right, (cell, head), float64. Where several words share the largest weight,
-            a target counts as the share of them that it is; without any weight nothing is right. Of what is
-            undirected, how many of the predicted pairs are linked.
-        mass: Sum over the links of the weight on their targets, (cell, head), float64. Of what is undirected, what
-            words give to those that they are linked with in the mean, times the number of predicted pairs.
+        hits: How many links of a cell are right, float64. If several words share the largest weight, a target counts as
+            its share of them; without any weight nothing is right. For undirected links, how many of the predicted
+            pairs are linked.
+        mass: Sum over the links of the weight on their targets, float64. For undirected links, what words give to those
+            that they are linked with in the mean, times the number of predicted pairs.
     """
 
     hits: Float[Tensor, "cell head"]
@@ -80,22 +80,11 @@ class LinkSums:
 
 
 class Links(TileProbe[LinkSums]):
-    """Adds up links in every layer, in memory that grows with the length of the texts alone.
-
-    One forward pass on one batch: make a new one for the next batch. No gradient flows through its output.
-
-    Args:
-        facts: What is asked.
-        buffers: Memory for tiles, which may serve one batch after another; None = a batch's own.
-
-    Attributes:
-        sums: Kind -> layer -> sums. In the order in which they came.
-    """
+    """Adds up links in every layer, in memory that grows with the length of the texts alone; see TileProbe."""
 
     def __init__(self, facts: LinkFacts, buffers: Buffers | None = None) -> None:
         super().__init__(buffers)
         self._facts = facts
-        self._moved: dict[torch.device, LinkFacts] = {}
 
     def _reader(self, call: AttentionCall) -> "LinkReader":
         batch, _, n_queries, _ = call.query.shape
@@ -106,25 +95,16 @@ class Links(TileProbe[LinkSums]):
                 f"{call.kind} layer {call.layer} has {batch} texts of {n_queries} queries and {n_keys} keys; the links "
                 f"are of {tuple(self._facts.units.shape)}"
             )
-        device = call.query.device
-        if device not in self._moved:
-            self._moved[device] = self._facts.on(device)
-        facts = self._moved[device]
+        facts = self._on_device(self._facts, call.query.device)
         plan = self._plan_once(call, lambda: divide_links(facts, blocks(call)))
         return LinkReader(facts, plan, (call.n_heads, n_queries, n_keys), call.query.dtype)
 
 
 @torch.no_grad()
 def links_of_weights(weights: Float[Tensor, "text head query key"], facts: LinkFacts) -> LinkSums:
-    """The same from weights that are there.
-
-    Args:
-        weights: (text, head, query, key).
-        facts: What is asked.
-    """
-    sizes = weights.shape[1], weights.shape[2], weights.shape[3]
+    """The same from dense weights."""
     whole = Block.whole(weights)
-    reader = LinkReader(facts, divide_links(facts, [whole]), sizes, weights.dtype)
+    reader = LinkReader(facts, divide_links(facts, [whole]), tuple(weights.shape[1:]), weights.dtype)
     reader.add(whole, weights)
     return reader.result()
 
@@ -135,19 +115,18 @@ def word_weights(
     tokens: Int[Tensor, " piece"],
     own: Int[Tensor, " own"],
 ) -> Float[Tensor, "head word"]:
-    """What one word of one text gives to each word, (head, word): by the rules above, -1 for the word itself.
+    """What one word of one text gives to each word, by the rules above; -1 for the word itself.
 
     Args:
-        weights: (head, query, key) of the text.
-        units: As in `LinkFacts`, (token,).
-        tokens: The word's pieces, (n,).
-        own: The words that it is, (n,).
+        weights: Of the text.
+        units: As in `LinkFacts`.
+        tokens: The word's pieces.
+        own: The words that it is.
     """
     n_units = int(units.max()) + 1
     rows = weights[:, tokens].double().mean(1)
-    words = torch.zeros(len(weights), n_units, dtype=torch.float64).index_add_(
-        1, units[units >= 0], rows[:, units >= 0]
-    )
+    words = torch.zeros(len(weights), n_units, dtype=torch.float64)
+    words.index_add_(1, units[units >= 0], rows[:, units >= 0])
     words[:, own] = -1
     return words
 
@@ -159,13 +138,13 @@ class BlockLinks:
     Attributes:
         pieces: (row here, text in the block, query in the block) of each piece, (piece, 3).
         share: 1 / number of pieces of the piece's row, (piece,).
-        single: Whether each row is of one piece alone, in order: nothing is to be added up.
+        single: Whether each row is one piece, in order: nothing is added up.
         taken: Rows that were held: (row here, slot).
-        kept: Rows that are not at an end yet: (row here, slot).
+        kept: Rows that do not end here: (row here, slot).
         n_rows: How many rows there are here.
         n_done: How many of them end here.
         texts: The text in the block of each of those, (row,).
-        first: The first token of each word of a text, (text, word); the number of keys where there is none.
+        first: The first token of each word of a text, (text, word); the number of keys if there is none.
         further: The j-th pieces of words: (text, n) tokens and words; padded by the number of keys and of words.
         own: (row here, word).
         targets: (row here, word, link).
@@ -197,7 +176,7 @@ def divide_links(facts: LinkFacts, parts: list[Block]) -> dict[Block, BlockLinks
     target_row = facts.link_row[facts.targets[:, 0]]
     slots: dict[int, int] = {}
     words: dict[tuple[int, int], tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]] = {}
-    made = {}
+    divided = {}
     for block in parts:
         texts, queries = block.texts, block.queries
         of_text = (facts.row_text >= texts.start) & (facts.row_text < texts.stop)
@@ -212,24 +191,24 @@ def divide_links(facts: LinkFacts, parts: list[Block]) -> dict[Block, BlockLinks
         )
         n_done = int(ends.sum())
         taken = [(int(number[row]), slots.pop(row)) for row in here.tolist() if row in slots]
-        kept = []
+        open_rows = []
         for row in here[n_done:].tolist():
             slot = next(free for free in range(len(slots) + 1) if free not in slots.values())
             slots[row] = slot
-            kept.append((int(number[row]), slot))
+            open_rows.append((int(number[row]), slot))
         if (texts.start, texts.stop) not in words:
             words = {(texts.start, texts.stop): _words(facts.units[texts])}
         first, further = words[texts.start, texts.stop]
         mine = torch.zeros(n_rows, dtype=torch.bool, device=device)
         mine[here[:n_done]] = True
         own, target = facts.own[mine[facts.own[:, 0]]], mine[target_row]
-        made[block] = BlockLinks(
+        divided[block] = BlockLinks(
             pieces=pieces,
             share=1.0 / n_pieces[rows[inside]],
             single=torch.equal(pieces[:, 0], torch.arange(len(here), device=device))
             and bool((n_pieces[here] == 1).all()),
             taken=torch.tensor(taken, dtype=torch.int64, device=device).view(-1, 2),
-            kept=torch.tensor(kept, dtype=torch.int64, device=device).view(-1, 2),
+            kept=torch.tensor(open_rows, dtype=torch.int64, device=device).view(-1, 2),
             n_rows=len(here),
             n_done=n_done,
             texts=facts.row_text[here[:n_done]] - texts.start,
@@ -238,7 +217,7 @@ def divide_links(facts: LinkFacts, parts: list[Block]) -> dict[Block, BlockLinks
             own=torch.stack([number[own[:, 0]], own[:, 1]], 1),
             targets=torch.stack([number[target_row[target]], facts.targets[target, 1], facts.targets[target, 0]], 1),
         )
-    return made
+    return divided
 
 
 def _words(units: Tensor) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
@@ -275,20 +254,20 @@ class LinkReader:
     """One attention's links, block by block.
 
     Args:
-        facts: What is asked.
-        plan: What `divide_links` makes of it.
+        facts: The links.
+        plan: What `divide_links` makes of them.
         sizes: Numbers of heads, queries and keys.
         dtype: That of the weights.
     """
 
     def __init__(
-        self, facts: LinkFacts, plan: dict[Block, BlockLinks], sizes: tuple[int, int, int], dtype: torch.dtype
+        self, facts: LinkFacts, plan: dict[Block, BlockLinks], sizes: tuple[int, ...], dtype: torch.dtype
     ) -> None:
         device, (n_heads, n_queries, n_keys) = facts.units.device, sizes
         dtype = torch.promote_types(dtype, torch.float32)
         self.blocks = list(plan)
         self._facts, self._plan, self._n_keys = facts, plan, n_keys
-        self._maps = WordMaps(facts.units, [one.text for one in facts.contacts], n_queries)
+        self._maps = WordMaps(facts.units, [contacts.text for contacts in facts.contacts], n_queries)
         hits, mass = (torch.zeros(facts.n_cells, n_heads, dtype=sum_dtype(device), device=device) for _ in range(2))
         self._sums = LinkSums(hits, mass)
         self._held = torch.zeros(0, n_heads, n_keys, dtype=dtype, device=device)
@@ -308,26 +287,26 @@ class LinkReader:
         return self._sums
 
     def _rows(self, weights: Tensor, links: BlockLinks, keys: slice) -> Tensor:
-        """Mean of the rows of each word's pieces, (row, head, key): every key there is, and one more of zeros."""
+        """Mean of the rows of each word's pieces, (row, head, key): all keys, and one more of zeros."""
         row, text, query = links.pieces.unbind(1)
-        found = weights.new_zeros(links.n_rows, weights.shape[1], self._n_keys + 1)
+        rows = weights.new_zeros(links.n_rows, weights.shape[1], self._n_keys + 1)
         picked = weights[text, :, query]
         if links.single:
-            found[..., keys] = picked
+            rows[..., keys] = picked
         else:
-            found[..., keys].index_add_(0, row, picked * links.share[:, None, None].to(picked.dtype))
+            rows[..., keys].index_add_(0, row, picked * links.share[:, None, None].to(picked.dtype))
         if len(links.taken):
-            found[links.taken[:, 0], :, : self._n_keys] += self._held[links.taken[:, 1]]
+            rows[links.taken[:, 0], :, : self._n_keys] += self._held[links.taken[:, 1]]
         if len(links.kept):
             n_slots = int(links.kept[:, 1].max()) + 1
             if n_slots > len(self._held):
                 more = self._held.new_zeros(n_slots - len(self._held), *self._held.shape[1:])
                 self._held = torch.cat([self._held, more])
-            self._held[links.kept[:, 1]] = found[links.kept[:, 0], :, : self._n_keys]
-        return found
+            self._held[links.kept[:, 1]] = rows[links.kept[:, 0], :, : self._n_keys]
+        return rows
 
     def _in_words(self, rows: Tensor, links: BlockLinks) -> Tensor:
-        """Sum over the pieces of each word, (row, head, word), and one word more; -1 where nothing may be looked at."""
+        """Sum over the pieces of each word, (row, head, word), and one word more; -1 on words that are not allowed."""
         n_rows, n_heads, _ = rows.shape
         n_words = links.first.shape[1]
 
@@ -357,15 +336,15 @@ class LinkReader:
     def _judge_pairs(self, text: int, maps: Tensor) -> None:
         """Adds the undirected links of a text whose maps between words are whole."""
         pairs = pairs_of(self._facts.units[text])
-        scores = corrected(maps)[:, pairs.first, pairs.second]
+        scores = correct_maps(maps)[:, pairs.first, pairs.second]
         n = min(n_predicted(pairs.n_words), len(pairs.first))
-        for one in self._facts.contacts:
-            if one.text != text:
+        for contacts in self._facts.contacts:
+            if contacts.text != text:
                 continue
-            number = pairs.number_of(one.pairs)
+            number = pairs.number_of(contacts.pairs)
             linked = torch.zeros(len(pairs.first), dtype=torch.bool, device=maps.device)
             linked[number] = True
             first, second = pairs.first[number], pairs.second[number]
-            given = (maps[:, first, second] + maps[:, second, first]).sum(-1)
-            self._sums.hits[one.cell] += precision(scores, linked, pairs) * n
-            self._sums.mass[one.cell] += given * (n / pairs.n_words)
+            mass = (maps[:, first, second] + maps[:, second, first]).sum(-1)
+            self._sums.hits[contacts.cell] += precision(scores, linked, pairs) * n
+            self._sums.mass[contacts.cell] += mass * (n / pairs.n_words)

@@ -17,15 +17,15 @@ Floats = NDArray[np.float64]
 def offset_masses(
     weights: Float[Tensor, "head query key"], furthest: int, first: int = 0
 ) -> Float[Tensor, "head {2*furthest+3}"]:
-    """Attention by how many tokens the key is from the query, summed over queries.
+    """Attention by how many tokens the key is from the query, summed over consecutive queries on all keys.
 
     Args:
-        weights: Weights of consecutive queries on all keys.
-        furthest: Offsets are told apart up to so many tokens.
+        weights: The weights.
+        furthest: Offsets up to so many tokens have a column of their own.
         first: The position of the first query.
 
     Returns:
-        (head, 2 furthest + 3): further back than `furthest`, -furthest to furthest, further ahead.
+        Further back than `furthest`, -furthest to furthest, further ahead; each at least 0.
 
     Source:
         Ours; by position as in Clark et al. 2019, section 3.1.
@@ -37,39 +37,22 @@ def offset_masses(
     padded[..., :n_keys] = weights.flip(-1)
     skewed = padded.flatten(1)[:, : n_queries * width].view(n_heads, n_queries, width).sum(1)
     offsets = n_keys - 1 - torch.arange(width, device=weights.device) - first
-    found = weights.new_zeros(n_heads, 2 * furthest + 3)
-    return found.index_add_(1, offsets.clamp(-furthest - 1, furthest + 1) + furthest + 1, skewed)
+    masses = weights.new_zeros(n_heads, 2 * furthest + 3)
+    return masses.index_add_(1, offsets.clamp(-furthest - 1, furthest + 1) + furthest + 1, skewed)
 
 
 def even_weights(allowed: Bool[Tensor, "query key"]) -> Float[Tensor, "query key"]:
-    """Uniform attention over the keys that each query may attend to.
+    """Uniform attention over the keys that each query may attend to, float32, 0 to 1.
 
-    Args:
-        allowed: Which these are.
-
-    Returns:
-        (query, key), float32, 0 to 1: each row sums to 1, that of a query that may attend to nothing to 0.
-
-    Source:
-        Ours.
+    Each row sums to 1, that of a query that may attend to nothing to 0. Ours.
     """
     return allowed.float() / allowed.sum(-1, keepdim=True).clamp(min=1)
 
 
 def members(tokens: Int[Tensor, " position"], n_tokens: int) -> Float[Tensor, "position {n_tokens}"]:
-    """Which of some tokens stands at each position: 1 there, else 0.
+    """Which of the tokens 0 to n_tokens - 1 stands at each position: 1 there, else 0, float32; -1 is none of them.
 
-    Its product with weights sums these by token, which is faster than adding them one by one.
-
-    Args:
-        tokens: The number of the token at each position; -1 = none that is asked for.
-        n_tokens: How many there are.
-
-    Returns:
-        (position, token), float32, 0 or 1.
-
-    Source:
-        Ours.
+    Its product with weights sums these by token, which is faster than adding them one by one. Ours.
     """
     return (tokens[:, None] == torch.arange(n_tokens, device=tokens.device)).float()
 
@@ -79,8 +62,8 @@ class Lifts(NamedTuple):
 
     Attributes:
         mass: (item, head): mean weight of a query that could see the item, as a mean over texts.
-        lift: (item, head): the same over an even share, as a mean over texts; NaN where no text has the item.
-        low: Lower end of the 95% interval of the lift, over texts; NaN where fewer than two have the item.
+        lift: (item, head): the same over an even share, as a mean over texts; NaN if no text has the item.
+        low: Lower end of the 95% interval of the lift, over texts; NaN if fewer than two have the item.
         high: Upper end.
         counts: (item, layer): queries that could see it.
         n_texts: (item, layer): texts that have it.
@@ -125,7 +108,7 @@ class ItemSums:
             layer: Which of the layers.
             items: (item,): the items of the text, each once.
             masses: (item, head): summed over queries.
-            even: (item,): an even share of it; items whose share is 0 are passed over.
+            even: (item,): an even share of it; items whose share is 0 are skipped.
             counts: (item,): how many queries could see it.
             most: (item,): the largest lift that is possible in such a text.
         """
@@ -167,18 +150,18 @@ class KeptRows(NamedTuple):
 
 
 def keep_rows(weights: NDArray[np.floating], totals: NDArray[np.floating], share: float, most: int) -> KeptRows:
-    """The fewest keys that hold a share of each row, at most so many; of equal weights the earlier key.
+    """The fewest keys that hold a share of each row, up to a number of keys; of equal weights the earlier key.
 
     Args:
         weights: (query, key), at most 256 keys.
-        totals: (query,): what each row sums to over all keys, those too that are not here.
-        share: The share of it that is to be kept.
+        totals: (query,): the sum of each row over all keys, including those that are not here.
+        share: The share of it to keep.
         most: How many keys of a row are kept at most.
     """
     order = np.argsort(-weights, axis=1, kind="stable")[:, :most]
     largest = np.take_along_axis(weights, order, 1).astype(np.float64)
     before = np.cumsum(largest, 1) - largest
     codes = np.rint(255 * np.clip(largest, 0, 1)).astype(np.uint8)
-    kept = (before < share * totals[:, None] - 1e-7) & (codes > 0)
-    starts = np.concatenate([[0], np.cumsum(kept.sum(1))])
-    return KeptRows(starts.astype(np.int64), order[kept].astype(np.uint8), codes[kept])
+    is_kept = (before < share * totals[:, None] - 1e-7) & (codes > 0)
+    starts = np.concatenate([[0], np.cumsum(is_kept.sum(1))])
+    return KeptRows(starts.astype(np.int64), order[is_kept].astype(np.uint8), codes[is_kept])
