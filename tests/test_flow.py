@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnscope.core.questions.flow import flow, mix_residual, rollout
+from attnscope.core.attention.flow import flow, mix_residual, rollout
 from tests.record_helpers import shares
 
 # Two layers of three tokens, worked by hand. With half of the identity:

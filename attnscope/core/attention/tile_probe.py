@@ -61,7 +61,11 @@ class TileProbe(Generic[Result]):
             RuntimeError: The layer of this kind has been here already.
             ValueError: The call's shapes are not those of the probe's facts.
         """
-        self.require_new(call.kind, call.layer)
+        if call.layer in self.sums.get(call.kind, {}):
+            raise RuntimeError(
+                f"{call.kind} layer {call.layer} reached the probe twice; a new {self.input_name} needs a new "
+                f"{type(self).__name__} probe"
+            )
         with torch.no_grad():
             output, result = self._read(call)
             self.sums.setdefault(call.kind, {})[call.layer] = result
@@ -72,18 +76,6 @@ class TileProbe(Generic[Result]):
         reader = self._reader(call)
         output = attend_in_tiles(call, lambda tile: reader.add(tile.block, tile.weights), reader.blocks, self._buffers)
         return output, reader.result()
-
-    def require_new(self, kind: Kind, layer: int) -> None:
-        """Refuses a layer that has been here already: its sums would be of two passes.
-
-        Raises:
-            RuntimeError: It has been here.
-        """
-        if layer in self.sums.get(kind, {}):
-            raise RuntimeError(
-                f"{kind} layer {layer} reached the probe twice; a new {self.input_name} needs a new "
-                f"{type(self).__name__} probe"
-            )
 
     def _reader(self, call: AttentionCall) -> Reader[Result]:
         """The reader of an attention; refuses one that does not fit by a ValueError."""

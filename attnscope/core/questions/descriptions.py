@@ -1,30 +1,30 @@
-"""What a head does, found and not asked for: a sparse, readable model of its rows, scored on other texts.
+"""What a head does, found in the data: a sparse, readable model of its rows, scored on other texts.
 
     p(k | q) ∝ exp( Σ_f w_f f(q, k) )        over the keys that q may attend to, few terms f out of a catalogue
 
     explained = 1 - Σ_t KL(A ‖ p) / Σ_t KL(A ‖ uniform)      over texts t that it was not fitted on
 
-Where every feature has values in [0, 1], the log likelihood of p under A needs of A no more than how much of each row
-lies on each feature, E_A[f], and the row's entropy H: no row of weights is kept.
+If every feature has values in [0, 1], the log likelihood of p under A needs only how much of each row lies on each
+feature, E_A[f], and the row's entropy H. No row of weights is kept.
 
     KL(A_q ‖ p_q)       = -H_q - Σ_f w_f E_A[f] + ln Z_q,      Z_q = Σ_k exp(Σ_f w_f f(q, k))
     d KL / d w_f        = E_p[f] - E_A[f]
     d² KL / d w_f d w_g = Cov_p(f, g)
 
-so the loss is convex, and Newton's method finds the one minimum (with a small ridge, for a head that is perfectly
-described has none). Z_q and its derivatives need only how many keys of the row have each combination of the chosen
-features' values: those are counted once for a set of features, and an iteration costs rows times combinations.
+The loss is convex, and Newton's method finds its minimum (with a small ridge, because a head that is described
+perfectly has none). Z_q and its derivatives need only how many keys of the row have each combination of the chosen
+features' values. Those are counted once for a set of features, and an iteration costs rows times combinations.
 
-Terms are chosen greedily. By what a candidate could gain at the current fit, with a = mean E_A[f], π = mean E_p[f]:
+Terms are chosen greedily, by what a candidate could gain at the current fit, with a = mean E_A[f], π = mean E_p[f]:
 
     gain(f) >= a ln(a / π) + (1 - a) ln((1 - a) / (1 - π))
 
-(the gain along the line w_f is max_δ δa - mean_q ln E_p[exp(δ f)], and ln E_p exp(δf) <= ln(1 + E_p[f](exp(δ) - 1))
-for f in [0, 1]; that is concave in E_p[f], so the mean over rows goes inside; equal for 0/1 features that are equally
-common in all rows). The best are then refitted exactly, all terms together.
+(The gain along the line w_f is max_δ δa - mean_q ln E_p[exp(δ f)], and ln E_p exp(δf) <= ln(1 + E_p[f](exp(δ) - 1)) for
+f in [0, 1]. That is concave in E_p[f], so the mean over rows goes inside; equal for 0/1 features that are equally
+common in all rows.) The best are then refitted exactly, all terms together.
 
-Each text weighs the same, and its sampled queries share its weight: what is wanted is what the head does in a text that
-one has not seen, not in a token of the longest one; and texts are what is independent.
+Each text weighs the same, and its sampled queries share its weight: the aim is what the head does in an unseen text,
+not at a token of the longest one; and texts are the independent units.
 
 Source: ours. Exponential families and their Newton steps: Barndorff-Nielsen 1978; choosing features greedily by their
 gain: Della Pietra, Della Pietra & Lafferty 1997, Inducing Features of Random Fields, section 4.
@@ -40,26 +40,28 @@ from numpy.typing import NDArray
 
 from attnscope.core.exact.few_texts import interval_of_few_texts
 from attnscope.core.exact.running import RunningSums
-from attnscope.core.questions.sampled_rows import RIDGE, Floats, Part
+from attnscope.core.questions.gates import TINY, least_gain
+from attnscope.core.questions.level_tables import RIDGE, Floats
+from attnscope.core.questions.sampled_rows import Part
 
 MOST_TERMS = 4
 LEAST_GAIN = 0.02
-"""Of the nats on the texts that are fitted: what a term must add to stay."""
+"""Share of the nats of the fitted texts that a term must add to stay."""
 
 ENOUGH = 0.995
-"""Explained of those texts: where it is reached no term is looked for."""
+"""Share of those nats: once it is explained, the search ends."""
 
 ALIKE = 0.02
 """Share of the largest gain within which candidates are alike, and the simplest of them is taken."""
 
 REFITTED, REFITTED_GRADED = 6, 2
-"""How many candidates are refitted: the best of all, and of those of more than two values the best by another rule."""
+"""How many candidates are refitted: the best of all; and by another rule, of those with more than two values."""
 
 FEWEST_TEXTS = 3
-"""On how many of the fitted texts a feature must say something."""
+"""In how many of the fitted texts a feature must vary."""
 
 LATER = -2
-"""What `describe` is given for a feature that may be a term, but not the first."""
+"""In `needs` of `describe`: the feature may be a term, but not the first."""
 
 LARGEST_WEIGHT, LARGEST_STEP = 16.0, 3.0
 _ITERATIONS, _CLOSE, _CLOSE_ENOUGH = 30, 1e-7, 1e-4
@@ -69,16 +71,15 @@ _SCREENED_AT_ONCE = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """The terms that were found for a head.
+    """The terms of a head.
 
     Attributes:
         terms: Numbers of the features, in the order in which they were chosen.
         weights: w of each, log odds for a feature that goes from 0 to 1.
         gains: Nats that each explained of the fitted texts when it was chosen.
         nats: KL(A ‖ uniform) of the fitted texts.
-        first: The first term alone; None where there is none.
-        runner_up: What explained most, alone, of the features that were not taken as the first term; None where no
-            other was tried.
+        first: The first term alone; None if there is none.
+        runner_up: The best other feature, alone, that was tried as the first term; None if no other was tried.
     """
 
     terms: tuple[int, ...]
@@ -94,8 +95,8 @@ class Score:
     """How well a description holds on texts.
 
     Attributes:
-        explained: Share of the nats from uniform that it explains; below 0 where it is worse than uniform; NaN where
-            there are none.
+        explained: Share of the nats from uniform that it explains; below 0 if it is worse than uniform; NaN if there
+            are none.
         low: Lower end of its interval over texts; NaN with fewer than two.
         high: Upper end, at most 1.
         nats: The mean of KL(A ‖ uniform).
@@ -125,8 +126,8 @@ def refit(
         The weights, and the mean of KL(A ‖ p) over texts in nats (without the ridge).
     """
     table = part.table(terms, head)
-    (known,) = part.expected([head])
-    expected = np.array([part.share(f, head) if f >= part.n_shared else known[f] for f in terms])
+    (shared,) = part.expected([head])
+    expected = np.array([part.share(f, head) if f >= part.n_shared else shared[f] for f in terms])
     rows = part.weights[head]
     w = np.zeros(len(terms)) if start is None else np.array(start, np.float64)
     loss = table.loss(w, expected, rows)
@@ -136,13 +137,13 @@ def refit(
         size = 1.0
         while True:
             tried = np.clip(w + size * step, -LARGEST_WEIGHT, LARGEST_WEIGHT)
-            found = table.loss(tried, expected, rows)
-            if found.value <= loss.value or size < 1e-3:
+            trial = table.loss(tried, expected, rows)
+            if trial.value <= loss.value or size < 1e-3:
                 break
             size /= 2
-        gained = loss.value - found.value
+        gained = loss.value - trial.value
         if gained > 0:
-            w, loss = tried, found
+            w, loss = tried, trial
         if gained < close:
             break
     return w, loss.value - RIDGE / 2 * float(w @ w) - float(part.entropies[head])
@@ -162,17 +163,17 @@ def describe(
 
     Args:
         part: The rows to fit.
-        simplicity: Of each feature; of candidates that are alike the one with the smallest number is taken.
+        simplicity: Of each feature; of candidates that are alike, the one with the smallest number is taken.
         heads: Which heads; None = all.
         most: How many terms at most.
         candidates: Which features may be terms; None = all.
-        needs: For each feature the one that must be a term before it, as it is a part of that; -1 = none must, LATER =
-            any.
+        needs: For each feature, the feature that it is a part of and that must be a term before it; -1 = none must,
+            LATER = any.
         until: (feature,): a search ends once it has one of these terms; None = none ends it.
         most_own: How many of the terms at most may be fitted to the head alone.
 
     Returns:
-        One description a head, in their order.
+        One description per head, in their order.
     """
     heads = range(part.rows.n_heads) if heads is None else heads
     usable = part.said_in >= min(FEWEST_TEXTS, len(np.unique(part.texts)))
@@ -196,30 +197,26 @@ def describe(
     return [search.description() for search in searches]
 
 
-def score(part: Part, head: int, found: Description) -> tuple[Score, Floats]:
-    """How well a description holds on rows, and where it fails.
-
-    Returns:
-        The score; and KL(A ‖ p) of each row, (row,), in nats.
-    """
-    left = row_losses(part, head, found)
+def score(part: Part, head: int, description: Description) -> tuple[Score, Floats]:
+    """How well a description holds on rows; and KL(A ‖ p) of each row, (row,), in nats."""
+    left = row_losses(part, head, description)
     nats = part.rows.uniform_nats[part.index, head]
     mass = part.mass[:, head]
     return score_of_texts(part.texts, left * mass, nats * mass), left
 
 
-def row_losses(part: Part, head: int, found: Description) -> Floats:
+def row_losses(part: Part, head: int, description: Description) -> Floats:
     """KL(A ‖ p) of each row of a head, (row,), in nats."""
-    log_sums = part.table(found.terms, head).log_sums(found.weights)
-    on = np.add.reduceat(part.attention(head) * part.scores(found.terms, found.weights, head), part.first)
+    log_sums = part.table(description.terms, head).log_sums(description.weights)
+    on = np.add.reduceat(part.attention(head) * part.scores(description.terms, description.weights, head), part.first)
     losses: Floats = np.maximum(log_sums - on - part.rows.entropies[part.index, head], 0.0)
     return losses
 
 
 def explains_more(part: Part, head: int, one: Description, other: Description) -> bool:
-    """Whether a description explains more of a head than another does: beyond the paired 95% interval over texts.
+    """Whether a description explains more of a head than another does, beyond the paired 95% interval over texts.
 
-    Also where they cannot be told apart because there are not two texts.
+    True also if a single text leaves no interval.
     """
     gain = compare_losses(part, head, row_losses(part, head, other), row_losses(part, head, one))
     return not gain.low <= 0  # one text alone tells nothing apart: there is no interval, and no tie
@@ -238,7 +235,7 @@ class Gain(NamedTuple):
 
 
 def compare_losses(part: Part, head: int, before: Floats, after: Floats) -> Gain:
-    """How much less a head's rows have left of their nats, (row,) before and after; each text weighs the same."""
+    """How much less a head's rows have left of their nats, (row,), before and after; each text weighs the same."""
     texts, which, counts = np.unique(part.texts, return_inverse=True, return_counts=True)
     more = np.bincount(which, (before - after) * part.mass[:, head], len(texts)) / counts
     nats = np.bincount(which, part.rows.uniform_nats[part.index, head] * part.mass[:, head], len(texts)) / counts
@@ -251,20 +248,20 @@ def compare_losses(part: Part, head: int, before: Floats, after: Floats) -> Gain
 def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Score:
     """Scores rows, each text with the same weight, with an interval over texts.
 
-    The explained share is one minus a ratio L of sums over texts (Cochran 1977, section 6.4). A few texts may carry
-    what is left, where a head fires rarely. So the ends are those of `interval_of_few_texts`: texts that were not seen
-    are explained no better than by uniform attention (L = 1), or wholly (0).
+    The explained share is one minus a ratio L of sums over texts (Cochran 1977, section 6.4). If a head fires rarely, a
+    few texts may carry what is left. So the ends are those of `interval_of_few_texts`: unseen texts are explained no
+    better than by uniform attention (L = 1), or wholly (0).
 
     Args:
         texts: (row,): the number of each row's text.
-        left: (row,): KL(A ‖ p), or what of it counts.
+        left: (row,): KL(A ‖ p), or the part of it that counts.
         nats: (row,): KL(A ‖ uniform).
     """
     numbers, which, counts = np.unique(texts, return_inverse=True, return_counts=True)
     if not len(numbers):
         return Score(math.nan, math.nan, math.nan, math.nan, math.nan)
     sums = RunningSums(())
-    of_left, of_nats = (np.bincount(which, given) / counts for given in (left, nats))
+    of_left, of_nats = (np.bincount(which, of_rows) / counts for of_rows in (left, nats))
     sums.add(of_left, of_nats)
     ratio, (low, high) = float(sums.ratio()), sums.interval()
     least, most = interval_of_few_texts(ratio, float(high - low) / 2, sums.effective_texts(), 1.0)
@@ -285,16 +282,16 @@ class _Search:
         self._runner_up: Description | None = None
         self.goes_on = self._nats > 0
 
-    def extend(self, found: "_Screened", usable: NDArray[np.bool_]) -> None:
+    def extend(self, screened: "_Screened", usable: NDArray[np.bool_]) -> None:
         """Takes the next term, or ends the search."""
-        gains = np.where(usable, found.gains, -1.0)
-        graded = np.where(usable, found.graded, -1.0)
+        gains = np.where(usable, screened.gains, -1.0)
+        graded = np.where(usable, screened.graded, -1.0)
         gains[list(self.terms)] = graded[list(self.terms)] = -1.0
         best = [int(f) for f in np.argsort(-gains, kind="stable")[:REFITTED] if gains[f] > 0]
         best += [int(f) for f in np.argsort(-graded, kind="stable")[:REFITTED_GRADED] if graded[f] > 0]
         tried = []
         for feature in dict.fromkeys(best):
-            start = np.append(self.weights, np.clip(found.steps[feature], -LARGEST_STEP, LARGEST_STEP))
+            start = np.append(self.weights, np.clip(screened.steps[feature], -LARGEST_STEP, LARGEST_STEP))
             terms = (*self.terms, feature)
             order = _table_order(self._part, terms)
             tried.append((feature, *self._refit(terms, start, order, _CLOSE_ENOUGH * self._nats)))
@@ -303,12 +300,12 @@ class _Search:
             self.goes_on = False
             return
         largest = self._left - min(left for *_, left in tried)
-        alike = [one for one in tried if self._left - one[2] >= max((1 - ALIKE) * largest, least)]
+        alike = [trial for trial in tried if self._left - trial[2] >= max((1 - ALIKE) * largest, least)]
         simplest = min(self._simplicity[feature] for feature, *_ in alike)
-        taken = self._best([one for one in alike if self._simplicity[one[0]] == simplest])
+        taken = self._best([trial for trial in alike if self._simplicity[trial[0]] == simplest])
         if not self.terms:
             self._first = self._alone(*taken)
-            others = [one for one in tried if one[0] != taken[0]]
+            others = [trial for trial in tried if trial[0] != taken[0]]
             self._runner_up = self._alone(*self._best(others)) if others else None
         feature, weights, _ = taken
         self.terms = (*self.terms, feature)
@@ -320,21 +317,20 @@ class _Search:
     def _best(self, tried: list[tuple[int, Floats, float]]) -> tuple[int, Floats, float]:
         """The candidate that leaves least; of ties, which only rounding tells apart, the one with the lowest number."""
         least = min(left for *_, left in tried)
-        return min((one for one in tried if one[2] <= least + _TIED * self._nats), key=lambda one: one[0])
+        return min((trial for trial in tried if trial[2] <= least + _TIED * self._nats), key=lambda trial: trial[0])
 
     def _refit(self, terms: tuple[int, ...], start: Floats, order: list[int], close: float) -> tuple[Floats, float]:
-        found, left = refit(self._part, self.head, tuple(terms[i] for i in order), start[order], close)
+        fitted, left = refit(self._part, self.head, tuple(terms[i] for i in order), start[order], close)
         weights = np.empty(len(terms))
-        weights[order] = found
+        weights[order] = fitted
         return weights, left
 
     def _alone(self, feature: int, weights: Floats, left: float) -> Description:
         return Description((feature,), weights, (self._nats - left,), self._nats)
 
     def description(self) -> Description:
-        """What was found."""
-        found = self.terms, self.weights, tuple(self._gains), self._nats
-        return Description(*found, first=self._first, runner_up=self._runner_up)
+        """The result of the search."""
+        return Description(self.terms, self.weights, tuple(self._gains), self._nats, self._first, self._runner_up)
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,7 +339,7 @@ class _Screened:
 
     Attributes:
         gains: (feature,): the bound of the module's docstring.
-        graded: (feature,): of features of more than two levels Rao's score, the gain of a quadratic; else -1.
+        graded: (feature,): Rao's score, the gain of a quadratic, of features with more than two levels; else -1.
         steps: (feature,): the weight at which it would be gained.
     """
 
@@ -353,7 +349,7 @@ class _Screened:
 
 
 def _table_order(part: Part, terms: tuple[int, ...]) -> list[int]:
-    """In which order terms stand in a table: heads that come to the same shared features share it."""
+    """The order of terms in a table, so that heads that come to the same shared features share it."""
     if max(terms, default=-1) < part.n_shared:
         return sorted(range(len(terms)), key=terms.__getitem__)
     return list(range(len(terms)))
@@ -361,7 +357,7 @@ def _table_order(part: Part, terms: tuple[int, ...]) -> list[int]:
 
 def _screen(part: Part, searches: Sequence[_Search]) -> list[_Screened]:
     """What each feature could gain for several heads."""
-    made: list[_Screened] = []
+    screened: list[_Screened] = []
     part.expected([search.head for search in searches])  # of all at once
     at_once = max(1, _SCREENED_AT_ONCE // max(part.size, 1))
     for start in range(0, len(searches), at_once):
@@ -374,19 +370,19 @@ def _screen(part: Part, searches: Sequence[_Search]) -> list[_Screened]:
         for search, of_p, mean in zip(some, p, means, strict=True):
             numbers = range(part.n_shared, part.n_shared + len(part.own_columns(search.head)))
             own = part.mean_under(numbers, search.head, of_p)
-            made.append(_gains(part, search.head, np.concatenate([mean, own])))
-    return made
+            screened.append(_gains(part, search.head, np.concatenate([mean, own])))
+    return screened
 
 
 def _gains(part: Part, head: int, pi: Floats) -> _Screened:
-    tiny = 1e-9
     own = range(part.n_shared, part.n_shared + len(part.own_columns(head)))
     a = np.concatenate([*part.expected([head]), [part.share(number, head) for number in own]])
-    a, pi = np.clip(a, tiny, 1 - tiny), np.clip(pi, tiny, 1 - tiny)
-    gains = a * np.log(a / pi) + (1 - a) * np.log((1 - a) / (1 - pi))
+    a, pi = np.clip(a, TINY, 1 - TINY), np.clip(pi, TINY, 1 - TINY)
     steps = np.log(a / pi) - np.log((1 - a) / (1 - pi))
-    # A value that goes up in steps varies less than one that is 0 or 1: by how much is taken from uniform attention.
+    # A value that rises in steps varies less than one that is 0 or 1: how much less, uniform attention tells.
     spread = np.concatenate([part.variances, part.own_variances(head)])
     is_graded = np.concatenate([part.rows.levels > 2, np.ones(len(own), np.bool_)])
-    graded = np.where(is_graded, (a - pi) ** 2 / (2 * np.maximum(spread, tiny)), -1.0)
-    return _Screened(gains, graded, np.where(is_graded, np.clip((a - pi) / np.maximum(spread, tiny), -3, 3), steps))
+    graded = np.where(is_graded, (a - pi) ** 2 / (2 * np.maximum(spread, TINY)), -1.0)
+    return _Screened(
+        least_gain(a, pi), graded, np.where(is_graded, np.clip((a - pi) / np.maximum(spread, TINY), -3, 3), steps)
+    )

@@ -4,11 +4,11 @@
 
 K, U and V are linear in a few columns X that describe types (such as their static embeddings), with a ridge. K has a
 further score of its own per type, which a second ridge draws to 0: words that are frequent in the fitted rows may
-differ from what their embedding says.
+differ from their embedding.
 
-Each block is fitted in turn by a Newton step on the types' sums: with r = B - p and curvature p (an upper bound of
-p(1 - p), so that steps do not overshoot), the gradient of a type is Σ r over the entries that have it. A pair starts
-from the largest singular value of the whitened mean of r x_q x_kᵀ.
+Each block is fitted in turn by a Newton step on the types' sums. With r = B - p and curvature p (an upper bound of
+p(1 - p), so that steps do not overshoot), the gradient of a type is Σ r over its entries. A pair starts from the
+largest singular value of the whitened mean of r x_q x_kᵀ.
 
 Source: ours. The step is iteratively reweighted least squares (McCullagh & Nelder 1989, section 2.5); pairs are reduced
 rank regression (Anderson 1951).
@@ -33,7 +33,7 @@ DIMENSIONS = 96
 """Principal components of the embeddings that X keeps."""
 
 RIDGES = {"keys": 0.5, "pairs": 3.0, "types": 8.0}
-"""In rows: what the ridges weigh."""
+"""Weights of the ridges, in rows."""
 
 N_PAIRS, ROUNDS, PAIR_ROUNDS = 2, 4, 2
 
@@ -44,7 +44,7 @@ PAIR_CUTS = (0.6, 0.8, 0.9, 0.96)
 """The same of either side of a pair."""
 
 KEY_RANK, PAIR_RANK = 6, 7
-"""How simple they are: known classes that explain as much are taken first."""
+"""How simple they are: known classes that explain as much come first."""
 
 GRADES = 16
 _AT_ONCE = 2**21
@@ -96,7 +96,7 @@ def find_directions(
         part: The rows to fit; their types are known.
         offsets: (entry,): how far each key is behind its query, in tokens.
         x: (type, column): see `describe_types`.
-        candidates: The known features that are screened by the rows' gates, if these are known.
+        candidates: The known features to screen by the rows' gates, if these are known.
     """
     n_heads = part.rows.n_heads
     if not part.size:
@@ -115,10 +115,9 @@ class _Fit:
     def __init__(
         self, part: Part, offsets: NDArray[np.int32], x: Singles, heads: range, candidates: Sequence[int]
     ) -> None:
-        assert part.rows.key_types is not None and part.rows.query_types is not None
         self._part, self._heads, self._candidates = part, heads, candidates
         self._first, self._row_of = part.first, part.row_of
-        keys, queries = part.rows.key_types[part.entries], part.rows.query_types[part.index]
+        keys, queries = part.key_types, part.query_types
         # Types that do not occur are left out of the fit, and get what their columns say.
         self._all, self._types = x, np.union1d(keys, queries)
         self._x = x[self._types]
@@ -151,11 +150,11 @@ class _Fit:
         keys[:, self._types] += self._own
         occurrences = np.bincount(self._types[self._keys], minlength=len(self._all))
         keys -= (keys @ occurrences)[:, None] / max(1, occurrences.sum())
-        made = []
+        directions = []
         for head, of_head in enumerate(keys):
             of_pairs = tuple((self._all @ u[head], self._all @ v[head]) for u, v in pairs)
-            made.append(Directions(of_head, of_pairs, gated[head]))
-        return made
+            directions.append(Directions(of_head, of_pairs, gated[head]))
+        return directions
 
     def _errors(self) -> tuple[Singles, Singles]:
         """The errors r = B - p, and p, each times what its row counts, (head, entry)."""
@@ -179,21 +178,21 @@ class _Fit:
         lam = RIDGES["types"] * self._lam
         rest = lam / (h + lam)
         pull = (g + h * self._own) * rest
-        linear = self._ridge(self._linear, pull, h * rest, RIDGES["keys"], at=h * rest)
+        linear = self._ridge(self._linear, pull, h * rest, RIDGES["keys"])
         moved = (linear - self._linear) @ self._x.T
         own = (g + h * (self._own - moved)) / (h + lam)
         step = np.clip(moved + own - self._own, -4, 4)
         self._linear, self._own = linear, own
         self._scores += step[:, self._keys]
 
-    def _ridge(self, current: Singles, g: Singles, h: Singles, rows: float, at: Singles | None = None) -> Singles:
+    def _ridge(self, current: Singles, g: Singles, h: Singles, rows: float) -> Singles:
         """The columns' coefficients after a Newton step, from the sums of types: gradient and curvature."""
-        made, lam = np.empty_like(current), rows * self._lam
+        ridged, lam = np.empty_like(current), rows * self._lam
         for head, coefficients in enumerate(current):
             second = ((self._x * h[head][:, None]).T @ self._x).astype(np.float64)  # the ridge is lost in float32
             second[np.diag_indices_from(second)] += lam
-            made[head] = coefficients + np.linalg.solve(second, self._x.T @ g[head] - lam * coefficients)
-        return made
+            ridged[head] = coefficients + np.linalg.solve(second, self._x.T @ g[head] - lam * coefficients)
+        return ridged
 
     def _fit_pair(self) -> tuple[Singles, Singles]:
         """One more pair, (head, column) of either side; the other blocks are fitted again beside it."""
@@ -259,28 +258,27 @@ def _whitening(second: NDArray[np.floating], share: float) -> Singles:
 
 
 def columns_of(directions: Directions, part: Part) -> tuple[Column, ...]:
-    """What a head looks for as features: the keys, of each pair the upper ends and the lower ones, and known pairs."""
-    assert part.rows.query_types is not None
+    """The features of what a head looks for: the keys, the upper and lower ends of each pair, and known pairs."""
     keys = np.bincount(part.key_types, minlength=len(directions.keys))
-    queries = np.bincount(part.rows.query_types[part.index], minlength=len(directions.keys))
+    queries = np.bincount(part.query_types, minlength=len(directions.keys))
     levels, values = quantise(directions.keys, keys, KEY_CUTS)
-    made = [Column(values, KEY_RANK, levels, n_key_levels=len(values))]
+    columns = [Column(values, KEY_RANK, levels, n_key_levels=len(values))]
     for u, v in directions.pairs:
         for sign in (1.0, -1.0):
             of_queries, query_values = quantise(np.maximum(sign * u, 0).astype(np.float32), queries, PAIR_CUTS)
             of_keys, key_values = quantise(sign * v, keys, KEY_CUTS)
             both = np.outer(query_values, key_values).ravel()
-            made.append(Column(both, PAIR_RANK, of_keys, of_queries, n_key_levels=len(key_values)))
-    made += [part.gated_column(gate, feature, 0, GATED_RANK) for gate, feature in directions.gated]
-    return tuple(made)
+            columns.append(Column(both, PAIR_RANK, of_keys, of_queries, n_key_levels=len(key_values)))
+    columns += [part.gated_column(gate, feature, 0, GATED_RANK) for gate, feature in directions.gated]
+    return tuple(columns)
 
 
 _SAME = 1e-5
-"""Of the range of scores: how far those may differ that only rounding tells apart."""
+"""Share of the range of scores by which rounding may move one."""
 
 
 def _edges_of(scores: Singles, occurrences: NDArray[np.int64], cuts: tuple[float, ...]) -> NDArray[np.float64]:
-    """Where the levels of some scores begin, but for the first: quantiles of their occurrences, each once.
+    """Where the levels of some scores begin, except the first: quantiles of their occurrences, each once.
 
     Scores that only rounding tells apart are on one side of an edge: else the level would depend on the machine.
     """
@@ -325,7 +323,7 @@ _GATE_ROUNDS = 4
 
 
 def gate_columns(part: Part, x: Singles, resting: int) -> list[Column]:
-    """From which queries each head rests more: resting keys, the more so the higher a query's type scores.
+    """From which queries each head rests more: resting keys, and the more so the higher the score of a query's type.
 
     Scores are a logistic regression of the mass on resting keys, linear in X.
 
@@ -334,13 +332,11 @@ def gate_columns(part: Part, x: Singles, resting: int) -> list[Column]:
         x: (type, column): see `describe_types`.
         resting: The number of the feature that resting keys have.
     """
-    assert part.rows.query_types is not None
-    queries = part.rows.query_types[part.index]
-    types, of_rows = np.unique(queries, return_inverse=True)
+    types, of_rows = np.unique(part.query_types, return_inverse=True)
     fitted = x[types]
-    occurrences = np.bincount(queries, minlength=len(x))
+    occurrences = np.bincount(part.query_types, minlength=len(x))
     flags, lam = part.levels[resting], RIDGES["pairs"] / max(1, len(part.index))
-    made = []
+    columns = []
     for head in range(part.rows.n_heads):
         rests = np.add.reduceat(part.attention(head) * flags, part.first)
         rests = np.clip(rests, 1e-4, 1 - 1e-4)
@@ -356,8 +352,8 @@ def gate_columns(part: Part, x: Singles, resting: int) -> list[Column]:
             start += float(np.sum(part.text_weights * (rests - p)) / np.sum(h))
         levels, values = quantise((x @ coefficients).astype(np.float32), occurrences, KEY_CUTS)
         on_resting = np.outer(values, [0.0, 1.0]).ravel()
-        made.append(Column(on_resting, GATE_RANK, queries=levels, key_feature=resting))
-    return made
+        columns.append(Column(on_resting, GATE_RANK, queries=levels, key_feature=resting))
+    return columns
 
 
 def match_column(matches: NDArray[np.float64], fitted: NDArray[np.int64], resting: int) -> Column:

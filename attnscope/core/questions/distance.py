@@ -3,9 +3,9 @@
 Sums over queries come back, never means, so that blocks of queries, chunks and texts add up exactly. Everything is
 computed in float64: near-equal heads (two checkpoints) differ by less than float32 resolves.
 
-A row is a distribution over the keys, and one key more where it sums to less than 1 by more than rounding: the share
-that a sink took. A row of zeros (a query that may attend to nothing, or of which nothing is left without special
-tokens) is no distribution; a pair of heads is compared where both have one.
+A row is a distribution over the keys, and over one key more if it sums to less than 1 by more than rounding: the share
+that a sink took. A row of zeros (a query that may attend to nothing, or has nothing left without special tokens) is no
+distribution. A pair of heads is compared where both have one.
 """
 
 import math
@@ -52,15 +52,15 @@ def hellinger_sums(
 
         h²(p, q) = 1/2 Σ_k (√p_k - √q_k)² = 1/2 (Σ_k p_k + Σ_k q_k) - Σ_k √p_k √q_k
 
-    The last sum, over queries as well, is the product of two matrices (head, query x key). 0 to 1; 1 where p and q
-    share no key. h is a metric, and the root of the mean of h² is too: a Euclidean distance between rows of √p.
+    The last sum, over queries as well, is the product of two matrices (head, query x key). 0 to 1; 1 if p and q share
+    no key. h is a metric, and so is the root of the mean of h²: a Euclidean distance between rows of √p.
 
     Args:
-        a: Weights, (head, query, key), at least 0, rows summing to at most 1.
+        a: Weights, at least 0, rows summing to at most 1.
         b: Those of other heads on the same queries and keys; None = a.
 
     Returns:
-        The sums, 0 on the diagonal where b is None.
+        The sums, 0 on the diagonal if b is None.
 
     Raises:
         ValueError: The shapes do not fit together.
@@ -126,27 +126,22 @@ LARGEST: dict[Measure, float] = {"hellinger": 1.0, "jensen_shannon": math.log(2)
 
 
 def row_divergences(measure: Measure, p: NDArray[np.floating], q: NDArray[np.floating]) -> Floats:
-    """The divergence of matching rows: h² or JS, as `hellinger_sums` and `jensen_shannon_sums` define them.
-
-    Args:
-        measure: Which one.
-        p: Weights, (..., key).
-        q: Other weights of the same shape.
+    """The divergence of matching rows of weights, (..., key): h² or JS, as `hellinger_sums` and `jensen_shannon_sums`.
 
     Returns:
-        (...,); NaN where one of the two rows is all zeros.
+        (...,), at least 0; NaN where one of the two rows is all zeros.
     """
     p, q = np.asarray(p, np.float64), np.asarray(q, np.float64)
     rest = [1 - p.sum(-1, keepdims=True), 1 - q.sum(-1, keepdims=True)]
     p, q = (np.concatenate([x, np.where(r > ROUNDING, r, 0.0)], -1) for x, r in zip((p, q), rest, strict=True))
     if measure == "hellinger":
-        found = ((np.sqrt(p) - np.sqrt(q)) ** 2).sum(-1) / 2
+        divergences = ((np.sqrt(p) - np.sqrt(q)) ** 2).sum(-1) / 2
     else:
         own, other, both = (np.maximum(x, _TINY) for x in (p, q, p + q))
         terms = own * np.log(own) + other * np.log(other) - both * np.log(both / 2)
-        found = np.maximum(terms.sum(-1) / 2, 0.0)
+        divergences = np.maximum(terms.sum(-1) / 2, 0.0)
     nothing = (p[..., :-1].sum(-1) == 0) | (q[..., :-1].sum(-1) == 0)
-    return np.where(nothing, np.nan, found)
+    return np.where(nothing, np.nan, divergences)
 
 
 def as_distance(mean: Floats) -> Floats:
@@ -179,7 +174,7 @@ def cluster_heads(distances: Floats) -> Clustering:
     n = len(distances)
     if n < 2:
         return Clustering(np.zeros((0, 4)), np.arange(n))
-    merges = linkage(squareform(_filled(distances), checks=False), "average", optimal_ordering=True)
+    merges = linkage(squareform(_fill(distances), checks=False), "average", optimal_ordering=True)
     return Clustering(np.asarray(merges, np.float64), leaves_list(merges).astype(np.int64))
 
 
@@ -200,8 +195,8 @@ def classical_mds(distances: Floats) -> PlaneMap:
 
         B = -1/2 J D² J,  J = I - 1/n;  coordinates: two leading eigenvectors of B times the roots of their eigenvalues
 
-    Roots of mean squared Hellinger distances and of mean Jensen-Shannon divergences are Euclidean where all pairs are
-    compared on the same queries: B has no negative eigenvalues then, and the map leaves out axes but bends nothing. An
+    Roots of mean squared Hellinger distances and of mean Jensen-Shannon divergences are Euclidean if all pairs are
+    compared on the same queries. Then B has no negative eigenvalues, and the map leaves out axes but bends nothing. An
     axis points to where its entry of largest size is positive, so that the same distances give the same map.
 
     Args:
@@ -213,7 +208,7 @@ def classical_mds(distances: Floats) -> PlaneMap:
     n = len(distances)
     if not n:
         return PlaneMap(np.zeros((0, 2)), np.zeros(2))
-    squares = _filled(distances) ** 2
+    squares = _fill(distances) ** 2
     centred = -(squares - squares.mean(0) - squares.mean(1)[:, None] + squares.mean()) / 2
     values, vectors = np.linalg.eigh((centred + centred.T) / 2)
     values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
@@ -242,22 +237,22 @@ def best_matching(distances: Floats) -> NDArray[np.int64]:
     return np.stack(linear_sum_assignment(filled), 1).astype(np.int64)
 
 
-def _filled(distances: Floats) -> Floats:
+def _fill(distances: Floats) -> Floats:
     """Without NaN, symmetric to the last bit, 0 on the diagonal."""
-    known = distances[~np.isnan(distances)]
-    filled = np.nan_to_num(distances, nan=float(known.max(initial=0.0)))
+    finite = distances[~np.isnan(distances)]
+    filled = np.nan_to_num(distances, nan=float(finite.max(initial=0.0)))
     filled = (filled + filled.T) / 2
     np.fill_diagonal(filled, 0.0)
     return filled
 
 
 def _distributions(a: Tensor, b: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
-    """The rows of a, and of b if there is one, in float64 with what sinks took as a further key; which are there."""
-    given = [a] if b is None else [a, b]
-    if any(part.ndim != 3 for part in given) or given[0].shape[1:] != given[-1].shape[1:]:
-        shapes = [tuple(part.shape) for part in given]
+    """The rows of a and b in float64, with the share of sinks as a further key; and which rows are distributions."""
+    inputs = [a] if b is None else [a, b]
+    if any(part.ndim != 3 for part in inputs) or inputs[0].shape[1:] != inputs[-1].shape[1:]:
+        shapes = [tuple(part.shape) for part in inputs]
         raise ValueError(f"weights are (head, query, key) over the same queries and keys; got {shapes}")
-    rows = [in_float64(part) for part in given]
+    rows = [in_float64(part) for part in inputs]
     defined = [(part > 0).any(-1) for part in rows]
     rest = [(1 - part.sum(-1, keepdim=True)) * there[..., None] for part, there in zip(rows, defined, strict=True)]
     if any(bool((part > ROUNDING).any()) for part in rest):

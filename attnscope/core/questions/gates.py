@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.questions.sampled_rows import Floats, Part
+from attnscope.core.questions.level_tables import Floats
+from attnscope.core.questions.sampled_rows import Part
 
 N_GATED = 4
 """Most pairs of a gate and a feature that a head gets as candidates."""
@@ -40,13 +41,11 @@ _ENTRIES_AT_ONCE = 2**16
 
 def usable_gates(part: Part) -> NDArray[np.int64]:
     """The gates with enough rows on either side."""
-    assert part.rows.gates is not None
 
     def has_enough(side: NDArray[np.bool_]) -> bool:
         return side.sum() >= FEWEST_ROWS and len(np.unique(part.texts[side])) >= FEWEST_TEXTS
 
-    gates = part.rows.gates[:, part.index]
-    usable = [number for number, inside in enumerate(gates) if has_enough(inside) and has_enough(~inside)]
+    usable = [number for number, inside in enumerate(part.gates) if has_enough(inside) and has_enough(~inside)]
     return np.array(usable, np.int64)
 
 
@@ -72,8 +71,7 @@ def screen_gates(
     gates = usable_gates(part)
     if not len(gates) or not len(candidates):
         return [()] * len(heads)
-    assert part.rows.gates is not None
-    inside = part.rows.gates[gates][:, part.index].astype(np.float64)
+    inside = part.gates[gates].astype(np.float64)
     weights = part.weights[list(heads)]
     on = np.stack([part.attention(head) for head in heads]) * weights[:, part.row_of]
     both = _sums(part, np.concatenate([on, p]), inside > 0, candidates)

@@ -1,21 +1,19 @@
 """Sampled rows of attention, with what descriptions are fitted to: features of their keys, and counts of these. Ours.
 
-Fitting p(k | q) ∝ n_k exp(Σ_f w_f f(q, k)) needs of a head's attention no more than E_A[f]: see `descriptions`.
+To fit p(k | q) ∝ n_k exp(Σ_f w_f f(q, k)), a head's attention is needed only through E_A[f]: see `descriptions`.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from attnscope.core.questions.level_tables import Floats, Table
 
-RIDGE = 1e-4
 _ENTRIES_AT_ONCE, _WEIGHTS_AT_ONCE = 2**16, 2**21
 _TABLE_BYTES = _COLUMN_BYTES = 2**26
 _MOST_DENSE, _MOST_CODES = 160, 1024
@@ -26,15 +24,15 @@ class Column:
     """A feature of one head alone: a level per key, times a level per query or per row; or a feature from some queries.
 
     The level at a (query, key) is the query's level times `n_key_levels`, plus the key's. A gated column has the levels
-    of another feature where the query is in the gate, and elsewhere one more, the last.
+    of another feature if the query is in the gate, and one more level, the last, if not.
 
     Attributes:
         values: (level,): the value of each level, 0 to 1.
         rank: How simple the feature is; see `descriptions.describe`.
         keys: (type,): the level of each type of token as a key; None = the levels of the feature `key_feature`.
-        queries: (type,): the level of each type as a query; None = all queries are alike, or `rows` says it.
+        queries: (type,): the level of each type as a query; None = all queries are alike, or `rows` has their levels.
         rows: (row,): the level of each row.
-        row_edges: Of these levels, where each but the first begins, in what was quantised.
+        row_edges: Where each of these levels but the first begins, in what was quantised.
         key_feature: The number of a feature.
         n_key_levels: How many levels keys have.
         gate: The number of the gate, one of `Rows.gates`; -1 = the column holds for all queries.
@@ -60,8 +58,8 @@ class Rows:
     """Sampled rows of some heads that may attend to the same keys, as descriptions need them.
 
     Attributes:
-        features: (feature, entry), uint8: the level of each feature at each (query, key) that attention may be paid
-            to; rows one after the other. A level stands for the value level / (levels - 1).
+        features: (feature, entry), uint8: the level of each feature at each allowed (query, key); rows one after the
+            other. A level stands for the value level / (levels - 1).
         levels: (feature,): how many levels each has; 2 = it holds or does not.
         starts: (row + 1,): where each row's entries begin.
         texts: (row,): the number of its text.
@@ -115,13 +113,13 @@ class Rows:
 
     @cached_property
     def entropies(self) -> Floats:
-        """(row, head): -Σ B ln(B / n) of B, each row's attention scaled to 1, in nats; n are the counts of entries."""
-        found = np.empty((len(self.texts), self.n_heads))
+        """(row, head): -Σ B ln(B / n), in nats, of B, each row's attention scaled to 1, and n, the entries' counts."""
+        entropies = np.empty((len(self.texts), self.n_heads))
         for head, of_head in enumerate(self.weights):
             scaled = of_head / np.repeat(np.maximum(self.mass[:, head], 1e-30), np.diff(self.starts))
             logs = np.log(np.maximum(scaled if self.counts is None else scaled / self.counts, 1e-300))
-            found[:, head] = -np.add.reduceat(scaled * logs, self.starts[:-1])
-        return found
+            entropies[:, head] = -np.add.reduceat(scaled * logs, self.starts[:-1])
+        return entropies
 
     @cached_property
     def uniform_nats(self) -> Floats:
@@ -140,8 +138,8 @@ class Part:
 
     rows: Rows
     index: NDArray[np.int64]
-    _tables: "OrderedDict[tuple[int, tuple[int, ...]], Table]" = field(default_factory=OrderedDict)
-    _columns: "OrderedDict[tuple[int, int], NDArray[np.uint8]]" = field(default_factory=OrderedDict)
+    _tables: OrderedDict[tuple[int, tuple[int, ...]], Table] = field(default_factory=OrderedDict)
+    _columns: OrderedDict[tuple[int, int], NDArray[np.uint8]] = field(default_factory=OrderedDict)
     _expected: dict[int, Floats] = field(default_factory=dict)
     _attention: dict[int, Floats] = field(default_factory=dict)
     _shares: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -187,7 +185,7 @@ class Part:
 
     @cached_property
     def entries(self) -> slice | NDArray[np.int64]:
-        """Which entries of the rows are those of this part; a slice if it can be, so that it makes views."""
+        """Which entries of the rows belong to this part; a slice if possible, so that it makes views."""
         starts = self.rows.starts
         if not len(self.index):
             return slice(0, 0)
@@ -205,6 +203,18 @@ class Part:
         """(entry,): the type of each key's token."""
         assert self.rows.key_types is not None
         return self.rows.key_types[self.entries]
+
+    @cached_property
+    def query_types(self) -> NDArray[np.int32]:
+        """(row,): the type of each query's token."""
+        assert self.rows.query_types is not None
+        return self.rows.query_types[self.index]
+
+    @cached_property
+    def gates(self) -> NDArray[np.bool_]:
+        """(gate, row): which queries are in each gate."""
+        assert self.rows.gates is not None
+        return self.rows.gates[:, self.index]
 
     @cached_property
     def counts(self) -> Floats | None:
@@ -235,7 +245,7 @@ class Part:
         return self.rows.columns[head] if self.rows.columns else ()
 
     def column(self, feature: int, head: int) -> NDArray[np.uint8]:
-        """(entry,): the levels of a feature, of those that a head alone has, too."""
+        """(entry,): the levels of a feature, whether all heads share it or this head alone has it."""
         if feature < self.n_shared:
             shared: NDArray[np.uint8] = self.levels[feature]
             return shared
@@ -250,30 +260,22 @@ class Part:
         own = self.own_columns(head)[feature - self.n_shared]
         if own.gate >= 0:
             outside = np.uint8(len(own.values) - 1)
-            return np.where(self.gate(own.gate) != own.is_other, self.column(own.gated, head), outside)
+            return np.where(self.gates[own.gate][self.row_of] != own.is_other, self.column(own.gated, head), outside)
         of_keys = self.levels[own.key_feature] if own.keys is None else own.keys[self.key_types]
-        if own.queries is None and own.rows is None:
-            return np.asarray(of_keys, np.uint8)
-        if own.queries is None:
-            assert own.rows is not None
+        if own.queries is not None:
+            of_rows = own.queries[self.query_types]
+        elif own.rows is not None:
             of_rows = own.rows[self.index]
         else:
-            assert self.rows.query_types is not None
-            of_rows = own.queries[self.rows.query_types[self.index]]
+            return np.asarray(of_keys, np.uint8)
         return (of_rows * np.uint8(own.n_key_levels))[self.row_of] + of_keys
 
-    def gate(self, number: int) -> NDArray[np.bool_]:
-        """(entry,): whether the query is in a gate."""
-        assert self.rows.gates is not None
-        of_entries: NDArray[np.bool_] = self.rows.gates[number, self.index][self.row_of]
-        return of_entries
-
     def gated_column(self, gate: int, feature: int, head: int, rank: int) -> Column:
-        """A feature from the queries of a gate alone."""
+        """A feature that holds for the queries of a gate alone."""
         return Column(np.append(self.values_of(feature, head), 0.0), rank, gate=gate, gated=feature)
 
     def is_fitted(self, feature: int, head: int) -> bool:
-        """Whether a term was fitted to a head alone, from some queries or from all."""
+        """Whether a term was fitted to this head alone, from some queries or from all."""
         if feature < self.n_shared:
             return False
         own = self.own_columns(head)[feature - self.n_shared]
@@ -287,13 +289,13 @@ class Part:
         return np.arange(n) / (n - 1)
 
     def expected(self, heads: Sequence[int]) -> list[Floats]:
-        """For each head the means of E_A[f], (feature,), of features that all heads share."""
+        """For each head the means of E_A[f], (feature,), of the features that all heads share."""
         missing = [head for head in heads if head not in self._expected]
         at_once = max(1, _WEIGHTS_AT_ONCE // max(1, self.size))
         for start in range(0, len(missing), at_once):
             some = missing[start : start + at_once]
-            weights = self.rows.weights[:, self.entries] if len(some) == self.rows.n_heads else None
-            on = self.rows.weights[some][:, self.entries] if weights is None else weights
+            rows = self.rows.weights if len(some) == self.rows.n_heads else self.rows.weights[some]  # no copy of all
+            on = rows[:, self.entries]
             self._expected.update(zip(some, self.means(on.astype(np.float64), self.weights[some]), strict=True))
         return [self._expected[head] for head in heads]
 
@@ -304,27 +306,28 @@ class Part:
         return self._shares[feature, head]
 
     def even(self, feature: int, head: int) -> float:
-        """The same under attention that is spread evenly."""
+        """The same under uniform attention."""
         counts = np.ones(self.size) if self.counts is None else self.counts
         return self.mean_under([feature], head, counts)[0]
 
     def mean_under(self, features: Sequence[int], head: int, unscaled: NDArray[np.floating]) -> list[float]:
-        """The means of E_p[f] of some features, 0 to 1, for p that is given but for a factor of each row."""
+        """The means of E_p[f] of some features, 0 to 1, for p that is known up to a factor of each row."""
         sums = np.add.reduceat(unscaled, self.first, dtype=np.float64)
         p = unscaled * (self.weights[head] / np.maximum(sums, 1e-30))[self.row_of]
-        found = []
-        for feature in features:
+
+        def mean(feature: int) -> float:
             values = self.values_of(feature, head)
-            found.append(float(values @ np.bincount(self.column(feature, head), p, len(values))))
-        return found
+            return float(values @ np.bincount(self.column(feature, head), p, len(values)))
+
+        return [mean(feature) for feature in features]
 
     @cached_property
     def variances(self) -> Floats:
-        """(feature,): how much features vary within a row where attention is spread evenly; 0 for those of 2 levels."""
-        found = np.zeros(len(self.levels))
+        """(feature,): how much features vary within a row under uniform attention; 0 for those of 2 levels."""
+        variances = np.zeros(len(self.levels))
         for number in np.flatnonzero(self.rows.levels > 2):
-            found[number] = self._variance(self.values_of(int(number), 0)[self.levels[number]])
-        return found
+            variances[number] = self._variance(self.values_of(int(number), 0)[self.levels[number]])
+        return variances
 
     def own_variances(self, head: int) -> Floats:
         """The same of the features that a head alone has."""
@@ -353,28 +356,26 @@ class Part:
     @cached_property
     def said_in(self) -> NDArray[np.int64]:
         """(feature,): in how many texts a feature has more than one level in some row."""
-        if not len(self.index):
-            return np.zeros(len(self.levels), np.int64)
-        found = np.zeros(len(self.levels), np.int64)
-        for number, levels in enumerate(self.levels):
+        n_texts = np.zeros(len(self.levels), np.int64)
+        for number, levels in enumerate(self.levels if len(self.index) else ()):
             varies = np.maximum.reduceat(levels, self.first) > np.minimum.reduceat(levels, self.first)
-            found[number] = len(np.unique(self.texts[varies]))
-        return found
+            n_texts[number] = len(np.unique(self.texts[varies]))
+        return n_texts
 
     def means(self, unscaled: NDArray[np.floating], weights: Floats) -> Floats:
         """The mean of E_p[f] for several p at once, (p, feature).
 
         Args:
-            unscaled: (p, entry): probabilities but for a factor of each row; sums have their precision.
+            unscaled: (p, entry): probabilities up to a factor of each row; sums have their precision.
             weights: (p, row): what rows count.
         """
         sums = np.maximum(np.add.reduceat(unscaled, self.first, axis=1, dtype=np.float64), 1e-30)
         scaled = unscaled * (weights / sums).astype(unscaled.dtype)[:, self.row_of]
-        found = np.zeros((len(unscaled), len(self.levels)))
+        means = np.zeros((len(unscaled), len(self.levels)))
         for start in range(0, unscaled.shape[1], _ENTRIES_AT_ONCE):
             some = slice(start, start + _ENTRIES_AT_ONCE)
-            found += scaled[:, some] @ self.levels[:, some].T.astype(unscaled.dtype)
-        return found / (self.rows.levels - 1)
+            means += scaled[:, some] @ self.levels[:, some].T.astype(unscaled.dtype)
+        return means / (self.rows.levels - 1)
 
     def scores(self, chosen: tuple[int, ...], weights: Floats, head: int = 0) -> Floats:
         """(entry,): Σ w f."""
@@ -382,128 +383,45 @@ class Part:
         return (table.values @ weights)[table.places]
 
     def unscaled(self, chosen: tuple[int, ...], weights: Floats, head: int = 0) -> NDArray[np.float32]:
-        """(entry,): p but for a factor of each row."""
+        """(entry,): p up to a factor of each row."""
         table = self.table(chosen, head)
         scores = table.values @ weights
-        found: NDArray[np.float32] = np.exp(scores - scores.max(initial=0.0)).astype(np.float32)[table.places]
-        return found if self.counts is None else (found * self.counts).astype(np.float32)
+        p: NDArray[np.float32] = np.exp(scores - scores.max(initial=0.0)).astype(np.float32)[table.places]
+        return p if self.counts is None else (p * self.counts).astype(np.float32)
 
-    def table(self, chosen: tuple[int, ...], head: int = 0) -> "Table":
+    def table(self, chosen: tuple[int, ...], head: int = 0) -> Table:
         """How often each combination of some features' levels occurs in each row."""
         key = head if max(chosen, default=-1) >= self.n_shared else -1, chosen
         if key not in self._tables:
-            made = Table.of(self, chosen, head)
-            self._tables[key] = made
-            # All are of one size, but for a few.
-            while len(self._tables) > max(2, _TABLE_BYTES // max(1, made.n_bytes)):
+            self._tables[key] = self._count(chosen, head)
+            # All are of one size, except for a few.
+            while len(self._tables) > max(2, _TABLE_BYTES // max(1, self._tables[key].n_bytes)):
                 self._tables.popitem(last=False)
         self._tables.move_to_end(key)
         return self._tables[key]
 
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """The combinations of some features' levels.
-
-    Attributes:
-        values: (combination, feature): the features' values.
-        counts: (row, combination): how many of a row's keys have them; if sparse, entry by entry.
-        row_of: (entry,): the row of each.
-        cells: (entry,): its row times the number of combinations, plus its combination; None if `counts` is sparse.
-    """
-
-    values: Floats
-    counts: Floats | sp.csr_array
-    row_of: NDArray[np.int64]
-    cells: NDArray[np.int64] | None
-
-    @cached_property
-    def places(self) -> NDArray[np.int32]:
-        """(entry,): the combination of each."""
-        if self.cells is not None:
-            return (self.cells - self.row_of * len(self.values)).astype(np.int32)
-        assert not isinstance(self.counts, np.ndarray)
-        return np.asarray(self.counts.indices, np.int32)
-
-    @cached_property
-    def counts_by_combination(self) -> Floats | sp.csc_array:
-        """(combination, row): the same counts, which each step of a fit asks for; SciPy takes long to turn them."""
-        return self.counts.T
-
-    @property
-    def n_bytes(self) -> int:
-        """How much memory it takes."""
-        if isinstance(self.counts, np.ndarray):
-            return int(self.counts.nbytes) + (0 if self.cells is None else self.cells.nbytes)
-        return int(self.counts.data.nbytes + self.counts.indices.nbytes)
-
-    @classmethod
-    def of(cls, part: Part, chosen: tuple[int, ...], head: int = 0) -> "Table":
+    def _count(self, chosen: tuple[int, ...], head: int) -> Table:
         """Counts the combinations: those of all but the last feature, each with the last one's levels."""
-        n_rows, row_of = len(part.index), part.row_of
+        n_rows, row_of = len(self.index), self.row_of
         if not chosen:
-            counts = part.lengths[:, None] if part.counts is None else np.add.reduceat(part.counts, part.first)[:, None]
-            return cls(np.empty((1, 0)), counts.astype(np.float64), row_of, row_of)
-        before, levels = part.table(chosen[:-1], head), part.values_of(chosen[-1], head)
-        column, size = part.column(chosen[-1], head), len(before.values) * len(levels)
+            counts = self.lengths[:, None] if self.counts is None else np.add.reduceat(self.counts, self.first)[:, None]
+            return Table(np.empty((1, 0)), counts.astype(np.float64), row_of, row_of)
+        before, levels = self.table(chosen[:-1], head), self.values_of(chosen[-1], head)
+        column, size = self.column(chosen[-1], head), len(before.values) * len(levels)
         seen, cells = np.arange(size), None
         if size <= _MOST_DENSE and before.cells is not None:
             cells = before.cells * len(levels)
             cells += column
-            counts = np.bincount(cells, part.counts, n_rows * size).reshape(n_rows, size).astype(np.float64)
+            counts = np.bincount(cells, self.counts, n_rows * size).reshape(n_rows, size).astype(np.float64)
         else:  # most are in few rows
             places = before.places * np.int32(len(levels))
             places += column
             if size > _MOST_CODES:  # else those that never occur do no harm
                 seen = np.flatnonzero(np.bincount(places, minlength=size))
-                place = np.zeros(size, np.int32)
-                place[seen] = np.arange(len(seen), dtype=np.int32)
-                places = place[places]
-            ones = np.ones(part.size) if part.counts is None else part.counts
-            counts = sp.csr_array((ones, places, np.append(part.first, part.size)), (n_rows, len(seen)))
+                number = np.zeros(size, np.int32)
+                number[seen] = np.arange(len(seen), dtype=np.int32)
+                places = number[places]
+            ones = np.ones(self.size) if self.counts is None else self.counts
+            counts = sp.csr_array((ones, places, np.append(self.first, self.size)), (n_rows, len(seen)))
         values = np.concatenate([before.values[seen // len(levels)], levels[seen % len(levels)][:, None]], 1)
-        return cls(values, counts, row_of, cells)
-
-    def log_sums(self, weights: Floats) -> Floats:
-        """Logarithm of Z of each row, (row,), in nats."""
-        scores = self.values @ weights
-        top = scores.max(initial=0.0)
-        found: Floats = np.log(self.counts @ np.exp(scores - top)) + top
-        return found
-
-    def loss(self, weights: Floats, expected: Floats, rows: Floats) -> "Loss":
-        """What is made as small as can be: the mean of ln Z - Σ w E_A[f] over rows, with the ridge.
-
-        Args:
-            weights: (feature,): w.
-            expected: (feature,): the mean of E_A[f].
-            rows: (row,): what each row counts.
-        """
-        scores = self.values @ weights
-        top = scores.max(initial=0.0)
-        e = np.exp(scores - top)
-        z = self.counts @ e
-        value = rows @ np.log(z) + top - weights @ expected + RIDGE / 2 * (weights @ weights)
-        return Loss(float(value), e, z)
-
-    def derivatives(self, loss: "Loss", weights: Floats, expected: Floats, rows: Floats) -> tuple[Floats, Floats]:
-        """Its gradient (feature,), and its second derivatives (feature, feature), at the same weights."""
-        means = self.counts @ (loss.e[:, None] * self.values) / loss.z[:, None]
-        # Of each combination, over all rows: how much p gives to it.
-        given = loss.e * (self.counts_by_combination @ (rows / loss.z))
-        second = (self.values * given[:, None]).T @ self.values - (means * rows[:, None]).T @ means
-        return rows @ means - expected + RIDGE * weights, second + RIDGE * np.eye(len(weights))
-
-
-class Loss(NamedTuple):
-    """The loss of a fit at some weights.
-
-    Attributes:
-        value: In nats.
-        e: (combination,): exp of its score, but for a factor.
-        z: (row,): their sum over the row's keys.
-    """
-
-    value: float
-    e: Floats
-    z: Floats
+        return Table(values, counts, row_of, cells)

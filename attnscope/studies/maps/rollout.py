@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.core.attention import flow as core
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.core.questions import flow as core
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records import Heatmap
@@ -38,7 +38,7 @@ def rollout(
     """Computes attention rollout and attention flow of a model on a text (Abnar & Zuidema 2020).
 
     The heads of a layer are averaged. In an encoder-decoder, only the encoder counts: the paper defines neither
-    quantity for two stacks that meet. See `attnscope.core.questions.flow`.
+    quantity for two stacks that meet. See `attnscope.core.attention.flow`.
 
     Args:
         model: A loaded model, see `attnscope.load`.
