@@ -122,8 +122,8 @@ def test_rotary_lines_and_loops_agree(query: int | None) -> None:
     turn = inputs.rotation
     assert turn is not None
     found = steps(inputs, 4, query)
-    q = reference.rotated(inputs.Q[:, 20:25], turn.cos, turn.sin, turn.partner.tolist())
-    k = reference.rotated(inputs.K[:, 5:10], turn.cos, turn.sin, turn.partner.tolist())
+    q = reference.rotate(inputs.Q[:, 20:25], turn.cos, turn.sin, turn.partner.tolist())
+    k = reference.rotate(inputs.K[:, 5:10], turn.cos, turn.sin, turn.partner.tolist())
     np.testing.assert_allclose(found["rotated_keys"], k, rtol=1e-14)
     np.testing.assert_allclose(found["rotated_query"], q if query is None else q[query], rtol=1e-14)
     if query is None:

@@ -1,7 +1,7 @@
-"""Arrays in memory mappings of their own, outside the C library's heap, for what stays while large arrays come and go.
+"""Arrays in memory mappings of their own, outside the C library's heap, for data that outlives large arrays.
 
-In the heap such an array comes to lie in the gap that a larger one has left, which the next large one then does not
-fit: the heap grows, though nothing in it does. Batches of 40 short texts took 50 MB more so (MiniLM, 450 MB in all).
+In the heap such an array would lie in the gap of a larger one, and the next large one then does not fit: the heap
+grows, though nothing in it does. Batches of 40 short texts took 50 MB more (MiniLM, 450 MB in all).
 """
 
 import contextlib
@@ -27,15 +27,10 @@ _SPARE: deque[mmap.mmap] = deque(maxlen=12)
 
 
 def zeros(shape: tuple[int, ...], dtype: type[Number]) -> NDArray[Number]:
-    """An array of zeros, writeable, C-contiguous.
-
-    Args:
-        shape: Its shape.
-        dtype: Its type.
-    """
-    found = _empty(math.prod(shape), dtype).reshape(shape)
-    found[...] = 0
-    return found
+    """An array of zeros of a shape and dtype, writeable, C-contiguous."""
+    array = _empty(math.prod(shape), dtype).reshape(shape)
+    array[...] = 0
+    return array
 
 
 class _Lent:
@@ -68,12 +63,12 @@ def _mapping(n_bytes: int) -> mmap.mmap:
 
 
 def copy_together(arrays: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-    """Copies of some arrays, in one piece of memory that is there as long as one of them is."""
+    """Copies of some arrays, in one piece of memory that stays as long as one of them does."""
     whole = _empty(sum(array.size for array in arrays), np.float64)
-    found, start = [], 0
+    copies, start = [], 0
     for array in arrays:
         copy = whole[start : start + array.size].reshape(array.shape)
         copy[...] = array
-        found.append(copy)
+        copies.append(copy)
         start += array.size
-    return found
+    return copies

@@ -13,15 +13,17 @@ def simes(p: ArrayLike) -> Floats:
     the same texts are (Sarkar 1998).
 
     Args:
-        p: p-values, 0 to 1; the tests of a claim along the last axis. NaN = no test, and is not counted in n.
+        p: p-values, 0 to 1; the tests of a claim along the last axis. NaN = no test, not counted in n.
 
     Returns:
-        The p-values, without the last axis; NaN where there is no test.
+        The p-values, without the last axis; NaN if there is no test.
     """
-    given = np.sort(np.asarray(p, np.float64), axis=-1)  # NaN last
-    n = (~np.isnan(given)).sum(-1, keepdims=True)
+    ascending = np.sort(np.asarray(p, np.float64), axis=-1)  # NaN last
+    n = (~np.isnan(ascending)).sum(-1, keepdims=True)
     # A test that is not there says nothing against.
-    combined: Floats = np.where(np.isnan(given), np.inf, given * n / np.arange(1, given.shape[-1] + 1)).min(-1)
+    combined: Floats = np.where(np.isnan(ascending), np.inf, ascending * n / np.arange(1, ascending.shape[-1] + 1)).min(
+        -1
+    )
     return np.where(n[..., 0] > 0, combined, np.nan)
 
 
@@ -40,10 +42,10 @@ def benjamini_hochberg(p: ArrayLike) -> Floats:
     Raises:
         ValueError: A p-value is outside 0 .. 1.
     """
-    given = np.asarray(p, np.float64)
-    q = np.full(given.shape, np.nan)
-    tested = ~np.isnan(given)
-    values = given[tested]
+    p_values = np.asarray(p, np.float64)
+    q = np.full(p_values.shape, np.nan)
+    tested = ~np.isnan(p_values)
+    values = p_values[tested]
     if ((values < 0) | (values > 1)).any():
         raise ValueError("p-values are between 0 and 1")
     order = np.argsort(values, kind="stable")

@@ -1,8 +1,7 @@
 """The steps of attention in plain NumPy float64 loops, slow and easy to believe.
 
-`attnscope trace` is held against this module, which shares no code with it: no torch, no broadcasting, no einsum; one
-number at a time, as the formulas are written. One text at a time, no batch. What the kernels are tested against, whole
-heads by the same kind of loops, is tests/oracle.py.
+`attnscope trace` is checked against this module, which shares no code with it: no torch, no broadcasting, no einsum;
+one number at a time, as the formulas are written, one text at a time. The kernels are tested against tests/oracle.py.
 """
 
 import math
@@ -56,18 +55,18 @@ def head_steps(
         sink: The head's extra score; None = none.
 
     Returns:
-        By name, each (query, key) if not said otherwise: dot_products; scores (scaled); capped_scores, biased_scores,
-        masked_scores (-inf where not allowed), each only where there is such a thing; exponentials (of the score less
-        the row's largest); sink (query, 1), if there is one; weights; weighted_values (query, key, d_value);
-        head_output (query, d_value). A row that may attend to nothing has NaN exponentials, and weights of zero.
+        By name, each (query, key) unless noted: dot_products; scores (scaled); capped_scores, biased_scores,
+        masked_scores (-inf where not allowed), each only if it applies; exponentials (of the score less the row's
+        largest); sink (query, 1), if there is one; weights; weighted_values (query, key, d_value); head_output (query,
+        d_value). A row that may attend to nothing has NaN exponentials, and weights of zero.
     """
     queries, keys, values = _float64(query), _float64(key), _float64(value)
     may = None if mask is None else np.asarray(mask)
     added = None if bias is None else _float64(bias)
     (n_queries, d_head), n_keys, d_value = queries.shape, keys.shape[0], values.shape[1]
     names = ["dot_products", "scores"]
-    for name, given in (("capped_scores", softcap), ("biased_scores", added), ("masked_scores", may)):
-        names += [name] if given is not None else []
+    for name, option in (("capped_scores", softcap), ("biased_scores", added), ("masked_scores", may)):
+        names += [name] if option is not None else []
     steps = {name: np.zeros((n_queries, n_keys)) for name in (*names, "exponentials", "weights")}
     if sink is not None:
         steps["sink"] = np.zeros((n_queries, 1))
@@ -106,7 +105,7 @@ def head_steps(
     return steps
 
 
-def rotated(rows: ArrayLike, cos: ArrayLike, sin: ArrayLike, partner: Sequence[int]) -> Array:
+def rotate(rows: ArrayLike, cos: ArrayLike, sin: ArrayLike, partner: Sequence[int]) -> Array:
     """Rotary positions: rotated_i = x_i cos_i + x_partner(i) sin_i, each row by its own angles.
 
     Args:
@@ -121,12 +120,12 @@ def rotated(rows: ArrayLike, cos: ArrayLike, sin: ArrayLike, partner: Sequence[i
     Source:
         Su et al. 2021, section 3.4.2, equation 34, with columns paired as the model pairs them.
     """
-    given, cosines, sines = _float64(rows), _float64(cos), _float64(sin)
-    turned = np.zeros(given.shape)
-    for t in range(given.shape[0]):
-        for i in range(given.shape[1]):
-            turned[t, i] = given[t, i] * cosines[t, i] + given[t, partner[i]] * sines[t, i]
-    return turned
+    values, cosines, sines = _float64(rows), _float64(cos), _float64(sin)
+    rotated = np.zeros(values.shape)
+    for t in range(values.shape[0]):
+        for i in range(values.shape[1]):
+            rotated[t, i] = values[t, i] * cosines[t, i] + values[t, partner[i]] * sines[t, i]
+    return rotated
 
 
 def _float64(array: ArrayLike) -> Array:
@@ -146,19 +145,19 @@ def project(rows: ArrayLike, projection: Projection | None) -> Array:
     Raises:
         ValueError: The map does not fit the rows.
     """
-    given = _float64(rows)
+    values = _float64(rows)
     if projection is None:
-        return given
+        return values
     weight = _float64(projection.weight)
     width_out, width_in = weight.shape
-    if given.ndim != 2 or given.shape[1] != width_in:
-        raise ValueError(f"a projection from {width_in} columns does not fit {given.shape}")
+    if values.ndim != 2 or values.shape[1] != width_in:
+        raise ValueError(f"a projection from {width_in} columns does not fit {values.shape}")
     bias = np.zeros(width_out) if projection.bias is None else _float64(projection.bias)
-    result = np.zeros((given.shape[0], width_out))
-    for row in range(given.shape[0]):
+    result = np.zeros((values.shape[0], width_out))
+    for row in range(values.shape[0]):
         for j in range(width_out):
             total = bias[j]
             for i in range(width_in):
-                total += weight[j, i] * given[row, i]
+                total += weight[j, i] * values[row, i]
             result[row, j] = total
     return result

@@ -1,11 +1,11 @@
 """Sums over texts that are exact, mergeable and small, and what they say: ratios, intervals, p-values.
 
-A head measure gives two numbers a text: a sum s and a count c (the mass on the previous token over all queries, and
-how many queries have one). The head's value is Σs / Σc. How sure it is follows from three more sums, Σs², Σsc and
-Σc²: five numbers for any amount of text.
+A head measure gives two numbers per text: a sum s and a count c (the mass on the previous token over all queries, and
+how many queries have one). The head's value is Σs / Σc. How sure it is follows from three more sums, Σs², Σsc and Σc²:
+five numbers for any amount of text.
 
-All five are kept as integers, so adding and merging are exact: they do not depend on the order of the texts, on how
-they are grouped into batches, or on which part was merged with which. Knows no measures, no heads and no torch.
+All five are integers, so adding and merging are exact: the order of the texts, their grouping into batches, and the
+order of merges do not matter. Knows no measures, no heads and no torch.
 """
 
 import math
@@ -51,11 +51,11 @@ class RunningSums:
     """The five sums Σs, Σc, Σs², Σsc, Σc² over texts, for an array of quantities, and what follows from them.
 
     Precision: each text's s and c are first rounded to 26 significant bits (relative error at most 2^-26 = 1.5e-8;
-    counts up to 2^26 = 67,108,864 are exact) and to multiples of 2^-50 (9e-16). From there on everything is exact
-    integer arithmetic up to the last step of each result, which is rounded once. Range: |s|, c <= 2^60, and 2^32
-    texts. Memory: 192 bytes a quantity.
+    counts up to 2^26 = 67,108,864 are exact) and to multiples of 2^-50 (9e-16). After that everything is exact integer
+    arithmetic up to the last step of each result, which is rounded once. Range: |s|, c <= 2^60, and 2^32 texts. Memory:
+    192 bytes per quantity.
 
-    A new object holds no text and is the identity of `merge`. Objects that hold the same texts have bit-identical
+    A new object holds no text and is the identity of `merge`. Objects with the same texts have bit-identical
     `to_arrays()` and results, however the texts were added and merged.
 
     Args:
@@ -72,8 +72,8 @@ class RunningSums:
 
         Args:
             sums: s of each quantity: `shape` for one text, (text, *shape) for a batch. Any sign.
-            counts: c of each quantity, at least 0; broadcast to the shape of `sums`. Where a measure is undefined
-                for a text, both are 0.
+            counts: c of each quantity, at least 0; broadcast to the shape of `sums`. Both are 0 if a measure is
+                undefined for a text.
 
         Raises:
             ValueError: A shape does not fit, a number is NaN or infinite, a count is negative. Nothing was added.
@@ -128,14 +128,14 @@ class RunningSums:
         return whole
 
     def beside(self, other: "RunningSums") -> "RunningSums":
-        """These quantities and others after them, along the last axis; for results, not to be merged any more.
+        """These quantities and others after them, along the last axis; for results, not for further merges.
 
         Args:
-            other: Sums of the same shape but for the last axis; they may be over other texts.
+            other: Sums of the same shape except for the last axis; they may be over other texts.
         """
         whole = RunningSums((*self.shape[:-1], self.shape[-1] + other.shape[-1]))
         whole.n_texts = max(self.n_texts, other.n_texts)
-        mine, theirs = (one._limbs.reshape(N_LIMBS, *one.shape) for one in (self, other))
+        mine, theirs = (sums._limbs.reshape(N_LIMBS, *sums.shape) for sums in (self, other))
         np.concatenate([mine, theirs], -1, out=whole._limbs.reshape(N_LIMBS, *whole.shape))
         return whole
 
@@ -149,21 +149,21 @@ class RunningSums:
 
         Raises:
             KeyError: An array is missing.
-            ValueError: They are no such arrays.
+            ValueError: They are not such arrays.
         """
         limbs, n_texts = np.asarray(arrays["limbs"]), np.asarray(arrays["n_texts"])
         if limbs.dtype != np.int64 or limbs.ndim < 1 or len(limbs) != N_LIMBS:
             raise ValueError(f"limbs are int64, ({N_LIMBS}, ...); got {limbs.dtype}, {limbs.shape}")
         if n_texts.shape != () or n_texts.dtype.kind not in "iu" or not 0 <= n_texts <= MAX_TEXTS:
             raise ValueError(f"n_texts is one integer from 0 to 2^32; got {n_texts!r}")
-        held = cls(limbs.shape[1:])
-        held.n_texts = int(n_texts)
-        held._limbs[:] = limbs.reshape(held._limbs.shape)
-        canonical = held._limbs.copy()
+        sums = cls(limbs.shape[1:])
+        sums.n_texts = int(n_texts)
+        sums._limbs[:] = limbs.reshape(sums._limbs.shape)
+        canonical = sums._limbs.copy()
         _carry(canonical)
-        if not np.array_equal(canonical, held._limbs):
+        if not np.array_equal(canonical, sums._limbs):
             raise ValueError("limbs are out of range: the arrays are damaged")
-        return held
+        return sums
 
     def total(self, name: str) -> Floats:
         """One of the five sums, rounded to float64 once.
@@ -181,7 +181,7 @@ class RunningSums:
     def effective_texts(self) -> Floats:
         """How many texts of equal count would weigh the same: (Σc)² / Σc² (Kish 1965, section 11.7).
 
-        From 1 (one text holds all there is) to the number of texts; 0 where Σc is 0.
+        From 1 (one text holds everything) to the number of texts; 0 where Σc is 0.
         """
 
         def effective(c: int, cc: int) -> float:
@@ -197,22 +197,22 @@ class RunningSums:
             se² = Σd² / (Σc)² · m / (m - 1),   m = (Σc)² / Σc²
 
         This is the ratio estimator of Cochran 1977, Sampling Techniques, section 6.4 (eq. 6.13, without the finite
-        population), with its n/(n-1) replaced by m/(m-1), m the effective number of texts. For texts of one length
-        they are the same. For others: where a text's s has a variance in proportion to its c, E Σd² is
-        Σc·(1 - Σc²/(Σc)²) times the constant of proportion, so that m/(m-1) makes se² unbiased and n/(n-1) does not.
+        population), with its n/(n-1) replaced by m/(m-1), m the effective number of texts. For texts of one length both
+        are the same. For others: if a text's s has a variance in proportion to its c, E Σd² is Σc·(1 - Σc²/(Σc)²) times
+        the constant of proportion, so m/(m-1) makes se² unbiased and n/(n-1) does not.
 
-        NaN where fewer than two texts have a count.
+        NaN if fewer than two texts have a count.
         """
         return self._each(_standard_error, *map(self._exact, _NAMES))
 
     def interval(self, level: float = 0.95) -> tuple[Floats, Floats]:
         """The confidence interval r ± t·se, t from Student's t with m - 1 degrees of freedom.
 
-        m is the effective number of texts, n for texts of one length. With n itself, one long text among ten makes
-        95% intervals that hold the truth 75% of the time (simulated: counts log-normal with sigma 1.5).
+        m is the effective number of texts, n for texts of one length. With n itself, one long text among ten makes 95%
+        intervals that hold the truth 75% of the time (simulated: counts log-normal with sigma 1.5).
 
-        Not cut to the measure's range. Zero width where all texts have the same s/c. NaN where fewer than two texts
-        have a count, or where one has so much of it that m is below 1.1.
+        Not cut to the measure's range. Zero width if all texts have the same s/c. NaN if fewer than two texts have a
+        count, or if one has so much of it that m is below 1.1.
 
         Args:
             level: The coverage, between 0 and 1.
@@ -225,8 +225,7 @@ class RunningSums:
         """
         if not 0 < level < 1:
             raise ValueError(f"a level is between 0 and 1; got {level}")
-        ratio, error = self.ratio(), self.standard_error()
-        half = self._student(level) * error
+        ratio, half = self.ratio(), self._student(level) * self.standard_error()
         return ratio - half, ratio + half
 
     def p_above(self, threshold: ArrayLike) -> Floats:
@@ -237,7 +236,7 @@ class RunningSums:
         s - threshold·c. For texts of varied lengths that test, with the variance about its mean, takes the spread of
         the lengths for noise: it cannot tell even a perfect head (s = c) from the threshold.
 
-        0 or 1 where se is 0. NaN where there is no standard error, or the threshold is NaN.
+        0 or 1 where se is 0. NaN without a standard error, or if the threshold is NaN.
 
         Args:
             threshold: Broadcast to the shape of the quantities.
@@ -261,19 +260,20 @@ class RunningSums:
     ) -> tuple[Floats, Floats]:
         """The confidence interval of a share, 0 <= s <= c: it stays within 0 to 1, and holds near them.
 
-        r ± t·se fails there: of ten texts that each count 1 or 0, with a share of 0.97, three in four samples are all
-        1 and give [1, 1]. Two bounds, of which the wider one holds:
+        r ± t·se fails there: of ten texts that each count 1 or 0, with a share of 0.97, three in four samples are all 1
+        and give [1, 1]. There are two bounds, of which the wider one holds:
 
         1. Wilson's score interval with continuity correction (Newcombe 1998, Statistics in Medicine 17, method 4) for
            n = r(1 - r) / se² independent units (Korn & Graubard 1998, Survey Methodology 24), with se as in
            `standard_error` and Student's t with m - 1 degrees of freedom for the normal quantile. Its variance at an
            end θ is se² · θ(1 - θ) / r(1 - r): it grows towards the middle, as that of any share does.
-        2. What was never seen (`unseen`). Texts that were all alike give se = 0, and yet a share u of units of another
-           kind stays unseen in N independent ones with probability (1 - u)^N. The low end is at most
-           r · α^(1/N), α = (1 - level) / 2, as if such units were at 0; the high end at least 1 - (1 - r) · α^(1/N).
-           Where all units are hits this is Clopper & Pearson's (1934) end. N = 1 / (ρ/m + (1 - ρ)/Σc) is the
-           effective number of units for an intraclass correlation ρ within texts (Kish 1965, section 5.4), which
-           texts that are alike cannot tell: ρ = DEPENDENCE, or 1 where a text is all or nothing.
+        2. What was never seen (`unseen`). Texts that are all alike give se = 0. Yet a share u of units of another kind
+        stays
+           unseen in N independent ones with probability (1 - u)^N. The low end is at most r · α^(1/N), α = (1 - level)
+           / 2, as if such units were at 0; the high end at least 1 - (1 - r) · α^(1/N). If all units are hits this is
+           Clopper & Pearson's (1934) end. N = 1 / (ρ/m + (1 - ρ)/Σc) is the effective number of units for an intraclass
+           correlation ρ within texts (Kish 1965, section 5.4). Texts that are alike cannot tell ρ: it is DEPENDENCE, or
+           1 if a text is all or nothing.
 
         Simulated, 95% intervals of 10 to 100 texts hold shares of 0.01 to 0.99 in 94% of samples or more, whether texts
         count 1 or 0, hits that depend on each other within texts (ρ of 0 to 0.3), or masses. They are conservative (97
@@ -281,16 +281,18 @@ class RunningSums:
         hardly vary (a standard deviation over texts of 0.03 with ten texts). Of three texts that are either 0.2 or 1 as
         a whole (ρ = 1) they hold the truth in 71%.
 
+        `hits`, `unseen`, `dependence` and `units` are broadcast to the shape of the quantities.
+
         Args:
             level: The coverage, between 0 and 1.
             hits: Whether each unit of c counts 1 or 0, as a query whose largest weight is in one place: then se² is at
-                least r(1 - r) / Σc. Broadcast to the shape of the quantities.
+                least r(1 - r) / Σc.
             unseen: Whether the second bound holds; not for means such as a relative entropy, which are no share of
-                anything. Broadcast likewise.
-            dependence: The ρ of the second bound, 0 to 1; at 1 texts are the units. Broadcast likewise.
-            units: How many units a count of 1 stands for, where s and c of a text were divided by its length: the
-                harmonic mean of the lengths. Σc times it is then Kish's effective number of units, (Σc)² / Σ(c/length),
-                of a quantity that is defined for the same share of each text. Broadcast to the shape of the quantities.
+                anything.
+            dependence: The ρ of the second bound, 0 to 1; at 1 texts are the units.
+            units: How many units a count of 1 stands for, if s and c of a text were divided by its length: the harmonic
+                mean of the lengths. Σc times it is then Kish's effective number of units, (Σc)² / Σ(c/length), of a
+                quantity that is defined for the same share of each text.
 
         Returns:
             The low and the high ends; NaN where `interval` is.
@@ -311,20 +313,17 @@ class RunningSums:
             seen = ((1 - level) / 2) ** (1 / part.n_unseen)
         low = np.minimum(ends(np.maximum(part.r - part.correction, 0))[0], part.r * seen)
         high = np.maximum(ends(np.minimum(part.r + part.correction, 1))[1], 1 - (1 - part.r) * seen)
-        known = ~np.isnan(a)
-        return np.where(known, np.clip(low, 0, 1), np.nan), np.where(known, np.clip(high, 0, 1), np.nan)
+        defined = ~np.isnan(a)
+        return np.where(defined, np.clip(low, 0, 1), np.nan), np.where(defined, np.clip(high, 0, 1), np.nan)
 
     def most_unseen(self, units: ArrayLike = 1.0, dependence: ArrayLike = DEPENDENCE) -> Floats:
-        """The largest share u of units of another kind of which these may show none; see `share_interval`, bound 2.
+        """The largest share u of units of another kind of which these may show none, 0 to 1; NaN without a text.
 
-        u is such that none is seen with a probability of 2.5%, which an interval of 95% leaves at each end.
+        None is seen with a probability of 2.5%, which a 95% interval leaves at each end: see `share_interval`, bound 2.
 
         Args:
             units: As in `share_interval`.
             dependence: As in `share_interval`.
-
-        Returns:
-            0 to 1; NaN without a text.
         """
         n_unseen: Floats = self._share(False, True, dependence, units).n_unseen
         return 1 - 0.025 ** (1 / n_unseen)
@@ -340,9 +339,9 @@ class RunningSums:
     ) -> Floats:
         """One-sided p-value against H0: the share is at most the threshold.
 
-        The test that `share_interval` is the inversion of: p < (1 - level) / 2 exactly where the interval at that
-        level lies above the threshold θ. The larger one of P(T >= (r - θ - 1/2n) / sqrt(θ(1 - θ)/n)) and (θ/r)^N, at
-        most 0.5; for θ above r likewise, counted from the other side.
+        The test that `share_interval` is the inversion of: p < (1 - level) / 2 exactly where the interval at that level
+        lies above the threshold θ. The larger one of P(T >= (r - θ - 1/2n) / sqrt(θ(1 - θ)/n)) and (θ/r)^N, at most
+        0.5; for θ above r likewise, counted from the other side.
 
         Args:
             threshold: Broadcast to the shape of the quantities.
@@ -352,7 +351,7 @@ class RunningSums:
             units: As in `share_interval`.
 
         Returns:
-            The p-values; NaN where there is no standard error, or the threshold is NaN.
+            The p-values; NaN without a standard error, or if the threshold is NaN.
         """
         part = self._share(hits, unseen, dependence, units)
         limit = np.broadcast_to(np.asarray(threshold, np.float64), self.shape)
@@ -365,8 +364,8 @@ class RunningSums:
         p = np.minimum(np.maximum(stdtr(self._degrees(), -t), away), 0.5)  # beyond lies the other side
         p = np.where(inside < part.r, p, 1 - p)
         p = np.where(limit < 0, 0.0, np.where(limit >= 1, 1.0, p))
-        known = ~(np.isnan(self.standard_error()) | np.isnan(limit))
-        return np.where(known, p, np.nan)
+        defined = ~(np.isnan(self.standard_error()) | np.isnan(limit))
+        return np.where(defined, p, np.nan)
 
     def _share(self, hits: ArrayLike, unseen: ArrayLike, dependence: ArrayLike, units: ArrayLike = 1.0) -> "_Share":
         r, m = np.clip(self.ratio(), 0, 1), self.effective_texts()
@@ -376,7 +375,7 @@ class RunningSums:
         variance = self.standard_error() ** 2
         with np.errstate(divide="ignore", invalid="ignore"):
             least = np.where(np.broadcast_to(hits, self.shape), binomial / total, 0)
-            # Nothing is known of the spread where all is 0 or 1: the second bound alone says something.
+            # The spread is unknown if everything is 0 or 1: then the second bound alone holds.
             n = np.where(binomial > 0, binomial / np.maximum(variance, least), np.inf)
             rho = np.broadcast_to(np.asarray(dependence, np.float64), self.shape)
             n_unseen = 1 / (rho / m + (1 - rho) / total)
@@ -410,13 +409,13 @@ class RunningSums:
 
 
 class _Share(NamedTuple):
-    """A share, and of how many independent units: what `share_interval` and `share_p_above` are made of.
+    """A share, and its number of independent units, for `share_interval` and `share_p_above`.
 
     Attributes:
         r: The share.
         n: The units that would have its standard error.
         correction: For continuity.
-        n_unseen: The units, were they as dependent within texts as is assumed; infinite where that is not asked.
+        n_unseen: The units under the assumed dependence within texts; infinite without the second bound.
     """
 
     r: Floats

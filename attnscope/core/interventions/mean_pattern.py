@@ -1,7 +1,7 @@
 """The mean attention pattern of heads: where each attends on average, whatever the tokens are.
 
 A mean over equal positions needs texts of one length. Ours is over queries that may attend to about as many keys, and
-keys of one class: the first key, the last one, and all others by their offset from the query.
+over classes of keys: the first key, the last one, and all others by their offset from the query.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attnscope.core.attention.seam import AttentionCall, attend_with_weights, ma
 from attnscope.core.interventions.replaced import scores_of
 
 DOUBLINGS = 12
-"""Offsets below 16 and counts of keys below 8 are told apart; above, in 4 and in 2 classes for each doubling."""
+"""Offsets below 16 and counts of keys below 8 are classes of their own; above, each doubling has 4 and 2 classes."""
 
 STEPS, ROWS = 16 + 4 * DOUBLINGS, 8 + 2 * DOUBLINGS
 FIRST, LAST, BACK, AHEAD = 0, 1, 2, 2 + STEPS
@@ -41,7 +41,7 @@ def key_cells(seen: Bool[Tensor, "text 1 query key"]) -> Int[Tensor, "text 1 que
     keys, number = seen.any(-2, keepdim=True), torch.arange(n_keys, device=seen.device)
     last = torch.where(keys, number, -1).amax(-1, keepdim=True)
     first = torch.where(keys, number, n_keys).amin(-1, keepdim=True)
-    # To the last query of a decoder, the last key is itself as to all others.
+    # The last query of a decoder sees itself as the last key; it counts as itself, as for all other queries.
     classes = torch.where((number == last) & (offsets > 0), LAST, classes)
     return N_CLASSES * _steps(seen.sum(-1, keepdim=True), 8, 2) + torch.where(number == first, FIRST, classes)
 
@@ -52,10 +52,7 @@ def _steps(numbers: Tensor, exact: int, a_doubling: int) -> Tensor:
 
 
 class MeanPattern(SumsOverQueries):
-    """Adds up the weights of heads over all real queries, by cell; see `key_cells`.
-
-    Its `sums` are (n_heads, 2, cell): the sum of weights, and over how many keys.
-    """
+    """Adds up the weights of heads, and over how many keys, by cell: `sums` are (n_heads, 2, cell); see `key_cells`."""
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Computes an attention, and adds up its weights; shape and dtype: see `Probe`."""
@@ -76,9 +73,9 @@ def pattern_scores(
 ) -> Float[Tensor, "text 1 query key"]:
     """Scores whose softmax over the allowed keys is a head's mean pattern.
 
-    Each key gets the mean weight of its cell over all queries and keys of the texts that were added up; the softmax
-    makes the weights of a query 1 in sum. A class of keys that no query with about as many keys has seen gets the mean
-    of queries with fewer, else more; an offset that none has seen that of the next nearer one.
+    Each key gets the mean weight of its cell over all queries and keys that were added up; the softmax scales the
+    weights of a query to 1. A class of keys that no query with about as many keys has seen gets the mean of queries
+    with fewer keys, else with more; an unseen offset gets that of the next nearer one.
 
     Args:
         sums: Of the head, as `MeanPattern.sums`; a common factor does not matter.
@@ -88,17 +85,17 @@ def pattern_scores(
         Constant attention, Hassid et al. 2022, arXiv 2211.03495: the mean of a head's weights at equal positions.
     """
     weight, count = sums.numpy().reshape(2, ROWS, N_CLASSES)
-    known = count > 0
-    means = np.divide(weight, count, out=np.zeros_like(weight), where=known)
-    means, known = _carry(means, known)
-    means, known = _carry(means[::-1], known[::-1])
-    means, known = means[::-1], known[::-1]
+    is_known = count > 0
+    means = np.divide(weight, count, out=np.zeros_like(weight), where=is_known)
+    means, is_known = _carry(means, is_known)
+    means, is_known = _carry(means[::-1], is_known[::-1])
+    means, is_known = means[::-1], is_known[::-1]
     for side in (slice(BACK, AHEAD), slice(AHEAD, None)):
-        means[:, side] = _carry(means[:, side].T, known[:, side].T)[0].T
+        means[:, side] = _carry(means[:, side].T, is_known[:, side].T)[0].T
     return scores_of(torch.from_numpy(means.copy()).to(seen.device, torch.float32).flatten()[key_cells(seen)])
 
 
-def _carry(values: NDArray[np.float64], known: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Values with the last known one above each that is not, and which are known then."""
-    above = np.maximum.accumulate(np.where(known, np.arange(len(values))[:, None], 0))
-    return np.take_along_axis(values, above, 0), np.logical_or.accumulate(known)
+def _carry(values: NDArray[np.float64], is_known: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Fills each unknown value with the last known one before it; and which are known then."""
+    above = np.maximum.accumulate(np.where(is_known, np.arange(len(values))[:, None], 0))
+    return np.take_along_axis(values, above, 0), np.logical_or.accumulate(is_known)

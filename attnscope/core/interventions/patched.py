@@ -31,10 +31,10 @@ class Patch:
 
     Attributes:
         by: What they are.
-        heads: Which heads, from 0; of keys and values: which key/value heads.
+        heads: Which heads, from 0; for keys and values: which key/value heads.
         values: (text, head, token, width); patterns (text, head, query, key).
         texts: Which texts of the batch.
-        tokens: At which tokens; of patterns, for which queries. `values` have these alone.
+        tokens: At which tokens; for patterns, for which queries. `values` have these alone.
     """
 
     by: By
@@ -47,7 +47,7 @@ class Patch:
 class Patched:
     """Puts values from elsewhere into heads, and computes the rest of the attention as the model does.
 
-    Keys and values of grouped queries are those of a key/value head: all query heads that read it get them.
+    Keys and values of grouped queries belong to a key/value head: all query heads that read it get them.
 
     Args:
         patches: By place; of two that name the same head, text and token the later one holds.
@@ -57,7 +57,7 @@ class Patched:
         self.patches = dict(patches)
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention with what is put in; shape and dtype: see `Probe`."""
+        """Computes an attention with the patches; shape and dtype: see `Probe`."""
         patches = self.patches.get((call.kind, call.layer), ())
 
         def put(by: By, tensor: Tensor) -> Tensor:
@@ -78,14 +78,10 @@ class Patched:
 
 
 class Activations:
-    """Keeps what passes the seam in a run, for patches.
+    """Keeps the call and output (text, head, query, d_value) of each place in a run, for patches.
 
     Args:
         compute: What computes attention.
-
-    Attributes:
-        calls: By place.
-        outputs: By place, (text, head, query, d_value).
     """
 
     def __init__(self, compute: Callable[[AttentionCall], Tensor] = attend) -> None:
@@ -115,11 +111,9 @@ class Activations:
 
 
 class MeanOutputs(Activations):
-    """Activations whose outputs are means over the texts of several runs of one length; a text with NaN is left out.
+    """Activations whose outputs, (1, head, query, d_value), are means over the texts of several runs of one length.
 
-    Attributes:
-        outputs: By place, (1, head, query, d_value).
-        n_texts: By place: over how many texts.
+    A text with NaN is left out. `n_texts` is the number of texts by place.
     """
 
     def __init__(self) -> None:
@@ -174,15 +168,12 @@ class Leaves:
 
 
 def attribute(slope: Tensor, base: Tensor, source: Tensor) -> Float[Tensor, "text head token"]:
-    """Attribution patching: slope · (source - base), the change to first order.
+    """Attribution patching: slope · (source - base), the change to first order, in the unit of the score.
 
     Args:
         slope: The gradient of a score, (text, head, token, width).
         base: What the heads computed, likewise.
         source: What they computed in the other run, likewise.
-
-    Returns:
-        (text, head, token), in the unit of the score.
     """
     change: Tensor = (slope.float() * (source.float() - base.float())).sum(-1)
     return change.detach()

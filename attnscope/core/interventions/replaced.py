@@ -1,6 +1,6 @@
 """Weights from elsewhere at the seam: what heads put out if they attend to something else, with the model's own values.
 
-Knows nothing of models or of what the weights come from: a description, a rule, another program.
+Knows nothing of models or of the origin of the weights: a description, a rule, another program.
 
 Source: weights computed from a head's description, Hayes et al. 2026, arXiv 2606.19317. Single edges taken out:
 attention knockout, Geva et al. 2023, section 5.
@@ -24,15 +24,15 @@ LEAST = -1e4
 
 @dataclass(frozen=True, eq=False)
 class Replacement:
-    """What some heads attend to in some texts of a batch, in place of what they would.
+    """What some heads attend to in some texts of a batch, in place of their own weights.
 
     Attributes:
         heads: Which query heads, from 0.
-        scores: Broadcastable to (text, head, query, key), floating point and finite; the weights are their softmax over
-            the keys that the mask allows. Or what gives them for a mask (text, 1, query, key). None = the heads' own.
+        scores: Floating point and finite; the weights are their softmax over the keys that the mask allows. Or a
+            function that gives them for a mask (text, 1, query, key). None = the heads' own.
         texts: Which texts of the batch.
-        hidden: Single edges that are taken out: the keys that a query does not see, broadcastable to (text, head,
-            query, key), bool. The other weights of the query grow in proportion.
+        hidden: Single edges to take out: the keys that a query does not see, bool. The other weights of the query grow
+            in proportion.
         compute: What computes their attention, such as one to some keys alone.
     """
 
@@ -44,7 +44,7 @@ class Replacement:
 
 
 def scores_of(weights: Tensor) -> Tensor:
-    """Scores whose softmax are given weights, of any shape; rows of weights sum to 1 over the keys that are allowed."""
+    """Scores whose softmax is the given weights, of any shape, whose rows sum to 1 over the allowed keys."""
     return weights.log().clamp(min=LEAST)
 
 
@@ -54,11 +54,11 @@ class Replaced:
         o_h = sum over allowed k of softmax_k(scores_h)_qk v_k
 
     A row that may attend to nothing puts out nothing. Soft caps and sinks of the model do not act on replaced scores,
-    so that their rows sum to 1. Grouped queries: each query head is replaced on its own.
+    so their rows sum to 1. Each query head is replaced on its own, even if queries are grouped.
 
     Args:
         replacements: By place; of two that name the same head and text the later one holds.
-        compute: What computes the attention of the heads that keep theirs.
+        compute: What computes the attention of the other heads.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Replaced:
         replacements = self.replacements.get((call.kind, call.layer), ())
         if replacements:
             output = output.clone()
-        for one in replacements:
-            if not all(0 <= head < call.n_heads for head in one.heads):
-                raise ValueError(f"{call.kind} layer {call.layer} has {call.n_heads} heads; got heads {one.heads}")
-            chosen = _replace_scores(select_part(select_heads(call, one.heads), one.texts), one)
-            output[one.texts, list(one.heads)] = one.compute(chosen)
+        for new in replacements:
+            if not all(0 <= head < call.n_heads for head in new.heads):
+                raise ValueError(f"{call.kind} layer {call.layer} has {call.n_heads} heads; got heads {new.heads}")
+            chosen = _replace_scores(select_part(select_heads(call, new.heads), new.texts), new)
+            output[new.texts, list(new.heads)] = new.compute(chosen)
         return output
 
 
@@ -110,13 +110,9 @@ def _replace_scores(call: AttentionCall, by: Replacement) -> AttentionCall:
 
 
 def on_first_key(n_keys: int) -> Float[Tensor, "1 1 1 key"]:
-    """Scores of a head that attends to the first key alone; where it may not, to all others alike.
+    """Scores of a head that attends to the first key alone; if it may not, to all others alike.
 
-    Args:
-        n_keys: How many keys there are.
-
-    Returns:
-        (1, 1, 1, key): 0 for the first key and LEAST for all others, in nats.
+    0 for the first of n_keys keys and LEAST for all others, in nats.
     """
     scores = torch.full((n_keys,), LEAST)
     scores[0] = 0.0

@@ -23,15 +23,16 @@ def attend_streaming(
 
         k is seen from q where k <= q and (k < sink_size or q - k < recent_size)
 
+    Memory grows with the number of tokens, not with its square.
+
     Args:
         call: The attention; its queries and keys are the same tokens.
         sink_size: First keys that every query sees, at least 0.
-        recent_size: Latest keys that it sees, itself among them, at least 1.
+        recent_size: Latest keys that it sees, including itself, at least 1.
         block: Queries that are computed at once.
 
     Returns:
-        The output, (batch, n_heads, query, d_value), in the dtype of the values. Memory grows with the number of
-        tokens, not with its square.
+        The output in the dtype of the values.
 
     Raises:
         ValueError: Queries and keys are not the same tokens, or a size is too small.

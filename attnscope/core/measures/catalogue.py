@@ -1,6 +1,6 @@
 """The catalogue of head measures: what each is called, says and adds up, and by which family. Knows no torch.
 
-A family is what a measure reads of attention: all that the engine has to know of one.
+A family says what a measure reads of attention; the engine knows families and no names.
 """
 
 import math
@@ -14,8 +14,8 @@ PairFact = Literal["distance", "signed_distance", "cosine", "same_token", "induc
 PAIR_FACTS: tuple[PairFact, ...] = ("distance", "signed_distance", "cosine", "same_token", "induction")
 
 Statistic = Literal["entropy", "relative_entropy", "entropy_off_rest", "max_weight", "rarest", "rms_distance"]
-"""What is read off a row of weights: its entropy; that by the logarithm of the number of keys; that of the row without
-the keys on which heads rest, scaled to a sum of 1; the largest weight but on the text's final special token; whether
+"""What is read off a row of weights: its entropy; the entropy by the logarithm of the number of keys; the entropy of a
+row without the sinks, scaled to a sum of 1; the largest weight that is not on the text's final special token; whether
 the largest is on the rarest token; the root of the mean square of the distance."""
 
 STATISTICS: tuple[Statistic, ...] = (
@@ -25,12 +25,12 @@ STATISTICS: tuple[Statistic, ...] = (
 
 @dataclass(frozen=True)
 class Keys:
-    """The sum of weights times what each key is worth; of a set of keys, the mass on it.
+    """The sum of weights times what each key is worth; for a set of keys, the mass on it.
 
     Attributes:
-        fact: What says so (`facts.key_facts`; of a layer: "value_norm", "output_norm", "outlying").
+        fact: The fact of the key (`facts.key_facts`; of a layer: "value_norm", "output_norm", "outlying").
         is_set: Whether it is a set: undefined for a query that may attend to none of it.
-        of_layer: Whether the layer says so, not the text.
+        of_layer: Whether the fact belongs to the layer, not the text.
     """
 
     fact: str
@@ -43,9 +43,9 @@ class Pairs:
     """The sum of weights times a function of query and key.
 
     Attributes:
-        fact: Which one (`facts.pair_facts`).
-        is_set: As of Keys.
-        beyond_uniform: Whether what uniform attention of the same mass has is taken off.
+        fact: The function (`facts.pair_facts`).
+        is_set: As in Keys.
+        beyond_uniform: Whether the value of uniform attention of the same mass is subtracted.
     """
 
     fact: PairFact
@@ -69,12 +69,12 @@ class Row:
 
 @dataclass(frozen=True)
 class LargestAt:
-    """Whether the largest weight is at the offset that is the head's most frequent: known after the whole corpus."""
+    """Whether the largest weight is at the head's most frequent offset, which is known after the whole corpus."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """What is known of a whole text alone: how much its most attended key receives, or whether the first is a sink."""
+    """A number of a whole text: how much its most attended key receives, or whether the first is a sink."""
 
     statistic: Literal["received", "sink"]
 
@@ -95,24 +95,24 @@ SINK_THRESHOLD = 0.3
 
 
 OUTLYING = 3.0
-"""A token is outlying in a layer whose hidden state is so many times as long as the median of its text's."""
+"""A token is outlying in a layer if its hidden state is so many times as long as the median of its text."""
 
 UNIT_QUERIES = 512
-"""Queries of one unit of evidence. As many as most encoders take at once, so that a text counts alike whatever a model
-takes; and a longer text is a batch of its own (`corpus.TOKEN_BUDGET`), so that units do not depend on batches."""
+"""Queries of one unit of evidence. Most encoders take as many at once, so a text counts alike whatever the model. A
+longer text is a batch of its own (`corpus.TOKEN_BUDGET`), so units do not depend on batches."""
 
 MOST_UNITS = 64
-"""Units of one text: with so many Student's t is the normal distribution, and what is held by unit is linear in the
+"""Most units of one text: with so many, Student's t is the normal distribution, and memory by unit stays linear in the
 text's length."""
 
 
 def unit_queries(n_queries: int) -> int:
-    """How many queries of a text of so many are a unit of evidence: about UNIT_QUERIES, or a MOST_UNITS-th of the text.
+    """How many queries of a text are a unit of evidence: about UNIT_QUERIES, or a MOST_UNITS-th of the text.
 
-    Blocks of one text are equally long, but for rounding: a short one at its end would weigh as if it were a text.
+    Blocks of one text are equally long, up to rounding: a short one at its end would weigh as much as a text.
 
-    Queries far apart in a text depend on each other little: blocks of them that are long enough are nearly independent,
-    while the queries of one are not (the block bootstrap: Künsch 1989; Politis & Romano 1994, JASA 89).
+    Queries far apart in a text depend on each other little. Long enough blocks of them are nearly independent, while
+    the queries of one block are not (the block bootstrap: Künsch 1989; Politis & Romano 1994, JASA 89).
     """
     units = min(MOST_UNITS, round(n_queries / UNIT_QUERIES))
     return -(-n_queries // units) if units > 1 else max(UNIT_QUERIES, n_queries)
@@ -123,17 +123,17 @@ class Measure:
     """One head measure: of texts, pictures or recordings, of where a head looks or of what it writes.
 
     Attributes:
-        name: What results and records call it; its unit is part of the name where it has one.
-        what: What a large value says, in one line.
-        formula: What is added up for one query q (or as said), in terms of weights A, keys k and tokens x;
-            and where that is no count of queries, what it is divided by.
-        unit: Of the value: "share" of attention or of queries, "nats", "tokens", or what the model's vectors have.
+        name: Its name in results and records; the unit is part of it where it has one.
+        what: The meaning of a large value, in one line.
+        formula: What is added up for one query q, in terms of weights A, keys k and tokens x; and what it is divided by
+            if that is no count of queries.
+        unit: Of the value: "share" of attention or of queries, "nats", "tokens", or that of the model's vectors.
         low: Smallest possible value.
         high: Largest possible value.
         source: The publication that the definition is from, or "ours".
-        family: What it reads of the weights, and by what fact; None where a sense reads it in its own way.
+        family: What it reads of the weights, and by what fact; None if a sense reads it in its own way.
         has_active: Whether there is also `<name>_active`.
-        counts: Of what is measured at predictions: which of them count.
+        counts: Which predictions count, for a measure of predictions.
     """
 
     name: str
@@ -148,13 +148,13 @@ class Measure:
     counts: str = ""
 
     def describe(self) -> dict[str, Any]:
-        """What a record says of it: what a large value says, the unit, and the range, None = no bound."""
+        """Its entry in a record: the meaning of a large value, the unit, and the range, None = no bound."""
         ends = [end if math.isfinite(end) else None for end in (self.low, self.high)]
         return {"what": self.what, "unit": self.unit, "range": ends}
 
     @property
     def needs_places(self) -> bool:
-        """Whether queries and keys must be of one text, so that it is undefined in cross attention."""
+        """Whether queries and keys must be of one text; it is then undefined in cross attention."""
         compares = isinstance(self.family, Pairs | Places | LargestAt)
         return compares or (isinstance(self.family, Row) and self.family.statistic == "rms_distance")
 
@@ -242,9 +242,6 @@ FROM_OFFSETS = next(name for name, measure in MEASURES.items() if isinstance(mea
 
 def measure_names(chosen: Iterable[str] | None = None) -> tuple[str, ...]:
     """Names of the sums that measures need, `…_active` after each, in the catalogue's order; `positional` has none.
-
-    Args:
-        chosen: Names in MEASURES, or None for all of them.
 
     Raises:
         ValueError: A name is unknown.

@@ -1,4 +1,4 @@
-"""The definition of all measures on dense weights, and what it shares with `core.sums`, which needs none.
+"""The definition of all measures on dense weights, and what it shares with `sums`, which needs none.
 
 The source of each is in the catalogue; how they are added up is ours.
 """
@@ -10,23 +10,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnscope.core.measures.catalogue import MEASURES, Keys, Pairs, Row, Statistic, measure_names, unit_queries
+from attnscope.core.measures.catalogue import MEASURES, Keys, Row, Statistic, measure_names, unit_queries
 from attnscope.core.measures.facts import OFF_REST, TextFacts
 from attnscope.core.measures.norms import value_norms
-from attnscope.core.measures.queries import MASS, Ground, Rows, at_offsets, ground, linear_rows
+from attnscope.core.measures.queries import BEYOND_UNIFORM, MASS, Ground, Rows, at_offsets, ground, linear_rows
 from attnscope.core.measures.totals import SumsOf, Totals, internal_names, join_totals
-
-BEYOND_UNIFORM = tuple(
-    name for name, measure in MEASURES.items() if isinstance(measure.family, Pairs) and measure.family.beyond_uniform
-)
-"""Measures that are told less what uniform attention of the same mass has."""
 
 NORMS = {
     name: measure.family
     for name, measure in MEASURES.items()
     if isinstance(measure.family, Keys) and measure.family.of_layer and not measure.family.is_set
 }
-"""Measures of what each key has to give in a layer."""
+"""Measures of the norms that keys have to give in a layer."""
 
 
 OUTLYING_TOLD = tuple(
@@ -35,53 +30,41 @@ OUTLYING_TOLD = tuple(
 """Measures of the mass on outlying tokens."""
 
 
-def add_rows(totals: Totals, units: slice, rows: Rows, given: Ground) -> None:
+def add_rows(totals: Totals, units: slice, rows: Rows, base: Ground) -> None:
     """Adds up measures that are known query by query.
 
     Args:
         totals: What to add to.
         units: Which units the rows are of.
         rows: Name -> (unit, head, query); OFF_REST among them.
-        given: What the mask and the texts say of these queries.
+        base: What the mask and the texts say of these queries.
     """
-    names = [name for name in given.defined if name in totals]
+    names = [name for name in base.defined if name in totals]
     if not names:
         return
-    counts = torch.stack([given.defined[name] for name in names]).to(given.n_allowed.dtype)
+    counts = torch.stack([base.defined[name] for name in names]).to(base.n_allowed.dtype)
     is_active = torch.tensor([name.endswith("_active") for name in names], device=counts.device)
     share = torch.where(is_active[:, None, None, None], rows[OFF_REST], 1.0)
     totals.add_several(names, units, (counts * share).sum(-1), "count")
-    known = [i for i, name in enumerate(names) if name in rows]
-    if not known:
+    valued = [i for i, name in enumerate(names) if name in rows]
+    if not valued:
         return
-    values = torch.stack([rows[names[i]].expand_as(rows[OFF_REST]) for i in known])
-    totals.add_several([names[i] for i in known], units, (values * counts[known]).sum(-1), "sum")
+    values = torch.stack([rows[names[i]].expand_as(rows[OFF_REST]) for i in valued])
+    totals.add_several([names[i] for i in valued], units, (values * counts[valued]).sum(-1), "sum")
 
 
-def add_uniform(totals: Totals, units: slice, given: Ground) -> Tensor:
-    """Adds what uniform attention has on some queries, but for `_active`.
-
-    Args:
-        totals: What to add to.
-        units: Which units the queries are of.
-        given: What the mask and the texts say of these queries.
+def add_uniform(totals: Totals, units: slice, base: Ground) -> Tensor:
+    """Adds the values of uniform attention on some queries, except for `_active`.
 
     Returns:
         1 where a query may attend to the key at an offset, else 0, (unit, mask head, query, offset).
     """
-    rows = given.uniform | uniform_likeness(given)
-    of_all = {name: part for name, part in given.defined.items() if not name.endswith("_active")}
-    add_rows(totals, units, rows, replace(given, defined=of_all))
-    band = given.band.to(given.n_allowed.dtype)
-    share = 1 / given.n_allowed.clamp(min=1)
+    of_all = {name: part for name, part in base.defined.items() if not name.endswith("_active")}
+    add_rows(totals, units, base.even, replace(base, defined=of_all))
+    band = base.band.to(base.n_allowed.dtype)
+    share = 1 / base.n_allowed.clamp(min=1)
     totals.add_offsets(units, (band * share[..., None]).sum(2), band.sum(2))
     return band
-
-
-def uniform_likeness(given: Ground) -> Rows:
-    """What is told beyond uniform attention under uniform attention, (batch, mask head, query): 0."""
-    names = [name + ending for name in BEYOND_UNIFORM for ending in ("", "_active")]
-    return {name: torch.zeros_like(given.uniform[name]) for name in names if name in given.uniform}
 
 
 def measures_of_weights(
@@ -97,19 +80,20 @@ def measures_of_weights(
 ) -> SumsOf:
     """All measures of one layer from its dense weights: their definition, and the way of models that only have these.
 
-    Computed in float64, one text at a time, as MEASURES states them. A few arrays as large as a text's weights.
+    Computed in float64, one text at a time, as MEASURES states them. It takes a few arrays as large as a text's
+    weights.
 
     Args:
-        weights: (batch, head, query, key), any precision.
+        weights: In any precision.
         keys: The texts that the keys are of.
-        queries: In cross attention the texts that the queries are of; None = the same. Measures that compare places
-            are undefined in cross attention.
+        queries: In cross attention the texts that the queries are of; None = the same. Measures that compare places are
+            undefined in cross attention.
         allowed: Which query may attend to which key, boolean, broadcastable to (batch, head, query, key). None = where
-            any head puts weight: right but for weights so small that they are 0 in every head.
-        values: (batch, kv_head, key, d_value), for value_weighted; None leaves it undefined.
+            any head puts weight: right, except for weights so small that they are 0 in every head.
+        values: For value_weighted; None leaves it undefined.
         factor: `output_factor` of the layer, for norm_weighted; None leaves it undefined.
         measures: Which of MEASURES; None = all.
-        outlying: Which keys are outlying (`facts.outlying`), (batch, key), for outlier_token; None leaves it undefined.
+        outlying: Which keys are outlying (`facts.outlying`), for outlier_token; None leaves it undefined.
 
     Returns:
         Sums and counts by unit and head. Blocks of `unit_queries` of a longer text are units of their own.
@@ -140,23 +124,23 @@ def measures_of_weights(
         texts, units, here = slice(t, t + 1), slice(unit, unit + 1), (some, every_key)
         text = keys.part(texts)
         part, may_here = weights[texts, :, some].double(), may[texts, :, some]
-        given = ground(may_here, text, of_queries.asking[texts, some], here, own_text=own_text)
-        band = add_uniform(uniform, units, given)
+        base = ground(may_here, text, of_queries.asking[texts, some], here, own_text=own_text)
+        band = add_uniform(uniform, units, base)
         rows = linear_rows(part, text, *here, own_text=own_text)
-        rows |= _rows_of_weights(part, text, given, rows)
-        add_rows(totals, units, rows, given)
-        active = {name: part for name, part in given.defined.items() if name.endswith("_active")}
-        even = given.uniform | uniform_likeness(given)
-        even = {name: even[name] * rows[OFF_REST] for name in active if name in even} | {OFF_REST: rows[OFF_REST]}
-        add_rows(uniform, units, even, replace(given, defined=active))
+        rows |= _rows_of_weights(part, text, base, rows)
+        add_rows(totals, units, rows, base)
+        active = {name: part for name, part in base.defined.items() if name.endswith("_active")}
+        even = {name: base.even[name] * rows[OFF_REST] for name in active if name in base.even}
+        even[OFF_REST] = rows[OFF_REST]
+        add_rows(uniform, units, even, replace(base, defined=active))
         largest = part.amax(-1, keepdim=True) if n_keys else part.sum(-1, keepdim=True)
         hits = (at_offsets(part, *here) == largest) / (part == largest).sum(-1, keepdim=True).clamp(min=1)
         totals.add_offsets(units, (hits * band).sum(2), band.sum(2))
-        is_counted = given.counted.double()
-        share = rows[OFF_REST] * is_counted / given.n_active.clamp(min=1)
+        is_counted = base.counted.double()
+        share = rows[OFF_REST] * is_counted / base.n_active.clamp(min=1)
         of_unit = Received(
             (part * is_counted[..., None]).sum(2),
-            (may_here * (is_counted / given.n_allowed.clamp(min=1))[..., None]).sum(2),
+            (may_here * (is_counted / base.n_allowed.clamp(min=1))[..., None]).sum(2),
             (may_here * share[..., None]).sum(2),
         )
         off_rest = (text.real & ~text.resting).double()
@@ -170,12 +154,12 @@ def measures_of_weights(
             add_outlying(totals, uniform, units, outlying[texts], of_unit, counts)
     for of, mass in ((totals, received), (uniform, evenly)):
         clear_unknown(of, norms)
-        finish(of, mass, counted)
+        of.finish_texts(mass, counted)
     return join_totals(totals, uniform, measure_names(measures))
 
 
-def _rows_of_weights(weights: Tensor, keys: TextFacts, given: Ground, linear: Rows) -> Rows:
-    """What is not linear in the weights, query by query, and what is told beyond what uniform attention has."""
+def _rows_of_weights(weights: Tensor, keys: TextFacts, base: Ground, linear: Rows) -> Rows:
+    """What is not linear in the weights, query by query, and what exceeds uniform attention."""
     entropy = torch.special.entr(weights).sum(-1)
     ends = torch.arange(weights.shape[3], device=weights.device) == keys.final_special[:, None, None, None]
     off_rest = (keys.real & ~keys.resting)[:, None, None]
@@ -184,22 +168,22 @@ def _rows_of_weights(weights: Tensor, keys: TextFacts, given: Ground, linear: Ro
     largest = padded.amax(-1)
     statistics: dict[Statistic, Tensor] = {
         "entropy": entropy,
-        "relative_entropy": entropy / given.n_allowed.clamp(min=2).log(),
+        "relative_entropy": entropy / base.n_allowed.clamp(min=2).log(),
         "entropy_off_rest": torch.special.entr(active).sum(-1),
         "max_weight": torch.nn.functional.pad(weights.masked_fill(ends, 0.0), (0, 1)).amax(-1),
     }
     if keys.rarest is not None:
-        assert given.n_rarest is not None
+        assert base.n_rarest is not None
         ties = (weights == largest[..., None]).sum(-1).clamp(min=1)
         hits = ((weights == largest[..., None]) & keys.rarest[:, None, None]).sum(-1)
-        statistics["rarest"] = hits / ties / given.n_rarest.clamp(min=1)
+        statistics["rarest"] = hits / ties / base.n_rarest.clamp(min=1)
     rows: Rows = {}
     for name, measure in MEASURES.items():
         if isinstance(measure.family, Row) and measure.family.statistic in statistics:
             rows[name] = statistics[measure.family.statistic]
         elif name in BEYOND_UNIFORM and name in linear:
             for ending, mass in (("", MASS), ("_active", OFF_REST)):
-                rows[name + ending] = linear[name + ending] - linear[mass] * given.uniform[name + ending]
+                rows[name + ending] = linear[name + ending] - linear[mass] * base.uniform[name + ending]
     return rows
 
 
@@ -208,10 +192,10 @@ class Received:
     """What keys receive from the queries of some units, one unit of a text.
 
     Attributes:
-        mass: Sum over the queries of A_qk, (unit, head, key).
-        evenly: Likewise under uniform attention, (unit, mask head, key).
-        evenly_active: What each key would receive if a head spread what it does not rest evenly over the keys
-            outside the sinks, (unit, head, key), resting keys included.
+        mass: Sum over the queries of A_qk.
+        evenly: Likewise under uniform attention.
+        evenly_active: What each key would receive if a head spread its mass off the sinks evenly over the keys outside
+            them, resting keys included.
     """
 
     mass: Float[Tensor, "unit head key"]
@@ -222,7 +206,7 @@ class Received:
 def add_outlying(
     totals: Totals, uniform: Totals, units: slice, mask: Tensor, received: Received, counts: Tensor
 ) -> None:
-    """Adds the mass on outlying tokens; none of them is a resting key, so that `_active` has the same sum.
+    """Adds the mass on outlying tokens; none of them is a resting key, so `_active` has the same sum.
 
     Args:
         totals: Of the heads.
@@ -240,11 +224,11 @@ def add_outlying(
 
 
 def key_norms(wanted: Totals, values: Tensor | None, n_heads: int, factor: Tensor | None) -> Rows:
-    """Norms of what each key has to give, by measure, (batch, head, key), at least 0; without undefined measures.
+    """Norms of what each key has to give, by wanted measure, (batch, head, key), at least 0; unknown ones are missing.
 
     Args:
         wanted: Which measures are.
-        values: (batch, kv_head, key, d_value), of width 0 where they are not known; or None.
+        values: (batch, kv_head, key, d_value), of width 0 if they are not known; or None.
         n_heads: Query heads.
         factor: `output_factor`, (n_heads, d, d_value), or None.
     """
@@ -261,44 +245,18 @@ def key_norms(wanted: Totals, values: Tensor | None, n_heads: int, factor: Tenso
 def add_received(
     totals: Totals, uniform: Totals, units: slice, off_rest: Tensor, received: Received, norms: Rows
 ) -> None:
-    """Adds the norms behind the mass that keys received.
-
-    Args:
-        totals: Of the heads.
-        uniform: Of uniform attention, for each head.
-        units: Which units these are.
-        off_rest: 1 for keys outside the sinks, of the text of each unit, (unit, key).
-        received: By the queries of these units.
-        norms: As `key_norms` gives them, of these texts.
-    """
+    """Adds the norms behind the mass that keys received; `off_rest` is 1 for keys outside the sinks, (unit, key)."""
     if not norms:
         return
     names = [name + ending for name in norms for ending in ("", "_active")]
-    given = torch.stack(list(norms.values())).to(received.mass.dtype)  # (measure, unit, head, key)
+    worth = torch.stack(list(norms.values())).to(received.mass.dtype)  # (measure, unit, head, key)
     both = torch.stack([torch.ones_like(off_rest), off_rest], -1)  # (unit, key, 2)
-    even = (received.evenly * given).sum(-1), (received.evenly_active * off_rest[:, None] * given).sum(-1)
-    for of, sums in ((totals, (received.mass * given) @ both), (uniform, torch.stack(even, -1))):
+    even = (received.evenly * worth).sum(-1), (received.evenly_active * off_rest[:, None] * worth).sum(-1)
+    for of, sums in ((totals, (received.mass * worth) @ both), (uniform, torch.stack(even, -1))):
         of.add_several(names, units, sums.permute(0, 3, 1, 2).flatten(0, 1), "sum")
 
 
 def clear_unknown(part: Totals, norms: Rows) -> None:
-    """Makes measures of norms that are not known undefined.
-
-    Args:
-        part: Of the heads, or of uniform attention.
-        norms: As `key_norms` gives them.
-    """
+    """Makes measures undefined that are missing in `norms`, as `key_norms` gives them."""
     for name in set(NORMS) - norms.keys():
         part.clear(name)
-
-
-def finish(part: Totals, received: Tensor, counted: Tensor) -> None:
-    """Adds what needs all queries of a text: the most attended key, and sinks.
-
-    Args:
-        part: Of the heads, or of uniform attention.
-        received: The mass that each key received, (text, head or mask head, key).
-        counted: How many queries were counted, (text, mask head).
-    """
-    largest = received.amax(-1) if received.shape[2] else received.sum(-1)
-    part.finish_texts(largest.expand(-1, part.sum.shape[2]), counted)

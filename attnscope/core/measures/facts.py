@@ -1,4 +1,4 @@
-"""What measures must know of texts; what each asks of it is in the catalogue, with its source (et al. or ours)."""
+"""Facts of texts that measures need; the catalogue has the source of each measure (et al. or ours)."""
 
 import functools
 from dataclasses import dataclass, fields, replace
@@ -16,20 +16,19 @@ OFF_REST = "off rest"
 
 @dataclass(frozen=True, eq=False)
 class TextFacts:
-    """What measures must know of a padded batch of texts. What is None leaves its measures undefined (count 0).
+    """What measures must know of a padded batch of texts. A fact that is None leaves its measures undefined (count 0).
 
     Attributes:
-        real: (batch, token), bool; True = a token, False = padding.
-        special: (batch, token), bool: tokens that the tokenizer added, such as [CLS], <s>.
-        ids: (batch, token), int64: the tokenizer's numbers, by which tokens are the same.
-        cls: (batch, token), bool: the opening special token.
-        sep: (batch, token), bool: separating and closing special tokens.
-        punctuation: (batch, token), bool.
-        log_frequency: (batch, token), float, finite: natural log of each token's relative frequency in the corpus.
-        embeddings: (batch, token, d), float: each token's static embedding (the input layer's row), of length 1;
-            tokens that are the same have the same.
-        rarest: (batch, token), bool: the text's rarest tokens: one, or several that are equally rare.
-        context: (batch, token), bool: tokens that are there for others to attend to: as queries they count nothing.
+        real: True = a token, False = padding.
+        special: Tokens that the tokenizer added, such as [CLS], <s>.
+        ids: The tokenizer's numbers, by which tokens are the same.
+        cls: The opening special token.
+        sep: Separating and closing special tokens.
+        punctuation: Punctuation.
+        log_frequency: Natural logarithm of each token's relative frequency in the corpus, finite.
+        embeddings: Each token's static embedding (the input layer's row), of length 1; the same for the same token.
+        rarest: The text's rarest tokens: one, or several that are equally rare.
+        context: Tokens that are there for others to attend to: as queries they count nothing.
 
     Raises:
         ValueError: Shapes do not fit together, or a log frequency is not finite.
@@ -51,10 +50,7 @@ class TextFacts:
         shape = self.real.shape
         if len(shape) != 2:
             raise ValueError(f"facts of texts are (batch, token); got {tuple(shape)}")
-        for name in (field.name for field in fields(self)):
-            tensor = getattr(self, name)
-            if tensor is None:
-                continue
+        for name, tensor in self._tensors().items():
             if tensor.shape[:2] != shape or tensor.ndim != 2 + (name == "embeddings"):
                 raise ValueError(f"{name} {tuple(tensor.shape)} does not fit texts of {tuple(shape)}")
             if (
@@ -83,36 +79,38 @@ class TextFacts:
     @functools.cached_property
     def final_special(self) -> Tensor:
         """(batch,), int64: where the text ends, if it ends with a special token ([SEP], </s>); else -1."""
-        places = torch.arange(self.real.shape[1], device=self.real.device)
-        last = torch.where(self.real, places, -1).amax(1) if self.real.shape[1] else self.real.sum(1) - 1
-        ends = (self.special & (places == last[:, None])).any(1)
+        positions = torch.arange(self.real.shape[1], device=self.real.device)
+        last = torch.where(self.real, positions, -1).amax(1) if self.real.shape[1] else self.real.sum(1) - 1
+        ends = (self.special & (positions == last[:, None])).any(1)
         return last.masked_fill(~ends, -1)
 
     def on(self, device: torch.device) -> "TextFacts":
-        """The same facts on a device, for layers may lie on several."""
+        """The same facts on a device, because layers may lie on several."""
         if self.real.device == device:
             return self
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: move(tensor, device) for name, tensor in given.items() if tensor is not None})
+        return replace(self, **{name: move(tensor, device) for name, tensor in self._tensors().items()})
 
     def part(self, texts: slice) -> "TextFacts":
         """The facts of some of the texts."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: tensor[texts] for name, tensor in given.items() if tensor is not None})
+        return replace(self, **{name: tensor[texts] for name, tensor in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: tensor for name, tensor in values.items() if tensor is not None}
 
 
 def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tensor, "batch token"]:
-    """Which tokens are second sinks by what they are: their hidden states are far longer than others of their text.
+    """Which tokens are second sinks by their hidden states: far longer than the others of their text, bool.
 
-    Found anew in each layer, as such norms come and go between layers (Sun et al. 2024, Massive Activations in Large
+    Such norms come and go between layers, so each layer has its own (Sun et al. 2024, Massive Activations in Large
     Language Models, section 2). Special tokens and the first are left out: `resting` has them.
 
     Args:
-        norms: |h_k| of the hidden states that the layer reads, (batch, token).
+        norms: |h_k| of the hidden states that the layer reads.
         texts: The texts.
 
     Returns:
-        (batch, token), bool: longer than OUTLYING medians of the text's own tokens.
+        True = longer than OUTLYING medians of the text's own tokens.
     """
     median = norms.masked_fill(~texts.real, torch.nan).nanmedian(1, keepdim=True).values
     return texts.real & ~texts.resting & (norms > OUTLYING * median)
@@ -121,32 +119,24 @@ def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tens
 def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "batch key"]]:
     """What each key is worth, by fact (`catalogue.Keys`): the one place where a fact of keys alone is made.
 
-    Args:
-        keys: The texts.
-        dtype: Of the result.
-
     Returns:
-        Fact -> (batch, key): 1 in a set, or what the key is worth. Padding is worth 0. What is not known is not there.
+        Fact -> (batch, key): 1 in a set, or what the key is worth. Padding is worth 0. Unknown facts are missing.
     """
     real = keys.real
     sets: dict[str, Tensor | None] = {"resting": keys.resting, "first": keys.first, "special": keys.special}
     sets |= {"cls": keys.cls, "sep": keys.sep, "punctuation": keys.punctuation}
-    found = {fact: (given & real).to(dtype) for fact, given in sets.items() if given is not None}
+    facts = {fact: (members & real).to(dtype) for fact, members in sets.items() if members is not None}
     if keys.log_frequency is not None:
-        found["rarity"] = torch.where(real, -keys.log_frequency, 0.0).to(dtype)
-    return found
+        facts["rarity"] = torch.where(real, -keys.log_frequency, 0.0).to(dtype)
+    return facts
 
 
 def key_columns(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "batch key"]]:
     """What each key is worth to the measures that ask for the key alone.
 
-    Args:
-        keys: The texts.
-        dtype: Of the result.
-
     Returns:
         Measure, or `<measure>_active` -> (batch, key), as `key_facts`; and OFF_REST, 1 for keys outside the sinks.
-        Measures whose facts are missing are not there.
+        Measures whose facts are missing are missing.
     """
     facts, off_rest = key_facts(keys, dtype), (keys.real & ~keys.resting).to(dtype)
     columns = {OFF_REST: off_rest}
@@ -168,22 +158,22 @@ def pair_facts(
         queries: A range of queries.
         keys: A range of keys.
         dtype: Of the result.
-        cosines: Of static embeddings, (batch, query, key), where they are known already.
+        cosines: Of static embeddings, (batch, query, key), if they are known already.
 
     Returns:
-        Fact -> (batch or 1, query, key). What is not known is not there.
+        Fact -> (batch or 1, query, key). Unknown facts are missing.
     """
     device = texts.real.device
     q = torch.arange(queries.start, queries.stop, device=device)
     k = torch.arange(keys.start, keys.stop, device=device)
     ahead = (k - q[:, None]).to(dtype)[None]
     same, followed = pair_targets(texts, queries, keys)
-    found: dict[PairFact, Tensor] = {"distance": ahead.abs(), "signed_distance": ahead}
-    found |= {"same_token": same.to(dtype), "induction": followed.to(dtype)}
+    facts: dict[PairFact, Tensor] = {"distance": ahead.abs(), "signed_distance": ahead}
+    facts |= {"same_token": same.to(dtype), "induction": followed.to(dtype)}
     if cosines is None and texts.embeddings is not None:
         directions = texts.embeddings.to(dtype)
         cosines = directions[:, queries] @ directions[:, keys].mT
-    return found if cosines is None else found | {"cosine": cosines}
+    return facts if cosines is None else facts | {"cosine": cosines}
 
 
 def pair_targets(
@@ -191,14 +181,8 @@ def pair_targets(
 ) -> tuple[Bool[Tensor, "batch query key"], Bool[Tensor, "batch query key"]]:
     """Which keys are the same token as the query, elsewhere, and which followed it before.
 
-    Args:
-        facts: The texts.
-        queries: A range of queries.
-        keys: A range of keys.
-
     Returns:
-        `same`: k != q, x_k = x_q; and `induction`: k - 1 < q, x_(k-1) = x_q, k != q; both (batch, query, key), bool,
-        and False for padding.
+        `same`: k != q, x_k = x_q; and `induction`: k - 1 < q, x_(k-1) = x_q, k != q; both bool, and False for padding.
     """
     device = facts.ids.device
     q = torch.arange(queries.start, queries.stop, device=device)[:, None]

@@ -13,36 +13,37 @@ from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tiles import Block, blocks
 from attnscope.core.measures.backends.board import N_QUERY_COLUMNS, QUERY
 from attnscope.core.measures.catalogue import REACH
-from attnscope.core.measures.dense import BEYOND_UNIFORM, add_uniform, finish, uniform_likeness
+from attnscope.core.measures.dense import add_uniform
 from attnscope.core.measures.facts import OFF_REST, TextFacts, key_columns
-from attnscope.core.measures.queries import Ground, ground
+from attnscope.core.measures.queries import BEYOND_UNIFORM, Ground, ground
 from attnscope.core.measures.ranges import Ranges, spread_over
 from attnscope.core.measures.totals import Totals
 
 KEPT_NUMBERS = 16_000_000
-"""Numbers by query and key that may be kept from layer to layer (64 MB); beyond, they are worked out anew."""
+"""Numbers by query and key that may be kept from layer to layer (64 MB); more are worked out anew."""
 
 KEPT_A_PAIR = 8
 """Numbers that may be kept for each query and key of texts that are measured together."""
 
 KEPT_BLOCKS = 8
-"""Blocks of as many pairs as a device is given at a time, of each of which one number may be kept there."""
+"""Blocks of the size for a device, for each pair of which one number may be kept there."""
 
 SHORT_KEYS = 64
-"""Keys up to which each query is held against each key all the same: as many take less time than prefix sums."""
+"""Keys up to which each query is compared with each key: so few take less time than prefix sums."""
 
 LEAST_ROWS = 128
-"""Queries of a block that a compiled pass makes, at least: a product of fewer rows takes twice as long for each, and
-cosines are the largest one."""
+"""Least queries of a block for a compiled pass: a product of fewer rows takes twice as long for each, and cosines are
+the largest product."""
 
 Kept = TypeVar("Kept")
 
 
 class _Rows:
-    """What is known of each query of a batch, by name; in one array each.
+    """What is known of each query of a batch, by name, in one array each.
 
-    Kept block by block they would lie in memory between what the next blocks need for a moment, which then finds no
-    gap large enough: a text of 32,000 tokens took gigabytes so.
+    Kept block by block, they would lie in memory between temporary arrays of the next blocks, which then find no gap
+    large
+    enough: a text of 32,000 tokens took gigabytes.
     """
 
     def __init__(self, batch: int, n_queries: int) -> None:
@@ -50,18 +51,18 @@ class _Rows:
         self._arrays: dict[str, Tensor] = {}
 
     def put(self, name: str, block: Block, part: Tensor) -> None:
-        """Keeps a block's, (text, mask head, query, ...)."""
+        """Keeps the rows of a block, (text, mask head, query, ...)."""
         if name not in self._arrays:
             self._arrays[name] = part.new_zeros(self._batch, part.shape[1], self._n_queries, *part.shape[3:])
         self._arrays[name][block.texts, :, block.queries] = part
 
     def of(self, block: Block, name: str) -> Tensor:
-        """A block's, as a view."""
+        """The rows of a block, as a view."""
         return self._arrays[name][block.texts, :, block.queries]
 
 
 class _Distinct:
-    """The tokens of one text that are not alike, in the order in which they come.
+    """The distinct tokens of one text, in the order in which they come.
 
     Attributes:
         directions: The embedding of each, (distinct token, width).
@@ -73,8 +74,8 @@ class _Distinct:
         assert texts.embeddings is not None
         ids = texts.ids[0]
         distinct, which = ids.unique(return_inverse=True)  # type: ignore[no-untyped-call]  # torch's own
-        places = torch.arange(len(ids), device=ids.device)
-        first = torch.full_like(distinct, len(ids)).scatter_reduce_(0, which, places, "amin")
+        positions = torch.arange(len(ids), device=ids.device)
+        first = torch.full_like(distinct, len(ids)).scatter_reduce_(0, which, positions, "amin")
         first, order = first.sort()
         self.which = order.argsort()[which]
         self.n_seen = self.which.cummax(0).values + 1
@@ -84,18 +85,20 @@ class _Distinct:
 class Plan:
     """What the texts and one mask determine: tiles, uniform attention, counts, and what is known of each query.
 
+    `pairs`: how many pairs of query and key a block may hold if the pass keeps no weights of them; None = as many as a
+    tile.
+
     Attributes:
         keys: The texts of the keys.
         own_text: Whether queries are tokens of the same texts.
-        offsets: Whether the places of largest weights are asked for.
+        offsets: Whether the offsets of largest weights are wanted.
         blocks: The tiles.
         columns: As `key_columns`, (batch, key).
         table: All of them, (batch, key, column).
         off_rest: 1 for keys outside the sinks, (batch, key).
         active_names: The `_active` measures, sorted, in the order of `active`.
-
-    `pairs`: how many pairs of query and key a block may hold, where the pass keeps no weights of them; None = as many
-    as a tile.
+        hides: Block -> whether queries may not attend to some key between their `edges`.
+        shows_padding: Block -> whether some query may attend to padding.
     """
 
     def __init__(
@@ -133,15 +136,15 @@ class Plan:
         )
         self.active_names: list[str] = []
         if pairs is None:
-            kept = batch * n_queries * n_keys * (1 if len(self.blocks) >= batch else KEPT_A_PAIR)
-            self._keeps = kept <= KEPT_NUMBERS
+            n_numbers = batch * n_queries * n_keys * (1 if len(self.blocks) >= batch else KEPT_A_PAIR)
+            self._keeps = n_numbers <= KEPT_NUMBERS
         else:
             self._keeps = batch * n_queries * n_keys <= KEPT_BLOCKS * pairs
         self._texts = {texts.start: keys.part(texts) for texts in (block.texts for block in self.blocks)}
         self._ends = {start: bool((facts.final_special >= 0).any()) for start, facts in self._texts.items()}
         self._rows = _Rows(batch, n_queries)
-        self._hides: dict[Block, bool] = {}
-        self._shows_padding: dict[Block, bool] = {}
+        self.hides: dict[Block, bool] = {}
+        self.shows_padding: dict[Block, bool] = {}
         self._all_real: dict[Block, bool] = {}
         self._kept: dict[tuple[Block, str], object] = {}
         self._of_texts: dict[tuple[int, str], object] = {}
@@ -150,20 +153,20 @@ class Plan:
             self._prepare_span(span, mask_heads, queries.asking)
 
     def totals(self, n_heads: int) -> tuple[Totals, Totals]:
-        """What a layer's measures begin with: counts that are no matter of the head; and uniform attention, by head."""
+        """What a layer's measures begin with: counts that do not depend on the head; and uniform attention, by head."""
         if n_heads not in self._begun:
             totals, uniform = Totals(self.uniform.names, *self.uniform.sum.shape[1:2], n_heads), self.uniform.copy()
-            # Counts, but for those of `_active`, are no matter of the head: uniform attention's are everybody's.
+            # Counts, except those of `_active`, do not depend on the head: they are those of uniform attention.
             totals.take_counts(uniform)
             uniform.widen(n_heads)
             evenly = self.evenly.view(len(self.counted), self.n_units, *self.evenly.shape[1:])
-            finish(uniform, evenly.sum(1), self.counted)
+            uniform.finish_texts(evenly.sum(1), self.counted)
             self._begun[n_heads] = totals, uniform
         totals, uniform = self._begun[n_heads]
         return totals.copy(), uniform.copy()
 
     def units(self, block: Block) -> slice:
-        """The units of evidence that a block is part of, one a text; see SumsOf."""
+        """The units of evidence that a block is part of, one per text; see SumsOf."""
         texts, unit, step = block.texts, block.queries.start // self._unit, self.n_units
         return slice(texts.start * step + unit, (texts.stop - 1) * step + unit + 1, step)
 
@@ -207,15 +210,15 @@ class Plan:
             whole, "ranges", lambda: Ranges(self.texts_of(whole).on(where), own_text=self.own_text)
         )
         first, last = first.to(where), last.to(where)
-        shown = ranges.sees_padding(first, last)
+        sees_padding = ranges.sees_padding(first, last)
         for block in span:
-            self._hides[block], self._shows_padding[block] = False, shown
-        given = ranges.ground(first, last, real.to(where), whole.queries).on(self.device)
-        share = (given.counted / given.n_allowed.clamp(min=1)).to(self.summed)
+            self.hides[block], self.shows_padding[block] = False, sees_padding
+        base = ranges.ground(first, last, real.to(where), whole.queries).on(self.device)
+        share = (base.counted / base.n_allowed.clamp(min=1)).to(self.summed)
         first, last = (edge.to(self.device).expand(share.shape) for edge in (first, last))
         steps = self.evenly.new_zeros(*share.shape[:2], n_keys + 1)
         self.evenly[self.units(whole)] += spread_over(steps, first, last, share).cumsum(-1)[..., :n_keys]
-        self._take(whole, given, real)
+        self._take(whole, base, real)
 
     def _prepare(self, block: Block, edges: tuple[Tensor, Tensor] | None, mask_heads: int, asking: Tensor) -> None:
         facts = self.texts_of(block)
@@ -224,87 +227,76 @@ class Plan:
         n_texts, n_queries, n_keys = block.shape
         if allowed is None:
             allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
-        self._hides[block] = edges is None
-        self._shows_padding[block] = bool((allowed & ~facts.real[:, None, None, block.keys]).any())
+        self.hides[block] = edges is None
+        self.shows_padding[block] = bool((allowed & ~facts.real[:, None, None, block.keys]).any())
         allowed = allowed.expand(n_texts, mask_heads, -1, n_keys)
         if edges is None:  # all keys, where there is one
             last = allowed.any(-1) * n_keys
             edges = torch.zeros_like(last), last
         self._put_edges(block, edges, mask_heads)
         columns = self.keep_texts(block, "columns", lambda: key_columns(facts, self.dtype))
-        given = ground(
+        base = ground(
             allowed, facts, real, (block.queries, block.keys), own_text=self.own_text, dtype=self.dtype,
             columns=columns, cosines=self.cosines(block) if self.own_text else None,
         )  # fmt: skip
-        share = given.counted.to(self.dtype) / given.n_allowed.clamp(min=1)
+        share = base.counted.to(self.dtype) / base.n_allowed.clamp(min=1)
         may = allowed.to(self.dtype)
         shared = allowed.shape[2] == 1
         self.evenly[self.units(block), :, block.keys] += (
             share.sum(-1, keepdim=True) * may[:, :, 0] if shared else (share.unsqueeze(2) @ may).squeeze(2)
         )
-        self._take(block, given, real)
+        self._take(block, base, real)
 
     def _put_edges(self, block: Block, edges: tuple[Tensor, Tensor], mask_heads: int) -> None:
         shape = block.shape[0], mask_heads, block.shape[1]
         self._rows.put("edges", block, torch.stack([edge.expand(shape) for edge in edges], -1).to(torch.int32))
 
-    def _take(self, block: Block, given: Ground, real: Tensor) -> None:
+    def _take(self, block: Block, base: Ground, real: Tensor) -> None:
         """Adds up uniform attention, and keeps what is known of each query."""
-        add_uniform(self.uniform, self.units(block), given)
+        add_uniform(self.uniform, self.units(block), base)
         self.uniform.settle()
-        counted = given.counted.to(self.dtype)
+        counted = base.counted.to(self.dtype)
         self.counted[block.texts] += counted.sum(-1)
-        defined = {name: part.to(self.dtype) for name, part in given.defined.items()}
+        defined = {name: part.to(self.dtype) for name, part in base.defined.items()}
         self.active_names = sorted(name for name in defined if name.endswith("_active"))
-        uniform = given.uniform | uniform_likeness(given)
         none = torch.zeros_like(counted)
-        even = [defined[name] * uniform.get(name, none).to(self.dtype) for name in self.active_names]
+        even = [defined[name] * base.even.get(name, none).to(self.dtype) for name in self.active_names]
         rows = {
             "real": real.to(self.dtype).unsqueeze(1),
             "active": torch.stack([defined[name] for name in self.active_names] + even, -1),
-            "spread": counted / given.n_active.clamp(min=1).to(self.dtype),
-            "worth": self._worth(block, given, counted),
+            "spread": counted / base.n_active.clamp(min=1).to(self.dtype),
+            "worth": self._worth(block, base, counted),
         }
         for name, row in rows.items():
             self._rows.put(name, block, row)
 
-    def _worth(self, block: Block, given: Ground, counted: Tensor) -> Tensor:
+    def _worth(self, block: Block, base: Ground, counted: Tensor) -> Tensor:
         """The columns of QUERY, (text, mask head, query, column)."""
         worth = counted.new_zeros(*counted.shape, N_QUERY_COLUMNS)
         worth[..., QUERY["counted"].start] = counted
-        for statistic, numbers in given.worth.items():
+        for statistic, numbers in base.worth.items():
             if statistic in QUERY:  # entropy is worth the same wherever it counts
                 worth[..., QUERY[statistic].start] = numbers
         for name in BEYOND_UNIFORM:
             for ending, of in (("", ""), ("_active", " off rest")):
-                if name + ending in given.uniform:
-                    numbers = given.uniform[name + ending] * given.defined[name + ending]
+                if name + ending in base.uniform:
+                    numbers = base.uniform[name + ending] * base.defined[name + ending]
                     worth[..., QUERY[f"uniform cosine{of}"].start] = numbers
-        worth[..., QUERY["places"]] = given.band
+        worth[..., QUERY["places"]] = base.band
         if block.shape[2]:
             off_rest = self.off_rest[block.texts, block.keys][:, self.band_index(block)].unsqueeze(1)
-            worth[..., QUERY["places off rest"]] = given.band * off_rest
+            worth[..., QUERY["places off rest"]] = base.band * off_rest
         return worth
 
     def row(self, block: Block, name: str) -> Tensor:
-        """What is known of a block's queries, (text, mask head or 1, query, ...).
+        """What is known of a block's queries, (text, mask head or 1, query, ...), by name.
 
-        Args:
-            block: The block.
-            name: `real`, queries that are tokens, and no mere context; `worth`, as QUERY; `active`, which queries the
-                `_active` measures count, and after these the value that each has under uniform attention; `spread`,
-                1 / how many keys outside the sinks the query may attend to; `edges`, the first key that it may
-                attend to and the one after the last, counted from the block's first.
+        `real`: queries that are tokens, and not only context. `worth`: as QUERY. `active`: which queries the `_active`
+        measures count, and after these the value that each has under uniform attention. `spread`: 1 / how many keys
+        outside the sinks the query may attend to. `edges`: the first key that it may attend to and the one after the
+        last, counted from the block's first.
         """
         return self._rows.of(block, name)
-
-    def hides(self, block: Block) -> bool:
-        """Whether queries may not attend to some key between their `edges`."""
-        return self._hides[block]
-
-    def shows_padding(self, block: Block) -> bool:
-        """Whether some query may attend to padding."""
-        return self._shows_padding[block]
 
     def all_real(self, block: Block) -> bool:
         """Whether all of a block's queries are real."""
@@ -317,39 +309,36 @@ class Plan:
         return self._texts[block.texts.start]
 
     def finals(self, block: Block) -> Tensor | None:
-        """Where each text ends in a special token, (text,), int64, -1 if it does not; None if none does."""
+        """Where each text ends in a special token, (text,), int64, -1 if it does not; None if no text does."""
         return self.texts_of(block).final_special if self._ends[block.texts.start] else None
 
     def keep(self, block: Block, name: str, make: Callable[[], Kept]) -> Kept:
-        """What `make` gives for a block, kept from layer to layer where there is room."""
-        if (block, name) in self._kept:
-            kept: Kept = self._kept[block, name]  # type: ignore[assignment]  # of this name all are alike
-            return kept
-        made = make()
+        """The value of `make` for a block, kept from layer to layer if there is room."""
+        key = block, name
+        value = cast("Kept", self._kept[key]) if key in self._kept else make()
         if self._keeps:
-            self._kept[block, name] = made
-        return made
+            self._kept[key] = value
+        return value
 
     def keep_texts(self, block: Block, name: str, make: Callable[[], Kept]) -> Kept:
-        """What `make` gives for a block's texts, which other blocks of theirs have too."""
+        """The value of `make` for a block's texts, shared with their other blocks."""
         key = block.texts.start, name
         if key not in self._of_texts:
             self._of_texts[key] = make()
-        kept: Kept = self._of_texts[key]  # type: ignore[assignment]  # of this name all are alike
-        return kept
+        return cast("Kept", self._of_texts[key])
 
     def band_index(self, block: Block) -> Tensor:
-        """Where in a tile's row each offset lies, (query, offset), int64, at least 0 and within the keys."""
+        """Where in a tile's row each offset lies, (query, offset), int64, cut to the keys."""
         index: Tensor = torch.arange(block.queries.start, block.queries.stop, device=self.device)[:, None]
         index = index + torch.arange(-REACH, REACH + 1, device=self.device) - block.keys.start
         return index.clamp_(0, max(block.shape[2] - 1, 0))
 
     def cosines(self, block: Block, width: int | None = None) -> Tensor | None:
-        """Cosines of static embeddings, (text, query, key), -1 to 1; None where embeddings are not known.
+        """Cosines of static embeddings, (text, query, key), -1 to 1; None if embeddings are not known.
 
         Args:
             block: The block.
-            width: How many keys wide, at least as many as there are: what stands behind these is any cosine.
+            width: How many keys wide, at least as many as there are; columns behind these hold any cosine.
         """
         texts, n_keys = self.texts_of(block), block.shape[2]
         if texts.embeddings is None:

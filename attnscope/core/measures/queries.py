@@ -1,9 +1,10 @@
 """Measures query by query: what is linear in the weights, and what holds whatever the weights are.
 
-The source of each is in the catalogue; that they are told query by query is ours.
+The catalogue has the source of each; the sums by query are ours.
 """
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +17,11 @@ from attnscope.core.measures.facts import OFF_REST, TextFacts, key_columns, pair
 
 MASS = "mass"
 """The row of what a query gives to all keys together."""
+
+BEYOND_UNIFORM = tuple(
+    name for name, measure in MEASURES.items() if isinstance(measure.family, Pairs) and measure.family.beyond_uniform
+)
+"""Measures from which the value of uniform attention of the same mass is subtracted."""
 
 Rows = dict[str, Tensor]
 """Name -> a number for each query, (batch, head, query)."""
@@ -34,17 +40,17 @@ def linear_rows(
     """What is linear in the weights, query by query.
 
     Args:
-        weights: Of some queries on some keys, (batch, head, query, key); (batch, head, 1, key) if all have the same.
+        weights: Of some queries on some keys; with a single query if all have the same.
         keys: The texts of the keys.
         queries: Which queries these are.
         key_range: Which keys these are.
         own_text: Whether the queries are tokens of the same texts.
-        columns: What `key_columns` says of the keys, (batch, key) each, where that is known already.
-        cosines: Of static embeddings, (batch, query, key), where they are known already.
+        columns: The `key_columns`, (batch, key) each, if they are known already.
+        cosines: Of static embeddings, if they are known already.
 
     Returns:
         Name -> (batch, head, query), for the measures and their `_active`; OFF_REST, the mass on keys outside the
-        sinks; and MASS, on all keys, 0 to 1. Units are the catalogue's. What is told beyond uniform attention is whole.
+        sinks; and MASS, on all keys, 0 to 1. Units are the catalogue's. Uniform attention is not subtracted.
     """
     columns = key_columns(keys, weights.dtype) if columns is None else columns
     table = torch.stack(list(columns.values()), -1)[:, None, key_range]
@@ -79,16 +85,18 @@ def linear_rows(
 class Ground:
     """What holds for some queries whatever the head's weights are: what is counted, and uniform attention.
 
+    Each is (batch, mask head, query).
+
     Attributes:
-        counted: (batch, mask head, query), bool: real queries that may attend to something.
-        n_allowed: Likewise: how many keys the query may attend to.
-        n_active: Likewise: how many of them are outside the sinks.
-        defined: Name -> likewise, bool: whether the measure, or its `_active`, counts the query.
-        uniform: Name -> likewise: the measure's value under uniform attention; 0 where it is undefined. Of `_active`
-            the value of attention that is uniform over the keys outside the sinks.
-        worth: Statistic -> likewise: what a row's statistic is multiplied by: 1 where it counts, of relative_entropy
-            1 / ln n_allowed, of rarest 1 / n_rarest.
-        n_rarest: Likewise: how many of the text's rarest tokens the query may attend to; None where they are unknown.
+        counted: Real queries that may attend to something, bool.
+        n_allowed: How many keys the query may attend to.
+        n_active: How many of them are outside the sinks.
+        defined: Name -> whether the measure, or its `_active`, counts the query, bool.
+        uniform: Name -> the measure's value under uniform attention; 0 where it is undefined. Under `_active` the value
+            of attention that is uniform over the keys outside the sinks.
+        worth: Statistic -> what a row's statistic is multiplied by: 1 where it counts, for relative_entropy
+            1 / ln n_allowed, for rarest 1 / n_rarest.
+        n_rarest: How many of the text's rarest tokens the query may attend to; None if they are unknown.
         band: (batch, mask head, query, offset), bool: whether the query may attend to its key at the offset.
     """
 
@@ -101,12 +109,17 @@ class Ground:
     n_rarest: Tensor | None
     band: Tensor
 
+    @cached_property
+    def even(self) -> Rows:
+        """`uniform`, with 0 for the measures that are told beyond it."""
+        names = [name + ending for name in BEYOND_UNIFORM for ending in ("", "_active")]
+        return self.uniform | {name: torch.zeros_like(self.uniform[name]) for name in names if name in self.uniform}
+
     def on(self, device: torch.device) -> "Ground":
         """The same on a device."""
         if self.counted.device == device:
             return self
-        moved = {name: _move(getattr(self, name), device) for name in (field.name for field in fields(self))}
-        return Ground(**moved)
+        return Ground(**{field.name: _move(getattr(self, field.name), device) for field in fields(self)})
 
 
 def ground(
@@ -123,10 +136,9 @@ def ground(
     """Works out for some queries what does not depend on the head.
 
     Args:
-        allowed: Which key each may attend to, (batch, mask head, query, key), bool; mask head is 1 if all share it,
-            query likewise.
+        allowed: Which key each may attend to; a mask head or query of 1 stands for all.
         keys: The texts of the keys.
-        asking: Which of the queries are tokens that count, (batch, query).
+        asking: Which of the queries are tokens that count.
         here: Which queries and which keys these are; queries may attend to no other keys.
         own_text: Whether queries and keys are of one text.
         dtype: Precision of uniform values.
@@ -153,12 +165,12 @@ def ground_of(
     *,
     own_text: bool,
 ) -> Ground:
-    """What is counted of queries, from what uniform attention comes to.
+    """What is counted of queries, from the rows of uniform attention.
 
     Args:
         n_allowed: How many keys each may attend to.
         uniform: As `linear_rows`, of uniform attention; shapes as of n_allowed.
-        n_rarest: How many of the text's rarest tokens each may attend to; None where they are unknown.
+        n_rarest: How many of the text's rarest tokens each may attend to; None if they are unknown.
         sees_end: Whether it may attend to the text's final special token.
         band: Whether it may attend to its key at each offset.
         asking: Which queries are tokens that count.
@@ -210,27 +222,26 @@ def _move(numbers: Any, device: torch.device) -> Any:
 
 
 def at_key(
-    rows: Shaped[Tensor, "batch head query key"], places: Int[Tensor, " batch"], key_range: slice
+    rows: Shaped[Tensor, "batch head query key"], keys: Int[Tensor, " batch"], key_range: slice
 ) -> Shaped[Tensor, "batch head query"]:
-    """What rows have at one key of each text: (batch, head, query) of (batch, head, query, key); 0 where it is -1."""
-    index = places - key_range.start
-    inside = (places >= 0) & (index >= 0) & (index < rows.shape[3])
+    """The number of each row at one key of each text; 0 where the key is -1 or not among these."""
+    index = keys - key_range.start
+    inside = (keys >= 0) & (index >= 0) & (index < rows.shape[3])
     if rows.shape[3] == 0:
         return rows.new_zeros(rows.shape[:3])
     index = index.clamp(0, rows.shape[3] - 1)[:, None, None, None].expand(-1, rows.shape[1], rows.shape[2], 1)
-    found: Tensor = rows.gather(-1, index).squeeze(-1)
-    return found.masked_fill_(~inside[:, None, None], 0)
+    return rows.gather(-1, index).squeeze(-1).masked_fill_(~inside[:, None, None], 0)
 
 
 def at_offsets(
     rows: Shaped[Tensor, "batch head query key"], queries: slice, key_range: slice
 ) -> Shaped[Tensor, "batch head query offset"]:
-    """What rows have at each of OFFSETS from the query: (batch, head, query, offset); 0 beyond the keys."""
+    """The numbers of each row at each of OFFSETS from the query; 0 beyond the keys."""
     device = rows.device
     if rows.shape[3] == 0:
         return rows.new_zeros(*rows.shape[:3], len(OFFSETS))
     index = torch.arange(queries.start, queries.stop, device=device)[:, None] + torch.tensor(OFFSETS, device=device)
     index = index - key_range.start
     inside = (index >= 0) & (index < rows.shape[3])
-    found = rows.gather(-1, index.clamp(0, rows.shape[3] - 1).expand(*rows.shape[:2], -1, -1))
-    return found.masked_fill_(~inside, 0)
+    band = rows.gather(-1, index.clamp(0, rows.shape[3] - 1).expand(*rows.shape[:2], -1, -1))
+    return band.masked_fill_(~inside, 0)

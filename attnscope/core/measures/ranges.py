@@ -1,7 +1,7 @@
 """What holds of queries that may attend to all keys from one to another, whatever their weights; by prefix sums. Ours.
 
-Uniform attention over a range of keys is a difference of two prefix sums of what keys are worth, so that no query is
-held against each of its keys: a text costs what it is long, and not its square. The definition in `queries` does.
+Uniform attention over a range of keys is a difference of two prefix sums of the keys' worth, so no query is compared
+with each of its keys: the cost of a text is linear in its length, not quadratic. The definition is in `queries`.
 """
 
 from functools import cached_property
@@ -15,7 +15,7 @@ from attnscope.core.measures.facts import OFF_REST, TextFacts, key_columns
 from attnscope.core.measures.queries import MASS, Ground, Rows, ground_of
 
 RARE, PADDING, PLACE, PLACE_OFF, SQUARE = "rare", "padding", "place", "place off rest", "square of place"
-"""Columns of prefix sums beside those that measures name."""
+"""Columns of prefix sums beside those of measures."""
 
 TOGETHER = 512
 """Queries whose prefix sums of embeddings are made together."""
@@ -56,16 +56,16 @@ class Ranges:
 
         Args:
             first: The first key of each query, (text, mask head or 1, query or 1).
-            last: The key after the last one, likewise; first, where there is none.
+            last: The key after the last one, likewise; first, if there is none.
         """
         return bool((self._between(first, last)[..., self._at[PADDING]] > 0).any())
 
     def ground(self, first: Edge, last: Edge, asking: Tensor, queries: slice) -> Ground:
-        """As `queries.ground`, of queries that may attend to all keys from `first` to just before `last`.
+        """As `queries.ground`, for queries that may attend to all keys from `first` to just before `last`.
 
         Args:
             first: The first key of each query, (text, mask head or 1, query or 1).
-            last: The key after the last one, likewise; first, where there is none.
+            last: The key after the last one, likewise; first, if there is none.
             asking: Which queries are tokens that count, (text, query), bool.
             queries: Which queries these are.
         """
@@ -101,44 +101,44 @@ class Ranges:
         middle = torch.maximum(torch.minimum(q.long(), last), first)
         before = self._between(first, middle)
         n, n_off = (last - first).double(), sums[..., self._at[OFF_REST]]
-        place, place_off = (sums[..., self._at[of]] for of in (PLACE, PLACE_OFF))
+        position, position_off = (sums[..., self._at[of]] for of in (PLACE, PLACE_OFF))
         n_before, n_off_before = (middle - first).double(), before[..., self._at[OFF_REST]]
-        ahead = place - q * n, place_off - q * n_off
+        ahead = position - q * n, position_off - q * n_off
         behind = before[..., self._at[PLACE]] - q * n_before, before[..., self._at[PLACE_OFF]] - q * n_off_before
-        found = {
+        sums_of = {
             "signed_distance": ahead,
             "distance": tuple(of_all - 2 * part for of_all, part in zip(ahead, behind, strict=True)),
             "same_token": self._alike(first, last, queries),
             "induction": self._followers(first, torch.minimum(last, q.long()), queries),
         }
         if self._keys.embeddings is not None:
-            found["cosine"] = self._cosines(first, last, queries)
-        squares = sums[..., self._at[SQUARE]] - 2 * q * place + q.square() * n
+            sums_of["cosine"] = self._cosines(first, last, queries)
+        squares = sums[..., self._at[SQUARE]] - 2 * q * position + q.square() * n
         rows: Rows = {}
         for name, measure in MEASURES.items():
             match measure.family:
-                case Pairs(fact) if fact in found:
-                    rows[name], rows[f"{name}_active"] = (of * share for of in found[fact])
+                case Pairs(fact) if fact in sums_of:
+                    rows[name], rows[f"{name}_active"] = (of * share for of in sums_of[fact])
                 case Row("rms_distance"):
                     rows[name] = (squares * share).clamp(min=0).sqrt()
         return rows
 
     def _group_tokens(self) -> None:
-        """Lists the real tokens of all texts, like ones of a text together, in the order of their places."""
+        """Lists the real tokens of all texts, like ones of a text together, in the order of their positions."""
         real, ids = self._keys.real, self._keys.ids
         n_tokens = real.shape[1]
         _, which = ids.unique(return_inverse=True)  # type: ignore[no-untyped-call]  # torch's own
         n_ids = int(which.max()) + 1 if which.numel() else 0
         # A number of each text and token, so far apart that a place can be added.
         self._begins = (self._texts[..., 0] * n_ids + which) * (n_tokens + 1)
-        places = torch.arange(n_tokens, device=ids.device)
-        self._listed, order = (self._begins + places)[real].sort()
+        positions = torch.arange(n_tokens, device=ids.device)
+        self._listed, order = (self._begins + positions)[real].sort()
         after = F.pad(real, (0, 1))[:, 1:] * 1.0, F.pad(self._off_rest, (0, 1))[:, 1:]
         worth = torch.stack([torch.ones_like(self._off_rest), self._off_rest, *after], -1)
         self._of_listed = _prefix(worth[real][order][None])[0]
 
     def _among_alike(self, first: Edge, last: Edge, queries: slice) -> Tensor:
-        """Sums over the like tokens of each query from one place to another: of 1, of `off rest`, and of the next's."""
+        """Sums over the like tokens of each query in a range: of 1, of `off rest`, and of the next key's."""
         begins = self._begins[:, None, queries]
         last = torch.maximum(first, last)
         edges = (torch.searchsorted(self._listed, begins + edge) for edge in (first, last))
@@ -162,8 +162,8 @@ class Ranges:
         assert directions is not None
         both = torch.stack([torch.ones_like(self._off_rest), self._off_rest], 1)
         if first.shape[2] == last.shape[2] == 1:  # all queries of a text have the same keys
-            places = torch.arange(directions.shape[1], device=directions.device)
-            inside = (places >= first) & (places < last)  # (text, mask head, key)
+            positions = torch.arange(directions.shape[1], device=directions.device)
+            inside = (positions >= first) & (positions < last)  # (text, mask head, key)
             worth = inside[:, :, None] * both[:, None]
             of_keys = worth.flatten(1, 2).to(directions.dtype) @ directions  # (text, mask head * 2, width)
             products = directions[:, queries] @ of_keys.mT
@@ -171,17 +171,17 @@ class Ranges:
             return sums[..., 0], sums[..., 1]
         shape = len(directions), max(first.shape[1], last.shape[1]), queries.stop - queries.start
         first, last = first.expand(shape), last.expand(shape)
-        found = directions.new_zeros(*shape, 2, dtype=torch.float64)
+        sums_so_far = directions.new_zeros(*shape, 2, dtype=torch.float64)
         together = max(TOGETHER // max(directions.shape[1], 1), 1)
         for texts in (slice(t, t + together) for t in range(0, shape[0], together)):
             for some in (slice(start, start + TOGETHER) for start in range(0, shape[2], TOGETHER)):
                 of_queries = directions[texts, queries][:, some].double()
                 for sign, edge in ((1, last), (-1, first)):
-                    found[texts, :, some] += sign * self._up_to(texts, edge[texts, :, some], of_queries)
-        return found[..., 0], found[..., 1]
+                    sums_so_far[texts, :, some] += sign * self._up_to(texts, edge[texts, :, some], of_queries)
+        return sums_so_far[..., 0], sums_so_far[..., 1]
 
     def _up_to(self, texts: slice, edge: Edge, of_queries: Tensor) -> Tensor:
-        """Products of queries' embeddings with the sums of all before a key each, (text, mask head, query, 2)."""
+        """Products of queries' embeddings with the sums of all before one key each, (text, mask head, query, 2)."""
         low, high = int(edge.min()) // TOGETHER * TOGETHER, int(edge.max())
         if high == 0:
             return of_queries.new_zeros(*edge.shape, 2)

@@ -1,9 +1,9 @@
 """Sums: the probe that measures every head without keeping a map.
 
 One pass over tiles serves the model its output and all measures at once. A back end (`measures.backends`) makes it, and
-fills a board (`measures.board`) of what is read off rows; what each key received, and what each query gave to keys
-outside the sinks, come with it. From these three every measure follows by its family: sums over queries of whatever
-asks for the key alone need only the mass that each key received.
+fills a board (`backends.board`) of what is read off rows. With it come what each key received, and what each query gave
+to keys outside the sinks. Every measure follows from these three by its family: a sum over queries of a fact of the key
+alone needs only the mass that each key received.
 
 What depends on the texts and the mask alone is worked out once and serves all layers.
 """
@@ -27,7 +27,6 @@ from attnscope.core.measures.dense import (
     add_outlying,
     add_received,
     clear_unknown,
-    finish,
     key_norms,
 )
 from attnscope.core.measures.facts import OFF_REST, TextFacts, outlying
@@ -40,23 +39,23 @@ from attnscope.core.measures.totals import SumsOf, internal_names, join_totals
 class Sums(TileProbe[SumsOf]):
     """Adds up head measures of every layer, in memory that grows with the length of the texts alone.
 
-    One forward pass on one batch: make a new one for the next batch. No gradient flows through its output.
+    A probe serves one forward pass on one batch. No gradient flows through its output.
 
     Args:
-        facts: What is known of the texts; in an encoder-decoder, of what the encoder reads.
+        facts: The texts; in an encoder-decoder, those that the encoder reads.
         measures: Which of core.measures.MEASURES; None = all.
-        query_facts: In an encoder-decoder: what is known of what the decoder reads.
+        query_facts: In an encoder-decoder: the texts that the decoder reads.
         output_projections: (kind, layer) -> the weight of its output projection as torch.nn.Linear stores it, (d_model,
-            n_heads * d_value), or what `core.measures.output_factor` made of it (n_heads, d, d_value), which spares the
-            time; layers that are not there leave norm_weighted undefined.
+            n_heads * d_value), or its `output_factor` (n_heads, d, d_value), which saves the time; missing layers leave
+            norm_weighted undefined.
         buffers: Memory for tiles, which may serve one batch after another; None = a batch's own.
-        norms: (kind, layer) -> how long the hidden states are that a layer reads, (batch, token), asked as it comes;
+        norms: (kind, layer) -> lengths of the hidden states that a layer reads, (batch, token), called as it comes;
             None leaves outlier_token undefined.
-        in_units: Whether blocks of `unit_queries` of texts that are longer are units of their own.
-        backend: What makes the pass; calls that it cannot make are made by torch (`measures.backends.pass_of`).
+        in_units: Whether blocks of `unit_queries` of longer texts are units of their own.
+        backend: Which back end makes the pass; torch makes the calls that it cannot make (`backends.choose.pass_of`).
 
     Attributes:
-        sums: Kind -> layer -> sums and counts by measure, unit and head. In the order in which they came.
+        sums: Kind -> layer -> sums and counts by measure, unit and head, in the order in which they came.
 
     Raises:
         ValueError: A measure is unknown.
@@ -91,7 +90,7 @@ class Sums(TileProbe[SumsOf]):
         return output, reader.result()
 
     def _texts(self, kind: Kind) -> tuple[TextFacts, TextFacts | None]:
-        """The texts of keys, and of queries where they are others."""
+        """The texts of keys, and of queries if they are others."""
         if kind == "encoder" or self._query_facts is None:
             return self._facts, (self._facts if kind == "cross" else None)
         return (self._query_facts, None) if kind == "decoder" else (self._facts, self._query_facts)
@@ -116,18 +115,18 @@ class Sums(TileProbe[SumsOf]):
         return self._plan_once(call, make, queries is None, pairs)
 
     def _outlying(self, call: AttentionCall, keys: TextFacts) -> Tensor | None:
-        """Which keys are outlying; None where it is not known, or none is. Across, the layer's states are no keys'."""
+        """Which keys are outlying; None if unknown, or none is. In cross attention, the layer's states are no keys'."""
         norms = None if self._norms is None or call.kind == "cross" else self._norms(call.kind, call.layer)
         if norms is None or norms.shape != keys.real.shape or not self._asks_outlying:
             return None
-        found = outlying(norms.to(call.query.device), keys)
-        return found if bool(found.any()) else None
+        which = outlying(norms.to(call.query.device), keys)
+        return which if bool(which.any()) else None
 
     def _factor(self, call: AttentionCall) -> Tensor | None:
-        given = self._projections.get((call.kind, call.layer))
-        if given is None or given.ndim == 3:
-            return given
-        return output_factor(given, call.n_heads)
+        projection = self._projections.get((call.kind, call.layer))
+        if projection is None or projection.ndim == 3:
+            return projection
+        return output_factor(projection, call.n_heads)
 
 
 class _Reader:
@@ -189,9 +188,9 @@ class _Reader:
         return some.any(-1)
 
     def _spread_evenly(self, block: Block, shares: Tensor) -> None:
-        """Adds to each key what queries give to each key that they may attend to, (text, head, query)."""
+        """Adds to each key the share that each query gives to all keys that it may attend to, (text, head, query)."""
         plan = self._plan
-        if not plan.hides(block):
+        if not plan.hides[block]:
             edges = plan.row(block, "edges").to(torch.int64).expand(*shares.shape, 2) + block.keys.start
             spread_over(self._steps[block.texts], edges[..., 0], edges[..., 1], shares)
             return
@@ -199,15 +198,15 @@ class _Reader:
         assert allowed is not None
         may = allowed.to(shares.dtype)
         if may.shape[2] == 1:  # the same for all queries
-            given = shares.sum(-1, keepdim=True) * may.squeeze(2)
+            received = shares.sum(-1, keepdim=True) * may.squeeze(2)
         elif may.shape[1] == 1:
-            given = shares @ may[:, 0]
+            received = shares @ may[:, 0]
         else:
-            given = (shares.unsqueeze(-2) @ may).squeeze(-2)
-        self._evenly_active[block.texts, :, block.keys] += given
+            received = (shares.unsqueeze(-2) @ may).squeeze(-2)
+        self._evenly_active[block.texts, :, block.keys] += received
 
     def result(self) -> SumsOf:
-        """The measures that it all comes to."""
+        """The measures of the layer."""
         plan, totals, uniform = self._plan, self._totals, self._uniform
         batch, n_units = len(self._received), plan.n_units
         if plan.blocks:
@@ -218,11 +217,11 @@ class _Reader:
             self._close_units(self._last.texts, plan.units(self._last))
         for part in (totals, uniform):
             clear_unknown(part, self._key_norms)
-        finish(totals, self._of_texts, plan.counted)
+        totals.finish_texts(self._of_texts, plan.counted)
         return join_totals(totals, uniform, self._wanted)
 
     def _close_units(self, texts: slice, units: slice) -> None:
-        """Adds what follows from the mass that keys received from the queries of some units, and begins the next."""
+        """Adds what follows from the mass that keys received from the queries of some units, and starts the next."""
         plan, totals = self._plan, self._totals
         evenly_active = self._evenly_active[texts]
         if self._asks_spread:

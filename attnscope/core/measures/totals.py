@@ -18,24 +18,24 @@ Sum = NDArray[np.float64]
 _BY_FAMILY = {measure.family: name for name, measure in MEASURES.items()}
 RECEIVED, SINK = _BY_FAMILY[Text("received")], _BY_FAMILY[Text("sink")]
 FIRST, EVERY = _BY_FAMILY[Keys("first")], _BY_FAMILY[Keys("resting", is_set=False)]
-"""What tells a sink: the mass on the first token; and a measure that counts every query."""
+"""A sink is recognised by the mass on the first token, and by a measure that counts every query."""
 
 
 @dataclass(frozen=True, eq=False)
 class SumsOf:
     """The measures of one layer on one batch, as sums and counts.
 
-    A unit is a text; or, where long texts were cut (`catalogue.unit_queries`), a block of a text's queries, all of
-    the first text before those of the second, and each text with as many. What is of a whole text (received, sink)
-    is then in its first unit.
+    A unit is a text; or, if long texts were cut (`catalogue.unit_queries`), a block of a text's queries. All units of
+    the first text come before those of the second, and each text has as many. Numbers of a whole text (received, sink)
+    are in its first unit.
 
     Attributes:
-        names: What the first axis of the sums holds (`measure_names`).
+        names: The measures of the first axis of the sums (`measure_names`).
         sum: (measure, unit, head), float64.
         count: Likewise: a value is sum / count, pooled over texts by adding both first. Undefined where 0.
-        uniform_sum: The same under uniform attention over the keys that the mask allows, with the same count. Of
+        uniform_sum: The same under uniform attention over the keys that the mask allows, with the same count. In
             `…_active` each query weighs as it does in the head, by the head's mass on keys outside the sinks: a head
-            that spreads evenly over them has just this, however much it rests where.
+            that spreads evenly over them has just this, however much it rests.
         offset_sum: (offset, unit, head): queries whose largest weight is at the offset (OFFSETS); of t keys that share
             the largest weight each counts 1/t.
         offset_count: Queries that may attend to a key at the offset.
@@ -78,17 +78,13 @@ class HeadSums(NamedTuple):
 
 
 _AT_ONCE = 1000
-"""So many small tensors wait on a device before they are fetched together."""
+"""How many small tensors wait on a device before they are fetched together."""
+
+_ARRAYS = ("sum", "count", "offset_sum", "offset_count")
 
 
 class Totals:
-    """Adds up one layer's measures unit by unit (see SumsOf); shared by dense weights and tiles.
-
-    Args:
-        names: Which sums are wanted.
-        n_units: How many units, of all texts.
-        n_heads: How many heads.
-    """
+    """Adds up one layer's measures unit by unit (see SumsOf), for dense weights and for tiles."""
 
     def __init__(self, names: tuple[str, ...], n_units: int, n_heads: int) -> None:
         self.names = names
@@ -103,7 +99,7 @@ class Totals:
         return name in self._place
 
     def add(self, name: str, units: slice, sums: Tensor | None, counts: Tensor | None = None) -> None:
-        """Adds sums and counts of some units, each (unit, head or 1); what nobody asked for is passed over."""
+        """Adds sums and counts of some units, each (unit, head or 1); skips measures that are not wanted."""
         i = self._place.get(name)
         if i is None:
             return
@@ -112,54 +108,56 @@ class Totals:
                 self._later(kind, i, units, numbers)
 
     def add_several(self, names: list[str], units: slice, numbers: Tensor, kind: Literal["sum", "count"]) -> None:
-        """Adds sums or counts of several measures, (measure, unit, head or 1); what nobody asked for is passed over."""
-        known, places = _shared(tuple(names), self.names)
-        if known:
-            self._later(kind, places, units, numbers if len(known) == len(names) else numbers[known])
+        """Adds sums or counts of several measures, (measure, unit, head or 1); skips those that are not wanted."""
+        wanted, rows = _match(tuple(names), self.names)
+        if wanted:
+            self._later(kind, rows, units, numbers if len(wanted) == len(names) else numbers[wanted])
 
     def add_offsets(self, units: slice, sums: Tensor, counts: Tensor) -> None:
         """Adds the counts of largest weights by offset, each (unit, head or 1, offset)."""
         self._later("offset_sum", slice(None), units, sums.permute(2, 0, 1))
         self._later("offset_count", slice(None), units, counts.permute(2, 0, 1))
 
-    def _later(self, kind: str, place: int | slice | list[int], units: slice, numbers: Tensor) -> None:
+    def _later(self, kind: str, rows: int | slice | list[int], units: slice, numbers: Tensor) -> None:
         if numbers.device.type == "cpu":
-            getattr(self, kind)[place, units] += numbers.detach().numpy()
+            getattr(self, kind)[rows, units] += numbers.detach().numpy()
             return
         # A tile has some fifty small tensors: fetched one by one they would take as long as the tile itself.
-        self._waiting.append((kind, place, units, numbers))
+        self._waiting.append((kind, rows, units, numbers))
         if len(self._waiting) >= _AT_ONCE:
             self.settle()
 
     def settle(self) -> None:
-        """Adds what was put off; before anything is read."""
+        """Adds what waits on a device; before anything is read."""
         if not self._waiting:
             return
         flat = torch.cat([numbers.detach().flatten() for *_, numbers in self._waiting]).cpu().double().numpy()
         start = 0
-        for kind, place, units, numbers in self._waiting:
+        for kind, rows, units, numbers in self._waiting:
             end = start + numbers.numel()
-            getattr(self, kind)[place, units] += flat[start:end].reshape(numbers.shape)
+            getattr(self, kind)[rows, units] += flat[start:end].reshape(numbers.shape)
             start = end
         self._waiting.clear()
 
-    def finish_texts(self, largest: Tensor, counted: Tensor) -> None:
-        """Adds what is of whole texts, to their first units: the key that received most, and whether a head is a sink.
+    def finish_texts(self, received: Tensor, counted: Tensor) -> None:
+        """Adds the numbers of whole texts to their first units: what the most attended key received, and sinks.
 
         Args:
-            largest: What the most attended key of each text received, (text, head).
-            counted: How many queries of each text were counted, (text, head or 1).
+            received: The mass that each key received, (text, head or mask head, key).
+            counted: How many queries of each text were counted, (text, mask head).
         """
+        largest = received.amax(-1) if received.shape[2] else received.sum(-1)
+        largest = largest.expand(-1, self.sum.shape[2])
         n_texts, n_units = len(largest), self.sum.shape[1]
         each = max(n_units // max(n_texts, 1), 1)
         first = slice(0, n_units, each)
         self.add(RECEIVED, first, largest, counted.expand(largest.shape))
         self.settle()
         if SINK in self:
-            asked = SINK, FIRST, EVERY
-            rows = [self._place[name] for name in asked]
+            names = SINK, FIRST, EVERY
+            rows = [self._place[name] for name in names]
             of_texts = [part[rows].reshape(3, n_texts, each, part.shape[2]).sum(2) for part in (self.sum, self.count)]
-            tell_sinks(asked, *of_texts)
+            tell_sinks(names, *of_texts)
             self.sum[rows[0], first], self.count[rows[0], first] = (part[0] for part in of_texts)
 
     def clear(self, name: str) -> None:
@@ -170,15 +168,15 @@ class Totals:
                 self.sum[i] = self.count[i] = 0.0
 
     def copy(self) -> "Totals":
-        """The same sums, to be added to apart."""
+        """The same sums, in arrays of their own."""
         self.settle()
         other = Totals(self.names, 0, 0)
-        for name in ("sum", "count", "offset_sum", "offset_count"):
+        for name in _ARRAYS:
             setattr(other, name, getattr(self, name).copy())
         return other
 
     def take_counts(self, other: "Totals") -> None:
-        """Takes over the counts of another's measures, but for the `_active` ones, which weights enter."""
+        """Takes over the counts of another's measures, except the `_active` ones, which depend on weights."""
         self.settle()
         other.settle()
         for name, i in self._place.items():
@@ -188,21 +186,21 @@ class Totals:
     def widen(self, n_heads: int) -> None:
         """Repeats sums that all heads share."""
         self.settle()
-        for name in ("sum", "count", "offset_sum", "offset_count"):
-            given = getattr(self, name)
-            setattr(self, name, np.repeat(given, n_heads // given.shape[2], axis=2))
+        for name in _ARRAYS:
+            shared = getattr(self, name)
+            setattr(self, name, np.repeat(shared, n_heads // shared.shape[2], axis=2))
 
 
 @cache
-def _shared(given: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[list[int], list[int]]:
-    """Which of the given names are wanted, and where each of these lies among the wanted ones."""
-    places = {name: i for i, name in enumerate(wanted)}
-    known = [i for i, name in enumerate(given) if name in places]
-    return known, [places[given[i]] for i in known]
+def _match(names: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[list[int], list[int]]:
+    """Which of some names are wanted, and where each of these lies among the wanted ones."""
+    rows = {name: i for i, name in enumerate(wanted)}
+    matching = [i for i, name in enumerate(names) if name in rows]
+    return matching, [rows[names[i]] for i in matching]
 
 
 def join_totals(heads: Totals, uniform: Totals, names: tuple[str, ...]) -> SumsOf:
-    """Puts the totals of a layer's heads beside those of uniform attention; drops what only others needed."""
+    """Puts the totals of a layer's heads beside those of uniform attention; drops sums that only others needed."""
     for part in (heads, uniform):
         part.settle()
     shared = [heads.sum, heads.count, uniform.sum]
@@ -216,14 +214,14 @@ def join_totals(heads: Totals, uniform: Totals, names: tuple[str, ...]) -> SumsO
 
 
 def internal_names(measures: Iterable[str] | None) -> tuple[str, ...]:
-    """`measure_names`, and what these need to be computed: a sink is told by first_token, and all queries."""
+    """`measure_names`, and the measures that these need: a sink needs first_token, and a count of all queries."""
     chosen = None if measures is None else set(measures)
     names = measure_names(chosen)
     return measure_names(chosen | {FIRST, EVERY}) if chosen is not None and SINK in names else names
 
 
 def tell_sinks(names: Sequence[str], sums: Sum, counts: Sum) -> None:
-    """Writes which texts a head is a sink on, from what first_token came to in the whole text.
+    """Writes which texts a head is a sink on, from the value of first_token in the whole text.
 
     A query that may not see the first token gives it nothing, and counts: a layer whose window is a few tokens has no
     sink there.

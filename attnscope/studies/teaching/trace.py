@@ -246,8 +246,8 @@ def _by_loops(lines: list[Line], inputs: Inputs, query: int | None) -> list[Arra
         if inputs.rotation is not None:
             turn = inputs.rotation
             partner = [int(p) for p in turn.partner]
-            q = of_head["rotated_query"] = reference.rotated(q, turn.cos[rows], turn.sin[rows], partner)
-            k = of_head["rotated_keys"] = reference.rotated(k, turn.cos, turn.sin, partner)
+            q = of_head["rotated_query"] = reference.rotate(q, turn.cos[rows], turn.sin[rows], partner)
+            k = of_head["rotated_keys"] = reference.rotate(k, turn.cos, turn.sin, partner)
         of_head |= reference.head_steps(
             q, k, v, inputs.scale,
             mask=_of_head(inputs.may, head, rows), bias=_of_head(inputs.bias, head, rows), softcap=inputs.softcap,

@@ -1,6 +1,6 @@
 """What one pass over the weights adds up of each head, by family: the columns that every back end fills. Ours.
 
-A measure is read off these columns by its family alone; none is named here.
+A measure is read off these columns by its family alone; no measure is named here.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ _WIDTHS: dict[str, int] = (
 
 
 def _slots(widths: dict[str, int]) -> dict[str, slice]:
-    """Where each part lies if one stands after the other."""
+    """The place of each part if one stands after the other."""
     slots, start = {}, 0
     for name, width in widths.items():
         slots[name] = slice(start, start := start + width)
@@ -27,9 +27,9 @@ def _slots(widths: dict[str, int]) -> dict[str, slice]:
 
 
 BOARD = _slots(_WIDTHS)
-"""Name -> its columns: statistics of rows, functions of query and key, what uniform attention of the same mass has of
-the cosine, how often the largest weight is at each offset, and the weight at each offset; sums over the queries that
-count. "off rest": of the keys outside the sinks alone."""
+"""Name -> its columns, sums over the queries that count: statistics of rows, functions of query and key, the cosine
+under uniform attention of the same mass, how often the largest weight is at each offset, and the weight at each offset.
+"off rest": of the keys outside the sinks alone."""
 
 N_COLUMNS = sum(_WIDTHS.values())
 
@@ -39,9 +39,9 @@ _QUERY_WIDTHS = {
 }  # fmt: skip
 
 QUERY = _slots(_QUERY_WIDTHS)
-"""Name -> the columns of what is known of each query: whether it counts, and in statistics by how much (divided by the
-logarithm of its number of keys, or by how many of the rarest tokens there are); what uniform attention has of the
-cosine; and which offsets are there."""
+"""Name -> the columns of what is known of each query: whether it counts; its factor in statistics (divided by the
+logarithm of its number of keys, or by the number of rarest tokens); the cosine under uniform attention; and its
+offsets."""
 
 N_QUERY_COLUMNS = sum(_QUERY_WIDTHS.values())
 
@@ -52,7 +52,7 @@ def read_board(board: Tensor, *, own_text: bool, knows: set[str]) -> tuple[list[
     Args:
         board: (unit, head, N_COLUMNS).
         own_text: Whether queries and keys are of one text.
-        knows: Facts and statistics that are known.
+        knows: The facts and statistics that are known.
 
     Returns:
         Names, and their sums, (measure, unit, head).
@@ -70,7 +70,7 @@ def read_board(board: Tensor, *, own_text: bool, knows: set[str]) -> tuple[list[
 
 @cache
 def _columns(own_text: bool, knows: frozenset[str]) -> tuple[dict[str, list[int]], dict[str, int]]:
-    """The columns that each measure adds up; and the one that is taken off, where there is one."""
+    """The columns that each measure adds up; and the column that is subtracted, if there is one."""
     columns: dict[str, list[int]] = {}
     less: dict[str, int] = {}
     endings = (("", ""), ("_active", " off rest"))

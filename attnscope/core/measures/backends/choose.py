@@ -18,23 +18,18 @@ DEVICES: dict[Backend, str] = {"numba": "cpu", "triton": "cuda"}
 """The device that each compiled pass is for; torch's is for all."""
 
 WIDEST = 512
-"""Bytes of a head's query, key or value beyond which triton's tiles would not fit beside each other on all devices."""
+"""Bytes of a head's query, key or value beyond which triton's tiles would not fit on all devices."""
 
 PAIRS: dict[Backend, int] = {"numba": 2**20, "triton": 2**25}
-"""Queries times keys of a block that a compiled pass makes, which keeps weights of a part of them at a time, or none:
-what the plan works out for each takes 4 or 128 MB a function of both."""
+"""Queries times keys of a block of a compiled pass, which keeps weights of a part of them at a time, or none. The
+plan's functions of both take 4 or 128 MB each."""
 
 Pass = Callable[[AttentionCall, Plan, tuple[str, ...], Reader, Buffers], Tensor]
 """As `torch_pass.run`."""
 
 
 def makes(backend: Backend, call: AttentionCall) -> bool:
-    """Whether a back end can make a call; what it cannot make, torch makes.
-
-    Args:
-        backend: The back end.
-        call: The attention.
-    """
+    """Whether a back end can make a call; torch makes what it cannot."""
     if backend == "torch":
         return True
     query, key, value = call.query, call.key, call.value
@@ -47,19 +42,14 @@ def makes(backend: Backend, call: AttentionCall) -> bool:
 
 
 def pairs_of(backend: Backend, call: AttentionCall) -> int | None:
-    """How many pairs of query and key a block may hold; None = as many as `core.tiles` says of a tile in memory."""
+    """How many pairs of query and key a block may hold; None = as many as a tile in memory."""
     return PAIRS.get(backend) if makes(backend, call) else None
 
 
 def pass_of(backend: Backend, call: AttentionCall) -> Pass:
-    """What makes the pass of a call: the back end where it can, else torch.
+    """The pass of a call, as `torch_pass.run`: that of the back end if it can make the call, else torch's.
 
-    Args:
-        backend: The back end; numba computes in float32 on the processor, triton likewise on a CUDA device.
-        call: The attention.
-
-    Returns:
-        As `torch_pass.run`: gives the output, (batch, n_heads, query, d_value), in the dtype of the values.
+    numba computes in float32 on the processor, triton likewise on a CUDA device.
     """
     if backend == "numba" and makes(backend, call):
         from attnscope.core.measures.backends import numba_pass

@@ -1,10 +1,10 @@
 """The pass over the weights in one go: scores, one fused pass in place, then the product with the values. Ours.
 
-Of long texts BLAS makes both products, tile by tile. Of short ones the pass does, head by head, from where queries,
-keys and values lie: to lay them out for BLAS takes as long as its product.
+BLAS makes both products of long texts, tile by tile. The pass itself makes those of short texts, head by head, from
+where queries, keys and values lie: to lay them out for BLAS takes as long as its product.
 
-Of float32 on the CPU. Chunks of queries are tasks that torch's threads share; what each comes to is added up in their
-order, so that numbers do not depend on how many there are.
+For float32 on the CPU. Chunks of queries are tasks that torch's threads share. Their results are added up in their
+order, so numbers do not depend on the number of threads.
 """
 
 import math
@@ -29,10 +29,10 @@ from attnscope.core.measures.catalogue import OFFSETS, PAIR_FACTS
 from attnscope.core.measures.plan import Plan
 
 CHUNK = 128
-"""Queries of one task: what keys receive from so many is added up in float32."""
+"""Queries of one task, whose mass on keys is added up in float32."""
 
 CHUNK_OF_LONG = 32
-"""Queries of one task of a long text, of which a tile holds few: threads are to share them."""
+"""Queries of one task of a long text: a tile holds few of them, and threads share them."""
 
 TILE = 300_000
 """Weights that are worked on together: 1.2 MB, so that products and the pass find each other's results in the cache."""
@@ -56,13 +56,13 @@ SLOTS = np.array(
     + [QUERY[name].start for name in ("relative_entropy", "entropy_off_rest", "max_weight", "rarest", "uniform cosine",
                                       "places")]
 )  # fmt: skip
-"""Where the kernel finds things: how many offsets there are (as many as a vector has lanes, or more), columns of BOARD,
-how far behind the others those off resting keys stand, columns of QUERY."""
+"""Where the kernel finds things: the number of offsets (at least that of a vector's lanes), columns of BOARD, how far
+behind the others the columns off resting keys stand, columns of QUERY."""
 
 
 @torch.no_grad()
 def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, buffers: Buffers) -> Tensor:
-    """Attention in tiles, told by its sums: all there are, whatever `names` asks; else the same as `torch_pass.run`.
+    """Attention in tiles, by all sums that there are, whatever `names` wants; else the same as `torch_pass.run`.
 
     The call's queries are of float32 or less, on the processor.
     """
@@ -92,18 +92,18 @@ def _is_small(call: AttentionCall, plan: Plan, block: Block) -> bool:
         and call.value.shape[3] % LANES == 0
         and call.bias is None
         and call.softcap is None
-        and not plan.hides(block)
+        and not plan.hides[block]
     )
 
 
 def _factors(call: AttentionCall, output: Tensor, block: Block) -> Factors:
-    """What a block's scores and output are products of, where it lies in memory."""
-    given = [
+    """The factors of a block's scores and output, where they lie in memory."""
+    cut = [
         call.query[block.texts, :, block.queries],
         call.key[block.texts, :, block.keys],
         call.value[block.texts, :, block.keys],
     ]
-    parts = [part.float() if part.stride(3) == 1 else part.float().contiguous() for part in given]
+    parts = [part.float() if part.stride(3) == 1 else part.float().contiguous() for part in cut]
     parts.append(output[block.texts, :, block.queries])
     query, key, value, written = (_flat(part) for part in parts)
     steps = [step for part in parts for step in part.stride()[:3]]
@@ -119,28 +119,30 @@ def _flat(part: Tensor) -> NDArray[np.float32]:
 
 
 class _ByBlas:
-    """Products by BLAS, of what makes a tile, around the pass."""
+    """Products by BLAS around the pass, for blocks that make a tile."""
 
     def __init__(self, call: AttentionCall, plan: Plan, buffers: Buffers) -> None:
         self._call, self._plan = call, plan
-        largest = max((math.prod(block.shape[:2]) * _padded(block) for block in plan.blocks), default=0) * call.n_heads
-        most_a_head = max((block.shape[1] * _padded(block) for block in plan.blocks), default=0)
+        largest = (
+            max((math.prod(block.shape[:2]) * _row_length(block) for block in plan.blocks), default=0) * call.n_heads
+        )
+        most_a_head = max((block.shape[1] * _row_length(block) for block in plan.blocks), default=0)
         size = min(largest, max(TILE, most_a_head))
         self._flat, spare = buffers.pair(size, torch.float32, call.query.device)
         # Keys of zeros behind each text, for the last vectors of tiles to reach into.
-        n_padded = max([call.key.shape[2], *(block.keys.start + _padded(block) for block in plan.blocks)])
+        n_padded = max([call.key.shape[2], *(block.keys.start + _row_length(block) for block in plan.blocks)])
         self._keys, self._values = _pad_keys(call, n_padded, spare)
 
     def attend(self, block: Block, fused: "_Fused", output: Tensor) -> None:
-        """Shows the pass a block's tiles, and puts the output where it belongs."""
+        """Gives the pass a block's tiles, and puts the output where it belongs."""
         call, (n_texts, n_rows, n_keys) = self._call, block.shape
         n_heads, d_head = call.n_heads, call.query.shape[3]
-        group, n_padded = n_heads // call.n_kv_heads, _padded(block)
+        group, n_padded = n_heads // call.n_kv_heads, _row_length(block)
         of_keys = slice(block.keys.start, block.keys.start + n_padded)
         queries = torch.empty(n_texts, n_heads, n_rows, d_head)
         torch.mul(call.query[block.texts, :, block.queries].float(), call.scale, out=queries)
         some_keys, some_values = self._keys[block.texts, ..., of_keys], self._values[block.texts, :, of_keys]
-        added = _added(call, self._plan, block)
+        added = _score_terms(call, self._plan, block)
         for texts, heads in _parts(n_texts, n_heads, group, n_rows * n_padded):
             kv_heads = slice(heads.start // group, (heads.stop - 1) // group + 1)
             some_rows, columns = queries[texts, heads], some_keys[texts, kv_heads].flatten(0, 1)
@@ -170,14 +172,14 @@ def _parts(n_texts: int, n_heads: int, group: int, a_head: int) -> Iterator[tupl
             yield slice(t, t + 1), slice(h, min(h + heads, n_heads))
 
 
-def _added(call: AttentionCall, plan: Plan, block: Block) -> list[Tensor]:
-    """What is added to a block's scores: the bias, and -infinity where a key is hidden; each (text, 1 or head, ...)."""
+def _score_terms(call: AttentionCall, plan: Plan, block: Block) -> list[Tensor]:
+    """What is added to a block's scores, each (text, 1 or head, ...): the bias, and -infinity on hidden keys."""
     parts = []
     if call.bias is not None:
         bias = call.bias.expand(len(call.query), -1, call.query.shape[2], -1)
         of_keys = block.keys if bias.shape[3] > 1 else slice(None)
         parts.append(bias[block.texts, :, block.queries, of_keys].float())
-    if plan.hides(block):
+    if plan.hides[block]:
         allowed = block.allowed(call.query.device)
         assert allowed is not None
         hidden = torch.zeros(allowed.shape).masked_fill_(~allowed, -math.inf)
@@ -192,14 +194,14 @@ def _pad_keys(call: AttentionCall, n: int, spare: Tensor) -> tuple[Tensor, Tenso
     """
     batch, n_kv_heads, n_keys, d_head = call.key.shape
     shapes = (batch, n_kv_heads, d_head, n), (batch, n_kv_heads, n, call.value.shape[3])
-    found = []
+    padded = []
     for shape in shapes:
         room = -(-math.prod(shape) // LANES) * LANES  # the next one begins at a line of the cache, too
         if room > len(spare):
             spare = torch.empty(room)
-        found.append(spare[: math.prod(shape)].view(shape))
+        padded.append(spare[: math.prod(shape)].view(shape))
         spare = spare[room:]
-    keys, values = found
+    keys, values = padded
     keys[..., :n_keys] = call.key.mT
     keys[..., n_keys:] = 0
     values[:, :, :n_keys] = call.value
@@ -207,7 +209,7 @@ def _pad_keys(call: AttentionCall, n: int, spare: Tensor) -> tuple[Tensor, Tenso
     return keys, values
 
 
-def _padded(block: Block) -> int:
+def _row_length(block: Block) -> int:
     """How many keys a block's rows hold: a multiple of LANES."""
     return -(-block.shape[2] // LANES) * LANES
 
@@ -217,11 +219,11 @@ class _Fused:
 
     def __init__(self, plan: Plan, block: Block, n_heads: int, sinks: NDArray[np.float32]) -> None:
         n_texts, n_queries, n_keys = block.shape
-        self._n_padded, self._n_keys, self._sinks = _padded(block), n_keys, sinks
+        self._n_padded, self._n_keys, self._sinks = _row_length(block), n_keys, sinks
         self._chunk = CHUNK if 2 * CHUNK * self._n_padded <= TILE else CHUNK_OF_LONG
         self._by_task = (n_texts, n_heads, -(-n_queries // self._chunk))
         self._begin = (block.queries.start, block.keys.start, int(plan.own_text))
-        self._given = _given(plan, block)
+        self._given = _describe(plan, block)
         # Memory of torch's: NumPy's lies now at one place of a line of the cache and now at another, and by that
         # products of matrices are rounded otherwise.
         n_tasks = math.prod(self._by_task)
@@ -234,7 +236,7 @@ class _Fused:
 
         Args:
             scores: Of whole texts, or of some heads of one.
-            first_head: Which head they begin with, those of all texts of the block counted.
+            first_head: Which head they begin with, counted over all texts of the block.
         """
         n_tiles = scores.shape[0] * scores.shape[1] * self._by_task[2]
         start = first_head * self._by_task[2]
@@ -242,11 +244,11 @@ class _Fused:
         self._share(start, start + n_tiles, array, _NO_FACTORS, first_head)
 
     def attend(self, factors: Factors) -> None:
-        """Makes a whole block's output, and adds up what is read off its weights, which are nowhere at once."""
+        """Makes a whole block's output, and adds up what is read off its weights, which never exist all at once."""
         self._share(0, math.prod(self._by_task), _NOTHING, factors, 0)
 
     def _share(self, start: int, stop: int, scores: NDArray[np.float32], factors: Factors, first_head: int) -> None:
-        """Has threads do tasks, each its share of them."""
+        """Lets threads share tasks."""
         outputs = tuple(numbers.view(-1).numpy() for numbers in (self._board, self._received, self._active))
         n_queries = self._active.shape[2]
         sizes = (self._by_task[1], n_queries, self._n_padded, self._chunk, *self._begin, first_head)
@@ -269,7 +271,7 @@ class _Fused:
             other.result()
 
     def result(self) -> Read:
-        """What it comes to, once every tile was read."""
+        """The sums of the block, once every tile was read."""
         received = self._received.view(*self._by_task, -1)[..., : self._n_keys]
         return Read(
             self._board.view(*self._by_task, -1).sum(2),
@@ -285,30 +287,30 @@ def count_threads() -> int:
 
 @cache
 def _pool(n: int) -> ThreadPoolExecutor:
-    """Threads of Python's, where those of torch cannot be asked."""
+    """Python's threads, if those of torch cannot be used."""
     return ThreadPoolExecutor(n, "attnscope")
 
 
-def _given(plan: Plan, block: Block) -> Given:
-    """What the kernel must know of a block; what is of size queries times keys is kept as long as there is room."""
+def _describe(plan: Plan, block: Block) -> Given:
+    """What the kernel must know of a block; what is of size queries times keys is kept if there is room."""
     texts = plan.texts_of(block)
-    n_texts, n_queries, n_padded = *block.shape[:2], _padded(block)
+    n_texts, n_queries, n_padded = *block.shape[:2], _row_length(block)
 
-    def listed() -> tuple[NDArray[np.int64], ...]:
+    def list_tokens() -> tuple[NDArray[np.int64], ...]:
         # Padding that can be seen is like keys on which heads rest: in all sums, but not in those of the others.
-        resting = _lists((texts.resting | ~texts.real if shown else texts.resting).numpy())
+        resting = _lists((texts.resting | ~texts.real if sees_padding else texts.resting).numpy())
         rare = _lists(np.zeros_like(texts.real.numpy()) if texts.rarest is None else texts.rarest.numpy())
         return *resting, *rare, *_groups(texts.ids.numpy(), texts.real.numpy()), np.asarray(texts.final_special.numpy())
 
-    shown = plan.shows_padding(block)
-    of_texts = plan.keep_texts(block, f"lists {shown}", listed)
+    sees_padding = plan.shows_padding[block]
+    of_texts = plan.keep_texts(block, f"lists {sees_padding}", list_tokens)
     rest_from, rest, rare_from, rare, groups, group_from, members, final = of_texts
 
     def rows() -> Given:
         edges, worth = (plan.row(block, name).contiguous().numpy() for name in ("edges", "worth"))
         of_queries = groups[:, block.queries] if plan.own_text else np.full((n_texts, n_queries), -1)
-        known = plan.cosines(block, n_padded) if plan.own_text else None
-        cosines = np.zeros((1, 1, n_padded), np.float32) if known is None else known.numpy()
+        likeness = plan.cosines(block, n_padded) if plan.own_text else None
+        cosines = np.zeros((1, 1, n_padded), np.float32) if likeness is None else likeness.numpy()
         n_cosines, n_rows, _ = cosines.shape
         steps = n_rows * n_padded * (n_cosines > 1), n_padded * (n_rows > 1)
         shape = (edges.shape[1], worth.shape[1], worth.shape[3], N_COLUMNS, texts.real.shape[1], *steps)
@@ -328,14 +330,14 @@ def _lists(marked: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
 
 
 def _groups(ids: NDArray[np.int64], real: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
-    """Like tokens of each text: the group of each, -1 for padding; where groups begin and the last ends; the tokens."""
-    texts, places = real.nonzero()
-    order = np.lexsort((places, ids[texts, places], texts))
-    texts, places = texts[order], places[order]
+    """Groups of like tokens: each token's group, -1 for padding; where groups begin and the last ends; the tokens."""
+    texts, positions = real.nonzero()
+    order = np.lexsort((positions, ids[texts, positions], texts))
+    texts, positions = texts[order], positions[order]
     begins = np.ones(len(texts), np.bool_)
-    begins[1:] = (np.diff(texts) != 0) | (np.diff(ids[texts, places]) != 0)
+    begins[1:] = (np.diff(texts) != 0) | (np.diff(ids[texts, positions]) != 0)
     groups = np.full(ids.shape, -1, np.int64)
-    groups[texts, places] = begins.cumsum() - 1
+    groups[texts, positions] = begins.cumsum() - 1
     yield groups
     yield np.append(begins.nonzero()[0], len(texts)).astype(np.int64)
-    yield places.astype(np.int64)
+    yield positions.astype(np.int64)

@@ -1,7 +1,5 @@
 """The pass over the weights in torch: on any device, in any precision, the reference of the others. Ours.
 
-What a tile gives:
-
 * Functions of query and key (distance, likeness) are one dot product of a head's tile with the function's.
 * Weights at offsets, and those of like tokens while they are few, are read where they are.
 * Row maxima, entropies and root-mean-squares take a pass each over weights that lie in the cache.
@@ -22,13 +20,13 @@ from attnscope.core.measures.facts import pair_facts, pair_targets
 from attnscope.core.measures.plan import Plan
 
 PLACES_APART = 64
-"""Queries from whose middle places are counted: what is left of places is a difference, which far ones would blur."""
+"""Queries from whose middle positions count: signed distances are differences, which far positions would blur."""
 
 TERMS_AT_ONCE = 2**14
 """Products of float32 that are added up at once: BLAS adds them one after another, and of 2^20 it loses four digits."""
 
 SHORT_LIST = 8
-"""Pairs of tokens are read one by one while they are at most one in so many of a tile."""
+"""Pairs of like tokens are read one by one if at most one in so many pairs of a tile is one."""
 
 _SUMMED: tuple[PairFact, ...] = tuple(fact for fact in PAIR_FACTS if fact != "signed_distance")
 """Functions that are summed as they are; signed distances follow from what keys receive."""
@@ -49,7 +47,7 @@ class Read(NamedTuple):
 
 
 Reader = Callable[[Block, Read], None]
-"""What is told of each block, in order."""
+"""Receives each block, in order."""
 
 
 def wanted_parts(names: tuple[str, ...], plan: Plan) -> set[str]:
@@ -72,13 +70,13 @@ def _parts(names: tuple[str, ...], own_text: bool, offsets: bool) -> frozenset[s
 
 
 def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, buffers: Buffers) -> Tensor:
-    """Attention in tiles, of which the sums are told.
+    """Attention in tiles, whose sums are read on the way.
 
     Args:
         call: The attention.
         plan: What texts and mask determine.
         names: The measures that are wanted.
-        read: Gets what each block comes to.
+        read: Gets the sums of each block.
         buffers: Where scores and weights lie.
 
     Returns:
@@ -159,11 +157,11 @@ class _TileReader:
         return rows.sum(-1).expand(self._tile.weights.shape[:2])
 
     def _receive(self, active: Tensor) -> Tensor:
-        """Mass that each key received, and where it lay, a few queries at a time.
+        """The mass that each key received, and where it lay, a few queries at a time.
 
-        Places count from the middle of these queries, those of the queries too. From the text's start the two sums
-        would be n / 2 tokens a query, and nearly all of it the same: a head that looks one token back would be off by
-        the rounding of n.
+        Positions count from the middle of these queries, those of the queries too. From the text's start the two sums
+        would be n / 2 tokens per query, and nearly equal: a head that looks one token back would be off by the rounding
+        of n.
         """
         block, plan, weights = self._block, self._plan, self._tile.weights
         n_texts, n_heads, n_queries, n_keys = weights.shape
@@ -200,46 +198,46 @@ class _TileReader:
                 self._put(f"{fact} off rest", both[..., i + len(_SUMMED)])
             return
         heads, real = flat[0], plan.row(block, "real")[0, 0]
-        found: dict[PairFact, Tensor] = {"distance": plan.offsets_of(block).abs_()}
+        functions: dict[PairFact, Tensor] = {"distance": plan.offsets_of(block).abs_()}
         cosines = plan.cosines(block) if "cosine" in self._wanted else None
         if cosines is not None:
-            found["cosine"] = cosines[0]
+            functions["cosine"] = cosines[0]
         listed = plan.keep(block, "pairs", self._list_pairs)
         if listed is None:
             same, followed = pair_targets(plan.texts_of(block), block.queries, block.keys)
-            found |= {"same_token": same[0].to(weights.dtype), "induction": followed[0].to(weights.dtype)}
+            functions |= {"same_token": same[0].to(weights.dtype), "induction": followed[0].to(weights.dtype)}
         else:
             at, worth = listed
             sums = self._sum_products(heads.index_select(1, at)[None], worth[None])
             for i, name in enumerate(("same_token", "induction", "same_token off rest", "induction off rest")):
                 self._put(name, sums[..., i])
-        for fact, function in found.items():
+        for fact, function in functions.items():
             worth = function if plan.all_real(block) else function * real[:, None]
             self._put(fact, self._sum_products(flat, worth.view(1, -1, 1))[..., 0])
             self._put(f"{fact} off rest", self._sum_products(flat, (worth * self._off_rest).view(1, -1, 1))[..., 0])
 
     def _sum_products(self, weights: Tensor, worth: Tensor) -> Tensor:
         """(text, head, pair) by (text, pair, several) -> (text, head, several), some pairs after others."""
-        found = torch.zeros(*weights.shape[:2], worth.shape[2], dtype=self._plan.summed, device=weights.device)
+        sums = torch.zeros(*weights.shape[:2], worth.shape[2], dtype=self._plan.summed, device=weights.device)
         for start in range(0, worth.shape[1], TERMS_AT_ONCE):
             some = slice(start, start + TERMS_AT_ONCE)
-            found += torch.bmm(weights[..., some], worth[:, some])
-        return found
+            sums += torch.bmm(weights[..., some], worth[:, some])
+        return sums
 
     def _list_pairs(self) -> tuple[Tensor, Tensor] | None:
-        """Like tokens of a block of one text, all and off resting keys: (places in the tile, (pair, 4) worths).
+        """Like tokens of a block of one text, all and off resting keys: (positions in the tile, (pair, 4) worths).
 
-        None where they are many.
+        None if there are many.
         """
         block, plan = self._block, self._plan
         real = plan.row(block, "real")[:, 0, :, None] > 0
         same, followed = (pair & real for pair in pair_targets(plan.texts_of(block), block.queries, block.keys))
-        places = (same | followed).flatten().nonzero().squeeze(-1)
-        if len(places) * SHORT_LIST > same.numel():
+        positions = (same | followed).flatten().nonzero().squeeze(-1)
+        if len(positions) * SHORT_LIST > same.numel():
             return None
-        worth = torch.stack([same.flatten()[places], followed.flatten()[places]], -1).to(plan.dtype)
-        off = self._off_rest[0, places % max(block.shape[2], 1)][:, None]
-        return places, torch.cat([worth, worth * off], -1)
+        worth = torch.stack([same.flatten()[positions], followed.flatten()[positions]], -1).to(plan.dtype)
+        off = self._off_rest[0, positions % max(block.shape[2], 1)][:, None]
+        return positions, torch.cat([worth, worth * off], -1)
 
     def _functions(self) -> Tensor:
         """Functions of a block of several texts, all and off resting keys, (text, query * key, 2 * function)."""

@@ -1,7 +1,7 @@
 """The pass over the weights on a CUDA device: flash attention that reads its rows on the way. Ours.
 
-One kernel gives the output and every statistic of a row, a second one what keys receive; weights lie in no memory but
-those at a few offsets. What is left for torch is of size queries times heads.
+One kernel gives the output and every statistic of a row, a second one what keys receive. No weights lie in memory
+except those at a few offsets. The rest, of size queries times heads, is torch's.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from attnscope.core.measures.catalogue import OFFSETS, PAIR_FACTS, REACH
 from attnscope.core.measures.plan import Plan
 
 TILE = 64, 32
-"""Queries of one program, and keys that it reads at a time: as many as registers hold with all sums of a row."""
+"""Queries of one program, and keys that it reads at a time: registers hold so many with all sums of a row."""
 
 OPTIONS = {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True}
 """How triton compiles: with 4 warps, 64 keys, or 3 stages rows are spilled to memory (sm_90, as ptxas tells)."""
@@ -27,7 +27,7 @@ OPTIONS = {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True}
 _ROWS = ("entropy", "entropy_off_rest", "max_weight", "rarest", "seen", "off rest", "rms_distance") + tuple(
     fact + of for fact in PAIR_FACTS for of in ("", " off rest")
 )
-"""What the kernel tells of each row, in its order."""
+"""The statistics of each row, in the kernel's order."""
 
 _COLUMNS: dict[str, tuple[str, str]] = (
     {"entropy": ("entropy", "counted"), "relative_entropy": ("entropy", "relative_entropy")}
@@ -39,18 +39,18 @@ _COLUMNS: dict[str, tuple[str, str]] = (
 
 
 class Call(NamedTuple):
-    """One block of an attention; what it has not is None.
+    """One block of an attention; what it does not have is None.
 
     Attributes:
-        query: (text, n_heads, query, d_head), of one number after the other.
-        key: (text, n_kv_heads, key, d_head), likewise.
-        value: (text, n_kv_heads, key, d_value), likewise.
+        query: (text, n_heads, query, d_head); its last axis is contiguous, as those of key and value.
+        key: (text, n_kv_heads, key, d_head).
+        value: (text, n_kv_heads, key, d_value).
         mask: (text, n_heads, query, key), uint8, not 0 = may attend.
         bias: (text, n_heads, query, key).
         sinks: (n_heads,).
-        scale: Factor on the dot products.
+        scale: See `AttentionCall`.
         softcap: See `AttentionCall`.
-        window: See there.
+        window: See `AttentionCall`.
     """
 
     query: Tensor
@@ -91,9 +91,9 @@ class Facts(NamedTuple):
 
     Attributes:
         off_rest: 1 for keys outside the sinks, (text, key), float32.
-        final: Where among the keys each text ends in a special token, (text,), int64; if it does not, none's place.
+        final: Where among the keys each text ends in a special token, (text,), int64; if it does not, no key's place.
         rare: 1 for the rarest keys, (text, key), float32.
-        cosine: (text, query, key), float32; None where it is not known.
+        cosine: (text, query, key), float32; None if it is not known.
         of_query: Tokens of the queries, -1 for none, (text, query), int64.
         of_key: Tokens of the keys, -2 for none, (text, key), int64.
         before_key: The tokens before these, -2 for none, likewise.
@@ -117,9 +117,9 @@ class Out(NamedTuple):
         output: (text, n_heads, query, d_value).
         rows: (text, n_heads, len(_ROWS), query), float32.
         band: Scores at the offsets, (text, n_heads, query, offset), float32; -inf where there are none.
-        largest: The largest score, (text, n_heads, query), float32; 0 where there is none.
-        scale: 1 / the sum of exponentials of what scores are below it, sinks included, likewise; 0 where there is none.
-        shared: 1 / how many keys have it, likewise.
+        largest: The largest score, (text, n_heads, query), float32; 0 if there is none.
+        scale: 1 / the sum of exponentials of scores less the largest, sinks included, likewise; 0 if there is none.
+        shared: 1 / how many keys have the largest score, likewise.
     """
 
     output: Tensor
@@ -132,9 +132,9 @@ class Out(NamedTuple):
 
 @torch.no_grad()
 def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, buffers: Buffers) -> Tensor:
-    """Attention, of which the sums are told: all there are, whatever `names` asks; else the same as `torch_pass.run`.
+    """Attention by all sums that there are, whatever `names` wants; else the same as `torch_pass.run`.
 
-    The call is such as `backends.makes` says. `buffers` is passed over: no tile leaves the kernel.
+    The call is one that `choose.makes` accepts. `buffers` is not used: no tile leaves the kernel.
     """
     batch, n_heads, n_queries, _ = call.query.shape
     rows = call.value.new_zeros(batch, n_queries, n_heads, call.value.shape[3])
@@ -146,10 +146,10 @@ def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, b
 
 
 def _read(call: AttentionCall, plan: Plan, block: Block, output: Tensor) -> Read:
-    """Writes the output of a block; what is read off its rows."""
+    """Writes the output of a block, and gives its sums."""
     n_texts, n_queries, n_keys = block.shape
     n_heads, before = call.n_heads, block.queries.start - block.keys.start
-    given = _cut(call, block)
+    cut = _cut(call, block)
     facts = plan.keep(block, "triton", lambda: _facts(plan, block))
     of_rows = call.query.new_empty(3, n_texts, n_heads, n_queries, dtype=torch.float32)
     out = Out(
@@ -158,20 +158,20 @@ def _read(call: AttentionCall, plan: Plan, block: Block, output: Tensor) -> Read
         of_rows.new_full((n_texts, n_heads, n_queries, len(OFFSETS)), -torch.inf),
         *of_rows,
     )
-    arrays = (given.query, given.key, given.value, output)
+    arrays = (cut.query, cut.key, cut.value, output)
     none = (0, 0, 0, 0)
     strides = Strides(
         *(array.stride()[:3] for array in arrays),
-        *(none if array is None else array.stride() for array in (given.mask, given.bias)),
+        *(none if array is None else array.stride() for array in (cut.mask, cut.bias)),
     )
     sizes = Sizes(n_queries, n_keys, call.query.shape[3], call.value.shape[3], n_heads // call.n_kv_heads, before)
     d, v = (max(16, triton.next_power_of_2(size)) for size in (sizes.d_head, sizes.d_value))
     received = torch.empty(n_texts, n_heads, n_keys, dtype=plan.summed, device=plan.device)
     how = {"IS_CAUSAL": call.is_causal, "M": TILE[0], "N": TILE[1], "D": d, **OPTIONS}
     read_rows[n_heads, triton.cdiv(n_queries, TILE[0]), n_texts](
-        given, strides, sizes, facts, out, OWN_TEXT=plan.own_text, REACH=REACH, V=v, **how
+        cut, strides, sizes, facts, out, OWN_TEXT=plan.own_text, REACH=REACH, V=v, **how
     )
-    receive[n_heads, triton.cdiv(n_keys, TILE[1]), n_texts](given, strides, sizes, facts.real, out, received, **how)
+    receive[n_heads, triton.cdiv(n_keys, TILE[1]), n_texts](cut, strides, sizes, facts.real, out, received, **how)
     return Read(_board(plan, block, out), received, out.rows[:, :, _ROWS.index("off rest")])
 
 
