@@ -1,7 +1,7 @@
-"""When each token of a transcript is spoken, by what cross-attention listens to as it is written.
+"""When each token of a transcript is spoken, from the frames that cross-attention listens to.
 
-Each head's weights are shared out anew among the frames with sound, standardised over tokens, frame by frame, and
-smoothed by a running median over time. Of the mean over heads, dynamic time warping takes the path that collects most
+Each head's weights are normalised over the frames with sound, standardised over tokens, frame by frame, and smoothed by
+a running median over time. Dynamic time warping then takes the path through the mean over heads that collects most
 while neither token nor frame ever goes back.
 
 Source: Radford et al. 2023 (Whisper), `openai-whisper`, timing.py, which standardises over the rows of the prompt and
@@ -16,17 +16,14 @@ MEDIAN_FRAMES = 7
 
 
 def align_tokens(weights: NDArray[np.floating], width: int = MEDIAN_FRAMES) -> NDArray[np.int64]:
-    """The frame at which the path comes to each token.
+    """The frame at which the path comes to each token, (token,), never falling; the first is 0.
 
     Args:
         weights: (head, token, frame): attention weights, 0 to 1.
-        width: Width of the running median in frames, odd; what has no more frames than half of it is not smoothed.
-
-    Returns:
-        (token,): numbers of frames, never falling; the first is 0.
+        width: Width of the running median in frames, odd; nothing is smoothed if there are at most half as many frames.
 
     Raises:
-        ValueError: There is no head, token or frame, or a width that has no middle.
+        ValueError: There is no head, token or frame, or the width is even.
     """
     if weights.ndim != 3 or 0 in weights.shape or width % 2 == 0:
         raise ValueError(f"weights {weights.shape} and a median over {width} frames align nothing")
@@ -60,14 +57,7 @@ def level_weights(weights: NDArray[np.floating], width: int = MEDIAN_FRAMES) -> 
 
 
 def align_levels(levels: NDArray[np.floating]) -> NDArray[np.int64]:
-    """The frame at which the path comes to each token, by what `level_weights` made of each head.
-
-    Args:
-        levels: (head, token, frame), in standard deviations.
-
-    Returns:
-        (token,): numbers of frames, never falling; the first is 0.
-    """
+    """The same from the `level_weights` of each head, (head, token, frame): (token,), never falling, from 0."""
     return _warp(-levels.mean(0, dtype=np.float64))
 
 
@@ -85,11 +75,11 @@ def _warp(costs: NDArray[np.float64]) -> NDArray[np.int64]:
             last = here[frame + 1] = cost + (both, down, along)[step]
             steps[token, frame] = step
         before = here
-    found = np.zeros(n_tokens, np.int64)
+    frames = np.zeros(n_tokens, np.int64)
     token, frame = n_tokens - 1, n_frames - 1
     while token > 0 or frame > 0:
-        found[token] = frame
+        frames[token] = frame
         step = 2 if token == 0 else 1 if frame == 0 else steps[token, frame]
         token, frame = token - (step != 2), frame - (step != 1)
-    found[0] = 0
-    return found
+    frames[0] = 0
+    return frames

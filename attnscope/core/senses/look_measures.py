@@ -1,9 +1,8 @@
 """What heads do between words and pictures: how much of a word's attention goes to the picture, and how it lies there.
 
-Queries are words after the picture; keys are all tokens, of which some stand for patches, or, of cross-attention,
-the patches themselves. Every measure is a sum and a count for each picture and head, as in `core.measures`; a value is
-sum / count over all pictures. The weights of one layer are held at a time, of these queries alone. This module knows no
-models.
+Queries are words after the picture; keys are all tokens, of which some stand for patches, or, in cross-attention, the
+patches themselves. Every measure is a sum and a count for each picture and head, as in `core.measures`; a value is
+sum / count over all pictures. Only the weights of one layer and of these queries are held at a time.
 """
 
 import math
@@ -58,12 +57,12 @@ class LookFacts:
     Attributes:
         n_tokens: Tokens of the prompt and of what was written; or keys of cross-attention to the picture.
         first: The first token after all patches.
-        asks: Which queries from there on are the words that are asked about, (query - first,), bool.
-        cells: Places of the tokens of the finest picture, (row, column).
-        patches: Places of the tokens of all pictures, (patch,).
-        box: How much of each patch of the finest picture lies in the box of what the words name, (row, column), 0 to 1;
+        asks: Which queries from there on are the words in question, (query - first,), bool.
+        cells: Positions of the tokens of the finest picture, (row, column).
+        patches: Positions of the tokens of all pictures, (patch,).
+        box: How much of each patch of the finest picture lies in the box that the words name, (row, column), 0 to 1;
             None = there is none.
-        seen: Of cross-attention: which keys they see at all, (key,), bool; None = they see all tokens up to
+        seen: Which keys the queries of cross-attention see at all, (key,), bool; None = they see all tokens up to
             themselves.
     """
 
@@ -77,7 +76,7 @@ class LookFacts:
 
     @property
     def n_queries(self) -> int:
-        """All that attend."""
+        """How many tokens attend."""
         return self.first + len(self.asks)
 
 
@@ -112,7 +111,7 @@ class LookSums(SenseSums[LookFacts, Floats]):
 def look_sums(weights: Floats, facts: LookFacts) -> HeadSums:
     """The measures of one prompt, as LOOK_MEASURES.
 
-    A word that gives nothing to the finest picture has no place: it is out of all but `looks` and `largest_patch`.
+    A word that gives nothing to the finest picture has no place: only `looks` and `largest_patch` count it.
 
     Args:
         weights: What the tokens after the patches give to all tokens, (head, token - first, token).
@@ -123,10 +122,10 @@ def look_sums(weights: Floats, facts: LookFacts) -> HeadSums:
     y, x = (at.ravel() for at in np.mgrid[:rows, :columns].astype(np.float64))
     even = math.sqrt(y.var() + x.var())
     edge = (y == 0) | (y == rows - 1) | (x == 0) | (x == columns - 1)
-    placed = facts.cells.ravel()
+    cells = facts.cells.ravel()
     box = np.zeros(rows * columns) if facts.box is None else facts.box.ravel()
     for head, of_head in enumerate(weights[:, facts.asks]):
-        share, on = of_head[:, facts.patches].sum(1), of_head[:, placed]
+        share, on = of_head[:, facts.patches].sum(1), of_head[:, cells]
         total = on.sum(1)
         there = np.isfinite(total) & (total > 0)
         p = on[there] / total[there, None]
@@ -134,23 +133,20 @@ def look_sums(weights: Floats, facts: LookFacts) -> HeadSums:
         spread = np.sqrt(np.maximum(p @ y**2 - mean_y**2 + p @ x**2 - mean_x**2, 0)) / (even or 1.0)
         near = np.where(spread < 1 - 1e-9, 1 - spread, 0)
         entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(1)
-        spots = [_spatial_entropy(one.reshape(rows, columns)) for one in p]
-        found = (
+        spots = [_spatial_entropy(shares.reshape(rows, columns)) for shares in p]
+        values_of = (
             (share, share), (share[there] * near, near), (entropy, entropy), (spots, spots),
             (p[:, edge].sum(1), entropy), (of_head[:, facts.patches].max(1), share),
             (p @ box, () if facts.box is None else near), (p @ box - box.mean(), () if facts.box is None else near),
         )  # fmt: skip
-        for number, (values, counted) in enumerate(found):
+        for number, (values, counted) in enumerate(values_of):
             sums[number, head], counts[number, head] = np.sum(values), len(counted)
     return HeadSums(sums, counts)
 
 
-_NEIGHBOURS = np.ones((3, 3), np.int64)
-
-
 def _spatial_entropy(p: Floats) -> float:
     """Entropy over the spots of a picture: connected patches that get the mean or more."""
-    spots, n = ndimage.label(p >= p.mean() * (1 - 1e-9), _NEIGHBOURS)
+    spots, n = ndimage.label(p >= p.mean() * (1 - 1e-9), np.ones((3, 3), np.int64))
     mass = ndimage.sum_labels(p, spots, np.arange(1, n + 1))
     shares = mass / mass.sum()
     return float(-(shares * np.log(shares)).sum())

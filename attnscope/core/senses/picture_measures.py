@@ -1,11 +1,10 @@
 """The catalogue of what heads of vision transformers are measured for, and what that must know of a picture.
 
 Every measure is a sum and a count for each picture and head, as in `core.measures`; a value is sum / count over all
-pictures. Queries are the patches; those of [CLS] are measured apart (`…_from_cls`). What compares places, colours or
-edges is about patches alone: the sum over patch keys, divided by all the mass that is on them. How much that is,
-`resting` says first.
+pictures. Queries are the patches; those of [CLS] are measured apart (`…_from_cls`). Measures of places, colours or
+edges are about patches alone: the sum over patch keys, divided by all the mass on them, which `resting` tells.
 
-This module knows no models. `core.picture_sums` adds the measures up.
+`picture_sums` adds the measures up.
 """
 
 import math
@@ -77,8 +76,8 @@ class PictureFacts:
         registers: Where registers stand.
         colours: CIELAB (D65) of each patch's mean light, (patch, 3): L* 0 to 100, a*, b*.
         reach: Square of each patch's median colour distance to the other patches, (patch,): of an even number of
-            distances the lower middle one. Infinite where there is no other patch.
-        edges: Gradient of luma in each patch, relative to the picture's mean, (patch,); None where there is none.
+            distances the lower middle one. Infinite if there is no other patch.
+        edges: Gradient of luma in each patch, relative to the picture's mean, (patch,); None if there is none.
     """
 
     grid: tuple[int, int]
@@ -96,7 +95,7 @@ class PictureFacts:
 
 
 def picture_facts(pixels: NDArray[np.uint8], grid: tuple[int, int], before: Sequence[str]) -> PictureFacts:
-    """What there is to know of a picture.
+    """The facts of a picture.
 
     Args:
         pixels: What the model saw, (height, width, 3), sRGB, whole patches.
@@ -117,7 +116,7 @@ def picture_facts(pixels: NDArray[np.uint8], grid: tuple[int, int], before: Sequ
         grid=grid,
         n_before=len(before),
         cls=list(before).index("CLS") if "CLS" in before else None,
-        registers=tuple(place for place, name in enumerate(before) if name.startswith("REG")),
+        registers=tuple(at for at, name in enumerate(before) if name.startswith("REG")),
         colours=colours,
         reach=_median_distances(colours),
         edges=edges / mean if mean > 0 else None,

@@ -1,7 +1,7 @@
 """The probe that measures heads on a picture, tile by tile, without keeping a map. Ours.
 
-Masses on keys are one product with a column for each; functions of query and key (distances, likeness) are worked out
-for the tile at hand, once for all heads. Uniform attention is added up likewise, as one head, once a picture.
+Masses on keys are one product with a column for each. Functions of query and key (distances, likeness) are worked out
+for each tile, once for all heads. Uniform attention is added up likewise, as one head, once per picture.
 """
 
 import math
@@ -63,7 +63,7 @@ class PictureSums(SenseSums[PictureFacts, Tensor]):
             first: Which query comes first.
         """
         facts, summed = self._facts, sum_dtype(weights.device)
-        n_heads, n_queries, _ = weights.shape
+        n_queries = weights.shape[1]
         by_key = (weights @ self._key_columns(weights)).to(summed)
         on_patches, resting, on_cls, on_registers, on_edges = by_key.unbind(-1)
         largest = weights[..., facts.n_before :].amax(-1)
@@ -77,7 +77,7 @@ class PictureSums(SenseSums[PictureFacts, Tensor]):
             "registers": (on_registers, ones if has_registers else none),
             "edges": (on_edges, on_patches if has_edges else none),
         }
-        found = torch.zeros(2, len(PICTURE_MEASURES), n_heads, dtype=summed, device=weights.device)
+        totals = torch.zeros(2, len(PICTURE_MEASURES), len(weights), dtype=summed, device=weights.device)
         start = min(max(facts.n_before - first, 0), n_queries)
         cls_row = facts.cls - first if facts.cls is not None else -1
         for number, name in enumerate(PICTURE_MEASURES):
@@ -86,19 +86,18 @@ class PictureSums(SenseSums[PictureFacts, Tensor]):
                 continue
             for part, numbers in enumerate(row):
                 if not name.endswith("_from_cls"):
-                    found[part, number] = numbers[:, start:].sum(-1, dtype=summed)
+                    totals[part, number] = numbers[:, start:].sum(-1, dtype=summed)
                 elif 0 <= cls_row < n_queries:
-                    found[part, number] = numbers[:, cls_row].to(summed)
+                    totals[part, number] = numbers[:, cls_row].to(summed)
         if start < n_queries:
-            self._add_places(found, weights[:, start:], on_patches[:, start:], first + start - facts.n_before)
-        return found
+            self._add_places(totals, weights[:, start:], on_patches[:, start:], first + start - facts.n_before)
+        return totals
 
-    def _add_places(self, found: Tensor, weights: Tensor, on_patches: Tensor, first: int) -> None:
+    def _add_places(self, totals: Tensor, weights: Tensor, on_patches: Tensor, first: int) -> None:
         """Adds the measures that compare positions or colours: of patch queries, from patch `first` on."""
-        facts, summed = self._facts, found.dtype
-        n_heads, n_queries, _ = weights.shape
+        facts, summed = self._facts, totals.dtype
         own = torch.diagonal(weights, facts.n_before + first, 1, 2).sum(-1, dtype=summed)
-        functions = self._functions(first, n_queries, weights)
+        functions = self._functions(first, weights.shape[1], weights)
         among = weights[..., facts.n_before :]
         # Sums over keys first, then over queries in the precision of sums.
         masses = torch.bmm(among.transpose(0, 1), functions).sum(0, dtype=summed).T
@@ -106,8 +105,8 @@ class PictureSums(SenseSums[PictureFacts, Tensor]):
         numbers_of = {name: number for number, name in enumerate(PICTURE_MEASURES)}
         sums = dict(zip(_FUNCTIONS, masses, strict=True)) | {"self_patch": own}
         for name, numbers in sums.items():
-            found[0, numbers_of[name]] = numbers
-            found[1, numbers_of[name]] = mass - own if name == "similar_colour" else mass
+            totals[0, numbers_of[name]] = numbers
+            totals[1, numbers_of[name]] = mass - own if name == "similar_colour" else mass
 
     def _key_columns(self, like: Tensor) -> Tensor:
         """What keys are worth, (key, column): patches, others, [CLS], registers, edges."""

@@ -1,10 +1,8 @@
 """What heads of speech models do across: when each token listens, and whether that moves on from token to token.
 
-Queries are the tokens of the transcript, without special ones; keys are the frames of the encoder's whole window, of
-which the first are sound and the rest silence that the recording was filled up with. Every measure is a sum and a count
-for each recording and head, as in `core.measures`; a value is sum / count over all recordings.
-
-No map is kept: of each query three sums over frames are (`tiles`). This module knows no models.
+Queries are the tokens of the transcript, without special ones. Keys are the frames of the encoder's whole window: first
+sound, then the silence that fills the window up. Every measure is a sum and a count for each recording and head, as in
+`core.measures`; a value is sum / count over all recordings. No map is kept: only three sums over frames per query.
 """
 
 import math
@@ -96,7 +94,7 @@ def sound_columns(n_keys: int, facts: SoundFacts) -> Floats:
 def sound_sums(found: Floats, facts: SoundFacts) -> HeadSums:
     """The measures of one recording, as SOUND_MEASURES.
 
-    A token that gives nothing to sound has no time: it is out of all but `sound`.
+    A token that gives nothing to sound has no time: only `sound` counts it.
 
     Args:
         found: Sum over frames of A_qk times `sound_columns`, (head, token, 3).

@@ -17,11 +17,8 @@ Rows = TypeVar("Rows")
 class SenseSums(TileProbe[HeadSums], ABC, Generic[Facts, Rows]):
     """Adds up the measures of a sense, tile by tile, without keeping a map; one forward pass on one input.
 
-    Args:
-        facts: What is known of the input.
-
     Attributes:
-        sums: Kind -> layer -> the measures of its heads, as the sense's catalogue, in the order in which layers came.
+        sums: Kind -> layer -> the measures of its heads, in the order of the sense's catalogue.
         uniform: The same of one head that attends alike to all keys that it may see; None before the first layer.
     """
 
@@ -40,7 +37,7 @@ class SenseSums(TileProbe[HeadSums], ABC, Generic[Facts, Rows]):
 
     @abstractmethod
     def _begin(self, call: AttentionCall) -> None:
-        """Makes ready to read an attention; refuses one that the facts are not of, by a ValueError."""
+        """Prepares to read an attention; refuses one that does not fit the facts, by a ValueError."""
 
     @abstractmethod
     def _measure_uniform(self, call: AttentionCall) -> HeadSums:

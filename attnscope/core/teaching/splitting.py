@@ -16,10 +16,10 @@ class Cut:
     Attributes:
         columns: First column and one past the last of each head, (head, 2).
         weights: (head, query, key), each row summing to 1.
-        heads_out: What each head puts out, (head, query, d_head).
+        heads_out: The output of each head, (head, query, d_head).
         entropy_nats: Mean entropy of the rows of each head, (head,); 0 to ln(key).
-        uniform: How many rows of each head are uniform over the keys that they may attend to, (head,): scores that
-            do not differ say nothing.
+        uniform: How many rows of each head are uniform over the keys that they may attend to, (head,): scores that do
+            not differ say nothing.
         rank: Rank of each head's dot products, (head,); at most d_head.
         disagreement_nats: How much the heads disagree about each query, (query,): the Jensen-Shannon divergence of
             their rows, entropy of the mean less mean of the entropies; 0 (all the same) to ln(head).
@@ -54,9 +54,6 @@ def cut(
         may: (query, key), True = may attend; None = all. Every query must have a key.
         twins: Whether head 1 gets the columns of head 0 instead of its own.
 
-    Returns:
-        What each head attends to and puts out.
-
     Raises:
         ValueError: d_model is no multiple of n_heads, or shapes do not fit.
 
@@ -83,7 +80,7 @@ def cut(
     weights = exps / exps.sum(-1, keepdims=True)
     entropy = _entropy(weights)
     flattest = np.full(weights.shape[1], key.shape[0]) if may is None else may.sum(-1)
-    # Of one key that may be attended to, nothing can be said: its row counts as uniform only beside others.
+    # A row of a single allowed key is always uniform, and says nothing.
     uniform = (weights.max(-1) <= (1 + 1e-9) / flattest) & (flattest > 1)
     return Cut(
         columns=columns,

@@ -1,11 +1,11 @@
-"""One head's attention as a person computes it: a line of NumPy a step.
+"""One head's attention as a person computes it: one line of NumPy per step.
 
-The lines are what is run: a step's value is what its own line leaves, so that what is read is what was computed. They
-share no code with core.attention (the kernels) nor with core.reference (loops), which check them. NumPy only.
+The lines are what runs: a step's value is what its own line leaves, so what you read is what was computed. They share
+no code with core.attention (the kernels) nor with core.exact.reference (loops), which check them. NumPy only.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,10 +45,10 @@ class Rotation:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """All that the steps start from, float64.
+    """The inputs of the steps, float64.
 
     Attributes:
-        Q: Projected queries, heads side by side, (query, n_heads * d_head); before rotation where there is one.
+        Q: Projected queries, heads side by side, (query, n_heads * d_head); before rotation if there is one.
         K: Projected keys, (key, n_kv_heads * d_head); likewise.
         V: Projected values, (key, n_kv_heads * d_value).
         n_heads: Query heads.
@@ -59,7 +59,7 @@ class Inputs:
         softcap: Bound of the scores; None = none.
         sinks: Each head's extra score, (n_heads,); None = none.
         rotation: Rotary positions; None = none, or they lie in Q and K already.
-        H: What the heads put out that are not traced, (n_heads, query, d_value); None = zeros.
+        H: The outputs of heads that are not traced, (n_heads, query, d_value); None = zeros.
         W_O: Output projection as torch.nn.Linear stores it, (d_model, n_heads * d_value); None = not known.
         b_O: Its bias, (d_model,); None = none.
     """
@@ -92,19 +92,19 @@ class Inputs:
         return width // self.n_kv_heads
 
     def names(self) -> dict[str, Any]:
-        """The names that the lines use, and what they stand for; arrays that lines write to are copies."""
+        """The names that the lines use, with their values; arrays that lines write to are copies."""
         n_queries = self.Q.shape[0]
         empty = np.zeros((self.n_heads, n_queries, self.d_value))
-        given: dict[str, Any] = {
+        names: dict[str, Any] = {
             "Q": self.Q, "K": self.K, "V": self.V, "scale": self.scale, "may": self.may, "bias": self.bias,
             "softcap": self.softcap, "sinks": self.sinks, "W_O": self.W_O, "b_O": self.b_O,
             "H": empty if self.H is None else self.H.copy(),
         }  # fmt: skip
         if self.rotation is not None:
             turn = self.rotation
-            given |= {"cos": turn.cos, "sin": turn.sin, "partner": turn.partner, "first": turn.pairs[:, 0],
+            names |= {"cos": turn.cos, "sin": turn.sin, "partner": turn.partner, "first": turn.pairs[:, 0],
                       "second": turn.pairs[:, 1], "unpaired": turn.unpaired}  # fmt: skip
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in names.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -131,17 +131,6 @@ class Line:
     head: int | None = None
 
 
-@dataclass
-class _Lines:
-    """Collects the lines of a head."""
-
-    head: int | None
-    found: list[Line] = field(default_factory=list)
-
-    def add(self, name: str, title: str, formula: str, code: str, axes: tuple[str, ...], variable: str = "") -> None:
-        self.found.append(Line(name, title, formula, code, variable or code.split(" = ")[0], axes, self.head))
-
-
 def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
     """The steps of one head, from its query to its output.
 
@@ -153,117 +142,117 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
     Returns:
         Lines in the order in which they run. For one query, vectors over keys; for all, (query, key) matrices.
     """
-    lines = _Lines(head)
+    lines: list[Line] = []
+
+    def add(name: str, title: str, formula: str, code: str, axes: tuple[str, ...]) -> None:
+        lines.append(Line(name, title, formula, code, code.split(" = ")[0], axes, head))
+
     row = ":" if query is None else str(query)
     at, more = ("", "") if query is None else (f"[{query}]", f", {query}")
     queries = ("query",) if query is None else ()
     d, d_value, read = inputs.d_head, inputs.d_value, head // (inputs.n_heads // inputs.n_kv_heads)
-    lines.add(
+    add(
         "query", "Queries" if query is None else "The query", f"head {head} takes columns {_span(head, d)} of Q",
         f"q = Q[{row}, {_columns(head, d)}]", (*queries, "column"),
     )  # fmt: skip
     shared = "" if inputs.n_heads == inputs.n_kv_heads else f": key/value head {read} serves it"
-    lines.add(
+    add(
         "keys", "Every key", f"columns {_span(read, d)} of K{shared}", f"k = K[:, {_columns(read, d)}]",
         ("key", "column"),
     )  # fmt: skip
     if inputs.rotation is not None:
         turned = "turned by its position: x_i cos_i + x_partner(i) sin_i"
-        lines.add(
+        add(
             "rotated_query", "Rotary positions: the query" if queries == () else "Rotary positions: queries",
             f"q {turned}", f"q = q * cos{at} + q[..., partner] * sin{at}", (*queries, "column"),
         )  # fmt: skip
-        lines.add(
+        add(
             "rotated_keys", "Rotary positions: every key", f"k {turned}", "k = k * cos + k[..., partner] * sin",
             ("key", "column"),
         )  # fmt: skip
-    lines.add(
+    add(
         "values", "Every value", f"columns {_span(read, d_value)} of V{shared}",
         f"v = V[:, {_columns(read, d_value)}]", ("key", "column"),
     )  # fmt: skip
     scores = (*queries, "key")
-    lines.add("dot_products", "Dot products", f"q · k, over {d} columns", "dots = q @ k.T", scores)
-    lines.add("scores", "Scaling", _scaling(inputs.scale, d), "scores = dots * scale", scores)
+    add("dot_products", "Dot products", f"q · k, over {d} columns", "dots = q @ k.T", scores)
+    add("scores", "Scaling", _scaling(inputs.scale, d), "scores = dots * scale", scores)
     if inputs.softcap is not None:
         cap = f"{inputs.softcap:g}"
-        lines.add(
+        add(
             "capped_scores", "Soft cap", f"{cap} · tanh(scores / {cap})",
             "scores = softcap * np.tanh(scores / softcap)", scores,
         )  # fmt: skip
     if inputs.bias is not None:
         own = head if inputs.bias.shape[0] > 1 else 0
-        lines.add(
+        add(
             "biased_scores", "Position bias", "scores + the bias that the model has for this distance",
             f"scores = scores + bias[{own}{more}]", scores,
         )  # fmt: skip
     if inputs.may is not None:
         own = head if inputs.may.shape[0] > 1 else 0
-        lines.add(
+        add(
             "masked_scores", "Mask", "-inf where the query may not attend",
             f"scores = np.where(may[{own}{more}], scores, -np.inf)", scores,
         )  # fmt: skip
-    lines.add(
+    add(
         "exponentials", "Softmax: exponentials",
         "exp(score - the row's largest): the same result, and nothing overflows",
         "exps = np.exp(scores - scores.max(-1, keepdims=True))", scores,
     )  # fmt: skip
     if inputs.sinks is None:
         code = "weights = exps / exps.sum(-1, keepdims=True)"
-        lines.add("weights", "Softmax: the weights", "exp / Σ exp; each row sums to 1", code, scores)
+        add("weights", "Softmax: the weights", "exp / Σ exp; each row sums to 1", code, scores)
     else:
-        lines.add(
+        add(
             "sink", "Softmax: the sink's exponential", "exp(sink - the row's largest): takes weight, gives no value",
             f"sink = np.exp(sinks[{head}] - scores.max(-1, keepdims=True))", (*queries, "sink"),
         )  # fmt: skip
-        lines.add(
+        add(
             "weights", "Softmax: the weights", "exp / (Σ exp + sink); each row sums to less than 1",
             "weights = exps / (exps.sum(-1, keepdims=True) + sink)", scores,
         )  # fmt: skip
     if query is not None:
-        lines.add(
+        add(
             "weighted_values", "Weighted values", "each value times its weight", "weighted = weights[:, None] * v",
             ("key", "column"),
         )  # fmt: skip
-        lines.add(
+        add(
             "head_output", f"What head {head} puts out", "Σ over keys of weight · value",
             f"H[{head}, {query}] = weighted.sum(0)", ("column",),
         )  # fmt: skip
     else:
-        lines.add(
+        add(
             "head_output", f"What head {head} puts out", "Σ over keys of weight · value",
             f"H[{head}] = weights @ v", ("query", "column"),
         )  # fmt: skip
     if inputs.rotation is not None and query is not None:
-        lines.add(
+        add(
             "scores_by_pair", "The score by frequency pair", "scale · (q_a k_a + q_b k_b) for each pair (a, b)",
             "by_pair = scale * ((q * k)[:, first] + (q * k)[:, second])", ("key", "pair"),
         )  # fmt: skip
         if len(inputs.rotation.unpaired):
-            lines.add(
+            add(
                 "scores_unrotated", "The score by columns that are not turned", "scale · Σ q_i k_i",
                 "by_rest = scale * (q * k)[:, unpaired].sum(-1)", ("key",),
             )  # fmt: skip
-    return lines.found
+    return lines
 
 
 def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
     """The steps after the heads: concatenation, and the output projection where it is known."""
-    lines = _Lines(None)
     queries = ("query",) if query is None else ()
     width = inputs.n_heads * inputs.d_value
-    lines.add(
-        "joined", "Concatenation", f"the {inputs.n_heads} heads side by side: {inputs.n_heads} · {inputs.d_value} = "
-        f"{width} columns",
-        "joined = np.concatenate(H, axis=-1)" if query is None else f"joined = np.concatenate(H[:, {query}])",
-        (*queries, "joined"),
-    )  # fmt: skip
+    formula = f"the {inputs.n_heads} heads side by side: {inputs.n_heads} · {inputs.d_value} = {width} columns"
+    code = "joined = np.concatenate(H, axis=-1)" if query is None else f"joined = np.concatenate(H[:, {query}])"
+    lines = [Line("joined", "Concatenation", formula, code, "joined", (*queries, "joined"))]
     if inputs.W_O is not None:
         shape = f"{inputs.W_O.shape[0]} × {inputs.W_O.shape[1]}"
         formula, code = f"W_O ({shape}) times joined", "output = joined @ W_O.T"
         if inputs.b_O is not None:
             formula, code = f"{formula}, + b_O", f"{code} + b_O"
-        lines.add("output", "Output projection", formula, code, (*queries, "output"))
-    return lines.found
+        lines.append(Line("output", "Output projection", formula, code, "output", (*queries, "output")))
+    return lines
 
 
 def compute(lines: list[Line], inputs: Inputs) -> list[Array]:
