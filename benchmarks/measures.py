@@ -23,8 +23,7 @@ import torch
 from attnscope.core.attention.seam import attend
 from attnscope.core.attention.tiles import Buffers
 from attnscope.core.measures.catalogue import MEASURES, OFFSETS
-from attnscope.core.measures.facts import TextFacts
-from attnscope.core.measures.norms import output_factor
+from attnscope.core.measures.facts import TextFacts, output_factor
 from attnscope.core.measures.sums import Sums
 from attnscope.corpus import TOKEN_BUDGET
 from attnscope.models import load

@@ -20,8 +20,7 @@ from attnscope.core.attention.seam import AttentionCall, allowed, attention_weig
 from attnscope.core.measures import plan
 from attnscope.core.measures.backends import choose as backends
 from attnscope.core.measures.dense import measures_of_weights
-from attnscope.core.measures.facts import TextFacts, outlying
-from attnscope.core.measures.norms import output_factor
+from attnscope.core.measures.facts import TextFacts, outlying, output_factor
 from attnscope.core.measures.sums import Sums
 from attnscope.core.measures.totals import SumsOf
 from attnscope.errors import AttnscopeError

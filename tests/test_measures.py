@@ -15,8 +15,7 @@ import torch
 from attnscope.core.attention.seam import attention_weights
 from attnscope.core.measures.catalogue import MEASURES, OFFSETS, measure_names
 from attnscope.core.measures.dense import measures_of_weights
-from attnscope.core.measures.facts import TextFacts
-from attnscope.core.measures.norms import output_factor, value_norms
+from attnscope.core.measures.facts import TextFacts, output_factor, value_norms
 from tests.core_helpers import make_call
 from tests.measure_helpers import make_facts
 

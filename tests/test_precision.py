@@ -18,7 +18,7 @@ from attnscope.core.attention.probes import Gate, Means
 from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights, attention_weights
 from attnscope.core.attention.tiles import attend_in_tiles, attend_lean
 from attnscope.core.measures.dense import measures_of_weights
-from attnscope.core.measures.norms import output_factor
+from attnscope.core.measures.facts import output_factor
 from attnscope.core.measures.sums import Sums
 from attnscope.core.questions.distance import hellinger_sums, jensen_shannon_sums
 from attnscope.core.questions.relations import Links, links_of_weights

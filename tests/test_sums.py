@@ -14,8 +14,7 @@ from attnscope.core.measures.backends import torch_pass
 from attnscope.core.measures.backends.choose import Backend
 from attnscope.core.measures.catalogue import MEASURES, measure_names
 from attnscope.core.measures.dense import measures_of_weights
-from attnscope.core.measures.facts import TextFacts, outlying
-from attnscope.core.measures.norms import output_factor
+from attnscope.core.measures.facts import TextFacts, outlying, output_factor
 from attnscope.core.measures.sums import Sums
 from tests import rounding
 from tests.core_helpers import few_examples, make_call

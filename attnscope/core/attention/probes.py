@@ -134,12 +134,7 @@ class Weights(OfChosen[Tensor]):
         return output, weights.detach().to("cpu", torch.float32)
 
     def keep(self, kind: Kind, layer: int, weights: Tensor) -> None:
-        """Keeps weights that an engine has computed by itself, if their layer is chosen.
-
-        Args:
-            kind: Kind of the attention.
-            layer: Its layer, from 0 within the kind.
-            weights: Weights of all heads, (batch, n_heads, query, key).
+        """Keeps weights of all heads, (batch, n_heads, query, key), that an engine computed, if their layer is chosen.
 
         Raises:
             RuntimeError: The layer of this kind was kept already.
@@ -185,12 +180,7 @@ class Strongest(OfChosen[Tensor]):
 class Pooled(OfChosen[PooledAttention]):
     """Keeps maps pooled to a grid, marginals and far links of chosen layers and heads: pictures of long texts.
 
-    Nothing that it makes grows with queries times keys.
-
-    Args:
-        grids: How to pool each kind of attention; other kinds are not kept.
-        layers: See OfChosen.
-        heads: See OfChosen.
+    Nothing that it makes grows with queries times keys. Kinds of attention without a grid are not kept.
 
     Attributes:
         maps: Kind -> layer -> what is kept of the chosen heads, on the CPU; its output is empty.

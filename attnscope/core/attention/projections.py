@@ -21,7 +21,7 @@ Bare = Callable[[AttentionCall], tuple[Tensor, Tensor, Turned]]
 
 
 class TokenVectors:
-    """Keeps queries, keys and outputs of some tokens of each text; another probe computes the attention.
+    """Keeps queries, keys and outputs of some tokens of each text; `probe` computes the attention.
 
     Args:
         probe: The probe that computes attention.

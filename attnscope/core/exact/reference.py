@@ -106,16 +106,9 @@ def head_steps(
 
 
 def rotate(rows: ArrayLike, cos: ArrayLike, sin: ArrayLike, partner: Sequence[int]) -> Array:
-    """Rotary positions: rotated_i = x_i cos_i + x_partner(i) sin_i, each row by its own angles.
+    """Rotary positions: rotated_i = x_i cos_i + x_partner(i) sin_i, each row by its own angles; all (token, d_head).
 
-    Args:
-        rows: (token, d_head).
-        cos: (token, d_head).
-        sin: (token, d_head), with its sign.
-        partner: The column that each one is turned with, (d_head,).
-
-    Returns:
-        (token, d_head).
+    `sin` has its sign; `partner` is the column that each column is turned with, (d_head,).
 
     Source:
         Su et al. 2021, section 3.4.2, equation 34, with columns paired as the model pairs them.
@@ -133,14 +126,7 @@ def _float64(array: ArrayLike) -> Array:
 
 
 def project(rows: ArrayLike, projection: Projection | None) -> Array:
-    """Rows through a linear map.
-
-    Args:
-        rows: (token, width in).
-        projection: The map; None = identity.
-
-    Returns:
-        (token, width out).
+    """Rows, (token, width in), through a linear map, None = identity: (token, width out).
 
     Raises:
         ValueError: The map does not fit the rows.

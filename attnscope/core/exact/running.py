@@ -319,11 +319,8 @@ class RunningSums:
     def most_unseen(self, units: ArrayLike = 1.0, dependence: ArrayLike = DEPENDENCE) -> Floats:
         """The largest share u of units of another kind of which these may show none, 0 to 1; NaN without a text.
 
-        None is seen with a probability of 2.5%, which a 95% interval leaves at each end: see `share_interval`, bound 2.
-
-        Args:
-            units: As in `share_interval`.
-            dependence: As in `share_interval`.
+        None is seen with a probability of 2.5%, which a 95% interval leaves at each end. See `share_interval` for its
+        second bound, and for `units` and `dependence`.
         """
         n_unseen: Floats = self._share(False, True, dependence, units).n_unseen
         return 1 - 0.025 ** (1 / n_unseen)
@@ -337,21 +334,12 @@ class RunningSums:
         dependence: ArrayLike = DEPENDENCE,
         units: ArrayLike = 1.0,
     ) -> Floats:
-        """One-sided p-value against H0: the share is at most the threshold.
+        """One-sided p-value against H0: the share is at most the threshold, broadcast to the shape of the quantities.
 
-        The test that `share_interval` is the inversion of: p < (1 - level) / 2 exactly where the interval at that level
-        lies above the threshold θ. The larger one of P(T >= (r - θ - 1/2n) / sqrt(θ(1 - θ)/n)) and (θ/r)^N, at most
-        0.5; for θ above r likewise, counted from the other side.
-
-        Args:
-            threshold: Broadcast to the shape of the quantities.
-            hits: As in `share_interval`.
-            unseen: As in `share_interval`.
-            dependence: As in `share_interval`.
-            units: As in `share_interval`.
-
-        Returns:
-            The p-values; NaN without a standard error, or if the threshold is NaN.
+        The test that `share_interval` is the inversion of, with the same arguments: p < (1 - level) / 2 exactly where
+        the interval at that level lies above the threshold θ. The larger one of P(T >= (r - θ - 1/2n) / sqrt(θ(1 -
+        θ)/n)) and (θ/r)^N, at most 0.5; for θ above r likewise, counted from the other side. NaN without a standard
+        error, or if the threshold is NaN.
         """
         part = self._share(hits, unseen, dependence, units)
         limit = np.broadcast_to(np.asarray(threshold, np.float64), self.shape)

@@ -168,12 +168,10 @@ class Leaves:
 
 
 def attribute(slope: Tensor, base: Tensor, source: Tensor) -> Float[Tensor, "text head token"]:
-    """Attribution patching: slope · (source - base), the change to first order, in the unit of the score.
+    """Attribution patching: slope · (source - base), the change of a score to first order, in its unit.
 
-    Args:
-        slope: The gradient of a score, (text, head, token, width).
-        base: What the heads computed, likewise.
-        source: What they computed in the other run, likewise.
+    The slope is the score's gradient, `base` what the heads computed and `source` what they computed in the other run;
+    all are (text, head, token, width).
     """
     change: Tensor = (slope.float() * (source.float() - base.float())).sum(-1)
     return change.detach()

@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnscope.core.measures.catalogue import MEASURES, Keys, Row, Statistic, measure_names, unit_queries
-from attnscope.core.measures.facts import OFF_REST, TextFacts
-from attnscope.core.measures.norms import value_norms
+from attnscope.core.measures.facts import OFF_REST, TextFacts, value_norms
 from attnscope.core.measures.queries import BEYOND_UNIFORM, MASS, Ground, Rows, at_offsets, ground, linear_rows
 from attnscope.core.measures.totals import SumsOf, Totals, internal_names, join_totals
 
@@ -31,13 +30,9 @@ OUTLYING_TOLD = tuple(
 
 
 def add_rows(totals: Totals, units: slice, rows: Rows, base: Ground) -> None:
-    """Adds up measures that are known query by query.
+    """Adds up measures that are known query by query, by their rows, (unit, head, query), OFF_REST among them.
 
-    Args:
-        totals: What to add to.
-        units: Which units the rows are of.
-        rows: Name -> (unit, head, query); OFF_REST among them.
-        base: What the mask and the texts say of these queries.
+    `base` is what the mask and the texts say of these queries.
     """
     names = [name for name in base.defined if name in totals]
     if not names:
@@ -206,15 +201,9 @@ class Received:
 def add_outlying(
     totals: Totals, uniform: Totals, units: slice, mask: Tensor, received: Received, counts: Tensor
 ) -> None:
-    """Adds the mass on outlying tokens; none of them is a resting key, so `_active` has the same sum.
+    """Adds the mass on outlying tokens, `mask`, (unit, key); none is a resting key, so `_active` has the same sum.
 
-    Args:
-        totals: Of the heads.
-        uniform: Of uniform attention, for each head.
-        units: Which units these are.
-        mask: Which tokens are outlying, (unit, key), bool.
-        received: By the queries of these units.
-        counts: Queries that may attend to an outlying token, and their mass off resting keys, (unit, head, 2).
+    `counts`: queries that may attend to an outlying token, and their mass off resting keys, (unit, head, 2).
     """
     worth = mask.to(received.mass.dtype)[:, None]
     for name in OUTLYING_TOLD:
@@ -226,11 +215,8 @@ def add_outlying(
 def key_norms(wanted: Totals, values: Tensor | None, n_heads: int, factor: Tensor | None) -> Rows:
     """Norms of what each key has to give, by wanted measure, (batch, head, key), at least 0; unknown ones are missing.
 
-    Args:
-        wanted: Which measures are.
-        values: (batch, kv_head, key, d_value), of width 0 if they are not known; or None.
-        n_heads: Query heads.
-        factor: `output_factor`, (n_heads, d, d_value), or None.
+    Values are (batch, kv_head, key, d_value), of width 0 or None if they are not known; `factor` is `output_factor`, or
+    None.
     """
     if values is None or not values.shape[-1]:
         return {}

@@ -336,9 +336,7 @@ class Plan:
     def cosines(self, block: Block, width: int | None = None) -> Tensor | None:
         """Cosines of static embeddings, (text, query, key), -1 to 1; None if embeddings are not known.
 
-        Args:
-            block: The block.
-            width: How many keys wide, at least as many as there are; columns behind these hold any cosine.
+        `width` is how many keys wide, at least as many as there are; columns behind these hold any cosine.
         """
         texts, n_keys = self.texts_of(block), block.shape[2]
         if texts.embeddings is None:

@@ -27,9 +27,8 @@ Edge = Tensor
 class Ranges:
     """Uniform attention over ranges of keys; all in float64, on the texts' device or, if that has none, the processor.
 
-    Args:
-        keys: The texts of the keys.
-        own_text: Whether queries are tokens of the same texts.
+    A range is `first`, the first key of each query, and `last`, the key after the last one; both are the same if there
+    is none. `own_text`: whether queries are tokens of the same texts as the keys.
     """
 
     def __init__(self, keys: TextFacts, *, own_text: bool) -> None:
@@ -52,23 +51,11 @@ class Ranges:
             self._group_tokens()
 
     def sees_padding(self, first: Edge, last: Edge) -> bool:
-        """Whether some query may attend to padding.
-
-        Args:
-            first: The first key of each query, (text, mask head or 1, query or 1).
-            last: The key after the last one, likewise; first, if there is none.
-        """
+        """Whether some query may attend to padding; see Ranges for its keys."""
         return bool((self._between(first, last)[..., self._at[PADDING]] > 0).any())
 
     def ground(self, first: Edge, last: Edge, asking: Tensor, queries: slice) -> Ground:
-        """As `queries.ground`, for queries that may attend to all keys from `first` to just before `last`.
-
-        Args:
-            first: The first key of each query, (text, mask head or 1, query or 1).
-            last: The key after the last one, likewise; first, if there is none.
-            asking: Which queries are tokens that count, (text, query), bool.
-            queries: Which queries these are.
-        """
+        """As `queries.ground`, for some queries that may attend to a range of keys; `asking` is (text, query), bool."""
         sums = self._between(first, last)
         n_allowed = (last - first).double()
         share = 1 / n_allowed.clamp(min=1)
@@ -215,16 +202,9 @@ def _prefix(numbers: Tensor) -> Tensor:
 
 
 def spread_over(steps: Tensor, first: Edge, last: Edge, shares: Tensor) -> Tensor:
-    """Adds a share of each query to each of its keys, as steps: their running sums are what each key receives.
+    """Adds a share of each query, (text, head, query), to each key of its range: as steps, (text, head, key + 1).
 
-    Args:
-        steps: (text, head, key + 1), written to.
-        first: The first key of each query, (text, head, query).
-        last: The key after the last one, likewise.
-        shares: What it gives to each key, likewise.
-
-    Returns:
-        The steps.
+    The steps are written to and returned; their running sums are what each key receives.
     """
     shares = shares.to(steps.dtype)
     return steps.scatter_add_(2, first, shares).scatter_add_(2, last, -shares)

@@ -29,8 +29,7 @@ from attnscope.core.measures.dense import (
     clear_unknown,
     key_norms,
 )
-from attnscope.core.measures.facts import OFF_REST, TextFacts, outlying
-from attnscope.core.measures.norms import output_factor
+from attnscope.core.measures.facts import OFF_REST, TextFacts, outlying, output_factor
 from attnscope.core.measures.plan import Plan
 from attnscope.core.measures.ranges import spread_over
 from attnscope.core.measures.totals import SumsOf, internal_names, join_totals

@@ -21,7 +21,15 @@ from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tile_probe import TileProbe
 from attnscope.core.attention.tiles import Block, Buffers, blocks
-from attnscope.core.questions.contacts import CUTS, SEPARATIONS, Contacts, correct_maps, pairs_of, precision
+from attnscope.core.questions.contacts import (
+    CUTS,
+    SEPARATIONS,
+    Contacts,
+    correct_maps,
+    first_tokens,
+    pairs_of,
+    precision,
+)
 from attnscope.core.questions.relations import BlockLinks, LinkFacts, LinkReader, divide_links
 
 ASKED: tuple[tuple[str, int], ...] = tuple((separation, cut) for separation in SEPARATIONS for cut in CUTS)
@@ -147,15 +155,10 @@ class CombinedLinks(TileProbe[Tensor]):
     def _may(self) -> Tensor:
         """Which words each link may be on, (link, word)."""
         facts = self.facts
-        n_texts, n_keys = facts.units.shape
-        start = torch.full((n_texts, self._n_words), n_keys, dtype=torch.int64, device=facts.units.device)
-        text, token = (facts.units >= 0).nonzero().unbind(1)
-        flat = text * self._n_words + facts.units[text, token]
-        start.view(-1).scatter_reduce_(0, flat, token, "amin")
-        rows = start[facts.row_text]
-        may = rows < n_keys
+        rows = first_tokens(facts.units, self._n_words)[facts.row_text]
+        may = rows < facts.units.shape[1]
         if self.tried.is_causal:
-            last = torch.zeros(len(facts.row_text), dtype=torch.int64, device=start.device)
+            last = torch.zeros(len(facts.row_text), dtype=torch.int64, device=rows.device)
             last.scatter_reduce_(0, facts.pieces[:, 0], facts.pieces[:, 1], "amax")
             may &= rows <= last[:, None]
         may[facts.own[:, 0], facts.own[:, 1]] = False

@@ -85,16 +85,19 @@ class Pairs:
         return at[key[at] == wanted] if len(key) else at[:0]
 
 
-def pairs_of(units: Int[Tensor, " token"]) -> Pairs:
-    """The pairs of a text's words that are LEAST tokens apart, or more.
+def first_tokens(units: Int[Tensor, "text token"], n_words: int) -> Int[Tensor, "text {n_words}"]:
+    """The first token of each word of texts, int64; how many tokens a text has if it lacks the word."""
+    n_texts, n_tokens = units.shape
+    first = torch.full((n_texts, n_words), n_tokens, dtype=torch.int64, device=units.device)
+    text, token = (units >= 0).nonzero().unbind(1)
+    first.view(-1).scatter_reduce_(0, text * n_words + units[text, token], token, "amin")
+    return first
 
-    Args:
-        units: The number of each token's word, -1 = none.
-    """
+
+def pairs_of(units: Int[Tensor, " token"]) -> Pairs:
+    """The pairs of a text's words that are LEAST tokens apart, or more; `units` has each token's word, -1 = none."""
     n = int(units.max()) + 1 if len(units) else 0
-    start = torch.full((n,), len(units), dtype=torch.int64, device=units.device)
-    tokens = (units >= 0).nonzero()[:, 0]
-    start.scatter_reduce_(0, units[tokens], tokens, "amin")
+    start = first_tokens(units[None], n)[0]
     first, second = torch.triu_indices(n, n, 1, device=units.device)
     apart = (start[second] - start[first]).abs()
     far = apart >= LEAST
@@ -142,14 +145,9 @@ def n_predicted(n_words: int, cut: int = 1) -> int:
 
 
 class WordMaps:
-    """Puts the maps between words together, text by text, from the blocks of one attention.
+    """Puts the maps between words of some texts together, text by text, from the blocks of one attention.
 
-    It holds no more than one block and the maps of its texts.
-
-    Args:
-        units: The number of each token's word within its text, -1 = none.
-        texts: The texts whose maps are wanted.
-        n_queries: How many queries each has.
+    It holds no more than one block and the maps of its texts. `units` are those of `LinkFacts`.
     """
 
     def __init__(self, units: Int[Tensor, "text token"], texts: Sequence[int], n_queries: int) -> None:

@@ -113,17 +113,11 @@ class Score:
 def refit(
     part: Part, head: int, terms: tuple[int, ...], start: Floats | None = None, close: float = _CLOSE
 ) -> tuple[Floats, float]:
-    """The weights of some terms for which p is nearest to a head's attention, and how near.
-
-    Args:
-        part: The rows.
-        head: Which head.
-        terms: Numbers of features.
-        start: Where to begin.
-        close: A step that gains less than this many nats is the last.
+    """The weights of some terms for which p is nearest to a head's attention, from `start` on, and how near.
 
     Returns:
-        The weights, and the mean of KL(A ‖ p) over texts in nats (without the ridge).
+        The weights, and the mean of KL(A ‖ p) over texts in nats (without the ridge). The last step gains less than
+        `close` nats.
     """
     table = part.table(terms, head)
     (shared,) = part.expected([head])

@@ -165,8 +165,7 @@ class Clustering(NamedTuple):
 def cluster_heads(distances: Floats) -> Clustering:
     """Heads clustered by average linkage (UPGMA), leaves ordered so that neighbours are as alike as can be.
 
-    Args:
-        distances: (head, head), symmetric; NaN (never compared) counts as the largest of all.
+    Distances are (head, head), symmetric; NaN (never compared) counts as the largest of all.
 
     Source:
         Sokal & Michener 1958; Bar-Joseph et al. 2001 for the order; by scipy.
@@ -195,12 +194,10 @@ def classical_mds(distances: Floats) -> PlaneMap:
 
         B = -1/2 J D² J,  J = I - 1/n;  coordinates: two leading eigenvectors of B times the roots of their eigenvalues
 
-    Roots of mean squared Hellinger distances and of mean Jensen-Shannon divergences are Euclidean if all pairs are
-    compared on the same queries. Then B has no negative eigenvalues, and the map leaves out axes but bends nothing. An
-    axis points to where its entry of largest size is positive, so that the same distances give the same map.
-
-    Args:
-        distances: (head, head), symmetric; NaN (never compared) counts as the largest of all.
+    Distances are (head, head), symmetric; NaN (never compared) counts as the largest of all. Roots of mean squared
+    Hellinger distances and of mean Jensen-Shannon divergences are Euclidean if all pairs are compared on the same
+    queries. Then B has no negative eigenvalues, and the map leaves out axes but bends nothing. An axis points to where
+    its entry of largest size is positive, so that the same distances give the same map.
 
     Source:
         Torgerson 1952; Gower 1966. Used for heads by Clark et al. 2019, section 6.
@@ -222,10 +219,7 @@ def classical_mds(distances: Floats) -> PlaneMap:
 
 
 def best_matching(distances: Floats) -> NDArray[np.int64]:
-    """The one-to-one matching of heads with the least sum of distances.
-
-    Args:
-        distances: (head of a, head of b); NaN counts as the largest of all.
+    """The one-to-one matching of heads with the least sum of distances, (head, head); NaN counts as the largest.
 
     Returns:
         (pair, 2): heads of a, ascending, each with its head of b; as many pairs as the smaller side has heads.

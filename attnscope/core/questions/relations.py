@@ -19,7 +19,15 @@ from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tile_probe import TileProbe
 from attnscope.core.attention.tiles import Block, Buffers, blocks
-from attnscope.core.questions.contacts import Contacts, WordMaps, correct_maps, n_predicted, pairs_of, precision
+from attnscope.core.questions.contacts import (
+    Contacts,
+    WordMaps,
+    correct_maps,
+    first_tokens,
+    n_predicted,
+    pairs_of,
+    precision,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,11 +125,7 @@ def word_weights(
 ) -> Float[Tensor, "head word"]:
     """What one word of one text gives to each word, by the rules above; -1 for the word itself.
 
-    Args:
-        weights: Of the text.
-        units: As in `LinkFacts`.
-        tokens: The word's pieces.
-        own: The words that it is.
+    `units` are those of `LinkFacts`, `tokens` the word's pieces, `own` the words that it is.
     """
     n_units = int(units.max()) + 1
     rows = weights[:, tokens].double().mean(1)
@@ -232,13 +236,9 @@ def _words(units: Tensor) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
     at = torch.arange(len(flat), device=units.device)
     rank = at - torch.where(starts, at, 0).cummax(0).values if len(flat) else at
     levels = []
-    for level in range(int(rank.max()) + 1 if len(flat) else 1):
+    for level in range(1, int(rank.max()) + 1 if len(flat) else 1):
         chosen = rank == level
-        text, token, word = texts[chosen], tokens[chosen], flat[chosen] % max(n_words, 1)
-        if level == 0:
-            first = torch.full((n_texts, n_words), n_keys, dtype=torch.int64, device=units.device)
-            first[text, word] = token
-            continue
+        text, token, word = texts[chosen], tokens[chosen], flat[chosen] % n_words
         counts = torch.bincount(text, minlength=n_texts)
         column = torch.arange(len(text), device=units.device) - (counts.cumsum(0) - counts)[text]
         width = int(counts.max())
@@ -247,18 +247,11 @@ def _words(units: Tensor) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
         )
         pieces[text, column], owners[text, column] = token, word
         levels.append((pieces, owners))
-    return first, tuple(levels)
+    return first_tokens(units, n_words), tuple(levels)
 
 
 class LinkReader:
-    """One attention's links, block by block.
-
-    Args:
-        facts: The links.
-        plan: What `divide_links` makes of them.
-        sizes: Numbers of heads, queries and keys.
-        dtype: That of the weights.
-    """
+    """One attention's links, block by block; `plan` is that of `divide_links`, `sizes` of heads, queries and keys."""
 
     def __init__(
         self, facts: LinkFacts, plan: dict[Block, BlockLinks], sizes: tuple[int, ...], dtype: torch.dtype

@@ -132,12 +132,7 @@ class Line:
 
 
 def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
-    """The steps of one head, from its query to its output.
-
-    Args:
-        inputs: What they start from.
-        head: Which head.
-        query: Which query alone; None = all of them.
+    """The steps of one head, from its query to its output, for one query or, with None, for all.
 
     Returns:
         Lines in the order in which they run. For one query, vectors over keys; for all, (query, key) matrices.
@@ -256,15 +251,7 @@ def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
 
 
 def compute(lines: list[Line], inputs: Inputs) -> list[Array]:
-    """Runs lines one after the other.
-
-    Args:
-        lines: As `head_lines` and `concatenation_lines` give them, in order.
-        inputs: What they start from; unchanged.
-
-    Returns:
-        The value of each step, right after its line.
-    """
+    """Runs lines one after the other from inputs, which stay unchanged: the value of each step after its line."""
     names = {"np": np} | inputs.names()
     values = []
     for line in lines:

@@ -124,7 +124,7 @@ class PlaneSums:
         import torch
 
         from attnscope.core.attention.projections import output_directions, score_directions
-        from attnscope.core.measures.norms import output_factor
+        from attnscope.core.measures.facts import output_factor
 
         queries, keys, outputs = (
             torch.cat(of_texts, 1).nan_to_num(0.0, 0.0, 0.0)

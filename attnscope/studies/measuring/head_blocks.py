@@ -280,7 +280,7 @@ def target_of(start: Tokens, tokens: Tokens) -> Tokens:
 
 def _factors(model: Model) -> dict[tuple[Any, int], Tensor]:
     """What the measures need of the output projections, worked out once for all batches."""
-    from attnscope.core.measures.norms import output_factor
+    from attnscope.core.measures.facts import output_factor
 
     n_heads = dict(zip(model.info.kinds, model.info.n_heads, strict=True))
     return {place: output_factor(weight, n_heads[place[0]]) for place, weight in model.output_projections().items()}

@@ -70,14 +70,7 @@ def _parts(names: tuple[str, ...], own_text: bool, offsets: bool) -> frozenset[s
 
 
 def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, buffers: Buffers) -> Tensor:
-    """Attention in tiles, whose sums are read on the way.
-
-    Args:
-        call: The attention.
-        plan: What texts and mask determine.
-        names: The measures that are wanted.
-        read: Gets the sums of each block.
-        buffers: Where scores and weights lie.
+    """Attention in tiles; `read` gets the sums of each block, as far as the measures `names` need them.
 
     Returns:
         The output, (batch, n_heads, query, d_value), in the dtype of the values.
