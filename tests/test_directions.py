@@ -50,24 +50,20 @@ def first_term(rows: Rows, offsets: np.ndarray, x: np.ndarray) -> tuple[np.ndarr
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_tokens_that_a_head_attends_to_are_found(seed: int) -> None:
+@pytest.mark.parametrize(("is_pair", "correlation", "share"), [(False, 0.7, 0.4), (True, 0.6, 0.3)])
+def test_tokens_and_pairs_of_classes_that_a_head_attends_to_are_found(
+    is_pair: bool, correlation: float, share: float, seed: int
+) -> None:
     rows, offsets, x = sample(seed)
-    planted = np.isin(rows.key_types, np.random.default_rng(seed).choice(N_TYPES, 6, replace=False))
+    if is_pair:
+        queries, keys = (x[:, column] > 0.2 for column in (0, 1))  # classes that embeddings tell apart
+        planted = keys[rows.key_types] & np.repeat(queries[rows.query_types], N_KEYS)
+    else:
+        planted = np.isin(rows.key_types, np.random.default_rng(seed).choice(N_TYPES, 6, replace=False))
     rows = replace(rows, weights=attending(rows, 3.0 * planted, 0.5, seed))
     values, explained = first_term(rows, offsets, x)
     on = planted[rows.of_texts(range(N_TEXTS // 2, N_TEXTS)).entries]
-    assert np.corrcoef(on, values)[0, 1] > 0.7 and explained > 0.4
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_pair_of_classes_is_found(seed: int) -> None:
-    rows, offsets, x = sample(seed)
-    queries, keys = (x[:, column] > 0.2 for column in (0, 1))  # classes that embeddings tell apart
-    planted = keys[rows.key_types] & np.repeat(queries[rows.query_types], N_KEYS)
-    rows = replace(rows, weights=attending(rows, 3.0 * planted, 0.5, seed))
-    values, explained = first_term(rows, offsets, x)
-    on = planted[rows.of_texts(range(N_TEXTS // 2, N_TEXTS)).entries]
-    assert np.corrcoef(on, values)[0, 1] > 0.6 and explained > 0.3
+    assert np.corrcoef(on, values)[0, 1] > correlation and explained > share
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -29,15 +29,21 @@ def rounded(x: float) -> Fraction:
     return Fraction(round(coarse * 2**50), 2**50)
 
 
-def filled(texts, shape=(2,)) -> RunningSums:
-    held = RunningSums(shape)
+def fill(texts, shape=(2,)) -> RunningSums:
+    sums = RunningSums(shape)
     for s, c in texts:
-        held.add(s, c)
-    return held
+        sums.add(s, c)
+    return sums
 
 
-def state(held: RunningSums) -> tuple[bytes, int]:
-    arrays = held.to_arrays()
+def sums_of(s, c, shape=()) -> RunningSums:
+    sums = RunningSums(shape)
+    sums.add(s, c)
+    return sums
+
+
+def state(sums: RunningSums) -> tuple[bytes, int]:
+    arrays = sums.to_arrays()
     return arrays["limbs"].tobytes(), int(arrays["n_texts"])
 
 
@@ -53,35 +59,34 @@ def simulated(n=200, cells=5, seed=0) -> tuple[np.ndarray, np.ndarray]:
 @given(TEXTS)
 @example([((2.0**60, -(2.0**60)), (2.0**60, 2.0**-50))] * 5)
 def test_the_sums_are_those_of_the_rounded_numbers(texts):
-    held = filled(texts)
+    sums = fill(texts)
     for cell in range(2):
         pairs = [(rounded(s[cell]), rounded(c[cell])) for s, c in texts]
         for name in ("s", "c", "ss", "sc", "cc"):
             exact = sum((math.prod({"s": s, "c": c}[factor] for factor in name) for s, c in pairs), Fraction(0))
-            total = held.total(name)[cell]
-            assert Fraction(int(held._exact(name)[cell]), 2 ** (50 * len(name))) == exact
+            total = sums.total(name)[cell]
+            assert Fraction(int(sums._exact(name)[cell]), 2 ** (50 * len(name))) == exact
             assert total == float(exact)
 
 
 @given(ANY)
 def test_a_number_is_rounded_by_at_most_26_bits_and_the_resolution(x):
-    held = RunningSums()
-    held.add(x, 0)
-    kept = Fraction(int(held._exact("s").item()), 2**50)
+    sums = sums_of(x, 0)
+    kept = Fraction(int(sums._exact("s").item()), 2**50)
     assert abs(kept - Fraction(x)) <= abs(Fraction(x)) / 2**26 + Fraction(1, 2**51)
     assert kept.numerator.bit_length() <= 26 or kept.numerator % 2 ** (kept.numerator.bit_length() - 26) == 0
 
 
 def test_counts_are_exact_up_to_2_to_the_26():
-    held = RunningSums()
+    sums = RunningSums()
     for count in (1, 2**26, 2**26 - 1, 67_108_863):
-        held.add(0, count)
-    assert held.total("c") == 1 + 2**26 + 2 * (2**26 - 1)
+        sums.add(0, count)
+    assert sums.total("c") == 1 + 2**26 + 2 * (2**26 - 1)
 
 
 @given(TEXTS, st.randoms(use_true_random=False), st.data())
 def test_no_order_and_no_grouping_changes_a_bit(texts, random, data):
-    whole = filled(texts)
+    whole = fill(texts)
     shuffled = random.sample(texts, len(texts))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(texts)), max_size=4)))
     parts = []
@@ -91,7 +96,7 @@ def test_no_order_and_no_grouping_changes_a_bit(texts, random, data):
         if data.draw(st.booleans()):
             part.add(np.reshape([s for s, _ in batch], (-1, 2)), np.reshape([c for _, c in batch], (-1, 2)))
         else:
-            part = filled(batch)
+            part = fill(batch)
         parts.append(part)
     random.shuffle(parts)
     while len(parts) > 1:  # a tree of any form
@@ -107,69 +112,63 @@ def test_no_order_and_no_grouping_changes_a_bit(texts, random, data):
 
 @given(TEXTS)
 def test_empty_is_the_identity(texts):
-    held, empty = filled(texts), RunningSums((2,))
-    assert state(held.merge(empty)) == state(empty.merge(held)) == state(held)
-    held.add(np.empty((0, 2)), np.empty((0, 2)))
-    assert state(held) == state(filled(texts))
+    sums, empty = fill(texts), RunningSums((2,))
+    assert state(sums.merge(empty)) == state(empty.merge(sums)) == state(sums)
+    sums.add(np.empty((0, 2)), np.empty((0, 2)))
+    assert state(sums) == state(fill(texts))
 
 
 @given(TEXTS)
 def test_nothing_is_lost_in_a_file(texts):
-    held, file = filled(texts), io.BytesIO()
-    np.savez(file, allow_pickle=False, **held.to_arrays())
+    sums, file = fill(texts), io.BytesIO()
+    np.savez(file, allow_pickle=False, **sums.to_arrays())
     file.seek(0)
     with np.load(file, allow_pickle=False) as arrays:
         again = RunningSums.from_arrays(arrays)
-    assert state(again) == state(held)
+    assert state(again) == state(sums)
     again.add((1, 2), (3, 4))
-    held.add((1, 2), (3, 4))
-    assert state(again) == state(held)
+    sums.add((1, 2), (3, 4))
+    assert state(again) == state(sums)
 
 
 def test_carries_come_in_time(monkeypatch):
     # With limits of a few texts, sums that carry between texts must equal those that carry once.
     s, c = simulated(n=100)
     s *= 2.0**30
-    whole = RunningSums((5,))
-    whole.add(s, c)
+    whole = sums_of(s, c, shape=(5,))
     monkeypatch.setattr(running, "_MOST_AT_ONCE", 3)
     monkeypatch.setattr(running, "_MOST_BETWEEN_CARRIES", 7)
-    again = RunningSums((5,))
-    again.add(s, c)
+    again = sums_of(s, c, shape=(5,))
     assert state(again) == state(whole)
 
 
 def test_limbs_do_not_overflow_between_carries():
     n, s = 4_800_000, 1.99 * 2.0**-10  # nearly the most that one limb takes, times more than 2^22
-    held = RunningSums()
-    held.add(np.broadcast_to(s, n), 1)
-    assert held.total("s") == pytest.approx(n * s, rel=1e-7)
+    sums = sums_of(np.broadcast_to(s, n), 1)
+    assert sums.total("s") == pytest.approx(n * s, rel=1e-7)
 
 
 def test_the_largest_numbers_of_a_million_texts_fit():
-    held = RunningSums()
-    held.add(np.full(1_000_000, -LARGEST), np.full(1_000_000, LARGEST))
-    assert held.total("ss") == held.total("cc") == -held.total("sc") == 2.0**120 * 1_000_000
+    sums = sums_of(np.full(1_000_000, -LARGEST), np.full(1_000_000, LARGEST))
+    assert sums.total("ss") == sums.total("cc") == -sums.total("sc") == 2.0**120 * 1_000_000
     for _ in range(12):
-        held = held.merge(held)
-    assert held.n_texts == 4_096_000_000
-    assert held.total("s") == -(2.0**60) * held.n_texts
-    assert held.total("cc") == 2.0**120 * held.n_texts
+        sums = sums.merge(sums)
+    assert sums.n_texts == 4_096_000_000
+    assert sums.total("s") == -(2.0**60) * sums.n_texts
+    assert sums.total("cc") == 2.0**120 * sums.n_texts
     with pytest.raises(OverflowError, match="texts"):
-        held.merge(held)
+        sums.merge(sums)
     with pytest.raises(OverflowError, match="texts"):
-        held.add(np.zeros(MAX_TEXTS - 4_096_000_000 + 1), 0)
+        sums.add(np.zeros(MAX_TEXTS - 4_096_000_000 + 1), 0)
 
 
 def test_shapes():
-    held = RunningSums((3, 5, 7))
-    held.add(np.ones((3, 5, 7)), 2)
-    held.add(np.ones((11, 3, 5, 7)), np.arange(11).reshape(11, 1, 1, 1))
-    assert held.n_texts == 12
-    assert held.ratio().shape == held.p_above(0.1).shape == held.interval()[0].shape == (3, 5, 7)
-    assert (held.total("c") == 2 + 55).all()
-    nothing = RunningSums((0, 3))
-    nothing.add(np.empty((2, 0, 3)), 1)
+    sums = sums_of(np.ones((3, 5, 7)), 2, shape=(3, 5, 7))
+    sums.add(np.ones((11, 3, 5, 7)), np.arange(11).reshape(11, 1, 1, 1))
+    assert sums.n_texts == 12
+    assert sums.ratio().shape == sums.p_above(0.1).shape == sums.interval()[0].shape == (3, 5, 7)
+    assert (sums.total("c") == 2 + 55).all()
+    nothing = sums_of(np.empty((2, 0, 3)), 1, shape=(0, 3))
     assert nothing.ratio().shape == (0, 3)
 
 
@@ -187,15 +186,15 @@ def test_shapes():
     ],
 )
 def test_what_is_refused_is_not_added(s, c, error, message):
-    held = filled([((1.0, 2.0), (3.0, 4.0))])
-    before = state(held)
+    sums = fill([((1.0, 2.0), (3.0, 4.0))])
+    before = state(sums)
     with pytest.raises(error, match=message):
-        held.add(s, c)
-    assert state(held) == before
+        sums.add(s, c)
+    assert state(sums) == before
 
 
 def test_damaged_arrays_are_refused():
-    arrays = filled([((1.0, 2.0), (3.0, 4.0))]).to_arrays()
+    arrays = fill([((1.0, 2.0), (3.0, 4.0))]).to_arrays()
     for damage in (
         {"limbs": arrays["limbs"].astype(float)},
         {"limbs": arrays["limbs"][1:]},
@@ -217,20 +216,18 @@ def test_damaged_arrays_are_refused():
 
 def test_the_ratio_is_that_of_the_sums():
     s, c = simulated()
-    held = RunningSums((5,))
-    held.add(s, c)
-    np.testing.assert_allclose(held.ratio(), s.sum(0) / c.sum(0), rtol=1e-8)
-    np.testing.assert_allclose(held.effective_texts(), c.sum(0) ** 2 / (c**2).sum(0), rtol=1e-8)
+    sums = sums_of(s, c, shape=(5,))
+    np.testing.assert_allclose(sums.ratio(), s.sum(0) / c.sum(0), rtol=1e-8)
+    np.testing.assert_allclose(sums.effective_texts(), c.sum(0) ** 2 / (c**2).sum(0), rtol=1e-8)
 
 
 def test_the_standard_error_is_its_formula():
     s, c = simulated(n=7)
-    held = RunningSums((5,))
-    held.add(s, c)
+    sums = sums_of(s, c, shape=(5,))
     r, m = s.sum(0) / c.sum(0), c.sum(0) ** 2 / (c**2).sum(0)
     expected = np.sqrt(((s - r * c) ** 2).sum(0) * m / (m - 1)) / c.sum(0)
-    np.testing.assert_allclose(held.standard_error(), expected, rtol=1e-6)
-    low, high = held.interval(0.9)
+    np.testing.assert_allclose(sums.standard_error(), expected, rtol=1e-6)
+    low, high = sums.interval(0.9)
     np.testing.assert_allclose((high - low) / 2, stats.t.ppf(0.95, m - 1) * expected, rtol=1e-6)
     np.testing.assert_allclose((high + low) / 2, r, rtol=1e-8)
 
@@ -238,29 +235,27 @@ def test_the_standard_error_is_its_formula():
 def test_texts_of_one_length_give_the_textbook_interval_and_test():
     s, _ = simulated(n=23)
     c = np.full_like(s, 64.0)
-    held = RunningSums((5,))
-    held.add(s, c)
+    sums = sums_of(s, c, shape=(5,))
     share = s / c
     expected = stats.ttest_1samp(share, 0.0).confidence_interval(0.95)
-    np.testing.assert_allclose(held.interval(), (expected.low, expected.high), rtol=1e-6)
+    np.testing.assert_allclose(sums.interval(), (expected.low, expected.high), rtol=1e-6)
     for threshold in (0.05, 0.4, 1.0):
         p = stats.ttest_1samp(s - threshold * c, 0.0, alternative="greater").pvalue
-        np.testing.assert_allclose(held.p_above(threshold), p, rtol=1e-5)
-    assert (held.p_above(0.05) < 1e-3).all()
+        np.testing.assert_allclose(sums.p_above(threshold), p, rtol=1e-5)
+    assert (sums.p_above(0.05) < 1e-3).all()
 
 
 def test_p_agrees_with_the_interval():
     s, c = simulated(n=15)
-    held = RunningSums((5,))
-    held.add(s, c)
-    low, high = held.interval(0.95)
-    np.testing.assert_allclose(held.p_above(low), 0.025, rtol=1e-6)
-    np.testing.assert_allclose(held.p_above(high), 0.975, rtol=1e-6)
+    sums = sums_of(s, c, shape=(5,))
+    low, high = sums.interval(0.95)
+    np.testing.assert_allclose(sums.p_above(low), 0.025, rtol=1e-6)
+    np.testing.assert_allclose(sums.p_above(high), 0.975, rtol=1e-6)
     thresholds = np.array([0.0, 0.3, np.nan, np.inf, -np.inf])
-    m = held.effective_texts()
-    expected = stats.t.sf((held.ratio() - thresholds) / held.standard_error(), m - 1)
-    np.testing.assert_allclose(held.p_above(thresholds), expected, rtol=1e-6)
-    assert held.p_above(thresholds)[3:].tolist() == [1, 0]
+    m = sums.effective_texts()
+    expected = stats.t.sf((sums.ratio() - thresholds) / sums.standard_error(), m - 1)
+    np.testing.assert_allclose(sums.p_above(thresholds), expected, rtol=1e-6)
+    assert sums.p_above(thresholds)[3:].tolist() == [1, 0]
 
 
 def coverage(n: int, lengths, *, texts_differ: bool, replications: int = 4000, seed: int = 7) -> tuple[float, float]:
@@ -269,10 +264,9 @@ def coverage(n: int, lengths, *, texts_differ: bool, replications: int = 4000, s
     c = lengths(rng, (n, replications))
     share = rng.beta(2, 3, c.shape) if texts_differ else 0.4  # its mean is 0.4 whatever the length
     s = rng.binomial(c.astype(int), share)
-    held = RunningSums((replications,))
-    held.add(s, c)
-    low, high = held.interval()
-    return float(((low <= 0.4) & (high >= 0.4)).mean()), float((held.p_above(0.4) < 0.05).mean())
+    sums = sums_of(s, c, shape=(replications,))
+    low, high = sums.interval()
+    return float(((low <= 0.4) & (high >= 0.4)).mean()), float((sums.p_above(0.4) < 0.05).mean())
 
 
 LENGTHS = {
@@ -329,9 +323,8 @@ def share_coverage(kind: str, n: int, share: float, *, replications: int = 4000)
     lengths, draw, hits = SHARES[kind]
     rng = RNG(7)
     c = lengths(rng, (n, replications))
-    held = RunningSums((replications,))
-    held.add(draw(share, c, rng), c)
-    (low, high), (low_t, high_t) = held.share_interval(hits=hits), held.interval()
+    sums = sums_of(draw(share, c, rng), c, shape=(replications,))
+    (low, high), (low_t, high_t) = sums.share_interval(hits=hits), sums.interval()
     return float(((low <= share) & (share <= high)).mean()), float(((low_t <= share) & (share <= high_t)).mean())
 
 
@@ -351,26 +344,24 @@ def test_intervals_of_shares_hold_the_truth_near_the_edges_too(kind, n, share):
 @pytest.mark.parametrize(("kind", "covered"), [("a hit a text", 0.26), ("masses", 0.75), ("outliers", 0.32)])
 def test_what_shares_are_there_for(kind, covered):
     """Ten texts at 0.97: r ± t·se holds the truth in so few samples."""
-    held, of_t = share_coverage(kind, 10, 0.97)
+    sums, of_t = share_coverage(kind, 10, 0.97)
     assert of_t == pytest.approx(covered, abs=0.03)
-    assert held >= 0.95
+    assert sums >= 0.95
 
 
 def test_intervals_of_shares_are_not_wider_than_they_must_be():
     rng = RNG(3)
     c = np.ceil(rng.lognormal(3, 0.6, (200, 1000)))
-    held = RunningSums((1000,))
-    held.add(texts_of_mass(0.4, c, rng), c)
-    (low, high), (low_t, high_t) = held.share_interval(), held.interval()
+    sums = sums_of(texts_of_mass(0.4, c, rng), c, shape=(1000,))
+    (low, high), (low_t, high_t) = sums.share_interval(), sums.interval()
     assert (high - low).mean() / (high_t - low_t).mean() == pytest.approx(1, abs=0.05)
 
 
 def test_texts_that_are_all_alike_are_not_certain():
     """A share is what n of n say: Clopper and Pearson's end; of queries, as if they depended on each other."""
     for n in (3, 12, 200):
-        held = RunningSums((4,))
-        held.add(np.tile([1, 0, 20, 10], (n, 1)), np.tile([1, 1, 20, 20], (n, 1)))
-        low, high = held.share_interval(hits=[True, True, False, False])
+        sums = sums_of(np.tile([1, 0, 20, 10], (n, 1)), np.tile([1, 1, 20, 20], (n, 1)), shape=(4,))
+        low, high = sums.share_interval(hits=[True, True, False, False])
         exact = stats.binomtest(n, n).proportion_ci(0.95, method="exact")
         assert (low[0], high[0]) == (pytest.approx(exact.low), 1)
         assert (low[1], high[1]) == (0, pytest.approx(1 - exact.low))
@@ -378,14 +369,13 @@ def test_texts_that_are_all_alike_are_not_certain():
         assert low[3] < 0.5 < high[3]
         assert 0.5 - low[3] == pytest.approx((1 - low[2]) / 2)
     # A mean is no share of anything that could have been missed.
-    assert np.ravel(held.share_interval(unseen=False))[3::4].tolist() == [0.5, 0.5]
+    assert np.ravel(sums.share_interval(unseen=False))[3::4].tolist() == [0.5, 0.5]
 
 
 def test_a_hit_a_text_has_wilsons_interval():
-    held = RunningSums()
-    held.add(np.repeat([1.0, 0.0], [1700, 300]), np.ones(2000))
+    sums = sums_of(np.repeat([1.0, 0.0], [1700, 300]), np.ones(2000))
     wilson = stats.binomtest(1700, 2000).proportion_ci(0.95, method="wilsoncc")
-    np.testing.assert_allclose(held.share_interval(hits=True), (wilson.low, wilson.high), rtol=1e-4)
+    np.testing.assert_allclose(sums.share_interval(hits=True), (wilson.low, wilson.high), rtol=1e-4)
 
 
 @given(
@@ -398,13 +388,12 @@ def test_a_hit_a_text_has_wilsons_interval():
 def test_p_of_a_share_agrees_with_its_interval(texts, hits, unseen, level):
     c = np.array([c for c, _ in texts], float)
     s = np.array([share for _, share in texts]) * c
-    held = RunningSums()
-    held.add(np.round(s) if hits else s, c)
-    low, high = held.share_interval(level, hits=hits, unseen=unseen)
-    assert 0 <= low <= np.clip(held.ratio(), 0, 1) + 1e-12
+    sums = sums_of(np.round(s) if hits else s, c)
+    low, high = sums.share_interval(level, hits=hits, unseen=unseen)
+    assert 0 <= low <= np.clip(sums.ratio(), 0, 1) + 1e-12
     assert low <= high <= 1
     limits = np.linspace(-0.1, 1.1, 121)
-    p = np.array([held.share_p_above(limit, hits=hits, unseen=unseen) for limit in limits])
+    p = np.array([sums.share_p_above(limit, hits=hits, unseen=unseen) for limit in limits])
     assert ((p >= 0) & (p <= 1)).all()
     assert (np.diff(p) >= -1e-12).all()
     apart = np.abs(limits[:, None] - [low, high]).min(1) > 1e-6
@@ -414,64 +403,60 @@ def test_p_of_a_share_agrees_with_its_interval(texts, hits, unseen, level):
 
 def test_what_cannot_be_known_is_nan():
     #                never counted, in one text only, in two
-    held = RunningSums((3,))
-    assert np.isnan(held.ratio()).all()
-    assert np.isnan(held.interval()).all()
-    held.add([0, 0, 1], [0, 0, 2])
-    assert np.isnan(held.interval()).all()
-    held.add([0, 3, 1], [0, 4, 4])
-    np.testing.assert_array_equal(held.ratio(), [np.nan, 0.75, 2 / 6])
-    np.testing.assert_array_equal(held.effective_texts(), [0, 1, 36 / 20])
-    assert np.isnan(np.array(held.interval())).tolist() == [[True, True, False]] * 2
-    assert np.isnan(held.p_above(0.1)).tolist() == [True, True, False]
+    sums = RunningSums((3,))
+    assert np.isnan(sums.ratio()).all()
+    assert np.isnan(sums.interval()).all()
+    sums.add([0, 0, 1], [0, 0, 2])
+    assert np.isnan(sums.interval()).all()
+    sums.add([0, 3, 1], [0, 4, 4])
+    np.testing.assert_array_equal(sums.ratio(), [np.nan, 0.75, 2 / 6])
+    np.testing.assert_array_equal(sums.effective_texts(), [0, 1, 36 / 20])
+    assert np.isnan(np.array(sums.interval())).tolist() == [[True, True, False]] * 2
+    assert np.isnan(sums.p_above(0.1)).tolist() == [True, True, False]
 
 
 def test_one_text_that_outweighs_all_others_gives_no_narrow_interval():
-    held = RunningSums()
-    held.add([500_000, 0, 1, 0], [1_000_000, 1, 1, 1])
-    assert np.isnan(held.interval()).all()
-    assert held.p_above(0.4) > 0.1
-    held.add([300_000.0], [1_000_000.0])
-    low, high = held.interval()
+    sums = sums_of([500_000, 0, 1, 0], [1_000_000, 1, 1, 1])
+    assert np.isnan(sums.interval()).all()
+    assert sums.p_above(0.4) > 0.1
+    sums.add([300_000.0], [1_000_000.0])
+    low, high = sums.interval()
     assert low < 0
     assert high > 0.8
 
 
 def test_a_perfect_head_is_certain():
     c = RNG(1).integers(1, 2000, 20).astype(float)
-    held = RunningSums()
-    held.add(c * 0.5, c)
-    assert held.interval() == (0.5, 0.5)
-    assert held.p_above(0.4) == 0
-    assert held.p_above(0.5) == 1
-    assert held.p_above(0.6) == 1
+    sums = sums_of(c * 0.5, c)
+    assert sums.interval() == (0.5, 0.5)
+    assert sums.p_above(0.4) == 0
+    assert sums.p_above(0.5) == 1
+    assert sums.p_above(0.6) == 1
 
 
 def test_no_digits_are_lost_where_the_spread_is_tiny():
     # Sums of squares in float64 would leave no correct digit here: 1e12 ** 2 beside a spread of 1.
     s, c = 1e6 + np.tile([-1.0, 1.0], 500), np.ones(1000)
-    held = RunningSums()
-    held.add(s, c)
-    assert held.standard_error() == pytest.approx(math.sqrt(1 / 999), rel=1e-14)
+    sums = sums_of(s, c)
+    assert sums.standard_error() == pytest.approx(math.sqrt(1 / 999), rel=1e-14)
 
 
 def test_small_p_values_keep_their_digits():
     s, c = simulated(n=60, cells=1)
-    held = RunningSums((1,))
-    held.add(s, c)
-    t = (held.ratio() + 3) / held.standard_error()
-    expected = stats.t.sf(t, held.effective_texts() - 1)
+    sums = sums_of(s, c, shape=(1,))
+    t = (sums.ratio() + 3) / sums.standard_error()
+    expected = stats.t.sf(t, sums.effective_texts() - 1)
     assert 0 < expected < 1e-30
-    np.testing.assert_allclose(held.p_above(-3), expected, rtol=1e-8)
+    np.testing.assert_allclose(sums.p_above(-3), expected, rtol=1e-8)
 
 
 def test_shares_of_next_to_no_units_where_numpy_is_told_to_raise():
-    held = RunningSums((1,))
+    sums = RunningSums((1,))
     for s, c in ((0.001, 0.0015), (0.0, 0.0005)):
-        held.add([[s]], [[c]])
+        sums.add([[s]], [[c]])
     with np.errstate(all="raise"):
-        low, high = held.share_interval()
-        p = held.share_p_above(0.001)
+        low, high = sums.share_interval()
+        p = sums.share_p_above(0.001)
     assert (low, high) == (0.0, 1.0) and 0 <= p <= 1
 
 

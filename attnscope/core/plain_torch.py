@@ -56,8 +56,8 @@ def with_plain_torch(study: Callable[P, R]) -> Callable[P, R]:
     """A function of the public interface that computes as records say; see `leave_settings_aside`."""
 
     @functools.wraps(study)
-    def run(*given: P.args, **named: P.kwargs) -> R:
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
         with leave_settings_aside():
-            return study(*given, **named)
+            return study(*args, **kwargs)
 
     return run

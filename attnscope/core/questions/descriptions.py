@@ -207,12 +207,12 @@ def row_losses(part: Part, head: int, description: Description) -> Floats:
     return losses
 
 
-def explains_more(part: Part, head: int, one: Description, other: Description) -> bool:
+def explains_more(part: Part, head: int, description: Description, other: Description) -> bool:
     """Whether a description explains more of a head than another does, beyond the paired 95% interval over texts.
 
     True also if a single text leaves no interval.
     """
-    gain = compare_losses(part, head, row_losses(part, head, other), row_losses(part, head, one))
+    gain = compare_losses(part, head, row_losses(part, head, other), row_losses(part, head, description))
     return not gain.low <= 0  # one text alone tells nothing apart: there is no interval, and no tie
 
 

@@ -53,8 +53,8 @@ class Table:
         """Logarithm of Z of each row, (row,), in nats."""
         scores = self.values @ weights
         top = scores.max(initial=0.0)
-        found: Floats = np.log(self.counts @ np.exp(scores - top)) + top
-        return found
+        log_sums: Floats = np.log(self.counts @ np.exp(scores - top)) + top
+        return log_sums
 
     def loss(self, weights: Floats, expected: Floats, rows: Floats) -> "Loss":
         """What a fit minimises: the mean of ln Z - Σ w E_A[f] over rows, with the ridge.

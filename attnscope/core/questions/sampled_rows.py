@@ -344,14 +344,14 @@ class Part:
     @cached_property
     def uniform_nats(self) -> Floats:
         """(head,): the mean of KL(A ‖ uniform)."""
-        found: Floats = np.einsum("hr,rh->h", self.weights, self.rows.uniform_nats[self.index])
-        return found
+        means: Floats = np.einsum("hr,rh->h", self.weights, self.rows.uniform_nats[self.index])
+        return means
 
     @cached_property
     def entropies(self) -> Floats:
         """(head,): the mean entropy."""
-        found: Floats = np.einsum("hr,rh->h", self.weights, self.rows.entropies[self.index])
-        return found
+        means: Floats = np.einsum("hr,rh->h", self.weights, self.rows.entropies[self.index])
+        return means
 
     @cached_property
     def said_in(self) -> NDArray[np.int64]:
@@ -414,14 +414,14 @@ class Part:
             cells += column
             counts = np.bincount(cells, self.counts, n_rows * size).reshape(n_rows, size).astype(np.float64)
         else:  # most are in few rows
-            places = before.places * np.int32(len(levels))
-            places += column
+            combinations = before.places * np.int32(len(levels))
+            combinations += column
             if size > _MOST_CODES:  # else those that never occur do no harm
-                seen = np.flatnonzero(np.bincount(places, minlength=size))
+                seen = np.flatnonzero(np.bincount(combinations, minlength=size))
                 number = np.zeros(size, np.int32)
                 number[seen] = np.arange(len(seen), dtype=np.int32)
-                places = number[places]
+                combinations = number[combinations]
             ones = np.ones(self.size) if self.counts is None else self.counts
-            counts = sp.csr_array((ones, places, np.append(self.first, self.size)), (n_rows, len(seen)))
+            counts = sp.csr_array((ones, combinations, np.append(self.first, self.size)), (n_rows, len(seen)))
         values = np.concatenate([before.values[seen // len(levels)], levels[seen % len(levels)][:, None]], 1)
         return Table(values, counts, row_of, cells)

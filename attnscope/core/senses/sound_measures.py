@@ -91,17 +91,17 @@ def sound_columns(n_keys: int, facts: SoundFacts) -> Floats:
     return np.stack([there, times * there, times**2 * there], 1).astype(np.float64)
 
 
-def sound_sums(found: Floats, facts: SoundFacts) -> HeadSums:
+def sound_sums(sums_over_frames: Floats, facts: SoundFacts) -> HeadSums:
     """The measures of one recording, as SOUND_MEASURES.
 
     A token that gives nothing to sound has no time: only `sound` counts it.
 
     Args:
-        found: Sum over frames of A_qk times `sound_columns`, (head, token, 3).
+        sums_over_frames: Sum over frames of A_qk times `sound_columns`, (head, token, 3).
         facts: What is known of the recording.
     """
-    sums, counts = np.zeros((2, len(SOUND_MEASURES), len(found)))
-    for head, rows in enumerate(np.asarray(found)[:, facts.asks]):
+    sums, counts = np.zeros((2, len(SOUND_MEASURES), len(sums_over_frames)))
+    for head, rows in enumerate(np.asarray(sums_over_frames)[:, facts.asks]):
         share = rows[:, 0]
         sums[2, head], counts[2, head] = share.sum(), len(rows)
         heard = rows[np.isfinite(share) & (share > 0)]
