@@ -12,6 +12,7 @@ from PIL import Image
 
 from attnscope.core.exact import reference
 from attnscope.core.teaching import example
+from attnscope.views.page.headcount import head_count
 from tests import oracle
 from tests.core_helpers import WORKED
 from tests.page_helpers import SEEN, VIEWS, Opened, blues, number, pixels
@@ -21,6 +22,17 @@ __all__ = ["_opened", "page_file"]
 
 
 # Head count ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 4])
+def test_the_page_has_the_numbers_of_the_worked_example(n_heads: int) -> None:
+    (count,) = [count for count in head_count()["counts"] if count["n"] == n_heads]
+    output, weights = oracle.multi_head(example.Q, example.K, example.V, n_heads)
+    vectors = dict(count["vectors"])
+    np.testing.assert_allclose([head["weights"] for head in count["heads"]], weights, atol=1e-7)
+    np.testing.assert_allclose(vectors["identity"], output, atol=1e-7)
+    for name, values in (("q", example.Q), ("k", example.K), ("v", example.V)):
+        np.testing.assert_array_equal(vectors[name], values)
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 4])

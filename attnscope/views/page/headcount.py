@@ -64,8 +64,12 @@ def _count(n: int) -> dict[str, Any]:
 
 
 def _listed(arrays: Mapping[str, Floats]) -> dict[str, Any]:
-    """With more decimals than the page shows, and fewer than a float has."""
-    return {name: np.round(values, 9).tolist() for name, values in arrays.items()}
+    """With more decimals than the page shows, and fewer than a float has; whole numbers without a point."""
+    return {name: [[_short(x) for x in row] for row in values.tolist()] for name, values in arrays.items()}
+
+
+def _short(number: float) -> float:
+    return int(number) if number.is_integer() else round(number, 7)
 
 
 def _steps(n: int, width: int, outputs: list[str]) -> list[dict[str, Any]]:
