@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +31,8 @@ class Placed:
         unit: For each token the number of its word in the chunk, from 0; -1 = special, or part of no word. (token,)
         n_units: How many words there are.
         word: For each unit the number of the word in the text; -1 = several that the tokens do not tell apart. (unit,)
-        links: The links that can be seen: the link with its visible targets alone, the tokens that look, their units,
-            and the units that are right.
-        target: What the decoder reads, of a text with a target: there the tokens that look are. None for others.
+        links: The links that can be seen.
+        target: The decoder's tokens, of a text with a target: they are the ones that look. None for other texts.
     """
 
     chunk: Chunk
@@ -50,7 +50,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class PlacedLink:
-    """A link in tokens; see `Placed`."""
+    """A link in tokens: with its visible targets alone, the tokens that look, their units, and the right units."""
 
     link: Link
     tokens: tuple[int, ...]
@@ -63,11 +63,8 @@ def place_links(
 ) -> tuple[list[Placed], dict[str, Counter[str]]]:
     """Places a text's words and links in the tokens of its chunks.
 
-    Args:
-        text: The text.
-        parts: Its chunks. A link stands in the first that has all of it.
-        tokens: The whole text's tokens.
-        causal: Whether a query sees earlier keys alone. Targets that it cannot see are left out.
+    A link stands in the first chunk that has all of it. `tokens` are those of the whole text. If `causal`, a query sees
+    earlier keys alone, and targets that it cannot see are left out.
 
     Returns:
         The chunks that have links, and the links that none has: relation -> reason -> how many.
@@ -75,27 +72,27 @@ def place_links(
     left_out: dict[str, Counter[str]] = {}
     whole = pieces_of(text.words, tokens)
     waiting = list(enumerate(text.links))
-    made: list[Placed] = []
+    chunks: list[Placed] = []
     reasons: dict[int, str] = {}
     for part in parts:
         pieces = whole if len(parts) == 1 else pieces_of(text.words, part.tokens)
         unit, word, tokens_of = _units(pieces, whole, len(part.tokens))
         unit_of = {int(w): u for u, w in enumerate(word) if w >= 0}
-        here, rest = [], []
+        links, rest = [], []
         for number, link in waiting:
-            found = _link(link, unit_of, tokens_of, causal and not link.is_mutual)
-            if isinstance(found, PlacedLink):
-                here.append(found)
+            placed = _place_link(link, unit_of, tokens_of, causal and not link.is_mutual)
+            if isinstance(placed, PlacedLink):
+                links.append(placed)
                 continue
             rest.append((number, link))
             present = all(pieces[w] for w in (*link.source, *link.targets))
-            reasons[number] = found if present or len(parts) == 1 else reasons.get(number, OUTSIDE)
+            reasons[number] = placed if present or len(parts) == 1 else reasons.get(number, OUTSIDE)
         waiting = rest
-        if here:
-            made.append(Placed(part, unit, len(word), word, tuple(here)))
+        if links:
+            chunks.append(Placed(part, unit, len(word), word, tuple(links)))
     for number, link in waiting:
         left_out.setdefault(link.relation, Counter())[reasons.get(number, UNALIGNED)] += 1
-    return made, left_out
+    return chunks, left_out
 
 
 def place_target_links(
@@ -124,27 +121,24 @@ def place_target_links(
     return ([Placed(whole, unit, len(word), word, tuple(links), target)] if links else []), left_out
 
 
-def _link(link: Link, unit_of: dict[int, int], tokens_of: list[list[int]], causal: bool) -> PlacedLink | str:
-    """A link in tokens, or why it cannot be."""
+def _place_link(link: Link, unit_of: dict[int, int], tokens_of: list[list[int]], causal: bool) -> PlacedLink | str:
+    """A link in tokens, or the reason why it has none."""
     if any(word not in unit_of for word in (*link.source, *link.targets)):
         return UNALIGNED
     own = tuple(unit_of[word] for word in link.source)
     looking = tuple(sorted(token for unit in own for token in tokens_of[unit]))
-    seen = [word for word in link.targets if not causal or tokens_of[unit_of[word]][0] <= looking[-1]]
-    if not seen:
+    visible = tuple(word for word in link.targets if not causal or tokens_of[unit_of[word]][0] <= looking[-1])
+    if not visible:
         return HIDDEN
-    shown = link if len(seen) == len(link.targets) else replace(link, targets=tuple(seen))
-    return PlacedLink(shown, looking, own, tuple(unit_of[word] for word in seen))
+    return PlacedLink(replace(link, targets=visible), looking, own, tuple(unit_of[word] for word in visible))
 
 
 def pieces_of(words: Sequence[Span], tokens: Tokens) -> list[list[int]]:
     """For each word the tokens that share characters with it, ascending."""
     pieces: list[list[int]] = [[] for _ in words]
     starts = [start for start, _ in words]
-    reach, furthest = [], 0  # words may share characters: how far any word up to here goes
-    for _, stop in words:
-        furthest = max(furthest, stop)
-        reach.append(furthest)
+    # How far any word up to here goes: words may share characters.
+    reach = list(accumulate((stop for _, stop in words), max))
     for token, (start, stop) in enumerate(tokens.offsets.tolist()):
         if start < 0 or tokens.special[token]:
             continue
@@ -180,9 +174,10 @@ def _units(
             tokens_of[first] = sorted({*tokens_of[first], *tokens_of[other]})
             members[other], tokens_of[other] = [], []
         unit[tokens_of[first]] = first
-    kept = [number for number, one in enumerate(members) if one]
+    units = [number for number, words in enumerate(members) if words]
     renumbered = np.full(len(members) + 1, -1, np.int64)
-    renumbered[kept] = np.arange(len(kept))
-    alone = [len(members[n]) == 1 and len(pieces[members[n][0]]) == len(whole[members[n][0]]) for n in kept]
-    words = [members[n][0] if single else -1 for n, single in zip(kept, alone, strict=True)]
-    return renumbered[unit], np.array(words, np.int64), [tokens_of[n] for n in kept]
+    renumbered[units] = np.arange(len(units))
+    firsts = [members[n][0] for n in units]
+    is_whole = [len(members[n]) == 1 and len(pieces[w]) == len(whole[w]) for n, w in zip(units, firsts, strict=True)]
+    words = np.where(is_whole, np.array(firsts, np.int64), -1)
+    return renumbered[unit], words, [tokens_of[n] for n in units]

@@ -44,14 +44,11 @@ class _Sentence:
 def texts(paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Bad) -> Iterator[AnnotatedText]:
     """The annotated texts of a file.
 
-    Args:
-        paragraphs: Its sentences, the lines of each joined by newlines, with the line that each begins on.
-        source: The file's name.
-        unit: "sentence", or "document": the sentences up to the next `# newdoc` are one text.
-        bad: Takes down malformed sentences, which are skipped.
+    `paragraphs` are its sentences, the lines of each joined by newlines, with the line that each begins on. With the
+    unit "document", the sentences up to the next `# newdoc` are one text. Malformed sentences are skipped.
     """
     seen: set[str] = set()
-    held: list[_Sentence] = []
+    document: list[_Sentence] = []
     n_documents = 0
     for begin, block in paragraphs:
         try:
@@ -63,29 +60,24 @@ def texts(paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Ba
             continue
         if sentence.begins_document:
             seen, n_documents = set(), n_documents + 1
-            if held:
-                yield _document(held)
-                held = []
+            if document:
+                yield _join(document)
+                document = []
         if unit == "document":
-            held.append(sentence)
+            document.append(sentence)
         else:
-            alone = _alone(sentence, seen)
+            links, n_elsewhere = _coreference(sentence.mentions, seen)
+            left_out = {COREFERENCE: {ELSEWHERE: n_elsewhere}} if n_elsewhere else {}
             # Sentences of a file that tells of no document may be from anywhere.
-            yield replace(alone, document=f"{source} {n_documents}") if n_documents else alone
+            name = f"{source} {n_documents}" if n_documents else None
+            text = sentence.text
+            yield replace(text, links=(*text.links, *links), left_out=left_out, document=name)
         seen |= {mention.entity for mention in sentence.mentions}
-    if held:
-        yield _document(held)
+    if document:
+        yield _join(document)
 
 
-def _alone(sentence: _Sentence, seen: set[str]) -> AnnotatedText:
-    """A sentence with the coreference within it; antecedents before it are counted."""
-    links, left = _coreference(sentence.mentions, seen)
-    text = sentence.text
-    out = {COREFERENCE: {ELSEWHERE: left}} if left else {}
-    return replace(text, links=(*text.links, *links), left_out=out)
-
-
-def _document(sentences: list[_Sentence]) -> AnnotatedText:
+def _join(sentences: list[_Sentence]) -> AnnotatedText:
     mentions: list[_Mention] = []
     first = 0
     for sentence in sentences:
@@ -127,7 +119,7 @@ def _sentence(lines: list[str], source: str, begin: int) -> _Sentence | None:
     rows = _rows(lines, begin)
     if not rows.words:
         return None
-    text, words = _written(rows)
+    text, words = _write(rows)
     kinds = tuple("" if (upos := row.get("upos")) in (None, "_") else str(upos) for row in rows.words)
     return _Sentence(
         AnnotatedText(text, tuple(words), tuple(_dependencies(rows)), source, begin, kinds=kinds if any(kinds) else ()),
@@ -176,7 +168,7 @@ def _space_after(row: Token) -> bool:
     return (row.get("misc") or {}).get("SpaceAfter") != "No"
 
 
-def _written(rows: _Rows) -> tuple[str, list[Span]]:
+def _write(rows: _Rows) -> tuple[str, list[Span]]:
     """The text, and where its words are: in the `# text` of the sentence if that has the forms, else as they say."""
     pieces: list[tuple[str, bool, list[str]]] = []  # form, space after, forms of the words in it
     place = 1
@@ -189,7 +181,7 @@ def _written(rows: _Rows) -> tuple[str, list[Span]]:
             row = rows.words[place - 1]
             pieces.append((row["form"], _space_after(row), [row["form"]]))
             place += 1
-    starts, text = _found([form for form, _, _ in pieces], rows.written), rows.written
+    starts, text = _locate([form for form, _, _ in pieces], rows.written), rows.written
     if starts is None:
         starts, text = [], ""
         for form, space, _ in pieces:
@@ -200,13 +192,13 @@ def _written(rows: _Rows) -> tuple[str, list[Span]]:
     for start, (form, _, forms) in zip(starts, pieces, strict=True):
         spelled = "".join(forms) == form
         at = start
-        for one in forms:
-            words.append((at, at + len(one)) if spelled else (start, start + len(form)))
-            at += len(one)
+        for word in forms:
+            words.append((at, at + len(word)) if spelled else (start, start + len(form)))
+            at += len(word)
     return text, words
 
 
-def _found(forms: list[str], text: str) -> list[int] | None:
+def _locate(forms: list[str], text: str) -> list[int] | None:
     """Where forms stand in a text, one after the other with nothing but spaces between; None where they do not."""
     starts, at = [], 0
     for form in forms:
@@ -241,19 +233,19 @@ def _mentions(rows: _Rows) -> Iterator[_Mention]:
     """The mentions that `Entity=` brackets; those that are cut in parts are left out."""
     standing: list[tuple[str, int]] = []
     for word, (row, number) in enumerate(zip(rows.words, rows.lines, strict=True)):
-        given = (row.get("misc") or {}).get("Entity")
-        if not given:
+        entity = (row.get("misc") or {}).get("Entity")
+        if not entity:
             continue
-        if _ENTITY.sub("", given):
-            raise AnnotationError(f"Entity={shorten(given)} does not open and close mentions", number)
-        for found in _ENTITY.finditer(given):
-            name = (found["opened"] or found["closed"]).split("-")[0]
-            if found["closed"]:
-                place = next((i for i in reversed(range(len(standing))) if standing[i][0] == name), None)
-                if place is None:
-                    raise AnnotationError(f"Entity={shorten(given)}: {name} is not open", number)
-                _, start = standing.pop(place)
-            elif found["whole"]:
+        if _ENTITY.sub("", entity):
+            raise AnnotationError(f"Entity={shorten(entity)} does not open and close mentions", number)
+        for match in _ENTITY.finditer(entity):
+            name = (match["opened"] or match["closed"]).split("-")[0]
+            if match["closed"]:
+                last = next((i for i in reversed(range(len(standing))) if standing[i][0] == name), None)
+                if last is None:
+                    raise AnnotationError(f"Entity={shorten(entity)}: {name} is not open", number)
+                _, start = standing.pop(last)
+            elif match["whole"]:
                 start = word
             else:
                 standing.append((name, word))

@@ -19,8 +19,9 @@ import sys
 import tokenize
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from attnscope.annotated.texts import AnnotatedText, AnnotationError, Link, Span
 from attnscope.text import word_spans
@@ -108,6 +109,11 @@ class _Scope:
     elsewhere: dict[str, str] = field(default_factory=dict)  # name -> "global" or "nonlocal"
 
 
+def _args_of(args: ast.arguments) -> list[ast.arg]:
+    every = (*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg)
+    return [arg for arg in every if arg is not None]
+
+
 class _Scopes(ast.NodeVisitor):
     """Goes through a file and takes down what each scope binds and which names are used where."""
 
@@ -122,20 +128,19 @@ class _Scopes(ast.NodeVisitor):
     def links(self) -> Iterator[Link]:
         """The links of all names."""
         for name, word, start, scope, called in self._uses:
-            found = self._latest(name, start, scope)
-            if found is None or found.word == word:
+            binding = self._latest(name, start, scope)
+            if binding is None or binding.word == word:
                 continue
-            if found.kind != "definition":
-                yield Link(f"name→{found.kind}", (word,), (found.word,))
+            if binding.kind != "definition":
+                yield Link(f"name→{binding.kind}", (word,), (binding.word,))
             elif called:
-                yield Link("call→definition", (word,), (found.word,))
-            if found.annotation:
-                yield Link("name→annotation", (word,), found.annotation)
+                yield Link("call→definition", (word,), (binding.word,))
+            if binding.annotation:
+                yield Link("name→annotation", (word,), binding.annotation)
         for scope in self._scopes:
-            for bindings in scope.bindings.values():
-                for one in bindings:
-                    if one.annotation:
-                        yield Link("name→annotation", (one.word,), one.annotation)
+            for binding in chain.from_iterable(scope.bindings.values()):
+                if binding.annotation:
+                    yield Link("name→annotation", (binding.word,), binding.annotation)
 
     def _latest(self, name: str, start: int, scope: _Scope) -> _Binding | None:
         at: _Scope | None = self._module if scope.elsewhere.get(name) == "global" else scope
@@ -183,64 +188,57 @@ class _Scopes(ast.NodeVisitor):
 
     # Scopes
 
-    def _within(self, node: ast.AST, body: "list[ast.stmt] | ast.expr", *, is_class: bool = False) -> None:
+    def _visit_all(self, *nodes: ast.AST | None) -> None:
+        for node in nodes:
+            if node is not None:
+                self.visit(node)
+
+    @contextmanager
+    def _scope_within(self, *, is_class: bool = False) -> Iterator[None]:
         outer = self._scope
         self._scope = _Scope(outer, is_class)
         self._scopes.append(self._scope)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            given = node.args
-            for arg in (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg):
-                if arg is not None:
-                    start = self._start(arg)
-                    self._bind(arg.arg, "parameter", start, self._by_start.get(start), arg.annotation)
-        for part in body if isinstance(body, list) else [body]:
-            self.visit(part)
+        yield
         self._scope = outer
 
+    def _visit_body(self, args: ast.arguments, *body: ast.AST) -> None:
+        """The body of a function or lambda, in a scope with its parameters."""
+        with self._scope_within():
+            for arg in _args_of(args):
+                start = self._start(arg)
+                self._bind(arg.arg, "parameter", start, self._by_start.get(start), arg.annotation)
+            self._visit_all(*body)
+
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:  # noqa: N802
-        for part in (*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)):
-            self.visit(part)
-        given = node.args
-        for arg in (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg):
-            if arg is not None and arg.annotation is not None:
-                self.visit(arg.annotation)
-        if node.returns is not None:
-            self.visit(node.returns)
+        self._visit_all(*node.decorator_list, *node.args.defaults, *node.args.kw_defaults)
+        self._visit_all(*(arg.annotation for arg in _args_of(node.args)), node.returns)
         self._define(node, 2 if isinstance(node, ast.AsyncFunctionDef) else 1)
-        self._within(node, node.body)
+        self._visit_body(node.args, *node.body)
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815  # type: ignore[assignment]
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:  # noqa: N802
-        for part in (*node.decorator_list, *node.bases, *node.keywords):
-            self.visit(part)
+        self._visit_all(*node.decorator_list, *node.bases, *node.keywords)
         self._define(node, 1)
-        self._within(node, node.body, is_class=True)
+        with self._scope_within(is_class=True):
+            self._visit_all(*node.body)
 
     def _define(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, n_keywords: int) -> None:
         word = self._next(self._start(node)) + n_keywords
         self._bind(node.name, "definition", self._words[word][0], word)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:  # noqa: N802
-        for part in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
-            self.visit(part)
-        self._within(node, node.body)
+        self._visit_all(*node.args.defaults, *node.args.kw_defaults)
+        self._visit_body(node.args, node.body)
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
-        outer = self._scope
         self.visit(node.generators[0].iter)
-        self._scope = _Scope(outer)
-        self._scopes.append(self._scope)
-        start = self._start(node)
-        for number, part in enumerate(node.generators):
-            self._target(part.target, "assignment", since=start, before=True)
-            if number:
-                self.visit(part.iter)
-            for condition in part.ifs:
-                self.visit(condition)
-        for value in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
-            self.visit(value)
-        self._scope = outer
+        with self._scope_within():
+            start = self._start(node)
+            for number, part in enumerate(node.generators):
+                self._target(part.target, since=start, before=True)
+                self._visit_all(part.iter if number else None, *part.ifs)
+            self._visit_all(*((node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)))
 
     visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _comprehension  # noqa: N815
 
@@ -252,41 +250,34 @@ class _Scopes(ast.NodeVisitor):
 
     # Bindings
 
-    def _target(self, node: ast.expr, kind: str, *, since: int, before: bool = False) -> None:
+    def _target(self, node: ast.expr, *, since: int, before: bool = False) -> None:
         """Binds the names of an assignment's left side; looks into what else stands there, such as a subscript.
 
-        Args:
-            node: The left side.
-            kind: What binds it.
-            since: From which character on the names are bound.
-            before: Whether they are bound from there on although they stand further right, as in comprehensions.
+        The names are bound from the character `since` on; with `before` even if they stand further right, as in
+        comprehensions.
         """
         if isinstance(node, ast.Name):
             start = self._start(node)
-            self._bind(node.id, kind, since if before else start, self._by_start.get(start), since=since)
-        elif isinstance(node, ast.Tuple | ast.List):
-            for part in node.elts:
-                self._target(part, kind, since=since, before=before)
-        elif isinstance(node, ast.Starred):
-            self._target(node.value, kind, since=since, before=before)
+            self._bind(node.id, "assignment", since if before else start, self._by_start.get(start), since=since)
+        elif isinstance(node, ast.Tuple | ast.List | ast.Starred):
+            for part in [node.value] if isinstance(node, ast.Starred) else node.elts:
+                self._target(part, since=since, before=before)
         else:
             self.visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:  # noqa: N802
         self.visit(node.value)
         for target in node.targets:
-            self._target(target, "assignment", since=self._end(node))
+            self._target(target, since=self._end(node))
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:  # noqa: N802
         self.visit(node.value)
         if isinstance(node.target, ast.Name):
             self._use(node.target)
-        self._target(node.target, "assignment", since=self._end(node))
+        self._target(node.target, since=self._end(node))
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:  # noqa: N802
-        self.visit(node.annotation)
-        if node.value is not None:
-            self.visit(node.value)
+        self._visit_all(node.annotation, node.value)
         if isinstance(node.target, ast.Name):
             start = self._start(node.target)
             self._bind(
@@ -297,35 +288,29 @@ class _Scopes(ast.NodeVisitor):
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> None:  # noqa: N802
         self.visit(node.value)
-        self._target(node.target, "assignment", since=self._end(node))
+        self._target(node.target, since=self._end(node))
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> None:  # noqa: N802
         self.visit(node.iter)
-        self._target(node.target, "assignment", since=self._end(node.iter))
-        for part in (*node.body, *node.orelse):
-            self.visit(part)
+        self._target(node.target, since=self._end(node.iter))
+        self._visit_all(*node.body, *node.orelse)
 
     visit_AsyncFor = visit_For  # noqa: N815  # type: ignore[assignment]
 
     def visit_withitem(self, node: ast.withitem) -> None:  # noqa: N802
         self.visit(node.context_expr)
         if node.optional_vars is not None:
-            self._target(node.optional_vars, "assignment", since=self._start(node.optional_vars))
+            self._target(node.optional_vars, since=self._start(node.optional_vars))
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:  # noqa: N802
         if node.type is not None:
             self.visit(node.type)
             if node.name is not None:
                 word = self._next(self._end(node.type))
-                while word < len(self._words) and self._spelled(word) != node.name:
+                while word < len(self._words) and self._text[slice(*self._words[word])] != node.name:
                     word += 1
                 self._bind(node.name, "assignment", self._words[word][0], word)
-        for part in node.body:
-            self.visit(part)
-
-    def _spelled(self, word: int) -> str:
-        start, stop = self._words[word]
-        return self._text[start:stop]
+        self._visit_all(*node.body)
 
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:  # noqa: N802
         for alias in node.names:
@@ -350,8 +335,7 @@ class _Scopes(ast.NodeVisitor):
             self._use(node.func, called=True)
         else:
             self.visit(node.func)
-        for part in (*node.args, *node.keywords):
-            self.visit(part)
+        self._visit_all(*node.args, *node.keywords)
 
     def visit_Name(self, node: ast.Name) -> None:  # noqa: N802
         if isinstance(node.ctx, ast.Load):

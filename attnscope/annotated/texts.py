@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
 
 from attnscope.corpus import CorpusText
 
@@ -101,17 +102,10 @@ def annotate_zones(text: CorpusText) -> AnnotatedText | None:
 
 def merge_equal(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
     """Equal texts that follow each other, as one with the links of all: a file may have a line for each link."""
-    held: AnnotatedText | None = None
-    for text in texts:
-        if held is not None and (held.text, held.words, held.target) == (text.text, text.words, text.target):
-            links = tuple(dict.fromkeys((*held.links, *text.links)))
-            held = replace(held, links=links, n_merged=held.n_merged + 1)
-            continue
-        if held is not None:
-            yield held
-        held = text
-    if held is not None:
-        yield held
+    for _, group in groupby(texts, key=lambda text: (text.text, text.words, text.target)):
+        first, *others = group
+        links = tuple(dict.fromkeys(chain(first.links, *(other.links for other in others))))
+        yield replace(first, links=links, n_merged=first.n_merged + len(others)) if others else first
 
 
 def join_texts(texts: "list[AnnotatedText]", links: tuple[Link, ...] = ()) -> AnnotatedText:
@@ -130,9 +124,9 @@ def join_texts(texts: "list[AnnotatedText]", links: tuple[Link, ...] = ()) -> An
             for link in text.links
         ]
         for relation, reasons in text.left_out.items():
-            held = left_out.setdefault(relation, {})
+            counts = left_out.setdefault(relation, {})
             for reason, n in reasons.items():
-                held[reason] = held.get(reason, 0) + n
+                counts[reason] = counts.get(reason, 0) + n
         start += len(text.text) + 1
     whole = " ".join(text.text for text in texts)
     return AnnotatedText(

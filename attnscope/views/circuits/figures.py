@@ -199,17 +199,14 @@ class Reader(Protocol):
 
 
 def draw_graph(
-    heads: Sequence[Reader], links: Sequence[Link], said: tuple[str, str, str], lettering: Lettering
+    heads: Sequence[Reader], links: Sequence[Link], texts: tuple[str, str, str], lettering: Lettering
 ) -> Page:
     """Heads and what goes from one to another, a row for each layer that has one of them.
 
-    Args:
-        heads: All heads.
-        links: What is drawn; their `share` is the width of a line, `by` its colour: "Q", "K", "V", else grey.
-        said: Title, subtitle and footer.
-        lettering: The fonts.
+    A link's `share` is the width of its line, and `by` the colour: "Q", "K", "V", else grey. `texts` are the title, the
+    subtitle and the footer.
     """
-    title, subtitle, footer = said
+    title, subtitle, footer = texts
     used = sorted({place for link in links for place in (link.sender, link.receiver)})
     layers = sorted({heads[place].layer for place in used})
     paper = lettering.paper

@@ -31,6 +31,7 @@ from attnscope.views.timeline.summary import (
     are_logarithmic,
     every_nth,
     find_moving,
+    finite_range,
     notes,
     series_of,
     since_lines,
@@ -53,17 +54,17 @@ def pages(timeline: Timeline, style: Style = USUAL) -> Iterator[tuple[str, Drawi
 
 @matplotlib_defaults()
 def _drawing(timeline: Timeline, paper: Paper) -> Drawing:
-    said = notes(timeline)
+    lines = notes(timeline)
     followed = series_of(timeline)
     if any(series.level is not None for series in followed):
-        said.append("dotted: uniform attention" + ", of composition random directions" * bool(timeline.pairs))
+        lines.append("dotted: uniform attention" + ", of composition random directions" * bool(timeline.pairs))
     titles = [series.title for series in followed]
     names = [name for series in followed for name in series.names]
-    lettering = lettering_for([model_of(timeline.run), *said, *titles, *names], paper)
+    lettering = lettering_for([model_of(timeline.run), *lines, *titles, *names], paper)
     sheet = Sheet.on(paper, lettering)
     size, stacked = sheet.size, sheet.stacked
     rows = 2 * len(titles) if stacked else len(titles)
-    foot = write_foot(said, sheet)
+    foot = write_foot(lines, sheet)
     above, pitch = sheet.above, 0.95 * size
     n_losses = int(timeline.has_loss)
     height = above + (rows + n_losses) * (sheet.plot + pitch) + foot.height
@@ -157,22 +158,18 @@ def _step_edges(steps: Sequence[int]) -> NDArray[np.float64]:
 def _draw_map(figure: Any, axes: Any, timeline: Timeline, series: Series, sheet: Sheet) -> None:
     """All heads or pairs, a row each, over the axis of steps of the lines; a checkpoint reaches halfway to the next."""
     values = series.values.T
-    known = values[np.isfinite(values)]
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    low, high = finite_range(values)
     signed = low < 0 < high
     extent = max(abs(low), abs(high))
     limits = series.limits or ((-extent, extent) if signed else (min(low, 0.0), high or 1.0))
     draw_map(figure, axes, values, limits, sheet, "RdBu_r" if signed else "Blues", edges=_step_edges(timeline.steps))
     _scale_steps(axes, timeline.steps)
     names = [printable(name, 24) for name in series.names]
-    if len(names) <= _MOST_NAMES:
-        axes.set_yticks(range(len(names)), names)
-    elif series.what == "pairs":
-        rows = every_nth(len(names), 12)
-        axes.set_yticks(rows, [names[row] for row in rows])
-    else:
-        layers = [layer for _, layer, _ in timeline.heads]
-        starts = [row for row, layer in enumerate(layers) if row == 0 or layer != layers[row - 1]]
-        starts = [starts[at] for at in every_nth(len(starts), 12)]
-        axes.set_yticks(starts, [names[row] for row in starts])
+    rows = list(range(len(names)))
+    if len(names) > _MOST_NAMES:
+        if series.what == "heads":  # the first of each layer
+            layers = [layer for _, layer, _ in timeline.heads]
+            rows = [row for row in rows if row == 0 or layers[row] != layers[row - 1]]
+        rows = [rows[at] for at in every_nth(len(rows), 12)]
+    axes.set_yticks(rows, [names[row] for row in rows])
     letter_axes(axes, f"{series.title}: {'followed' if series.what == 'pairs' else 'all'} {series.what}", sheet)

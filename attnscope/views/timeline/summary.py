@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from attnscope.views.tables.wording import corpus_line, label, printable
 PREDICTED = {"causal": "each next token", "masked": "masked tokens", "target": "the decoder's target"}
 EVENLY = 5.0
 """Where the last step is more than so many times the middle one, steps are spread as logarithms."""
+_MOST = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,11 +24,11 @@ class Series:
 
     Attributes:
         title: Its name, with its unit.
-        what: What it is of, in the plural.
-        names: Of what, one by one.
+        what: "heads" or "pairs".
+        names: The names of these.
         parts: Values and the ends of their intervals, (checkpoint, name, 3).
-        limits: Ends of the scale where they are known.
-        level: What it would be by chance, where that is the same for all.
+        limits: Ends of the scale if they are known.
+        level: The value by chance, if that is the same for all.
     """
 
     title: str
@@ -45,23 +45,25 @@ class Series:
 
 
 def series_of(timeline: Timeline) -> list[Series]:
-    """What is followed: each measure, and each composition above that of random directions."""
-    found = []
+    """The quantities that are followed: each measure, and each composition above that of random directions."""
+    series = []
     for row, measure in enumerate(timeline.measures):
         parts = np.stack([timeline.value[row], timeline.low[row], timeline.high[row]], -1)
         facts = timeline.measure_facts(measure)
         most = 1.0 if np.nanmax(timeline.value[row], initial=0.0) > 0.5 else 0.5
         limits = (0.0, most) if (facts.low, facts.high) == (0, 1) else None
-        known = timeline.uniform[row][np.isfinite(timeline.uniform[row])]
-        level = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
-        found.append(Series(measure_title(timeline, measure), "heads", timeline.head_names, parts, limits, level))
+        uniform = timeline.uniform[row][np.isfinite(timeline.uniform[row])]
+        level = float(uniform[0]) if len(uniform) and np.ptp(uniform) < 1e-6 else None
+        unit, name = printable(facts.unit, 40), label(measure.removesuffix("_nats").removesuffix("_tokens"))
+        title = f"{name}, {unit}" if unit and unit != "share" else name
+        series.append(Series(title, "heads", timeline.head_names, parts, limits, level))
     for by in dict.fromkeys(pair.by for pair in timeline.pairs):
         pairs = [pair for pair in timeline.pairs if pair.by == by]
         parts = np.full((len(timeline.checkpoints), len(pairs), 3), np.nan)
         parts[..., 0] = np.stack([pair.excess for pair in pairs], 1)
         names = tuple(timeline.pair_name(pair) for pair in pairs)
-        found.append(Series(f"{by} composition above chance", "pairs", names, parts, level=0.0))
-    return found
+        series.append(Series(f"{by} composition above chance", "pairs", names, parts, level=0.0))
+    return series
 
 
 def find_moving(values: NDArray[np.float64], most: int) -> list[int]:
@@ -69,13 +71,13 @@ def find_moving(values: NDArray[np.float64], most: int) -> list[int]:
 
     Of a single checkpoint those with the largest values.
     """
+    is_finite = np.isfinite(values)
     with np.errstate(all="ignore"):
-        spread = np.where(np.isfinite(values), values, -np.inf).max(0) - np.where(
-            np.isfinite(values), values, np.inf
-        ).min(0) * (len(values) > 1)
+        spread = np.where(is_finite, values, -np.inf).max(0)
+        spread = spread - np.where(is_finite, values, np.inf).min(0) * (len(values) > 1)
     spread = np.where(np.isfinite(spread), spread, -np.inf)
-    ranked = sorted(range(values.shape[1]), key=lambda place: (-spread[place], place))
-    return sorted(place for place in ranked[:most] if np.isfinite(values[:, place]).any())
+    ranked = np.argsort(-spread, kind="stable")[:most]
+    return sorted(column for column in ranked.tolist() if is_finite[:, column].any())
 
 
 def are_logarithmic(steps: Sequence[int]) -> bool:
@@ -100,19 +102,15 @@ def since_lines(timeline: Timeline) -> list[tuple[str, str]]:
     """Each role, and the heads that have it at the last step with the step since which they do."""
     lines = []
     for role in timeline.roles:
-        held = timeline.since(role)
-        names = sorted(held, key=lambda name: (held[name], timeline.head_names.index(name)))
-        shown = ", ".join(f"{name} {_since(timeline, held[name])}" for name in names[:_MOST])
-        more = f", and {len(names) - _MOST} more" if len(names) > _MOST else ""
-        lines.append((label(role), shown + more if names else "no head at the last step"))
+        steps = timeline.since(role)
+        names = sorted(steps, key=lambda name: (steps[name], timeline.head_names.index(name)))
+        listed = [
+            f"{name} from the first" if steps[name] == timeline.steps[0] else f"{name} since {steps[name]:,}"
+            for name in names[:_MOST]
+        ]
+        listed += [f"and {len(names) - _MOST} more"] if len(names) > _MOST else []
+        lines.append((label(role), ", ".join(listed) or "no head at the last step"))
     return lines
-
-
-def _since(timeline: Timeline, step: int) -> str:
-    return "from the first" if step == timeline.steps[0] else f"since {step:,}"
-
-
-_MOST = 6
 
 
 def title_line(timeline: Timeline) -> str:
@@ -124,30 +122,23 @@ def title_line(timeline: Timeline) -> str:
 
 def notes(timeline: Timeline) -> list[str]:
     """What a reader must know beside the numbers: one sentence each."""
-    said = [corpus_line(timeline)]
+    lines = [corpus_line(timeline)]
     if predicted := PREDICTED.get(str(timeline.options.get("loss"))):
-        said.append(f"predicted: {predicted}")
+        lines.append(f"predicted: {predicted}")
     if timeline.pairs:
-        said.append("composition: the share of a pair's norm, less that of random directions, by the weights alone")
+        lines.append("composition: the share of a pair's norm, less that of random directions, by the weights alone")
     if np.isfinite(timeline.low).any():
-        said.append("intervals: 95% over texts, of each checkpoint for itself")
+        lines.append("intervals: 95% over texts, of each checkpoint for itself")
     if (timeline.has_role == 1).any():
-        said.append("some roles rest on few texts, and are tentative")
+        lines.append("some roles rest on few texts, and are tentative")
     if skipped := timeline.run.get("skipped"):
-        said.append(f"{amount(len(skipped), 'checkpoint')} left out")
+        lines.append(f"{amount(len(skipped), 'checkpoint')} left out")
     if not timeline.corpus.get("complete", True):
-        said.append("interrupted: later checkpoints were not measured")
-    return [printable(line, 400) for line in said if line]
+        lines.append("interrupted: later checkpoints were not measured")
+    return [printable(line, 400) for line in lines if line]
 
 
-def measure_title(timeline: Timeline, measure: str) -> str:
-    """A measure's name as people read it, with its unit where it has one."""
-    unit = printable(timeline.measure_facts(measure).unit, 40)
-    name = label(measure.removesuffix("_nats").removesuffix("_tokens"))
-    return f"{name}, {unit}" if unit and unit != "share" else name
-
-
-def finite_range(values: Sequence[float]) -> tuple[float, float]:
-    """The least and the largest of numbers that are some; 0 and 1 where there are none."""
-    known = [value for value in values if math.isfinite(value)]
-    return (min(known), max(known)) if known else (0.0, 1.0)
+def finite_range(values: NDArray[np.float64]) -> tuple[float, float]:
+    """The least and the largest finite number; 0 and 1 without any."""
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -41,16 +42,16 @@ def show(timeline: Timeline, console: Console) -> RenderableType:
         parts += [Text(), Table(columns, ["all texts"], gap=1)]
     for series in series_of(timeline):
         parts += [Text(), _series(series, steps)]
-    if lines := since_lines(timeline):
+    if roles := since_lines(timeline):
         columns = [
-            Column("role", lambda line: line[0], style="bold"),
-            Column("heads that have it at the last step", lambda line: line[1], wraps=True, least=12),
+            Column("role", itemgetter(0), style="bold"),
+            Column("heads that have it at the last step", itemgetter(1), wraps=True, least=12),
         ]
-        parts += [Text(), Table(columns, lines)]
-    said = notes(timeline)
+        parts += [Text(), Table(columns, roles)]
+    lines = notes(timeline)
     if len(steps) < len(texts):
-        said.append(f"{len(steps)} of {len(texts)} checkpoints are shown in {width} columns; files have all")
-    return Group(*parts, Text(), *dim_lines(said))
+        lines.append(f"{len(steps)} of {len(texts)} checkpoints are shown in {width} columns; files have all")
+    return Group(*parts, Text(), *dim_lines(lines))
 
 
 def _columns(
@@ -68,7 +69,7 @@ def _series(series: Series, steps: Sequence[tuple[int, str]]) -> RenderableType:
     heads = find_moving(values, _MOST_HEADS)
     if not heads:
         return Text(f"{series.title}: undefined for all {series.what} on these texts", style="dim")
-    low, high = finite_range(values[:, heads].ravel().tolist())
+    low, high = finite_range(values[:, heads])
     low = min(low, 0.0)
 
     def of(at: int) -> Callable[[str], Text]:
