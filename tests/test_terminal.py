@@ -182,6 +182,19 @@ def test_every_place_that_a_query_names_has_its_table() -> None:
     assert "(token 0)" in out and "(token 2)" in out and "(token 1)" not in out
 
 
+def test_of_many_heads_those_are_listed_in_which_the_query_attends_elsewhere() -> None:
+    record = record_of(map_of(tokens_of(["When", "Mary", "it"]), kind="decoder", layers=10, heads=3))
+    weights = record.maps[0].weights
+    weights[:, :, 2] = [0.7, 0, 0.3]  # the first token is a sink, and the last the query itself
+    weights[2:, :, 2] = [0.1, 0.5, 0.4]
+    weights[7, 1, 2] = [0.1, 0.9, 0]
+    out = printed(record, query="it")
+    table = out[out.index("what “it”") :]
+    assert "L7H1  Mary 0.90" in table and "L0H0" not in table and table.count("Mary") == 24
+    assert "the 24 of 30 heads with the largest weight on another token outside sinks" in " ".join(table.split())
+    assert "“When” is the first token, which is a sink" in table
+
+
 def test_each_kind_of_attention_is_named() -> None:
     source, target = tokens_of(["a", "b"]), tokens_of(["x"])
     maps = map_of(source), map_of(target, kind="decoder"), map_of(target, source, kind="cross")

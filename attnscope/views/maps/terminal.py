@@ -28,6 +28,7 @@ from attnscope.views.tables.wording import change_notes
 _SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
 _WHITE, _BLUE = "#ffffff", "#08306b"
 _MOST_LARGE = 4
+_MOST_QUERY_HEADS = 24
 _LABEL_CELLS = 14
 _LEAST_SHOWN = 0.05
 Pairs = Sequence[tuple[int, int]]
@@ -78,14 +79,39 @@ def _map_parts(
 
 
 def query_tables(record: Heatmap, query: str) -> RenderableType:
-    """The keys that a token attends to, per head: a table for each token that `query` names."""
+    """The keys that a token attends to, per head: a table for each token that `query` names.
+
+    Of many heads it lists those with the largest weight on another token outside sinks.
+    """
     tables: list[RenderableType] = []
     for attention in record.maps:
         kind = f"{attention.kind}: " if len(record.maps) > 1 else ""
+        sinks, heads = record.sinks(attention)[1], record.chosen(attention)
         for token in attention.queries.find(query):
             title = f"{kind}what “{safe(attention.queries.labels[token])}” (token {token}) attends to"
-            tables += [heading(title), _query_table(attention, record.chosen(attention), token)]
+            listed, notes = heads, []
+            if len(heads) > _MOST_QUERY_HEADS:
+                listed = _most_telling(attention, heads, token, sinks)
+                notes.append(
+                    f"listed: the {len(listed)} of {len(heads)} heads with the largest weight on another token outside "
+                    "sinks; choose others by --layers, --heads or --pick"
+                )
+            if sinks.any() and not attention.keys.special.any():
+                notes.append(
+                    f"“{safe(attention.keys.labels[int(sinks.argmax())])}” is the first token, which is a sink"
+                )
+            tables += [heading(title), _query_table(attention, listed, token), *dim_lines(notes)]
     return Group(*tables)
+
+
+def _most_telling(attention: AttentionMap, heads: Pairs, token: int, sinks: NDArray[np.bool_]) -> Pairs:
+    """The heads whose query has the largest weights on keys other than sinks and itself, in the order of heads."""
+    left_out = sinks.copy()
+    if attention.kind != "cross" and attention.part is None:
+        left_out[token] = True
+    largest = [float(attention.of(*pair)[token][~left_out].max(initial=0.0)) for pair in heads]
+    order = np.argsort(-np.array(largest), kind="stable")[:_MOST_QUERY_HEADS]
+    return [heads[at] for at in sorted(order.tolist())]
 
 
 def strongest_links(
