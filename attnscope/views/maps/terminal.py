@@ -89,7 +89,8 @@ def query_tables(record: Heatmap, query: str) -> RenderableType:
         sinks, heads = record.sinks(attention)[1], record.chosen(attention)
         for token in attention.queries.find(query):
             title = f"{kind}what “{safe(attention.queries.labels[token])}” (token {token}) attends to"
-            listed, notes = heads, []
+            listed: Pairs = heads
+            notes: list[str] = []
             if len(heads) > _MOST_QUERY_HEADS:
                 listed = _most_telling(attention, heads, token, sinks)
                 notes.append(
