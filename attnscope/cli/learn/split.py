@@ -35,7 +35,7 @@ def split(
     from attnscope.studies.teaching.split import split_example
 
     output = where.plan("split", printing, **drawing.options())
-    if not one.given:
+    if not one.is_given:
         if layer:
             raise UsageError("without a text the worked example is cut, which has one layer", "give a TEXT")
         return output.deliver(split_example(asked))

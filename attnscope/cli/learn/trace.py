@@ -43,7 +43,7 @@ def trace(
     from attnscope.studies.teaching.trace import study
 
     output, loops = where.plan("trace", printing), engine == "reference"
-    text = one.read() if one.given else None
+    text = one.read() if one.is_given else None
     load = loading if loops else replace(loading, engine=engine)
     if quiz:
         refuse_beside("--quiz", out=where.out, json=printing.json)

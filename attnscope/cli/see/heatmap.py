@@ -81,9 +81,9 @@ def _given(one: OneText, reading: ReadingOptions, image: list[Path] | None, audi
     from attnscope.senses.recordings import read_recording
     from attnscope.studies.inputs.reading import Speech, View
 
-    if image and (one.given or reading.generate):
+    if image and (one.is_given or reading.generate):
         refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=audio)
-        text = one.read(may_be_blank=True) if one.given else ""
+        text = one.read(may_be_blank=True) if one.is_given else ""
         return View(tuple(map(read_photo, image)), text, reading.generate)
     if image:
         refuse_beside("--image", one, reading, audio=audio)
@@ -92,5 +92,5 @@ def _given(one: OneText, reading: ReadingOptions, image: list[Path] | None, audi
         return read_photo(image[0])
     if audio is not None:
         refuse_beside("--audio", reading)
-        return Speech(read_recording(audio), one.read() if one.given else None)
+        return Speech(read_recording(audio), one.read() if one.is_given else None)
     return reading.prompt(one.read())

@@ -50,7 +50,7 @@ def timeline(
     """
     from attnscope.studies.timeline.study import timeline as study
 
-    if (probe is None) != texts.given:
+    if (probe is None) != texts.is_given:
         raise UsageError("give one of --file and --probe", 'such as --file "corpus/*.txt", or --probe repeat')
     if probe is not None:
         require_choice("probe", probe, ("repeat",))

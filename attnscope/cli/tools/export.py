@@ -119,7 +119,7 @@ def _stream(
 
     loaded = loading.load(model or model_of(found.run))
     with options.progress(printing.quiet) as report:
-        check = check_streaming(loaded, found, texts.corpus() if texts.given else None, streaming, sinks, report)
+        check = check_streaming(loaded, found, texts.corpus() if texts.is_given else None, streaming, sinks, report)
     if not printing.json:
         show_streaming(check, open_console())
     return check.as_json()

@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Importance(passes.Found):
+class Importance(passes.Totals):
     """What was added up over blocks: |dL/dxi| of each head over texts, (head,) by layer."""
 
     sums: Mapping[Place, RunningSums]

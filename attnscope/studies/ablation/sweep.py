@@ -86,7 +86,7 @@ class StandIns:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found(passes.Found):
+class Found(passes.Totals):
     """What a pass over texts has added up.
 
     Attributes:

@@ -17,7 +17,7 @@ from attnscope.corpus import Block, Chunk, CorpusText
 from attnscope.studies.atlas.options import CONTENT
 from attnscope.studies.describe.sample import lot_of
 from attnscope.studies.measuring.block_sums import BlockSums, Hits
-from attnscope.studies.measuring.head_blocks import Found, HeadMeasurer
+from attnscope.studies.measuring.head_blocks import HeadMeasurer, HeadTotals
 
 if TYPE_CHECKING:
     from attnscope.core.measures.totals import SumsOf
@@ -148,7 +148,7 @@ class Scores:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ScoredFound(Found):
+class ScoredFound(HeadTotals):
     """What is added up over blocks, and the scores."""
 
     scores: Scores | None = None

@@ -15,7 +15,7 @@ from attnscope.records.heads.findings import Findings
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, problems_of, sha256_of, sources_of, texts_of
-from attnscope.studies.measuring.pair_blocks import Found, PairMeasurer, PairSums
+from attnscope.studies.measuring.pair_blocks import PairMeasurer, PairSums, PairTotals
 from attnscope.studies.running.memory import halving_note
 from attnscope.studies.running.passes import Driver, Pass
 from attnscope.studies.running.workers import Workers
@@ -143,14 +143,14 @@ def _run(
     options: CompareOptions,
     report: Report | None,
     workers: tuple[Workers, ...] | None,
-) -> tuple[Pass[Found], PairSums, dict[str, Any]]:
+) -> tuple[Pass[PairTotals], PairSums, dict[str, Any]]:
     """Runs the models on the texts: the pass, its sums, and the record's facts of its texts."""
     for model in models:
         options.choice.within(model.info)
     texts = texts_of(corpus)
     make = partial(PairMeasurer, choice=options.choice, tables=options.tables)
     driver = Driver(make, models, workers, keeps="texts", step="the comparison on a later text")
-    going = driver.run_texts(texts, BLOCK, Found(), report)
+    going = driver.run_texts(texts, BLOCK, PairTotals(), report)
     done = going.done
     if not done.n_texts and not going.complete:
         raise KeyboardInterrupt
@@ -171,7 +171,7 @@ def _run(
     return going, done.sums, corpus_facts
 
 
-def _run_of(models: Sequence[Model], going: Pass[Found]) -> dict[str, Any]:
+def _run_of(models: Sequence[Model], going: Pass[PairTotals]) -> dict[str, Any]:
     notes = [
         f"{model.info.name} is compared on its own dense weights: memory grows with the square of a text's length."
         for model in models

@@ -326,7 +326,7 @@ def _group(
     before = np.cumsum([0, *(len(of.sinks.texts) for of in units)])
     return Group(
         kind, tuple((layer, head) for layer, mine in heads.items() for head in mine), tuple(features),
-        _joined([of.active for of in units]), _joined([of.sinks for of in units]), tuple(sink_features),
+        _join_rows([of.active for of in units]), _join_rows([of.sinks for of in units]), tuple(sink_features),
         np.concatenate([of.sink_rows + at for of, at in zip(units, before, strict=False)]),
         np.concatenate([of.ordinary for of in units]), np.concatenate([of.offsets for of in units]),
         np.concatenate([of.queries for of in units]), tuple(gates_of(features)), types,
@@ -396,16 +396,16 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
-def _joined(parts: Sequence[Rows]) -> Rows:
+def _join_rows(parts: Sequence[Rows]) -> Rows:
     """The rows of several texts, one after the other."""
     from attnscope.core.questions.sampled_rows import Rows
 
-    def joined(name: str, axis: int = 0) -> Any:
+    def join(name: str, axis: int = 0) -> Any:
         arrays = [getattr(of, name) for of in parts]
         return None if arrays[0] is None else np.concatenate(arrays, axis)
 
     lengths = np.concatenate([np.diff(of.starts) for of in parts])
     return Rows(
-        joined("features", 1), parts[0].levels, _starts(lengths), joined("texts"), joined("weights", 1),
-        joined("counts"), joined("key_types"), joined("query_types"), joined("gates", 1),
+        join("features", 1), parts[0].levels, _starts(lengths), join("texts"), join("weights", 1),
+        join("counts"), join("key_types"), join("query_types"), join("gates", 1),
     )  # fmt: skip

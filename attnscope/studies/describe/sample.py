@@ -63,7 +63,7 @@ def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
     special = special_ids(model)
     n_heads = max(1, sum(model.info.n_heads[i] * model.info.n_layers[i] for i in range(len(model.info.kinds))))
     units: list[tuple[bytes, bytes, Unit]] = []
-    for text in _drawn(distinct(texts, Copies()), options.seed):
+    for text in _draw_texts(distinct(texts, Copies()), options.seed):
         tokens = tokens_of(text, model.tokenizer.encode, special)
         limit = model.info.max_tokens
         for part in chunks(tokens, text.index, limit=limit, chunk=options.chunk, stride=options.stride):
@@ -108,7 +108,7 @@ _N_FEATURES, _FEWEST_ROWS = 132, 200
 """About how many features there are; and how many rows are read whatever they take."""
 
 
-def _drawn(texts: Iterable[CorpusText], seed: int) -> list[CorpusText]:
+def _draw_texts(texts: Iterable[CorpusText], seed: int) -> list[CorpusText]:
     """The texts with the smallest hashes, as many as are held."""
     heap: list[tuple[int, int, CorpusText]] = []
     characters = 0

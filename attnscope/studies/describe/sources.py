@@ -60,7 +60,7 @@ class _Means:
     queries: MeanVectors
     keys: MeanVectors
 
-    def given(self, given: str, types: Sequence[Numbers], rotation: Rotation | None) -> tuple[Floats, Floats]:
+    def vectors(self, given: str, types: Sequence[Numbers], rotation: Rotation | None) -> tuple[Floats, Floats]:
         """The queries and keys of a text's tokens, (head, token, d_head) each, turned by their positions.
 
         `known` is one of KNOWN. `types` are those of the tokens that attend, and of those that are attended to. Without
@@ -226,7 +226,7 @@ class _Study:
                 if heads and first < last:
                     types = self._types_of(unit, call.kind)
                     rows = _Rows(group, slice(int(first), int(last)), heads)
-                    left = [rows.left(call, at, means[place].given(given, types, rotation), given) for given in KNOWN]
+                    left = [rows.left(call, at, means[place].vectors(given, types, rotation), given) for given in KNOWN]
                     left_of_groups.append((of, rows, np.stack(left)))
         return left_of_groups
 

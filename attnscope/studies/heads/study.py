@@ -40,7 +40,7 @@ from attnscope.studies.ablation.causal import with_effects, with_lines
 from attnscope.studies.describe.study import describe_texts, require_heads
 from attnscope.studies.heads.merging import conclude, sums_of
 from attnscope.studies.heads.needles import retrieval_heads
-from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder, NeedleOptions
+from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEAST_TEXTS, LEVEL, MARGIN
 from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.heads.zones import require_few_zones, with_zones, zones_of
@@ -56,7 +56,7 @@ from attnscope.studies.inputs.texts import (
     sources_of,
     texts_of,
 )
-from attnscope.studies.measuring.head_blocks import Found, Frequencies, HeadMeasurer
+from attnscope.studies.measuring.head_blocks import Frequencies, HeadMeasurer, HeadTotals
 from attnscope.studies.measuring.tally import ZONE
 from attnscope.studies.relations.study import open_relations, relations
 from attnscope.studies.running.backend import LOAD_FROM, choose_backend
@@ -75,7 +75,7 @@ PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
 _REPORT_EVERY = 32
 """Texts between two reports of the counting, which takes microseconds per text."""
 
-_NOTHING = Found()
+_NOTHING = HeadTotals()
 
 
 @with_plain_torch
@@ -167,30 +167,29 @@ def study(
             return picture_heads(model, list(order.image), report, text=texts.text)
         return sound_heads(model, list(order.audio), texts.text, report)
     if order.probe == "needle":
-        needles = _needle_options(order.needles, options, workers)
+        describe = options.describe
+        refuse_beside(
+            "--probe needle", replace(options, thresholds={}, causal=False, describe=None), workers=workers,
+            feature=describe and describe.features, describe=describe and describe.heads,
+        )  # fmt: skip
+        threshold = complete_thresholds(options.thresholds, {RETRIEVAL: order.needles.threshold})[RETRIEVAL]
+        needles = replace(order.needles, threshold=threshold, ablate=options.causal)
         require_named(order.measures, order.listing.only, needles.measure_names, (RETRIEVAL,))
-        corpus = texts.corpus() if texts.given else None
-        return retrieval_heads(loading.load(spec), corpus, needles, report)
-    if order.probe is not None and texts.given:
+        haystacks = texts.corpus() if texts.is_given else None
+        return retrieval_heads(loading.load(spec), haystacks, needles, report)
+    if order.probe is not None and texts.is_given:
         raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
-    listed = None if order.probe else texts.corpus(spec)
+    corpus: Corpus | list[str] = []
+    if order.probe is None:
+        corpus = texts.corpus(spec)
     require_names(options, order.measures, order.listing.only)
     if options.writes:
         loading = loading.with_head(spec)
         workers = workers and replace(workers, loading=loading)
     model = loading.load(spec)
-    return heads(model, probe_texts(model) if listed is None else all_texts(model, listed), options, report, workers)
-
-
-def _needle_options(needles: NeedleOptions, options: HeadsOptions, workers: Workers | None) -> NeedleOptions:
-    """The options of needles; of those of heads, needles have a threshold and `causal` alone, and refuse others."""
-    describe = options.describe
-    refuse_beside(
-        "--probe needle", replace(options, thresholds={}, causal=False, describe=None), workers=workers,
-        feature=describe and describe.features, describe=describe and describe.heads,
-    )  # fmt: skip
-    threshold = complete_thresholds(options.thresholds, {RETRIEVAL: needles.threshold})[RETRIEVAL]
-    return replace(needles, threshold=threshold, ablate=options.causal)
+    if order.probe is not None:
+        return heads(model, probe_texts(model), options, report, workers)
+    return heads(model, all_texts(model, corpus), options, report, workers)
 
 
 def require_names(options: HeadsOptions, measures: str | None, where: str | None) -> None:
@@ -244,8 +243,8 @@ def study_heads(
     options: HeadsOptions,
     report: Report | None = None,
     measurer: Callable[..., HeadMeasurer] = HeadMeasurer,
-    nothing: Found = _NOTHING,
-) -> tuple[Findings, Found]:
+    nothing: HeadTotals = _NOTHING,
+) -> tuple[Findings, HeadTotals]:
     """As `heads`, by a measurer that may keep more of each block; also what all blocks of the model came to.
 
     `measurer` takes the arguments of `HeadMeasurer`, and is pickled if there are workers. `nothing` is what it makes of
@@ -272,13 +271,13 @@ def study_heads(
         runs.append((reading, partial(make, seed=options.seed)))
     n_passes = len(runs) + options.writes
     reports = [scale_report(report, number, n_passes) for number in range(n_passes)]
-    passes: list[Pass[Found]] = []
+    passes: list[Pass[HeadTotals]] = []
     for (of, make_measurer), step in zip(runs, reports, strict=False):
         passes.append(of.run(make_measurer, nothing, step, "the study of a later text", keeps="first"))
         if not passes[-1].complete:
             break
     done, complete = passes[0].done, passes[-1].complete
-    control = passes[1].done if len(passes) > 1 else Found()
+    control = passes[1].done if len(passes) > 1 else HeadTotals()
     missing = [problem for each in passes for problem in (*each.lost, *each.done.left_out.problems(model.info))]
     if is_whole:
         done.left_out.require_some_left(done.n_texts, model.info)
@@ -343,7 +342,7 @@ def _require_measurable(reading: Reading, options: HeadsOptions) -> dict[str, fl
     return thresholds
 
 
-def _notes(model: Model, done: Found) -> list[str]:
+def _notes(model: Model, done: HeadTotals) -> list[str]:
     notes = []
     if len(model.info.kinds) > 1:
         notes.append("The decoder was given the text that the encoder read, as if it were to write it again.")

@@ -16,7 +16,7 @@ from attnscope.models.model import Model
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.merging import add_zones
 from attnscope.studies.inputs.texts import Report, Texts, batch_of, pad_rows
-from attnscope.studies.measuring.head_blocks import Found, decoder_start, target_of
+from attnscope.studies.measuring.head_blocks import HeadTotals, decoder_start, target_of
 from attnscope.studies.measuring.tally import ZONE, Tally
 from attnscope.studies.running.memory import Room, give_memory_back, halves, padded_size, spare_memory
 from attnscope.studies.running.passes import Reading
@@ -61,7 +61,7 @@ def with_zones(findings: Findings, reading: Reading, report: Report | None = Non
     zones = require_few_zones(reading.texts)
     how = {"chunk": reading.chunk, "stride": reading.stride}
     make = partial(ZoneMeasurer, zones=zones, special=reading.special, how=how)
-    done = reading.run(make, Found(), report, "zones of a later text")
+    done = reading.run(make, HeadTotals(), report, "zones of a later text")
     measures = {
         name: {"what": f"attention from {a} to {b}", "unit": "share", "range": [0, 1], "label": f"{a} → {b}"}
         for name, (a, b) in zip(names_of(zones), _pairs(zones), strict=True)
@@ -144,10 +144,10 @@ class ZoneMeasurer:
                 give_memory_back()
             yield
 
-    def finish(self, block: Block, sums: _BlockZones, *, whole: bool) -> Found:
+    def finish(self, block: Block, sums: _BlockZones, *, whole: bool) -> HeadTotals:
         """What the sums amount to."""
         tallies = {} if sums.tally is None else {self._kind: sums.tally}
-        return Found(tallies=tallies, n_texts=sums.n_texts, n_tokens=sums.n_tokens, halved_to=self._room.tokens)
+        return HeadTotals(tallies=tallies, n_texts=sums.n_texts, n_tokens=sums.n_tokens, halved_to=self._room.tokens)
 
     def _run_batch(self, zones: Mapping[int, Sequence[Zone]], batch: Sequence[Chunk]) -> dict[int, Floats]:
         """Layer -> mass, even mass and counts, (text, 3, head, pair)."""

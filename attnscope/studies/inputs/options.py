@@ -138,7 +138,7 @@ class OneText:
         refuse_file_names(self.text)
 
     @property
-    def given(self) -> bool:
+    def is_given(self) -> bool:
         """Whether there is one."""
         return self.text is not None or self.file is not None
 
@@ -191,7 +191,7 @@ class TextsWanted:
         refuse_file_names(self.text)
 
     @property
-    def given(self) -> bool:
+    def is_given(self) -> bool:
         """Whether there is any text or file."""
         return self.text is not None or bool(self.files)
 
@@ -216,7 +216,7 @@ class TextsWanted:
         from attnscope.models.captured.files import files_of
         from attnscope.models.catalog import is_recipe
 
-        if not self.given and (is_recipe(model) or files_of(model)):
+        if not self.is_given and (is_recipe(model) or files_of(model)):
             return []
         if (self.text is not None) + bool(self.files) != 1:
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')

@@ -71,7 +71,7 @@ class LongestText:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found(passes.Found):
+class HeadTotals(passes.Totals):
     """What is added up over blocks.
 
     Attributes:
@@ -140,14 +140,14 @@ class HeadMeasurer:
                 give_memory_back()
                 yield
 
-    def finish(self, block: Block, sums: BlockSums, *, whole: bool) -> Found:
+    def finish(self, block: Block, sums: BlockSums, *, whole: bool) -> HeadTotals:
         """What the sums amount to."""
         left_out = LeftOut.of(block.texts, sums.broken)
         n_tokens = sums.n_tokens if sums.n_texts else 0
         n_queries, index = sums.longest
         longest = (LongestText(n_queries, index, text.source, text.line) for text in block.texts if text.index == index)
         cut_off = not whole and sums.n_texts + len(sums.broken) < len(block.texts)
-        return Found(
+        return HeadTotals(
             tallies=sums.finish(), n_texts=sums.n_texts, n_tokens=n_tokens, n_chunked=sums.n_chunked,
             longest=next(longest, None),
             longest_of=len(block.texts) if cut_off else None, halved_to=self._room.tokens, left_out=left_out,

@@ -40,7 +40,7 @@ TableName = tuple[str, bool]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found(passes.Found):
+class PairTotals(passes.Totals):
     """What is added up over blocks.
 
     Attributes:
@@ -110,10 +110,10 @@ class PairMeasurer:
             give_memory_back()
             yield
 
-    def finish(self, block: Block, sums: BlockPairs, *, whole: bool) -> Found:
+    def finish(self, block: Block, sums: BlockPairs, *, whole: bool) -> PairTotals:
         """What the sums amount to."""
         left_out = LeftOut.of(block.texts, sums.broken)
-        return Found(
+        return PairTotals(
             sums=sums.sums, n_texts=sums.n_texts, n_tokens=sums.n_tokens, n_chunked=sums.n_chunked,
             n_pooled=sums.n_pooled, halved_to=self._room.tokens, left_out=left_out,
         )  # fmt: skip

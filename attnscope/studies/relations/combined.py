@@ -87,7 +87,7 @@ class Samples:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FoundCombined(passes.Found):
+class FoundCombined(passes.Totals):
     """What combinations reach on some blocks, by relation; the sums are those of `add_up`."""
 
     sums: Mapping[str, RunningSums] = field(default_factory=dict)

@@ -48,7 +48,7 @@ class NotFinite:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found(passes.Found):
+class Found(passes.Totals):
     """What heads reach on some blocks, by relation.
 
     Attributes:

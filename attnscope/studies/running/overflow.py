@@ -80,7 +80,7 @@ class LeftOut:
     def problems(self, info: ModelInfo) -> list[dict[str, Any]]:
         """Entries for the problems of a corpus."""
         problems = [
-            Problem(source, line, f"not studied: {where(info, place)}; {hint(info)}")
+            Problem(source, line, f"not studied: {describe_place(info, place)}; {hint(info)}")
             for _, source, line, place in self.first
         ]
         if self.n > len(problems):
@@ -94,7 +94,7 @@ class LeftOut:
         if self.n and not n_texts:
             raise AttnscopeError(
                 f"no text is left: on {'the only one' if self.n == 1 else f'all {self.n:,}'}, "
-                f"{info.name}'s {where(info, self.first[0][3])}",
+                f"{info.name}'s {describe_place(info, self.first[0][3])}",
                 hint(info),
             )
 
@@ -107,10 +107,10 @@ def require_finite(numbers: Mapping[str, Mapping[int, Any]], info: ModelInfo, wh
 
 def refusal(info: ModelInfo, place: Place, what: str = "this text") -> AttnscopeError:
     """The error of a picture that cannot be drawn, as the model computes NaN or infinity on what it reads."""
-    return AttnscopeError(f"{info.name}'s {where(info, place)} on {what}", hint(info))
+    return AttnscopeError(f"{info.name}'s {describe_place(info, place)} on {what}", hint(info))
 
 
-def where(info: ModelInfo, place: Place) -> str:
+def describe_place(info: ModelInfo, place: Place) -> str:
     """Such as `decoder layer 3 computes NaN or infinity in float16`."""
     kind, layer = place
     if layer is None:

@@ -44,7 +44,7 @@ class Done(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
+class Totals:
     """What is found on some texts. A study adds fields: numbers, tuples, what merges, and maps of these.
 
     Attributes:

@@ -1,8 +1,8 @@
 """Tasks done by workers, wherever those are: handed out one by one, and done again where a worker is lost.
 
-What a task is, and what comes of it, is the study's own affair: it gives a `Work` that begins in each worker, and an
-iterable of tasks. Where workers live is that of an `Executor`: processes of this machine (`worker_process`), or actors
-of Ray (`worker_ray`). Texts go to the workers with their tasks, so corpora are read in one place alone.
+A study says what a task is and what comes of it: it gives a `Work` that begins in each worker, and an iterable of
+tasks. An `Executor` says where workers live: as processes of this machine (`process`), or as actors of Ray (`ray`).
+Texts go to the workers with their tasks, so corpora are read in one place alone.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Written(passes.Found):
+class Written(passes.Totals):
     """What was added up over texts.
 
     Attributes:
