@@ -24,10 +24,15 @@ from tests.processes import python
 __all__ = ["small_blocks"]
 
 
+@pytest.fixture
+def counts(tmp_path: Path) -> Path:
+    path = tmp_path / "counts.tsv"
+    path.write_text("the\t9\n", "utf-8")
+    return path
+
+
 @pytest.mark.usefixtures("small_blocks")
-def test_an_interruption_leaves_whole_blocks(own: Any, tmp_path: Path) -> None:
-    counts = tmp_path / "counts.tsv"
-    counts.write_text("the\t9\n", "utf-8")
+def test_an_interruption_leaves_whole_blocks(own: Any, counts: Path) -> None:
     options = HeadsOptions(frequencies=counts)
     found = heads(own, SENTENCES, options, after(2))  # a batch for each block: in the third one
     assert not found.corpus["complete"]
@@ -50,15 +55,13 @@ def test_an_interrupted_shard_merges_and_says_so(own: Any) -> None:
 
 @pytest.mark.parametrize("spec", ["own", "seam"])
 def test_an_interruption_in_the_first_block_keeps_what_was_done(
-    spec: str, own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: str, own: Any, counts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if spec == "seam":
         sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
         write_tiny(tmp_path / "t5", "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
         own = attnscope.load(str(tmp_path / "t5"))
     monkeypatch.setattr("attnscope.studies.measuring.head_blocks.TOKEN_BUDGET", 1)  # a batch for each chunk
-    counts = tmp_path / "counts.tsv"
-    counts.write_text("the\t9\n", "utf-8")
     options = HeadsOptions(frequencies=counts, chunk=30, stride=20)
     long = " ".join(SENTENCES[:4])
     texts = ["a", long, "the cat", *SENTENCES[:3]]
@@ -77,11 +80,9 @@ def test_an_interruption_in_the_first_block_keeps_what_was_done(
 
 
 def test_what_an_interruption_keeps_is_what_those_texts_say(
-    own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Any, counts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnscope.studies.measuring.head_blocks.TOKEN_BUDGET", 30)  # a batch for each text
-    counts = tmp_path / "counts.tsv"
-    counts.write_text("the\t9\n", "utf-8")
     options = HeadsOptions(frequencies=counts)
     by_length = sorted(SENTENCES[:6], key=lambda text: len(own.tokenizer.encode(text)))
     found = heads(own, SENTENCES[:6], options, after(1))

@@ -11,9 +11,7 @@ import attnscope
 from attnscope import AblateOptions, HeadsOptions, ablate, compare, heads
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.records import load_record as load_ablation
-from attnscope.records import load_record as load_comparison
-from attnscope.records import load_record as load_findings
+from attnscope.records import load_record
 from attnscope.studies.ablation import study as ablation
 from attnscope.studies.ablation import sweep as ablation_sweep
 from attnscope.studies.compare import study as comparing
@@ -29,6 +27,14 @@ TEXTS = ["the cat sat, the cat sat", "a dog ran off", "off the cat ran", "the do
 
 def fails(*_: Any, **__: Any) -> Any:
     raise RuntimeError("a bug")
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> Path:
+    """Annotated texts, in the folder where commands run."""
+    path = tmp_path / "links.jsonl"
+    path.write_text('{"text": "a cat", "links": [{"relation": "r", "source": 1, "target": 0}]}\n')
+    return path
 
 
 def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run: Run, tmp_path: Path) -> None:
@@ -59,22 +65,31 @@ def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run: Run, tmp_pa
                 np.testing.assert_allclose(head["effects"]["zero_kl"]["value"], value, rtol=1e-6)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), AttnscopeError("too bad", "do better"), MemoryError()])
-def test_heads_are_written_where_taking_them_out_fails(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+@pytest.mark.parametrize(
+    ("option", "patched", "error"),
+    [
+        (["--causal"], "with_effects", RuntimeError("a bug")),
+        (["--causal"], "with_effects", AttnscopeError("too bad", "do better")),
+        (["--causal"], "with_effects", MemoryError()),
+        (["--relations", "links.jsonl"], "relations", RuntimeError("a bug")),
+    ],
+)
+def test_heads_are_written_where_a_later_step_fails(
+    run: Run, links: Path, monkeypatch: pytest.MonkeyPatch, option: list[str], patched: str, error: Exception
 ) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(studying, "with_effects", fail)
-    status, out, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out", "-f", "npz")
+    monkeypatch.setattr(studying, patched, fail)
+    status, out, err = run("heads", "the cat. the cat", "-m", "own", *option, "--json", "-o", "out", "-f", "npz")
     assert status == 1
     assert json.loads(out)["heads"]
-    assert "\nerror: --causal failed: " in err
+    assert f"\nerror: {option[0]} failed: " in err
+    assert ("failed: RuntimeError: a bug" in err) == (type(error) is RuntimeError)
     assert "what was measured before is in the result" in err
-    saved = load_findings(tmp_path / "out" / "heads.npz")
+    saved = load_record(links.parent / "out" / "heads.npz")
     assert saved.heads
-    assert saved.run["failures"][0]["step"] == "--causal"
+    assert saved.run["failures"][0]["step"] == option[0]
 
 
 def test_an_interruption_of_a_later_step_keeps_the_heads(
@@ -86,18 +101,7 @@ def test_an_interruption_of_a_later_step_keeps_the_heads(
     monkeypatch.setattr(studying, "with_effects", stop)
     status, _, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out", "-f", "npz")
     assert status == 130
-    assert load_findings(tmp_path / "out" / "heads.npz").heads
-
-
-def test_heads_are_written_where_relations_fail(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "links.jsonl").write_text('{"text": "a cat", "links": [{"relation": "r", "source": 1, "target": 0}]}\n')
-    monkeypatch.setattr(studying, "relations", fails)
-    status, _, err = run(
-        "heads", "the cat. the cat", "-m", "own", "--relations", "links.jsonl", "--json", "-o", "out", "-f", "npz"
-    )
-    assert status == 1
-    assert "\nerror: --relations failed: RuntimeError: a bug" in err
-    assert load_findings(tmp_path / "out" / "heads.npz").heads
+    assert load_record(tmp_path / "out" / "heads.npz").heads
 
 
 @pytest.mark.parametrize(
@@ -108,10 +112,9 @@ def test_heads_are_written_where_relations_fail(run: Run, tmp_path: Path, monkey
     ],
 )
 def test_python_asks_for_later_steps_too(
-    own: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, patched: str, asked: dict[str, Any]
+    own: Model, links: Path, monkeypatch: pytest.MonkeyPatch, step: str, patched: str, asked: dict[str, Any]
 ) -> None:
-    (tmp_path / "links.jsonl").write_text('{"text": "a cat", "links": [{"relation": "r", "source": 1, "target": 0}]}\n')
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(links.parent)
     monkeypatch.setattr(studying, patched, fails)
     found = heads(own, ["the cat. the cat", "a cat"], HeadsOptions(**asked))
     assert found.heads and [failed["step"] for failed in found.run["failures"]] == [step]
@@ -140,7 +143,7 @@ def test_heads_keep_the_texts_before_a_failure(
     assert (found["corpus"]["n_texts"], found["corpus"]["complete"]) == (2, False)
     monkeypatch.setattr(HeadMeasurer, "steps", usual)
     alone = heads(attnscope.load("own"), TEXTS[:2])
-    saved = load_findings(tmp_path / "out" / "heads.npz")
+    saved = load_record(tmp_path / "out" / "heads.npz")
     for mine, other in zip(saved.heads, alone.heads, strict=True):
         np.testing.assert_allclose(mine.measures["entropy_nats"].value, other.measures["entropy_nats"].value, rtol=1e-6)
 
@@ -155,7 +158,7 @@ def test_ablations_are_written_where_a_later_step_fails(
     status, out, err = run("ablate", "the cat sat", "-m", "own", "-L", "0", option, "--json", "-o", "out", "-f", "npz")
     assert status == 1
     assert "failed: RuntimeError: a bug" in err
-    saved = load_ablation(tmp_path / "out" / "ablation.npz")
+    saved = load_record(tmp_path / "out" / "ablation.npz")
     assert all(np.isfinite(head.effects["zero_l2"].value) for head in saved.heads)
     assert "importance" not in saved.heads[0].effects
     assert json.loads(out)["run"]["failures"]
@@ -200,7 +203,7 @@ def test_comparisons_keep_the_texts_before_a_failure(run: Run, tmp_path: Path, m
     assert json.loads(out)["corpus"]["n_texts"] == 2
     monkeypatch.setattr(PairMeasurer, "steps", usual)
     alone = compare(attnscope.load("own"), TEXTS[:2])
-    saved = load_comparison(tmp_path / "out" / "compare.npz")
+    saved = load_record(tmp_path / "out" / "compare.npz")
     np.testing.assert_allclose(saved.tables[0].distances, alone.tables[0].distances, atol=1e-9)
 
 

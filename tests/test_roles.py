@@ -241,14 +241,15 @@ def test_q_depends_on_the_other_heads() -> None:
     assert alone.roles[0].q < among[0].roles[0].q <= LEVEL
 
 
-def test_roles_come_with_the_strongest_first() -> None:
-    head = only_head(tally_of({"previous_token": 0.9, "window": 0.95}))
-    assert [role.name for role in head.roles] == ["previous_token", "local"]
-
-
-def test_a_sink_is_told_after_what_informs() -> None:
-    head = only_head(tally_of({"first_token": 0.95, "previous_token": 0.5}))
-    assert [role.name for role in head.roles] == ["previous_token", "first_token"]
+@pytest.mark.parametrize(
+    ("values", "roles"),
+    [
+        ({"previous_token": 0.9, "window": 0.95}, ["previous_token", "local"]),
+        ({"first_token": 0.95, "previous_token": 0.5}, ["previous_token", "first_token"]),
+    ],
+)
+def test_the_strongest_role_comes_first_and_a_sink_last(values: dict[str, float], roles: list[str]) -> None:
+    assert [role.name for role in only_head(tally_of(values)).roles] == roles
 
 
 def test_a_measure_that_is_undefined_everywhere_gives_none() -> None:

@@ -37,13 +37,13 @@ class DescribeOptions:
     """How heads are described.
 
     Attributes:
-        features: Features of one's own, `name=pattern` each: see `own_features.own_feature`.
-        most_terms: Terms of a description at most.
+        features: Your own features, `name=pattern` each: see `features.own_feature`.
+        most_terms: The most terms of a description.
         queries: How many queries are sampled.
         heads: (layer, head) of the heads that are described, of every kind; None = all.
-        chunk: As of `HeadsOptions`; likewise stride.
-        stride: See there.
-        seed: Of the lots by which texts and queries are drawn.
+        chunk: Long texts are cut into chunks of this many tokens; None = as many as the model takes.
+        stride: How many tokens later the next chunk starts; None = after the last one.
+        seed: Of the draw of texts and queries.
     """
 
     features: tuple[str, ...] = ()

@@ -31,16 +31,13 @@ class Done(Protocol):
     @property
     def n_texts(self) -> int:
         """Texts in it."""
-        ...
 
     @property
     def n_tokens(self) -> int:
         """Their tokens."""
-        ...
 
     def merge(self, other: Self) -> Self:
         """What is found on both."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,15 +84,12 @@ class Measurer(Protocol[B_contra, S, D_co]):
 
     def begin(self, block: B_contra) -> S:
         """Sums of nothing yet."""
-        ...
 
     def steps(self, block: B_contra, sums: S) -> Iterator[None]:
         """Runs the model on a block batch by batch, and adds to its sums."""
-        ...
 
     def finish(self, block: B_contra, sums: S, *, whole: bool) -> D_co:
         """What the sums amount to; not whole where the block was not gone through to its end."""
-        ...
 
 
 def measure_block(measurer: Measurer[B, S, D], block: B) -> D:

@@ -37,7 +37,6 @@ class Work(Protocol):
 
     def begin(self) -> Callable[[Any], Any]:
         """Loads in the worker what all tasks need, and returns what does one."""
-        ...
 
 
 class Remote(Protocol):
@@ -49,15 +48,12 @@ class Remote(Protocol):
         Raises:
             WorkerLostError: There will be none.
         """
-        ...
 
     def end(self) -> None:
         """Lets it go: it has no more to do, or is lost."""
-        ...
 
     def stop(self) -> None:
         """Ends it now, whatever it is at; whoever waits for an answer of it learns that it is lost."""
-        ...
 
 
 class Executor(Protocol):
@@ -71,7 +67,6 @@ class Executor(Protocol):
 
     def worker(self) -> Remote:
         """Starts one; does not wait until it is ready."""
-        ...
 
     def __enter__(self) -> Executor: ...
 
