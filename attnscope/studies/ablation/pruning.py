@@ -290,12 +290,12 @@ def _without(heads: Mapping[Place, Sequence[int]]) -> Probe:
 
     from attnscope.core.attention.probes import Gate
 
-    def gated(call: AttentionCall) -> Tensor:
+    def gate(call: AttentionCall) -> Tensor:
         factors = torch.ones(call.n_heads)
         factors[list(heads.get((call.kind, call.layer), ()))] = 0
         return Gate({(call.kind, call.layer): factors})(call)
 
-    return gated
+    return gate
 
 
 def _batch(model: Model) -> Batch:

@@ -357,7 +357,7 @@ class _Study:
             least = sorted(heads, key=lambda head: by_head[head][self._importance].value)
             orders.append((self._importance, None, least))
         if self._lines is not None:
-            best = sorted(heads, key=self._explained, reverse=True)
+            best = sorted(heads, key=self._explained_share, reverse=True)
             orders += [("explained", None, best), ("unexplained", None, best[::-1])]
         elif self.options.modes:
             orders.append(("effect", None, sorted(heads, key=lambda head: self._effect(by_head[head]))))
@@ -365,11 +365,13 @@ class _Study:
         for number in range(n_orders):
             seed = self.options.seed + number
             lots = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(len(heads)).argsort(kind="stable")
-            orders.append(("random", seed, [heads[place] for place in lots]))
+            orders.append(("random", seed, [heads[at] for at in lots]))
         gone = sorted({round(k) for k in np.linspace(0, len(heads), min(len(heads), n_points) + 1)})
         modes: Sequence[Mode] = [mode for mode in self.options.modes if mode in REPLACED] or ["zero"]
         # Of controls random orders tell enough.
-        lines = [(mode, one) for mode, one in product(modes, orders) if mode in ("zero", "line") or one[0] == "random"]
+        lines = [
+            (mode, order) for mode, order in product(modes, orders) if mode in ("zero", "line") or order[0] == "random"
+        ]
         cuts = [Cut(tuple(order[:k]), mode) for mode, (_, _, order) in lines for k in gone[1:]]
         sums = self._measure(cuts)
         rows = iter(rows_of(sums.done.sums, "", self.loss, QUANTITIES))
@@ -382,7 +384,7 @@ class _Study:
             curves.append(Curve(name, drawn_from, self._names(order), left, tuple(points), mode))
         return curves, sums.complete
 
-    def _explained(self, head: HeadPlace) -> float:
+    def _explained_share(self, head: HeadPlace) -> float:
         """How much of a head's attention its line explains; 1 for a head that spreads evenly, which needs no more."""
         assert self._lines is not None  # a mode asks for them
         kind, layer, number = head
@@ -446,7 +448,7 @@ class _Study:
             "modes": list(options.modes),
             "mean_over": "all real tokens of all texts, whatever their position" if "mean" in options.modes else None,
             "loss": self.loss,
-            "predicted": _predicted(self.loss, options),
+            "predicted": _name_predictions(self.loss, options),
             "masked": options.masked if self.loss == "masked" else None,
             "target": options.target,
             "normalized": "layer" if options.by_layer else None,
@@ -482,7 +484,7 @@ def _kinds(info: ModelInfo, options: AblateOptions) -> tuple[str, ...]:
     return info.kinds if options.kind is None else (options.kind,)
 
 
-def _predicted(loss: Loss | None, options: AblateOptions) -> str | None:
+def _name_predictions(loss: Loss | None, options: AblateOptions) -> str | None:
     share = "each ordinary token in turn" if options.masked == EACH else f"{float(options.masked):.0%} of the tokens"
     names: dict[Loss | None, str | None] = {
         "causal": "each next token",

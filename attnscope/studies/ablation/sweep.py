@@ -464,5 +464,5 @@ def _by_row_and_place(values: Tensor, read: ReadBatch) -> Tensor:
 
 
 def _numpy(values: Tensor) -> Floats:
-    found: Floats = values.detach().cpu().double().numpy()
-    return found
+    numbers: Floats = values.detach().cpu().double().numpy()
+    return numbers

@@ -108,10 +108,10 @@ def _token(
     read: ReadBatch, number: int, texts: Mapping[int, CorpusText], model: Model, where: tuple[int, int],
     loss: float, change: float,
 ) -> TokenChange:  # fmt: skip
-    row, place = read.made_of[where[0]], where[1]
+    row, position = read.made_of[where[0]], where[1]
     text, labels = texts[row.text], row.tokens.labels
-    spelled = labels[place]
-    if not math.isnan(loss) and int(row.tokens.ids[place]) != (answer := int(read.answers[number])):
+    spelled = labels[position]
+    if not math.isnan(loss) and int(row.tokens.ids[position]) != (answer := int(read.answers[number])):
         spelled = model.tokenizer.spell(answer)  # it is hidden
-    before = " ".join(labels[max(0, place - BEFORE) : place])
-    return TokenChange("", row.text, f"{text.source}:{text.line}", place, before, spelled, loss, change)
+    before = " ".join(labels[max(0, position - BEFORE) : position])
+    return TokenChange("", row.text, f"{text.source}:{text.line}", position, before, spelled, loss, change)

@@ -35,9 +35,9 @@ class AtlasOptions:
         """Refuses a score that there is not, and the roles of relations."""
         from attnscope.core.measures.catalogue import measure_names
 
-        known = (CONTENT, *measure_names())
-        if self.rank not in known:
-            raise UsageError(f"there is no measure {self.rank!r} to rank texts by", suggest(self.rank, known))
+        scores = (CONTENT, *measure_names())
+        if self.rank not in scores:
+            raise UsageError(f"there is no measure {self.rank!r} to rank texts by", suggest(self.rank, scores))
         if self.heads.relations is not None:
             raise UsageError("an atlas has no roles of relations", "give it their record: --with relations.npz")
 

@@ -378,18 +378,18 @@ def _examples(
     counts = np.where(text.asks, counts, -1.0)
     for example in examples:
         focus = int(counts.argmax()) if example.focus is None else example.focus
-        shown = window(text.tokens.special, focus, int(keys[focus]))
+        positions = window(text.tokens.special, focus, int(keys[focus]))
         import torch
 
-        rows = seen.rows(layer, torch.from_numpy(shown), head)[0][0].double().numpy()
-        sparse = keep_rows(rows[:, shown], rows.sum(1), KEPT_MASS, MOST_KEYS)
+        rows = seen.rows(layer, torch.from_numpy(positions), head)[0][0].double().numpy()
+        sparse = keep_rows(rows[:, positions], rows.sum(1), KEPT_MASS, MOST_KEYS)
         facts = ExampleFacts(
             example.head, example.why, example.rank, example.score, unit.text.index,
             f"{unit.text.source}:{unit.text.line}", len(text),
-            tuple(text.tokens.labels[position] for position in shown), int(np.searchsorted(shown, focus)),
-            *excerpt_of(text.tokens, shown),
+            tuple(text.tokens.labels[position] for position in positions), int(np.searchsorted(positions, focus)),
+            *excerpt_of(text.tokens, positions),
         )  # fmt: skip
-        yield Example(facts, shown.astype(np.int32), text.tokens.special[shown], *sparse)
+        yield Example(facts, positions.astype(np.int32), text.tokens.special[positions], *sparse)
 
 
 def _counts(seen: _SeenText, layer: int, head: int, text: ReadText) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

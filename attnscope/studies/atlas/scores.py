@@ -85,12 +85,7 @@ class Scores:
 
     @classmethod
     def of(
-        cls,
-        heads: Sequence[Place],
-        texts: Sequence[ScoredText],
-        values: NDArray[np.float32],
-        n_top: int,
-        n_sample: int,
+        cls, heads: Sequence[Place], texts: Sequence[ScoredText], values: NDArray[np.float32], n_top: int, n_sample: int
     ) -> Scores:
         """The texts that are kept among all given."""
         order = sorted(range(len(texts)), key=lambda at: texts[at].order)
@@ -166,10 +161,7 @@ class _ScoredSums(BlockSums):
         self.values: list[NDArray[np.float32]] = []
 
     def add(
-        self,
-        batch: Sequence[Chunk],
-        sums: Mapping[str, Mapping[int, SumsOf]],
-        hits: Sequence[Mapping[str, Hits]],
+        self, batch: Sequence[Chunk], sums: Mapping[str, Mapping[int, SumsOf]], hits: Sequence[Mapping[str, Hits]]
     ) -> None:
         """Adds a batch; scores of texts that are left out are not kept."""
         super().add(batch, sums, hits)

@@ -95,11 +95,13 @@ def batch(
                     interrupted = not _draw(plan, workers, chain([first], todo), n_todo, report)
             except Exception as error:  # told when what was drawn before it has its index
                 failure = error
-        drawn, missing = plan.outcome()
-        if failure is not None and not drawn:
+        texts_drawn, missing = plan.outcome()
+        if failure is not None and not texts_drawn:
             raise failure
         unread = [FailedText(p.source, p.line, p.reason) for p in texts.problems] if isinstance(texts, Corpus) else []
-        result = Batch(source.name, len(plan.tasks), drawn, (*missing, *unread), len(drawn) - len(plan.done_before))
+        result = Batch(
+            source.name, len(plan.tasks), texts_drawn, (*missing, *unread), len(texts_drawn) - len(plan.done_before)
+        )
         folder.publish(result, page(result))
         complete = result.complete and not interrupted
         folder.log("end", complete=complete, n_fresh=result.n_fresh, n_failed=len(result.failed))
@@ -144,14 +146,14 @@ class _Plan:
 
     def outcome(self) -> tuple[tuple[DrawnText, ...], list[FailedText]]:
         """What is drawn, and what could not be."""
-        drawn, missing = [], []
+        finished, missing = [], []
         for task in tuple(self.tasks):
             if task.index in self.failed:
                 reason, text = self.failed[task.index]
                 missing.append(FailedText(task.source, task.line, reason, task.index, text))
             elif (done := self.done_before.get(task.index) or _done(self.folder, task)) is not None:
-                drawn.append(done)
-        return tuple(drawn), missing
+                finished.append(done)
+        return tuple(finished), missing
 
 
 def _draw(plan: _Plan, workers: Executor, todo: Iterable[Task], n_todo: int | None, report: Report | None) -> bool:

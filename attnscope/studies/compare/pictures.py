@@ -19,7 +19,7 @@ from attnscope.records.maps.tokens import Tokens
 from attnscope.senses.photos import read_photo
 from attnscope.studies.compare.options import MEASURES, require_measures
 from attnscope.studies.compare.study import require_one_kind
-from attnscope.studies.compare.texts import align, pairs_named
+from attnscope.studies.compare.texts import align, find_pairs
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import View, read
@@ -28,12 +28,7 @@ from attnscope.studies.maps.study import outline, run_model
 
 @with_plain_torch
 def compare_pictures(
-    model: Model,
-    images: Sequence[Any],
-    texts: Sequence[str],
-    *,
-    query: str | None = None,
-    measure: str = "hellinger",
+    model: Model, images: Sequence[Any], texts: Sequence[str], *, query: str | None = None, measure: str = "hellinger"
 ) -> PicturePair:
     """Ranks all heads by how much what words give to a picture changes: with the photo, or with the question.
 
@@ -74,7 +69,7 @@ def compare_pictures(
     heads = tuple((layer, head) for layer in maps[0].layers for head in maps[0].heads if maps[0].exists(layer, head))
     tokens = maps[0].queries, maps[1].queries
     aligned, equal, _ = align(*tokens)
-    named = () if query is None else pairs_named(query, tokens, aligned)
+    named = () if query is None else find_pairs(query, tokens, aligned)
     own = [_of_question(side, text) for side, text in zip(tokens, (texts[0], texts[-1]), strict=True)]
     keep = own[0][aligned[:, 0]] & own[1][aligned[:, 1]]
     if not (equal & keep).any():  # questions that share no word: all that the prompts share

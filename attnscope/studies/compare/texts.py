@@ -129,7 +129,7 @@ def compare_texts(
         for side, row in enumerate(rows)
     ]
     divergences = {name: row_divergences(cast("Measure", name), *pooled) for name in MEASURES}
-    queries = () if query is None else pairs_named(query, tokens, aligned)
+    queries = () if query is None else find_pairs(query, tokens, aligned)
     notes = [note for reading in readings for note in reading.notes]
     notes += [] if query is None else _note_pooled(query, tokens, aligned[list(queries)])
     return MinimalPair(
@@ -205,7 +205,7 @@ def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int
     return pairs[::-1]
 
 
-def pairs_named(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.int64]) -> tuple[int, ...]:
+def find_pairs(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.int64]) -> tuple[int, ...]:
     """The aligned pairs that a query names, in the first text, else in the second; refuses a query that names none."""
     named = False
     for side in (0, 1):

@@ -26,11 +26,7 @@ from attnscope.views.maps.pages import require_query
 
 
 def study(
-    spec: str,
-    given: Given,
-    options: MapOptions,
-    loading: LoadOptions,
-    foresee: Callable[[Heatmap], None] | None = None,
+    spec: str, given: Given, options: MapOptions, loading: LoadOptions, foresee: Callable[[Heatmap], None] | None = None
 ) -> Heatmap | PooledHeatmap:
     """Loads a model, and runs it on a text, a photo or a recording.
 

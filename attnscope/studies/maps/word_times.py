@@ -17,10 +17,10 @@ from attnscope.records.maps.sounds import SpokenWord
 def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
     """The record with when each word of its transcript is spoken, in `record.sound.words`.
 
-    A token is spoken from when the path of dynamic time warping (`core.alignment`) comes to what the model attends to
-    as it writes that token: the row of the token before it. The path begins with the recording, so the first word does.
-    Words of fewer frames than half the running median (0.08 s for Whisper) are lost to it; and all is true only if the
-    heads follow the words.
+    A token is spoken from when the path of dynamic time warping (`core.senses.alignment`) comes to what the model
+    attends to as it writes that token: the row of the token before it. The path begins with the recording, so the first
+    word does. It loses words of fewer frames than half the running median (0.08 s for Whisper). The times are right
+    only if the heads follow the words.
 
     Args:
         record: What a speech model with a decoder attends to in a recording.
@@ -46,7 +46,7 @@ def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
     frames = align_tokens(np.stack([cross.of(*pair)[rows] for pair in heads]))
     seconds = np.minimum(frames * sound.seconds_per_frame, sound.seconds)
     spoken = tuple(
-        SpokenWord(_spelled(cross.queries, word), float(seconds[word[0] - first]), float(seconds[until]), word)
+        SpokenWord(_spell(cross.queries, word), float(seconds[word[0] - first]), float(seconds[until]), word)
         for word, until in zip(words, [*(word[0] - first for word in words[1:]), len(seconds) - 1], strict=True)
     )
     return replace(record, sound=replace(sound, words=spoken, followed=tuple(heads)))
@@ -69,7 +69,7 @@ def _words(tokens: Tokens) -> list[tuple[int, int]]:
     for group in tokens.word_groups():
         if tokens.special[group].any():
             continue
-        is_mark = not any(letter.isalnum() for letter in _spelled(tokens, (group[0], group[-1] + 1)))
+        is_mark = not any(letter.isalnum() for letter in _spell(tokens, (group[0], group[-1] + 1)))
         if is_mark and words and words[-1][1] == group[0]:
             words[-1] = words[-1][0], group[-1] + 1
         else:
@@ -77,7 +77,7 @@ def _words(tokens: Tokens) -> list[tuple[int, int]]:
     return words
 
 
-def _spelled(tokens: Tokens, word: tuple[int, int]) -> str:
+def _spell(tokens: Tokens, word: tuple[int, int]) -> str:
     """A word as the transcript has it; as its labels, where the tokenizer does not say where it stands."""
     start, stop = int(tokens.offsets[word[0], 0]), int(tokens.offsets[word[1] - 1, 1])
     spelled = tokens.text[start:stop].strip() if 0 <= start < stop else ""

@@ -220,10 +220,10 @@ class _Study:
         # What a decoder computes before the first token that differs is the same in both runs.
         differ = (batch.clean.ids != batch.corrupt.ids).any(0).nonzero()
         first = int(differ[0]) if self._model.loss == "causal" else 0
-        places = range(first, batch.shape[1])
-        sets = [change(number, slice(place, place + 1)) for number in numbers for place in places]
-        by_position = runs.effects(runs.run(sets)).numpy().reshape(len(numbers), len(places), -1)
-        self._position_effects[np.ix_(rows, np.array(numbers), np.array(places))] = by_position.transpose(2, 0, 1)
+        positions = range(first, batch.shape[1])
+        sets = [change(number, slice(position, position + 1)) for number in numbers for position in positions]
+        by_position = runs.effects(runs.run(sets)).numpy().reshape(len(numbers), len(positions), -1)
+        self._position_effects[np.ix_(rows, np.array(numbers), np.array(positions))] = by_position.transpose(2, 0, 1)
 
     def _choose_units(self, runs: PairRuns) -> None:
         """Chooses the heads that the options name, and makes arrays for their effects."""

@@ -207,10 +207,10 @@ def _draw(pieces: Sequence[Piece], facts: LinkFacts, trials: Mapping[str, Trial]
                 at = random.choice(len(every.first), n, replace=False)
                 others = np.stack([part.cpu().numpy()[at] for part in (every.first, every.second)], 1).tolist()
                 contacts = set(map(tuple, cell.pairs.tolist()))
-                drawn = [(a, b, True) for a, b in linked.tolist()]
-                drawn += [(a, b, False) for a, b in others if (a, b) not in contacts]
-                pairs += [(n_contacts, a, b) for a, b, _ in drawn]
-                of_pairs += [(number, right) for _, _, right in drawn]
+                sampled = [(a, b, True) for a, b in linked.tolist()]
+                sampled += [(a, b, False) for a, b in others if (a, b) not in contacts]
+                pairs += [(n_contacts, a, b) for a, b, _ in sampled]
+                of_pairs += [(number, right) for _, _, right in sampled]
             n_contacts += 1
         n_cells += len(piece.cells)
         for link in piece.placed.links:
@@ -240,7 +240,7 @@ def to_choose(relations: Iterable[Relation]) -> dict[str, Trial]:
     for relation in relations:
         if relation.why_no_verdict or relation.best is None:
             continue
-        order = _ranked(relation)
+        order = _rank_heads(relation)
         numbers = [n for n in NUMBERS if n <= len(order)]
         # All relations have as many combinations: the last one is repeated.
         numbers += [numbers[-1]] * (len(NUMBERS) - len(numbers))
@@ -254,7 +254,7 @@ def to_score(relations: Iterable[Relation], chosen: FoundCombined) -> dict[str, 
     trials = {}
     for relation in relations:
         if relation.name in chosen.sums:
-            order = _ranked(relation)
+            order = _rank_heads(relation)
             samples = chosen.samples.get(relation.name)
             regression = None if samples is None else fit(samples)
             if regression is None:
@@ -280,7 +280,7 @@ def combine_heads(
         sums = scored.sums.get(relation.name)
         if sums is None:
             continue
-        best_heads = tuple(_ranked(relation)[: _best_number(relation, chosen)])
+        best_heads = tuple(_rank_heads(relation)[: _best_number(relation, chosen)])
         by_number = _accuracy_by_number(relation, chosen)
         coefficients = trials[relation.name].coefficients
         regression = coefficients[_REGRESSION]
@@ -292,11 +292,11 @@ def combine_heads(
             for best, mean, of_regression in zip(*find_scores(sums, same, hits=not relation.is_mutual), strict=True)
         ]
         precisions = []
-        for asked, (separation, cut) in enumerate(ASKED, 1):
+        for column, (separation, cut) in enumerate(ASKED, 1):
             least, below = SEPARATIONS[separation]
-            if relation.is_mutual and not math.isnan(chance[asked]):
+            if relation.is_mutual and not math.isnan(chance[column]):
                 precisions.append(
-                    Precision(least, cut, float(chance[asked]), *scores[asked], below=below, range=separation)
+                    Precision(least, cut, float(chance[column]), *scores[column], below=below, range=separation)
                 )
         first = 1 if relation.is_mutual else 0
         heads = sorted(map(tuple, np.argwhere(regression).tolist()), key=lambda head: -abs(float(regression[head])))
@@ -396,7 +396,7 @@ def _axis(relation: Relation) -> int:
     return 0 if relation.halves == "sources" else 1
 
 
-def _ranked(relation: Relation) -> list[tuple[int, int]]:
+def _rank_heads(relation: Relation) -> list[tuple[int, int]]:
     """Heads by what they reach on the half for choosing, the best first."""
     flat = np.where(np.isnan(relation.choice), -np.inf, relation.choice).ravel()
     order = [int(at) for at in np.argsort(-flat, kind="stable") if np.isfinite(flat[at])]
@@ -413,7 +413,7 @@ def _mean_of(relation: Relation, heads: Sequence[tuple[int, int]]) -> NDArray[np
 def _accuracy_by_number(relation: Relation, chosen: FoundCombined) -> tuple[tuple[int, float], ...]:
     """What the mean of the best n heads reaches on the half for choosing, for each n that is tried."""
     accuracy = chosen.sums[relation.name].ratio()[0, :, 1 if relation.is_mutual else 0]
-    n_heads = len(_ranked(relation))
+    n_heads = len(_rank_heads(relation))
     return tuple((n, float(value)) for n, value in zip(NUMBERS, accuracy, strict=True) if n <= n_heads)
 
 

@@ -55,13 +55,13 @@ ALONG = tuple(range(-3, 4))
 """How many words from the diagonal of a target and its text rules look."""
 
 
-def _signed(name: str, number: int) -> str:
+def _sign_rule(name: str, number: int) -> str:
     return f"{name} {number:+d}".replace("-", "−") if number else name
 
 
 RULES = (
-    *(_signed("offset", offset) for offset in OFFSETS), "same word before", "same word after",
-    "same place", *(_signed("diagonal", step) for step in ALONG), "same word",
+    *(_sign_rule("offset", offset) for offset in OFFSETS), "same word before", "same word after",
+    "same place", *(_sign_rule("diagonal", step) for step in ALONG), "same word",
 )  # fmt: skip
 """The simple rules. Within a text: the word that many words on, and the nearest word that is written alike (case
 aside). From a target to its text: the word at the same place, or that many words on; the word as far along the text
@@ -95,7 +95,7 @@ def rules_of(text: AnnotatedText, links: Mapping[str, Sequence[Link]]) -> dict[s
 def pair_rule_hits(links: Sequence[Link], text: AnnotatedText) -> NDArray[np.int64]:
     """For how many links from a target to its text each rule is right, (rule,)."""
     hits = np.zeros(len(RULES), np.int64)
-    place, diagonal = RULES.index("same place"), RULES.index("diagonal")
+    same_place, diagonal = RULES.index("same place"), RULES.index("diagonal")
     n, m = len(text.words), len(text.target_words)
     spelled = [text.word(number).casefold() for number in range(n)]
     for link in links:
@@ -109,7 +109,7 @@ def pair_rule_hits(links: Sequence[Link], text: AnnotatedText) -> NDArray[np.int
         for target in link.targets:
             distance = target - first if target < first else max(target - last, 0)
             if distance == 0:
-                hits[place] += 1
+                hits[same_place] += 1
             elif abs(distance) <= OFFSETS[-1]:
                 hits[distance + OFFSETS[-1] - (distance > 0)] += 1
             if abs(target - along) <= ALONG[-1]:
@@ -137,14 +137,14 @@ def rule_hits(links: Sequence[Link], alike: Sequence[tuple[int, int]]) -> NDArra
     return hits
 
 
-def contact_pairs(placed: Placed, relation: str) -> NDArray[np.int64]:
+def contact_pairs(part: Placed, relation: str) -> NDArray[np.int64]:
     """The undirected links of a relation: pairs of words at least `LEAST` tokens apart, (pair, 2), ascending."""
     from attnscope.core.questions.contacts import LEAST
 
-    starts = _first_tokens(placed)
+    starts = _first_tokens(part)
     ends = {
         (min(own, target), max(own, target))
-        for link in placed.links
+        for link in part.links
         if link.link.relation == relation
         for own in link.own
         for target in link.targets
@@ -153,19 +153,19 @@ def contact_pairs(placed: Placed, relation: str) -> NDArray[np.int64]:
     return np.array(far, np.int64).reshape(-1, 2)
 
 
-def contact_rule_hits(placed: Placed, pairs: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
+def contact_rule_hits(part: Placed, pairs: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
     """How many pairs are predicted in a chunk, and for each rule how many of those that it predicts are linked.
 
     An offset predicts the pairs of words that are so many tokens apart, then those one further, and so on.
     """
     from attnscope.core.questions.contacts import LEAST, n_predicted
 
-    starts = _first_tokens(placed)
-    first, second = np.triu_indices(placed.n_units, 1)
+    starts = _first_tokens(part)
+    first, second = np.triu_indices(part.n_units, 1)
     apart = np.abs(starts[second] - starts[first])
     counts = np.bincount(apart[apart >= LEAST], minlength=OFFSETS[-1] + 1)
     linked = np.bincount(np.abs(starts[pairs[:, 1]] - starts[pairs[:, 0]]), minlength=len(counts))
-    n = min(n_predicted(placed.n_units), int(counts.sum()))
+    n = min(n_predicted(part.n_units), int(counts.sum()))
     hits = np.zeros(len(RULES), np.int64)
     for offset in range(LEAST, OFFSETS[-1] + 1):
         before = np.minimum(np.cumsum(counts[offset:]), n)
@@ -175,11 +175,11 @@ def contact_rule_hits(placed: Placed, pairs: NDArray[np.int64]) -> tuple[int, ND
     return n, hits
 
 
-def _first_tokens(placed: Placed) -> NDArray[np.int64]:
+def _first_tokens(part: Placed) -> NDArray[np.int64]:
     """The first token of each word of a chunk, (word,)."""
-    tokens = np.flatnonzero(placed.unit >= 0)
-    starts = np.full(placed.n_units, len(placed.unit))
-    np.minimum.at(starts, placed.unit[tokens], tokens)
+    tokens = np.flatnonzero(part.unit >= 0)
+    starts = np.full(part.n_units, len(part.unit))
+    np.minimum.at(starts, part.unit[tokens], tokens)
     return starts
 
 

@@ -19,7 +19,7 @@ BETWEEN = "⇠"
 """Stands between the words of a target and those of the text that they look at."""
 
 
-def example_of(model: Model, kind: str, relation: Relation, text: AnnotatedText, placed: Placed) -> Example | None:
+def example_of(model: Model, kind: str, relation: Relation, text: AnnotatedText, part: Placed) -> Example | None:
     """What the best head of a relation does on a text; None where no link of it fits on a line."""
     import torch
 
@@ -27,7 +27,7 @@ def example_of(model: Model, kind: str, relation: Relation, text: AnnotatedText,
     from attnscope.core.attention.seam import Kind
     from attnscope.core.questions.relations import word_weights
 
-    links = [link for link in placed.links if link.link.relation == relation.name]
+    links = [link for link in part.links if link.link.relation == relation.name]
     excerpt = _excerpt_of(text, links)
     links = [link for link in links if all(word in excerpt.looking for word in link.link.source)]
     links = [link for link in links if all(word in excerpt.looked_at for word in link.link.targets)]
@@ -36,9 +36,9 @@ def example_of(model: Model, kind: str, relation: Relation, text: AnnotatedText,
     layer, head = relation.best
     probe = Weights([layer], [head], [cast(Kind, kind)])
     with torch.no_grad():
-        model.run(batch_of_placed([placed], model.info.device), probe)
+        model.run(batch_of_placed([part], model.info.device), probe)
     (maps,) = probe.maps.values()
-    weights, units = maps[layer][0], torch.from_numpy(placed.unit)
+    weights, units = maps[layer][0], torch.from_numpy(part.unit)
     results = []
     for link in links:
         tokens, own = torch.tensor(link.tokens), torch.tensor(link.own, dtype=torch.int64)
@@ -48,7 +48,7 @@ def example_of(model: Model, kind: str, relation: Relation, text: AnnotatedText,
             ExampleLink(
                 tuple(excerpt.looking[word] for word in link.link.source),
                 tuple(excerpt.looked_at[word] for word in link.link.targets),
-                excerpt.looked_at.get(int(placed.word[unit]), -1),
+                excerpt.looked_at.get(int(part.word[unit]), -1),
                 unit in link.targets and float(of_units[unit]) > 0,
                 float(of_units[unit]),
             )

@@ -253,7 +253,7 @@ def _time_words(
         return None
     halves = tally.halve()
     axis = 0 if halves.by == "sources" else 1
-    errors = WordErrors([_ranked(tally, part) for part in (halves.scored_on, halves.chosen_on)], sizes_of(n_listed))
+    errors = WordErrors([_rank_heads(tally, part) for part in (halves.scored_on, halves.chosen_on)], sizes_of(n_listed))
     n_words = 0
     for number, (spoken, by) in enumerate(studied, 1):
         reading, sound = _read(model, spoken, _recording(spoken))
@@ -277,7 +277,7 @@ def _time_words(
     return errors.word_times()
 
 
-def _ranked(tally: Tally, part: EvidencePart) -> list[tuple[int, int]]:
+def _rank_heads(tally: Tally, part: EvidencePart) -> list[tuple[int, int]]:
     """All heads by their accuracy on a half, the best first; heads that give the words little weight come last."""
     assert part.sums is not None
     accuracy, mass = (tally.only_there(values) for values in np.moveaxis(part.sums.ratio(), -1, 0))

@@ -250,7 +250,7 @@ class Growing:
         parts = np.array([[_parts(done.findings, heads, name) for done in self._done] for name in measures])
         value, low, high, uniform = np.moveaxis(parts, 3, 0)
         return Timeline(
-            run=self._run(), corpus=self._corpus(complete), options=self._described(last, roles),
+            run=self._run(), corpus=self._corpus(complete), options=self._describe(last, roles),
             checkpoints=tuple(done.checkpoint for done in self._done), heads=heads, measures=measures, roles=roles,
             value=value, low=low, high=high, uniform=uniform[:, -1], has_role=has_role, pairs=self._pairs(),
         )  # fmt: skip
@@ -315,7 +315,7 @@ class Growing:
         corpus = dict(self._done[-1].findings.corpus)
         return corpus | {"complete": complete, "n_checkpoints": len(self._done)}
 
-    def _described(self, last: Findings, roles: Sequence[str]) -> dict[str, Any]:
+    def _describe(self, last: Findings, roles: Sequence[str]) -> dict[str, Any]:
         """The record's options, with the facts of the measures and roles that are there."""
         options = dict(last.options)
         facts = {**options["measures"], EXPLAINED: {"what": _EXPLAINED, "unit": "share", "range": [None, 1]}}

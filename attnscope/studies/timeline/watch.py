@@ -95,7 +95,7 @@ class HeadWatch(TrainerCallback):
             return
         began, name = time.perf_counter(), f"step {step}"
         try:
-            with _unseen(model):
+            with _preserve_state(model):
                 own_tokenizer = tokenizer if self._tokenizer is None else self._tokenizer
                 # Compared with its own eager attention once: its code stays the same.
                 seen = wrap(model, own_tokenizer, check=not self._checked)
@@ -137,7 +137,7 @@ class HeadWatch(TrainerCallback):
 
 
 @contextlib.contextmanager
-def _unseen(model: nn.Module) -> Iterator[None]:
+def _preserve_state(model: nn.Module) -> Iterator[None]:
     """Leaves random numbers, modes and what needs gradients as they were, after a model was looked at."""
     training = [(module, module.training) for module in model.modules()]
     wanting = [(parameter, parameter.requires_grad) for parameter in model.parameters()]

@@ -221,7 +221,7 @@ class _Tally:
         shares = self._shares.ratio()
         for array in (shares, low, high):
             array[~self._reads] = np.nan
-        composed, note = _composed(model, self._heads, self._parts)
+        composed, note = _compose_by_weights(model, self._heads, self._parts)
         run = run_of(model.info, [*notes, *([note] if note else [])])
         return WhyHeads(
             run, corpus, model.info.kinds[0], self._heads, self._parts, shares, low, high, self._bias.ratio(),
@@ -236,7 +236,7 @@ class _Tally:
         return shares
 
 
-def _composed(model: Model, heads: Sequence[Place], parts: Sequence[Part]) -> tuple[NDArray[np.float64], str]:
+def _compose_by_weights(model: Model, heads: Sequence[Place], parts: Sequence[Part]) -> tuple[NDArray[np.float64], str]:
     """Composition by queries and keys from the weights, above random directions; and why it is not known."""
     composed = np.full((len(SIDES), len(heads), len(parts)), np.nan)
     try:
