@@ -108,11 +108,7 @@ def score_directions(
 
 
 def output_directions(outputs: Float[Tensor, "head token width"], n: int) -> tuple[Tensor, Tensor]:
-    """Principal components of what heads write.
-
-    Args:
-        outputs: What each head writes at some tokens, in coordinates in which lengths mean something.
-        n: How many components.
+    """Principal components of what heads write at some tokens, in coordinates in which lengths mean something.
 
     Returns:
         (head, token, component), float64, each with the sign that makes the largest coordinate positive; and (head,

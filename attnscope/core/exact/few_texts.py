@@ -8,15 +8,10 @@ Floats = NDArray[np.float64]
 
 
 def unseen_share(n_texts: ArrayLike) -> Floats:
-    """The largest share u of all texts that may be of a kind which n independent texts do not show.
+    """The largest share u, 0 to 1, of all texts that may be of a kind which n independent texts do not show.
 
-    u solves (1 - u)^n = 2.5%, the probability with which one end of a 95% interval may miss.
-
-    Args:
-        n_texts: How many texts there are, or their effective number; at least 1.
-
-    Returns:
-        0 to 1.
+    u solves (1 - u)^n = 2.5%, the probability with which one end of a 95% interval may miss. `n_texts` is at least 1,
+    and may be an effective number.
     """
     with np.errstate(divide="ignore"):  # of no texts at all every kind is unseen
         share: Floats = 1 - 0.025 ** (1 / np.asarray(n_texts, np.float64))
@@ -28,17 +23,10 @@ def allow_for_unseen(
 ) -> tuple[Floats, Floats]:
     """An interval that also allows for texts of an unseen kind.
 
-    If they hold a share u of the counts, the ratio is between (1 - u) r + u·lowest and (1 - u) r + u·highest. This
-    error and that of the given ends are independent, so their distances from r are added as squares on each side
-    (MOVER: Zou & Donner 2008, Statistics in Medicine 27).
-
-    Args:
-        ratio: r.
-        low: The low end of an interval that knows of no unseen kind.
-        high: Its high end.
-        unseen: u, 0 to 1, as of `unseen_share`.
-        lowest: The least ratio in texts of an unseen kind; ignored if it is above r.
-        highest: The largest; ignored if it is below r.
+    If they hold a share u of the counts, as of `unseen_share`, the ratio is between (1 - u) r + u·lowest and
+    (1 - u) r + u·highest, the least and largest ratio in such texts. This error and that of the ends `low` and `high`,
+    which know of no unseen kind, are independent. So their distances from r are added as squares on each side (MOVER:
+    Zou & Donner 2008, Statistics in Medicine 27). `lowest` is ignored if it is above r, `highest` if it is below.
 
     Returns:
         The low and the high end.

@@ -28,12 +28,8 @@ N_CLASSES = 2 + 2 * STEPS
 def key_cells(seen: Bool[Tensor, "text 1 query key"]) -> Int[Tensor, "text 1 query key"]:
     """The cell of each key for each query: the class of how many keys the query sees, and the class of the key.
 
-    Args:
-        seen: Which keys the mask allows. The first and last keys are those that any query may attend to: padding is
-            neither.
-
-    Returns:
-        N_CLASSES x row + class, from 0 to N_CLASSES x ROWS - 1.
+    `seen` are the keys that the mask allows. The first and last keys are those that any query may attend to: padding is
+    neither. A cell is N_CLASSES x row + class, from 0 to N_CLASSES x ROWS - 1.
     """
     n_queries, n_keys = seen.shape[-2:]
     offsets = (torch.arange(n_keys) - torch.arange(n_queries)[:, None]).to(seen.device)

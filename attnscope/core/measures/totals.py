@@ -142,9 +142,8 @@ class Totals:
     def finish_texts(self, received: Tensor, counted: Tensor) -> None:
         """Adds the numbers of whole texts to their first units: what the most attended key received, and sinks.
 
-        Args:
-            received: The mass that each key received, (text, head or mask head, key).
-            counted: How many queries of each text were counted, (text, mask head).
+        `received` is the mass of each key, (text, head or mask head, key), `counted` the number of queries, (text, mask
+        head).
         """
         largest = received.amax(-1) if received.shape[2] else received.sum(-1)
         largest = largest.expand(-1, self.sum.shape[2])
@@ -224,12 +223,8 @@ def tell_sinks(names: Sequence[str], sums: Sum, counts: Sum) -> None:
     """Writes which texts a head is a sink on, from the value of first_token in the whole text.
 
     A query that may not see the first token gives it nothing, and counts: a layer whose window is a few tokens has no
-    sink there.
-
-    Args:
-        names: The measures, in the order of the first axis.
-        sums: (measure, ...), of whole texts; written to.
-        counts: Likewise.
+    sink there. Sums and counts are (measure, ...), of whole texts, with the measures in the order of `names`; written
+    to.
     """
     i, first, every = (names.index(name) for name in (SINK, FIRST, EVERY))
     sums[i] = sums[first] > SINK_THRESHOLD * counts[every]

@@ -153,8 +153,8 @@ class Clustering(NamedTuple):
     """A hierarchical clustering.
 
     Attributes:
-        merges: As scipy's linkage: (heads - 1, 4): two clusters (numbers from the number of heads on are earlier
-            merges), the distance at which they merge, how many heads are in it.
+        merges: scipy's linkage, (heads - 1, 4): two clusters (numbers from the number of heads on are earlier merges),
+            the distance at which they merge, how many heads are in it.
         order: The heads in the order of the leaves, (head,), int64.
     """
 

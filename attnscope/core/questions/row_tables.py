@@ -17,12 +17,7 @@ Floats = NDArray[np.float64]
 def offset_masses(
     weights: Float[Tensor, "head query key"], furthest: int, first: int = 0
 ) -> Float[Tensor, "head {2*furthest+3}"]:
-    """Attention by how many tokens the key is from the query, summed over consecutive queries on all keys.
-
-    Args:
-        weights: The weights.
-        furthest: Offsets up to so many tokens have a column of their own.
-        first: The position of the first query.
+    """Attention by how many tokens the key is from the query, summed over consecutive queries from `first` on.
 
     Returns:
         Further back than `furthest`, -furthest to furthest, further ahead; each at least 0.

@@ -111,11 +111,8 @@ class LookSums(SenseSums[LookFacts, Floats]):
 def look_sums(weights: Floats, facts: LookFacts) -> HeadSums:
     """The measures of one prompt, as LOOK_MEASURES.
 
-    A word that gives nothing to the finest picture has no place: only `looks` and `largest_patch` count it.
-
-    Args:
-        weights: What the tokens after the patches give to all tokens, (head, token - first, token).
-        facts: What is known of the prompt.
+    Weights are those of the tokens after the patches, (head, token - first, token). A word that gives nothing to the
+    finest picture has no place: only `looks` and `largest_patch` count it.
     """
     sums, counts = np.zeros((2, len(LOOK_MEASURES), len(weights)))
     rows, columns = facts.cells.shape

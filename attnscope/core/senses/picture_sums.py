@@ -55,12 +55,9 @@ class PictureSums(SenseSums[PictureFacts, Tensor]):
         return HeadSums(*sum(parts[1:], parts[0]).cpu().double().numpy())
 
     def sums_of(self, weights: Tensor, entropies: Tensor, first: int) -> Tensor:
-        """Sums and counts of some queries, (2, measure, head), in the units of PICTURE_MEASURES; float32 or better.
+        """Sums and counts of the queries from `first` on, (2, measure, head), in the units of PICTURE_MEASURES.
 
-        Args:
-            weights: (head, query, key).
-            entropies: (head, query).
-            first: Which query comes first.
+        Weights are (head, query, key), entropies (head, query). The sums are float32 or better.
         """
         facts, summed = self._facts, sum_dtype(weights.device)
         n_queries = weights.shape[1]

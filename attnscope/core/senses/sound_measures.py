@@ -92,13 +92,9 @@ def sound_columns(n_keys: int, facts: SoundFacts) -> Floats:
 
 
 def sound_sums(sums_over_frames: Floats, facts: SoundFacts) -> HeadSums:
-    """The measures of one recording, as SOUND_MEASURES.
+    """The measures of one recording, as SOUND_MEASURES, from the sums over frames of A_qk times `sound_columns`.
 
-    A token that gives nothing to sound has no time: only `sound` counts it.
-
-    Args:
-        sums_over_frames: Sum over frames of A_qk times `sound_columns`, (head, token, 3).
-        facts: What is known of the recording.
+    A token that gives nothing to sound has no time: only `sound` counts it. The sums are (head, token, 3).
     """
     sums, counts = np.zeros((2, len(SOUND_MEASURES), len(sums_over_frames)))
     for head, rows in enumerate(np.asarray(sums_over_frames)[:, facts.asks]):

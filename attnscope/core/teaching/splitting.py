@@ -109,9 +109,8 @@ def head_shares(w_o: Array, columns: NDArray[np.int64]) -> Array:
 
         share_hj = Σ over columns i of head h of W_O[j, i]² / Σ over all i of W_O[j, i]²
 
-    Args:
-        w_o: (output, joined), as torch.nn.Linear stores it.
-        columns: First column and one past the last of each head among the joined ones, (head, 2).
+    W_O is (output, joined), as torch.nn.Linear stores it; `columns` has the first column and one past the last of each
+    head.
 
     Returns:
         (head, output); each column sums to 1, but is 0 where W_O has only zeros.

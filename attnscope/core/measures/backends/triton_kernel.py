@@ -89,21 +89,10 @@ def read_rows(
     call, strides, sizes, facts, out, IS_CAUSAL: tl.constexpr, OWN_TEXT: tl.constexpr, REACH: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """The output of some queries of one head, and what is read off their rows.
+    """The output of some queries of one head, and what is read off their rows; `out` is written to.
 
-    Args:
-        call: As `triton_pass.Call`.
-        strides: As `triton_pass.Strides`.
-        sizes: As `triton_pass.Sizes`.
-        facts: As `triton_pass.Facts`.
-        out: As `triton_pass.Out`; written to.
-        IS_CAUSAL: Whether keys behind the query are hidden.
-        OWN_TEXT: Whether queries and keys are of one text.
-        REACH: How far offsets reach.
-        M: Queries of a tile.
-        N: Keys of a tile.
-        D: At least the width of queries, a power of 2.
-        V: At least the width of values, a power of 2.
+    `call`, `strides`, `sizes`, `facts` and `out` are the records of `triton_pass`. REACH: how far offsets reach. M, N:
+    queries and keys of a tile. D, V: powers of 2, at least the widths of queries and of values.
     """
     head, text = tl.program_id(0), tl.program_id(2).to(tl.int64)
     n_heads = tl.num_programs(0)
@@ -231,19 +220,10 @@ def receive(
     call, strides, sizes, real, out, received, IS_CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     D: tl.constexpr,
 ):  # fmt: skip
-    """What some keys receive from one head's queries that are tokens.
+    """What some keys receive from one head's queries that are tokens, (text, head, key), written to `received`.
 
-    Args:
-        call: As of `read_rows`.
-        strides: Likewise.
-        sizes: Likewise.
-        real: 1 for queries that are tokens, (text, query), float32.
-        out: What `read_rows` wrote.
-        received: (text, head, key); written to.
-        IS_CAUSAL: As of `read_rows`.
-        M: Likewise.
-        N: Likewise.
-        D: Likewise.
+    `real` is 1 for queries that are tokens, (text, query), float32; `out` is what `read_rows` wrote; the rest is as
+    there.
     """
     head, text = tl.program_id(0), tl.program_id(2).to(tl.int64)
     n_heads = tl.num_programs(0)
