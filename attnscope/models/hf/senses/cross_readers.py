@@ -22,7 +22,7 @@ from attnscope.models.hf.network import Network
 from attnscope.models.hf.parts import as_failure, in_one_line, silence
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.hf.senses.cross_attention import compare_cross_attention, result_of, survey_cross_attention
-from attnscope.models.hf.senses.patch_places import Pane, ProcessorOutput, join_tiles, one_grid
+from attnscope.models.hf.senses.patch_places import Pane, PhotoPrompt, join_tiles, one_grid
 from attnscope.models.hf.senses.seeing import patch_size, tokens_before
 from attnscope.models.hf.senses.vision_language import Labels, VisionLanguageReader
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
@@ -67,7 +67,7 @@ class CrossAttentionReader(VisionLanguageReader):
         """What sees the picture."""
         return self._base.vision_model
 
-    def _cut(self, output: ProcessorOutput) -> list[Pane]:
+    def _cut(self, output: PhotoPrompt) -> list[Pane]:
         """One picture of patches, after what stands for no place."""
         return one_grid(output, *patch_size(self._tower, self._name), len(tokens_before(self._tower)))
 
@@ -76,14 +76,14 @@ class CrossAttentionReader(VisionLanguageReader):
         n, _, height, width = inputs["pixel_values"].shape
         return int(n * (len(tokens_before(self._tower)) + (height // high) * (width // wide)))
 
-    def _places(self, output: ProcessorOutput) -> NDArray[np.int64]:
+    def _places(self, output: PhotoPrompt) -> NDArray[np.int64]:
         return np.arange(output.n_tokens)
 
     def _stand_ins(self, ids: Sequence[int]) -> list[int]:
         """Where tokens of the text stand for pictures."""
         return [place for place, number in enumerate(ids) if number == self._picture_id]
 
-    def _filling(self, output: ProcessorOutput) -> NDArray[np.bool_]:
+    def _filling(self, output: PhotoPrompt) -> NDArray[np.bool_]:
         """Which keys are of tiles that are there to fill up a batch, (key,): no query sees them."""
         return np.zeros(output.n_tokens, np.bool_)
 
@@ -109,12 +109,7 @@ class CrossAttentionReader(VisionLanguageReader):
         return {}
 
     def _name_tokens(
-        self,
-        output: ProcessorOutput,
-        photos: Sequence[Photo],
-        labels: Labels,
-        inputs: Mapping[str, Tensor],
-        n_given: int,
+        self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         ids, hidden = inputs[self.ids_name][0].tolist(), self._filling(output)
         stand_ins = self._stand_ins(ids)
@@ -135,7 +130,7 @@ class CrossAttentionReader(VisionLanguageReader):
                 compare_cross_attention(self._base, self._network.survey, inputs, sizes)
             self._compared.add(shape)
 
-    def _keys(self, output: ProcessorOutput, photos: Sequence[Photo], labels: Labels) -> Tokens:
+    def _keys(self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels) -> Tokens:
         beside = dict.fromkeys(np.flatnonzero(~self._filling(output)).tolist(), "CLS")
         return key_tokens(output.n_tokens, {**beside, **labels}, [photo.source for photo in photos])
 
@@ -150,7 +145,7 @@ class MllamaReader(CrossAttentionReader):
     stands_alone = True
     takes_several_photos = True
 
-    def _cut(self, output: ProcessorOutput) -> list[Pane]:
+    def _cut(self, output: PhotoPrompt) -> list[Pane]:
         """Tiles row by row, each behind a CLS token; a photo that has fewer is filled up with empty ones."""
         config = self._base.config.vision_config
         side = config.image_size // config.patch_size
@@ -169,7 +164,7 @@ class MllamaReader(CrossAttentionReader):
         _, n_photos, n_tiles = inputs["pixel_values"].shape[:3]
         return int(n_photos * n_tiles * self._tower.num_patches)
 
-    def _filling(self, output: ProcessorOutput) -> NDArray[np.bool_]:
+    def _filling(self, output: PhotoPrompt) -> NDArray[np.bool_]:
         real = output.inputs["cross_attention_mask"][0, -1].reshape(-1).cpu().numpy() > 0
         return np.repeat(~real, int(self._tower.num_patches))
 
@@ -229,12 +224,7 @@ class QFormerReader(CrossAttentionReader):
         return super()._write(inputs, prompt, n)
 
     def _name_tokens(
-        self,
-        output: ProcessorOutput,
-        photos: Sequence[Photo],
-        labels: Labels,
-        inputs: Mapping[str, Tensor],
-        n_given: int,
+        self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         ids, layers = inputs[self.ids_name][0].tolist(), self._network.survey.layers
         at, keys = self._stand_ins(ids), self._keys(output, photos, labels)

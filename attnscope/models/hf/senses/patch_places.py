@@ -41,7 +41,7 @@ class Pane:
 
 
 @dataclass(frozen=True, eq=False)
-class ProcessorOutput:
+class PhotoPrompt:
     """What the processor of a transformers model made of photos and a question."""
 
     base: Any
@@ -66,7 +66,7 @@ class Unplaced(Exception):  # noqa: N818 - who asks says it in one line
     """It is not known which token stands for which part of a picture; the message says why."""
 
 
-def panes_of(output: ProcessorOutput, cut: Callable[[ProcessorOutput], list[Pane]]) -> list[Pane]:
+def panes_of(output: PhotoPrompt, cut: Callable[[PhotoPrompt], list[Pane]]) -> list[Pane]:
     """The pictures that a model is given, each with its tokens, as its family cuts them.
 
     Raises `Unplaced` where the family is not known, or what its processor gives does not fit the prompt.
@@ -82,7 +82,7 @@ def panes_of(output: ProcessorOutput, cut: Callable[[ProcessorOutput], list[Pane
 # Families ---------------------------------------------------------------------------------------------------------
 
 
-def one_grid(output: ProcessorOutput, high: int, wide: int, before: int = 0) -> list[Pane]:
+def one_grid(output: PhotoPrompt, high: int, wide: int, before: int = 0) -> list[Pane]:
     """One picture a photo, whose tokens are its patches, row by row, after some that stand for no place."""
     if len(output.pixels) != len(output.sizes):
         raise Unplaced(f"its processor makes {len(output.pixels)} pictures of {len(output.sizes)} photos")
@@ -102,18 +102,18 @@ def one_grid(output: ProcessorOutput, high: int, wide: int, before: int = 0) -> 
     ]
 
 
-def _llava(output: ProcessorOutput) -> list[Pane]:
+def _llava(output: PhotoPrompt) -> list[Pane]:
     config = output.base.config
     keeps_all = config.vision_feature_select_strategy == "full"
     before = len(tokens_before(output.base.vision_tower)) if keeps_all else 0
     return one_grid(output, *_height_width(config.vision_config.patch_size), before)
 
 
-def _paligemma(output: ProcessorOutput) -> list[Pane]:
+def _paligemma(output: PhotoPrompt) -> list[Pane]:
     return one_grid(output, *_height_width(output.base.config.vision_config.patch_size))
 
 
-def _gemma3(output: ProcessorOutput) -> list[Pane]:
+def _gemma3(output: PhotoPrompt) -> list[Pane]:
     config = output.base.config
     side = round(config.mm_tokens_per_image**0.5)
     if side * side != config.mm_tokens_per_image or config.vision_config.image_size % side:
@@ -124,7 +124,7 @@ def _gemma3(output: ProcessorOutput) -> list[Pane]:
     return one_grid(output, cell, cell)
 
 
-def _llava_next(output: ProcessorOutput) -> list[Pane]:
+def _llava_next(output: PhotoPrompt) -> list[Pane]:
     """The model packs numbers in place of features: what comes out where is then known, whatever it cuts off."""
     from transformers.models.llava_next import modeling_llava_next as code
 
@@ -159,7 +159,7 @@ def _llava_next(output: ProcessorOutput) -> list[Pane]:
     return _require_all(panes, first, output)
 
 
-def _idefics3(output: ProcessorOutput) -> list[Pane]:
+def _idefics3(output: PhotoPrompt) -> list[Pane]:
     config, images = output.base.config, output.processor.image_processor
     cell = config.vision_config.patch_size * config.scale_factor
     info = images([list(output.images)], return_row_col_info=True, return_tensors="pt")
@@ -167,7 +167,7 @@ def _idefics3(output: ProcessorOutput) -> list[Pane]:
     return _tiles(output, output.pixels[0], cell, list(zip(rows, columns, strict=True)))
 
 
-def _internvl(output: ProcessorOutput) -> list[Pane]:
+def _internvl(output: PhotoPrompt) -> list[Pane]:
     config, images = output.base.config, output.processor.image_processor
     canvas = importlib.import_module(type(images).__module__).get_optimal_tiled_canvas
     size = (images.size["height"], images.size["width"])
@@ -177,7 +177,7 @@ def _internvl(output: ProcessorOutput) -> list[Pane]:
     return _tiles(output, output.pixels, round(high / config.downsample_ratio), shapes)
 
 
-def _tiles(output: ProcessorOutput, tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> list[Pane]:
+def _tiles(output: PhotoPrompt, tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> list[Pane]:
     """Photos cut into rows and columns of tiles, row by row, then all of it in one tile; (0, 0) = that alone."""
     high, wide = tiles.shape[2] // cell, tiles.shape[3] // cell
     panes, tile = [], 0
@@ -197,7 +197,7 @@ def _tiles(output: ProcessorOutput, tiles: Tensor, cell: int, shapes: Sequence[t
     return _require_all(panes, tile * high * wide, output)
 
 
-def _qwen(output: ProcessorOutput) -> list[Pane]:
+def _qwen(output: PhotoPrompt) -> list[Pane]:
     """Patches come in order of the blocks that are merged; their numbers are put back into rows."""
     images = output.processor.image_processor
     merge, patch, frames = images.merge_size, images.patch_size, images.temporal_patch_size
@@ -215,7 +215,7 @@ def _qwen(output: ProcessorOutput) -> list[Pane]:
     return _require_all(panes, first, output)
 
 
-def _require_all(panes: list[Pane], n: int, output: ProcessorOutput) -> list[Pane]:
+def _require_all(panes: list[Pane], n: int, output: PhotoPrompt) -> list[Pane]:
     if n != output.n_tokens:
         raise Unplaced(f"its processor gives {output.n_tokens} picture tokens where its grid says {n}")
     return panes
@@ -234,7 +234,7 @@ def join_tiles(tiles: Any, down: int, across: int) -> Any:
     return whole if isinstance(tiles, Tensor) else whole.numpy()
 
 
-FAMILIES: dict[str, Callable[[ProcessorOutput], list[Pane]]] = {
+FAMILIES: dict[str, Callable[[PhotoPrompt], list[Pane]]] = {
     "gemma3": _gemma3,
     "idefics3": _idefics3,
     "internvl": _internvl,

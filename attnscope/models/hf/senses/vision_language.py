@@ -16,7 +16,7 @@ from attnscope.models.hf.check.examples import Example, accepts, is_paligemma
 from attnscope.models.hf.check.longer import compare_on
 from attnscope.models.hf.network import Network
 from attnscope.models.hf.parts import as_failure, in_one_line, silence
-from attnscope.models.hf.senses.patch_places import FAMILIES, Pane, ProcessorOutput, Unplaced, area_of, panes_of, slopes
+from attnscope.models.hf.senses.patch_places import FAMILIES, Pane, PhotoPrompt, Unplaced, area_of, panes_of, slopes
 from attnscope.models.hf.senses.seeing import undo_normalisation
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import limit_template
@@ -81,7 +81,7 @@ class VisionLanguageReader:
         notes = [*(note for photo in photos for note in photo.notes), *notes]
         return SensoryInput(inputs, tokens, pictures=pictures, notes=tuple(notes), axes=axes)
 
-    def _cut(self, output: ProcessorOutput) -> list[Pane]:
+    def _cut(self, output: PhotoPrompt) -> list[Pane]:
         """The pictures that the model is given, each with the tokens or keys that stand for its patches."""
         raise NotImplementedError
 
@@ -106,7 +106,7 @@ class VisionLanguageReader:
         """How many picture tokens the prompt has, or keys that cross-attention goes to."""
         return int((inputs["input_ids"] == self._picture_id).sum())
 
-    def _places(self, output: ProcessorOutput) -> NDArray[np.int64]:
+    def _places(self, output: PhotoPrompt) -> NDArray[np.int64]:
         """Where each picture token stands in the prompt, or each key, (token,)."""
         raise NotImplementedError
 
@@ -126,12 +126,7 @@ class VisionLanguageReader:
         return longer
 
     def _name_tokens(
-        self,
-        output: ProcessorOutput,
-        photos: Sequence[Photo],
-        labels: Labels,
-        inputs: Mapping[str, Tensor],
-        n_given: int,
+        self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         """The words; and, where pictures are not among them, the queries and keys of each kind of attention."""
         raise NotImplementedError
@@ -158,9 +153,9 @@ class VisionLanguageReader:
             inputs: dict[str, Any] = self._processor(text=[prompt], images=images, return_tensors="pt", **options)
         return inputs
 
-    def _make(self, images: Sequence[Any], prompt: str) -> ProcessorOutput:
+    def _make(self, images: Sequence[Any], prompt: str) -> PhotoPrompt:
         inputs = self._process(images, prompt)
-        return ProcessorOutput(self._base, self._processor, inputs, images, self._n_places(inputs))
+        return PhotoPrompt(self._base, self._processor, inputs, images, self._n_places(inputs))
 
     def _require_no_mark(self, text: str) -> None:
         """Refuses a text that holds what stands for a picture in a prompt: it would stand for one that is not there."""
@@ -172,7 +167,7 @@ class VisionLanguageReader:
             )
 
     def _place_pictures(
-        self, output: ProcessorOutput, photos: Sequence[Photo], prompt: str
+        self, output: PhotoPrompt, photos: Sequence[Photo], prompt: str
     ) -> tuple[tuple[Picture, ...], dict[int, str]]:
         """The pictures with the places of what stands for their patches; and what to show for each of these."""
         at = self._places(output)
@@ -208,22 +203,17 @@ class VisionLanguageReader:
 class InterleavedReader(VisionLanguageReader):
     """Reads pictures as tokens among those of its text, as LLaVA does."""
 
-    def _cut(self, output: ProcessorOutput) -> list[Pane]:
+    def _cut(self, output: PhotoPrompt) -> list[Pane]:
         kind = self._base.config.model_type
         if kind not in FAMILIES:
             raise Unplaced(f"of models of type {kind} it is not known which token stands for which part of a picture")
         return FAMILIES[kind](output)
 
-    def _places(self, output: ProcessorOutput) -> NDArray[np.int64]:
+    def _places(self, output: PhotoPrompt) -> NDArray[np.int64]:
         return np.flatnonzero(output.inputs["input_ids"][0].cpu().numpy() == self._picture_id)
 
     def _name_tokens(
-        self,
-        output: ProcessorOutput,
-        photos: Sequence[Photo],
-        labels: Labels,
-        inputs: Mapping[str, Tensor],
-        n_given: int,
+        self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         marks = dict.fromkeys(self._places(output).tolist(), "picture")
         ids = inputs[self.ids_name][0].tolist()
