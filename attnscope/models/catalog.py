@@ -35,51 +35,31 @@ from attnscope.records.frame.checks import MOST_HEADS
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model's files lie.
+    """Where a model's files lie."""
 
-    Attributes:
-        spec: What the user asked for.
-        name: What to call the model: a catalogue name, a Hub id, a folder's name.
-        folder: The folder with config.json, weights and tokenizer; None for models made in memory.
-        pinned_sha256: What the weights must hash to, "" = whatever they are.
-        origin: For people: where the files came from.
-        file: The one file of the folder that is meant, of GGUF; "" = those of the usual names.
-        adapter: The folder of an adapter that belongs to it.
-        pinned_files: What the files beside the weights must hash to, as (name, SHA-256).
-        captures: Files of queries and keys that another program computed, instead of a model.
-        recipe: A file of Python code that makes the model and its inputs.
-    """
-
-    spec: str
-    name: str
-    folder: Path | None
+    spec: str  # what the user asked for
+    name: str  # what to call the model: a catalogue name, a Hub id, a folder's name
+    folder: Path | None  # the folder with config.json, weights and tokenizer; None for models made in memory
     repo_id: str = ""
-    pinned_sha256: str = ""
-    origin: str = ""
-    file: str = ""
-    adapter: Path | None = None
-    pinned_files: tuple[tuple[str, str], ...] = ()
-    captures: tuple[Path, ...] = ()
-    recipe: Path | None = None
+    pinned_sha256: str = ""  # what the weights must hash to, "" = whatever they are
+    origin: str = ""  # for people: where the files came from
+    file: str = ""  # the one file of the folder that is meant, of GGUF; "" = those of the usual names
+    adapter: Path | None = None  # the folder of an adapter that belongs to it
+    pinned_files: tuple[tuple[str, str], ...] = ()  # what the files beside the weights must hash to, as (name, SHA-256)
+    captures: tuple[Path, ...] = ()  # files of queries and keys that another program computed, instead of a model
+    recipe: Path | None = None  # a file of Python code that makes the model and its inputs
 
 
 @dataclass(frozen=True)
 class Known:
-    """A model that attnscope knows by a short name.
+    """A model that attnscope knows by a short name."""
 
-    Attributes:
-        what: One line for people.
-        pinned_files: What configuration and tokenizer must hash to, as (name, SHA-256).
-        package: The Python package that carries it in a folder `model`.
-        extra: The extra of attnscope that installs the package.
-    """
-
-    what: str
+    what: str  # one line for people
     repo_id: str
     pinned_sha256: str
-    pinned_files: tuple[tuple[str, str], ...]
-    package: str
-    extra: str
+    pinned_files: tuple[tuple[str, str], ...]  # what configuration and tokenizer must hash to, as (name, SHA-256)
+    package: str  # the Python package that carries it in a folder `model`
+    extra: str  # the extra of attnscope that installs the package
 
 
 KNOWN: dict[str, Known] = {

@@ -15,55 +15,36 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a transformer that its costs follow from.
-
-    Attributes:
-        source: Where the numbers come from.
-        kind: "encoder", "decoder" or "encoder-decoder".
-        n_layers: Layers; of an encoder-decoder, the encoder's.
-        d_ff: Width within the feed-forward network; 0 = there is none.
-        ff_matrices: 2 (up and down), or 3 (gated).
-        vocab_size: Tokens in the vocabulary; 0 = not known, and left out of all sums.
-        n_decoder_layers: An encoder-decoder's, else 0.
-        qkv_bias: Whether W_Q, W_K and W_V have biases.
-        n_positions: Rows of a table of learned positions; 0 = there is none.
-        n_segments: Rows of a table of segments.
-        norm_vectors: Vectors of d_model that a layer's norms have; a decoder's layer beside an encoder has one more
-            norm.
-        norm_vectors_outside: The same outside of the layers.
-        relative_buckets: Position biases a head, by distance, once a stack (T5).
-        unembedding: "tied" (with the embeddings), "own", or "" (none).
-        pooler: Whether a d_model x d_model map follows the last layer.
-        counted: All parameters as the model's own modules have them, where its family is not known here in closed form.
-        notes: What a reader must know of it, one sentence each.
-    """
+    """The sizes of a transformer that its costs follow from."""
 
     name: str
-    source: str
-    kind: str
+    source: str  # where the numbers come from
+    kind: str  # "encoder", "decoder" or "encoder-decoder"
     d_model: int
-    n_layers: int
+    n_layers: int  # layers; of an encoder-decoder, the encoder's
     n_heads: int
     n_kv_heads: int
     d_head: int
-    d_ff: int
-    ff_matrices: int = 2
-    vocab_size: int = 0
+    d_ff: int  # width within the feed-forward network; 0 = there is none
+    ff_matrices: int = 2  # 2 (up and down), or 3 (gated)
+    vocab_size: int = 0  # tokens in the vocabulary; 0 = not known, and left out of all sums
     max_tokens: int | None = None
-    n_decoder_layers: int = 0
-    qkv_bias: bool = False
+    n_decoder_layers: int = 0  # an encoder-decoder's, else 0
+    qkv_bias: bool = False  # whether W_Q, W_K and W_V have biases
     o_bias: bool = False
     ff_bias: bool = False
     d_embedding: int = 0
-    n_positions: int = 0
-    n_segments: int = 0
+    n_positions: int = 0  # rows of a table of learned positions; 0 = there is none
+    n_segments: int = 0  # rows of a table of segments
+    # vectors of d_model that a layer's norms have; a decoder's layer beside an encoder has one more norm
     norm_vectors: int = 0
-    norm_vectors_outside: int = 0
-    relative_buckets: int = 0
-    unembedding: str = ""
-    pooler: bool = False
+    norm_vectors_outside: int = 0  # the same outside of the layers
+    relative_buckets: int = 0  # position biases a head, by distance, once a stack (T5)
+    unembedding: str = ""  # "tied" (with the embeddings), "own", or "" (none)
+    pooler: bool = False  # whether a d_model x d_model map follows the last layer
+    # all parameters as the model's own modules have them, where its family is not known here in closed form
     counted: int | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what a reader must know of it, one sentence each
 
     def __post_init__(self) -> None:
         for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff"):

@@ -69,15 +69,10 @@ LONGEST_WRITTEN_OUT = 16384
 
 @dataclass(frozen=True)
 class Light:
-    """What a mask by key leaves unsaid.
+    """What a mask by key leaves unsaid."""
 
-    Attributes:
-        is_causal: Whether query i sees keys 0..i only.
-        window: Query i sees keys less than this many tokens away only; None = all.
-    """
-
-    is_causal: bool
-    window: int | None
+    is_causal: bool  # whether query i sees keys 0..i only
+    window: int | None  # query i sees keys less than this many tokens away only; None = all
 
 
 Plan = Mapping[nn.Module, Sequence[Place]]

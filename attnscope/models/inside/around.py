@@ -30,28 +30,19 @@ _patching = threading.Lock()
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """One attention of one layer on one text, and what lies around it.
+    """One attention of one layer on one text, and what lies around it."""
 
-    Attributes:
-        call: What reached the seam.
-        output: What the kernel made of it, (1, n_heads, query, d_value).
-        unrotated: Queries and keys before rotary positions, (n_heads or n_kv_heads, token, d_head); None where there
-            are none, or they could not be seen.
-        rotation: How they were turned; None likewise.
-        w_o: The output projection's weight, (d_model, n_heads * d_value); None where it could not be seen.
-        b_o: Its bias, (d_model,), if it has one.
-        attended: What the model's output projection gave, (query, d_model); None likewise.
-        notes: What could not be seen, one sentence each.
-    """
-
-    call: AttentionCall
-    output: Tensor
+    call: AttentionCall  # what reached the seam
+    output: Tensor  # what the kernel made of it, (1, n_heads, query, d_value)
+    # queries and keys before rotary positions, (n_heads or n_kv_heads, token, d_head); None where there are none, or
+    # they could not be seen
     unrotated: tuple[Tensor, Tensor] | None = None
-    rotation: Rotation | None = None
+    rotation: Rotation | None = None  # how they were turned; None likewise
+    # the output projection's weight, (d_model, n_heads * d_value); None where it could not be seen
     w_o: Tensor | None = None
-    b_o: Tensor | None = None
-    attended: Tensor | None = None
-    notes: tuple[str, ...] = ()
+    b_o: Tensor | None = None  # its bias, (d_model,), if it has one
+    attended: Tensor | None = None  # what the model's output projection gave, (query, d_model); None likewise
+    notes: tuple[str, ...] = ()  # what could not be seen, one sentence each
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,21 +29,13 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What logits are sums of; each logit less the mean over the vocabulary.
+    """What logits are sums of; each logit less the mean over the vocabulary."""
 
-    Attributes:
-        logits: The answers' logits, (prediction,), as the unembedding gives them, before any cap or scale.
-        heads: Place -> what each head adds, (prediction, head).
-        feed_forward: What the feed-forward networks add, (prediction,).
-        embeddings: What embeddings add, (prediction,).
-        biases: What the biases of output projections, of norms and of the head for words add, (prediction,).
-    """
-
-    logits: Tensor
-    heads: dict[Place, Tensor]
-    feed_forward: Tensor
-    embeddings: Tensor
-    biases: Tensor
+    logits: Tensor  # the answers' logits, (prediction,), as the unembedding gives them, before any cap or scale
+    heads: dict[Place, Tensor]  # place -> what each head adds, (prediction, head)
+    feed_forward: Tensor  # what the feed-forward networks add, (prediction,)
+    embeddings: Tensor  # what embeddings add, (prediction,)
+    biases: Tensor  # what the biases of output projections, of norms and of the head for words add, (prediction,)
 
     @property
     def total(self) -> Tensor:
@@ -100,26 +92,17 @@ class DirectPaths:
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A batch that was run, with the direct paths to the logits of its predictions.
-
-    Attributes:
-        tokens: The rows of the unembedding, (vocabulary, d_model); `mean` is their mean.
-        leaves: What each part of the model added to the stream.
-        hidden: What the unembedding was given, (prediction, d_model).
-        logits: What it gave, (prediction, vocabulary).
-        rows: The row of each prediction in the batch, of `n_rows`.
-        places: The token of each.
-    """
+    """A batch that was run, with the direct paths to the logits of its predictions."""
 
     unembedding: nn.Module
-    tokens: Tensor
+    tokens: Tensor  # the rows of the unembedding, (vocabulary, d_model); `mean` is their mean
     mean: Tensor
     info: ModelInfo
-    leaves: Leaves
-    hidden: Tensor
-    logits: Tensor
-    rows: Tensor
-    places: Tensor
+    leaves: Leaves  # what each part of the model added to the stream
+    hidden: Tensor  # what the unembedding was given, (prediction, d_model)
+    logits: Tensor  # what it gave, (prediction, vocabulary)
+    rows: Tensor  # the row of each prediction in the batch, of `n_rows`
+    places: Tensor  # the token of each
     n_rows: int
 
     def parts(self, tokens: Tensor) -> Parts:

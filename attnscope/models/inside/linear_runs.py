@@ -28,17 +28,11 @@ TOKENS, POSITIONS, SEGMENTS, EMBEDDED = "tokens", "positions", "segments", "embe
 
 @dataclass(frozen=True, eq=False)
 class Bias:
-    """A bias that is added to the stream, or to what reads it.
+    """A bias that is added to the stream, or to what reads it."""
 
-    Attributes:
-        leaf: Zeros where it is added.
-        value: The bias.
-        projects: Whether it is a projection's on the way to the seam.
-    """
-
-    leaf: Tensor
-    value: Tensor
-    projects: bool
+    leaf: Tensor  # zeros where it is added
+    value: Tensor  # the bias
+    projects: bool  # whether it is a projection's on the way to the seam
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,19 +61,13 @@ class ScoreRuns:
 
 @dataclass(frozen=True, eq=False)
 class TracedScores:
-    """A batch that was run, with the paths from the parts of the model to the seam.
+    """A batch that was run, with the paths from the parts of the model to the seam."""
 
-    Attributes:
-        leaves: What each part added.
-        calls: Place -> what reached the seam; its queries and keys carry gradients.
-        rotations: Place -> how rotary positions turned the queries and keys of the first row; None = unknown, or not.
-        n_rows: Rows of the batch.
-    """
-
-    leaves: Leaves
-    calls: dict[Place, AttentionCall]
+    leaves: Leaves  # what each part added
+    calls: dict[Place, AttentionCall]  # place -> what reached the seam; its queries and keys carry gradients
+    # place -> how rotary positions turned the queries and keys of the first row; None = unknown, or not
     rotations: dict[Place, Rotation | None]
-    n_rows: int
+    n_rows: int  # rows of the batch
     kinds: tuple[str, ...]
 
     def along(self, output: Tensor, slopes: Tensor) -> dict[Part, Tensor]:

@@ -39,17 +39,11 @@ _MOST_DIGITS = 6
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A norm as it acts on a vector x: gain * (x - mean of x, if it centres) / length + bias.
+    """A norm as it acts on a vector x: gain * (x - mean of x, if it centres) / length + bias."""
 
-    Attributes:
-        gain: (d_model,); of Gemma 1 + its weight.
-        bias: (d_model,).
-        centres: Whether the mean is taken away first (LayerNorm), or not (RMSNorm).
-    """
-
-    gain: Tensor
-    bias: Tensor
-    centres: bool
+    gain: Tensor  # (d_model,); of Gemma 1 + its weight
+    bias: Tensor  # (d_model,)
+    centres: bool  # whether the mean is taken away first (LayerNorm), or not (RMSNorm)
 
     def fold(self, rows: Tensor) -> Tensor:
         """Rows that read the norm's output, (…, d_model), as rows that read its input, up to its length."""
@@ -65,41 +59,26 @@ class Norm:
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """One of W_Q, W_K and W_V, by head.
+    """One of W_Q, W_K and W_V, by head."""
 
-    Attributes:
-        weight: (n_heads or n_kv_heads, d_head, d_model); reads what the norm gives.
-        bias: (n_heads or n_kv_heads, d_head); 0 without one.
-    """
-
-    weight: Tensor
-    bias: Tensor
+    weight: Tensor  # (n_heads or n_kv_heads, d_head, d_model); reads what the norm gives
+    bias: Tensor  # (n_heads or n_kv_heads, d_head); 0 without one
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The weights of one attention; those of a role are None where they are not known.
-
-    Attributes:
-        n_heads: Query heads.
-        scale: Factor on the dot products.
-        norm: What stands between the stream and the projections; None = nothing does.
-        query: W_Q; likewise key, value: W_K and W_V, of key/value heads.
-        output: W_O, (n_heads, d_model, d_value); None = not known.
-        output_norm: What stands between W_O and the stream (Gemma 2); None = nothing does.
-        notes: What is not known, and why.
-    """
+    """The weights of one attention; those of a role are None where they are not known."""
 
     layer: int
-    n_heads: int
-    scale: float
-    norm: Norm | None
-    query: Projection | None
+    n_heads: int  # query heads
+    scale: float  # factor on the dot products
+    norm: Norm | None  # what stands between the stream and the projections; None = nothing does
+    query: Projection | None  # W_Q; likewise key, value: W_K and W_V, of key/value heads
     key: Projection | None
     value: Projection | None
-    output: Tensor | None
-    output_norm: Norm | None
-    notes: tuple[str, ...] = ()
+    output: Tensor | None  # W_O, (n_heads, d_model, d_value); None = not known
+    output_norm: Norm | None  # what stands between W_O and the stream (Gemma 2); None = nothing does
+    notes: tuple[str, ...] = ()  # what is not known, and why
 
     def reads(self, role: Role) -> Tensor | None:
         """W_Q, W_K or W_V of each query head with the norm before it folded in, (n_heads, d_head, d_model)."""
@@ -120,26 +99,16 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """What lies along the residual stream of a model.
-
-    Attributes:
-        attentions: By layer.
-        embedding_norm: What stands between embeddings and stream; None = nothing, or it is not known.
-        final_norm: What stands between the last layer and the unembedding; None = nothing does.
-        unembedding: W_U, (vocabulary, d_model); None = the model has no head for words.
-        is_direct: Whether W_U reads the (normed) stream itself, and no further layer lies between.
-        is_post_norm: Whether norms lie on the stream itself (BERT), so that they are between any two heads.
-        notes: What is folded, and what is not known.
-    """
+    """What lies along the residual stream of a model."""
 
     kind: str
-    attentions: tuple[Attention, ...]
-    embedding_norm: Norm | None
-    final_norm: Norm | None
-    unembedding: Tensor | None
-    is_direct: bool
-    is_post_norm: bool
-    notes: tuple[str, ...]
+    attentions: tuple[Attention, ...]  # by layer
+    embedding_norm: Norm | None  # what stands between embeddings and stream; None = nothing, or it is not known
+    final_norm: Norm | None  # what stands between the last layer and the unembedding; None = nothing does
+    unembedding: Tensor | None  # W_U, (vocabulary, d_model); None = the model has no head for words
+    is_direct: bool  # whether W_U reads the (normed) stream itself, and no further layer lies between
+    is_post_norm: bool  # whether norms lie on the stream itself (BERT), so that they are between any two heads
+    notes: tuple[str, ...]  # what is folded, and what is not known
 
 
 def stream_of(model: Model) -> Stream:

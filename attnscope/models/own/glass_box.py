@@ -108,15 +108,11 @@ def written_slot(layer: int, head: int) -> slice:
 
 @dataclass(frozen=True)
 class Head:
-    """One head: what it is for, and how it is made.
-
-    Attributes:
-        roles: The role that it is made for, then those that follow from it.
-        scores: Makes its query and key projections, (d_head, d_model), in units of sharpness.
-    """
+    """One head: what it is for, and how it is made."""
 
     what: str
-    roles: tuple[str, ...]
+    roles: tuple[str, ...]  # the role that it is made for, then those that follow from it
+    # makes its query and key projections, (d_head, d_model), in units of sharpness
     scores: Callable[[], tuple[Array, Array]]
 
 

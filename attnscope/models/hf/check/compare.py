@@ -30,18 +30,12 @@ _WRONG = "the maps could be wrong, so none are shown; try another --dtype"
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What one forward pass computed.
+    """What one forward pass computed."""
 
-    Attributes:
-        hidden: The last hidden states, of an encoder-decoder the decoder's, (batch, token, d_model).
-        encoded: Of an encoder-decoder: the encoder's.
-        maps: The attention weights that are known, of each kind in the order of computation.
-        sinks: Of each map whether sinks took part of its weight. Empty where that is not known.
-    """
-
-    hidden: Tensor | None
-    encoded: Tensor | None
-    maps: Maps
+    hidden: Tensor | None  # the last hidden states, of an encoder-decoder the decoder's, (batch, token, d_model)
+    encoded: Tensor | None  # of an encoder-decoder: the encoder's
+    maps: Maps  # the attention weights that are known, of each kind in the order of computation
+    # of each map whether sinks took part of its weight. Empty where that is not known.
     sinks: Mapping[Kind, Sequence[bool]]
 
     @classmethod

@@ -25,18 +25,12 @@ OWN_INPUTS = "make its inputs yourself: attnscope.load(model, inputs=…, labels
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """Inputs of one forward pass, and which of its positions are real.
-
-    Attributes:
-        real: (batch, token), bool, of an encoder-decoder: of the encoder; None = all, or not texts.
-        target_real: As real, of the decoder.
-        is_users: Whether the user made it: what its batch means is then not known.
-    """
+    """Inputs of one forward pass, and which of its positions are real."""
 
     inputs: dict[str, Any]
-    real: Tensor | None = None
-    target_real: Tensor | None = None
-    is_users: bool = False
+    real: Tensor | None = None  # (batch, token), bool, of an encoder-decoder: of the encoder; None = all, or not texts
+    target_real: Tensor | None = None  # as real, of the decoder
+    is_users: bool = False  # whether the user made it: what its batch means is then not known
 
 
 def examples(model: PreTrainedModel) -> tuple[Example, Example]:

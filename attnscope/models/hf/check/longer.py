@@ -128,36 +128,25 @@ def longest_compared(heads_of_layer: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What was found out of a model's attention.
+    """What was found out of a model's attention."""
 
-    Attributes:
-        path: "seam" or "eager".
-        plan: On the seam: which call is which.
-        layers: Kind -> numbers of the layers that have attention, in the order of computation.
-        n_layers: Kind -> how many layers there are, with and without attention.
-        n_heads: Kind -> the most query heads of a layer; likewise n_kv_heads.
-        extras: What the forward must be given besides the inputs.
-        checked: Whether it was compared with eager.
-        reaches: Windows and the like that the texts of the comparison did not reach past yet, in tokens, sorted.
-        refusals: Of these, those beyond which what would be shown differs from eager, and what was said of it.
-        beside: Whether modules that the plan does not name attend too, as those of a tower for pictures do.
-        through: What is called instead of the model, to run it; see `seam.perform`.
-    """
-
-    path: str
-    plan: Plan
+    path: str  # "seam" or "eager"
+    plan: Plan  # on the seam: which call is which
+    # kind -> numbers of the layers that have attention, in the order of computation
     layers: Mapping[Kind, tuple[int, ...]]
-    n_layers: Mapping[Kind, int]
-    n_heads: Mapping[Kind, int]
+    n_layers: Mapping[Kind, int]  # kind -> how many layers there are, with and without attention
+    n_heads: Mapping[Kind, int]  # kind -> the most query heads of a layer; likewise n_kv_heads
     n_kv_heads: Mapping[Kind, int]
-    extras: Mapping[str, Any]
+    extras: Mapping[str, Any]  # what the forward must be given besides the inputs
     d_model: int
-    checked: bool
+    checked: bool  # whether it was compared with eager
     notes: tuple[str, ...]
+    # windows and the like that the texts of the comparison did not reach past yet, in tokens, sorted
     reaches: list[int] = field(default_factory=list)
+    # of these, those beyond which what would be shown differs from eager, and what was said of it
     refusals: dict[int, AttnscopeError] = field(default_factory=dict)
-    beside: bool = False
-    through: Callable[..., Any] | None = None
+    beside: bool = False  # whether modules that the plan does not name attend too, as those of a tower for pictures do
+    through: Callable[..., Any] | None = None  # what is called instead of the model, to run it; see `seam.perform`
 
 
 def order_outcome(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:

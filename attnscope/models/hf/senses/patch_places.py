@@ -24,19 +24,13 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Pane:
-    """A picture that a model is given of a photo: all of it put together from tiles, or all of it made small.
+    """A picture that a model is given of a photo: all of it put together from tiles, or all of it made small."""
 
-    Attributes:
-        photo: Which photo.
-        is_small: Whether it is all of the photo made small, beside one with more detail.
-        pixels: As the model is given it, (3, height, width).
-        places: Of each patch which picture token of the prompt stands for it, counted from the first, (row, column);
-            of models with cross-attention, which key.
-    """
-
-    photo: int
-    is_small: bool
-    pixels: Tensor
+    photo: int  # which photo
+    is_small: bool  # whether it is all of the photo made small, beside one with more detail
+    pixels: Tensor  # as the model is given it, (3, height, width)
+    # of each patch which picture token of the prompt stands for it, counted from the first, (row, column); of models
+    # with cross-attention, which key
     places: Places
 
 
