@@ -102,11 +102,8 @@ class Outputs:
 class Rerun:
     """A batch, its outputs, and what every block of the network returned for it.
 
-    Args:
-        forward: Runs a batch: with a probe, the block of each place (empty at first), and the first block that is
-            computed.
-        batch: The batch; small, for all its blocks' outputs are held.
-        blocks: The blocks of the network; none = everything is always computed again.
+    `forward` runs a batch: with a probe, the block of each place (empty at first), and the first block to compute.
+    The batch must be small, for all its blocks' outputs are held. Without blocks everything is always computed again.
 
     Attributes:
         whole: The outputs with nothing changed.
@@ -141,12 +138,9 @@ class Rerun:
         return min((self._block_of.get(place, 0) for place in places), default=0)
 
     def again(self, probe: "Probe", first: int = 0, times: int = 1) -> Outputs:
-        """Runs the batch again.
+        """Runs the batch again from block `first` on; those before it return what they returned, and ask no probe.
 
-        Args:
-            probe: What happens at the seam. It is not asked about attentions before block `first`.
-            first: The first block to compute; those before it return what they returned.
-            times: How often the texts come: all of them, then all of them again, and so on.
+        The texts come several times: all of them, then all of them again, and so on.
         """
         with self._tape.play(first, times):
             return self._forward(self._batch.repeat(times), probe, self._block_of, first)
@@ -154,51 +148,32 @@ class Rerun:
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """Numbers of one weight that are picked heads' alone.
+    """Numbers of one weight that are picked heads' alone."""
 
-    Attributes:
-        name: The weight's name in the model, such as "bert.encoder.layer.0.attention.self.query.weight".
-        axis: Along which axis they are chosen.
-        indices: Which.
-        role: "query", "key", "value" or "output".
-        weight: The whole weight, as the model holds it.
-    """
-
-    name: str
-    axis: int
+    name: str  # the weight's name in the model, such as "bert.encoder.layer.0.attention.self.query.weight"
+    axis: int  # along which axis they are chosen
     indices: tuple[int, ...]
-    role: str
-    weight: "Tensor"
+    role: str  # "query", "key", "value" or "output"
+    weight: "Tensor"  # the whole weight, as the model holds it
 
 
 class Maps(NamedTuple):
-    """What the heads of an encoder attend to on a text, as NumPy's arrays of its precision, by layer.
+    """What the heads of an encoder attend to on a text, as NumPy's arrays of its precision, by layer."""
 
-    Attributes:
-        weights: (head, query, key).
-        full: What one head over the full width of the layer would attend to, (query, key); see calls.full_width.
-    """
-
-    weights: "Mapping[int, NDArray[Any]]"
+    weights: "Mapping[int, NDArray[Any]]"  # (head, query, key)
+    # what one head over the full width of the layer would attend to, (query, key); see calls.full_width
     full: "Mapping[int, NDArray[Any]]"
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionAxes:
-    """The queries and the keys of one kind of a model's attention.
-
-    Attributes:
-        queries: What attends.
-        keys: What is attended to.
-        layers: Numbers of the layers that have this attention.
-        first: The first query that is kept: earlier ones are before the picture, or stand for it.
-        hidden: Keys that no query sees, (key,), bool: what pictures are filled up with. None = there are none.
-    """
+    """The queries and the keys of one kind of a model's attention."""
 
     queries: Tokens
     keys: Tokens
-    layers: tuple[int, ...]
-    first: int = 0
+    layers: tuple[int, ...]  # numbers of those that have this attention
+    first: int = 0  # the first query that is kept: earlier ones are before the picture, or stand for it
+    # keys that no query sees, (key,), bool: what pictures are filled up with; None = there are none
     hidden: "NDArray[Any] | None" = None
 
 
