@@ -46,10 +46,10 @@ def parse(line: str, source: str, number: int) -> AnnotatedText | None:
 
 
 def _text(entry: dict[str, Any], source: str, number: int) -> AnnotatedText | None:
-    text, given = entry.get("text"), entry.get("links")
+    text, entries = entry.get("text"), entry.get("links")
     if not isinstance(text, str) or not is_unicode(text):
         raise AnnotationError('no "text" that is a text')
-    if not isinstance(given, list):
+    if not isinstance(entries, list):
         raise AnnotationError('no "links" that is a list')
     target, document = entry.get("target"), entry.get("document")
     for name, value in (("target", target), ("document", document)):
@@ -58,7 +58,7 @@ def _text(entry: dict[str, Any], source: str, number: int) -> AnnotatedText | No
     looking = text if target is None else target
     wanted: dict[tuple[Span, str], list[Span]] = {}
     mutual: dict[str, bool] = {}
-    for place, link in enumerate(given, 1):
+    for place, link in enumerate(entries, 1):
         if not isinstance(link, dict):
             raise AnnotationError(f"link {place} is no object: {shorten(repr(link))}")
         label = link.get("label", "link")
@@ -153,12 +153,8 @@ def _given_words(given: Any, text: str) -> list[Span]:
 
 
 def _covered(words: Sequence[Span], span: Span) -> tuple[int, ...]:
-    """The words of a span.
-
-    Raises:
-        AnnotationError: There are none, or the span cuts one.
-    """
-    found = [number for number, (start, stop) in enumerate(words) if start < span[1] and span[0] < stop]
-    if not found or any(not span[0] <= words[n][0] < words[n][1] <= span[1] for n in found):
-        raise AnnotationError(f"the span {list(span)} {'cuts a word' if found else 'holds no word'}")
-    return tuple(found)
+    """The words of a span; an AnnotationError if there are none, or the span cuts one."""
+    inside = [number for number, (start, stop) in enumerate(words) if start < span[1] and span[0] < stop]
+    if not inside or any(not span[0] <= words[n][0] < words[n][1] <= span[1] for n in inside):
+        raise AnnotationError(f"the span {list(span)} {'cuts a word' if inside else 'holds no word'}")
+    return tuple(inside)

@@ -9,25 +9,16 @@ from attnscope.records import Tokens
 
 
 def patch_tokens(grid: tuple[int, int], before: tuple[str, ...], source: str) -> Tokens:
-    """The tokens of a picture: those that stand for no place ("CLS", "REG0" …), then patches "row,column".
-
-    Args:
-        grid: Rows and columns of patches.
-        before: The tokens before the patches, in order.
-        source: What the picture is called.
-    """
+    """The tokens of a picture: those `before` that stand for no place ("CLS", "REG0" …), then patches "row,column"."""
     patches = [f"{row},{column}" for row in range(grid[0]) for column in range(grid[1])]
     n = len(before) + len(patches)
     return _tokens(source, (*before, *patches), special=np.arange(n) < len(before))
 
 
 def key_tokens(n: int, labels: Mapping[int, str], sources: Sequence[str]) -> Tokens:
-    """The keys of cross-attention from words or learned queries: patches, and what has no place in a picture.
+    """The n keys of cross-attention from words or learned queries: patches, and tokens without a place in a picture.
 
-    Args:
-        n: How many.
-        labels: What is known of them: "row,column", or "CLS"; the others are there to fill up.
-        sources: What the pictures are called.
+    `labels` name keys "row,column", or "CLS"; the others are there to fill up.
     """
     names = [labels.get(number, "filling") for number in range(n)]
     special = np.array(["," not in name for name in names])
@@ -35,23 +26,12 @@ def key_tokens(n: int, labels: Mapping[int, str], sources: Sequence[str]) -> Tok
 
 
 def query_tokens(n: int, words: Sequence[str] = ()) -> Tokens:
-    """Queries that a model learned, "Q0", "Q1" …, which stand for no word; then words that are read beside them.
-
-    Args:
-        n: How many queries.
-        words: The labels of the words.
-    """
+    """Queries that a model learned, "Q0", "Q1" …, which stand for no word; then words that are read beside them."""
     return _tokens("", (*(f"Q{number}" for number in range(n)), *words), words=np.full(n + len(words), -1, np.int32))
 
 
 def frame_tokens(n: int, seconds_per_frame: float, source: str) -> Tokens:
-    """The frames of a recording as an encoder has them, each named by when it begins.
-
-    Args:
-        n: How many.
-        seconds_per_frame: How long each lasts.
-        source: What the recording is called.
-    """
+    """The frames of a recording as an encoder has them, each named by when it begins."""
     digits = max(2, len(f"{seconds_per_frame:g}".partition(".")[2]))
     return _tokens(source, [f"{frame * seconds_per_frame:.{digits}f}s" for frame in range(n)])
 

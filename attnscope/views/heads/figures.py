@@ -96,14 +96,14 @@ def _numbered(stem: str, pages: Iterator[Page]) -> Iterator[tuple[str, Page]]:
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a cell of the atlas.
+    """A cell of the atlas.
 
     Attributes:
-        box: Where it is.
+        box: Its place.
         fill: Its colour.
-        ink: Colour of what is written in it.
+        ink: The colour of its letters.
         glyph: The strongest role's letter, `·` without a role.
-        value: The value that the role rests on; empty without a role.
+        value: The value that the role rests on; empty without a role or room.
         active: Whether the value is that excluding sinks.
         further: Letter and mark of the other roles, as many as fit; a last one of "+" and None for more.
         resting: The sink share; NaN if it is not known.
@@ -136,7 +136,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Atlas:
-    """Where everything stands on the atlas.
+    """The places of everything on the atlas.
 
     Attributes:
         size: Width and height of the page.
@@ -315,20 +315,18 @@ def _legend(
     """The roles that occur, down one column and then the next: x, y and what stands there."""
     left, top, width = room
     wide = width / columns
-    entries = [
-        _entry(findings, count, marks[count.role], wide - 70, lettering)
-        for count in heads_summary.counts(findings, marks)
-    ]
+    counts = heads_summary.counts(findings, marks)
+    entries = [_entry(findings, count, marks[count.role], wide - 70, lettering) for count in counts]
     if n_none := len(heads_summary.unclassified(findings.heads)):
         nothing = Mark(heads_summary.UNCLASSIFIED, _EMPTY)
         entries.append(Entry(nothing, "unclassified", amount(n_none, "head"), ("no role passed its test",)))
     per_column = -(-len(entries) // columns)
-    placed = []
+    corners = []
     for first in range(0, len(entries), per_column):
         column = entries[first : first + per_column]
         downs = accumulate((entry.height_px for entry in column[:-1]), initial=top)
-        placed += [(left + first // per_column * wide, down, entry) for down, entry in zip(downs, column, strict=True)]
-    return placed
+        corners += [(left + first // per_column * wide, down, entry) for down, entry in zip(downs, column, strict=True)]
+    return corners
 
 
 def _entry(findings: Findings, count: heads_summary.Count, mark: Mark, room: float, lettering: Lettering) -> Entry:
@@ -359,36 +357,29 @@ def _draw_entry(page: Page, x: float, y: float, entry: Entry) -> None:
 
 
 def _atlas_notes(findings: Findings, *, numbers: bool = True) -> list[str]:
-    said = ["letter and colour: a head's strongest role, or a sink's if it has no other"]
-    roles = [role for head in findings.heads for role in head.roles]
-    if roles and numbers:
-        said.append("number: the value of the measure that the role rests on")
-    if numbers and any(head.roles and head.roles[0].active_share is not None for head in findings.heads):
-        said.append("in italics: excluding sinks")
-    if any(len(head.roles) > 1 for head in findings.heads):
-        said.append("small squares: its other roles")
+    notes = ["letter and colour: a head's strongest role, or a sink's if it has no other"]
+    heads, level = [head for head in findings.heads if head.roles], findings.options.get("level")
+    if heads and numbers:
+        notes.append("number: the value of the measure that the role rests on")
+    if numbers and any(head.roles[0].active_share is not None for head in heads):
+        notes.append("in italics: excluding sinks")
+    if any(len(head.roles) > 1 for head in heads):
+        notes.append("small squares: its other roles")
     if any(math.isfinite(head.resting_share) for head in findings.heads):
-        said.append("bar: the sink share, attention on special tokens and the first token")
-    if roles and not all(role.tentative for role in roles) and isinstance(findings.options.get("level"), float):
-        said.append(
-            f"a role is given where its value is above threshold and baseline at a false discovery rate of "
-            f"{findings.options['level']:g}"
+        notes.append("bar: the sink share, attention on special tokens and the first token")
+    if isinstance(level, float) and not all(role.tentative for head in heads for role in head.roles):
+        notes.append(
+            f"a role is given where its value is above threshold and baseline at a false discovery rate of {level:g}"
         )
-    return [*said, *heads_summary.role_notes(findings), *corpus_notes(findings)]
+    return [*notes, *heads_summary.role_notes(findings), *corpus_notes(findings)]
 
 
 def _texts(findings: Findings) -> list[str]:
     """All texts of a record that a figure may show, to find fonts for."""
     marks = heads_summary.marks_of(findings)
-    roles = [text for name in marks for text in (label(name), findings.role_facts(name).what)]
-    measures = [t for n in findings.measure_names for t in (n, findings.measure_facts(n).what)]
-    units = [findings.measure_facts(name).unit for name in findings.measure_names]
-    glyphs = [mark.glyph + mark.glyph.lower() for mark in marks.values()]
-    said = [
-        model_of(findings.run),
-        corpus_line(findings),
-        *findings.kinds,
-        *heads_summary.role_notes(findings),
-    ]
-    said += texts_of(findings)
-    return [printable(text, 400) for text in (*roles, *measures, *units, *glyphs, *said)]
+    texts = [text for name in marks for text in (label(name), findings.role_facts(name).what)]
+    for name in findings.measure_names:
+        texts += [name, findings.measure_facts(name).what, findings.measure_facts(name).unit]
+    texts += [mark.glyph + mark.glyph.lower() for mark in marks.values()]
+    texts += [model_of(findings.run), corpus_line(findings), *findings.kinds, *heads_summary.role_notes(findings)]
+    return [printable(text, 400) for text in (*texts, *texts_of(findings))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from attnscope.views.drawing.layout import SCREEN, Paper
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.style import DEFAULT_CMAP, USUAL, Style
+from attnscope.views.teaching.split_terminal import range_of_ranks
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -32,7 +33,7 @@ _CELL_WITH_NUMBER, _CELL_WITH_LABEL = 34, 12
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where things stand, in pixels.
+    """The places of everything, in pixels.
 
     Attributes:
         cell: Width and height of a weight.
@@ -42,7 +43,7 @@ class _Plan:
         map_height: Height of a map.
         per_line: How many maps stand side by side.
         tops: The upper edge of each number of heads, and of the notes.
-        width: Of the figure.
+        width: Width of the figure.
         row_head: Room over the maps of a number of heads.
         label_step: Every n-th token has its label; this is n. 0 = none has.
     """
@@ -133,7 +134,7 @@ def _draw_row(page: Page, plan: _Plan, split: Split, seen: Seen, number: int, cm
     name = f"{amount(seen.n_heads, 'head')}, d_head {seen.d_head}"
     page.entitle(_MARGIN, y - 26, name, _ROW_TITLE)
     facts = (
-        f"rank {_range(seen.rank.tolist())} · entropy {seen.entropy_nats.mean():.2f} nats · "
+        f"rank {range_of_ranks(seen)} · entropy {seen.entropy_nats.mean():.2f} nats · "
         f"{int(seen.uniform.sum())} of {seen.n_heads * len(split.queries)} rows uniform · "
         f"disagreement {seen.disagreement_nats.mean():.2f} nats"
     )
@@ -151,8 +152,12 @@ def _draw_row(page: Page, plan: _Plan, split: Split, seen: Seen, number: int, cm
         color = FAINT if title.startswith("mean") else INK
         page.write(left, top - 12, fit(title, _PANEL_TITLE, room), _PANEL_TITLE, ha="left", color=color)
         _write_labels(page, plan, split, left, top, first=panel % plan.per_line == 0)
-        if plan.cell >= max(_CELL_WITH_NUMBER, 2.5 * page.paper.least_px):
-            _number_cells(page, plan.cell, weights, (left, top), cmap)
+        if (size := plan.cell) >= max(_CELL_WITH_NUMBER, 2.5 * page.paper.least_px):
+            cells = [
+                ((left + column * size, top + row * size, size, size), hex_of(cmap, float(weight)))
+                for (row, column), weight in np.ndenumerate(weights)
+            ]
+            page.number_cells(cells, [f"{weight:.2f}" for weight in weights.ravel()], page.paper.letters(_NUMBER))
     page.frames(boxes)
 
 
@@ -179,24 +184,11 @@ def _write_labels(page: Page, plan: _Plan, split: Split, x: float, y: float, *, 
         page.write(middle, y + plan.map_height + 7, label, size, ha="center", va="top", rotation=90)
 
 
-def _number_cells(
-    page: Page, cell: float, weights: NDArray[np.float64], corner: tuple[float, float], cmap: Colormap
-) -> None:
-    x, y = corner
-    cells = [
-        ((x + column * cell, y + row * cell, cell, cell), hex_of(cmap, float(weight)))
-        for (row, column), weight in np.ndenumerate(weights)
-    ]
-    page.number_cells(cells, [f"{weight:.2f}" for weight in weights.ravel()], page.paper.letters(_NUMBER))
-
-
-def _range(ranks: Sequence[int]) -> str:
-    return str(min(ranks)) if min(ranks) == max(ranks) else f"{min(ranks)}–{max(ranks)}"
-
-
 def _notes(split: Split) -> list[str]:
-    notes = ["rows: queries (attend) · columns: keys (are attended to)"]
-    notes.append("uniform rows choose nothing · disagreement: Jensen–Shannon divergence of the heads, 0 = alike")
+    notes = [
+        "rows: queries (attend) · columns: keys (are attended to)",
+        "uniform rows choose nothing · disagreement: Jensen–Shannon divergence of the heads, 0 = alike",
+    ]
     if split.same_columns:
         notes.append("head 1 has the columns of head 0, so that the two are the same")
     if any(seen.n_heads > _MOST_PANELS for seen in split.seen):

@@ -29,11 +29,8 @@ def show(split: Split, console: Console) -> RenderableType:
     parts: list[RenderableType] = [_heading(split)]
     for seen in split.seen:
         parts += _section(split, seen, console)
-    parts += [heading(_TITLE), _table(split, console), *dim_lines(_explanations(split))]
+    parts += [heading("What the number of heads changes"), _table(split, console), *dim_lines(_explanations(split))]
     return spell_out_parts(parts, console)
-
-
-_TITLE = "What the number of heads changes"
 
 
 def _heading(split: Split) -> Text:
@@ -119,7 +116,7 @@ def _table(split: Split, console: Console) -> Table:
     columns = [
         Column("heads", lambda seen: str(seen.n_heads), right=True),
         Column("d_head", lambda seen: str(seen.d_head), right=True, drop=1),
-        Column("rank", lambda seen: _ranks(seen.rank.tolist(), console), right=True),
+        Column("rank", lambda seen: spell_out(range_of_ranks(seen), console), right=True),
         Column("entropy", lambda seen: fixed(seen.entropy_nats.mean(), 4), right=True),
         Column("uniform rows", lambda seen: f"{int(seen.uniform.sum())} of {seen.n_heads * len(split.queries)}",
                right=True, wraps=True, least=8, drop=2),
@@ -134,9 +131,9 @@ def _without(seen: Seen) -> str:
     return ", ".join(f"H{drop.head}: L2 change {drop.l2:.4f} ({percent(drop.share)})" for drop in seen.drops) or "-"
 
 
-def _ranks(ranks: Sequence[int], console: Console) -> str:
-    low, high = min(ranks), max(ranks)
-    return str(low) if low == high else spell_out(f"{low}–{high}", console)
+def range_of_ranks(seen: Seen) -> str:
+    """Such as 2–4, or 3 if the dot products of all heads have that rank."""
+    return "–".join(dict.fromkeys(str(end) for end in (seen.rank.min(), seen.rank.max())))
 
 
 def _explanations(split: Split) -> list[str]:

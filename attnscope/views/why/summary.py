@@ -24,12 +24,10 @@ def title_of(record: Why) -> str:
 
 def score_line(record: Why) -> str:
     """The weight, the score, and what it is compared with."""
-    if (hidden := record.masked_before + record.masked_after) == 0:
-        masked = ""
-    else:
-        sides = {"later": record.masked_after, "earlier": record.masked_before}
+    masked, sides = "", {"later": record.masked_after, "earlier": record.masked_before}
+    if n_masked := sum(sides.values()):
         masked = f"; a mask hides {' and '.join(f'{n} {side}' for side, n in sides.items() if n)}"
-        masked += " key" if hidden == 1 else " keys"
+        masked += " key" if n_masked == 1 else " keys"
     mean = f"the mean {number(record.mean)} of the {amount(record.n_keys, 'key')} that it may attend to{masked}"
     side = "above" if record.excess >= 0 else "below"
     excess = f"{number(abs(record.excess))} nats {side} {mean}"
@@ -55,22 +53,20 @@ def lists_of(record: Why, most: int) -> dict[str, list[tuple[str, float]]]:
     """What adds most, in nats, with what the others add together: the query's parts, the key's, and pairs of them."""
     names = [part.name for part in record.parts]
 
+    def list_largest(largest: list[tuple[str, float]], values: NDArray[np.float64]) -> list[tuple[str, float]]:
+        """The largest, the sum of all others, and the bias."""
+        rest = values.size - len(largest)
+        others = float(values.sum()) - sum(value for _, value in largest)
+        rows = [*largest, (f"{rest:,} others", others)] if rest else [*largest]
+        return rows if record.bias is None else [*rows, ("bias by position", record.bias)]
+
     def strongest(values: NDArray[np.float64]) -> list[tuple[str, float]]:
         order = np.argsort(-np.abs(values), kind="stable")[:most]
-        return _with_rest([(names[at], float(values[at])) for at in order], len(names), float(values.sum()))
+        return list_largest([(names[at], float(values[at])) for at in order], values)
 
     pairs = [(f"{names[c]} → {names[d]}", float(record.pairs[c, d])) for c, d in record.strongest(most)]
-    lists = {
+    return {
         "query reads": strongest(record.by_query),
         "key offers": strongest(record.by_key),
-        "pair: query → key": _with_rest(pairs, record.pairs.size, float(record.pairs.sum())),
+        "pair: query → key": list_largest(pairs, record.pairs),
     }
-    for side in lists.values() if record.bias is not None else ():
-        side.append(("bias by position", record.bias or 0.0))
-    return lists
-
-
-def _with_rest(shown: list[tuple[str, float]], n: int, total: float) -> list[tuple[str, float]]:
-    """What is shown, and below it what the others add together."""
-    rest = n - len(shown)
-    return [*shown, (f"{rest:,} others", total - sum(value for _, value in shown))] if rest else shown

@@ -19,21 +19,19 @@ _MOST = 10
 
 def show(record: Why, console: Console) -> RenderableType:
     """The parts that add most through the query, through the key, and the pairs that add most."""
-    said = Text(title_of(record), style="bold"), Text(score_line(record))
-    return spell_out_parts([*said, Text(), tables(record), Text(), *dim_lines(notes_of(record))], console)
+    lines = Text(title_of(record), style="bold"), Text(score_line(record))
+    return spell_out_parts([*lines, Text(), tables(record), Text(), *dim_lines(notes_of(record))], console)
 
 
 def tables(record: Why) -> Table:
     """A column of the query's parts, one of the key's, one of pairs; each with what the others add together."""
     lists = lists_of(record, _MOST)
-    rows = [
-        [cell for one in row for cell in (one[0], signed(one[1]) if one[0] else "")]
-        for row in zip_longest(*lists.values(), fillvalue=("", 0.0))
-    ]
-    shown = []
+    texts = [[(name, signed(nats)) for name, nats in side] for side in lists.values()]
+    rows = [[cell for pair in row for cell in pair] for row in zip_longest(*texts, fillvalue=("", ""))]
+    columns = []
     for number, side in enumerate(lists):
-        shown += [
+        columns += [
             Column(side, itemgetter(2 * number), wraps=True, least=8, drop=number, style="bold"),
             Column("nats", itemgetter(2 * number + 1), right=True, drop=number, style="cyan"),
         ]
-    return Table(shown, rows)
+    return Table(columns, rows)
