@@ -135,7 +135,7 @@ class Expectations:
 
     def explained(self, place: Place, head: int) -> float:
         """How much of a head's nats from uniform its description explains, on texts that it was not fitted on."""
-        return next(known.explained for known in self.heads if (known.kind, known.layer, known.head) == (*place, head))
+        return next(each.explained for each in self.heads if (each.kind, each.layer, each.head) == (*place, head))
 
     def _find(self, place: Place, head: int) -> tuple[int, int]:
         for which, fit in enumerate(self.fits):

@@ -193,8 +193,8 @@ class Names:
         weights = self.part.weights[head] * of_rows
         labels = self._labels(np.bincount(self.queries, weights, len(values)))
         written = [label for label in labels if any(map(str.isalnum, label))]
-        known = self._itself >= 0
-        by_kind = np.bincount(self.kinds.of_entry[self._itself[known]], weights[known], len(self.kinds.words))
+        has_itself = self._itself >= 0
+        by_kind = np.bincount(self.kinds.of_entry[self._itself[has_itself]], weights[has_itself], len(self.kinds.words))
         shares = by_kind / max(float(weights.sum()), 1e-30)
         kinds = self.kinds.merge([int(n) for n in np.argsort(-shares) if shares[n] >= 0.1], shares >= 0.05)[:2]
         if sum(shares[members].sum() for _, members in kinds) < COVERED:

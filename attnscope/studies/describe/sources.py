@@ -60,21 +60,21 @@ class _Means:
     queries: MeanVectors
     keys: MeanVectors
 
-    def vectors(self, given: str, types: Sequence[Numbers], rotation: Rotation | None) -> tuple[Floats, Floats]:
+    def vectors(self, condition: str, types: Sequence[Numbers], rotation: Rotation | None) -> tuple[Floats, Floats]:
         """The queries and keys of a text's tokens, (head, token, d_head) each, turned by their positions.
 
-        `known` is one of KNOWN. `types` are those of the tokens that attend, and of those that are attended to. Without
-        a rotation, positions turn nothing.
+        `condition` is one of KNOWN. `types` are those of the tokens that attend, and of those that are attended to.
+        Without a rotation, positions turn nothing.
         """
         turned = []
         for means, mine in zip((self.queries, self.keys), types, strict=True):
-            if given == "position":
+            if condition == "position":
                 vectors = means.given_position(len(mine))
             else:
-                vectors = means.given_token(mine) if given == "token" else means.given_both(mine)
+                vectors = means.given_token(mine) if condition == "token" else means.given_both(mine)
             if rotation is not None:
                 cos, sin = (turn[: len(mine)] for turn in (rotation.cos, rotation.sin))
-                if given == "token":
+                if condition == "token":
                     cos, sin = cos.mean(0), sin.mean(0)
                 vectors = vectors * cos + vectors[..., rotation.partner] * sin
             turned.append(vectors)
@@ -226,7 +226,10 @@ class _Study:
                 if heads and first < last:
                     types = self._types_of(unit, call.kind)
                     rows = _Rows(group, slice(int(first), int(last)), heads)
-                    left = [rows.left(call, at, means[place].vectors(given, types, rotation), given) for given in KNOWN]
+                    left = [
+                        rows.left(call, at, means[place].vectors(condition, types, rotation), condition)
+                        for condition in KNOWN
+                    ]
                     left_of_groups.append((of, rows, np.stack(left)))
         return left_of_groups
 
@@ -239,11 +242,11 @@ class _Rows:
     rows: slice
     heads: Sequence[int]
 
-    def left(self, call: AttentionCall, text: int, queries_and_keys: tuple[Floats, Floats], known: str) -> Floats:
+    def left(self, call: AttentionCall, text: int, queries_and_keys: tuple[Floats, Floats], condition: str) -> Floats:
         """KL(A ‖ p), (row, head), in nats.
 
         `text` is the number of the text in the batch of `call`. The mean queries and keys of its tokens are
-        (head, token, d_head) each; `known` is one of KNOWN.
+        (head, token, d_head) each; `condition` is one of KNOWN.
         """
         import torch
 
@@ -262,7 +265,7 @@ class _Rows:
         query, key = (torch.from_numpy(np.ascontiguousarray(vectors))[None] for vectors in both)
         predicted = AttentionCall(
             call.layer, call.kind, query, key, key[..., :0], call.scale, torch.from_numpy(free)[None, None],
-            bias=None if known == "token" or part.bias is None else part.bias.cpu(), softcap=call.softcap,
+            bias=None if condition == "token" or part.bias is None else part.bias.cpu(), softcap=call.softcap,
         )  # fmt: skip
         numbers = [self.group.heads[number][1] for number in self.heads]
         p = attention_weights(predicted)[0, numbers].numpy()[:, row_of, keys]

@@ -291,8 +291,8 @@ class _Head:
         """The terms of where and when a head rests."""
         description, terms = self.fit.sinks[self.number], []
         features = [self.group.features[f] for f in self.group.sink_features]
-        known = [features[f].name for f in description.terms if f < len(features)]
-        whole = next((name for name in known if " " not in name), "")
+        chosen = [features[f].name for f in description.terms if f < len(features)]
+        whole = next((name for name in chosen if " " not in name), "")
         for place, term in enumerate(description.terms):
             if term < len(features):
                 terms.append(_known_term(features, description, place, self.sinks, self.number))
@@ -339,7 +339,7 @@ def _known_term(features: Sequence[Feature], description: Description, place: in
     """A term of the catalogue, with its share of attention; terms of a description are numbers of `features`."""
     term = description.terms[place]
     feature = features[term]
-    numbers = {known.name: number for number, known in enumerate(features)}
+    numbers = {each.name: number for number, each in enumerate(features)}
     name, share_of = feature.shown_by
     shown_at = numbers.get(name) if name else term if feature.levels == 2 else None
     chosen = {features[f].name for f in description.terms if f < len(features)}

@@ -84,19 +84,19 @@ def summarise(
         if len(words) == MOST_GROUPS or strengths[group] < limits[group]:
             continue
         if group == "kind":
-            said = by_kind(names, head, others, least=MORE if words else LEAST_MORE)
+            phrase = by_kind(names, head, others, least=MORE if words else LEAST_MORE)
         elif group == "distance":
-            said = by_distance(names, head, others)
+            phrase = by_distance(names, head, others)
         elif group == "pair":
-            said = next((said for place in groups[group] if (said := _pair(names, head, description, place))), "")
+            phrase = next((phrase for place in groups[group] if (phrase := _pair(names, head, description, place))), "")
         else:
-            related = [said for place in groups[group] if (said := _relation(terms[place]))]
-            said = ", ".join(related[:MOST_RELATIONS])
-        if said:
-            words[group] = said
+            related = [phrase for place in groups[group] if (phrase := _relation(terms[place]))]
+            phrase = ", ".join(related[:MOST_RELATIONS])
+        if phrase:
+            words[group] = phrase
     text, last = "", 0.0
-    for group, said in words.items():
-        text += f"; {'equally' if last < AS_MUCH * strengths[group] else 'then'} {said}" if text else said
+    for group, phrase in words.items():
+        text += f"; {'equally' if last < AS_MUCH * strengths[group] else 'then'} {phrase}" if text else phrase
         last = strengths[group]
     pairs = names.pairs(head, scores_beside_pairs(names, head, description)) if most_pairs else ()
     if not text and terms:  # no kind and no distance stands out
@@ -231,17 +231,17 @@ def by_distance(names: Names, head: int, others: Floats) -> str:
             reach[side] += 1
     chosen = (buckets != 0) & (buckets >= -reach[-1]) & (buckets <= reach[1])
     if reach[-1] and reach[-1] == reach[1]:
-        said = _span(1, reach[1], "away")
+        phrase = _span(1, reach[1], "away")
     elif any(reach.values()):
-        said = " and ".join(_span(1, reach[side], word) for side, word in _SIDES if reach[side])
+        phrase = " and ".join(_span(1, reach[side], word) for side, word in _SIDES if reach[side])
     else:
         best = max((bucket for bucket in lifts if bucket), key=lambda bucket: lifts[bucket])
         if lifts[best] < NEAR and lifts.get(0, 0.0) < MOSTLY:
             return ""
         if lifts[best] < NEAR:
             return f"the token itself ({_shares(got, uniform, buckets == 0)})"
-        chosen, said = buckets == best, _span(abs(best), abs(best), dict(_SIDES)[1 if best > 0 else -1])
-    parts = [f"{said} ({_shares(got, uniform, chosen)})"]
+        chosen, phrase = buckets == best, _span(abs(best), abs(best), dict(_SIDES)[1 if best > 0 else -1])
+    parts = [f"{phrase} ({_shares(got, uniform, chosen)})"]
     best, *less = sorted({int(bucket) for bucket in buckets[chosen]}, key=lambda bucket: -lifts[bucket])
     first, last = away[chosen].min(), away[chosen].max()
     if less and lifts[best] >= MOSTLY * lifts[less[0]]:

@@ -416,8 +416,8 @@ class _Study:
             return findings
         taken = {"retrieval": chosen, "random": draw_others(chosen, others, self.options.seed, 0)}
         names = tuple(f"L{layer}H{head}" for layer, head in chosen)
-        wanted, drawn = (Counter(layer for layer, _ in taken[what]) for what in ("retrieval", "random"))
-        moved = {"retrieval": 0, "random": (drawn - wanted).total()}
+        n_chosen, n_random = (Counter(layer for layer, _ in taken[what]) for what in ("retrieval", "random"))
+        moved = {"retrieval": 0, "random": (n_random - n_chosen).total()}
         without = tuple(
             CopiedWithout(
                 what, len(taken[what]), names if what == "retrieval" else (), share_of_tokens(still),
@@ -478,13 +478,13 @@ def draw_others(chosen: Heads, others: Heads, seed: int, number: int) -> list[tu
     chance = np.random.PCG64(np.random.SeedSequence([seed, number, 1]))
     order = chance.random_raw(max(1, len(others))).argsort(kind="stable").tolist()
     left = [others[at] for at in order if at < len(others)]
-    drawn: list[tuple[int, int]] = []
+    of_same_layers: list[tuple[int, int]] = []
     for layer, _ in chosen:
         head = next((head for head in left if head[0] == layer), None)
         if head is not None:
             left.remove(head)
-            drawn.append(head)
-    return [*drawn, *left[: len(chosen) - len(drawn)]]
+            of_same_layers.append(head)
+    return [*of_same_layers, *left[: len(chosen) - len(of_same_layers)]]
 
 
 def _describe_measure(name: str) -> str:

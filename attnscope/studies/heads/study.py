@@ -160,8 +160,8 @@ def study(
         from attnscope.core.senses.picture_measures import PICTURE_MEASURES
         from attnscope.core.senses.sound_measures import SOUND_MEASURES
 
-        known = SOUND_MEASURES if not order.image else PICTURE_MEASURES if texts.text is None else LOOK_MEASURES
-        require_named(order.measures, order.listing.only, tuple(known))
+        names = SOUND_MEASURES if not order.image else PICTURE_MEASURES if texts.text is None else LOOK_MEASURES
+        require_named(order.measures, order.listing.only, tuple(names))
         model = loading.load(spec)
         if order.image:
             return picture_heads(model, list(order.image), report, text=texts.text)
@@ -201,9 +201,9 @@ def require_names(options: HeadsOptions, measures: str | None, where: str | None
 
     complete_thresholds(options.thresholds)
     zones = re.findall(rf"{ZONE}\w+", f"{measures} {where}")  # the zones of texts are known when they are read
-    known = (*measure_names(), *(WRITTEN if options.writes else ()), FROM_OFFSETS, *zones)
+    names = (*measure_names(), *(WRITTEN if options.writes else ()), FROM_OFFSETS, *zones)
     roles = tuple(name for name, rule in RULES.items() if options.writes or not rule.does)
-    require_named(measures, where if options.relations is None else None, known, roles, options.describe is not None)
+    require_named(measures, where if options.relations is None else None, names, roles, options.describe is not None)
 
 
 def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:
@@ -358,9 +358,10 @@ def _notes(model: Model, done: HeadTotals) -> list[str]:
         )
     if done.halved_to is not None:
         notes.append(halving_note(done.halved_to))
-    known = model.output_projections() if model.info.path != "eager" else None
-    places = [(kind, layer) for kind, tally in done.tallies.items() for layer in tally.layers]
-    missing = [f"{kind} layer {layer}" for kind, layer in places if known is not None and (kind, layer) not in known]
+    is_seen = model.info.path != "eager"
+    projections = model.output_projections() if is_seen else {}
+    places = [(kind, layer) for kind, tally in done.tallies.items() for layer in tally.layers if is_seen]
+    missing = [f"{kind} layer {layer}" for kind, layer in places if (kind, layer) not in projections]
     if missing:
         which = missing[0] if len(missing) == 1 else f"{len(missing)} layers, the first of them {missing[0]}"
         notes.append(
