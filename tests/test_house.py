@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,17 @@ import attnscope
 ROOT = Path(attnscope.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 MOST_LINES = 600
-MOST_PARAMETERS = 12
+MOST_PARAMETERS = 8
+MOST_FILES = 14
+MANY_PARAMETERS = {
+    "core/attention/multihead.py:__init__", "core/attention/multihead.py:forward",  # as torch.nn.MultiheadAttention's
+    "models/__init__.py:load", "models/own/decoder.py:own_decoder", "records/maps/elsewhere.py:record_from_arrays",
+    "studies/maps/study.py:heatmap",  # public, with a keyword for each thing that users choose
+    "models/hf/seam.py:attention_function",  # as transformers calls it
+}  # fmt: skip
+"""Functions that have more; kernels and commands may too."""
+MANY_FILES = {"views/page/src"}
+"""Folders that hold more: the scripts of pages are one program, without folders in it."""
 
 
 def module_of(path: Path) -> str:
@@ -73,7 +84,14 @@ def test_no_function_has_more_parameters_than_a_reader_holds() -> None:
                 names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
                 if len([name for name in names if name not in ("self", "cls")]) > MOST_PARAMETERS:
                     found.append(f"{where}:{node.name}")
-    assert not {name for name in found if not name.startswith("cli/")}
+    assert len(MANY_PARAMETERS) <= 10
+    assert {name for name in found if not name.startswith(("cli/", "core/measures/backends/"))} <= MANY_PARAMETERS
+
+
+def test_a_folder_shows_its_question() -> None:
+    counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if path.is_file())
+    crowded = {folder for folder, n in counts.items() if n > MOST_FILES and not folder.endswith("__pycache__")}
+    assert crowded <= MANY_FILES
 
 
 COUNTED = re.compile(
