@@ -19,13 +19,13 @@ _BRIEF = 60
 
 
 def name_other_maps(record: Record, folder: Path, formats: Sequence[str], query: str | None) -> str:
-    """Of which other maps the files in a folder are that would be replaced, by a record there; empty = of none.
+    """Says that a folder's record is of other maps than the files that would be replaced; empty = it is not.
 
     Colours may change: what they replace can be drawn again from that record. Where no record tells, a note does.
     """
     names = {kind.file(ending) for kind in KINDS.values() if kind.glance for ending in kind.lossless}
-    there = [path for name in sorted(names) if (path := folder / name).is_file()]
-    if not there:
+    earlier = [path for name in sorted(names) if (path := folder / name).is_file()]
+    if not earlier:
         return ""
     kind, stems = record.record_kind(), load_named("attnscope.views.maps.pages:stems")(record, query)
     written = [kind.file(name) for name in formats if name in kind.data]
@@ -33,7 +33,7 @@ def name_other_maps(record: Record, folder: Path, formats: Sequence[str], query:
     if not any((folder / name).is_file() for name in written):
         return ""
     now = _traits(record.describe())
-    for path in there:
+    for path in earlier:
         before = _traits(read_description(path))
         differ = [f"{name} {was}, now {now[name]}" for name, was in before.items() if was != now.get(name, was)]
         if differ:
@@ -75,8 +75,8 @@ def hash_files(folder: Path, formats: Sequence[str]) -> dict[Path, bytes]:
     if not folder.is_dir():
         return {}
     endings = {f".{name}" for name in formats}
-    there = [path for path in folder.iterdir() if path.suffix in endings and path.is_file()]
-    return {path: sha256(path.read_bytes()).digest() for path in there}
+    paths = [path for path in folder.iterdir() if path.suffix in endings and path.is_file()]
+    return {path: sha256(path.read_bytes()).digest() for path in paths}
 
 
 def note_others(folder: Path | None, written: Sequence[Path], before: Mapping[Path, bytes]) -> list[str]:

@@ -31,11 +31,7 @@ class UsageError(AttnscopeError):
 
 
 def require_choice(what: str, name: str, known: Sequence[str]) -> None:
-    """Refuses a name that is none of those known.
-
-    Raises:
-        UsageError: Its hint is the likeliest of the known names, or lists them.
-    """
+    """Refuses a name that is none of those known: the hint is the likeliest of them, or lists them."""
     if name not in known:
         raise UsageError(f"there is no {what} {name!r}", suggest(name, known))
 
@@ -51,16 +47,13 @@ class RoundingError(AttnscopeError):
 
 
 def require_rounding(what: str, difference: float, rounding: float, hint: str = "") -> None:
-    """Refuses numbers that differ from what the model computed by more than rounding explains.
+    """Refuses numbers that differ from what the model computed by more than rounding explains; NaN fails.
 
     Args:
         what: What differs from what, such as "weights differ from the model's own".
-        difference: The largest difference; NaN fails.
+        difference: The largest difference.
         rounding: The largest that rounding explains.
         hint: What to do about it.
-
-    Raises:
-        RoundingError: It is larger.
     """
     if not difference <= rounding:
         raise RoundingError(f"{what} by {difference:.3g}; rounding explains at most {rounding:.3g}", hint)
@@ -119,11 +112,7 @@ def _shorten(text: str, most: int) -> str:
 
 
 def parse_json(content: str | bytes) -> Any:
-    """What a JSON document holds.
-
-    Raises:
-        ValueError: It is malformed, or nested too deeply to be read.
-    """
+    """What a JSON document holds; a ValueError refuses one that is malformed or nested too deeply."""
     import json
 
     try:

@@ -51,15 +51,7 @@ class Option:
     several: bool = False
 
     def require(self, option: str, value: Any) -> None:
-        """Refuses a value outside its range or choices.
-
-        Args:
-            option: What a message calls the option.
-            value: Its value.
-
-        Raises:
-            UsageError: It is.
-        """
+        """Refuses a value outside its range or choices; `option` is what a message calls the option."""
         if self.choices:
             for each in value if isinstance(value, tuple) else () if value is None else (value,):
                 if each not in self.choices:
@@ -125,11 +117,7 @@ def options(cls: C) -> C:
 
 
 def refuse_beside(option: str, *groups: Any, **others: object) -> None:
-    """Refuses what cannot be given together with an option: anything true, and any field of a group that is changed.
-
-    Raises:
-        UsageError: Something is given.
-    """
+    """Refuses what cannot be given together with an option: anything true, and any field of a group that is changed."""
     values = {f"--{name.replace('_', '-')}": value for name, value in others.items()}
     for group in groups:
         unchanged = type(group)()
@@ -206,15 +194,7 @@ def whole_numbers(listed: str, option: str) -> tuple[int, ...]:
 
 
 def read_number(digits: str, what: str) -> int:
-    """A whole number that is written in digits.
-
-    Args:
-        digits: The digits.
-        what: What a message calls it.
-
-    Raises:
-        UsageError: It has more digits than any size or place.
-    """
+    """A whole number that is written in digits; refuses more digits than any size has. `what` names it in a message."""
     if len(digits) > _MOST_DIGITS:
         raise UsageError(f"{what} has {len(digits):,} digits", f"give a number of at most {_MOST_DIGITS} digits")
     return int(digits)
@@ -252,11 +232,7 @@ def read_span(written: str, option: str) -> tuple[int, int | None]:
 
 
 def read_names(listed: str, known: Sequence[str], what: str) -> tuple[str, ...]:
-    """The names in a list such as `zero,mean`, each once.
-
-    Raises:
-        UsageError: There is no such name, or none is given.
-    """
+    """The names in a list such as `zero,mean`, each once; refuses unknown ones, and an empty list."""
     names = tuple(dict.fromkeys(part.strip().lower() for part in listed.split(",") if part.strip()))
     for name in names:
         require_choice(what, name, known)

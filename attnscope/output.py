@@ -120,26 +120,22 @@ class Output:
         fail_if_not_whole(getattr(record, "corpus", {}), getattr(record, "run", {}))
 
     def _formats_for(self, record: Record, guarded: Path | None) -> tuple[tuple[str, ...], list[str]]:
-        """The formats that a record is written in, and why weights that nobody asked for by name are not saved.
-
-        Raises:
-            AttnscopeError: A file in the guarded folder would be replaced by one of other maps.
-        """
+        """The formats that a record is written in, and why weights that nobody asked for by name are not saved."""
         query = self.options.get("query")
 
         def compare(formats: Sequence[str]) -> str:
             return "" if guarded is None else name_other_maps(record, guarded, formats, query)
 
-        if said := compare(self.formats if self.named else self.figures):
-            raise AttnscopeError(said, "choose another folder with --out, or give up what is there with --replace")
+        if problem := compare(self.formats if self.named else self.figures):
+            raise AttnscopeError(problem, "choose another folder with --out, or give up what is there with --replace")
         if self.named or not record.record_kind().glance:
             return self.formats, []
         size = sum(array.nbytes for array in record.arrays().values())
         if size > MOST_SAVED:
-            said = f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does"
-        elif said := compare(self.formats):
-            said += ": it stays, and what is drawn now is not saved"
-        return (tuple(self.figures), [said]) if said else (self.formats, [])
+            note = f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does"
+        elif note := compare(self.formats):
+            note += ": it stays, and what is drawn now is not saved"
+        return (tuple(self.figures), [note]) if note else (self.formats, [])
 
     def show(self, record: Record, paths: Sequence[Path]) -> None:
         """Prints a record on stdout: one JSON document; else its tables, then the paths of its files."""
@@ -150,8 +146,8 @@ class Output:
 
         kind = record.record_kind()
         has_page = any(path.suffix == ".html" for path in paths)
-        known = {**self.options, "drawn": self.drawn, "has_page": has_page, "among": self.whole}
-        print_record(record, open_console(), **{name: known.get(name) for name in kind.shown_with})
+        options = {**self.options, "drawn": self.drawn, "has_page": has_page, "among": self.whole}
+        print_record(record, open_console(), **{name: options.get(name) for name in kind.shown_with})
         print_paths(paths)
 
 
@@ -205,28 +201,28 @@ def plan(
         UsageError: There is no such format, or no folder for files.
         AttnscopeError: The folder cannot be written, or a library that a format needs is not there.
     """
-    found = KINDS[f"attnscope.{kind}"]
-    out, stem, formats = _split_target(found, out, formats)
-    if formats is not None and not found.glance and TEXT in map(str.strip, formats.lower().split(",")):
+    about = KINDS[f"attnscope.{kind}"]
+    out, stem, formats = _split_target(about, out, formats)
+    if formats is not None and not about.glance and TEXT in map(str.strip, formats.lower().split(",")):
         raise UsageError(
-            f"there is no format {TEXT!r}: {found.command} prints its tables to the terminal anyway", "leave it out"
+            f"there is no format {TEXT!r}: {about.command} prints its tables to the terminal anyway", "leave it out"
         )
     if formats is not None and out is None and not has_folder:
         raise UsageError(_NO_FOLDER, "give one with --out, or leave out --format")
-    terminal = (TEXT,) if found.glance else ()
-    named = found.usual if formats is None else read_names(formats, (*found.formats, *terminal), "format")
+    terminal = (TEXT,) if about.glance else ()
+    named = about.usual if formats is None else read_names(formats, (*about.formats, *terminal), "format")
     if TEXT in named and json:
         raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
     files = _files_among(named, out)
     folder = out or (HOME if has_folder else None)
     if files and folder is not None:
         require_writable(folder)
-    given = {name: value for name, value in options.items() if value is not None}
-    found.require_options(given)
-    if given.get("folder"):
-        _require_page(found, out, files, stem)
-    load_named("attnscope.views.drawing.style:Style")(**_of_style(given))
-    return Output(found, out, files, json, quiet, TEXT in named, replace, given, stem, named=formats is not None)
+    chosen = {name: value for name, value in options.items() if value is not None}
+    about.require_options(chosen)
+    if chosen.get("folder"):
+        _require_page(about, out, files, stem)
+    load_named("attnscope.views.drawing.style:Style")(**_of_style(chosen))
+    return Output(about, out, files, json, quiet, TEXT in named, replace, chosen, stem, named=formats is not None)
 
 
 def _require_page(kind: Kind, out: Path | None, formats: Sequence[str], stem: str | None) -> None:
@@ -240,11 +236,7 @@ def _require_page(kind: Kind, out: Path | None, formats: Sequence[str], stem: st
 
 
 def _listed(page: Path) -> list[str]:
-    """The files of the folder that is there in place of a page, by their paths beside the page.
-
-    Raises:
-        AttnscopeError: Something else than such a folder is there.
-    """
+    """The files of the folder that is there in place of a page, by their paths beside it; refuses another folder."""
     folder = page.with_suffix("")
     names = load_named("attnscope.views.page.document:require_replaceable_folder")(folder)
     return [f"{folder.name}/{name}" for name in names]
@@ -260,12 +252,7 @@ def _split_target(kind: Kind, out: Path | None, formats: str | None) -> tuple[Pa
 
 
 def _files_among(named: Sequence[str], out: Path | None) -> tuple[str, ...]:
-    """Those of some formats that are files.
-
-    Raises:
-        UsageError: There is a folder for files, and none of them.
-        AttnscopeError: A library that a format needs is not there.
-    """
+    """Those of some formats that are files; refuses a folder without any, and a format whose library is not there."""
     files = tuple(name for name in named if name != TEXT)
     if out is not None and not files:
         raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
@@ -305,8 +292,8 @@ def show(
         AttnscopeError: The folder cannot be written, or a token or head is not in the record.
     """
     kind = record.record_kind()
-    given = {name: value for name, value in options.items() if value is not None}
-    kind.require_options(given)
+    chosen = {name: value for name, value in options.items() if value is not None}
+    kind.require_options(chosen)
     # The lines of a record from elsewhere are code, of which no script is made.
     known = (*(name for name in kind.formats if name != "py"), TEXT)
     out, stem, formats = _split_target(kind, out, formats)
@@ -315,21 +302,21 @@ def show(
     files = _files_among(named, out)
     if files and out is None:
         raise UsageError(_NO_FOLDER, "give one with --out, or leave out --format")
-    record.style(**_of_style(given))  # what is none is said before anything is written
+    record.style(**_of_style(chosen))  # what is none is said before anything is written
     whole = record
-    record = choose_heads(record, *(given.pop(name, None) for name in WHICH))
+    record = choose_heads(record, *(chosen.pop(name, None) for name in WHICH))
     for change in ("hide_special", "words"):
-        if given.pop(change, False) and change not in record.changes:  # type: ignore[attr-defined]  # its kind has it
+        if chosen.pop(change, False) and change not in record.changes:  # type: ignore[attr-defined]  # its kind has it
             record = getattr(record, {"words": "merge_words"}.get(change, change))()
-    if given.get("query") is not None:
-        kind.view("query")(record, given["query"])
+    if chosen.get("query") is not None:
+        kind.view("query")(record, chosen["query"])
     if out is not None:
         require_writable(out)
-    if given.get("folder"):
+    if chosen.get("folder"):
         _require_page(kind, out, files, stem)
-    wanted = Output(kind, out, files, json, quiet, TEXT in named, options=given, whole=whole)
-    paths = [] if out is None else write(record, out, files, given, stem=stem)
-    say(_notes_on(record, paths, given), quiet)
+    wanted = Output(kind, out, files, json, quiet, TEXT in named, options=chosen, whole=whole)
+    paths = [] if out is None else write(record, out, files, chosen, stem=stem)
+    say(_notes_on(record, paths, chosen), quiet)
     wanted.show(record, paths)
 
 

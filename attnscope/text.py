@@ -268,15 +268,10 @@ _TEXT_FILES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".g
 
 
 def refuse_file_name(text: str, hint: str) -> None:
-    """Refuses a text that is the name of a file: what is in the file was meant.
+    """Refuses a text that is the name of a file, as what is in the file was meant.
 
-    Args:
-        text: What was given as a text; with or without spaces, what names no file is a text.
-        hint: How a file is given, and such a text.
-
-    Raises:
-        UsageError: There is a file of that name, or it is the address of one on the Hub, or it ends as a text file
-            does and there is none.
+    It is one if there is a file of that name. Without spaces, so is an address on the Hub, and a name that ends as text
+    files do. The hint says how to pass a file, and such a text.
     """
     try:
         is_file = Path(text).is_file()
@@ -294,15 +289,7 @@ def refuse_file_name(text: str, hint: str) -> None:
 
 
 def require_text(text: str, name: str = "the text") -> None:
-    """Refuses what is no text.
-
-    Args:
-        text: What was given.
-        name: What to call it.
-
-    Raises:
-        AttnscopeError: It holds nothing that can be seen, NUL characters, or what is not Unicode.
-    """
+    """Refuses a text that holds nothing that can be seen, NUL characters, or what is not Unicode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:  # lone surrogates: bytes of argv that were not UTF-8
@@ -358,11 +345,7 @@ def other_format(start: bytes) -> tuple[str, str] | None:
 
 
 def refuse_other_format(path: str, name: str) -> None:
-    """Refuses a file that holds no plain text, by its first bytes; one that cannot be read is left to its reader.
-
-    Raises:
-        UsageError: It says that `name` is, for example, a PDF, and what to do.
-    """
+    """Refuses a file that holds no plain text, by its first bytes; one that cannot be read is left to its reader."""
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
         if other := other_format(file.read(16)):
             raise UsageError(f"{name} is {other[0]}", other[1])

@@ -20,18 +20,18 @@ INTERRUPTED = "interrupted"
 
 
 def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
-    """Says where a study is written to: into its folder, unless it was interrupted and a record there says more.
+    """Decides where a study is written: into its folder, unless it was interrupted and a record there says more.
 
     Args:
         record: The record of the study.
         out: The folder that was named; None = nothing is to be written.
-        stem: How the record's files are named in it.
+        stem: The name of the record's files, without ending.
 
     Returns:
-        The record, with a note where it goes elsewhere, and the folder; None = nothing is to be written.
+        The record, with a note if it goes elsewhere, and the folder; None = nothing is to be written.
 
     Raises:
-        KeyboardInterrupt: It was interrupted before anything was done, so there is nothing to tell.
+        KeyboardInterrupt: It was interrupted before anything was done.
     """
     corpus: Mapping[str, Any] = getattr(record, "corpus", {})  # records of one text have none
     if not is_interrupted(corpus):
@@ -48,24 +48,19 @@ def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
 
 
 def keep_data(staged: Path, out: Path) -> None:
-    """Keeps the data if not all figures were drawn: in a folder of their own if `out` has other files.
-
-    Args:
-        staged: The folder inside of `out` that holds what is written so far, see `records.frame.file_sets`.
-        out: The folder that was named.
-    """
+    """Keeps the data of an unfinished set of files if not all figures were drawn: aside if `out` has other files."""
     names = [path.relative_to(staged) for path in staged.rglob("*") if path.is_file()]
     names = [name for name in names if name.suffix[1:] not in FIGURE_FORMATS]
-    kept = out / INTERRUPTED if any(path != staged for path in out.iterdir()) else out
+    target = out / INTERRUPTED if any(path != staged for path in out.iterdir()) else out
     with contextlib.suppress(AttnscopeError), delay_interrupts():
         if not names:
             return
-        with replace_together(kept) as folder:
+        with replace_together(target) as folder:
             for name in names:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (staged / name).replace(folder / name)
-        if kept != out:
-            message = f"not all figures were drawn, so none is kept: the data are in {kept}"
+        if target != out:
+            message = f"not all figures were drawn, so none is kept: the data are in {target}"
             print(f"note: {one_line(message)}", file=sys.stderr)
 
 
@@ -78,10 +73,10 @@ def _says_more(folder: Path, stem: str, n_texts: int) -> bool:
     from attnscope.records.frame.reading import read_description
 
     earlier = [folder / f"{stem}.{ending}" for ending in ("npz", "json", "csv", "parquet")]
-    there = [path for path in earlier if path.is_file()]
-    corpora = [corpus for path in there if isinstance(corpus := read_description(path).get("corpus"), Mapping)]
+    paths = [path for path in earlier if path.is_file()]
+    corpora = [corpus for path in paths if isinstance(corpus := read_description(path).get("corpus"), Mapping)]
     if not corpora:
-        return bool(there)
+        return bool(paths)
     return any(
         not is_interrupted(corpus) or not isinstance(n := corpus.get("n_texts"), int) or n > n_texts
         for corpus in corpora
@@ -111,9 +106,9 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
         print(f"note: incomplete: this is what {done}", file=sys.stderr)
         if not failures:
             raise KeyboardInterrupt
-    for failed in failures[:1]:
-        kept = "what was measured before is in the result"
-        raise AttnscopeError(failure_line(failed), "; ".join(filter(None, (failed["hint"], kept))))
+    if failures:
+        rest = "what was measured before is in the result"
+        raise AttnscopeError(failure_line(failures[0]), "; ".join(filter(None, (failures[0]["hint"], rest))))
     if skipped:
         raise AttnscopeError(
             f"{amount(len(skipped), 'checkpoint')} could not be measured", "all the rest was, and is in the result"

@@ -38,22 +38,21 @@ from attnscope.host import claim_process, is_interrupted
 from attnscope.version import VERSION
 
 
-def _without_type(parameters: list[Any]) -> list[Any]:
+class _PlainFlags:
     """Flags take no value, so help names no type of one."""
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-    return parameters
 
-
-class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_type(super().get_params(ctx))
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of a command
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
 
 
-class _Group(TyperGroup):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_type(super().get_params(ctx))
+class _Command(_PlainFlags, TyperCommand): ...
+
+
+class _Group(_PlainFlags, TyperGroup): ...
 
 
 _PANELS = {
@@ -63,13 +62,7 @@ _PANELS = {
     "learn": "Learn how attention works",
     "tools": "Tools",
 }
-"""What `--help` calls the group of commands in each folder, in the order in which it shows them."""
-
-
-def _room(command: Any) -> str:
-    """The folder that a command is in."""
-    return str(command.__module__.split(".")[2])
-
+"""What `--help` calls the commands of each folder, in the order in which it shows them."""
 
 app = typer.Typer(
     name="attnscope",
@@ -87,12 +80,12 @@ for command in (
     trace, split, cost,
     show, export, viewer, merge, models, info,
 ):  # fmt: skip
-    app.command(cls=_Command, rich_help_panel=_PANELS[_room(command)])(command)
+    app.command(cls=_Command, rich_help_panel=_PANELS[command.__module__.split(".")[2]])(command)
 _COMMANDS = list(app.registered_commands)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
         print(f"attnscope {VERSION}")
         raise typer.Exit
 
@@ -175,8 +168,8 @@ def _run() -> int:
     """Parses and runs; of all commands, whose options follow from their signatures, the named one alone is built."""
     if sys.argv[1:2] == ["help"]:
         sys.argv[1:] = [*sys.argv[2:], "--help"]
-    named = [command for command in _COMMANDS if command.callback and [command.callback.__name__] == sys.argv[1:2]]
-    app.registered_commands = named or _COMMANDS
+    chosen = [command for command in _COMMANDS if command.callback and [command.callback.__name__] == sys.argv[1:2]]
+    app.registered_commands = chosen or _COMMANDS
     try:
         return app(standalone_mode=False) or 0
     except typer.Abort as error:  # typer takes what ends too early, such as a damaged file, for Ctrl-D at a prompt

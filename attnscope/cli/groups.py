@@ -76,11 +76,11 @@ def command(*, omit: Sequence[str] = (), **changed: str | Changed) -> Callable[[
             raise TypeError(f"{function.__name__} has no group with {', '.join(sorted(unknown))}")
 
         @functools.wraps(function)
-        def run(**given: Any) -> None:
+        def run(**arguments: Any) -> None:
             for name, group in groups.items():
-                values = {field.name: given.pop(field.name) for _, field in _fields(group, omit)}
-                given[name] = _build(group, values)
-            function(**given)
+                values = {field.name: arguments.pop(field.name) for _, field in _fields(group, omit)}
+                arguments[name] = _build(group, values)
+            function(**arguments)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -225,10 +225,10 @@ class Drawing:
     font: Annotated[str | None, "A font to take first, for texts of any script: an installed family, or a file."] = None
 
     def options(self) -> dict[str, Any]:
-        """What was asked for, by the names that `draw` of a record has for it."""
+        """What differs from the defaults, by the names that `draw` of a record has for it."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        asked = {name: value for name, value in vars(self).items() if value != defaults[name]}
-        return asked | {"title": False} if asked.pop("no_title", False) else asked
+        options = {name: value for name, value in vars(self).items() if value != defaults[name]}
+        return options | {"title": False} if options.pop("no_title", False) else options
 
     def style(self) -> "Style":
         """The style."""

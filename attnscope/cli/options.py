@@ -35,15 +35,11 @@ def complete_measures(incomplete: str) -> list[str]:
     return [f"{before}{comma}{name}" for name in MEASURES if name.startswith(last)]
 
 
-def one_model(named: str | None, too: str | None) -> str | None:
-    """The model of a command whose argument it is, where `--model` is taken as well.
-
-    Raises:
-        UsageError: Both are given.
-    """
-    if named is not None and too is not None:
-        raise UsageError("the model is named twice", f"leave out {named}, or --model {too}")
-    return too if named is None else named
+def one_model(argument: str | None, option: str | None) -> str | None:
+    """The model of a command that takes it as its argument or by `--model`, but not by both."""
+    if argument is not None and option is not None:
+        raise UsageError("the model is named twice", f"leave out {argument}, or --model {option}")
+    return option if argument is None else argument
 
 
 @contextlib.contextmanager
