@@ -98,13 +98,7 @@ def place_links(
 def place_target_links(
     text: AnnotatedText, whole: Chunk, target: Tokens
 ) -> tuple[list[Placed], dict[str, Counter[str]]]:
-    """Places the links of a target to its text in the tokens of both; see `place_links`.
-
-    Args:
-        text: The text, with its target.
-        whole: Its tokens, uncut.
-        target: The target's tokens, as the decoder reads them.
-    """
+    """Places the links of a target to its text in the tokens of both, as the decoder reads them; see `place_links`."""
     pieces, looking = pieces_of(text.words, whole.tokens), pieces_of(text.target_words, target)
     unit, word, _ = _units(pieces, pieces, len(whole))
     _, own_word, tokens_of = _units(looking, looking, len(target))

@@ -79,12 +79,7 @@ class AnnotatedText:
 
 
 class AnnotationError(Exception):
-    """An annotation is malformed.
-
-    Args:
-        reason: Why, in one line.
-        line: Where, from 1; None = not known.
-    """
+    """An annotation is malformed: the reason in one line, and the line from 1; None = not known."""
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason)

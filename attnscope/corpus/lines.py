@@ -43,9 +43,9 @@ class Replay:
     def of_pipe(cls, path: Path) -> "Replay":
         """What a named pipe holds; it is closed with the last user of it."""
         stream = path.open("rb", buffering=0)
-        made = cls(stream, str(path))
-        weakref.finalize(made, stream.close)
-        return made
+        replay = cls(stream, str(path))
+        weakref.finalize(replay, stream.close)
+        return replay
 
     def again(self) -> "Replay":
         """The same stream at its start."""

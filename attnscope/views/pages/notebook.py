@@ -45,15 +45,15 @@ def to_live(record: Record) -> dict[str, Any]:
         return {}
     if os.environ.get(STILL) or sum(array.size for array in record.arrays().values()) > MOST_LIVE:
         return {}
-    # One a record, however often it is shown: a widget and its page live as long as the kernel.
-    shown: Any = record.__dict__.get("_widget")
-    if shown is None:
+    # One per record, however often it is shown: a widget and its page live as long as the kernel.
+    live: Any = record.__dict__.get("_widget")
+    if live is None:
         try:
-            shown = widget(record)
+            live = widget(record)
         except AttnscopeError:  # of a record with nothing to show the table says so
             return {}
-        object.__setattr__(record, "_widget", shown)
-    bundle, _ = shown._repr_mimebundle_()
+        object.__setattr__(record, "_widget", live)
+    bundle, _ = live._repr_mimebundle_()
     return {name: value for name, value in bundle.items() if name != "text/plain"}
 
 

@@ -59,13 +59,7 @@ class Widget(anywidget.AnyWidget):
     )
 
     def __init__(self, page: str, record: Record | None = None, **traits: Any) -> None:
-        """Opens a page.
-
-        Args:
-            page: Its HTML.
-            record: What it shows: of attention it says which heads there are, and which tokens words mean.
-            traits: How it opens.
-        """
+        """Opens a page of HTML; a record of attention says which heads there are, and which tokens words mean."""
         self._record = record if isinstance(record, MapsRecord) else None
         self._views, self._kinds = _held(page, record)
         super().__init__(_page=page, **traits)

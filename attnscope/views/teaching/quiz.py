@@ -29,10 +29,7 @@ _HIDDEN = ("exponentials", "weighted_values", "joined", "output")
 def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
     """Asks for the numbers of each head that is traced, and grades the answers.
 
-    Args:
-        trace: A trace of one query.
-        console: Where questions and grades go.
-        read_line: Gives the next answer with its line end; "" = there is none.
+    `read_line` gives the next answer with its line end; "" = there is none.
 
     Raises:
         UsageError: The trace has all queries, or no step that is small enough for pen and paper.
