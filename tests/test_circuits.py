@@ -219,7 +219,7 @@ def test_the_command_tells_of_all_heads_or_of_picked_ones(run: Run, tmp_path: Pa
     names = {path.name for path in (tmp_path / "out").iterdir()}
     stems = ("circuits-heads", "circuits-composition", "circuits-graph")
     assert names == {"circuits.npz", "circuits.csv", *(f"{stem}.{end}" for stem in stems for end in ("png", "svg"))}
-    assert "only a likeness" in " ".join(out.split())[:200] and "heads that copy" not in out, "an encoder"
+    assert "only a proxy" in " ".join(out.split())[:200] and "heads that copy" not in out, "an encoder"
     record = Circuits.load(tmp_path / "out" / "circuits.npz")
     assert [answer.token for answer in record.heads[0].answers] == ["the", "cat"]
     assert len((tmp_path / "out" / "circuits.csv").read_text("utf-8").splitlines()) == 1 + 6

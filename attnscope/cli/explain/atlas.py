@@ -27,8 +27,8 @@ def atlas(
 ) -> None:
     """Show every head of a model with the texts that show what it does, in one page.
 
-    Each head has the texts on which it does most, one of each decile, those that its description fails on, where it
-    attends, and which queries, keys and pairs stand out.
+    Each head has the texts on which it does most, one of each decile, and those where its description fails. You also
+    see where it attends, and which queries, keys and pairs stand out.
 
     - `attnscope atlas --file sample_texts/alice.txt -o atlas.html`
     - `attnscope atlas --file 'corpus/*.txt.gz' -m ./model --workers 8 -o atlas.html -f html,npz`

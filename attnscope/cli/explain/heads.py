@@ -24,8 +24,8 @@ def heads(
 ) -> None:
     """Say what each head does: roles with their evidence, and a one-line description.
 
-    Evidence is counted in texts. A text is a line of a file, or with `--split` a paragraph or the whole file. The
-    decoder of an encoder-decoder writes the text that its encoder reads.
+    Evidence is counted in texts. A text is a line of a file, or with `--split` a paragraph or the whole file. In an
+    encoder-decoder, the decoder gets the same text as the encoder.
 
     - `attnscope heads --file sample_texts/alice.txt --split paragraph`
     - `attnscope heads --file 'corpus/*.txt.gz' -o out`

@@ -21,8 +21,8 @@ def circuits(
 ) -> None:
     """Read the weights, without any text: what heads copy and write, and which head feeds which.
 
-    For encoders and decoders of text whose attention attnscope reads at transformers' attention function, with grouped
-    queries and rotary positions too.
+    For text encoders and decoders that use transformers' attention interface, including grouped queries and rotary
+    positions.
 
     - `attnscope circuits`
     - `attnscope circuits --pick L3H1,L0H2`

@@ -20,7 +20,7 @@ def patch(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Say which heads carry a behaviour: give each head values of another run, and measure the answer.
+    """Say which heads carry a behaviour: give each head its output from another run, and measure the answer.
 
     - `attnscope patch sample_pairs/agreement.jsonl -m ./SmolLM2-135M`
     - `attnscope patch sample_pairs/indirect_object.jsonl -m gpt2 --by pattern --direction noise -o out`

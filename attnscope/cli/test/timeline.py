@@ -41,7 +41,7 @@ def timeline(
 ) -> None:
     """Say when heads appeared, over the checkpoints of a training run.
 
-    Checkpoints are loaded one at a time. One that cannot be read is named, and the rest go on; Ctrl-C keeps what is
+    Checkpoints are loaded one at a time. One that cannot be read is reported and skipped; Ctrl-C keeps what is
     done.
 
     - `attnscope timeline 'run/checkpoint-*' --probe repeat`

@@ -10,7 +10,7 @@ from attnscope.studies.inputs.options import LoadOptions
 
 @groups.command()
 def models(printing: groups.Printing) -> None:
-    """List the models that can be named, and whether they are on this machine."""
+    """List the models that -m knows by name, and whether they are on this machine."""
     from attnscope.models.catalog import list_models
 
     entries = list_models()

@@ -34,9 +34,9 @@ def tokens(circuits: Sequence[str], most: int = 5) -> str:
 def likeness_of(circuits: Circuits) -> str:
     """How far tokens stand for what is written; empty where they are logits."""
     if circuits.ends == "static embeddings":
-        return "no language-modelling head: static embeddings stand for W_U; tokens and copying are only a likeness"
+        return "no language-modelling head: static embeddings stand for W_U; tokens and copying are only a proxy"
     if circuits.kind == "encoder":
-        return "an encoder fills in masked words: tokens and copying are only a likeness of what a head does there"
+        return "an encoder fills in masked words: tokens and copying are only a proxy for what a head does there"
     return ""
 
 
