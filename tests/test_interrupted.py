@@ -82,7 +82,7 @@ def test_where_nothing_was_done_nothing_is_written_or_said(
 
     interrupt(0)
     monkeypatch.setattr("attnscope.studies.measuring.head_blocks.HeadMeasurer._run_batch", interrupted)
-    monkeypatch.setattr("attnscope.studies.measuring.pair_blocks.PairMeasurer._seen", interrupted)
+    monkeypatch.setattr("attnscope.studies.measuring.pair_blocks.PairMeasurer._look", interrupted)
     assert run(*COMMANDS[stem], "-m", "own", "-o", "out", "--json") == (130, "", "error: interrupted\n")
     assert not (tmp_path / "out").exists()
 

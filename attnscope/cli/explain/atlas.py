@@ -17,7 +17,7 @@ def atlas(
     *,
     texts: TextsWanted,
     model: groups.Model = "minilm",
-    asked: AtlasOrder,
+    order: AtlasOrder,
     folder: groups.Folder = False,
     describing: groups.Describing,
     where: groups.Where,
@@ -40,15 +40,15 @@ def atlas(
     from attnscope.studies.atlas.study import study
     from attnscope.studies.heads.study import require_names
 
-    heads = replace(asked.atlas.heads, describe=describing.options())
-    asked = replace(asked, atlas=replace(asked.atlas, heads=heads))
+    heads = replace(order.atlas.heads, describe=describing.options())
+    order = replace(order, atlas=replace(order.atlas, heads=heads))
     where = where if heads.shard == (1, 1) else replace(where, formats=where.formats or "npz")
     output = where.plan(
-        "atlas", printing, measures=asked.measures, folder=folder or None, **asked.listing.plan_options()
+        "atlas", printing, measures=order.measures, folder=folder or None, **order.listing.plan_options()
     )
     shared = running.share(model, loading)
-    require_names(heads, asked.measures, asked.listing.only)
-    require_evidence(asked.beside)
+    require_names(heads, order.measures, order.listing.only)
+    require_evidence(order.beside)
     with options.progress(printing.quiet) as report:
-        record = study(model, texts, asked, loading, report, shared)
-    output.deliver(with_records(record, asked.beside))
+        record = study(model, texts, order, loading, report, shared)
+    output.deliver(with_records(record, order.beside))

@@ -19,7 +19,7 @@ def compare(
     texts: TextsWanted,
     more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     model: groups.Model = "minilm",
-    asked: CompareOrder,
+    order: CompareOrder,
     where: groups.Where,
     drawing: groups.Drawing,
     running: SharedWork,
@@ -43,15 +43,15 @@ def compare(
 
     output = where.plan("compare", printing, **drawing.options())
     with options.progress(printing.quiet) as report:
-        found = study(model, texts, asked, loading, report, running.share(model, loading))
-    output.deliver(found)
+        record = study(model, texts, order, loading, report, running.share(model, loading))
+    output.deliver(record)
 
 
 def _minimal_pair(text: str, other: str) -> str:
     """The command that was meant by one with two texts: the same, with --with before the second one."""
-    given = sys.argv[1:]
-    places = [at for at, word in enumerate(given) if word == other]
-    if given[:1] != ["compare"] or not places or text not in given:
-        given, places = ["compare", text, other], [2]
+    words = sys.argv[1:]
+    places = [at for at, word in enumerate(words) if word == other]
+    if words[:1] != ["compare"] or not places or text not in words:
+        words, places = ["compare", text, other], [2]
     at = places[-1]
-    return shlex.join(["attnscope", *given[:at], "--with", *given[at:]])
+    return shlex.join(["attnscope", *words[:at], "--with", *words[at:]])

@@ -14,7 +14,7 @@ def heads(
     *,
     texts: TextsWanted,
     model: groups.Model = "minilm",
-    asked: HeadsOrder,
+    order: HeadsOrder,
     describing: groups.Describing,
     where: groups.Where,
     drawing: groups.Drawing,
@@ -39,14 +39,14 @@ def heads(
     """
     from attnscope.studies.heads.study import study
 
-    if asked.image or asked.audio:
+    if order.image or order.audio:
         refuse_beside(
-            "--image" if asked.image else "--audio", replace(texts, text=None), running, asked.heads,
-            replace(describing, no_describe=False), audio=asked.image and asked.audio, probe=asked.probe,
+            "--image" if order.image else "--audio", replace(texts, text=None), running, order.heads,
+            replace(describing, no_describe=False), audio=order.image and order.audio, probe=order.probe,
         )  # fmt: skip
-    output = where.plan("heads", printing, measures=asked.measures, **asked.listing.plan_options(), **drawing.options())
-    asked = replace(asked, heads=replace(asked.heads, describe=describing.options()))
+    output = where.plan("heads", printing, measures=order.measures, **order.listing.plan_options(), **drawing.options())
+    order = replace(order, heads=replace(order.heads, describe=describing.options()))
     shared = running.share(model, loading)
-    with options.progress(printing.quiet, *asked.counted(texts.text)) as report:
-        found = study(model, texts, asked, loading, report, shared)
-    output.deliver(found)
+    with options.progress(printing.quiet, *order.counted(texts.text)) as report:
+        record = study(model, texts, order, loading, report, shared)
+    output.deliver(record)

@@ -16,7 +16,7 @@ def relations(
     ],
     annotation: AnnotationOptions,
     model: groups.Model = "minilm",
-    asked: RelationsOptions,
+    order: RelationsOptions,
     where: groups.Where,
     drawing: groups.Drawing,
     running: SharedWork,
@@ -37,7 +37,7 @@ def relations(
     shared = running.share(model, loading)
     with options.progress(printing.quiet) as report:
         if is_spoken(files):
-            record = study_recordings(model, files, asked, loading, report)
+            record = study_recordings(model, files, order, loading, report)
         else:
-            record = study_files(model, files, annotation, asked, loading, report, shared)
+            record = study_files(model, files, annotation, order, loading, report, shared)
     output.deliver(record)

@@ -18,7 +18,7 @@ def why(
     texts: TextsWanted,
     model: groups.Model = "minilm",
     which: Choice,
-    asked: WhyOptions,
+    order: WhyOptions,
     where: groups.Where,
     drawing: groups.Drawing,
     loading: LoadOptions,
@@ -40,7 +40,7 @@ def why(
 
     output = where.plan("why-heads" if texts.files else "why", printing, **drawing.options())
     if texts.files:
-        refuse_beside("--file", asked, text=texts.text)
+        refuse_beside("--file", order, text=texts.text)
         corpus = texts.corpus()
         with options.progress(printing.quiet) as report:
             output.deliver(why_heads(loading.load(model), corpus, which, report))
@@ -49,7 +49,7 @@ def why(
         raise UsageError(
             "no single head is picked", "name the head that attends: --pick L3H1; or give many texts: --file corpus.txt"
         )
-    if asked.query is None:
+    if order.query is None:
         raise UsageError("no token is named to explain", "name the token that attends: --query it, or --query @3")
     text, ((layer, head),) = read_text(texts.text, None), which.pick
-    output.deliver(study(loading.load(model), text, layer, head, asked.query, asked.key, kind=asked.kind))
+    output.deliver(study(loading.load(model), text, layer, head, order.query, order.key, kind=order.kind))

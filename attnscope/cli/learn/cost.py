@@ -55,5 +55,5 @@ def cost(
         "d_ff": d_ff, "vocab_size": vocab,
     }  # fmt: skip
     output = where.plan("cost", printing, has_folder=plot, **drawing.options())
-    found = count(find_sizes(options.one_model(model, model_too), **sizes), tokens, dtype=dtype)
-    output.deliver(found, HOME / f"cost-{slug(found.name)}" if plot else None)
+    costs = count(find_sizes(options.one_model(model, model_too), **sizes), tokens, dtype=dtype)
+    output.deliver(costs, HOME / f"cost-{slug(costs.name)}" if plot else None)

@@ -14,8 +14,8 @@ from attnscope.studies.teaching.options import SplitOptions
 )
 def split(
     *,
-    one: OneText,
-    asked: SplitOptions,
+    source: OneText,
+    order: SplitOptions,
     model: groups.Model = "minilm",
     layer: groups.Layer = None,
     where: groups.Where,
@@ -35,11 +35,11 @@ def split(
     from attnscope.studies.teaching.split import split_example
 
     output = where.plan("split", printing, **drawing.options())
-    if not one.is_given:
+    if not source.is_given:
         if layer:
             raise UsageError("without a text the worked example is cut, which has one layer", "give a TEXT")
-        return output.deliver(split_example(asked))
+        return output.deliver(split_example(order))
     if layer is None:
         raise UsageError("of a model, the heads of one layer are cut", "give a layer, such as -L 3")
-    prompt = Prompt(one.read())
-    return output.deliver(study(loading.load(model), prompt, layer, asked))
+    prompt = Prompt(source.read())
+    return output.deliver(study(loading.load(model), prompt, layer, order))

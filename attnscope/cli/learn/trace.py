@@ -17,10 +17,10 @@ from attnscope.studies.teaching.options import TraceOptions
 )
 def trace(
     *,
-    one: OneText,
+    source: OneText,
     model: groups.Model = "minilm",
     layer: groups.Layer = None,
-    asked: TraceOptions,
+    order: TraceOptions,
     where: groups.Where,
     engine: Annotated[
         str,
@@ -43,11 +43,11 @@ def trace(
     from attnscope.studies.teaching.trace import study
 
     output, loops = where.plan("trace", printing), engine == "reference"
-    text = one.read() if one.is_given else None
+    text = source.read() if source.is_given else None
     load = loading if loops else replace(loading, engine=engine)
     if quiz:
         refuse_beside("--quiz", out=where.out, json=printing.json)
-    record = study(model, text, layer, asked, load, loops=loops)
+    record = study(model, text, layer, order, load, loops=loops)
     if not quiz:
         return output.deliver(record)
     from attnscope.views.tables.plain_text import open_console

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 )
 def heatmap(
     *,
-    one: OneText,
+    source: OneText,
     image: Annotated[
         list[Path] | None,
         "A photo: attention is laid over it. Alone, of vision transformers: --query is then CLS, REG0, a patch as "
@@ -37,7 +37,7 @@ def heatmap(
     ] = None,
     reading: ReadingOptions,
     model: groups.Model = "minilm",
-    asked: MapOptions,
+    maps: MapOptions,
     where: groups.Where,
     replace: groups.Replace = False,
     drawing: groups.Drawing,
@@ -59,17 +59,17 @@ def heatmap(
     from attnscope.output import HOME
     from attnscope.studies.maps.order import home_of, study
 
-    shown = {"query": asked.query, **drawing.options()}
-    output = where.plan("heatmap", printing, has_folder=True, replace=replace, **shown)
-    given = _given(one, reading, image, audio)
+    how = {"query": maps.query, **drawing.options()}
+    output = where.plan("heatmap", printing, has_folder=True, replace=replace, **how)
+    what = _read_input(source, reading, image, audio)
     with output.draw_ahead() as drawn_ahead:
         expect = None if image or audio else drawn_ahead.expect
-        record = study(model, given, asked, loading, expect)
+        record = study(model, what, maps, loading, expect)
         home = home_of(record, output.options.get("query"), output.style(record))
         output.deliver(record, HOME / home, drawn_ahead.draw)
 
 
-def _given(one: OneText, reading: ReadingOptions, image: list[Path] | None, audio: Path | None) -> "Given":
+def _read_input(source: OneText, reading: ReadingOptions, image: list[Path] | None, audio: Path | None) -> "Given":
     """What the model is to read; files are read before it takes its time.
 
     Raises:
@@ -81,16 +81,16 @@ def _given(one: OneText, reading: ReadingOptions, image: list[Path] | None, audi
     from attnscope.senses.recordings import read_recording
     from attnscope.studies.inputs.reading import Speech, View
 
-    if image and (one.is_given or reading.generate):
+    if image and (source.is_given or reading.generate):
         refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=audio)
-        text = one.read(may_be_blank=True) if one.is_given else ""
+        text = source.read(may_be_blank=True) if source.is_given else ""
         return View(tuple(map(read_photo, image)), text, reading.generate)
     if image:
-        refuse_beside("--image", one, reading, audio=audio)
+        refuse_beside("--image", source, reading, audio=audio)
         if len(image) > 1:
             raise UsageError("several pictures are shown among words", "give one --image, or a TEXT too")
         return read_photo(image[0])
     if audio is not None:
         refuse_beside("--audio", reading)
-        return Speech(read_recording(audio), one.read() if one.is_given else None)
-    return reading.prompt(one.read())
+        return Speech(read_recording(audio), source.read() if source.is_given else None)
+    return reading.prompt(source.read())

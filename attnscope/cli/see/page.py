@@ -71,8 +71,8 @@ def page(
     if str(where.out) == "-":
         refuse_beside("-o -", json=printing.json)
     if image:
-        asked = bool(texts or several.files or reading.generate)
-        unused = dataclasses.replace(reading, generate=0) if asked else reading
+        has_text = bool(texts or several.files or reading.generate)
+        unused = dataclasses.replace(reading, generate=0) if has_text else reading
         refuse_beside("--image", unused)
     wanted = PageOrder(
         texts=tuple(texts or ()), several=several, reading=reading, images=tuple(image or ()),

@@ -18,7 +18,7 @@ from attnscope.studies.inputs.options import LoadOptions, OneText
 )
 def rollout(
     *,
-    one: OneText,
+    source: OneText,
     image: groups.Image = None,
     model: groups.Model = "minilm",
     tokens: Tokens,
@@ -50,11 +50,11 @@ def rollout(
 
     output = where.plan("rollout", printing, query=tokens.query, **drawing.options())
     if image is not None:
-        refuse_beside("--image", one, flow=flow)
+        refuse_beside("--image", source, flow=flow)
         photo = read_photo(image)  # before the model takes its time
         return output.deliver(picture_rollout(loading.load(model), photo, residual=residual))
-    given = one.read()
-    loaded = loading.load_to_look(model, [Prompt(given)])
+    text = source.read()
+    loaded = loading.load_to_look(model, [Prompt(text)])
     with options.progress_of_steps(printing.quiet, "flow") as report:
-        found = study(loaded, given, residual=residual, query=tokens.query, flow=flow, report=report)
-    return output.deliver(found)
+        record = study(loaded, text, residual=residual, query=tokens.query, flow=flow, report=report)
+    return output.deliver(record)

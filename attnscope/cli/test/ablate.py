@@ -11,7 +11,7 @@ def ablate(
     *,
     texts: TextsWanted,
     model: groups.Model = "minilm",
-    asked: AblateOptions,
+    order: AblateOptions,
     where: groups.Where,
     drawing: groups.Drawing,
     running: SharedWork,
@@ -29,9 +29,9 @@ def ablate(
 
     output = where.plan("ablate", printing, **drawing.options())
     corpus = texts.corpus(model)
-    load = loading if asked.loss == "none" else loading.with_head(model)
+    load = loading if order.loss == "none" else loading.with_head(model)
     shared = running.share(model, load)
     with options.progress(printing.quiet) as report:
         loaded = load.load(model)
-        found = study(loaded, all_texts(loaded, corpus), asked, report, shared)
-    output.deliver(found)
+        record = study(loaded, all_texts(loaded, corpus), order, report, shared)
+    output.deliver(record)

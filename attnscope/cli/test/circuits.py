@@ -12,7 +12,7 @@ from attnscope.studies.inputs.options import LoadOptions
 def circuits(
     *,
     model: groups.Model = "minilm",
-    asked: CircuitsOptions,
+    order: CircuitsOptions,
     which: Choice,
     where: groups.Where,
     drawing: groups.Drawing,
@@ -33,5 +33,5 @@ def circuits(
     output = where.plan("circuits", printing, **drawing.options())
     loaded = loading.with_head(model).load(model)
     with options.progress_of_steps(printing.quiet, "layers") as report:
-        found = study(loaded, asked, report=report)
-    output.deliver(found if which.pick is None else found.only(which.pick))
+        record = study(loaded, order, report=report)
+    output.deliver(record if which.pick is None else record.only(which.pick))

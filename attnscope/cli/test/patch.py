@@ -14,7 +14,7 @@ def patch(
         list[str], 'JSONL files or patterns, a {"clean", "corrupt", "right", "wrong"} per line; - is stdin.'
     ],
     model: groups.Model = "minilm",
-    asked: PatchOptions,
+    order: PatchOptions,
     where: groups.Where,
     drawing: groups.Drawing,
     loading: LoadOptions,
@@ -32,5 +32,5 @@ def patch(
     output = where.plan("patch", printing, **drawing.options())
     loaded = loading.with_head(model).load(model)
     with options.progress(printing.quiet, "pairs") as report:
-        found = study(loaded, Pairs(pairs), asked, report)
-    output.deliver(found)
+        record = study(loaded, Pairs(pairs), order, report)
+    output.deliver(record)

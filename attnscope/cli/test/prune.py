@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 )
 def prune(
     *,
-    asked: PruneOrder,
+    pruning: PruneOrder,
     model: groups.Model = "minilm",
     texts: TextsWanted,
     loading: LoadOptions,
@@ -36,7 +36,7 @@ def prune(
     from attnscope.studies.ablation.pruning import prune
     from attnscope.unfinished import fail_if_not_whole
 
-    order = replace(asked, texts=texts if texts.is_given else None)
+    order = replace(pruning, texts=texts if texts.is_given else None)
     with options.progress(printing.quiet) as report:
         pruned = prune(model, order, replace(loading, engine="hf"), report)
     run = pruned.effect.run

@@ -33,7 +33,7 @@ def timeline(
     ],
     texts: TextsWanted,
     probe: Annotated[str | None, "repeat: random tokens that come twice, the standard test for induction."] = None,
-    asked: TimelineOptions,
+    order: TimelineOptions,
     where: groups.Where,
     drawing: groups.Drawing,
     loading: LoadOptions,
@@ -57,5 +57,5 @@ def timeline(
     output = where.plan("timeline", printing, **drawing.options())
     corpus = None if probe else texts.corpus()
     with options.progress(printing.quiet) as report:
-        found = study(checkpoints, corpus, replace(asked, loading=loading), report)
-    output.deliver(found)
+        record = study(checkpoints, corpus, replace(order, loading=loading), report)
+    output.deliver(record)

@@ -78,14 +78,14 @@ def export(
         refuse_beside("a list alone", texts, file=texts.files, model=model)
     elif for_ not in ("duo", "retrieval"):
         refuse_beside(f"--for {for_}", stream=stream)
-    found, sinks = load_record(record), None if beside is None else load_record(beside)
+    scores, sinks = load_record(record), None if beside is None else load_record(beside)
     sizes = {"sink_size": streaming.sink_size, "recent_size": streaming.recent_size}
-    paths = export(found, for_, out, score=score, kind=kind, top=top, sinks=sinks, **sizes)
+    paths = export(scores, for_, out, score=score, kind=kind, top=top, sinks=sinks, **sizes)
     document: dict[str, object] = {"schema": SCHEMA, "for": for_}
     if stream:
-        document["check"] = _stream(found, sinks, streaming, loading, model, texts, printing)
+        document["check"] = _stream(scores, sinks, streaming, loading, model, texts, printing)
     if for_ in WHISPER:
-        document |= _word_times(found, score, top, printing, show=bool(paths))
+        document |= _word_times(scores, score, top, printing, show=bool(paths))
     print_document(lambda: document, paths, printing.json)
 
 
@@ -108,7 +108,7 @@ def _word_times(
 
 
 def _stream(
-    found: Any, sinks: Any, streaming: StreamingOptions, loading: LoadOptions, model: str | None, texts: TextsWanted,
+    scores: Any, sinks: Any, streaming: StreamingOptions, loading: LoadOptions, model: str | None, texts: TextsWanted,
     printing: groups.Printing,
 ) -> dict[str, object]:  # fmt: skip
     """Lets heads of the record's model stream, and prints what that changes; the same as plain JSON values."""
@@ -117,9 +117,9 @@ def _stream(
     from attnscope.views.export.terminal import show_streaming
     from attnscope.views.tables.plain_text import open_console
 
-    loaded = loading.load(model or model_of(found.run))
+    loaded = loading.load(model or model_of(scores.run))
     with options.progress(printing.quiet) as report:
-        check = check_streaming(loaded, found, texts.corpus() if texts.is_given else None, streaming, sinks, report)
+        check = check_streaming(loaded, scores, texts.corpus() if texts.is_given else None, streaming, sinks, report)
     if not printing.json:
         show_streaming(check, open_console())
     return check.as_json()

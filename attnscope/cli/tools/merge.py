@@ -42,8 +42,8 @@ def merge(
 
         output = plan("atlas", out, where.formats, **vars(printing), **drawing.options())
         with options.progress(printing.quiet) as report:
-            found = merge_files([(path, Atlas.load(path)) for path in paths], model, loading, report)
-        return output.deliver(found)
+            record = merge_files([(path, Atlas.load(path)) for path in paths], model, loading, report)
+        return output.deliver(record)
     refuse_beside("parts of heads", model=model)
     output = plan("heads", out, where.formats, **vars(printing), **drawing.options())
     return output.deliver(merge_findings([Findings.load(path) for path in paths], [str(path) for path in paths]))

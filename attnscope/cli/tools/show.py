@@ -54,13 +54,13 @@ def show(
     from attnscope.records.atlas.evidence import load_with
 
     loaded = load_with(record, beside or (), listing.only)
-    shown = {**drawing.options(), **vars(which), **listing.plan_options(), "measures": measures}
-    shown |= {"query": tokens.query, "words": tokens.words or None, "hide_special": tokens.hide_special or None}
-    shown |= {"folder": folder or None}
+    how = {**drawing.options(), **vars(which), **listing.plan_options(), "measures": measures}
+    how |= {"query": tokens.query, "words": tokens.words or None, "hide_special": tokens.hide_special or None}
+    how |= {"folder": folder or None}
     try:
         # Values that no model computed may overflow as they are drawn: NumPy's warnings tell a user nothing.
         with np.errstate(all="ignore"):
-            output.show(loaded, **vars(where), **vars(printing), **shown)
+            output.show(loaded, **vars(where), **vars(printing), **how)
     except (AttnscopeError, OSError, MemoryError):
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
