@@ -30,7 +30,7 @@ This page defines what `attnscope heads` measures and how a measure becomes a ro
 
 In the formulas, `A_qk` is the weight that query q gives to key k. A row of A sums to 1. It sums to less if the
 model has a *learned sink*: a logit in the softmax that belongs to no key, as in gpt-oss. `x_k` is the token at k,
-`n_q` the number of keys that the mask lets q attend to, `e_k` the static embedding of the token at length 1, and
+`n_q` the number of keys that the mask lets q attend to, `e_k` the static embedding of the token, normalised to length 1, and
 `v_k` the value vector. Logarithms are natural.
 """
 
@@ -75,7 +75,8 @@ N = 1 / (ρ/m + (1 - ρ) / (sum of counts)),   ρ = RHO
 ρ is the assumed intraclass correlation of queries within a text. The rule for the high end applies to all shares except
 means such as `relative_entropy`. For these, and for measures that are not shares, intervals allow for texts that the
 sample lacks. They assume that a share 1 - 0.025^(1/N) of all texts may have the value 0, or the value of
-uniform attention ([heads](heads.md#what-counts-as-evidence)).
+uniform attention ([heads](heads.md#what-counts-as-evidence)). The low end of `relative_entropy` makes no such
+allowance.
 
 ## The baseline
 
@@ -126,7 +127,7 @@ is the one whose nearest occurrence is about as far from q as that of t. If thes
 token number. It is not t, not the answer, and not the token at q. Only the part of the text counts that the model reads
 at q. Occurrences exclude special tokens and the first token, on which heads rest.
 
-So a head that raises all tokens of a text alike contributes nothing in these measures. What is compared is as
+So a head that raises all tokens of a text alike scores 0 in these measures, because the matched token is as
 frequent in the text so far.
 
 ### The control
@@ -151,7 +152,7 @@ average. Each text is compared with itself alone, so sums over shards merge exac
 ### The fixed offset
 
 In tables and lists, the answer may always stand at the same distance. A head that looks at this offset would then
-seem to copy. So attnscope also counts what a head would get that always looks at one offset. For `suppression`, t
+seem to copy. So attnscope also counts what a head that always looks at one offset would get. For `suppression`, t
 is then the likeliest candidate of the whole model. A role must be above the best offset up to 8 tokens away. A head
 that only looks at an offset has a large `_weight` but gets no role.
 

@@ -323,7 +323,19 @@ def test_what_is_nobodys_fault_is_one_line_too(
 
 
 def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "attnscope", "heatmap", "word " * 120, "-m", "own", "-f", "png,svg", "-o", "out"]
+    command = [
+        sys.executable,
+        "-m",
+        "attnscope",
+        "heatmap",
+        "word " * 300,
+        "-m",
+        "own",
+        "-f",
+        "png,svg,pdf",
+        "-o",
+        "out",
+    ]
 
     def begun() -> bool:
         try:
@@ -338,7 +350,7 @@ def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path: Path) -> None:
         out, err = run.communicate(timeout=60)
     assert (run.returncode, out, err) == (130, "", "error: interrupted\n")
     left = [path.name for path in (tmp_path / "out").iterdir()]
-    assert left and all(name.endswith((".png", ".svg")) and not name.startswith(".") for name in left)
+    assert left and all(name.endswith((".png", ".svg", ".pdf")) and not name.startswith(".") for name in left)
     with pytest.raises(ProcessLookupError):  # nothing of the group is left running
         os.killpg(run.pid, 0)
 

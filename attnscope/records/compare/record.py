@@ -16,7 +16,7 @@ from attnscope.records.frame import codec
 from attnscope.records.frame.checks import shaped
 from attnscope.records.frame.codec import APART, ARRAY
 from attnscope.records.frame.kinds import load_named
-from attnscope.records.frame.pair_tables import HEAD_NAMES, Arrangement, HeadPlace, PairTable, head_name
+from attnscope.records.frame.pair_tables import HEAD_NAMES, Arrangement, HeadPlace, PairTable, head_name, name_table
 from attnscope.records.frame.record import Record
 from attnscope.records.maps.tokens import Tokens
 
@@ -66,6 +66,8 @@ class Comparison(Record):
 
 
 def _table_prefix(table: Mapping[str, Any], _: int = 0) -> str:
+    if table["name"] != name_table(str(table["measure"]), bool(table["special_tokens"])):
+        raise ValueError("a table is not called as its measure is")
     return f"{table['name']}."
 
 

@@ -73,6 +73,11 @@ class HeadOfKind(OneHead):
         return self.kind, self.layer, self.head
 
 
+def name_table(measure: str, special: bool) -> str:
+    """What a table of a measure is called, with special tokens or without."""
+    return measure + ("" if special else "_without_special")
+
+
 @dataclass(frozen=True, eq=False)
 class PairTable:
     """One divergence of all pairs of heads, over texts; the rows are heads of one side, the columns of the other.
@@ -104,7 +109,7 @@ class PairTable:
     @property
     def name(self) -> str:
         """Such as "hellinger", or "hellinger_without_special"."""
-        return self.measure + ("" if self.special else "_without_special")
+        return name_table(self.measure, self.special)
 
     @property
     def distances(self) -> Floats:
