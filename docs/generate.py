@@ -30,8 +30,8 @@ This page defines what `attnscope heads` measures and how a measure becomes a ro
 
 In the formulas, `A_qk` is the weight that query q gives to key k. A row of A sums to 1. It sums to less if the
 model has a *learned sink*: a logit in the softmax that belongs to no key, as in gpt-oss. `x_k` is the token at k,
-`n_q` the number of keys that the mask lets q attend to, `e_k` the static embedding of the token, normalised to length 1, and
-`v_k` the value vector. Logarithms are natural.
+`n_q` the number of keys that the mask lets q attend to, `e_k` the static embedding of the token, normalised to length
+1, and `v_k` the value vector. Logarithms are natural.
 """
 
 _ABOUT_VALUES = """
