@@ -157,8 +157,15 @@ def test_the_name_of_a_file_is_no_text(run: Run, tmp_path: Path, command_line: s
     status, out, err = run(*command_line.split(), name)
     told, hint = err.splitlines()
     assert (status, out) == (2, "") and told == f"error: the text '{name}' is the name of a file"
-    assert hint.startswith(f"hint: did you mean --file {shlex.quote(name)}? ") and "| … -" in hint
+    assert hint.startswith(f"hint: did you mean --file {shlex.quote(name)}? ") and "| attnscope … -" in hint
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("option", ["compare hi --with", "heatmap hi --pair", "heatmap hi --target"])
+def test_the_name_of_a_file_is_no_second_text(run: Run, option: str) -> None:
+    status, out, err = run(*option.split(), "missing.txt")
+    assert (status, out) == (2, "")
+    assert err.splitlines()[1] == "hint: give the text itself" and "is the name of a file" in err
 
 
 def test_the_name_of_a_file_that_is_not_there_is_no_text(run: Run, tmp_path: Path) -> None:

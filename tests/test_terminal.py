@@ -193,6 +193,7 @@ def test_of_many_heads_those_are_listed_in_which_the_query_attends_elsewhere() -
     assert "L7H1  Mary 0.90" in table and "L0H0" not in table and table.count("Mary") == 24
     assert "the 24 of 30 heads with the largest weight on another token outside sinks" in " ".join(table.split())
     assert "“When” is the first token, which is a sink" in table
+    assert out.strip().startswith("what “it”")  # the maps would hide it
 
 
 def test_each_kind_of_attention_is_named() -> None:

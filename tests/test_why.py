@@ -158,7 +158,7 @@ def test_what_cannot_be_taken_apart_is_refused_in_a_line() -> None:
         attnscope.why(llama, TEXT, 1, 0, "@2", "@6")
     with pytest.raises(AttnscopeError, match="there is no head 6"):
         attnscope.why(llama, TEXT, 1, 6, QUERY)
-    with pytest.raises(AttnscopeError, match=r"'#9' is several tokens: @1 #9 @3 #9"):
+    with pytest.raises(AttnscopeError, match=r"'#9' names several tokens: @1 #9 @3 #9"):
         attnscope.why(llama, "5 9 3 9", 1, 0, "@3", "#9")
 
 
@@ -287,7 +287,7 @@ def test_intervals_are_over_texts_and_stand_beside_the_weights(tmp_path: Path) -
     console = Console(file=io.StringIO(), width=100)
     console.print(show(found, console))
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "by wavelength in tokens" in printed and "100 to 1000" in printed and "10 to 100 " not in printed
+    assert "by rotary wavelength, in tokens" in printed and "100 to 1000" in printed and "10 to 100 " not in printed
 
 
 def test_the_command_lists_what_heads_rest_on(run: Run, tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ With = Annotated[
     "Heads",
 ]
 
-Replace = Annotated[bool, "Replace figures that another model or other options made.", "Output"]
+Replace = Annotated[bool, "Replace the results of another model or text in the folder.", "Output"]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from attnscope.errors import UsageError
 from attnscope.options import group, option, options, read_names
 from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.options import refuse_file_names
 
 if TYPE_CHECKING:
     from attnscope.studies.inputs.options import TextsWanted
@@ -81,6 +82,7 @@ class CompareOrder(CompareOptions):
     def require_for(self, texts: TextsWanted) -> None:
         """Refuses comparisons that do not go together, or not with the texts."""
         choice, picked = self.choice, self.choice.pick is not None
+        refuse_file_names(self.other_text, hint="give the text itself")
         if self.image:
             self._require_pair_of_pictures(texts)
         names = {"--pick": picked, "--with": self.other_text is not None, "--with-model": self.other_model is not None}

@@ -110,8 +110,8 @@ def all_texts(model: models.Model, corpus: Corpus | str | list[str]) -> Corpus |
     return corpus if corpus != [] else model.texts
 
 
-def refuse_file_names(*texts: str | None) -> None:
-    """Refuses texts that are names of files.
+def refuse_file_names(*texts: str | None, hint: str = "") -> None:
+    """Refuses texts that are names of files, with a hint; "" = that of a TEXT.
 
     Raises:
         UsageError: There is such a file.
@@ -121,7 +121,8 @@ def refuse_file_names(*texts: str | None) -> None:
     for text in texts:
         if text is not None and text != "-":
             name = shlex.quote(text)
-            refuse_file_name(text, f"did you mean --file {name}? a text like this one is piped: echo {name} | … -")
+            own = f"did you mean --file {name}? a text like this one is piped: echo {name} | attnscope … -"
+            refuse_file_name(text, hint or own)
 
 
 @options
@@ -159,6 +160,10 @@ class ReadingOptions:
     target: str | None = option("What an encoder-decoder is to write.  [default: its own greedy output]", default=None)
     generate: int = option("Let a decoder write that many tokens, and show them too.", default=0, least=0, most=10000)
     chat: bool = option("Put each text into the model's chat template.", default=False)
+
+    def require(self) -> None:
+        """Refuses the names of files, as `refuse_file_names`."""
+        refuse_file_names(self.pair, self.target, hint="give the text itself")
 
     def prompt(self, text: str) -> Prompt:
         """A text, to be read so."""

@@ -274,5 +274,5 @@ def _position_of(name: str | int, tokens: Tokens, option: str) -> int:
         raise tokens.refuse(str(name))
     if len(places) > 1:
         several = " ".join(f"@{at} {tokens.labels[at]}" for at in places)
-        raise AttnscopeError(f"{name!r} is several tokens: {several}", f"name one of them: {option} @{places[-1]}")
+        raise AttnscopeError(f"{name!r} names several tokens: {several}", f"name one of them: {option} @{places[-1]}")
     return places[0]

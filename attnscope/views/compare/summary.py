@@ -16,8 +16,8 @@ from attnscope.views.tables.wording import GIVEN, hidden_tokens, model_of, print
 
 _MEASURES = {"hellinger": "Hellinger distance", "jensen_shannon": "Jensen-Shannon distance"}
 _MEANINGS = {
-    "hellinger": "distance: root of the mean squared Hellinger distance between two heads' rows, 0 to 1",
-    "jensen_shannon": "distance: root of the mean Jensen-Shannon divergence between two heads' rows, 0 to 0.83 (√ln 2)",
+    "hellinger": "distance: root of the mean squared Hellinger distance between two rows, 0 to 1",
+    "jensen_shannon": "distance: root of the mean Jensen-Shannon divergence between two rows, 0 to 0.83 (√ln 2)",
 }
 
 PICTURE_NOTES = (

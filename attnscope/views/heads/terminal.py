@@ -217,7 +217,7 @@ def _legend(findings: Findings, marks: Mapping[str, Mark]) -> RenderableType:
     hints = []
     if any(len(head.roles) > 1 for head in findings.heads):
         hints.append(
-            f"The letter is the head's strongest role, or a sink's if it has no other. {_MORE}: it has more roles."
+            f"the letter is the head's strongest role, or a sink's if it has no other; {_MORE}: it has more roles"
         )
     if any(head.roles and head.roles[0].tentative for head in findings.heads):
         hints.append("a small letter = tentative")

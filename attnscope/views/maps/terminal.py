@@ -40,8 +40,10 @@ def draw_maps(record: Heatmap, console: Console, query: str | None = None) -> Re
 
     Few heads are drawn large with their labels, many as thumbnails. Maps wider than the terminal are pooled: a
     character then shows the largest weight of several tokens, and a line says so. With a query there is a table of what
-    it attends to.
+    it attends to; of many heads that alone.
     """
+    if query is not None and sum(len(record.chosen(attention)) for attention in record.maps) > _MOST_QUERY_HEADS:
+        return query_tables(record, query)  # hundreds of lines of maps would hide it
     parts = _map_parts(
         record,
         large=lambda attention, pair: _large(attention, pair, console),
@@ -95,11 +97,12 @@ def query_tables(record: Heatmap, query: str) -> RenderableType:
                 listed = _most_telling(attention, heads, token, sinks)
                 notes.append(
                     f"listed: the {len(listed)} of {len(heads)} heads with the largest weight on another token outside "
-                    "sinks; choose others by --layers, --heads or --pick"
+                    "sinks; choose others, and draw their maps, by --layers, --heads or --pick"
                 )
             if sinks.any() and not attention.keys.special.any():
                 notes.append(
-                    f"“{safe(attention.keys.labels[int(sinks.argmax())])}” is the first token, which is a sink"
+                    f"“{safe(attention.keys.labels[int(sinks.argmax())])}” is the first token, which is a sink; to "
+                    "study attention to this word, put other words before it"
                 )
             tables += [heading(title), _query_table(attention, listed, token), *dim_lines(notes)]
     return Group(*tables)

@@ -123,7 +123,7 @@ def explanation(record: Relations) -> str:
     if record.kind == "cross":
         rules = "the same place or an offset in words, the diagonal, or the same word"
     if any(relation.ties for relation in relations):
-        few += "; tied with: by the half that the head is chosen on, no worse than it can be told"
+        few += "; tied with: heads that were as accurate on the half that chose the head"
     if any(relation.weak for relation in relations):
         few += f"; weakly: with less than {LEAST_MASS:g} of its attention on the targets (mass)"
     return (

@@ -60,7 +60,7 @@ def _wavelengths(record: WhyHeads, shown: list[int]) -> list[RenderableType]:
     columns = [Column("head", itemgetter(0), style="bold")]
     rows = [(record.name(head), *(percent(float(shares[head, at])) for at in filled)) for head in shown]
     columns += [Column(BANDS[at], itemgetter(number), right=True) for number, at in enumerate(filled, 1)]
-    title = "the share that rotary positions bring, by wavelength in tokens"
+    title = "the share of the scores' variance by rotary wavelength, in tokens (long ones hardly turn: content)"
     return [Text(title, style="bold"), Table(columns, rows), Text()]
 
 
