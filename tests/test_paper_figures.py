@@ -334,3 +334,12 @@ def test_an_example_is_cut_around_its_links_where_paper_is_narrow() -> None:
     cut = relations_figures.cut_to_fit(example, lettering, 400)
     assert cut.cut_before and cut.cut_after and 3 < len(cut.words) < 12
     assert [(cut.words[link.source[0]], cut.words[link.looked]) for link in cut.links] == [("word20", "word23")]
+
+
+def test_the_row_that_is_framed_has_its_label_where_others_have_none(tmp_path: Path) -> None:
+    record = simple(70, layers=1, heads=1)
+    record.draw(tmp_path / "plain", ["svg"], width="column")
+    record.draw(tmp_path / "asked", ["svg"], width="column", query="t34")
+    plain, asked = ((tmp_path / name / "L00H00.svg").read_text("utf-8") for name in ("plain", "asked"))
+    assert [plain.count(f">{label}<") for label in ("t33", "t34")] == [2, 0]
+    assert [asked.count(f">{label}<") for label in ("t33", "t34")] == [1, 1]  # keys are as they were

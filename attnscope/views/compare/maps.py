@@ -42,12 +42,13 @@ _MOST_KEYS = 24
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A map with its title: weights, (query, key), and the tokens at its sides."""
+    """A map with its title: weights, (query, key), the tokens at its sides, and those that are always named."""
 
     title: str
     values: NDArray[np.float32]
     queries: Tokens
     keys: Tokens
+    marked: Sequence[int] = ()
 
 
 def picked_pages(picked: PickedHeads, paper: Paper = SCREEN) -> Iterator[tuple[str, Page]]:
@@ -67,23 +68,33 @@ def pair_pages(pair: MinimalPair, paper: Paper = SCREEN) -> Iterator[tuple[str, 
     title, subtitle = title_of(pair), both_texts(pair)
     both, ranked = join_tokens(pair), pair.ranked()
     if ranked and len(pair.aligned):
+        marked = _marked_pairs(pair)
         panels = []
         for head in ranked[:_SHOWN_MAPS]:
             ours = pair.weights[head][np.ix_(pair.aligned[:, 0], pair.aligned[:, 0])]
             theirs = pair.other_weights[head][np.ix_(pair.aligned[:, 1], pair.aligned[:, 1])]
-            panels.append(Panel(f"{head_name(pair.heads[head])}: second − first", theirs - ours, both, both))
+            panels.append(Panel(f"{head_name(pair.heads[head])}: second − first", theirs - ours, both, both, marked))
         header = f"{title}: the heads that change most", subtitle
         notes = [_ROWS, "tokens that both texts have a place for", *hidden_notes(pair)]
         meaning = "attention weight in the second text − in the first"
         yield "differences", panels_page(header, panels, notes, paper, meaning)
         name = head_name(pair.heads[ranked[0]])
         panels = [
-            Panel(f"{name}: first text", pair.weights[ranked[0]], first, first),
-            Panel(f"{name}: second text", pair.other_weights[ranked[0]], second, second),
+            Panel(f"{name}: first text", pair.weights[ranked[0]], first, first, pair.aligned[marked, 0].tolist()),
+            Panel(
+                f"{name}: second text", pair.other_weights[ranked[0]], second, second, pair.aligned[marked, 1].tolist()
+            ),
         ]
         yield "maps", panels_page((f"{title}: {name}", subtitle), panels, [_ROWS, *hidden_notes(pair)], paper)
     for at in pair.queries:
         yield f"query-{int(pair.aligned[at, 0]):03d}", rows_page(pair, at, paper)
+
+
+def _marked_pairs(pair: MinimalPair) -> list[int]:
+    """The aligned pairs that a figure must name: the queries, and tokens that replace each other."""
+    first, second = pair.tokens
+    labels = [(first.labels[a], second.labels[b]) for a, b in pair.aligned.tolist()]
+    return sorted({*map(int, pair.queries), *(at for at, (a, b) in enumerate(labels) if a != b)})
 
 
 def join_tokens(pair: MinimalPair) -> Tokens:
@@ -128,7 +139,8 @@ def panels_page(
             # The title of the page, or what the colours mean, says the rest.
             title = lettering.fit(title.partition(":")[0], layout.PANEL_TITLE_PX * 1.12, box[2])
         page.entitle(x, y - 12, title)
-        write_token_labels(page, grid, (box[2], box[3]), (panel.queries, panel.keys), pool, (x, y))
+        marked = panel.marked, panel.marked
+        write_token_labels(page, grid, (box[2], box[3]), (panel.queries, panel.keys), pool, (x, y), marked)
     x, y, width, height = grid.bar
     if paper.fixed and difference:  # numbers with a sign reach further
         x, width = x + 8, width - 16

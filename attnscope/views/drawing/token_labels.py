@@ -32,12 +32,16 @@ def write_token_labels(
     tokens_of: tuple[Tokens, Tokens],
     pool: int,
     corner: tuple[float, float],
+    marked: tuple[Sequence[int], Sequence[int]] = ((), ()),
 ) -> list[Text]:
-    """Writes the labels of a map, whose upper left corner is `corner`: queries at its left, keys below."""
+    """Writes the labels of a map, whose upper left corner is `corner`: queries at its left, keys below.
+
+    Where only every n-th token has a label, so do the marked queries and keys, and their neighbours have none.
+    """
     size, (x, y), labels = grid.label_px, corner, []
     rooms = max(grid.label_room_px, 1.0) + 0.5, LABEL_ROOM_EM * size + 0.5
-    for tokens, by_row, room in zip(tokens_of, (True, False), rooms, strict=True):
-        for token in range(0, len(tokens), grid.label_step * pool):
+    for tokens, by_row, room, named in zip(tokens_of, (True, False), rooms, marked, strict=True):
+        for token in _labelled(len(tokens), grid.label_step * pool, named):
             label = page.lettering.fit(tokens.labels[token], size, room)
             color, middle = label_color(tokens, token), (token // pool + 0.5) * grid.cell_px
             if by_row:
@@ -47,6 +51,12 @@ def write_token_labels(
                 text = page.write(x + middle, below, label, size, ha="center", va="top", rotation=90, color=color)
             labels.append(text)
     return labels
+
+
+def _labelled(n_tokens: int, step: int, marked: Sequence[int]) -> list[int]:
+    """The tokens with a label: every `step`-th that has room beside the marked ones, and these."""
+    regular = [token for token in range(0, n_tokens, step) if all(abs(token - other) >= step for other in marked)]
+    return sorted({*regular, *marked})
 
 
 def widest_label(lettering: Lettering, labels: Sequence[str]) -> Widest:

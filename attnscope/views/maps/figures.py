@@ -203,7 +203,9 @@ class MapCanvas(_Page):
         else:
             for (x, y), title in zip(self.corners, titles, strict=True):
                 self.entitle(x, y - 12 * zoom, title, layout.PANEL_TITLE_PX * zoom)
-            self._label = partial(write_token_labels, self, grid, self.map_px, (queries, keys), self.pool)
+            self._label = partial(
+                write_token_labels, self, grid, self.map_px, (queries, keys), self.pool, marked=(sheet.marked, ())
+            )
             self._label(self.corners[0])
             if paper.is_screen:
                 left, below = (math.ceil(width(grid.label_px)) + 2 * _STRIP_PX for width in widest)
