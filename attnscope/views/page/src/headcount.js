@@ -46,6 +46,7 @@ export class HeadCountView {
     this.root = el(
       "div",
       { class: "view headcount" },
+      el("p", { class: "faint" }, "A worked example of five tokens, not your text or model."),
       toolbar(this.counts, field("token", this.tokens), field(el("span", {}, maths("W_O")), this.outputs)),
       this.steps,
       this.card,
