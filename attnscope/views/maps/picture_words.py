@@ -85,8 +85,9 @@ def weights_of(record: Heatmap, word: Word, heads: Sequence[tuple[int, int]]) ->
     """The attention of a word to each token, (key,): the mean over heads and over its tokens."""
     if not record.maps[0].has_weights:  # only names are asked for, before the model runs
         return np.zeros(len(record.maps[0].keys))
-    rows = [record.maps[0].of(*pair)[list(word.tokens)].astype(np.float64).mean(0) for pair in heads]
-    mean: NDArray[np.float64] = np.nanmean(rows, axis=0)
+    rows = np.array([record.maps[0].of(*pair)[list(word.tokens)].astype(np.float64).mean(0) for pair in heads])
+    n_known = (~np.isnan(rows)).sum(0)  # 0 in damaged records alone
+    mean: NDArray[np.float64] = np.nansum(rows, axis=0) / np.maximum(n_known, 1)
     return mean
 
 
