@@ -56,8 +56,8 @@ def loaded(name: str) -> Model:
     return attnscope.load(source.eval())
 
 
-def scores_of(model: Model, place: Place, head: int) -> Tensor:
-    """The scores of a query's keys up to itself, before softmax, by the model's own queries and keys."""
+def call_of(model: Model, place: Place) -> AttentionCall:
+    """What reaches the seam of a layer as the model reads TEXT."""
     seen: dict[Place, AttentionCall] = {}
 
     def probe(call: AttentionCall) -> Tensor:
@@ -66,7 +66,12 @@ def scores_of(model: Model, place: Place, head: int) -> Tensor:
 
     with torch.no_grad():
         model.run(Batch(torch.tensor([[int(word) for word in TEXT.split()]])), probe)
-    call = seen[place]
+    return seen[place]
+
+
+def scores_of(model: Model, place: Place, head: int) -> Tensor:
+    """The scores of a query's keys up to itself, before softmax, by the model's own queries and keys."""
+    call = call_of(model, place)
     key = call.key[0, head // (call.n_heads // call.n_kv_heads)].double()
     scores = call.scale * key @ call.query[0, head, QUERY].double()
     return scores if call.bias is None else scores + call.bias.expand(1, call.n_heads, 7, 7)[0, head, QUERY].double()
@@ -237,15 +242,7 @@ def test_shares_by_wavelength_are_those_of_the_columns_that_turn_at_it(name: str
     """Column i turns with column i + n_turned / 2, once in 2 pi 10,000^(2 i / n_turned) tokens."""
     model = loaded(name)
     found = attnscope.why_heads(model, [TEXT], Choice(pick=((1, 4),)))
-    seen: dict[Place, AttentionCall] = {}
-
-    def probe(call: AttentionCall) -> Tensor:
-        seen[call.kind, call.layer] = call
-        return attend(call)
-
-    with torch.no_grad():
-        model.run(Batch(torch.tensor([[int(word) for word in TEXT.split()]])), probe)
-    call = seen["decoder", 1]
+    call = call_of(model, ("decoder", 1))
     query, key = call.query[0, 4].double(), call.key[0, 4 // (call.n_heads // call.n_kv_heads)].double()
     of_band, variance = [0.0] * 6, 0.0
     for q in range(len(query)):

@@ -38,6 +38,12 @@ class Rotation:
     radians_per_token: Array
 
     @property
+    def wavelengths(self) -> Array:
+        """In how many tokens each pair turns once round, (pair,); infinite for a pair that does not turn."""
+        with np.errstate(divide="ignore"):
+            return 2 * np.pi / self.radians_per_token
+
+    @property
     def unpaired(self) -> NDArray[np.int64]:
         """The columns that are not turned (partial rotary)."""
         return np.setdiff1d(np.arange(len(self.partner)), self.pairs)

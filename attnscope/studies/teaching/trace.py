@@ -276,8 +276,7 @@ def _bands(steps: tuple[Step, ...], inputs: Inputs, heads: tuple[int, ...], quer
     """The scores of one query by wavelength, one band per decade."""
     if inputs.rotation is None or query is None:
         return ()
-    with np.errstate(divide="ignore"):
-        wavelengths = 2 * math.pi / inputs.rotation.radians_per_token
+    wavelengths = inputs.rotation.wavelengths
     bands = []
     for head in heads:
         by_pair = next(s.value for s in steps if s.name == "scores_by_pair" and s.head == head)

@@ -179,9 +179,7 @@ def _add_layer(of_text: _TextSums, traced: TracedScores, call: AttentionCall, he
 def _sum_bands(by_column: NDArray[np.float64], rotation: Rotation) -> NDArray[np.float64]:
     """What columns add, (d_head,), summed over the pairs of each band of wavelengths; then the columns not turned."""
     sums = np.zeros(len(BANDS))
-    with np.errstate(divide="ignore"):
-        wavelengths = 2 * np.pi / rotation.radians_per_token
-    bands = np.minimum(np.searchsorted(EDGES, wavelengths, side="right") - 1, len(BANDS) - 2)
+    bands = np.minimum(np.searchsorted(EDGES, rotation.wavelengths, side="right") - 1, len(BANDS) - 2)
     np.add.at(sums, bands, by_column[rotation.pairs].sum(1))
     sums[-1] = by_column[rotation.unpaired].sum()
     return sums
