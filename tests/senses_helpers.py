@@ -50,17 +50,6 @@ def photo(height: int = 40, width: int = 60) -> NDArray[np.uint8]:
     return np.stack([255 * x // width, 255 * y // height, 255 * (x + y) // (height + width)], -1).astype(np.uint8)
 
 
-def sample(name: str) -> Path | None:
-    """A photograph that comes with scikit-learn, found without importing it; None where it is not installed."""
-    import importlib.util
-
-    found = importlib.util.find_spec("sklearn")
-    if found is None or found.origin is None:
-        return None
-    path = Path(found.origin).parent / "datasets" / "images" / name
-    return path if path.is_file() else None
-
-
 def dense_float64(folder: Path, pixels: Any) -> list[NDArray[np.float64]]:
     """The weights of each layer by the model's own eager attention in float64, (head, query, key)."""
     import torch

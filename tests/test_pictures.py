@@ -18,7 +18,7 @@ from attnscope.views.maps.picture_figures import DARKEST, over_patches, overlay,
 from attnscope.views.rollout.figures import picture_sheets
 from tests.conftest import Run
 from tests.record_helpers import require_lossless
-from tests.senses_helpers import dense_float64, photo, sample, write_vision
+from tests.senses_helpers import dense_float64, photo, write_vision
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "vit": ("vit", {}, ("CLS",)),
@@ -212,12 +212,10 @@ def test_what_is_no_photo_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_photograph(folders: dict[str, Path]) -> None:
-    path = sample("china.jpg")
-    if path is None:
-        pytest.skip("scikit-learn, whose photographs these are, is not installed")
+    path = Path(mpl.get_data_path()) / "sample_data" / "grace_hopper.jpg"
     model = attnscope.load(folders["registers"])
     made = attnscope.picture_heatmap(model, path)
-    assert made.picture is not None and made.picture.size == (640, 427)
+    assert made.picture is not None and made.picture.size == (512, 600)
     assert model.eyes is not None
     true = dense_float64(folders["registers"], model.eyes.see(read_photo(path)).inputs["pixel_values"])
     np.testing.assert_allclose(made.weights, np.stack(true), atol=2e-5)

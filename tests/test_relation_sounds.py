@@ -214,6 +214,6 @@ def test_random_heads_and_other_lines(folder: Path, timed: Path, run: Run) -> No
     assert one["left_out"] == {"words that the recording or the transcript does not reach": 1}
     assert [problem["line"] for problem in told["corpus"]["problems"]] == [27, 28, 29, 30, 31, 32]
     assert "No head listens to the words surely enough" in told["run"]["notes"][0]
-    assert run("relations", "timed.jsonl", "-m", str(folder), "--combine")[0] == 2
+    assert run("relations", "timed.jsonl", "-m", str(folder), "--only", "obj")[0] == 2
     status, _, err = run("relations", "timed.jsonl", "-m", "own")
     assert status == 1 and "takes texts, not recordings" in err

@@ -80,7 +80,7 @@ def place_links(
         unit_of = {int(w): u for u, w in enumerate(word) if w >= 0}
         links, rest = [], []
         for number, link in waiting:
-            placed = _place_link(link, unit_of, tokens_of, causal and not link.is_mutual)
+            placed = _place_link(link, unit_of, tokens_of, causal)
             if isinstance(placed, PlacedLink):
                 links.append(placed)
                 continue

@@ -8,10 +8,6 @@ entries with the same "from" and "label" are one link with all their targets. "l
 those of `text.word_spans`, cut wherever a span begins or ends; "words", a list of spans, sets them instead, and
 "words": "characters" makes each character one that is no space.
 
-Undirected links, such as the contacts of residues in a protein, have "between", two spans:
-
-    {"text": "MKTAYIAKQRQISF", "words": "characters", "links": [{"between": [[2, 3], [11, 12]], "label": "contact"}]}
-
 With a "target", links go from it to the text, as an encoder-decoder's cross-attention does: "from" are characters of
 the target, and "to" of the text; "target_words" sets its words.
 
@@ -57,26 +53,18 @@ def _text(entry: dict[str, Any], source: str, number: int) -> AnnotatedText | No
             raise AnnotationError(f'"{name}" is no text: {shorten(repr(value))}')
     looking = text if target is None else target
     wanted: dict[tuple[Span, str], list[Span]] = {}
-    mutual: dict[str, bool] = {}
     for place, link in enumerate(entries, 1):
         if not isinstance(link, dict):
             raise AnnotationError(f"link {place} is no object: {shorten(repr(link))}")
         label = link.get("label", "link")
         if not isinstance(label, str) or not label.strip() or not is_unicode(label):
             raise AnnotationError(f"link {place}: its label is no text: {shorten(repr(label))}")
-        label, is_mutual = " ".join(label.split()), "between" in link
-        if mutual.setdefault(label, is_mutual) != is_mutual:
-            raise AnnotationError(f'link {place}: {shorten(label)} has "from" in one link and "between" in another')
-        if is_mutual:
-            origin, goals = _ends(link["between"], text, target, f'link {place}: "between"')
-        else:
-            origin = _span(link.get("from"), looking, f'link {place}: "from"')
-            goals = _targets(link.get("to"), text, f'link {place}: "to"')
+        label = " ".join(label.split())
+        origin = _span(link.get("from"), looking, f'link {place}: "from"')
+        goals = _targets(link.get("to"), text, f'link {place}: "to"')
         for goal in goals:
             if target is None and goal[0] < origin[1] and origin[0] < goal[1]:
                 raise AnnotationError(f"link {place}: {list(goal)} overlaps its source {list(origin)}")
-            if is_mutual:
-                wanted.setdefault((goal, label), []).append(origin)
         wanted.setdefault((origin, label), []).extend(goals)
     if is_blank(text):
         return None
@@ -89,7 +77,6 @@ def _text(entry: dict[str, Any], source: str, number: int) -> AnnotatedText | No
             label,
             _covered(words if target is None else target_words, origin),
             tuple(sorted({w for goal in goals for w in _covered(words, goal)})),
-            mutual[label],
         )
         for (origin, label), goals in wanted.items()
     )
@@ -104,16 +91,6 @@ def _targets(given: Any, text: str, name: str) -> list[Span]:
     if isinstance(given, list) and given and all(isinstance(one, list) for one in given):
         return [_span(one, text, name) for one in given]
     return [_span(given, text, name)]
-
-
-def _ends(given: Any, text: str, target: str | None, name: str) -> tuple[Span, list[Span]]:
-    """The ends of an undirected link, as one that looks and what it may look at."""
-    if target is not None:
-        raise AnnotationError(f'{name} is for links within a text: from a target they have "from" and "to"')
-    if not isinstance(given, list) or len(given) != 2:
-        raise AnnotationError(f"{name} is not two spans: {shorten(repr(given))}")
-    origin, goal = (_span(one, text, name) for one in given)
-    return origin, [goal]
 
 
 def _span(given: Any, text: str, name: str) -> Span:

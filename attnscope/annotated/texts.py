@@ -22,13 +22,11 @@ class Link:
         relation: What the link is, such as "nsubj→parent".
         source: Numbers of the words that look, ascending.
         targets: Numbers of the words that may be looked at, ascending; none of them is in `source`.
-        is_mutual: Whether it is an undirected link, which stands in both directions.
     """
 
     relation: str
     source: tuple[int, ...]
     targets: tuple[int, ...]
-    is_mutual: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class AnnotatedText:
     def digest(self) -> bytes:
         """What hashes of annotated texts are made of; the place does not enter."""
         pair = () if self.target is None else (self.target, self.target_words)
-        links = [(link.relation, link.source, link.targets, *(["mutual"] * link.is_mutual)) for link in self.links]
+        links = [(link.relation, link.source, link.targets) for link in self.links]
         held = repr((self.text, self.words, links, *pair))
         return hashlib.sha256(held.encode("utf-8", "surrogatepass")).digest()
 

@@ -96,7 +96,7 @@ BASES: dict[str, tuple[str, ...]] = {
     ),
     "relations": (
         "INPUTS/trees.conllu -m own -f npz,csv -o OUT", "INPUTS/links.jsonl -m own --json",
-        "INPUTS/trees.conllu -m own --combine -f npz,csv,png -o OUT",
+        "INPUTS/trees.conllu -m own -f npz,csv,png -o OUT",
     ),
     "ablate": ("--file INPUTS/cat.txt -m own --loss none -L 0 -f npz -o OUT", "TEXT -m own --pick L0H1 --loss none"),
     "patch": (
@@ -108,7 +108,7 @@ BASES: dict[str, tuple[str, ...]] = {
         f"INPUTS/{name}" for name in (
             "heads.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.json", "cost.json",
             "rollout.npz", "weights.npz", "pooled.npz", "picked.npz", "pair.npz", "rollout.json", "weights.json",
-            "atlas.npz", "circuits.npz", "timeline.npz", "models.npz", "combined.npz", "needles.npz", "pictures.npz",
+            "atlas.npz", "circuits.npz", "timeline.npz", "models.npz", "needles.npz", "pictures.npz",
             "looking.npz", "listening.npz", "pairs.npz", "patching.npz", "part-1.npz",
         )
     ),

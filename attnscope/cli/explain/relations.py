@@ -28,7 +28,7 @@ def relations(
     - `attnscope relations sample_texts/dependencies.conllu --examples 3`
     - `attnscope relations 'treebank/*.conllu.gz' --only nsubj,obj -o out`
     - `attnscope relations sample_texts/library.py --chunk 40`
-    - `attnscope relations contacts.jsonl -m ./esm2 --combine`
+    - `attnscope relations contacts.jsonl -m ./esm2`
     """
     from attnscope.studies.relations.sounds import is_spoken, study_recordings
     from attnscope.studies.relations.study import study_files

@@ -6,7 +6,6 @@ without special tokens, is on a target.
 
 One pass over tiles serves the model its output and all links at once. No map is kept: only the rows of words that have
 links are turned into words, and only rows whose pieces lie in several blocks are held until the last block has come.
-Undirected links are handled by `contacts`.
 """
 
 from dataclasses import dataclass, replace
@@ -19,15 +18,6 @@ from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tile_probe import TileProbe
 from attnscope.core.attention.tiles import Block, Buffers, blocks
-from attnscope.core.questions.contacts import (
-    Contacts,
-    WordMaps,
-    correct_maps,
-    first_tokens,
-    n_predicted,
-    pairs_of,
-    precision,
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +39,6 @@ class LinkFacts:
         targets: Link and word: which words are right, never the row itself. (n, 2), int64.
         link_cell: Where each link is added. (link,), int64.
         n_cells: How many cells there are.
-        contacts: Undirected links, each in a cell of its own. None across two texts.
     """
 
     units: Tensor
@@ -60,15 +49,13 @@ class LinkFacts:
     targets: Tensor
     link_cell: Tensor
     n_cells: int
-    contacts: tuple[Contacts, ...] = ()
 
     def on(self, device: torch.device) -> "LinkFacts":
         """The same facts on a device, because layers may lie on several."""
         if self.units.device == device:
             return self
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        contacts = tuple(replace(links, pairs=links.pairs.to(device)) for links in self.contacts)
-        return replace(self, **moved, contacts=contacts)  # type: ignore[arg-type]  # n_cells is no tensor
+        return replace(self, **moved)  # type: ignore[arg-type]  # n_cells is no tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +64,8 @@ class LinkSums:
 
     Attributes:
         hits: How many links of a cell are right, float64. If several words share the largest weight, a target counts as
-            its share of them; without any weight nothing is right. For undirected links, how many of the predicted
-            pairs are linked.
-        mass: Sum over the links of the weight on their targets, float64. For undirected links, what words give to those
-            that they are linked with in the mean, times the number of predicted pairs.
+            its share of them; without any weight nothing is right.
+        mass: Sum over the links of the weight on their targets, float64.
     """
 
     hits: Float[Tensor, "cell head"]
@@ -105,14 +90,15 @@ class Links(TileProbe[LinkSums]):
             )
         facts = self._on_device(self._facts, call.query.device)
         plan = self._plan_once(call, lambda: divide_links(facts, blocks(call)))
-        return LinkReader(facts, plan, (call.n_heads, n_queries, n_keys), call.query.dtype)
+        return LinkReader(facts, plan, call.n_heads, n_keys, call.query.dtype)
 
 
 @torch.no_grad()
 def links_of_weights(weights: Float[Tensor, "text head query key"], facts: LinkFacts) -> LinkSums:
     """The same from dense weights."""
     whole = Block.whole(weights)
-    reader = LinkReader(facts, divide_links(facts, [whole]), tuple(weights.shape[1:]), weights.dtype)
+    _, n_heads, _, n_keys = weights.shape
+    reader = LinkReader(facts, divide_links(facts, [whole]), n_heads, n_keys, weights.dtype)
     reader.add(whole, weights)
     return reader.result()
 
@@ -247,20 +233,28 @@ def _words(units: Tensor) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
         )
         pieces[text, column], owners[text, column] = token, word
         levels.append((pieces, owners))
-    return first_tokens(units, n_words), tuple(levels)
+    return _first_tokens(units, n_words), tuple(levels)
+
+
+def _first_tokens(units: Int[Tensor, "text token"], n_words: int) -> Int[Tensor, "text {n_words}"]:
+    """Return the first token of each word of texts, int64; the number of tokens where a text lacks the word."""
+    n_texts, n_tokens = units.shape
+    first = torch.full((n_texts, n_words), n_tokens, dtype=torch.int64, device=units.device)
+    text, token = (units >= 0).nonzero().unbind(1)
+    first.view(-1).scatter_reduce_(0, text * n_words + units[text, token], token, "amin")
+    return first
 
 
 class LinkReader:
-    """One attention's links, block by block; `plan` is that of `divide_links`, `sizes` of heads, queries and keys."""
+    """Add up one attention's links, block by block; `plan` is that of `divide_links`."""
 
     def __init__(
-        self, facts: LinkFacts, plan: dict[Block, BlockLinks], sizes: tuple[int, ...], dtype: torch.dtype
+        self, facts: LinkFacts, plan: dict[Block, BlockLinks], n_heads: int, n_keys: int, dtype: torch.dtype
     ) -> None:
-        device, (n_heads, n_queries, n_keys) = facts.units.device, sizes
+        device = facts.units.device
         dtype = torch.promote_types(dtype, torch.float32)
         self.blocks = list(plan)
         self._facts, self._plan, self._n_keys = facts, plan, n_keys
-        self._maps = WordMaps(facts.units, [contacts.text for contacts in facts.contacts], n_queries)
         hits, mass = (torch.zeros(facts.n_cells, n_heads, dtype=sum_dtype(device), device=device) for _ in range(2))
         self._sums = LinkSums(hits, mass)
         self._held = torch.zeros(0, n_heads, n_keys, dtype=dtype, device=device)
@@ -272,8 +266,6 @@ class LinkReader:
             rows = self._rows(weights, links, block.keys)
             if links.n_done:
                 self._judge(self._in_words(rows[: links.n_done], links), links)
-        for text, maps in self._maps.add(block, weights):
-            self._judge_pairs(text, maps.to(torch.promote_types(maps.dtype, torch.float32)))
 
     def result(self) -> LinkSums:
         """The sums over all links."""
@@ -325,19 +317,3 @@ class LinkReader:
         cell = self._facts.link_cell[link]
         self._sums.hits.index_add_(0, cell, right.to(self._sums.hits.dtype) / ties[row])
         self._sums.mass.index_add_(0, cell, there.clamp(min=0).to(self._sums.mass.dtype))
-
-    def _judge_pairs(self, text: int, maps: Tensor) -> None:
-        """Adds the undirected links of a text whose maps between words are whole."""
-        pairs = pairs_of(self._facts.units[text])
-        scores = correct_maps(maps)[:, pairs.first, pairs.second]
-        n = min(n_predicted(pairs.n_words), len(pairs.first))
-        for contacts in self._facts.contacts:
-            if contacts.text != text:
-                continue
-            number = pairs.number_of(contacts.pairs)
-            linked = torch.zeros(len(pairs.first), dtype=torch.bool, device=maps.device)
-            linked[number] = True
-            first, second = pairs.first[number], pairs.second[number]
-            mass = (maps[:, first, second] + maps[:, second, first]).sum(-1)
-            self._sums.hits[contacts.cell] += precision(scores, linked, pairs) * n
-            self._sums.mass[contacts.cell] += mass * (n / pairs.n_words)

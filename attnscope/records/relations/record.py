@@ -19,7 +19,6 @@ from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.frame.record import StudyRecord
 from attnscope.records.frame.storage import finite, plain
 from attnscope.records.heads.findings import Findings, Role
-from attnscope.records.relations.combined import Combined
 from attnscope.records.relations.word_times import WordTimes
 
 Array = NDArray[np.float64]
@@ -64,10 +63,6 @@ class Relation:
         halves: What was dealt to halves: "sources", none of which is in both, or "texts", where there are too few.
         ties: Further heads that express it, and whose accuracy on the half that the head is chosen by is no farther
             from the chosen one's than its standard error, or than 0.01: which of them is the best cannot be told.
-        is_mutual: Whether it is of undirected links. Then `n` and `n_scored` are pairs that are predicted, as many as
-            a text has words, `accuracy` is the share of them that are linked (`core.contacts`), `mass` what words give
-            in the mean to those that they are linked with, and a rule predicts the pairs of its offset, then wider
-            ones.
     """
 
     name: str
@@ -90,7 +85,6 @@ class Relation:
     n_sources: int = 0
     halves: str = "texts"
     ties: tuple[tuple[int, int], ...] = ()
-    is_mutual: bool = field(default=False, metadata=OMITTED)
 
     TOLD: ClassVar[tuple[str, ...]] = ("best", "best_found")
 
@@ -179,7 +173,6 @@ class Relations(StudyRecord):
         kind: The kind of attention: "encoder" or "decoder".
         relations: The relations, the most frequent first.
         examples: Texts with what the best heads do on them, if asked for.
-        combined: What heads reach together, if asked for.
         word_times: How well the heads time words, where recordings were studied and heads listen to them.
     """
 
@@ -189,7 +182,6 @@ class Relations(StudyRecord):
     kind: str
     relations: tuple[Relation, ...] = field(metadata=APART)
     examples: tuple[Example, ...] = ()
-    combined: tuple[Combined, ...] = field(default=(), metadata=OMITTED)
     word_times: WordTimes | None = field(default=None, metadata=OMITTED)
 
     def __getitem__(self, name: str) -> Relation:
@@ -250,21 +242,17 @@ class Relations(StudyRecord):
         return whole
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """One row per relation and head; then those of heads together, with columns of their own."""
+        """Yield one row per relation and head."""
         header = (
             "relation", "layer", "head", "best", "found", *ARRAYS, "baseline", "rule", "n", "n_scored", "no_verdict",
         )  # fmt: skip
-        more = _TOGETHER if self.combined else ()
-        yield (*header, *more)
+        yield header
         for relation in self.relations:
             facts = (float(relation.baseline), relation.rule, relation.n, relation.n_scored, relation.why_no_verdict)
             for head in np.ndindex(*relation.accuracy.shape):
                 numbers = [getattr(relation, name)[head].item() for name in ARRAYS]
                 verdict = (head == relation.best, bool(relation.found[head]))
-                yield relation.name, *head, *verdict, *numbers, *facts, *[None] * len(more)
-        for together in self.combined:
-            for row in together.rows():
-                yield tuple(row.get(name) for name in (*header, *more))
+                yield relation.name, *head, *verdict, *numbers, *facts
 
     def head_table(self) -> HeadTable:
         """The accuracy of every head on each relation that any head expresses."""
@@ -287,7 +275,6 @@ class Relations(StudyRecord):
 
 
 _ARRAYS = (*ARRAYS, "found")
-_TOGETHER = ("combination", "n_heads", "range", "separation", "below", "cut", "gain", "gain_low", "gain_high")
 
 
 def _accuracy_column(relation: Relation) -> Column:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from scipy.special import bdtrc
 
 from attnscope.annotated import AnnotatedText, Link
-from attnscope.annotated.alignment import Placed
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
 from attnscope.core.exact.running import RunningSums
 from attnscope.records.relations.record import LEAST_MASS, Relation
@@ -137,52 +136,6 @@ def rule_hits(links: Sequence[Link], alike: Sequence[tuple[int, int]]) -> NDArra
     return hits
 
 
-def contact_pairs(part: Placed, relation: str) -> NDArray[np.int64]:
-    """The undirected links of a relation: pairs of words at least `LEAST` tokens apart, (pair, 2), ascending."""
-    from attnscope.core.questions.contacts import LEAST
-
-    starts = _first_tokens(part)
-    ends = {
-        (min(own, target), max(own, target))
-        for link in part.links
-        if link.link.relation == relation
-        for own in link.own
-        for target in link.targets
-    }
-    far = sorted(pair for pair in ends if abs(starts[pair[1]] - starts[pair[0]]) >= LEAST)
-    return np.array(far, np.int64).reshape(-1, 2)
-
-
-def contact_rule_hits(part: Placed, pairs: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
-    """How many pairs are predicted in a chunk, and for each rule how many of those that it predicts are linked.
-
-    An offset predicts the pairs of words that are so many tokens apart, then those one further, and so on.
-    """
-    from attnscope.core.questions.contacts import LEAST, n_predicted
-
-    starts = _first_tokens(part)
-    first, second = np.triu_indices(part.n_units, 1)
-    apart = np.abs(starts[second] - starts[first])
-    counts = np.bincount(apart[apart >= LEAST], minlength=OFFSETS[-1] + 1)
-    linked = np.bincount(np.abs(starts[pairs[:, 1]] - starts[pairs[:, 0]]), minlength=len(counts))
-    n = min(n_predicted(part.n_units), int(counts.sum()))
-    hits = np.zeros(len(RULES), np.int64)
-    for offset in range(LEAST, OFFSETS[-1] + 1):
-        before = np.minimum(np.cumsum(counts[offset:]), n)
-        taken = np.diff(before, prepend=0)
-        shares = np.divide(taken, counts[offset:], out=np.zeros(len(taken)), where=counts[offset:] > 0)
-        hits[offset + OFFSETS[-1] - 1] = round(float(shares @ linked[offset:]))
-    return n, hits
-
-
-def _first_tokens(part: Placed) -> NDArray[np.int64]:
-    """The first token of each word of a chunk, (word,)."""
-    tokens = np.flatnonzero(part.unit >= 0)
-    starts = np.full(part.n_units, len(part.unit))
-    np.minimum.at(starts, part.unit[tokens], tokens)
-    return starts
-
-
 class Lots:
     """Deals the texts of one relation to two halves, twice over: text by text, and source by source.
 
@@ -222,8 +175,6 @@ class Cell:
         n: How many links there are.
         rules: For how many of them each rule is right, (rule,).
         first: Whether the text is the first of its source.
-        pairs: For undirected links the pairs of words, as `contact_pairs` returns them. Then `n` is how many pairs are
-            predicted, and `rules` how many pairs predicted by each rule are linked. None = links have a direction.
     """
 
     relation: str
@@ -231,7 +182,6 @@ class Cell:
     n: int
     rules: NDArray[np.int64]
     first: bool = True
-    pairs: NDArray[np.int64] | None = None
 
 
 CellSums = tuple[Cell, Floats]
@@ -267,14 +217,12 @@ class Tally:
     Attributes:
         parts: By the half by sources and the half by texts, so that halves of either kind can be had of them.
         sources: Sources in each half by sources.
-        is_mutual: Whether the links are undirected.
         left_out: Links that could not be measured, by reason.
     """
 
     def __init__(self) -> None:
         self.parts: dict[tuple[int, int], Part] = {}
         self.sources = [0, 0]
-        self.is_mutual = False
         self.left_out: Counter[str] = Counter()
         self._there: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)
 
@@ -293,7 +241,6 @@ class Tally:
         total = Tally()
         total.sources = [mine + more for mine, more in zip(self.sources, other.sources, strict=True)]
         total.left_out = self.left_out + other.left_out
-        total.is_mutual = self.is_mutual or other.is_mutual
         total._there = self._there if self._there.size else other._there
         for halves in sorted({*self.parts, *other.parts}):
             total.parts[halves] = self.parts.get(halves, Part()).merge(other.parts.get(halves, Part()))
@@ -305,7 +252,6 @@ class Tally:
         for cell, values in sums:
             by_halves[cell.halves].append((cell, values))
             self.sources[cell.halves[0]] += cell.first
-            self.is_mutual = self.is_mutual or cell.pairs is not None
             if not self._there.size:
                 self._there = np.asarray(~np.isnan(values).all(-1))
         for halves, cells in by_halves.items():
@@ -420,5 +366,4 @@ class _Measured:
             n_sources=sum(tally.sources),
             halves=halves.by,
             ties=self._ties(choice, expressing) if expressing.any() else (),
-            is_mutual=tally.is_mutual,
         )

@@ -35,4 +35,3 @@ class RelationsOptions:
     n_examples: int = option(
         "Show so many texts of each relation that a head expresses.", "--examples", default=0, least=0, most=100
     )
-    combine: bool = option("Also try combined heads: the mean of several, a regression over all.", default=False)

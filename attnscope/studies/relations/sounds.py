@@ -112,7 +112,7 @@ def study_recordings(
 ) -> Relations:
     """Loads a model, and studies which of its heads listen to the words of recordings."""
     if options != RelationsOptions():
-        raise UsageError("of recordings one relation is asked", "leave out --only, --chunk, --examples, --combine")
+        raise UsageError("of recordings one relation is asked", "leave out --only, --chunk, --examples")
     return sound_relations(loading.load(spec), files, report)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.models.model import Model, example_tokens
 from attnscope.records import file_of
 from attnscope.records.frame.reading import schema_of
-from attnscope.records.relations.combined import Combined
 from attnscope.records.relations.record import Example, Relation, Relations
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
@@ -33,8 +31,6 @@ from attnscope.studies.relations.evidence import (
     Cell,
     Lots,
     Tally,
-    contact_pairs,
-    contact_rule_hits,
     judge,
     rules_of,
 )
@@ -46,15 +42,10 @@ from attnscope.studies.running.workers import Workers
 
 COPY = "texts that were there before"
 MIXED = "texts with a target among others without, or the other way round"
-NEAR = "undirected links whose words are too near each other"
 TOO_LONG = "texts or targets longer than the model takes"
-
-HAS_REGRESSION = find_spec("sklearn") is not None
 
 BLOCK = 512
 """Most texts that are cut into batches together; long ones are fewer: see `attnscope.corpus.runs`."""
-
-_NOTHING = Found()
 
 
 @with_plain_torch
@@ -122,14 +113,9 @@ def relations(
     }
     option_facts = {"only": options.only, "chunk": options.chunk, "stride": options.stride, **THRESHOLDS}
     examples = study.examples(results) if options.n_examples else ()
-    combined: tuple[Combined, ...] = ()
-    if options.combine and complete:
-        combined, corpus_facts["complete"] = _combine(model, corpus, options, results, (report, workers))
     halving = [] if done.halved_to is None else [halving_note(done.halved_to)]
     notes = [*_notes(done, mixed), *going.notes, *halving]
-    if options.combine and not HAS_REGRESSION:
-        notes.append("No regression over all heads: scikit-learn is not installed.")
-    return Relations(run_of(model.info, notes), corpus_facts, option_facts, study.kind, results, examples, combined)
+    return Relations(run_of(model.info, notes), corpus_facts, option_facts, study.kind, results, examples)
 
 
 def _require_measurable(model: Model, options: RelationsOptions) -> None:
@@ -210,29 +196,6 @@ def note_mixed_halves(results: Sequence[Relation]) -> list[str]:
     ]
 
 
-def _combine(
-    model: Model,
-    texts: Iterable[AnnotatedText],
-    options: RelationsOptions,
-    results: Sequence[Relation],
-    passing: tuple[Report | None, Workers | None],
-) -> tuple[tuple[Combined, ...], bool]:
-    """What heads reach together, and whether both passes read all texts: see `combined`."""
-    from attnscope.studies.relations import combined as parts
-
-    def run(trials: Mapping[str, parts.Trial]) -> Pass[parts.FoundCombined]:
-        # A fresh study deals the same halves and drops the same copies.
-        return _Study(model, options).run(
-            texts, *passing, partial(parts.CombinedMeasurer, trials=trials), parts.FoundCombined()
-        )
-
-    means = parts.to_choose(results)
-    chosen = run(means) if means else Pass(parts.FoundCombined())
-    trials = parts.to_score(results, chosen.done)
-    scored = run(trials) if trials and chosen.complete else Pass(parts.FoundCombined())
-    return parts.combine_heads(results, chosen.done, trials, scored.done), chosen.complete and scored.complete
-
-
 class _Study:
     """One model on annotated texts: aligns links with tokens, and deals texts to halves."""
 
@@ -245,26 +208,19 @@ class _Study:
         self._seen: set[bytes] = set()
         self._examples: defaultdict[tuple[str, str], list[Piece]] = defaultdict(list)
 
-    def run(
-        self,
-        texts: Iterable[AnnotatedText],
-        report: Report | None,
-        workers: Workers | None,
-        measurer: Callable[..., Any] = LinkMeasurer,
-        nothing: Any = _NOTHING,
-    ) -> Pass[Any]:
-        """Reads all texts, with a measurer that sums up to `nothing` on no text."""
+    def run(self, texts: Iterable[AnnotatedText], report: Report | None, workers: Workers | None) -> Pass[Found]:
+        """Read and measure all texts."""
         try:
             each = merge_equal(texts)
             first = next(each, None)
             if first is None:
-                return Pass(nothing)
+                return Pass(Found())
             self.kind = self._kind_for(first)
-            make = partial(measurer, kind=self.kind)
+            make = partial(LinkMeasurer, kind=self.kind)
             driver = Driver(make, (self.model,), (workers,) if workers else None, in_order=True)
-            return driver.run(self._tasks(chain([first], each), texts), nothing, report)
+            return driver.run(self._tasks(chain([first], each), texts), Found(), report)
         except KeyboardInterrupt:
-            return Pass(nothing, complete=False)
+            return Pass(Found(), complete=False)
 
     def _kind_for(self, text: AnnotatedText) -> str:
         """The kind of attention that the links of a text like this one are about."""
@@ -328,21 +284,11 @@ class _Study:
                     tallies[relation].left_out[COPY] += len(copied)
                 continue
             self._seen.add(key)
-            rule_hits = rules_of(text, {name: group for name, group in links.items() if not group[0].is_mutual})
+            rule_hits = rules_of(text, links)
             cells = []
             for relation, group in links.items():
-                pairs = contact_pairs(part, relation) if relation not in rule_hits else None
-                if pairs is None:
-                    n, hits = len(group), rule_hits[relation]
-                elif len(pairs):
-                    n, hits = contact_rule_hits(part, pairs)
-                else:
-                    tallies[relation].left_out[NEAR] += len(group)
-                    continue
                 by_source, by_text, first = self._lots[relation].deal(text.document or alone)
-                cells.append(Cell(relation, (by_source, by_text), n, hits, first, pairs))
-            if not cells:
-                continue
+                cells.append(Cell(relation, (by_source, by_text), len(group), rule_hits[relation], first))
             piece = Piece(text, part, tuple(cells))
             for cell in cells:
                 for by, half in zip(("sources", "texts"), cell.halves, strict=True):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,8 @@ from attnscope.studies.running.memory import Room, give_memory_back, halves, spa
 from attnscope.studies.running.overflow import broken_rows
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from attnscope.core.attention.seam import Kind
-    from attnscope.core.attention.tile_probe import TileProbe
     from attnscope.core.questions.relations import LinkFacts
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,11 +119,22 @@ class LinkMeasurer:
         """Hits and mass in the cells of each piece, NaN where a layer has fewer heads; and pieces that are left out."""
         import torch
 
+        from attnscope.core.attention.probes import Weights, probe_by_kind
         from attnscope.core.questions.relations import Links, links_of_weights
 
         n_cells = sum(len(piece.cells) for piece in pieces)
-        facts = self._facts(pieces)
-        by_layer = self._each_layer(pieces, Links(facts, self._buffers), lambda _, maps: links_of_weights(maps, facts))
+        facts = facts_of(pieces, "cpu" if self._dense else self.model.info.device)
+        batch = batch_of_placed([piece.placed for piece in pieces], self.model.info.device)
+        with torch.no_grad():
+            if self._dense:
+                dense = Weights()
+                self.model.run(batch, dense)
+                by_layer = {layer: links_of_weights(maps, facts) for layer, maps in dense.maps[self.kind].items()}
+            else:
+                links = Links(facts, self._buffers)
+                n_tokens = max(len(piece.placed.chunk) for piece in pieces)
+                self.model.run(batch, spare_memory(probe_by_kind({self.kind: links}), n_tokens))
+                by_layer = links.sums[self.kind]
         layers = sorted(by_layer)
         n_heads = max(by_layer[layer].hits.shape[1] for layer in layers)
         values = np.full((n_cells, len(layers), n_heads, 2), np.nan)
@@ -150,28 +156,6 @@ class LinkMeasurer:
             first = cells.stop
         return measured, not_finite
 
-    def _facts(self, pieces: Sequence[Piece]) -> LinkFacts:
-        """What is asked of a batch, where its attention is read."""
-        return facts_of(pieces, "cpu" if self._dense else self.model.info.device)
-
-    def _each_layer(
-        self, pieces: Sequence[Piece], probe: TileProbe[T], read: Callable[[int, Tensor], T]
-    ) -> dict[int, T]:
-        """Runs the model once; what each layer comes to, by the probe, or read off weights where these are dense."""
-        import torch
-
-        from attnscope.core.attention.probes import Weights, probe_by_kind
-
-        batch = batch_of_placed([piece.placed for piece in pieces], self.model.info.device)
-        with torch.no_grad():
-            if self._dense:
-                dense = Weights()
-                self.model.run(batch, dense)
-                return {layer: read(layer, weights) for layer, weights in dense.maps[self.kind].items()}
-            n_tokens = max(len(piece.placed.chunk) for piece in pieces)
-            self.model.run(batch, spare_memory(probe_by_kind({self.kind: probe}), n_tokens))
-            return probe.sums[self.kind]
-
 
 def _padded_size(pieces: Sequence[Piece]) -> int:
     return len(pieces) * max((piece.placed.size for piece in pieces), default=0)
@@ -184,10 +168,9 @@ def batch_of_placed(chunks: Sequence[Placed], device: str) -> Batch:
 
 
 def facts_of(pieces: Sequence[Piece], device: str) -> LinkFacts:
-    """The links of a batch for `core.questions.relations`, without relations that a piece has no cell for."""
+    """The links of a batch for `core.questions.relations`."""
     import torch
 
-    from attnscope.core.questions.contacts import Contacts
     from attnscope.core.questions.relations import LinkFacts
 
     units = pad_rows([piece.placed.unit + 1 for piece in pieces]) - 1
@@ -197,20 +180,12 @@ def facts_of(pieces: Sequence[Piece], device: str) -> LinkFacts:
     targets: list[tuple[int, int]] = []
     link_row: list[int] = []
     link_cell: list[int] = []
-    contacts: list[Contacts] = []
     first_cell = 0
     for text, piece in enumerate(pieces):
-        cells: dict[str, int] = {}
-        for number, cell in enumerate(piece.cells, first_cell):
-            if cell.pairs is None:
-                cells[cell.relation] = number
-            else:
-                contacts.append(Contacts(text, number, torch.from_numpy(cell.pairs).to(device)))
+        cells = {cell.relation: number for number, cell in enumerate(piece.cells, first_cell)}
         first_cell += len(piece.cells)
         rows: dict[tuple[int, ...], int] = {}
         for link in piece.placed.links:
-            if link.link.relation not in cells:
-                continue
             row = rows.get(link.tokens)
             if row is None:
                 row = rows[link.tokens] = len(row_text)
@@ -229,5 +204,5 @@ def facts_of(pieces: Sequence[Piece], device: str) -> LinkFacts:
 
     return LinkFacts(
         torch.from_numpy(units).to(device), tensor(row_text), pairs(looking), pairs(own), tensor(link_row),
-        pairs(targets), tensor(link_cell), first_cell, tuple(contacts),
+        pairs(targets), tensor(link_cell), first_cell,
     )  # fmt: skip

@@ -21,7 +21,6 @@ from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.page import Page
 from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.relations import summary
-from attnscope.views.relations.combined import together_page
 from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable
 
 MOST_RELATIONS = 48
@@ -41,8 +40,7 @@ def pages(relations: Relations, style: Style = USUAL) -> Iterator[tuple[str, Pag
     """The figures one after the other, each with its file name without the ending.
 
     `relations` is the map: how far each head is above the best simple rule for each relation. `examples-NAME` shows
-    what the best head of a relation does on some texts, where the record has any, `relations-together` what heads
-    reach together (`relations --combine`).
+    what the best head of a relation does on some texts, where the record has any.
 
     Raises:
         AttnscopeError: There are no relations.
@@ -51,8 +49,6 @@ def pages(relations: Relations, style: Style = USUAL) -> Iterator[tuple[str, Pag
         raise AttnscopeError("this record is about no relations", "so there is nothing to draw")
     lettering = lettering_for(_texts(relations), style.paper)
     yield "relations", map_page(relations, lettering)
-    if relations.combined:
-        yield "relations-together", together_page(relations, lettering)
     by_name: dict[str, list[Example]] = {}
     for example in relations.examples:
         by_name.setdefault(example.relation, []).append(example)

@@ -117,9 +117,6 @@ def explanation(record: Relations) -> str:
     if any(relation.why_no_verdict for relation in relations) and None not in fewest:
         few = f"; too few: fewer than {fewest[0]} links in both halves together, or than {fewest[1]} texts in the other"
     rules = "a fixed offset in words, or the same word"
-    if any(relation.is_mutual for relation in relations):
-        rules += "; of undirected links the pairs of an offset"
-        few += "; accuracy of undirected links: the precision of as many pairs as a text has words; n: such pairs"
     if record.kind == "cross":
         rules = "the same place or an offset in words, the diagonal, or the same word"
     if any(relation.ties for relation in relations):

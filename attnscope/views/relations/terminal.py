@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
@@ -11,13 +10,11 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.frame.pair_tables import head_name
-from attnscope.records.relations.combined import Score
 from attnscope.records.relations.record import Example, ExampleLink, Relation, Relations
 from attnscope.records.relations.word_times import BEST, EVEN, RANDOM, UPPER, TimedList, WordTimes
-from attnscope.views.relations import combined, summary
-from attnscope.views.tables.numbers import UNDEFINED, fixed, interval, interval_of, number, signed
-from attnscope.views.tables.plain_text import dim_lines, spell_out
+from attnscope.views.relations import summary
+from attnscope.views.tables.numbers import fixed, interval_of
+from attnscope.views.tables.plain_text import dim_lines
 from attnscope.views.tables.table import Column, Table
 from attnscope.views.tables.wording import corpus_line, corpus_notes, printable
 
@@ -27,8 +24,6 @@ _STYLES = {"yes": "bold", "weakly": "bold", "others": "", "no": "dim", "none": "
 def show(relations: Relations, console: Console) -> RenderableType:
     """The table of relations, and the examples if there are any."""
     parts = [table(relations)]
-    if relations.combined:
-        parts.append(together(relations, console))
     if relations.word_times is not None:
         parts.append(word_times_table(relations.word_times, relations.word_times.lists))
     return Group(*parts, *([examples(relations)] if relations.examples else []))
@@ -69,33 +64,6 @@ def table(relations: Relations, most: int = 40) -> RenderableType:
     parts += [Text(), Text(summary.count_line(relations), style="bold")]
     notes = [summary.explanation(relations), summary.unlisted_line(relations), corpus_line(relations)]
     return Group(*parts, *dim_lines([*notes, *corpus_notes(relations)]))
-
-
-def together(relations: Relations, console: Console, most: int = 40) -> RenderableType:
-    """A row per relation: the best head alone, the mean of several, and the regression; see `table`."""
-    rows = list(combined.together_rows(relations))
-    widest = max(len(row.name) for row in rows)
-
-    def gain(row: combined.TogetherRow, score: Score | None) -> str:
-        is_head = score is row.at.mean and len(row.relation.heads) == 1
-        return UNDEFINED if score is None or is_head else interval(score.gain_low, score.gain_high, signed)
-
-    columns = [
-        Column("relation", lambda row: spell_out(row.name, console), wraps=True, least=min(widest, 30)),
-        Column("head", lambda row: head_name(row.relation.heads[0]), least=6, drop=2, style="bold"),
-        Column("alone", lambda row: number(row.at.best_head.value), right=True),
-        Column("k", lambda row: str(len(row.relation.heads)), right=True, least=2),
-        Column("mean", lambda row: number(row.at.mean.value), right=True, style="cyan"),
-        Column("gain", lambda row: gain(row, row.at.mean), right=True, least=14, drop=3),
-        Column("regression", lambda row: number(row.at.regression.value if row.at.regression else math.nan),
-               right=True, style="cyan"),
-        Column("gain", lambda row: gain(row, row.at.regression), right=True, least=14, drop=4),
-        Column("chance", lambda row: number(row.at.chance), right=True, drop=1),
-    ]  # fmt: skip
-    notes = [combined.together_explanation(relations)]
-    if len(rows) > most:
-        notes.append(f"and {amount(len(rows) - most, 'row')} more: see --json or the CSV file")
-    return Group(Text(), Table(columns, rows[:most], gap=1), *dim_lines(notes))
 
 
 def word_times_table(word_times: WordTimes, lists: Sequence[TimedList]) -> RenderableType:
