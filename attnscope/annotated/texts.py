@@ -5,13 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 
-from attnscope.corpus import CorpusText
-
 Span = tuple[int, int]
 """First and last + 1 character in a text."""
-
-ZONE = "zone:"
-"""What stands before the name of a zone where it is a kind of words."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +77,6 @@ class AnnotationError(Exception):
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason)
         self.reason, self.line = reason, line
-
-
-def annotate_zones(text: CorpusText) -> AnnotatedText | None:
-    """The zones of a text as words of a kind that is named by them, such as "zone:answer"; None where it has none."""
-    if not text.zones:
-        return None
-    words = tuple((start, stop) for start, stop, _ in text.zones)
-    kinds = tuple(f"{ZONE}{name}" for *_, name in text.zones)
-    return AnnotatedText(text.text or "", words, (), text.source, text.line, kinds=kinds)
 
 
 def merge_equal(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:

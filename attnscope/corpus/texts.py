@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, get_args
 
 import numpy as np
 
-from attnscope.corpus.chats import PLAIN, Render, Zone, Zoned, read_zoned, write_plainly
+from attnscope.corpus.chats import PLAIN, Chat, Render, read_chat, write_plainly
 from attnscope.corpus.formats import (
     BadLines,
     Format,
@@ -44,7 +44,6 @@ class CorpusText:
         line: The line it begins on, from 1.
         text: The text; None where token numbers were given instead.
         ids: Token numbers, special ones included; None where a text was given.
-        zones: Where its zones are, such as the messages of a conversation; none = it has none.
         is_chat: Whether its special tokens stand in the text, as a chat template wrote them.
     """
 
@@ -53,7 +52,6 @@ class CorpusText:
     line: int
     text: str | None = None
     ids: tuple[int, ...] | None = None
-    zones: tuple[Zone, ...] = ()
     is_chat: bool = False
 
     @property
@@ -67,8 +65,9 @@ class CorpusText:
             kind, raw = "text", (self.text or "").encode("utf-8", "surrogatepass")
         else:
             kind, raw = "ids", np.array(self.ids, "<i8").tobytes()
-        zones = repr((self.zones, self.is_chat)).encode() if self.zones else b""
-        return f"{kind} {len(raw)}\n".encode() + raw + zones
+        if self.is_chat:
+            kind = f"chat {kind}"
+        return f"{kind} {len(raw)}\n".encode() + raw
 
 
 class Corpus:
@@ -102,7 +101,6 @@ class Corpus:
         bytes_read: How much of it the last iteration has read.
         sha256: Hash of all texts of the last whole iteration, hex: the same texts in the same order have the same one,
             whatever files they came in. Empty before.
-        zones: The names of all zones of the last whole iteration, sorted.
         chat: Writes conversations by the chat template of the model that studies them, which sets it.
 
     Raises:
@@ -136,7 +134,6 @@ class Corpus:
         self.problems: list[Problem] = []
         self.bytes_read = 0
         self.sha256 = ""
-        self.zones: tuple[str, ...] = ()
         self.chat: Render | None = write_plainly if chat_template else None
         self._streams: dict[str, Replay] = {}
         self._sizes: list[int | None] | None = None
@@ -156,19 +153,18 @@ class Corpus:
         return sum(known) if len(known) == len(self._sizes) else None
 
     def __iter__(self) -> Iterator[CorpusText]:
-        self.problems, self.bytes_read, self.sha256, self.zones = [], 0, "", ()
-        digest, zones = hashlib.sha256(), set[str]()
+        self.problems, self.bytes_read, self.sha256 = [], 0, ""
+        digest = hashlib.sha256()
         index = 0
         for source in self.sources:
             name = "stdin" if source == "-" else source
             try:
                 for line, content in self._read(source, name):
-                    written = content.text if isinstance(content, Zoned) else content
+                    written = content.text if isinstance(content, Chat) else content
                     if is_blank(written) if isinstance(written, str) else not written:
                         continue
-                    if isinstance(content, Zoned):
-                        text = CorpusText(index, name, line, content.text, None, content.zones, content.is_chat)
-                        zones |= {zone for *_, zone in content.zones}
+                    if isinstance(content, Chat):
+                        text = CorpusText(index, name, line, content.text, is_chat=content.is_marked)
                     elif isinstance(content, str):
                         text = CorpusText(index, name, line, text=content)
                     else:
@@ -188,7 +184,7 @@ class Corpus:
                 f"no text is left: nothing to read in {amount(len(self.sources), 'source')}{why}",
                 self._hint(),
             )
-        self.sha256, self.zones = digest.hexdigest(), tuple(sorted(zones))
+        self.sha256 = digest.hexdigest()
 
     def write_by(self, chat: Render | None) -> None:
         """Has conversations written by the chat template of a model, where none was chosen."""
@@ -206,7 +202,7 @@ class Corpus:
             return "each line is one object of JSON with a text, or with messages: docs/chats.md"
         return "name files that hold text"
 
-    def _read(self, source: str, name: str) -> "Iterator[tuple[int, str | tuple[int, ...] | Zoned]]":
+    def _read(self, source: str, name: str) -> "Iterator[tuple[int, str | tuple[int, ...] | Chat]]":
         """Texts and token numbers of one source, with the lines that they begin on; blank ones too."""
         bad = BadLines(name, self.problems)
         wanted = self._format_of(name)
@@ -219,7 +215,7 @@ class Corpus:
             lines = lines_of(decompress(read_pieces(file, self._count_bytes), name))
             match wanted:
                 case "jsonl":
-                    yield from read_jsonl(lines, self.field, bad, self._read_zoned)
+                    yield from read_jsonl(lines, self.field, bad, self._read_chat)
                 case "csv":
                     yield from read_csv(lines, self.field, ",", bad)
                 case "tsv":
@@ -227,8 +223,8 @@ class Corpus:
                 case _:
                     yield from split_lines(lines, self.split)
 
-    def _read_zoned(self, entry: dict[str, Any]) -> Zoned | None:
-        return read_zoned(entry, self.field, self.chat)
+    def _read_chat(self, entry: dict[str, Any]) -> Chat | None:
+        return read_chat(entry, self.field, self.chat)
 
     def _format_of(self, name: str) -> Format:
         return format_of(name) if self.format == "auto" else self.format

@@ -171,7 +171,6 @@ class KeptText:
     line: int
     text: str | None = None
     ids: tuple[int, ...] | None = None
-    zones: tuple[tuple[int, int, str], ...] = ()
     is_chat: bool = False
 
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.annotated.texts import ZONE
 from attnscope.errors import UsageError
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES
 from attnscope.studies.describe.facts import Flags, TextFacts
@@ -429,11 +428,6 @@ def own_feature(definition: str) -> Feature:
         return matches & _matches(facts, patterns[0])[queries][:, None] if len(parts) > 1 else matches
 
     return Feature(name, name, "from" if len(parts) > 1 else "key", 2, of, source="given")
-
-
-def zone_feature(kind: str) -> Feature:
-    """The feature of keys in a zone, such as "zone:answer"; annotations have zones as kinds of words."""
-    return Feature(kind, f"the {kind.removeprefix(ZONE)} zone", "key", 3, of_kind(kind))
 
 
 def _matches(facts: TextFacts, pattern: re.Pattern[str]) -> Flags:

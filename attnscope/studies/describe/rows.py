@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedText
-from attnscope.annotated.texts import ZONE
 from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records import Tokens
 from attnscope.studies.describe.facts import TextFacts
-from attnscope.studies.describe.features import RESTING, SINK, Feature, blocks_of, catalogue, zone_feature
+from attnscope.studies.describe.features import RESTING, SINK, Feature, blocks_of, catalogue
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of, unit_embeddings
 from attnscope.studies.running.memory import Room, halves, padded_size
@@ -173,9 +172,7 @@ def measure(
     labels = dict.fromkeys(t.labels[i] for t in tokens for i in np.flatnonzero(t.special))
     relations = sorted({link.relation for unit in sample if unit.annotation for link in unit.annotation.links})
     kinds = sorted({kind for unit in sample if unit.annotation for kind in unit.annotation.kinds if kind})
-    zones = [kind for kind in kinds if kind.startswith(ZONE)]
-    words = [kind for kind in kinds if kind not in zones]
-    features = [*catalogue(list(labels), relations, words), *map(zone_feature, zones), *own]
+    features = [*catalogue(list(labels), relations, kinds), *own]
     frequent = frequent_words(sample, frequencies)
     reads: dict[str, dict[int, _Read]] = {}
     place_of = {id(unit.chunk): number for number, unit in enumerate(sample)}

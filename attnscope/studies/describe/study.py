@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
-from attnscope.annotated.texts import annotate_zones, merge_equal
+from attnscope.annotated.texts import merge_equal
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.errors import UsageError
@@ -110,7 +110,7 @@ def describe_texts(
     """As `describe`, of texts whose tokens are counted already, and of annotated ones."""
 
     def annotation_of(text: CorpusText) -> AnnotatedText | None:
-        return (annotations or {}).get(text.text or "") or annotate_zones(text)
+        return (annotations or {}).get(text.text or "")
 
     sample, fits = fit_texts(model, texts, frequencies, options, annotation_of)
     groups = [fit.group for fit in fits]

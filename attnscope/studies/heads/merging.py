@@ -25,10 +25,9 @@ _LATER = ("causal", "replaced", "quantities")
 
 _CONTROL = "control-"
 _WRITES = "writes-"
-_ZONES = "zones-"
 _PARTS = _WRITES + "parts."
-_PREFIXES = ("", _CONTROL, _WRITES, _ZONES)
-"""What the names of sums begin with: those of the model itself, of its control, of what heads write, and of zones."""
+_PREFIXES = ("", _CONTROL, _WRITES)
+"""What the names of sums begin with: those of the model itself, of its control, and of what heads write."""
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -49,15 +48,13 @@ def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping
     """
     thresholds = {name: float(role["threshold"]) for name, role in options["roles"].items()}
     n_texts = int(corpus["n_texts"])
-    trained, control, written, zones = (_tallies_under(prefix, sums) for prefix in _PREFIXES)
+    trained, control, written = (_tallies_under(prefix, sums) for prefix in _PREFIXES)
     parts = _answers(sums)
     facts: dict[str, Any] = {"effective_texts": max(map(effective_texts, trained.values()), default=0.0)}
     if parts is not None:
         means = dict(zip(PARTS, parts.ratio().tolist()[: len(PARTS)], strict=True))
         facts["writes"] = {"n_predictions": int(parts.total("s")[-1]), "parts": means}
-    whole = list(trained.values())
-    for more in (written, zones):
-        whole = [tally.beside(more[tally.kind]) if tally.kind in more else tally for tally in whole]
+    whole = [tally.beside(written[kind]) if kind in written else tally for kind, tally in trained.items()]
     return Findings(
         run=run,
         corpus={**corpus, **facts},
@@ -75,17 +72,6 @@ def add_writes(findings: Findings, done: Pass[Any], options: Mapping[str, Any]) 
     """
     whole = _add_pass(findings, done, options, _sums_of_writes(done.done.tallies, done.done.parts))
     return _with_effects(replace(whole, descriptions=findings.descriptions), [findings])
-
-
-def add_zones(findings: Findings, done: Pass[Any], options: Mapping[str, Any], names: Sequence[str]) -> Findings:
-    """Findings with what zones give to zones, the measures of these names; see `studies.heads.zones`.
-
-    A shard without zones has sums of nothing, so that it merges with others.
-    """
-    tallies = done.done.tallies
-    for kind, tally in [*_tallies_under("", findings.sums).items()][:1]:
-        tallies = tallies or {kind: Tally.empty(kind, tally.layers, tally.measures.shape[1], names)}
-    return _add_pass(findings, done, options, _sums_under(_ZONES, tallies))
 
 
 def _add_pass(findings: Findings, done: Pass[Any], options: Mapping[str, Any], sums: Arrays) -> Findings:
@@ -167,7 +153,7 @@ def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Find
     backends = dict.fromkeys(str(part.run["backend"]) for part in ordered if "backend" in part.run)
     run = {**ordered[0].run, **({"backend": " and ".join(sorted(backends))} if backends else {})}
     sums = sums_of(tallies[""], tallies[_CONTROL])
-    sums |= _sums_of_writes(tallies[_WRITES], answers) | _sums_under(_ZONES, tallies[_ZONES])
+    sums |= _sums_of_writes(tallies[_WRITES], answers)
     whole = conclude(run, _join([part.corpus for part in ordered]), parts[0].options, sums)
     # Descriptions are of texts drawn from the whole corpus, whatever the shard: all parts say the same.
     described = next((part.descriptions for part in ordered if part.descriptions is not None), None)

@@ -22,7 +22,7 @@ from attnscope.core.measures.catalogue import FROM_OFFSETS, MEASURES, OFFSETS
 from attnscope.core.measures.written import WRITTEN
 from attnscope.records.heads.findings import Estimate, Head, Role
 from attnscope.studies.heads.rules import RULES, Rule
-from attnscope.studies.measuring.tally import MOVED_PAIRS, PAIR_MEASURES, Tally, are_zones
+from attnscope.studies.measuring.tally import MOVED_PAIRS, PAIR_MEASURES, Tally
 
 LEVEL = 0.05
 """The false discovery rate over heads x roles (Benjamini & Hochberg 1995)."""
@@ -173,7 +173,7 @@ def _unseen_shares(
 def _dependence(names: Sequence[str]) -> Floats:
     """The `dependence` of `RunningSums.share_interval`, (measure,)."""
     of_texts = np.isin([name.removesuffix("_active") for name in names], _OF_WHOLE_TEXTS)
-    return np.where(of_texts | are_zones(names), 1.0, DEPENDENCE)
+    return np.where(of_texts, 1.0, DEPENDENCE)
 
 
 def _range(names: Sequence[str], uniform: Floats) -> tuple[Floats, Floats]:

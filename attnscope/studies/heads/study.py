@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -43,7 +42,6 @@ from attnscope.studies.heads.needles import retrieval_heads
 from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEAST_TEXTS, LEVEL, MARGIN
 from attnscope.studies.heads.rules import RULES, complete_thresholds
-from attnscope.studies.heads.zones import require_few_zones, with_zones, zones_of
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import (
@@ -57,7 +55,6 @@ from attnscope.studies.inputs.texts import (
     texts_of,
 )
 from attnscope.studies.measuring.head_blocks import Frequencies, HeadMeasurer, HeadTotals
-from attnscope.studies.measuring.tally import ZONE
 from attnscope.studies.relations.study import open_relations, relations
 from attnscope.studies.running.backend import LOAD_FROM, choose_backend
 from attnscope.studies.running.late import add_steps, try_step
@@ -200,8 +197,7 @@ def require_names(options: HeadsOptions, measures: str | None, where: str | None
     from attnscope.core.measures.catalogue import FROM_OFFSETS, measure_names
 
     complete_thresholds(options.thresholds)
-    zones = re.findall(rf"{ZONE}\w+", f"{measures} {where}")  # the zones of texts are known when they are read
-    names = (*measure_names(), *(WRITTEN if options.writes else ()), FROM_OFFSETS, *zones)
+    names = (*measure_names(), *(WRITTEN if options.writes else ()), FROM_OFFSETS)
     roles = tuple(name for name, rule in RULES.items() if options.writes or not rule.does)
     require_named(measures, where if options.relations is None else None, names, roles, options.describe is not None)
 
@@ -254,7 +250,6 @@ def study_heads(
     is_whole = options.shard == (1, 1)
     thresholds = _require_measurable(reading, options)
     counts, n_read, n_copies = _counts(reading, options.frequencies, report)
-    require_few_zones(texts)  # before the model runs for minutes
     backend = choose_backend(model.info, _count_weights(model, counts.total, n_read))
     frequencies = Frequencies.of_counts(counts)
     chosen = _describe(options, thresholds, frequencies.sha256)
@@ -311,8 +306,6 @@ def study_heads(
     steps: list[tuple[str, Callable[[Findings], Findings]]] = []
     if options.writes:
         steps.append(("--writes", partial(with_writes, reading=reading, thresholds=thresholds, report=reports[-1])))
-    if zones_of(texts):
-        steps.append(("zones", partial(with_zones, reading=reading, report=report)))
     if options.describe is not None:
         how = replace(options.describe, chunk=options.chunk, stride=options.stride)
         steps.append((

@@ -17,9 +17,7 @@ MOVED_PAIRS = ("copying_weight", "suppression_weight")
 """The same of what heads write: the rows of `Tally.pairs` of such measures."""
 
 OF_TEXTS = ("sink",)
-"""Measures of which each text counts 1, however texts weigh; so do those between zones, named by ZONE."""
-
-ZONE = "zone_"
+"""Measures of which each text counts 1, however texts weigh."""
 
 _PARTS = ("measures", "uniform", "offsets", "offsets_uniform", "pairs", "lengths")
 
@@ -78,7 +76,7 @@ class Tally:
 
     def units(self, names: Sequence[str]) -> NDArray[np.float64]:
         """What `RunningSums.share_interval` takes as `units`, for each measure."""
-        return np.where(np.isin(names, OF_TEXTS) | are_zones(names), 1.0, self.queries_per_count)
+        return np.where(np.isin(names, OF_TEXTS), 1.0, self.queries_per_count)
 
     def merge(self, other: "Tally") -> "Tally":
         """The sums over the texts of both."""
@@ -128,11 +126,6 @@ def _tally_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Tally:
         if sums.shape != getattr(empty, part).shape:
             raise ValueError(f"{part} are {sums.shape}, not {getattr(empty, part).shape}")
     return Tally(kind, layers, names, **parts)
-
-
-def are_zones(names: Sequence[str]) -> NDArray[np.bool_]:
-    """Which measures are between zones, (measure,)."""
-    return np.array([name.startswith(ZONE) for name in names], np.bool_)
 
 
 def weigh_units(

@@ -1,4 +1,4 @@
-"""Further questions about heads, in the terminal: what they write, what zones give to each other, what they find."""
+"""Further questions about heads, in the terminal: what they write, what they find."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.heads.findings import Estimate, Findings, Head
+from attnscope.records.heads.findings import Findings, Head
 from attnscope.records.heads.needles import CopiedWithout, Needles
 from attnscope.views.tables.numbers import fixed, interval_of, number, percent
 from attnscope.views.tables.plain_text import dim_lines, heading
 from attnscope.views.tables.table import Column, Table
-from attnscope.views.tables.wording import printable
 
 _MOST_WRITERS = 6
-_MOST_PAIRS = 12
 _signed = partial(fixed, decimals=3, signed=True)
 
 
@@ -65,47 +63,6 @@ def _writers(heads: list[Head]) -> Table:
         Column("elsewhere", value("writes_elsewhere"), drop=2),
     ]
     return Table(columns, heads)
-
-
-ZoneRow = tuple[str, Head, Estimate]
-
-
-def zones_table(findings: Findings) -> list[RenderableType]:
-    """For each pair of zones the head that attends most beyond uniform attention; the strongest pairs first.
-
-    Pairs of two zones of text come before a zone with itself and before what the template writes.
-    """
-    zones = findings.options.get("zones")
-    if not isinstance(zones, list):
-        return []
-    rows: list[ZoneRow] = []
-    for a, b in ((str(a), str(b)) for a in zones for b in zones):
-        estimates = [(head, head.measures.get(f"zone_{a}_to_{b}")) for head in findings.heads]
-        pair = [(f"{a} → {b}", head, of) for head, of in estimates if of is not None and math.isfinite(of.value)]
-        rows += sorted(pair, key=_beyond_uniform)[-1:]
-    if not rows:
-        return []
-    rows.sort(key=lambda row: ("template" in row[0], len({*row[0].split(" → ")}) == 1, -_beyond_uniform(row)))
-    columns = [
-        Column("zones", lambda row: printable(row[0])),
-        Column("best head", lambda row: row[1].name, style="bold"),
-        Column("attention", lambda row: percent(row[2].value), style="cyan"),
-        Column("95% interval", lambda row: interval_of(row[2], percent), style="dim", drop=2),
-        Column("uniform", lambda row: percent(row[2].uniform)),
-        Column("texts", lambda row: f"{row[2].count:.0f}", drop=1),
-    ]
-    notes = [
-        "one head per pair of zones, that is furthest above uniform attention",
-        f"chosen as the best of {len(findings.heads):,} heads on these same texts: the interval, over texts, is not "
-        "adjusted for the choice, so measure the head again on other texts",
-    ]
-    if len(rows) > _MOST_PAIRS:
-        notes.append(f"{len(rows) - _MOST_PAIRS} more pairs: --measures zone_A_to_B lists every head")
-    return [heading("attention from zone to zone"), Table(columns, rows[:_MOST_PAIRS]), *dim_lines(notes)]
-
-
-def _beyond_uniform(row: ZoneRow) -> float:
-    return row[2].value - row[2].uniform
 
 
 def needles_table(findings: Findings) -> list[RenderableType]:

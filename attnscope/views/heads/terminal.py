@@ -22,7 +22,7 @@ from attnscope.records.heads.query import choose
 from attnscope.views.describe.terminal import description_table
 from attnscope.views.drawing.inks import ink_on
 from attnscope.views.heads import summary as heads_summary
-from attnscope.views.heads.questions_terminal import needles_table, writes_table, zones_table
+from attnscope.views.heads.questions_terminal import needles_table, writes_table
 from attnscope.views.heads.summary import UNCLASSIFIED, Mark, does
 from attnscope.views.tables.matrix import head_grid, room_for
 from attnscope.views.tables.numbers import UNDEFINED, interval_of, number, percent, q_value, small_number
@@ -75,7 +75,7 @@ def show(
             parts += [Text(), description_table(findings, few=not (is_chosen or every or sort))]
         elif where is not None or sort is not None:
             parts.append(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads)}"))
-    parts += [*writes_table(findings), *zones_table(findings), *needles_table(findings)]
+    parts += [*writes_table(findings), *needles_table(findings)]
     if measures or is_picked:
         names = heads_summary.parse_measures(findings, measures or "all")
         parts.append(head_measures(findings, names, among) if is_one else measure_table(findings, names))
