@@ -69,10 +69,6 @@ from attnscope.studies.heads.options import (
 from attnscope.studies.heads.options import (
     NeedleOptions as NeedleOptions,
 )
-from attnscope.studies.heads.options import (
-    StreamingOptions as StreamingOptions,
-)
-from attnscope.studies.heads.streaming import check_streaming as check_streaming
 from attnscope.studies.heads.study import heads as heads
 from attnscope.studies.maps.page import page as page
 from attnscope.studies.maps.pooled import pooled_heatmap as pooled_heatmap
@@ -105,7 +101,6 @@ from attnscope.studies.timeline.study import timeline as timeline
 from attnscope.studies.timeline.watch import HeadWatch as HeadWatch
 from attnscope.studies.why.heads import why_heads as why_heads
 from attnscope.studies.why.study import why as why
-from attnscope.views.export.formats import export as export
 from attnscope.views.page import Page as Page
 from attnscope.views.pages.notebook import widget as widget
 

@@ -21,7 +21,7 @@ from attnscope.corpus import Hay, depth_range, needle_probe
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch, Model
 from attnscope.records.heads.findings import Findings
-from attnscope.studies.heads.needles import change_of_share, share_of_tokens
+from attnscope.studies.heads.needles import _change_of_share, _share_of_tokens
 from attnscope.views.heads.questions_terminal import needle_notes
 from tests.conftest import Run
 from tests.needle_helpers import (
@@ -262,7 +262,7 @@ def test_intervals_hold_where_needles_are_copied_whole_or_not_at_all(n: int, sha
     """Every outcome with its probability: no simulation."""
     held = 0.0
     for hits in range(n + 1):
-        found = share_of_tokens(sums_of([8.0] * hits + [0.0] * (n - hits)))
+        found = _share_of_tokens(sums_of([8.0] * hits + [0.0] * (n - hits)))
         held += (found.low <= share <= found.high) * math.comb(n, hits) * share**hits * (1 - share) ** (n - hits)
     assert held >= 0.94
 
@@ -273,7 +273,7 @@ def test_intervals_of_changes_hold_and_have_a_width(more: float, less: float, n:
     for up in range(n + 1):
         for down in range(n + 1 - up):
             same = n - up - down
-            found = change_of_share(sums_of([0.0] * up + [8.0] * down + [4.0] * same))
+            found = _change_of_share(sums_of([0.0] * up + [8.0] * down + [4.0] * same))
             assert found.high - found.low > 0.2
             ways = math.comb(n, up) * math.comb(n - up, down)
             inside = found.low <= less - more <= found.high

@@ -310,13 +310,6 @@ DIFFER = {
     ("batch", "--out"): "required: the same command goes on in it",
     ("merge", "--out"): "required",
     ("merge", "--model"): "its parts name it",
-    **dict.fromkeys(
-        [("export", name) for name in ("--file", "--model", "--needles")],
-        "only as heads are tried, on a record's model",
-    ),
-    ("export", "--out"): "one file or folder of its own form",
-    ("export", "--kind"): "a list is of one kind",
-    ("export", "--with"): "sink shares",
     ("compare", "--with"): "a second text",
     **{
         (name, "--out"): _WRITES

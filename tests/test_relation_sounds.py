@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.io import wavfile
+from transformers import GenerationConfig
 
 import attnscope
 from attnscope.core.attention.seam import AttentionCall
@@ -75,7 +76,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, timed: Path, misses: float = 0.1, *, 
 
 
 def test_a_planted_head_is_found_among_random_ones(
-    folder: Path, timed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, timed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     plant(monkeypatch, timed)
     found = sound_relations(attnscope.load(folder, check=False), [str(timed)])
@@ -86,8 +87,12 @@ def test_a_planted_head_is_found_among_random_ones(
     assert one.rule.startswith("diagonal") and 0.2 < one.baseline < 0.7
     assert one.accuracy[0].max() < one.baseline
     assert found.run["notes"] == ["Heads that listen to the words: attnscope heatmap --audio … --times --pick L1H2"]
-    (listed,) = attnscope.export(found, "whisper", tmp_path / "generation_config.json")
-    assert json.loads(listed.read_text()) == {"alignment_heads": [[1, 2]]}
+    assert found.alignment_heads == found.as_json()["alignment_heads"] == [[1, 2]]
+    saved = found.save(tmp_path / "relations.npz")
+    (line,) = [line for line in run("show", saved).out.splitlines() if line.startswith('"alignment_heads"')]
+    (tmp_path / "generation_config.json").write_text("{" + line + "}")
+    assert GenerationConfig.from_pretrained(tmp_path).alignment_heads == [[1, 2]]
+    assert json.loads(run("show", saved, "--json").out)["alignment_heads"] == [[1, 2]]
 
 
 def test_planted_heads_time_words_on_recordings_that_did_not_choose_them(
@@ -113,11 +118,10 @@ def test_planted_heads_time_words_on_recordings_that_did_not_choose_them(
 
     back = attnscope.load_record(found.save(tmp_path / "relations.npz"))
     assert isinstance(back, Relations) and back.word_times == times
-    shown = run("export", "relations.npz", "--for", "whisper", "-o", "generation.json")
-    assert "best head" in shown.out and "upper half (3)" in shown.out and shown.out.endswith("generation.json\n")
-    told = json.loads(run("export", "relations.npz", "--for", "whisper.cpp", "-o", "heads.h", "--json").out)
+    shown = run("show", "relations.npz").out
+    assert "word times by" in shown and "best head" in shown and "upper half (3)" in shown
+    told = json.loads(run("show", "relations.npz", "--json").out)
     assert told["word_times"]["lists"][0]["median"]["value"] == best.median.value
-    assert "word times by" in run("show", "relations.npz").out
 
 
 def test_no_recording_is_timed_by_heads_that_it_chose(
@@ -211,6 +215,7 @@ def test_random_heads_and_other_lines(folder: Path, timed: Path, run: Run) -> No
     told = json.loads(out)
     (one,) = told["relations"]
     assert one["name"] == NAME and not np.array(one["found"]).any()
+    assert told["alignment_heads"] == []
     assert one["left_out"] == {"words that the recording or the transcript does not reach": 1}
     assert [problem["line"] for problem in told["corpus"]["problems"]] == [27, 28, 29, 30, 31, 32]
     assert "No head listens to the words surely enough" in told["run"]["notes"][0]

@@ -1,1 +1,1 @@
-"""What is put in place of what heads compute: other weights, other runs' values, a pattern, a window. Ours."""
+"""What is put in place of what heads compute: other weights, other runs' values, a pattern. Ours."""

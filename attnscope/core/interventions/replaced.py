@@ -33,14 +33,12 @@ class Replacement:
         texts: Which texts of the batch.
         hidden: Single edges to take out: the keys that a query does not see, bool. The other weights of the query grow
             in proportion.
-        compute: What computes their attention, such as one to some keys alone.
     """
 
     heads: tuple[int, ...]
     scores: Float[Tensor, "#text #head #query #key"] | Callable[[Tensor], Tensor] | None = None
     texts: slice = field(default_factory=lambda: slice(None))
     hidden: Bool[Tensor, "#text #head #query #key"] | None = None
-    compute: Callable[[AttentionCall], Tensor] = attend
 
 
 def scores_of(weights: Tensor) -> Tensor:
@@ -83,7 +81,7 @@ class Replaced:
             if not all(0 <= head < call.n_heads for head in new.heads):
                 raise ValueError(f"{call.kind} layer {call.layer} has {call.n_heads} heads; got heads {new.heads}")
             chosen = _replace_scores(select_part(select_heads(call, new.heads), new.texts), new)
-            output[new.texts, list(new.heads)] = new.compute(chosen)
+            output[new.texts, list(new.heads)] = attend(chosen)
         return output
 
 

@@ -18,7 +18,7 @@ from attnscope.records.frame.codec import APART, ARRAY, OMITTED
 from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.frame.record import StudyRecord
 from attnscope.records.frame.storage import finite, plain
-from attnscope.records.heads.findings import Findings, Role
+from attnscope.records.heads.findings import RECORDINGS, Findings, Role
 from attnscope.records.relations.word_times import WordTimes
 
 Array = NDArray[np.float64]
@@ -225,9 +225,29 @@ class Relations(StudyRecord):
             roles.sort(key=lambda role: role.baseline - role.value)
         return by_head
 
+    @property
+    def alignment_heads(self) -> list[list[int]] | None:
+        """Return [layer, head] of each head that listens to the words; None if the texts are no recordings.
+
+        Heads that express the relation weakly are left out. The form is that of Whisper's generation_config.json, from
+        which transformers, CTranslate2 and faster-whisper read the heads that time words.
+
+        Source: transformers 5, models/whisper/generation_whisper.py.
+        """
+        if self.corpus.get("of") != RECORDINGS:
+            return None
+        listening = np.zeros((0, 2), np.int64)
+        for relation in self.relations:
+            listening = np.argwhere(relation.found & (relation.mass >= LEAST_MASS))
+        heads: list[list[int]] = listening.tolist()
+        return heads
+
     def describe(self) -> dict[str, Any]:
         """All but the arrays, with the head that is best of each relation; NaN stays."""
-        return super().describe() | {"relations": [codec.describe(relation) for relation in self.relations]}
+        described = super().describe() | {"relations": [codec.describe(relation) for relation in self.relations]}
+        if self.alignment_heads is not None:
+            described["alignment_heads"] = self.alignment_heads
+        return described
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Those of all relations laid one on another: (relation, layer, head)."""

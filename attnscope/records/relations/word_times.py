@@ -52,15 +52,6 @@ class WordTimes:
     n_words: int
     lists: tuple[TimedList, ...]
 
-    def of_list(self, by: str, n_heads: int) -> TimedList | None:
-        """The list that is chosen in a way and has so many heads; None where it was not scored."""
-        return next((each for each in self.lists if (each.by, each.n_heads) == (by, n_heads)), None)
-
-    def for_list(self, n_heads: int) -> tuple[TimedList, ...]:
-        """What to show beside a list of so many heads: it, random heads, the upper half and even spacing, if scored."""
-        chosen = (self.of_list(BEST, n_heads), self.of_list(RANDOM, n_heads))
-        return (*filter(None, chosen), *(each for each in self.lists if each.by in (UPPER, EVEN)))
-
     def require_whole(self) -> None:
         """Refuses errors below 0, and lists without heads."""
         for each in self.lists:

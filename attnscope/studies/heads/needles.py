@@ -105,7 +105,7 @@ def retrieval_heads(
     for length in options.lengths:
         require_length(model.info, length)
     texts = None if corpus is None else texts_of(corpus)
-    study = _Study(model, make_hay(model, texts, options), options)
+    study = _Study(model, _make_hay(model, texts, options), options)
     n_passes = 1 + options.ablate
     findings = study.run(texts, scale_report(report, 0, n_passes))
     step = scale_report(report, 1, n_passes)
@@ -113,7 +113,7 @@ def retrieval_heads(
     return add_steps(findings, steps)
 
 
-def make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay:
+def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay:
     """What needles are hidden in.
 
     Raises:
@@ -202,7 +202,7 @@ class _Scores:
         for sums in self._written.values():
             whole = whole.merge(sums)
         order = sorted(self._written)
-        return share_of_tokens(whole), tuple(CopiedAt(*at, share_of_tokens(self._written[at])) for at in order)
+        return _share_of_tokens(whole), tuple(CopiedAt(*at, _share_of_tokens(self._written[at])) for at in order)
 
     def heads(self, threshold: float) -> tuple[Head, ...]:
         """Every head with its scores, and with the role where it passes the test."""
@@ -230,13 +230,13 @@ class _Scores:
         return tuple(heads)
 
 
-def share_of_tokens(sums: RunningSums) -> Effect:
+def _share_of_tokens(sums: RunningSums) -> Effect:
     """A share of tokens; needles are the units, as one may be copied as a whole or not at all."""
     low, high = sums.share_interval(hits=True, dependence=1)
     return Effect(float(sums.ratio()), float(low), float(high), float(sums.total("c")))
 
 
-def change_of_share(sums: RunningSums) -> Effect:
+def _change_of_share(sums: RunningSums) -> Effect:
     """A difference of two shares of the same needles, from sums of (1 + difference) / 2, which is a share itself."""
     value, low, high = (2 * float(share) - 1 for share in (sums.ratio(), *sums.share_interval(dependence=1)))
     return Effect(value, low, high, float(sums.total("c")))
@@ -420,8 +420,8 @@ class _Study:
         moved = {"retrieval": 0, "random": (n_random - n_chosen).total()}
         without = tuple(
             CopiedWithout(
-                what, len(taken[what]), names if what == "retrieval" else (), share_of_tokens(still),
-                change_of_share(change), moved[what], n_cut,
+                what, len(taken[what]), names if what == "retrieval" else (), _share_of_tokens(still),
+                _change_of_share(change), moved[what], n_cut,
             )
             for what, (still, change) in sums.items()
         )  # fmt: skip

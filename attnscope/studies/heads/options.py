@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -125,8 +125,8 @@ def _lengths(listed: str) -> tuple[int, ...]:
     return whole_numbers(listed, "--lengths")
 
 
-def _percents(option: str) -> Callable[[str], tuple[float, ...]]:
-    return lambda listed: tuple(percent / 100 for percent in whole_numbers(listed, option))
+def _depths(listed: str) -> tuple[float, ...]:
+    return tuple(percent / 100 for percent in whole_numbers(listed, "--depths"))
 
 
 def write_percent(depth: float) -> str:
@@ -146,7 +146,7 @@ class NeedleOptions:
     )  # fmt: skip
     depths: tuple[float, ...] = option(
         "With --probe needle: where in the text the needle is, in per cent.",
-        default=(0.0, 0.25, 0.5, 0.75, 1.0), read=_percents("--depths"), written="0,25,50,75,100",
+        default=(0.0, 0.25, 0.5, 0.75, 1.0), read=_depths, written="0,25,50,75,100",
     )  # fmt: skip
     n: int = option("With --probe needle: needles per length.", "--needles", default=50, least=1)
     answer: int = option(
@@ -191,26 +191,6 @@ class NeedleOptions:
         by_depth = (f"retrieval_at_{write_percent(depth)}" for depth in self.depths)
         by_length = (f"retrieval_in_{length}" for length in self.lengths if len(self.lengths) > 1)
         return ("retrieval", "decoy", *by_depth, *by_length)
-
-
-@options
-class StreamingOptions:
-    """What streaming heads see, and which share of the key/value heads streams as they are tried."""
-
-    sink_size: int = option("First tokens that a streaming head keeps.", "--sinks", default=64, least=0)
-    recent_size: int = option("Latest tokens that a streaming head keeps.", "--recent", default=256, least=1)
-    shares: tuple[float, ...] = option(
-        "With --stream: percentages of the key/value heads that stream.",
-        default=(0.25, 0.5, 0.75), read=_percents("--shares"), written="25,50,75",
-    )  # fmt: skip
-    n: int = option("With --stream: needles per length.", "--needles", default=20, least=2)
-    seed: int = option("Seed of the heads that are drawn.", default=0, least=0, python_only=True)
-
-    def require(self) -> None:
-        """Refuses shares of no heads, or of more than there are."""
-        if not self.shares or not all(0 < share <= 1 for share in self.shares):
-            shares = ", ".join(f"{100 * share:g}%" for share in self.shares)
-            raise UsageError(f"shares of {shares or 'nothing'}", "they are above 0 and at most 100 per cent")
 
 
 @options

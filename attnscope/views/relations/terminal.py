@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
@@ -25,7 +26,9 @@ def show(relations: Relations, console: Console) -> RenderableType:
     """The table of relations, and the examples if there are any."""
     parts = [table(relations)]
     if relations.word_times is not None:
-        parts.append(word_times_table(relations.word_times, relations.word_times.lists))
+        parts.append(word_times_table(relations.word_times))
+    if relations.alignment_heads:
+        parts.append(alignment_heads(relations.alignment_heads))
     return Group(*parts, *([examples(relations)] if relations.examples else []))
 
 
@@ -66,7 +69,7 @@ def table(relations: Relations, most: int = 40) -> RenderableType:
     return Group(*parts, *dim_lines([*notes, *corpus_notes(relations)]))
 
 
-def word_times_table(word_times: WordTimes, lists: Sequence[TimedList]) -> RenderableType:
+def word_times_table(word_times: WordTimes) -> RenderableType:
     """A row for each list of heads that times words, and how the errors are made."""
 
     def title(each: TimedList) -> str:
@@ -90,12 +93,19 @@ def word_times_table(word_times: WordTimes, lists: Sequence[TimedList]) -> Rende
     notes = [
         f"error: seconds between the time that the heads tell for the start of a word and the known one; the mean of "
         f"{amount(word_times.n_words, 'word')}, then over {amount(word_times.n_recordings, 'recording')}",
-        "best: the best heads of one half of the recordings, timed on the other, both ways round; an exported list may "
-        "have others",
+        "best: the best heads of one half of the recordings, timed on the other, both ways round; "
+        "alignment_heads may have others",
         "upper half: all heads of the decoder's upper half, Whisper's default; to it: 95% interval of the median "
         "difference; even spacing: no head, all words of a recording equally long",
     ]
-    return Group(Text(), Table(columns, lists, gap=1), *dim_lines(notes))
+    return Group(Text(), Table(columns, word_times.lists, gap=1), *dim_lines(notes))
+
+
+def alignment_heads(heads: Sequence[Sequence[int]]) -> RenderableType:
+    """Return a line of JSON for a Whisper's generation_config.json, and a note that says so."""
+    line = Text(f'"alignment_heads": {json.dumps(heads)}', style="bold")
+    note = "paste it into the model's generation_config.json: transformers times words by these heads, as --times does"
+    return Group(Text(), line, *dim_lines([note]))
 
 
 def examples(relations: Relations) -> RenderableType:

@@ -1,1 +1,0 @@
-"""Head lists and head scores for other programs."""
