@@ -1,7 +1,7 @@
 """Relations of a treebank on minilm: which heads express them, and what that costs beside the plain forward.
 
 Prints a table of the relations that a head expresses, for docs/relations.md. Time: all relations of all texts (tokens,
-alignment, forward with the probe, exact sums, evidence), over the plain scaled-dot-product forward over the very same
+alignment, forward with the probe, sums, evidence), over the plain scaled-dot-product forward over the very same
 batches, round by round. The last line is JSON.
 
 usage: python -m benchmarks.relations --conllu PATH [--runs 3] [--threads 2] [--table]

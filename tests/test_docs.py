@@ -213,7 +213,7 @@ def names_in_files(folder: Path) -> set[str]:
         (r"(sensitivity|importance)(?=_)", "Q"),
         (r"(hellinger|jensen_shannon)(_without_special)?(?=\.)", "T"),
         (r"sum_encoder", "sum_KIND"),
-        (r"\b(measures|uniform|offsets|offsets_uniform|pairs|lengths)(?=\.(limbs|n_texts)$)", "PART"),
+        (r"\b(measures|uniform|offsets|offsets_uniform|pairs|lengths)(?=\.(moments|n_texts)$)", "PART"),
         (r"step_\d+", "step_0"),
     )
     found: set[str] = set()

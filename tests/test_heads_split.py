@@ -310,10 +310,10 @@ def test_records_that_do_not_belong_together_are_refused_by_name(own: Any, own_c
 def test_damaged_sums_are_refused_by_name(own: Any) -> None:
     parts = [heads(own, SENTENCES[:10], HeadsOptions(shard=(k, 2))) for k in (1, 2)]
     sums = dict(parts[0].sums)
-    sums["encoder.measures.limbs"] = sums["encoder.measures.limbs"][..., :-1]
+    sums["encoder.measures.moments"] = sums["encoder.measures.moments"][..., :-1]
     broken = replace(parts[0], sums=sums)
     with pytest.raises(AttnscopeError, match=r"bad\.npz"):
         merge_findings([broken, heads(own, SENTENCES[:10], HeadsOptions(shard=(2, 2)))], ["bad.npz", "good.npz"])
-    del sums["encoder.measures.limbs"]
+    del sums["encoder.measures.moments"]
     with pytest.raises(AttnscopeError, match=r"bad\.npz"):
         merge_findings([parts[1], broken], ["good.npz", "bad.npz"])

@@ -1,45 +1,24 @@
-"""Sums over texts that are exact, mergeable and small, and what they say: ratios, intervals, p-values.
+"""Sums over texts that are mergeable and small, and what they say: ratios, intervals, p-values.
 
 A head measure gives two numbers per text: a sum s and a count c (the mass on the previous token over all queries, and
-how many queries have one). The head's value is Σs / Σc. How sure it is follows from three more sums, Σs², Σsc and Σc²:
-five numbers for any amount of text.
-
-All five are integers, so adding and merging are exact: the order of the texts, their grouping into batches, and the
-order of merges do not matter. Knows no measures, no heads and no torch.
+how many queries have one). The head's value is Σs / Σc. How sure it is follows from the second moments of s and c over
+texts. Six numbers per measure hold all this, for any amount of text. Knows no measures, no heads and no torch.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr, stdtrit
 
-from attnscope.core.exact import mapped_arrays
-
 Floats = NDArray[np.float64]
-Integers = NDArray[np.object_]  # Python's, of any size
 
-# A text's s and c become integers X = s * 2^50 of at most 26 significant bits, so that products of two of them are
-# exact in float64. |s| <= 2^60: X stays within 2^110, a product within 2^220.
-_FRACTION_BITS = 50
-LARGEST = 2.0**60
-MAX_TEXTS = 2**32
+N_MOMENTS = 6
+_N, _S, _C, _SS, _SC, _CC = range(N_MOMENTS)
 
-# An integer is held in limbs of 42 bits, lowest first, in int64: all but the last in 0 .. 2^42 - 1, the last with the
-# sign. That writes each integer in one way only. With MAX_TEXTS texts the last one needs 59 bits.
-_WIDTH = 42
-_NAMES = ("s", "c", "ss", "sc", "cc")
-_N_LIMBS = (3, 3, 6, 6, 6)
-_FIRST = tuple(sum(_N_LIMBS[:i]) for i in range(len(_N_LIMBS)))
-N_LIMBS = sum(_N_LIMBS)
-_MASK = np.int64((1 << _WIDTH) - 1)
-
-# Slices of one limb are below 2^41: the float64 sum of 2^11 of them is exact, the int64 sum of 2^20 fits.
-_MOST_AT_ONCE = 2**11
-_MOST_BETWEEN_CARRIES = 2**20
-_ELEMENTS_AT_ONCE = 2**16  # what the processor's cache holds of the temporary arrays; changes no result
+_ROUNDING = 16 * np.finfo(np.float64).eps
+"""Residuals below this part of their terms are rounding: all texts have the same s / c."""
 
 DEPENDENCE = 0.3
 """The intraclass correlation of the queries of a text that is assumed of what was never seen; see `share_interval`."""
@@ -48,15 +27,19 @@ _FEWEST_DEGREES = 0.1  # of freedom; there t is 2e12 at 95%, and further down sc
 
 
 class RunningSums:
-    """The five sums Σs, Σc, Σs², Σsc, Σc² over texts, for an array of quantities, and what follows from them.
+    """Sums and second moments over texts, for an array of quantities, and what follows from them.
 
-    Precision: each text's s and c are first rounded to 26 significant bits (relative error at most 2^-26 = 1.5e-8;
-    counts up to 2^26 = 67,108,864 are exact) and to multiples of 2^-50 (9e-16). After that everything is exact integer
-    arithmetic up to the last step of each result, which is rounded once. Range: |s|, c <= 2^60, and 2^32 texts. Memory:
-    192 bytes per quantity.
+    Each quantity has six float64 numbers: how many texts have it (n), Σs, Σc, and the second moments about the means,
+    Σ(s - s̄)², Σ(s - s̄)(c - c̄) and Σ(c - c̄)². A text with s = c = 0 says nothing and is in none of them. Parts are
+    merged by the formula of Chan, Golub & LeVeque (1979; 1983, The American Statistician 37, 242-247):
 
-    A new object holds no text and is the identity of `merge`. Objects with the same texts have bit-identical
-    `to_arrays()` and results, however the texts were added and merged.
+        Σ_AB (s - s̄)² = Σ_A (s - s̄)² + Σ_B (s - s̄)² + (s̄_B - s̄_A)² · n_A n_B / (n_A + n_B)
+
+    Moments about the mean lose no digits to large values with a small spread. One merge is exact to a few units in the
+    last place (relative error about 1e-15). So the same texts in the same order and batches give the same numbers,
+    bit for bit; another order or split may change the last digits.
+
+    A new object holds no text and is the identity of `merge`.
 
     Args:
         shape: The shape of the quantities, such as (layer, head, measure); () is one quantity.
@@ -65,10 +48,10 @@ class RunningSums:
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self.shape = tuple(int(size) for size in shape)
         self.n_texts = 0
-        self._limbs = mapped_arrays.zeros((N_LIMBS, math.prod(self.shape)), np.int64)
+        self._moments = np.zeros((N_MOMENTS, *self.shape))
 
     def add(self, sums: ArrayLike, counts: ArrayLike) -> None:
-        """Adds one text, or a batch of texts.
+        """Add one text, or a batch of texts.
 
         Args:
             sums: s of each quantity: `shape` for one text, (text, *shape) for a batch. Any sign.
@@ -77,7 +60,6 @@ class RunningSums:
 
         Raises:
             ValueError: A shape does not fit, a number is NaN or infinite, a count is negative. Nothing was added.
-            OverflowError: A number is beyond 2^60 or there are more than 2^32 texts. Nothing was added.
         """
         s = np.asarray(sums, np.float64)
         if s.shape == self.shape:
@@ -85,114 +67,84 @@ class RunningSums:
         elif s.shape[1:] != self.shape or s.ndim == 0:
             raise ValueError(f"sums are {self.shape} or (text, *{self.shape}); got {s.shape}")
         c = np.broadcast_to(np.asarray(counts, np.float64), s.shape)
-        n = len(s)
-        if self.n_texts + n > MAX_TEXTS:
-            raise OverflowError(f"{self.n_texts + n} texts are more than {MAX_TEXTS}")
         if not (np.isfinite(s).all() and np.isfinite(c).all()):
             raise ValueError("sums and counts are finite; a text gave NaN or infinity")
         if (c < 0).any():
             raise ValueError(f"counts are at least 0; got {c.min()}")
-        largest = max(np.abs(s).max(initial=0.0), c.max(initial=0.0))
-        if largest > LARGEST:
-            raise OverflowError(f"{largest:g} is more than 2^60, the most that is held exactly")
-
-        cells = self._limbs.shape[1]
-        s, c = s.reshape(n, cells), c.reshape(n, cells)
-        step = min(_MOST_AT_ONCE, max(1, _ELEMENTS_AT_ONCE // max(1, cells)))
-        waiting = 0
-        for start in range(0, n, step):
-            part = slice(start, start + step)
-            if waiting + step > _MOST_BETWEEN_CARRIES:
-                _carry(self._limbs)
-                waiting = 0
-            _accumulate(self._limbs, _to_integers(s[part]), _to_integers(c[part]))
-            waiting += step
-        _carry(self._limbs)
-        self.n_texts += n
+        self._moments = _merge(self._moments, _moments_of(s, c))
+        self.n_texts += len(s)
 
     def merge(self, other: "RunningSums") -> "RunningSums":
-        """The sums over the texts of both; neither is changed.
+        """Return the sums over the texts of both; neither is changed.
 
         Raises:
             ValueError: The shapes differ.
-            OverflowError: Together they hold more than 2^32 texts.
         """
         if other.shape != self.shape:
             raise ValueError(f"sums of {self.shape} and of {other.shape} cannot be merged")
-        if self.n_texts + other.n_texts > MAX_TEXTS:
-            raise OverflowError(f"{self.n_texts + other.n_texts} texts are more than {MAX_TEXTS}")
-        whole = RunningSums(self.shape)
-        whole.n_texts = self.n_texts + other.n_texts
-        np.add(self._limbs, other._limbs, out=whole._limbs)
-        _carry(whole._limbs)
-        return whole
+        return self._of(_merge(self._moments, other._moments), self.n_texts + other.n_texts)
 
     def beside(self, other: "RunningSums") -> "RunningSums":
-        """These quantities and others after them, along the last axis; for results, not for further merges.
+        """Return these quantities and others after them, along the last axis; for results, not for further merges.
 
         Args:
             other: Sums of the same shape except for the last axis; they may be over other texts.
         """
-        whole = RunningSums((*self.shape[:-1], self.shape[-1] + other.shape[-1]))
-        whole.n_texts = max(self.n_texts, other.n_texts)
-        mine, theirs = (sums._limbs.reshape(N_LIMBS, *sums.shape) for sums in (self, other))
-        np.concatenate([mine, theirs], -1, out=whole._limbs.reshape(N_LIMBS, *whole.shape))
-        return whole
+        moments = np.concatenate([self._moments, other._moments], -1)
+        return self._of(moments, max(self.n_texts, other.n_texts))
 
-    def to_arrays(self) -> dict[str, NDArray[np.int64]]:
-        """The whole state as integer arrays, for npz without pickle: `limbs`, (24, *shape), and `n_texts`, ()."""
-        return {"limbs": self._limbs.reshape(N_LIMBS, *self.shape).copy(), "n_texts": np.array(self.n_texts, np.int64)}
+    def take(self, index: NDArray[np.int64]) -> "RunningSums":
+        """Return some of the quantities along the last axis, as `numpy.take_along_axis` picks them by `index`."""
+        return self._of(np.take_along_axis(self._moments, index[None], -1), self.n_texts)
+
+    @classmethod
+    def _of(cls, moments: Floats, n_texts: int) -> "RunningSums":
+        sums = cls(())
+        sums.shape = moments.shape[1:]
+        sums.n_texts = n_texts
+        sums._moments = moments
+        return sums
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the whole state, for npz without pickle: `moments`, (6, *shape), and `n_texts`, ()."""
+        return {"moments": self._moments.copy(), "n_texts": np.array(self.n_texts, np.int64)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "RunningSums":
-        """The object whose `to_arrays` these are.
+        """Return the object whose `to_arrays` these are.
 
         Raises:
             KeyError: An array is missing.
             ValueError: They are not such arrays.
         """
-        limbs, n_texts = np.asarray(arrays["limbs"]), np.asarray(arrays["n_texts"])
-        if limbs.dtype != np.int64 or limbs.ndim < 1 or len(limbs) != N_LIMBS:
-            raise ValueError(f"limbs are int64, ({N_LIMBS}, ...); got {limbs.dtype}, {limbs.shape}")
-        if n_texts.shape != () or n_texts.dtype.kind not in "iu" or not 0 <= n_texts <= MAX_TEXTS:
-            raise ValueError(f"n_texts is one integer from 0 to 2^32; got {n_texts!r}")
-        sums = cls(limbs.shape[1:])
-        sums.n_texts = int(n_texts)
-        sums._limbs[:] = limbs.reshape(sums._limbs.shape)
-        canonical = sums._limbs.copy()
-        _carry(canonical)
-        if not np.array_equal(canonical, sums._limbs):
-            raise ValueError("limbs are out of range: the arrays are damaged")
-        return sums
+        moments, n_texts = np.asarray(arrays["moments"]), np.asarray(arrays["n_texts"])
+        if moments.dtype != np.float64 or moments.ndim < 1 or len(moments) != N_MOMENTS:
+            raise ValueError(f"moments are float64, ({N_MOMENTS}, ...); got {moments.dtype}, {moments.shape}")
+        if n_texts.shape != () or n_texts.dtype.kind not in "iu" or n_texts < 0:
+            raise ValueError(f"n_texts is one integer, at least 0; got {n_texts!r}")
+        if not np.isfinite(moments).all() or (moments[[_N, _C, _SS, _CC]] < 0).any() or (moments[_N] > n_texts).any():
+            raise ValueError("moments are out of range: the arrays are damaged")
+        return cls._of(moments.copy(), int(n_texts))
 
-    def total(self, name: str) -> Floats:
-        """One of the five sums, rounded to float64 once.
-
-        Args:
-            name: "s", "c", "ss" (Σs²), "sc" or "cc".
-        """
-        unit = 1 << (_FRACTION_BITS * len(name))
-        return self._each(lambda value: value / unit, self._exact(name))
+    def total(self, name: Literal["s", "c"]) -> Floats:
+        """Return Σs or Σc."""
+        return self._moments[_S if name == "s" else _C].copy()
 
     def ratio(self) -> Floats:
-        """The value Σs / Σc, rounded once; NaN where Σc is 0."""
-        return self._each(_divide, self._exact("s"), self._exact("c"))
+        """Return the value Σs / Σc; NaN where Σc is 0."""
+        return _divide(self._moments[_S], self._moments[_C], np.nan)
 
     def effective_texts(self) -> Floats:
-        """How many texts of equal count would weigh the same: (Σc)² / Σc² (Kish 1965, section 11.7).
+        """Return how many texts of equal count would weigh the same: (Σc)² / Σc² (Kish 1965, section 11.7).
 
         From 1 (one text holds everything) to the number of texts; 0 where Σc is 0.
         """
-
-        def effective(c: int, cc: int) -> float:
-            return c * c / cc if cc else 0.0
-
-        return self._each(effective, self._exact("c"), self._exact("cc"))
+        return _divide(self._moments[_C] ** 2, self._squared_counts(), 0.0)
 
     def standard_error(self) -> Floats:
-        """The standard error of r by the delta method, for texts drawn independently.
+        """Return the standard error of r by the delta method, for texts drawn independently.
 
-        With the residuals d = s - r·c of the texts, whose exact Σd² is Σs² - 2rΣsc + r²Σc²:
+        With the residuals d = s - r·c of the texts, Σd² = Σ(s - s̄)² - 2r Σ(s - s̄)(c - c̄) + r² Σ(c - c̄)²:
 
             se² = Σd² / (Σc)² · m / (m - 1),   m = (Σc)² / Σc²
 
@@ -203,10 +155,16 @@ class RunningSums:
 
         NaN if fewer than two texts have a count.
         """
-        return self._each(_standard_error, *map(self._exact, _NAMES))
+        _, _, _, ss, sc, cc = self._moments
+        r = np.nan_to_num(self.ratio())
+        residual = ss - 2 * r * sc + r**2 * cc
+        terms = ss + 2 * np.abs(r * sc) + r**2 * cc
+        residual = np.where(residual > _ROUNDING * terms, residual, 0.0)
+        apart = self._apart()
+        return np.sqrt(_divide(residual, np.where(apart > 0, apart, 0.0), np.nan))
 
     def interval(self, level: float = 0.95) -> tuple[Floats, Floats]:
-        """The confidence interval r ± t·se, t from Student's t with m - 1 degrees of freedom.
+        """Return the confidence interval r ± t·se, t from Student's t with m - 1 degrees of freedom.
 
         m is the effective number of texts, n for texts of one length. With n itself, one long text among ten makes 95%
         intervals that hold the truth 75% of the time (simulated: counts log-normal with sigma 1.5).
@@ -229,7 +187,7 @@ class RunningSums:
         return ratio - half, ratio + half
 
     def p_above(self, threshold: ArrayLike) -> Floats:
-        """One-sided p-value against H0: the ratio is at most the threshold.
+        """Return the one-sided p-value against H0: the ratio is at most the threshold.
 
         P(T >= (r - threshold) / se) with T of Student's t, m - 1 degrees of freedom: p < (1 - level) / 2 exactly where
         the interval at that level lies above the threshold. For texts of one length it is the one-sample t test on
@@ -241,13 +199,12 @@ class RunningSums:
         Args:
             threshold: Broadcast to the shape of the quantities.
         """
-        limits = np.broadcast_to(np.asarray(threshold, np.float64), self.shape).ravel()
-        above = self._each(_difference, self._exact("s"), self._exact("c"), limits).ravel()
-        error = self.standard_error().ravel()
+        above = self.ratio() - np.broadcast_to(np.asarray(threshold, np.float64), self.shape)
+        error = self.standard_error()
         t = np.divide(above, error, out=np.where(above > 0, np.inf, -np.inf), where=error != 0)
         # Not 1 - stdtr(t): that loses all digits of a small p.
-        p: Floats = np.where(np.isnan(above), np.nan, stdtr(self._degrees().ravel(), -t))
-        return np.where(np.isnan(error), np.nan, p).reshape(self.shape)
+        p = np.where(np.isnan(above), np.nan, stdtr(self._degrees(), -t))
+        return np.where(np.isnan(error), np.nan, p)
 
     def share_interval(
         self,
@@ -258,7 +215,7 @@ class RunningSums:
         dependence: ArrayLike = DEPENDENCE,
         units: ArrayLike = 1.0,
     ) -> tuple[Floats, Floats]:
-        """The confidence interval of a share, 0 <= s <= c: it stays within 0 to 1, and holds near them.
+        """Return the confidence interval of a share, 0 <= s <= c: it stays within 0 to 1, and holds near them.
 
         r ± t·se fails there: of ten texts that each count 1 or 0, with a share of 0.97, three in four samples are all 1
         and give [1, 1]. There are two bounds, of which the wider one holds:
@@ -317,7 +274,7 @@ class RunningSums:
         return np.where(defined, np.clip(low, 0, 1), np.nan), np.where(defined, np.clip(high, 0, 1), np.nan)
 
     def most_unseen(self, units: ArrayLike = 1.0, dependence: ArrayLike = DEPENDENCE) -> Floats:
-        """The largest share u of units of another kind of which these may show none, 0 to 1; NaN without a text.
+        """Return the largest share u of units of another kind of which these may show none, 0 to 1; NaN without a text.
 
         None is seen with a probability of 2.5%, which a 95% interval leaves at each end. See `share_interval` for its
         second bound, and for `units` and `dependence`.
@@ -334,7 +291,9 @@ class RunningSums:
         dependence: ArrayLike = DEPENDENCE,
         units: ArrayLike = 1.0,
     ) -> Floats:
-        """One-sided p-value against H0: the share is at most the threshold, broadcast to the shape of the quantities.
+        """Return the one-sided p-value against H0: the share is at most the threshold.
+
+        The threshold is broadcast to the shape of the quantities.
 
         The test that `share_interval` is the inversion of, with the same arguments: p < (1 - level) / 2 exactly where
         the interval at that level lies above the threshold θ. The larger one of P(T >= (r - θ - 1/2n) / sqrt(θ(1 -
@@ -375,25 +334,18 @@ class RunningSums:
         return quantile
 
     def _degrees(self) -> Floats:
-        """Degrees of freedom m - 1, exact where m is barely above 1; NaN where there is no interval."""
+        """Return the degrees of freedom m - 1; NaN where there is no interval."""
+        apart = self._apart()
+        return _divide(np.where(apart > 0, apart, np.nan), self._squared_counts(), np.nan)
 
-        def degrees(c: int, cc: int) -> float:
-            return (c * c - cc) / cc if c * c > cc else math.nan
+    def _squared_counts(self) -> Floats:
+        """Return Σc²."""
+        return self._moments[_CC] + _divide(self._moments[_C] ** 2, self._moments[_N], 0.0)
 
-        return self._each(degrees, self._exact("c"), self._exact("cc"))
-
-    def _exact(self, name: str) -> Integers:
-        """One of the sums as integers, in units of 2^-50 for s and c, 2^-100 for the products."""
-        number = _NAMES.index(name)
-        first, n = _FIRST[number], _N_LIMBS[number]
-        value: Integers = self._limbs[first + n - 1].astype(object)
-        for limb in self._limbs[first : first + n - 1][::-1]:
-            value = value * (1 << _WIDTH) + limb.astype(object)
-        return value
-
-    def _each(self, function: Callable[..., float], *columns: Integers | Floats) -> Floats:
-        values = [function(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-        return np.array(values, np.float64).reshape(self.shape)
+    def _apart(self) -> Floats:
+        """Return (Σc)² - Σc², which is 0 where at most one text has a count."""
+        n = self._moments[_N]
+        return self._moments[_C] ** 2 * _divide(n - 1, n, 0.0) - self._moments[_CC]
 
 
 class _Share(NamedTuple):
@@ -412,74 +364,32 @@ class _Share(NamedTuple):
     n_unseen: Floats
 
 
-# Exact sums -----------------------------------------------------------------------------------------------------
+def _moments_of(s: Floats, c: Floats) -> Floats:
+    """Return the moments of a batch of texts, (6, *shape), from s and c, (text, *shape)."""
+    has = (s != 0) | (c != 0)
+    n = has.sum(0)
+    sum_s = s.sum(0)
+    sum_c = c.sum(0)
+    at_least_one = np.maximum(n, 1)
+    ds = np.where(has, s - sum_s / at_least_one, 0.0)
+    dc = np.where(has, c - sum_c / at_least_one, 0.0)
+    return np.stack([n, sum_s, sum_c, (ds * ds).sum(0), (ds * dc).sum(0), (dc * dc).sum(0)])
 
 
-def _to_integers(x: Floats) -> Floats:
-    """Numbers in units of 2^-50, rounded to 26 significant bits and to an integer; still float64.
-
-    The rounding to 26 bits is Veltkamp's splitting (Dekker 1971, Numerische Mathematik 18).
-    """
-    scaled = x * (2.0**27 + 1)
-    rounded = scaled - (scaled - x)
-    rounded *= 2.0**_FRACTION_BITS
-    return np.rint(rounded, out=rounded)
-
-
-def _accumulate(limbs: NDArray[np.int64], s: Floats, c: Floats) -> None:
-    """Adds the five sums over the first axis to the limbs, without carrying."""
-    for first, n, values in zip(_FIRST, _N_LIMBS, (s, c, s * s, s * c, c * c), strict=True):
-        for number, total in _sliced_sums(values, n):
-            limbs[first + number] += total
+def _merge(a: Floats, b: Floats) -> Floats:
+    """Return the moments of the texts of two parts (Chan, Golub & LeVeque)."""
+    merged: Floats = a + b
+    # Of a part without texts the weight is 0, whatever is taken for its means.
+    weight = a[_N] * b[_N] / np.maximum(merged[_N], 1)
+    ds = b[_S] / np.maximum(b[_N], 1) - a[_S] / np.maximum(a[_N], 1)
+    dc = b[_C] / np.maximum(b[_N], 1) - a[_C] / np.maximum(a[_N], 1)
+    merged[_SS] += ds * ds * weight
+    merged[_SC] += ds * dc * weight
+    merged[_CC] += dc * dc * weight
+    return merged
 
 
-def _sliced_sums(rest: Floats, n_limbs: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """The sum over the first axis, as signed amounts of single limbs, from the highest that is not zero.
-
-    Each value is cut at the bits where limbs meet, into slices that are multiples of 2^bits and that float64 adds
-    without error (Demmel & Nguyen 2015, Parallel reproducible summation).
-    """
-    largest = max(rest.max(initial=0.0), -rest.min(initial=0.0))
-    for number in reversed(range(n_limbs)):
-        bits = number * _WIDTH
-        if largest < 2.0 ** (bits - 1):  # it would be cut to 0 here
-            continue
-        if number:
-            # Adding and taking away 1.5 * 2^(52 + bits) rounds to a multiple of 2^bits.
-            shift = 1.5 * 2.0 ** (52 + bits)
-            part = rest + shift
-            part -= shift
-            rest = rest - part
-            largest = 2.0 ** (bits - 1) if rest.any() else 0.0
-        else:
-            part = rest
-        yield number, (part.sum(axis=0) * 2.0**-bits).astype(np.int64)
-
-
-def _carry(limbs: NDArray[np.int64]) -> None:
-    """Brings limbs into their one canonical form, in place."""
-    for first, n in zip(_FIRST, _N_LIMBS, strict=True):
-        for number in range(first, first + n - 1):
-            limbs[number + 1] += limbs[number] >> _WIDTH
-            limbs[number] &= _MASK
-
-
-def _divide(a: int, b: int) -> float:
-    return a / b if b else math.nan
-
-
-def _difference(s: int, c: int, limit: float) -> float:
-    """The value of s / c - limit, rounded once: subtracting floats would lose the digits where the two are close."""
-    if not c or math.isnan(limit):
-        return math.nan
-    if math.isinf(limit):
-        return -limit
-    a, b = limit.as_integer_ratio()
-    return (s * b - a * c) / (c * b)
-
-
-def _standard_error(s: int, c: int, ss: int, sc: int, cc: int) -> float:
-    apart = c * c - cc  # 0 where at most one text has a count
-    if apart <= 0:
-        return math.nan
-    return math.sqrt((ss * c * c - 2 * s * c * sc + s * s * cc) / (c * c * apart))
+def _divide(a: Floats, b: Floats, undefined: float) -> Floats:
+    """Return a / b; `undefined` where b is 0."""
+    result: Floats = np.divide(a, b, out=np.full(np.shape(a), undefined), where=b != 0)
+    return result

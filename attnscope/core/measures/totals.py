@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.core.exact import mapped_arrays
 from attnscope.core.measures.catalogue import MEASURES, OFFSETS, SINK_THRESHOLD, Keys, Text, measure_names
 
 Sum = NDArray[np.float64]
@@ -206,10 +205,7 @@ def join_totals(heads: Totals, uniform: Totals, names: tuple[str, ...]) -> SumsO
     if names != heads.names:
         keep = [heads.names.index(name) for name in names]
         shared = [part[keep] for part in shared]
-    # They stay while the next layers run.
-    return SumsOf(
-        names, *mapped_arrays.copy_together([*shared, heads.offset_sum, heads.offset_count, uniform.offset_sum])
-    )
+    return SumsOf(names, *shared, heads.offset_sum, heads.offset_count, uniform.offset_sum)
 
 
 def internal_names(measures: Iterable[str] | None) -> tuple[str, ...]:

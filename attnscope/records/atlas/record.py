@@ -209,7 +209,7 @@ class Atlas(StudyRecord):
         kept: Of a part, which `--shard` makes: the texts that may be shown of the whole. It shows none itself.
         scores: Of a part: how these score, by name: "texts" (their numbers), "chunks", "tokens", "lots" (hashes, by
             which they are drawn), (text,), and "values", (text, head). Empty where it is no part.
-        sums: Of a part: exact sums, as `Findings.sums`.
+        sums: Of a part: sums, as `Findings.sums`.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.atlas/1"

@@ -1,6 +1,6 @@
 """What was found about the heads of a model: measures with intervals, roles with evidence. NumPy only.
 
-The exact sums over texts are kept beside what was concluded from them, so that records merge without loss.
+The sums over texts are kept beside what was concluded from them, so that records merge without loss.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Findings(StudyRecord):
             `roles`: {name: {"what": str, "measure": str, "threshold": float}} and
             `measures`: {name: {"what": str, "unit": str, "range": [least, largest], null = no bound}}.
         heads: One entry a head, by kind, layer, head.
-        sums: The exact sums over texts by name, for merging.
+        sums: The sums over texts by name, for merging.
         control: Findings of the same architecture with random weights, on the same texts, if asked for.
         descriptions: What each head does, found and not asked for; None where heads were not described.
         needles: Of needles in haystacks, what the model finds, and what it finds without some heads; else None.

@@ -1,4 +1,4 @@
-"""From exact sums to effects: values, intervals and counts by name; over pairs, means and shares of the total."""
+"""From sums to effects: values, intervals and counts by name; over pairs, means and shares of the total."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def means_of(
     going: Going, report: Report | None = None, *, patterns: bool = False
 ) -> tuple[StandIns, list[dict[str, Any]]]:
     """The mean output of each head, or its pattern, over all texts; and the blocks over which workers were lost."""
-    result = going.run(MeanMeasurer, {"patterns": patterns}, BlockMeans(), report, in_order=True)
+    result = going.run(MeanMeasurer, {"patterns": patterns}, BlockMeans(), report)
     if not result.complete:
         raise KeyboardInterrupt
     return _means_of(result.done), result.lost

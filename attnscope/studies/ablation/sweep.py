@@ -127,19 +127,16 @@ class Going:
         nothing: D,
         report: Report | None,
         *,
-        in_order: bool = False,
         step: str | None = None,
     ) -> Pass[D]:
         """Reads the texts once; copies count once. The measurer gets a model, a reader and the arguments.
 
-        `nothing` is the sums of no text; `in_order` and `step` are those of `Driver`.
+        `nothing` is the sums of no text; `step` is that of `Driver`.
         """
         # In this process all passes share what a reader has seen.
         make = partial(_make, measurer, self.reader.arguments if self.workers else self.reader, arguments)
         workers = (self.workers,) if self.workers else None
-        return Driver(make, (self.model,), workers, in_order=in_order, step=step).run_texts(
-            self.texts, BLOCK, nothing, report
-        )
+        return Driver(make, (self.model,), workers, step=step).run_texts(self.texts, BLOCK, nothing, report)
 
 
 def _make(

@@ -1,6 +1,6 @@
 """An atlas in shards: merging parts into the atlas of the whole corpus.
 
-A part holds the results of the first pass: exact sums, and the texts that are among the best of a head or of the
+A part holds the results of the first pass: sums, and the texts that are among the best of a head or of the
 sample. Which of these the whole shows is known when all parts are there. Then the model reads them again.
 """
 

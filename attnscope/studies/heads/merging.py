@@ -1,4 +1,4 @@
-"""From exact sums to findings, and from the findings of shards to those of the whole. Needs no model and no torch."""
+"""From sums to findings, and from the findings of shards to those of the whole. Needs no model and no torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sums_of(trained: Mapping[str, Tally], control: Mapping[str, Tally]) -> dict[
 
 
 def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping[str, Any], sums: Arrays) -> Findings:
-    """The findings that exact sums amount to.
+    """The findings that sums amount to.
 
     The thresholds of roles are read from `options`; `sums` are what `sums_of` returned.
 
@@ -114,9 +114,9 @@ def _sums_of_writes(tallies: Mapping[str, Tally], parts: RunningSums | None) -> 
 def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Findings:
     """The findings of several shards of one corpus, as one run over all of it would have found them.
 
-    They agree bit for bit, in any order, if all were made with the same versions, kind of machine, number of threads
-    and back end: those change how sums are rounded. What changes without heads (`with_effects`) is of the first texts
-    of the whole corpus, whatever the shard: each head keeps what the first part says that says anything of it.
+    They agree within the last digits: how texts are split changes how sums are rounded. What changes without heads
+    (`with_effects`) is of the first texts of the whole corpus, whatever the shard: each head keeps what the first part
+    says that says anything of it.
 
     Args:
         parts: What `heads` found on each shard; some may be missing.

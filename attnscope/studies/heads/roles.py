@@ -435,10 +435,8 @@ class _Judged:
 
 def _part(sums: RunningSums, columns: Sequence[int] | NDArray[np.int64]) -> RunningSums:
     """Some of the quantities of (layer, head, quantity): the same ones for all heads, or each head's own."""
-    arrays = sums.to_arrays()
     index = np.broadcast_to(np.asarray(columns), (*sums.shape[:2], np.shape(columns)[-1]))
-    limbs = np.take_along_axis(arrays["limbs"], index[None], -1)
-    return RunningSums.from_arrays({"limbs": limbs, "n_texts": arrays["n_texts"]})
+    return sums.take(index)
 
 
 def _divide(a: Floats, b: Floats, undefined: float) -> Floats:

@@ -101,9 +101,8 @@ def heads(
     token of the text. Its own heads and those of cross-attention are listed by kind. Measures that compare places in
     one text are undefined for cross-attention.
 
-    Sums over texts are exact, so shards merge into what one run gives, bit for bit. The sums of one text are rounded by
-    torch, which rounds differently with another number of threads. One back end measures the whole corpus
-    (`run["backend"]`). Two back ends differ by at most 1e-5.
+    Blocks are added in the order of the texts, so the same call gives the same numbers. Another split of the corpus may
+    differ in the 15th digit. torch rounds the sums of one text differently with another number of threads.
 
     With `workers`, the result is that of one process with as many threads. After an interruption, all finished blocks
     count. If three workers are lost over a block, `corpus["problems"]` lists it, and the other blocks are in the

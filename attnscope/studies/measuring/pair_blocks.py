@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 WEIGHTS_AT_ONCE = 2**20
 """Of how many weights, of all layers together, distances are computed at once."""
 
-_BYTES_A_PAIR = 400  # five exact sums, and what is computed from them
+_BYTES_A_PAIR = 400  # sums and moments, and what is computed from them
 
 TableName = tuple[str, bool]
 """Of a table: its measure, and whether special tokens take part."""
@@ -381,7 +381,7 @@ def _interval(measure: str, sums: RunningSums) -> Iterator[NDArray[np.float64]]:
 def table_of(
     measure: str, special: bool, shape: tuple[int, int], pairs: tuple[NDArray[Any], NDArray[Any]], sums: RunningSums
 ) -> PairTable:
-    """A table from exact sums over texts of some pairs of heads; where they are those above the diagonal, of all."""
+    """A table from sums over texts of some pairs of heads; where they are those above the diagonal, of all."""
     values = [sums.ratio(), *_interval(measure, sums), sums.total("c")]
     filled = []
     end = 0.0 if sums.n_texts > 1 else math.nan

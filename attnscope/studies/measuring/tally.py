@@ -1,4 +1,4 @@
-"""What a study of heads adds up over texts, for one kind of attention: exact, mergeable, of a fixed size."""
+"""What a study of heads adds up over texts, for one kind of attention: mergeable, of a fixed size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -117,7 +117,7 @@ def _tally_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Tally:
     layers = tuple(int(layer) for layer in arrays[f"{kind}.layers"])
     names = tuple(str(name) for name in arrays[f"{kind}.names"])
     parts = {
-        part: RunningSums.from_arrays({name: arrays[f"{kind}.{part}.{name}"] for name in ("limbs", "n_texts")})
+        part: RunningSums.from_arrays({name: arrays[f"{kind}.{part}.{name}"] for name in ("moments", "n_texts")})
         for part in _PARTS
     }
     n_heads = parts["measures"].shape[1] if len(parts["measures"].shape) > 1 else 0

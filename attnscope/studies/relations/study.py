@@ -217,7 +217,7 @@ class _Study:
                 return Pass(Found())
             self.kind = self._kind_for(first)
             make = partial(LinkMeasurer, kind=self.kind)
-            driver = Driver(make, (self.model,), (workers,) if workers else None, in_order=True)
+            driver = Driver(make, (self.model,), (workers,) if workers else None)
             return driver.run(self._tasks(chain([first], each), texts), Found(), report)
         except KeyboardInterrupt:
             return Pass(Found(), complete=False)

@@ -171,7 +171,6 @@ class Driver(Generic[B, D]):
         make: Makes a measurer of the models; with workers it is pickled.
         workers: Who measures, for each model; None = this process.
         keeps: See `Keeps`; of workers only whole blocks count.
-        in_order: Whether blocks are added in the order of the texts, whichever worker is done first.
         step: What is at work, for the record of a failure after some blocks; None = a failure is raised.
     """
 
@@ -179,7 +178,6 @@ class Driver(Generic[B, D]):
     models: tuple[Model, ...]
     workers: tuple[Workers, ...] | None = None
     keeps: Keeps = "blocks"
-    in_order: bool = False
     step: str | None = None
 
     def run_texts(
@@ -235,7 +233,10 @@ class Driver(Generic[B, D]):
     def _share(
         self, workers: tuple[Workers, ...], tasks: Iterable[Task[B]], going: Pass[D], report: Report | None
     ) -> None:
-        """Has workers measure the blocks; adds what comes of each as it comes, or in the order of the texts."""
+        """Has workers measure the blocks; adds what comes of each in the order of the texts.
+
+        Sums depend in their last digits on that order: whichever worker is first, the numbers are the same.
+        """
         work = Work(tuple(who.model(model) for who, model in zip(workers, self.models, strict=True)), self.make)
         waiting: dict[int, Any] = {}
         last, n_done, n_added, share = -1, 0, 0, 0.0
@@ -260,8 +261,6 @@ class Driver(Generic[B, D]):
                     else:
                         waiting[task.number] = outcome.result
                     last, n_done = max(last, task.number), n_done + 1
-                    if not self.in_order:
-                        take(task.number)
                     while n_added in waiting:
                         take(n_added)
                         n_added += 1
