@@ -19,7 +19,7 @@ NAMES = [head.name for head in ATLAS.heads]
 EXAMPLES = ATLAS.examples()
 
 CONDITIONS = json.loads(Path(__file__).with_name("conditions.json").read_text(encoding="utf-8"))
-"""Conditions, and the heads of ATLAS for which each holds: in `--where` and in the filter box alike."""
+"""Conditions, and the heads of ATLAS for which each holds in the filter box."""
 
 
 def mine(head: str, why: str) -> list[Any]:

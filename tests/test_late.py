@@ -29,14 +29,6 @@ def fails(*_: Any, **__: Any) -> Any:
     raise RuntimeError("a bug")
 
 
-@pytest.fixture
-def links(tmp_path: Path) -> Path:
-    """Annotated texts, in the folder where commands run."""
-    path = tmp_path / "links.jsonl"
-    path.write_text('{"text": "a cat", "links": [{"relation": "r", "source": 1, "target": 0}]}\n')
-    return path
-
-
 def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run: Run, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "t5", "t5")
     sentences = (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text("utf-8").splitlines()
@@ -71,11 +63,10 @@ def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run: Run, tmp_pa
         (["--causal"], "with_effects", RuntimeError("a bug")),
         (["--causal"], "with_effects", AttnscopeError("too bad", "do better")),
         (["--causal"], "with_effects", MemoryError()),
-        (["--relations", "links.jsonl"], "relations", RuntimeError("a bug")),
     ],
 )
 def test_heads_are_written_where_a_later_step_fails(
-    run: Run, links: Path, monkeypatch: pytest.MonkeyPatch, option: list[str], patched: str, error: Exception
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: list[str], patched: str, error: Exception
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise error
@@ -87,7 +78,7 @@ def test_heads_are_written_where_a_later_step_fails(
     assert f"\nerror: {option[0]} failed: " in err
     assert ("failed: RuntimeError: a bug" in err) == (type(error) is RuntimeError)
     assert "what was measured before is in the result" in err
-    saved = load_record(links.parent / "out" / "heads.npz")
+    saved = load_record(tmp_path / "out" / "heads.npz")
     assert saved.heads
     assert saved.run["failures"][0]["step"] == option[0]
 
@@ -104,22 +95,12 @@ def test_an_interruption_of_a_later_step_keeps_the_heads(
     assert load_record(tmp_path / "out" / "heads.npz").heads
 
 
-@pytest.mark.parametrize(
-    ("step", "patched", "asked"),
-    [
-        ("--causal", "with_effects", {"causal": True}),
-        ("--relations", "relations", {"relations": Path("links.jsonl")}),
-    ],
-)
-def test_python_asks_for_later_steps_too(
-    own: Model, links: Path, monkeypatch: pytest.MonkeyPatch, step: str, patched: str, asked: dict[str, Any]
-) -> None:
-    monkeypatch.chdir(links.parent)
-    monkeypatch.setattr(studying, patched, fails)
-    found = heads(own, ["the cat. the cat", "a cat"], HeadsOptions(**asked))
-    assert found.heads and [failed["step"] for failed in found.run["failures"]] == [step]
+def test_python_asks_for_later_steps_too(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studying, "with_effects", fails)
+    found = heads(own, ["the cat. the cat", "a cat"], HeadsOptions(causal=True))
+    assert found.heads and [failed["step"] for failed in found.run["failures"]] == ["--causal"]
     with pytest.raises(UsageError, match="--shard"):
-        HeadsOptions(**asked, shard=(1, 2))
+        HeadsOptions(causal=True, shard=(1, 2))
 
 
 @pytest.mark.parametrize("first", [1, 2])

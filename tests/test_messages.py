@@ -34,7 +34,7 @@ def test_what_is_not_quoted_is_shortened_if_it_is_longer_than_a_name() -> None:
 
 @pytest.mark.parametrize("arguments", [
     ("heatmap", "a", "-f", "LONG"), ("heatmap", "a", "-m", "LONG"), ("heatmap", "a", "--pick", "LONG"),
-    ("heatmap", "a", "--query", "LONG"), ("heads", "a", "--where", "LONG > 1"), ("show", "LONG"), ("LONG",),
+    ("heatmap", "a", "--query", "LONG"), ("heads", "a", "--sort", "LONG"), ("show", "LONG"), ("LONG",),
     ("heatmap", "a", "-L", "LONG"), ("heatmap", "a", "--LONG"), ("heatmap", "a", "LONG"),
     ("atlas", "a", "--rank", "LONG"),
 ])  # fmt: skip

@@ -417,7 +417,7 @@ def test_the_command_prints_and_writes_it(tmp_path: Path, run: Run) -> None:
     assert loaded.needles.without[0].heads == ("L1H0",)
     lines = (tmp_path / "out" / "heads.csv").read_text().splitlines()
     assert "retrieval,retrieval_low" in lines[0] and len(lines) == 5
-    status, shown, err = run("show", tmp_path / "out" / "heads.npz", "--where", "retrieval > 0.5")
+    status, shown, err = run("show", tmp_path / "out" / "heads.npz", "--pick", "L1H0")
     assert status == 0 and "L1H0" in shown and "L0H1" not in shown, err
 
 

@@ -209,7 +209,7 @@ def test_a_misspelt_probe_engine_or_measure_is_suggested(run: Run) -> None:
     ("command_line", "error", "hint"),
     [
         ("patch pairs.jsonl --by xx", "--by has no 'xx'", "choose from z, query"),
-        ("heatmap The. --where induction>1", "No such option: --where", "--where belongs to heads and "),
+        ("heatmap The. --sort explained", "No such option: --sort", "--sort belongs to heads"),
         ("heatmap The. --engine numpy --dtype bfloat16", "the numpy engine computes on", "leave out --dtype, or take"),
         ("heads --file no.txt", "there is no file no.txt", "check its name"),
         ("heads The. --shard 3/2", "there is no shard '3/2'", "write k/n with k from 1 to n"),

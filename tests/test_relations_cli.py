@@ -1,4 +1,4 @@
-"""`attnscope relations`, `heads --relations` and `show` as a user runs them, and what the views say."""
+"""`attnscope relations` and `show` as a user runs them, and what the views say."""
 
 import io
 import json
@@ -51,20 +51,6 @@ def test_json_is_one_document(study: Run) -> None:
     found = json.loads(out)
     assert found["run"]["model"] == "own"
     assert {one["name"] for one in found["relations"]} >= {"closing→opening", "name→assignment"}
-
-
-def test_relations_join_the_table_of_heads(study: Run, run: Run) -> None:  # noqa: F811
-    made = study(TREES, "-o", "out", "-f", "npz", "-m", "minilm", "--only", "punct")
-    assert made[0] == 0
-    for given in ("out", "out/relations.npz"):
-        status, out, err = run("heads", "The cat sat.", "-m", "minilm", "--relations", given)
-        assert status == 0, err
-        assert "parent→punct" in out
-    assert run("heads", "a", "-m", "own", "--relations", "out")[0] == 1
-    assert run("heads", "a", "--shard", "1/2", "--relations", "out")[0] == 2
-    status, out, err = run("heads", "a", "-m", "own", "--relations", "gone.conllu")
-    assert (status, out) == (1, "")
-    assert "there is no file" in err
 
 
 @pytest.mark.parametrize(

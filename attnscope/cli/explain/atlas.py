@@ -9,7 +9,7 @@ from attnscope.studies.running.options import SharedWork
 
 
 @groups.command(
-    omit=("relations", "control", "writes"),
+    omit=("control", "writes"),
     out="The page to write, such as atlas.html; or a folder, or a file of another format.",
     formats="Files to write: several of html, npz, csv, json, parquet.  [default: html,npz, or that of the file]",
 )
@@ -47,7 +47,7 @@ def atlas(
         "atlas", printing, measures=order.measures, folder=folder or None, **order.listing.plan_options()
     )
     shared = running.share(model, loading)
-    require_names(heads, order.measures, order.listing.only)
+    require_names(heads, order.measures)
     require_evidence(order.beside)
     with options.progress(printing.quiet) as report:
         record = study(model, texts, order, loading, report, shared)

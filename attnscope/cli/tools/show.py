@@ -53,7 +53,7 @@ def show(
     from attnscope import output
     from attnscope.records.atlas.evidence import load_with
 
-    loaded = load_with(record, beside or (), listing.only)
+    loaded = load_with(record, beside or ())
     how = {**drawing.options(), **vars(which), **listing.plan_options(), "measures": measures}
     how |= {"query": tokens.query, "words": tokens.words or None, "hide_special": tokens.hide_special or None}
     how |= {"folder": folder or None}

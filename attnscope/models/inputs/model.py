@@ -121,7 +121,7 @@ class InputsModel(BareModel):
         if ids not in self.tokenizer.places:
             raise AttnscopeError(
                 f"a text of {amount(len(ids), 'position')} is no sequence of the inputs",
-                "sequences cannot be cut or changed: no --chunk, no --relations",
+                "sequences cannot be cut or changed: no --chunk",
             )
         return self.tokenizer.places[ids]
 

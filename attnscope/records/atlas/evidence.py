@@ -17,7 +17,6 @@ from attnscope.records.circuits import COMPOSITIONS, Circuits, Link
 from attnscope.records.frame.head_table import HeadTable
 from attnscope.records.frame.record import Record
 from attnscope.records.heads.findings import Estimate, Findings
-from attnscope.records.heads.query import choose
 from attnscope.records.relations.record import Relations, with_relations
 
 STRONGEST = 3
@@ -50,21 +49,18 @@ def with_records(atlas: Atlas, paths: Iterable[Path]) -> Atlas:
     return atlas
 
 
-def load_with(path: Path, beside: Iterable[Path], where: str | None = None) -> Record:
+def load_with(path: Path, beside: Iterable[Path]) -> Record:
     """Reads a record of any kind, and adds to an atlas what other records say of its heads.
 
     Args:
         path: The record, or its folder.
         beside: Other records of the same model; refused if the record is no atlas.
-        where: A condition that will choose heads: it is checked before anything is drawn.
     """
     record, paths = load_record(path), [*beside]
     if paths:
         record.record_kind().require_options(["with"])
         assert isinstance(record, Atlas)
         record = with_records(record, paths)
-    if where is not None and isinstance(record, Findings | Atlas):
-        choose(record, where)
     return record
 
 

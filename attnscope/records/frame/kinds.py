@@ -149,7 +149,7 @@ KINDS = {
         Kind(
             "attnscope.heads", "record of heads", "heads.findings:Findings", "heads", "heads", ("npz", *_TABLE),
             ("npz", "csv", "png"), "heads.terminal:show", "heads.figures:pages",
-            page="page:page_of_saved", shown_with=("measures", "where", "sort", "every", "among"),
+            page="page:page_of_saved", shown_with=("measures", "sort", "every", "among"),
             drawn_with=("measures",), others=WHICH,
         ),
         Kind(
@@ -174,7 +174,7 @@ KINDS = {
         Kind(
             "attnscope.atlas", "atlas", "atlas.record:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),
             "atlas.terminal:show", "atlas.planes:pages", page="page.atlas:page_of_atlas",
-            shown_with=("measures", "where", "sort", "has_page"), others=(*WHICH, "folder", "with"),
+            shown_with=("measures", "sort", "has_page"), others=(*WHICH, "folder", "with"),
         ),
         Kind(
             "attnscope.circuits", "record of circuits", "circuits:Circuits", "circuits", "circuits", ("npz", *_TABLE),

@@ -32,14 +32,12 @@ class AtlasOptions:
     seed: int = option("Seed of the hashes by which texts are drawn.", default=0, python_only=True)
 
     def require(self) -> None:
-        """Refuses a score that there is not, and the roles of relations."""
+        """Refuse a score that there is not."""
         from attnscope.core.measures.catalogue import measure_names
 
         scores = (CONTENT, *measure_names())
         if self.rank not in scores:
             raise UsageError(f"there is no measure {self.rank!r} to rank texts by", suggest(self.rank, scores))
-        if self.heads.relations is not None:
-            raise UsageError("an atlas has no roles of relations", "give it their record: --with relations.npz")
 
 
 @options

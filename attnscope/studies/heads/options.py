@@ -75,9 +75,6 @@ class HeadsOptions:
         "What has equal weight in measures and roles: all texts, or all queries, so that long texts weigh more.",
         default="texts",
     )
-    relations: Path | None = option(
-        "Annotated texts, or relations.npz: lists the relations that a head expresses among its roles.", default=None
-    )
     control: bool = option(
         "untrained: also study the same architecture with random weights.", default=False, read=_is_untrained
     )
@@ -117,8 +114,6 @@ class HeadsOptions:
         if self.shard != (1, 1) and (self.causal or self.in_place):
             name = "--causal" if self.causal else "--in-place"
             raise UsageError("heads are taken out in a whole study, not in a shard", f"leave out {name} or --shard")
-        if self.shard != (1, 1) and self.relations is not None:
-            raise UsageError("the roles of relations do not outlive a merge", "give --relations without --shard")
 
 
 def _lengths(listed: str) -> tuple[int, ...]:
@@ -195,13 +190,10 @@ class NeedleOptions:
 
 @options
 class Listing:
-    """Which heads are listed with what they do."""
+    """In what order heads are listed with what they do, and how many."""
 
     PANEL: ClassVar[str] = "Heads"
 
-    only: str | None = option(
-        "List only the heads for which this holds, such as 'induction > 0.4 and layer > 3'.", "--where", default=None
-    )
     sort: str | None = option(
         "List heads by layer, by explained (the best described first), by entropy (the sharpest first), or by "
         "from_position, from_token or from_both.  "
@@ -211,16 +203,14 @@ class Listing:
     every: bool = option("List every head's description, not only the ten with most to say.", "--all", default=False)
 
     def require(self) -> None:
-        """Refuses a condition that cannot be read, and an unknown order."""
-        from attnscope.records.heads.query import HeadQuery, require_sort
+        """Refuse an unknown order."""
+        from attnscope.records.heads.order import require_sort
 
         require_sort(self.sort)
-        if self.only is not None:
-            HeadQuery(self.only)
 
     def plan_options(self) -> dict[str, Any]:
         """How heads are shown, as `output.plan` takes it."""
-        return {"where": self.only, "sort": self.sort, "every": self.every or None}
+        return {"sort": self.sort, "every": self.every or None}
 
 
 def measures_option() -> Any:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from attnscope.annotated import AnnotatedCorpus
 from attnscope.core.measures.written import WRITTEN
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import (
@@ -33,8 +32,7 @@ from attnscope.options import refuse_beside
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.shards import settle_corpus
 from attnscope.records.heads.findings import Findings
-from attnscope.records.heads.query import require_named
-from attnscope.records.relations.record import Relations, with_relations
+from attnscope.records.heads.order import require_measures
 from attnscope.studies.ablation.causal import with_effects, with_lines
 from attnscope.studies.describe.study import describe_texts, require_heads
 from attnscope.studies.heads.merging import conclude, sums_of
@@ -55,9 +53,8 @@ from attnscope.studies.inputs.texts import (
     texts_of,
 )
 from attnscope.studies.measuring.head_blocks import Frequencies, HeadMeasurer, HeadTotals
-from attnscope.studies.relations.study import open_relations, relations
 from attnscope.studies.running.backend import LOAD_FROM, choose_backend
-from attnscope.studies.running.late import add_steps, try_step
+from attnscope.studies.running.late import add_steps
 from attnscope.studies.running.memory import halving_note
 from attnscope.studies.running.passes import Pass, Reading
 from attnscope.studies.running.workers import Workers
@@ -119,20 +116,9 @@ def heads(
         AttnscopeError: There is no text, the model cannot be measured, or no worker can begin.
     """
     options = options or HeadsOptions()
-    annotated = None if options.relations is None else open_relations(Path(options.relations))
     reading = open_reading(model, corpus, options, workers)
     findings = study_heads(reading, options, scale_report(report, 0, options.n_steps))[0]
-    findings = add_effects(findings, reading, report, causal=options.causal, in_place=options.in_place)
-    if annotated is None:
-        return findings
-    return try_step(findings, "--relations", partial(_add_relations, model, annotated, report))
-
-
-def _add_relations(
-    model: Model, annotated: Relations | AnnotatedCorpus, report: Report | None, findings: Findings
-) -> Findings:
-    expressed = annotated if isinstance(annotated, Relations) else relations(model, annotated, report=report)
-    return with_relations(findings, expressed)
+    return add_effects(findings, reading, report, causal=options.causal, in_place=options.in_place)
 
 
 def study(
@@ -157,7 +143,7 @@ def study(
         from attnscope.core.senses.sound_measures import SOUND_MEASURES
 
         names = SOUND_MEASURES if not order.image else PICTURE_MEASURES if texts.text is None else LOOK_MEASURES
-        require_named(order.measures, order.listing.only, tuple(names))
+        require_measures(order.measures, tuple(names))
         model = loading.load(spec)
         if order.image:
             return picture_heads(model, list(order.image), report, text=texts.text)
@@ -170,7 +156,7 @@ def study(
         )  # fmt: skip
         threshold = complete_thresholds(options.thresholds, {RETRIEVAL: order.needles.threshold})[RETRIEVAL]
         needles = replace(order.needles, threshold=threshold, ablate=options.causal)
-        require_named(order.measures, order.listing.only, needles.measure_names, (RETRIEVAL,))
+        require_measures(order.measures, needles.measure_names)
         haystacks = texts.corpus() if texts.is_given else None
         return retrieval_heads(loading.load(spec), haystacks, needles, report)
     if order.probe is not None and texts.is_given:
@@ -178,7 +164,7 @@ def study(
     corpus: Corpus | list[str] = []
     if order.probe is None:
         corpus = texts.corpus(spec)
-    require_names(options, order.measures, order.listing.only)
+    require_names(options, order.measures)
     if options.writes:
         loading = loading.with_head(spec)
         workers = workers and replace(workers, loading=loading)
@@ -188,17 +174,13 @@ def study(
     return heads(model, all_texts(model, corpus), options, report, workers)
 
 
-def require_names(options: HeadsOptions, measures: str | None, where: str | None) -> None:
-    """Refuses roles and measures that do not exist, and conditions with names that findings will not have.
-
-    Before the model runs for minutes. The roles of relations are not known before.
-    """
+def require_names(options: HeadsOptions, measures: str | None) -> None:
+    """Refuse roles and measures that do not exist, before the model runs for minutes."""
     from attnscope.core.measures.catalogue import FROM_OFFSETS, measure_names
 
     complete_thresholds(options.thresholds)
     names = (*measure_names(), *(WRITTEN if options.writes else ()), FROM_OFFSETS)
-    roles = tuple(name for name, rule in RULES.items() if options.writes or not rule.does)
-    require_named(measures, where if options.relations is None else None, names, roles, options.describe is not None)
+    require_measures(measures, names)
 
 
 def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from attnscope.errors import amount
 from attnscope.records.atlas.record import FURTHEST, OVER_ALL_KEYS, Atlas, ExampleFacts, Side
 from attnscope.records.heads.findings import Findings, Head
-from attnscope.records.heads.query import choose
+from attnscope.records.heads.order import sort_heads
 from attnscope.views.heads.summary import description_notes
 from attnscope.views.heads.terminal import measure_table
 from attnscope.views.tables.plain_text import cut, dim_lines
@@ -34,22 +34,20 @@ def show(
     console: Console,
     *,
     measures: str | None = None,
-    where: str | None = None,
     sort: str | None = None,
     has_page: bool = False,
 ) -> RenderableType:
     """What each head does, where it looks, which tokens stand out, and its best example.
 
-    `measures`, separated by commas, are shown too; `where` and `sort` are as of `records.heads.query`.
+    `measures`, separated by commas, are shown too; `sort` is as of `records.heads.order`. A head that is picked alone
+    has everything, over several lines.
     """
     findings = atlas.findings
-    heads = choose(atlas, where, sort)
-    if where is not None and not heads:
-        return Text("no head fulfils the condition")
-    whole = where is not None
+    heads = sort_heads(atlas, sort)
+    whole = len(heads) == 1
     parts: list[RenderableType] = [table(atlas, heads if whole else heads[:_MOST_SHOWN], whole=whole)]
     if not whole and len(heads) > _MOST_SHOWN:
-        more = f"and {len(heads) - _MOST_SHOWN} more: choose some with --where, --sort"
+        more = f"and {len(heads) - _MOST_SHOWN} more: choose some with --pick, --sort"
         parts.append(Text(more, style="dim"))
     notes = _notes(atlas, whole=whole, has_page=has_page)
     parts += dim_lines([*notes, corpus_line(findings), *corpus_notes(findings)])
@@ -128,7 +126,7 @@ def _notes(atlas: Atlas, *, whole: bool, has_page: bool) -> list[str]:
         f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",
     ]
     if not whole:
-        notes.append("… : more is known of the head: --where 'layer == 3 and head == 1' shows all")
+        notes.append("… : more is known of the head: --pick L3H1 shows all")
     if atlas.facts and not has_page:
         notes.append(f"not shown: {amount(len(atlas.facts), 'example')}; -o atlas.html writes the page with them")
     return notes

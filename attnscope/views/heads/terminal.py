@@ -16,9 +16,8 @@ from rich.console import Console, Group, RenderableType
 from rich.style import Style
 from rich.text import Text
 
-from attnscope.errors import amount
 from attnscope.records.heads.findings import Estimate, Findings, Head, Role
-from attnscope.records.heads.query import choose
+from attnscope.records.heads.order import sort_heads
 from attnscope.views.describe.terminal import description_table
 from attnscope.views.drawing.inks import ink_on
 from attnscope.views.heads import summary as heads_summary
@@ -42,7 +41,6 @@ def show(
     console: Console,
     *,
     measures: str | None = None,
-    where: str | None = None,
     sort: str | None = None,
     every: bool | None = None,
     among: Findings | None = None,
@@ -51,21 +49,17 @@ def show(
 
     A head that is picked alone has all its measures, each with its interval, in a table of its own instead of the grid.
     It is ranked `among` the findings that it was picked from. `measures` names some that are listed of every head, too.
-    What heads attend to is listed of the ten with most to say, or of `every` one, as with a condition or an order.
+    What heads attend to is listed of the ten with most to say, or of `every` one, as with an order.
 
     Raises:
-        AttnscopeError: There is no such measure, condition or order.
+        AttnscopeError: There is no such measure or order.
     """
     among = among or findings
-    heads = choose(findings, where, sort)
-    if where is not None and not heads:
-        return Text("no head fulfils the condition")
+    heads = sort_heads(findings, sort)
     parts: list[RenderableType] = []
     findings = replace(findings, heads=tuple(heads))
     is_chosen, is_one = len(heads) < len(among.heads), len({(head.layer, head.head) for head in heads}) == 1
-    is_picked = is_one and is_chosen and where is None
-    if where is not None:
-        parts.append(Text(f"{len(heads)} of {amount(len(among.heads), 'head')} match: {printable(where)}"))
+    is_picked = is_one and is_chosen
     if findings.of_senses:
         parts.append(picture_measures(findings, console))
     else:
@@ -73,8 +67,8 @@ def show(
         parts.append(table(findings, console))
         if findings.descriptions is not None:
             parts += [Text(), description_table(findings, few=not (is_chosen or every or sort))]
-        elif where is not None or sort is not None:
-            parts.append(Text(f"chosen: {', '.join(full_name(head, findings) for head in heads)}"))
+        elif sort is not None:
+            parts.append(Text(f"in this order: {', '.join(full_name(head, findings) for head in heads)}"))
     parts += [*writes_table(findings), *needles_table(findings)]
     if measures or is_picked:
         names = heads_summary.parse_measures(findings, measures or "all")

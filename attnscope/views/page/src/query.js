@@ -1,4 +1,4 @@
-// The filter of heads, in the grammar of `--where` (records/heads/condition.py). Parsed into closures, never run as code.
+// The filter of heads, in the grammar of docs/atlas.md. Parsed into closures, never run as code.
 
 const TOKEN = /\s*(?:(->|\u2192)|((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?%?)(?=[\s<>=!&|():\u2192+*/]|->|$)|"([^"]*)"|(>=|<=|!=|==|&&|\|\||[-<>=!&|():+*/])|((?:(?!->)[^\s<>=!&|():"\u2192+*/])+))/iy;
 const COMPARES = {
