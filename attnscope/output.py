@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.earlier_files import hash_files, name_other_maps, note_others
-from attnscope.errors import AttnscopeError, UsageError, one_line, safe
+from attnscope.errors import UsageError, one_line, safe
 from attnscope.options import read_names
 from attnscope.records.frame.file_sets import replace_together, require_writable
 from attnscope.records.frame.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
@@ -55,7 +54,6 @@ class Output:
         json: Whether one JSON document is printed instead of tables.
         quiet: Whether notes are left out.
         drawn: Whether maps are drawn in the terminal.
-        replace: Whether files in the folder that a record there says are of other maps may be lost.
         options: How it is shown: some of those that its kind has a use for.
         stem: How files of data are called, without their endings; None = as their kind says.
         whole: The record that some heads were picked from, among which they are ranked.
@@ -68,7 +66,6 @@ class Output:
     json: bool = False
     quiet: bool = False
     drawn: bool = False
-    replace: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     stem: str | None = None
     whole: Record | None = None
@@ -103,39 +100,26 @@ class Output:
             drawing: What draws its figures; None = this process.
 
         Raises:
-            AttnscopeError: A file cannot be written, or would replace one of other maps; or part of what was asked
-                for could not be studied, which is said when everything else is done.
+            AttnscopeError: A file cannot be written; or part of what was asked for could not be studied, which is
+                said when everything else is done.
             KeyboardInterrupt: The study was interrupted; all that it found is printed and written.
         """
         record, out = settle(record, self.out or folder, self.stem or self.kind.stem)
-        guarded = self.out if self.kind.glance else None
-        before: Mapping[Path, bytes] = {}
-        formats, unsaved = self._formats_for(record, guarded if not self.replace else None)
-        if guarded is not None and not self.replace:
-            before = hash_files(guarded, formats)
+        formats, unsaved = self._formats_for(record)
         paths = [] if out is None else write(record, out, formats, self.options, drawing, self.stem)
         notes = _notes_on(record, paths, self.options, unsaved)
-        say([*notes, *note_others(guarded, paths, before)], self.quiet)
+        say(notes, self.quiet)
         self.show(record, paths)
         fail_if_not_whole(getattr(record, "corpus", {}), getattr(record, "run", {}))
 
-    def _formats_for(self, record: Record, guarded: Path | None) -> tuple[tuple[str, ...], list[str]]:
-        """The formats that a record is written in, and why weights that nobody asked for by name are not saved."""
-        query = self.options.get("query")
-
-        def compare(formats: Sequence[str]) -> str:
-            return "" if guarded is None else name_other_maps(record, guarded, formats, query)
-
-        if problem := compare(self.formats if self.named else self.figures):
-            raise AttnscopeError(problem, "choose another folder with --out, or give up what is there with --replace")
+    def _formats_for(self, record: Record) -> tuple[tuple[str, ...], list[str]]:
+        """Return the formats of a record's files, and why weights that nobody asked for by name are not saved."""
         if self.named or not record.record_kind().glance:
             return self.formats, []
         size = sum(array.nbytes for array in record.arrays().values())
-        if size > MOST_SAVED:
-            note = f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does"
-        elif note := compare(self.formats):
-            note += ": it stays, and what is drawn now is not saved"
-        return (tuple(self.figures), [note]) if note else (self.formats, [])
+        if size <= MOST_SAVED:
+            return self.formats, []
+        return tuple(self.figures), [f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does"]
 
     def show(self, record: Record, paths: Sequence[Path]) -> None:
         """Prints a record on stdout: one JSON document; else its tables, then the paths of its files."""
@@ -182,7 +166,6 @@ def plan(
     json: bool = False,
     quiet: bool = False,
     has_folder: bool = False,
-    replace: bool = False,
     **options: Any,
 ) -> Output:
     """Checks what is to become of a record, before it is made.
@@ -194,12 +177,11 @@ def plan(
         json: Whether one JSON document is printed.
         quiet: Whether notes are left out.
         has_folder: Whether its files have a folder of their own where none is named.
-        replace: Whether files in the folder that are of other maps may be lost.
         options: How it is shown, as `records.kinds.Kind.options` says; None = not said.
 
     Raises:
         UsageError: There is no such format, or no folder for files.
-        AttnscopeError: The folder cannot be written, or a library that a format needs is not there.
+        AttnscopeError: The folder cannot be written.
     """
     about = KINDS[f"attnscope.{kind}"]
     out, stem, formats = _split_target(about, out, formats)
@@ -222,7 +204,7 @@ def plan(
     if chosen.get("folder"):
         _require_page(about, out, files, stem)
     load_named("attnscope.views.drawing.style:Style")(**_of_style(chosen))
-    return Output(about, out, files, json, quiet, TEXT in named, replace, chosen, stem, named=formats is not None)
+    return Output(about, out, files, json, quiet, TEXT in named, chosen, stem, named=formats is not None)
 
 
 def _require_page(kind: Kind, out: Path | None, formats: Sequence[str], stem: str | None) -> None:
@@ -252,14 +234,10 @@ def _split_target(kind: Kind, out: Path | None, formats: str | None) -> tuple[Pa
 
 
 def _files_among(named: Sequence[str], out: Path | None) -> tuple[str, ...]:
-    """Those of some formats that are files; refuses a folder without any, and a format whose library is not there."""
+    """Those of some formats that are files; refuses a folder without any."""
     files = tuple(name for name in named if name != TEXT)
     if out is not None and not files:
         raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
-    if "parquet" in files:
-        from attnscope.records.frame.parquet import arrow
-
-        arrow()
     return files
 
 

@@ -234,11 +234,6 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
     """
     if text is not None and file is not None:
         raise UsageError("both a text and a file are given", "give one of them")
-    if file is not None and re.match(r"[A-Za-z]\w+:/", str(file)):
-        raise UsageError(
-            f"one text is read from a file that is here, not from {file}",
-            "addresses are for corpora: heads, relations, compare, ablate, batch, page",
-        )
     if file is not None and str(file) != "-":
         name = str(file)
         try:
@@ -263,15 +258,15 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
     return result
 
 
-_TEXT_FILES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zst", ".pdf", ".docx", ".html")
+_TEXT_FILES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".gz", ".pdf", ".docx", ".html")
 """How files that hold texts end, those that attnscope cannot read among them."""
 
 
 def refuse_file_name(text: str, hint: str) -> None:
     """Refuses a text that is the name of a file, as what is in the file was meant.
 
-    It is one if there is a file of that name. Without spaces, so is an address on the Hub, and a name that ends as text
-    files do. The hint says how to pass a file, and such a text.
+    It is one if there is a file of that name. Without spaces, so is a name that ends as text files do. The hint says
+    how to pass a file, and such a text.
     """
     try:
         is_file = Path(text).is_file()
@@ -282,8 +277,6 @@ def refuse_file_name(text: str, hint: str) -> None:
         raise UsageError(f"the text {text!r} is the name of a file", hint)
     if any(letter.isspace() for letter in text):
         return
-    if text.startswith("hf://"):
-        raise UsageError(f"the text {text!r} is the address of a file", hint)
     if text.lower().endswith(_TEXT_FILES):
         raise UsageError(f"the text {text!r} is the name of a file that is not there", hint)
 
@@ -334,6 +327,8 @@ _NO_TEXT = {
     rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": ("an old Office file, not plain text", _OFFICE),
     rb"\{\\rtf\d": ("RTF, not plain text", _OFFICE),
     rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP|II\*\0|MM\0\*": ("a picture, not text", _PICTURE),
+    rb"\x28\xb5\x2f\xfd": ("compressed by zstd", "decompress it first: zstd -d FILE"),
+    rb"PAR1": ("Parquet, not plain text", "save its texts as jsonl first"),
     rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]": ("a recording, not text", _RECORDING),
 }  # fmt: skip
 """The first bytes of files that hold no plain text: what the file is, and what to do."""

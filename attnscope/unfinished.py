@@ -72,7 +72,7 @@ def _says_more(folder: Path, stem: str, n_texts: int) -> bool:
     """Whether files of an earlier run there are complete, or of more texts; those that do not tell are taken to be."""
     from attnscope.records.frame.reading import read_description
 
-    earlier = [folder / f"{stem}.{ending}" for ending in ("npz", "json", "csv", "parquet")]
+    earlier = [folder / f"{stem}.{ending}" for ending in ("npz", "json", "csv")]
     paths = [path for path in earlier if path.is_file()]
     corpora = [corpus for path in paths if isinstance(corpus := read_description(path).get("corpus"), Mapping)]
     if not corpora:

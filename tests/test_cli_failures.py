@@ -162,45 +162,6 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(
     assert files(tmp_path) == []
 
 
-def test_a_folder_that_holds_files_of_another_run_is_said(run: Run, tmp_path: Path) -> None:
-    first = run("heatmap", "x", "-f", "npz,json", "-o", "out")
-    again = run("heatmap", "x", "-f", "npz,json", "-o", "out")
-    assert first.err == again.err == ""
-    (tmp_path / "out" / "other.npz").write_text("")
-    (tmp_path / "out" / "notes.txt").write_text("")
-    assert run("heatmap", "x", "-f", "npz", "-o", "out").err == (
-        "note: out also holds a file that this run did not write, such as other.npz\n"
-    )
-
-
-def test_figures_of_another_run_that_no_record_tells_of_are_said(run: Run, tmp_path: Path) -> None:
-    run("heatmap", "x", "--pick", "L0H0", "-o", "out", "-q")
-    assert run("heatmap", "x", "--pick", "L0H0", "-o", "out").err == ""
-    again = run("heatmap", "x", "--pick", "L0H0", "-o", "out", "--cmap", "Greys")
-    assert again.err == "note: out held a file that showed something else before, such as L00H00.png\n"
-
-
-@pytest.mark.parametrize(
-    ("other", "differs"),
-    [
-        (("heatmap", "y", "--pick", "L0H0", "-f", "npz"), 'text "x", now "y"'),
-        (("heatmap", "x", "--pick", "L1H1", "-f", "npz"), "heads L0H0, now L1H1"),
-        (("heatmap", "x", "--pick", "L0H0", "--hide-special"), 'changes [], now ["hide_special"]'),
-    ],
-)
-def test_maps_of_another_run_are_not_replaced_without_being_told_to(
-    run: Run, tmp_path: Path, other: tuple[str, ...], differs: str
-) -> None:
-    run("heatmap", "x", "--pick", "L0H0", "-o", "out", "-f", "npz,png")
-    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    refused = run(*other, "-o", "out")
-    require_one_line(refused, re.escape(differs))
-    assert "--replace" in refused.err
-    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-    assert run(*other, "-o", "out", "--replace").status == 0
-    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} != before
-
-
 def test_the_same_maps_are_drawn_twice_into_one_folder(run: Run, tmp_path: Path) -> None:
     run("heatmap", "x", "--pick", "L0H0", "-o", "out", "-f", "npz,png")
     for more in (("--cmap", "Greys", "--query", "x"), ("--pick", "L0H0,L1H1", "-f", "svg")):

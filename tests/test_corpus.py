@@ -2,13 +2,11 @@
 
 import csv
 import gzip
-import importlib
 import io
 import json
 import sys
 import tempfile
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,11 +16,7 @@ from hypothesis import strategies as st
 from attnscope.corpus import Corpus, CorpusText, Problem, blocks, lines
 from attnscope.corpus.lines import lines_of
 from attnscope.errors import AttnscopeError
-from attnscope.text import is_blank
 from tests.corpus_helpers import write
-
-# Part of Python from 3.14 on; before, of the package that the extra [zst] installs.
-ZSTD = importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "zstandard")
 
 VISIBLE = st.characters(categories=["L", "N", "P", "S", "Zs"])
 # One line of text that is not blank; other characters that str.splitlines would cut at may be inside.
@@ -31,10 +25,6 @@ LINE = st.text(VISIBLE | st.sampled_from("\x0b\x1c\x85\u2028")).map(lambda text:
 
 def texts(*files, **options) -> list[str]:
     return [text.text for text in Corpus([*files], **options)]
-
-
-def zstd(content: bytes) -> bytes:
-    return ZSTD.compress(content)
 
 
 # Plain text
@@ -135,18 +125,17 @@ def test_the_format_is_that_of_the_name_or_the_given_one(tmp_path):
 # Compressed
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, zstd])
-def test_compressed_files_of_several_members(compress, tmp_path):
+def test_compressed_files_of_several_members(tmp_path):
+    compress = gzip.compress
     raw = compress(b"a\nb") + compress(b"") + b"\0" * 700 + compress("ä\n".encode()) + b"\0" * 2000
-    for name in ("a.gz" if compress is gzip.compress else "a.txt.zst", "disguised.txt"):
+    for name in ("a.gz", "disguised.txt"):
         assert texts(write(tmp_path / name, raw)) == ["a", "bä"]
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, zstd])
-def test_a_compressed_file_that_is_cut_off_gives_what_is_there(compress, tmp_path):
+def test_a_compressed_file_that_is_cut_off_gives_what_is_there(tmp_path):
     rng = np.random.default_rng(0)
     lines = ["".join(rng.choice(list("abcdefgh"), 60)) for _ in range(20_000)]
-    raw = compress("\n".join(lines).encode())
+    raw = gzip.compress("\n".join(lines).encode())
     cut = write(tmp_path / "cut", raw[: len(raw) // 2])
     damaged = write(tmp_path / "damaged", raw[: len(raw) // 2] + rng.bytes(len(raw) // 2))
     after = write(tmp_path / "z.txt", "after\n")
@@ -174,76 +163,6 @@ def test_a_wrong_checksum_is_told(tmp_path):
     assert read == lines[: len(read)]
     assert len(read) > 900  # all but the text of the last piece, which holds the checksum
     assert "damaged gzip" in held.problems[0].reason
-
-
-def test_zst_without_its_library_names_the_extra(tmp_path, monkeypatch):
-    for name in ("zstandard", "compression.zstd"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(AttnscopeError, match="zstandard") as caught:
-        Corpus([tmp_path / "a.zst"])
-    assert "attnscope[zst]" in caught.value.hint
-    with pytest.raises(AttnscopeError, match="zstandard"):
-        list(Corpus([write(tmp_path / "a.txt", b"\x28\xb5\x2f\xfd" + b"...")]))
-
-
-# Parquet ---------------------------------------------------------------------------------------------------------
-
-
-def parquet(path: Path, **columns) -> Path:
-    pyarrow = importlib.import_module("pyarrow")
-    importlib.import_module("pyarrow.parquet").write_table(pyarrow.table(columns), path, row_group_size=50)
-    return path
-
-
-@given(st.lists(st.text(), max_size=150))
-def test_parquet_survives(tmp_path_factory, values):
-    values = [*values, "end"]
-    path = parquet(tmp_path_factory.mktemp("parquet") / "a.parquet", text=values, other=list(range(len(values))))
-    held = Corpus([path])
-    kept = [(row, value) for row, value in enumerate(values, 1) if value.strip()]
-    assert [(text.line, text.text) for text in held] == [(r, v) for r, v in kept if not is_blank(v)]
-    assert held.bytes_read == held.n_bytes
-    assert not held.problems
-
-
-def test_parquet_with_token_numbers_and_other_columns(tmp_path):
-    path = parquet(tmp_path / "a.parquet", said=["a", None, "b", ""], input_ids=[[1, 2], [3], [], [4]])
-    held = Corpus([path], field="said")
-    assert [text.text for text in held] == ["a", "b"]
-    assert [(problem.line, problem.reason) for problem in held.problems] == [
-        (2, '"said" is neither a text nor a list of token numbers: None')
-    ]
-    assert [text.ids for text in Corpus([path])] == [(1, 2), (3,), (4,)]
-    odd = Corpus([path, write(tmp_path / "b.txt", "c")], field="nothing")
-    parquet(path, said=["a"])
-    assert [text.text for text in odd] == ["c"]
-    assert odd.problems[0].reason == 'no column "nothing": its columns are said'
-
-
-def test_parquet_that_is_none_or_damaged_is_listed(tmp_path, stdin):
-    good = write(tmp_path / "b.txt", "c")
-    parquet(tmp_path / "whole.parquet", text=[f"text {i} " * 50 for i in range(500)])
-    raw = bytearray((tmp_path / "whole.parquet").read_bytes())
-    raw[200:260] = b"\xff" * 60
-    files = {
-        "none.parquet": b"text", "empty.parquet": b"", "cut.parquet": bytes(raw[:2000]), "damaged.parquet": bytes(raw),
-    }  # fmt: skip
-    for name, content in files.items():
-        held = Corpus([write(tmp_path / name, content), good])
-        assert [text.text for text in held][-1] == "c"
-        assert "damaged Parquet" in held.problems[0].reason, name
-    stdin(b"PAR1")
-    held = Corpus(["-", good], format="parquet")
-    with pytest.raises(AttnscopeError):
-        list(held)
-    assert "from files alone" in held.problems[0].reason
-
-
-def test_parquet_without_its_library_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(AttnscopeError, match="pyarrow") as caught:
-        Corpus([tmp_path / "a.parquet"])
-    assert "attnscope[parquet]" in caught.value.hint
 
 
 # Which files
@@ -336,7 +255,8 @@ def test_progress_and_the_hash_of_what_was_read(tmp_path):
         ("a.gz", gzip.compress(b"%PDF-1.7\n", mtime=0), [], None, "a PDF"),
         ("a.txt", b"ok\nb\0\n", ["ok"], 2, "NUL"),
         ("a.gz", b"plain\n", [], None, "not gzip"),
-        ("a.zst", b"plain\n", [], None, "damaged zstd"),
+        ("a.txt", b"\x28\xb5\x2f\xfd...", [], None, "compressed by zstd"),
+        ("a.txt", b"PAR1\x15", [], None, "Parquet, not plain text"),
         ("a.jsonl", b'{"text": "ok"}\n{"text":\n{"text": "on"}', ["ok", "on"], 2, "malformed JSON: "),
         ("a.jsonl", b'{"text": "ok"}\n[1]', ["ok"], 2, "not a JSON object: [1]"),
         ("a.jsonl", b'{"text": "ok"}\n' + b"[" * 100_000, ["ok"], 2, "malformed JSON"),

@@ -14,7 +14,6 @@ import pytest
 from attnscope import load_record
 from attnscope.errors import AttnscopeError
 from attnscope.records.frame import reading
-from attnscope.records.frame.parquet import parquet
 from tests.conftest import Run
 from tests.made_records import EVERY, RECORDS
 from tests.record_helpers import simple
@@ -338,13 +337,6 @@ def test_numbers_that_json_has_no_word_for_are_null_in_the_json_of_a_rollout(run
     status, out, err = run("show", "rollout.npz", "--json")
     assert status == 0, err
     assert json.loads(out)["run"]["architecture"] is None
-
-
-@pytest.mark.parametrize("value", [10**30, "\udcff"], ids=["beyond 64 bits", "no Unicode"])
-def test_what_parquet_cannot_hold_is_one_line(value: Any) -> None:
-    pytest.importorskip("pyarrow")
-    with pytest.raises(AttnscopeError, match="Parquet cannot hold this"):
-        parquet({"layer": [value]}, {})
 
 
 @pytest.mark.parametrize("shards", [None, [], "1/2", ["one"], ["0/2"], [7]])

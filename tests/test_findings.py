@@ -1,11 +1,9 @@
 """The record of what heads do: it saves and loads without loss, and its CSV and JSON are what others can read."""
 
 import csv
-import importlib
 import io
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.errors import AttnscopeError
 from attnscope.records.heads import findings
 from attnscope.records.heads.findings import Estimate, Findings, Head, Role
 from tests.findings_helpers import NAN, fake_findings, role
@@ -132,37 +129,6 @@ def test_csv_has_a_row_a_head_and_five_columns_a_measure() -> None:
 
 def test_csv_of_nothing_has_a_header() -> None:
     assert Findings({}, {}, {}, (), {}).to_csv() == "kind,layer,head,roles,tentative,resting_share\n"
-
-
-def test_parquet_says_what_csv_says_in_types(tmp_path: Path) -> None:
-    library = importlib.import_module("pyarrow.parquet")
-    record = fake_findings(2, 3)
-    table = library.read_table(record.save(tmp_path / "heads.parquet"))
-    assert table.schema.metadata[b"attnscope.schema"] == b"attnscope.heads/1"
-    assert json.loads(table.schema.metadata[b"attnscope.run"])["model"] == record.run["model"]
-    rows, columns = rows_of(record.to_csv()), table.to_pydict()
-    assert list(columns) == list(rows[0])
-    for i, row in enumerate(rows):
-        for name, text in row.items():
-            value = columns[name][i]
-            if name == "roles":
-                assert sorted(value) == sorted(role.name for role in record.heads[i].roles)
-                assert "+".join(value) == text.replace("unclassified", "")
-            elif name not in ("kind", "tentative"):
-                assert value == (float(text) if text else None), name
-    assert table.schema.field("layer").type == "int64"
-    undefined = replace(record, heads=tuple(replace(head, resting_share=math.nan) for head in record.heads))
-    again = library.read_table(undefined.save(tmp_path / "undefined.parquet"))
-    assert again.schema.field("resting_share").type == "double"
-    assert again["resting_share"].null_count == len(record.heads)
-
-
-def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(AttnscopeError, match="pyarrow") as caught:
-        fake_findings(1, 1).save(tmp_path / "heads.parquet")
-    assert "attnscope[parquet]" in (caught.value.hint or "")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_grid_has_nan_where_there_is_no_such_head() -> None:

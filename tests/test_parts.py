@@ -117,7 +117,7 @@ def test_a_whole_checkpoint_shows_its_text_and_its_pictures(model_type: str, tmp
 
     Image.fromarray(photo()).save(tmp_path / "photo.png")
     for arguments in (("the cat",), ("--image", tmp_path / "photo.png")):
-        status, out, err = run("heatmap", *arguments, "-m", folder, "-f", "npz", "-o", tmp_path / "out", "--replace")
+        status, out, err = run("heatmap", *arguments, "-m", folder, "-f", "npz", "-o", tmp_path / "out")
         assert (status, len(out.split())) == (0, 1), err
 
 

@@ -29,17 +29,6 @@ def test_figures_named_by_format_are_all_that_is_written(run: Run, tmp_path: Pat
     assert [path.name for path in (tmp_path / "drawn").iterdir()] == ["L00.png"]
 
 
-def test_a_figure_beside_the_record_of_other_heads_leaves_that_record(run: Run, tmp_path: Path) -> None:
-    run("heatmap", "the cat", "-m", "own", "--pick", "L0H1", "-o", "drawn")
-    kept = (tmp_path / "drawn/weights.npz").read_bytes()
-    status, out, err = run("heatmap", "the cat", "-m", "own", "--pick", "L1H2", "-o", "drawn")
-    assert (status, out.split()) == (0, ["drawn/L01H02.png"])
-    assert "drawn/weights.npz is of other maps: heads L0H1, now L1H2: it stays" in err
-    assert (tmp_path / "drawn/weights.npz").read_bytes() == kept
-    run("heatmap", "the cat", "-m", "own", "--pick", "L1H2", "-o", "drawn", "--replace")
-    assert (tmp_path / "drawn/weights.npz").read_bytes() != kept
-
-
 def test_weights_that_would_fill_a_disk_are_saved_where_that_is_asked_for(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +70,7 @@ def test_show_takes_layers_and_heads_words_and_special_tokens_as_heatmap_does(ru
     for choice in (("-L", "0"), ("-H", "1-2"), ("-L", "1", "-H", "0"), ("--words",), ("--hide-special",)):
         formats = "npz,png" if len(choice) == 4 else "npz"
         again = run("show", drawn, *choice, "-o", "again", "-f", formats, "-q")
-        anew = run("heatmap", "the cat sat", "-m", "own", *choice, "-o", "anew", "-f", formats, "--replace", "-q")
+        anew = run("heatmap", "the cat sat", "-m", "own", *choice, "-o", "anew", "-f", formats, "-q")
         assert again[0] == anew[0] == 0, (again, anew)
         assert Path("again/weights.npz").read_bytes() == Path("anew/weights.npz").read_bytes(), choice
         drawn_again = sorted(Path(line).name for line in again[1].split())

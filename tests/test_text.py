@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from attnscope.text import build_tokens, read_text, slug, word_spans
 
 
@@ -323,10 +323,3 @@ def test_a_file_without_an_end_is_given_up(monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))
         with pytest.raises(AttnscopeError, match="stdin is too long for one text"):
             read_text("-")
-
-
-@pytest.mark.parametrize("address", ["https://x.y/z.txt", "hf://datasets/a/b.parquet", "s3://b/t.txt"])
-def test_one_text_is_not_read_from_an_address(address: str) -> None:
-    with pytest.raises(UsageError, match="one text is read from a file that is here") as error:
-        read_text(None, Path(address))
-    assert "corpora" in error.value.hint

@@ -273,7 +273,7 @@ class Where:
         typer.Option(
             "-f",
             "--format",
-            help="Files to write: several of npz, csv, json, parquet, png, svg, pdf.  [default: npz,csv,png]",
+            help="Files to write: several of npz, csv, json, png, svg, pdf.  [default: npz,csv,png]",
         ),
     ] = None
 
@@ -299,8 +299,6 @@ With = Annotated[
     ),
     "Heads",
 ]
-
-Replace = Annotated[bool, "Replace the results of another model or text in the folder.", "Output"]
 
 
 @dataclass(frozen=True)

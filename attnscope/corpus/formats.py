@@ -16,8 +16,8 @@ Other = TypeVar("Other")
 Split = Literal["line", "paragraph", "file"]
 """How a plain text file is split into texts; blank lines separate paragraphs."""
 
-Format = Literal["auto", "txt", "jsonl", "csv", "tsv", "parquet"]
-"""How files are read; "auto" goes by the name: .jsonl, .ndjson, .json; .csv; .tsv; .parquet; else it is plain text."""
+Format = Literal["auto", "txt", "jsonl", "csv", "tsv"]
+"""How files are read; "auto" goes by the name: .jsonl, .ndjson, .json; .csv; .tsv; else it is plain text."""
 
 BAD_LINES = 10
 """So many lines of one source may be malformed before the rest of it is given up."""
@@ -54,14 +54,14 @@ def name_problems(problems: Sequence[Problem]) -> str:
 
 def suffix_of(name: str) -> str:
     """The ending of a file's name that says what is in it, such as .txt; "" for none."""
-    suffixes = [suffix.lower() for suffix in Path(name).suffixes if suffix.lower() not in {".gz", ".zst"}]
+    suffixes = [suffix.lower() for suffix in Path(name).suffixes if suffix.lower() != ".gz"]
     return suffixes[-1] if suffixes else ""
 
 
 def format_of(name: str) -> Format:
     """How a file of that name is read."""
     known: dict[str, Format] = {
-        ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
+        ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv",
     }  # fmt: skip
     return known.get(suffix_of(name), "txt")
 

@@ -106,7 +106,7 @@ def read_frequencies(path: str | Path, encode: Encode) -> TokenCounts:
     """Token counts from a list of words: `word<tab>count` a line, or jsonl with `word` (or `id`) and `count`.
 
     Each token of a word gets the word's count. A word is tokenised as it is and as it is after a space, for many
-    tokenizers have two tokens for that; where they differ, the tokens of both get the count. A list may be .gz or .zst.
+    tokenizers have two tokens for that; where they differ, the tokens of both get the count. A list may be gzipped.
 
     Raises:
         AttnscopeError: It cannot be read, a line is malformed, or there is no line.

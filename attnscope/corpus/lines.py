@@ -2,7 +2,6 @@
 
 import codecs
 import contextlib
-import importlib
 import io
 import tempfile
 import weakref
@@ -20,7 +19,7 @@ _CHUNK = 65536
 _COMPRESSED_PIECE = 1024
 # So much of a stream that is to be read again is kept in memory; from there on it takes room on disk.
 _IN_MEMORY = 1 << 24
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_GZIP = b"\x1f\x8b"
 
 
 class UnreadableError(Exception):
@@ -102,7 +101,7 @@ def read_pieces(file: "BinaryIO | Replay", count: Callable[[int], None]) -> Iter
 
 
 def decompress(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """The bytes themselves, or what gzip or zstd made them of.
+    """The bytes themselves, or what gzip made them of.
 
     Raises:
         UnreadableError: They are damaged, cut off, or not what the name says.
@@ -111,16 +110,14 @@ def decompress(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
     whole = chain([first], chunks)
     suffix = Path(name).suffix.lower()
     if first.startswith(_GZIP):
-        return _inflate(whole, lambda: zlib.decompressobj(wbits=31), zlib.error, "gzip")
-    if first.startswith(_ZSTD) or (first and suffix == ".zst"):
-        return _inflate(whole, *zstd(), "zstd")
+        return _inflate(whole)
     if first and suffix == ".gz":
         raise UnreadableError("not gzip, in spite of its name")
     return whole
 
 
-def _inflate(chunks: Iterable[bytes], begin: Callable[[], Any], failure: type[Exception], kind: str) -> Iterator[bytes]:
-    """What compressed data stand for: any number of members, with zeros between and after them."""
+def _inflate(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Decompress gzip data: any number of members, with zeros between and after them."""
     member: Any = None
     for chunk in chunks:
         for start in range(0, len(chunk), _COMPRESSED_PIECE):
@@ -130,31 +127,18 @@ def _inflate(chunks: Iterable[bytes], begin: Callable[[], Any], failure: type[Ex
                     rest = rest.lstrip(b"\0")
                     if not rest:
                         break
-                    member = begin()
+                    member = zlib.decompressobj(wbits=31)
                 try:
                     piece = member.decompress(rest)
-                except failure as error:
-                    raise UnreadableError(f"damaged {kind} data: {error}") from None
+                except zlib.error as error:
+                    raise UnreadableError(f"damaged gzip data: {error}") from None
                 if piece:
                     yield piece
                 if not member.eof:
                     break
                 rest, member = member.unused_data, None
     if member is not None:
-        raise UnreadableError(f"the {kind} data end too early: the file is cut off")
-
-
-def zstd() -> tuple[Callable[[], Any], type[Exception]]:
-    """What makes a decompressor for zstd, and the exception that it raises."""
-    try:  # part of Python from 3.14 on
-        library: Any = importlib.import_module("compression.zstd")
-    except ImportError:
-        try:
-            library = importlib.import_module("zstandard")
-        except ImportError:
-            raise AttnscopeError("reading .zst needs zstandard", "pip install 'attnscope[zst]'") from None
-        return library.ZstdDecompressor().decompressobj, library.ZstdError
-    return library.ZstdDecompressor, library.ZstdError
+        raise UnreadableError("the gzip data end too early: the file is cut off")
 
 
 def lines_of(pieces: Iterator[bytes]) -> Iterator[str]:

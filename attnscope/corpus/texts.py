@@ -26,11 +26,8 @@ from attnscope.corpus.formats import (
     read_jsonl,
     split_lines,
 )
-from attnscope.corpus.lines import Replay, UnreadableError, decompress, lines_of, read_pieces, zstd
-from attnscope.corpus.parquet import read_parquet
-from attnscope.corpus.remote import files_at, is_address, open_address, size_of
+from attnscope.corpus.lines import Replay, UnreadableError, decompress, lines_of, read_pieces
 from attnscope.errors import AttnscopeError, amount
-from attnscope.records.frame.parquet import arrow
 from attnscope.text import is_blank
 
 
@@ -73,9 +70,9 @@ class CorpusText:
 class Corpus:
     """The texts of files, one after the other, as often as one iterates over it.
 
-    Files are UTF-8, with or without a byte order mark, with any line ends, plain or compressed (.gz, .zst; compressed
-    data are recognised under any name). At most one text is in memory, and 64 KiB of its file. Blank texts are
-    skipped. stdin is read once, and kept in a temporary file for the next time.
+    Files are UTF-8, with or without a byte order mark, with any line ends, plain or gzipped (recognised under any
+    name). At most one text is in memory, and 64 KiB of its file. Blank texts are skipped. stdin is read once, and kept
+    in a temporary file for the next time.
 
     What cannot be read does not end the iteration. A source that is missing, or from some line on is not UTF-8, is
     cut off or damaged, gives the texts before that point (of damaged compressed data up to the last 1 KiB before it);
@@ -84,12 +81,10 @@ class Corpus:
 
     Args:
         files: Names and glob patterns (`**` for any folders); "-" is stdin. Patterns are looked up at once, their
-            matches sorted by name; a file that comes twice is read once, where it comes first. Addresses that fsspec
-            knows too, such as hf://datasets/org/name/*.parquet: what is read of them is fetched as it is read, each
-            time anew.
+            matches sorted by name; a file that comes twice is read once, where it comes first.
         split: How a plain text file is split into texts.
-        field: The field (jsonl) or column (CSV, Parquet) that holds the text. In jsonl and Parquet it may also be a
-            list of token numbers; where there is no such field, there may be `input_ids`.
+        field: The field (jsonl) or column (CSV) that holds the text. In jsonl it may also be a list of token numbers;
+            where there is no such field, there may be `input_ids`.
         format: How to read all of them.
         chat_template: How the conversations of jsonl are written; None = by the model's chat template, "plain" =
             `role: content`.
@@ -97,16 +92,14 @@ class Corpus:
     Attributes:
         sources: What will be read, in order.
         problems: What could not be read in the last iteration, in order.
-        n_bytes: Size of all sources; None where stdin is one of them, or one elsewhere does not say.
+        n_bytes: Size of all sources; None where stdin or a pipe is one of them.
         bytes_read: How much of it the last iteration has read.
         sha256: Hash of all texts of the last whole iteration, hex: the same texts in the same order have the same one,
             whatever files they came in. Empty before.
         chat: Writes conversations by the chat template of the model that studies them, which sets it.
 
     Raises:
-        AttnscopeError: No file is given, an argument is unknown, or a .zst is named and cannot be read for want of
-            the extra [zst], or a .parquet for want of [parquet]; a pattern of files elsewhere cannot be looked up.
-            While iterating: there is no text at all.
+        AttnscopeError: No file is given, or an argument is unknown. While iterating: there is no text at all.
     """
 
     def __init__(
@@ -136,21 +129,15 @@ class Corpus:
         self.sha256 = ""
         self.chat: Render | None = write_plainly if chat_template else None
         self._streams: dict[str, Replay] = {}
-        self._sizes: list[int | None] | None = None
-        if any(name.endswith(".zst") for name in self.sources):
-            zstd()
-        if any(self._format_of(name) == "parquet" for name in self.sources):
-            arrow()
 
     @property
     def n_bytes(self) -> int | None:
-        """Size of all sources in bytes; None where stdin is one of them, or one elsewhere does not say."""
+        """Size of all sources in bytes; None where stdin or a pipe is one of them."""
         if "-" in self.sources:
             return None
-        if self._sizes is None:  # asked for once: elsewhere that takes a request each
-            self._sizes = [size_of(source) if is_address(source) else _size(Path(source)) for source in self.sources]
-        known = [size for size in self._sizes if size is not None]
-        return sum(known) if len(known) == len(self._sizes) else None
+        sizes = [_size(Path(source)) for source in self.sources]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
 
     def __iter__(self) -> Iterator[CorpusText]:
         self.problems, self.bytes_read, self.sha256 = [], 0, ""
@@ -196,8 +183,6 @@ class Corpus:
             return "they are empty or blank: give at least one word"
         if all(problem.reason.startswith(("no column ", "no field ")) for problem in self.problems):
             return "say with --field which of them holds the text"
-        if any(is_address(problem.source) for problem in self.problems):
-            return "check the address; without a network give a file that is here"
         if any(self._format_of(problem.source) == "jsonl" and problem.line for problem in self.problems):
             return "each line is one object of JSON with a text, or with messages: docs/chats.md"
         return "name files that hold text"
@@ -207,11 +192,6 @@ class Corpus:
         bad = BadLines(name, self.problems)
         wanted = self._format_of(name)
         with self._open(source) as file:
-            if wanted == "parquet":
-                if isinstance(file, Replay):
-                    raise UnreadableError("Parquet is read from files alone: its table of contents is at the end")
-                yield from read_parquet(file, self.field, bad, self._count_bytes)
-                return
             lines = lines_of(decompress(read_pieces(file, self._count_bytes), name))
             match wanted:
                 case "jsonl":
@@ -230,8 +210,6 @@ class Corpus:
         return format_of(name) if self.format == "auto" else self.format
 
     def _open(self, source: str) -> "BinaryIO | Replay":
-        if is_address(source):
-            return open_address(source, in_order=self._format_of(source) != "parquet")
         if source != "-" and not Path(source).is_fifo():
             return Path(source).open("rb")
         if source not in self._streams:  # what can be read once, such as a pipe, is kept for further passes
@@ -260,9 +238,8 @@ def expand(files: Sequence[str | Path]) -> tuple[str, ...]:
     """The names that names and patterns stand for, without those that name the same file again."""
     by_identity: dict[str, str] = {}
     for name in map(str, files):
-        if name == "-" or is_address(name):
-            for each in ["-"] if name == "-" else files_at(name):
-                by_identity.setdefault(each, each)
+        if name == "-":
+            by_identity.setdefault(name, name)
             continue
         path = Path(name)
         with contextlib.suppress(RuntimeError):  # ~ of a user that there is not

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, first_line, parse_json
-from attnscope.hub import PATIENCE_S, no_log_of_attempts, require_hub, run_within
+from attnscope.hub import PATIENCE_S, run_within
 from attnscope.models.captured.files import files_of
 from attnscope.models.files import (
     MAIN,
@@ -333,11 +333,10 @@ def _config_folder(repo_id: str, revision: str, known_as: str = "") -> Path:
             return cached
     from huggingface_hub import hf_hub_download
 
-    with _online(repo_id, known_as), no_log_of_attempts():
-        require_hub()
-        return Path(
-            run_within(2 * PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json", revision=revision))
-        ).parent
+    with _online(repo_id, known_as):
+        _list_files(repo_id, revision)
+        config = run_within(2 * PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json", revision=revision))
+    return Path(config).parent
 
 
 @contextlib.contextmanager
@@ -363,13 +362,11 @@ def _download(
     known_as: str = "",
     revision: str = MAIN,
 ) -> Path:
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     with _online(repo_id, known_as):
-        # Asked first and against a clock: a dead network can hold a name look-up or a retry for half a minute.
-        info = run_within(PATIENCE_S, lambda: HfApi().model_info(repo_id, revision=revision, timeout=PATIENCE_S))
-        names = {file.rfilename for file in info.siblings or [] if "/" not in file.rfilename}
+        names = _list_files(repo_id, revision)
         if "config.json" not in names:
             raise AttnscopeError(
                 f"{repo_id} on the Hub holds no config.json, so it is not a transformers model", "name another model"
@@ -382,6 +379,17 @@ def _download(
         folder = Path(snapshot_download(repo_id, allow_patterns=files, revision=revision))
     require_model(folder, allow_pickle)
     return folder
+
+
+def _list_files(repo_id: str, revision: str) -> set[str]:
+    """Return the names of a model's files on the Hub.
+
+    It is asked before anything is downloaded: a dead network can hold a retry of a download for half a minute.
+    """
+    from huggingface_hub import HfApi
+
+    info = run_within(PATIENCE_S, lambda: HfApi().model_info(repo_id, revision=revision, timeout=PATIENCE_S))
+    return {file.rfilename for file in info.siblings or [] if "/" not in file.rfilename}
 
 
 def _explain(error: Exception, repo_id: str, known_as: str) -> AttnscopeError:

@@ -12,7 +12,7 @@ from attnscope.studies.running.options import SharedWork
 def relations(
     *,
     files: Annotated[
-        list[str], "Annotated files or patterns: .conllu, .jsonl with links, .py; also .gz and .zst; - is stdin."
+        list[str], "Annotated files or patterns: .conllu, .jsonl with links, .py; also gzipped; - is stdin."
     ],
     annotation: AnnotationOptions,
     model: groups.Model = "minilm",

@@ -29,7 +29,7 @@ def batch(
     *,
     files: Annotated[
         list[str],
-        "Files, patterns or addresses: txt, jsonl, csv, also .gz and .zst; `-` draws lines of stdin as they come.",
+        "Files or patterns: txt, jsonl, csv, also gzipped; `-` draws lines of stdin as they come.",
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder to write to, or to go on in."), "Output"],
     texts: TextsWanted,
@@ -41,7 +41,7 @@ def batch(
     drawing: groups.Drawing,
     running: SharedWork,
     force: Annotated[bool, "Draw again what is done already."] = False,
-    replace: groups.Replace = False,
+    replace: Annotated[bool, "Replace the results of another model or text in the folder.", "Output"] = False,
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:

@@ -39,7 +39,6 @@ def heatmap(
     model: groups.Model = "minilm",
     maps: MapOptions,
     where: groups.Where,
-    replace: groups.Replace = False,
     drawing: groups.Drawing,
     loading: LoadOptions,
     printing: groups.Printing,
@@ -60,7 +59,7 @@ def heatmap(
     from attnscope.studies.maps.order import home_of, study
 
     how = {"query": maps.query, **drawing.options()}
-    output = where.plan("heatmap", printing, has_folder=True, replace=replace, **how)
+    output = where.plan("heatmap", printing, has_folder=True, **how)
     what = _read_input(source, reading, image, audio)
     with output.draw_ahead() as drawn_ahead:
         expect = None if image or audio else drawn_ahead.expect

@@ -14,7 +14,7 @@ from attnscope.studies.inputs.choice import Choice, Tokens
 
 @groups.command(
     out="Draw its figures into this folder.",
-    formats="Several of png, svg, pdf, npz, json, csv, parquet, text.  "
+    formats="Several of png, svg, pdf, npz, json, csv, text.  "
     "[default: text; with -o png, or npz and json for a trace]",
     scale="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
     "[default: fixed; figure for rollout, head for pictures and sound]",

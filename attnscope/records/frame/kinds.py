@@ -128,7 +128,7 @@ class Kind:
         return load_named(f"attnscope.records.{self.record}")
 
 
-_TABLE = ("csv", "json", "parquet")
+_TABLE = ("csv", "json")
 
 KINDS = {
     kind.schema: kind

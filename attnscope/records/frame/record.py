@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.records.frame import checks, codec
 from attnscope.records.frame.kinds import LIVE, NOTEBOOK, Kind, file_of, kind_of_schema, load_named
-from attnscope.records.frame.parquet import parquet
 from attnscope.records.frame.reading import read_record, reading, require_shown
 from attnscope.records.frame.shards import failure_line
 from attnscope.records.frame.storage import csv_text, finite, plain, write_whole
@@ -119,17 +118,6 @@ class Record:
     def to_csv(self) -> str:
         """The table as CSV: a float has as many digits as it needs to be read back unchanged, NaN is empty."""
         return csv_text(self.rows())
-
-    def to_parquet(self) -> bytes:
-        """The table as a Parquet file: NaN is null; its metadata name schema and run.
-
-        Raises:
-            AttnscopeError: pyarrow is not installed.
-        """
-        header, *rows = self.rows()
-        columns = dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(header, ())
-        run = json.dumps(plain(getattr(self, "run", {}), finite))
-        return parquet(columns, {"attnscope.schema": self.SCHEMA, "attnscope.run": run})
 
     def to_npz(self) -> bytes:
         """Its arrays, and `record`, the bytes of the JSON that describes them; NaN and infinities stay."""

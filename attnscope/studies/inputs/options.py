@@ -180,12 +180,11 @@ class TextsWanted:
 
     text: str | None = option("A text; `-` reads stdin.", default=None, argument=True)
     files: tuple[str, ...] = option(
-        "Files, patterns, or addresses such as hf://datasets/org/name/*.parquet: txt, jsonl, csv, also .gz and .zst, "
-        "parquet; may be given several times.",
+        "Files or patterns: txt, jsonl, csv, also gzipped; may be given several times.",
         "--file", default=(),
     )  # fmt: skip
     split: str = option("How a text file is split into texts: line, paragraph or file.", default="line")
-    field: str = option("The field of jsonl, csv or parquet that holds the text.", default="text")
+    field: str = option("The field of jsonl or csv that holds the text.", default="text")
     chat_template: str | None = option(
         "How conversations in jsonl are written; plain: as ROLE: TEXT.  [default: by the model's chat template]",
         default=None,

@@ -1,0 +1,160 @@
+"""Corpora that come line by line from stdin, and how far a command is."""
+
+import contextlib
+import gzip
+import importlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnscope.cli import main, options
+from attnscope.corpus import Corpus, Problem
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.studies.inputs.texts import Progress
+from tests.conftest import Run
+from tests.processes import LIMIT_S, started
+
+LINES = [f"The cat sat on mat number {number}." for number in range(6)]
+
+
+# stdin, line by line ---------------------------------------------------------------------------------------------
+
+
+def start(folder: Path, *arguments: object) -> "contextlib.AbstractContextManager[subprocess.Popen[bytes]]":
+    return started(
+        [sys.executable, "-m", "attnscope", *map(str, arguments)], cwd=folder, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+
+
+def wait_for(true: Any) -> None:
+    until = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.05)
+
+
+def test_batch_draws_what_came_before_the_rest_has_come(tiny_bert: Path, tmp_path: Path) -> None:
+    with start(tmp_path, "batch", "-", "-m", tiny_bert, "-o", "out", "--workers", 1) as process:
+        assert process.stdin is not None
+        process.stdin.write(f"{LINES[0]}\n{LINES[1]}\n".encode())
+        process.stdin.flush()
+        wait_for(lambda: len(list(tmp_path.glob("out/0*/*.png"))) >= 1)
+        assert process.poll() is None and not (tmp_path / "out" / "index.html").exists()
+        process.stdin.write(f"{LINES[2]}\n".encode())
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, err
+    assert len((tmp_path / "out" / "manifest.jsonl").read_text("utf-8").splitlines()) == 3
+
+
+def test_batch_that_waits_for_a_text_can_be_interrupted(tiny_bert: Path, tmp_path: Path) -> None:
+    with start(tmp_path, "batch", "-", "-m", tiny_bert, "-o", "out", "--workers", 1) as process:
+        assert process.stdin is not None
+        process.stdin.write(f"{LINES[0]}\n".encode())
+        process.stdin.flush()
+        wait_for(lambda: any('"n_tokens"' in log.read_text("utf-8") for log in tmp_path.glob("out/log.jsonl")))
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: process.poll() is not None)
+        process.stdin.close()
+        assert process.stderr is not None
+        err = process.stderr.read().decode()
+        assert process.returncode == 130, err
+        assert "Traceback" not in err and "Fatal" not in err
+        assert len((tmp_path / "out" / "manifest.jsonl").read_text("utf-8").splitlines()) == 1
+
+
+@pytest.mark.usefixtures("worker_here")
+def test_a_batch_of_stdin_is_that_of_a_file(
+    run: Run, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(LINES[:2]), "utf-8")
+    assert run("batch", "a.txt", "-m", tiny_bert, "-o", "a", "--workers", 1)[0] == 0
+    for _ in range(2):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES[:2]).encode()), "utf-8"))
+        status, _, err = run("batch", "-", "-m", tiny_bert, "-o", "b", "--workers", 1)
+        assert status == 0, err
+    assert "2 of 2 texts were drawn before" in err
+    drawn = [sorted(path.relative_to(name) for path in Path(name).rglob("*.png")) for name in ("a", "b")]
+    assert drawn[0] == drawn[1] != []
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES[:2]).encode()), "utf-8"))
+    status, _, err = run("batch", "-", "-m", tiny_bert, "-o", "b", "--workers", 1, "--pick", "L0H0")
+    assert status == 1 and "--pick not given, now L0H0" in err
+
+
+def test_stdin_gives_a_line_before_the_next_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, encoding="utf-8") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        os.write(writing, b"one\n")
+        found = iter(Corpus(["-"]))
+        assert next(found).text == "one"
+        os.write(writing, b"two\n")
+        assert next(found).text == "two"
+        os.close(writing)
+        assert list(found) == []
+
+
+# How far it is ---------------------------------------------------------------------------------------------------
+
+
+def test_a_bar_begins_anew_with_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    from rich.progress import Progress as Bar
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(Bar, "update", lambda self, task, **told: seen.append(told))
+    monkeypatch.setattr(Bar, "reset", lambda self, task, **told: seen.append({"restart": True}))
+    with options.progress(quiet=False) as report:
+        assert report is not None
+        report(Progress(32, 900, 0.5, "counting tokens"))
+        report(Progress(1, 30, 0.1))
+        report(Progress(2, 60, None))
+    assert [told.get("restart", False) for told in seen] == [True, False, True, False, False]
+    assert seen[1]["description"].startswith("counting tokens: 32 texts, 900 tokens, ")
+    assert (seen[1]["completed"], seen[3]["total"], seen[4]["total"]) == (0.5, 1.0, None)
+
+
+@pytest.mark.usefixtures("worker_here")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "heads --file a.txt -o o", "batch a.txt -o o --workers 1", "page --file a.txt --split line -o o.html",
+        "compare --file a.txt -o o", "ablate --file a.txt -o o --pick L0H0", "relations a.conllu -o o",
+        "prune --file a.txt --pick L0H0 -o o",
+    ],
+)  # fmt: skip
+def test_every_command_of_many_texts_has_a_bar(
+    command: str, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[Progress] = []
+
+    class Bar:
+        def __enter__(self) -> Any:
+            return told.append
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("\n".join(LINES), "utf-8")
+    sample = Path(__file__).parents[1] / "sample_texts" / "dependencies.conllu"
+    (tmp_path / "a.conllu").write_bytes(sample.read_bytes())
+    monkeypatch.setattr(options, "progress", lambda *_: Bar())
+    monkeypatch.setattr("attnscope.studies.ablation.pruning.EXAMPLE", "The cat.")  # as long as the model takes
+    monkeypatch.setattr(sys, "argv", ["attnscope", *command.split(), "-m", str(tiny_bert)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None), capsys.readouterr().err
+    assert told and told[-1].n_texts > 0 and told[-1].n_tokens > 0 and told[-1].share == pytest.approx(1, abs=0.35)
