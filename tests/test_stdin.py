@@ -1,23 +1,19 @@
 """Corpora that come line by line from stdin, and how far a command is."""
 
 import contextlib
-import gzip
-import importlib
 import io
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnscope.cli import main, options
-from attnscope.corpus import Corpus, Problem
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.corpus import Corpus
 from attnscope.studies.inputs.texts import Progress
 from tests.conftest import Run
 from tests.processes import LIMIT_S, started

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,6 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import TOKEN_BUDGET, Problem, batches, chunks, copy_key, runs
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.models.model import Model, example_tokens
-from attnscope.records import file_of
-from attnscope.records.frame.reading import schema_of
 from attnscope.records.relations.record import Example, Relation, Relations
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
@@ -363,16 +360,6 @@ def study_files(
 ) -> Relations:
     """Loads a model, and studies the relations of annotated files."""
     return relations(loading.load(spec), _open_corpus(files, annotation), options, report, workers)
-
-
-def open_relations(file: Path) -> Relations | AnnotatedCorpus:
-    """The record of relations in a file, or the annotated texts to study, before the model runs for minutes."""
-    if not file.exists():
-        raise AttnscopeError(f"there is no file {file}", "give annotated texts, or a relations.npz")
-    file = file_of(file)
-    if schema_of(file) == Relations.SCHEMA:
-        return Relations.read(file)
-    return _open_corpus([str(file)], AnnotationOptions())
 
 
 def _open_corpus(files: Sequence[str], annotation: AnnotationOptions) -> AnnotatedCorpus:

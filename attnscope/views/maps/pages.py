@@ -32,11 +32,6 @@ def glance(record: Heatmap | PooledHeatmap) -> bytes:
     return first_png(pages(record))
 
 
-def stems(record: Heatmap | PooledHeatmap, query: str | None = None) -> list[str]:
-    """The file names of its figures, without their endings."""
-    return [sheet.stem for sheet in _module(record).sheets_of(record, query)]
-
-
 def require_query(record: Heatmap | PooledHeatmap, query: str | None) -> None:
     """Refuses a query that means no token."""
     _module(record).sheets_of(record, query)
