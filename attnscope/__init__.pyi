@@ -98,7 +98,6 @@ from attnscope.studies.teaching.trace import trace as trace
 from attnscope.studies.teaching.trace import trace_example as trace_example
 from attnscope.studies.timeline.options import TimelineOptions as TimelineOptions
 from attnscope.studies.timeline.study import timeline as timeline
-from attnscope.studies.timeline.watch import HeadWatch as HeadWatch
 from attnscope.studies.why.heads import why_heads as why_heads
 from attnscope.studies.why.study import why as why
 from attnscope.views.page import Page as Page

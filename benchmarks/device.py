@@ -3,9 +3,8 @@
     python -m benchmarks.device                                             # on the first CUDA device
     python -m benchmarks.device --device cpu --tokens 256 --layers 1 --width 128 --rounds 1     # whether it runs
 
-The plain forward is transformers' sdpa, which runs the flash kernel there; the measures are made by torch, and by
-triton where it is installed (on the processor that is torch again). Weights and text are random, which costs the same.
-Each is run in turn; the medians' ratio counts. Prints one JSON line last; without the device it says so in it.
+The plain forward is transformers' sdpa, which runs the flash kernel there. Weights and text are random, which costs
+the same. Each is run in turn; the ratio of the medians counts. The last line is JSON, and says so without the device.
 """
 
 import argparse
@@ -13,8 +12,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
-from importlib.util import find_spec
 
 import torch
 import transformers
@@ -25,7 +22,6 @@ from attnscope.models.hf.model import wrap
 from attnscope.models.model import Batch
 
 GOAL = 1.5
-BACKENDS = ["torch", *(["triton"] if find_spec("triton") else [])]
 
 
 def llama(layers: int, width: int, n_tokens: int) -> transformers.PreTrainedModel:
@@ -78,16 +74,16 @@ def main() -> None:
     model = wrap(network, check=False)
     ids = torch.randint(0, 32000, (1, given.tokens), device=device)
     facts = facts_of(ids, model.static_embeddings(ids).float())
-    spent: dict[str, list[float]] = {"plain": [], **{backend: [] for backend in BACKENDS}}
+    spent: dict[str, list[float]] = {"plain": [], "measured": []}
 
-    def measure(backend: str) -> None:
-        model.run(Batch(ids), Sums(facts, backend=backend))
+    def measure() -> None:
+        model.run(Batch(ids), Sums(facts))
 
     with torch.no_grad():
         for number in range(given.rounds + 1):
             work = {
                 "plain": lambda: network(input_ids=ids, use_cache=False),
-                **{backend: partial(measure, backend) for backend in BACKENDS},
+                "measured": measure,
             }
             for name, run in work.items():
                 took = seconds(run, device)
@@ -100,7 +96,7 @@ def main() -> None:
         json.dumps(
             {**told, "measured": True, "device_name": name, "version": torch.__version__, "peak_gib": peak,
              "seconds": {name: round(median, 4) for name, median in medians.items()},
-             "times_plain": {name: round(medians[name] / medians["plain"], 2) for name in BACKENDS}}
+             "times_plain": round(medians["measured"] / medians["plain"], 2)}
         )
     )  # fmt: skip
 

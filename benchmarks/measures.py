@@ -1,11 +1,10 @@
 """All head measures on minilm: the Sums probe against the plain forward, and against dense weights, in turn.
 
 For texts of about 500 tokens and of about 25, in batches as a study of heads makes them: seconds of the plain
-scaled-dot-product forward, of the same with every measure on, by the torch back end (`torch`) and by the compiled pass
-(`numba`, where it is installed), and of its rivals: batched eager attention with the same
-measures from its dense weights (`dense`), that one text at a time (`one_by_one`), and our own measures one text at a
-time (`torch_one_by_one`). Of one thread the processor's time is taken, which others on the machine disturb less. The
-last line is JSON.
+scaled-dot-product forward, of the same with every measure on (`measured`), and of its rivals: batched eager attention
+with the same measures from its dense weights (`dense`), that one text at a time (`one_by_one`), and our own measures
+one text at a time (`torch_one_by_one`). Of one thread the processor's time is taken, which others on the machine
+disturb less. The last line is JSON.
 
 usage: python benchmarks/measures.py [--tokens 40000] [--runs 3] [--threads 2] [--lengths 500 25]
 """
@@ -13,8 +12,6 @@ usage: python benchmarks/measures.py [--tokens 40000] [--runs 3] [--threads 2] [
 import argparse
 import json
 import time
-from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +29,6 @@ from attnscope.models.model import Batch
 SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
 N_HEADS = 12
 RIVALS = ["dense", "one_by_one", "torch_one_by_one"]
-BACKENDS = ["torch", *(["numba"] if find_spec("numba") else [])]
 
 
 def main() -> None:
@@ -108,8 +104,8 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
     def plain(batch: Batch, _: TextFacts) -> None:
         model.run(batch, attend)
 
-    def measured(batch: Batch, facts: TextFacts, *, backend: str) -> None:
-        model.run(batch, Sums(facts, output_projections=factors, buffers=buffers, backend=backend))
+    def measured(batch: Batch, facts: TextFacts) -> None:
+        model.run(batch, Sums(facts, output_projections=factors, buffers=buffers))
 
     def from_weights(batch: Batch, facts: TextFacts) -> None:
         model.run(batch, Dense(facts, factors))
@@ -129,7 +125,7 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
     def sums_one_by_one(batch: Batch, facts: TextFacts) -> None:
         alone(batch, facts, lambda text: Sums(text, output_projections=factors, buffers=buffers))
 
-    rivals = {"plain": plain, **{backend: partial(measured, backend=backend) for backend in BACKENDS}}
+    rivals = {"plain": plain, "measured": measured}
     rivals |= {
         name: {"dense": from_weights, "one_by_one": one_by_one, "torch_one_by_one": sums_one_by_one}[name]
         for name in others
@@ -154,8 +150,7 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
 def summary(times: dict[str, np.ndarray], length: int) -> dict[str, float]:
     """Ratios of whole rounds, and of each batch's fastest time, which a busy machine hardly changes."""
     found = {f"{name}_s": round(float(np.median(elapsed.sum(1))), 3) for name, elapsed in times.items()}
-    pairs = [(backend, "plain") for backend in BACKENDS]
-    pairs += [(rival, backend) for rival in RIVALS for backend in BACKENDS]
+    pairs = [("measured", "plain"), *((rival, "measured") for rival in RIVALS)]
     for name, over in pairs:
         if name in times:
             ratios = times[name].sum(1) / times[over].sum(1)

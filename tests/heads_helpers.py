@@ -1,6 +1,6 @@
 """What tests of the study of heads share: how findings are read, and what interrupts the study."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import attnscope.studies.heads.study as study
+from attnscope.corpus import TokenCounts
 from attnscope.records.heads.findings import Findings, Head
 from tests.record_helpers import require_close
 
@@ -30,6 +31,19 @@ def require_same(one: Findings, other: Findings) -> None:
     """Within the roundings of float64."""
     assert sorted(one.sums) == sorted(other.sums)
     require_close(one, replace(other, sums={name: other.sums[name] for name in one.sums}), rtol=1e-9, atol=1e-12)
+
+
+def fix_counts(monkeypatch: pytest.MonkeyPatch, model: Any, text: str) -> None:
+    """Lets the tokens of a text say how frequent tokens are, whatever texts are studied."""
+    counts = TokenCounts()
+    counts.add(model.tokenizer.encode(text).ids)
+
+    def count(texts: Iterable[Any], *_: Any) -> TokenCounts:
+        for _text in texts:
+            pass
+        return counts
+
+    monkeypatch.setattr(study, "count_tokens", count)
 
 
 def words(n: int, chance: np.random.Generator, known: Sequence[str]) -> str:

@@ -156,9 +156,7 @@ def test_behaviour_is_measured_as_the_docs_say(seed: int) -> None:
         texts.append([*words, *words, *chance.integers(0, N_WORDS, int(chance.integers(0, 6))).tolist()])
     texts[0][5:8] = [3, 3, 3]  # where the token at q came just before, too
     model = attnscope.load(network)
-    found = attnscope.heads(
-        model, [" ".join(map(str, ids)) for ids in texts], HeadsOptions(writes=True, weigh="queries")
-    )
+    found = attnscope.heads(model, [" ".join(map(str, ids)) for ids in texts], HeadsOptions(writes=True))
     with torch.no_grad():
         sums = measures_of([Text(network.double(), model, ids) for ids in texts])
     assert {name for name, _ in sums} >= {"copying_nats", "induction_nats", "suppression_nats"}

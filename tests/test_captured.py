@@ -151,18 +151,6 @@ def test_what_is_not_captured_is_undefined_and_said(captured: Path) -> None:
     assert "3 of 3 captures lack the row of weights" in notes and "Values were not captured" in notes
 
 
-def test_the_compiled_pass_takes_captures_without_values(captured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba")
-    source = attnscope.load(captured)
-    plain = attnscope.heads(source, source.texts)  # type: ignore[attr-defined]
-    monkeypatch.setenv("ATTNSCOPE_BACKEND", "numba")
-    found = attnscope.heads(source, source.texts)  # type: ignore[attr-defined]
-    assert found.run["backend"] == "numba"
-    np.testing.assert_allclose(
-        found.grid("decoder", "entropy_nats"), plain.grid("decoder", "entropy_nats"), atol=1e-5, rtol=0
-    )
-
-
 def test_commands_take_captures_as_a_model(captured: Path, run: Run, tmp_path: Path) -> None:
     assert "3 texts" in run("heads", "-m", str(captured)).out
     assert run("heatmap", "0", "-m", str(captured), "-o", str(tmp_path / "maps"), "--format", "npz").status == 0

@@ -130,12 +130,6 @@ def test_shards_leave_out_the_same_copies(own: Any, monkeypatch: pytest.MonkeyPa
     assert whole.corpus["n_texts"] == 7
 
 
-def test_copies_are_counted_without_counting_tokens_too(own: Any, tmp_path: Any) -> None:
-    counts = tmp_path / "counts.tsv"
-    counts.write_text("the\t9\n", "utf-8")
-    assert heads(own, [CAT] * 3, HeadsOptions(frequencies=counts)).corpus["n_copies"] == 2
-
-
 def test_copies_differ_in_case_and_whitespace_alone() -> None:
     assert copy_key("The  cat\nsat. ") == copy_key("the cat sat.")
     assert copy_key("STRASSE") == copy_key("straße")

@@ -18,22 +18,21 @@ from attnscope.studies.heads.merging import merge_findings
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
 from tests.conftest import SAMPLES, SENTENCES, write_tiny
-from tests.heads_helpers import after, small_blocks
+from tests.heads_helpers import after, fix_counts, small_blocks
 from tests.processes import python
 
 __all__ = ["small_blocks"]
 
 
 @pytest.fixture
-def counts(tmp_path: Path) -> Path:
-    path = tmp_path / "counts.tsv"
-    path.write_text("the\t9\n", "utf-8")
-    return path
+def fixed_counts(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are as frequent in some of the texts as in all."""
+    fix_counts(monkeypatch, own, "the the the")
 
 
-@pytest.mark.usefixtures("small_blocks")
-def test_an_interruption_leaves_whole_blocks(own: Any, counts: Path) -> None:
-    options = HeadsOptions(frequencies=counts)
+@pytest.mark.usefixtures("small_blocks", "fixed_counts")
+def test_an_interruption_leaves_whole_blocks(own: Any) -> None:
+    options = HeadsOptions()
     found = heads(own, SENTENCES, options, after(2))  # a batch for each block: in the third one
     assert not found.corpus["complete"]
     assert found.corpus["n_texts"] == 8
@@ -55,14 +54,14 @@ def test_an_interrupted_shard_merges_and_says_so(own: Any) -> None:
 
 @pytest.mark.parametrize("spec", ["own", "seam"])
 def test_an_interruption_in_the_first_block_keeps_what_was_done(
-    spec: str, own: Any, counts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: str, own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if spec == "seam":
         sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
         write_tiny(tmp_path / "t5", "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
         own = attnscope.load(str(tmp_path / "t5"))
     monkeypatch.setattr("attnscope.studies.measuring.head_blocks.TOKEN_BUDGET", 1)  # a batch for each chunk
-    options = HeadsOptions(frequencies=counts, chunk=30, stride=20)
+    options = HeadsOptions(chunk=30, stride=20)
     long = " ".join(SENTENCES[:4])
     texts = ["a", long, "the cat", *SENTENCES[:3]]
     assert len(chunks(own.tokenizer.encode(long), chunk=30, stride=20)) > 1
@@ -79,11 +78,10 @@ def test_an_interruption_in_the_first_block_keeps_what_was_done(
     assert n_whole > 1
 
 
-def test_what_an_interruption_keeps_is_what_those_texts_say(
-    own: Any, counts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("fixed_counts")
+def test_what_an_interruption_keeps_is_what_those_texts_say(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnscope.studies.measuring.head_blocks.TOKEN_BUDGET", 30)  # a batch for each text
-    options = HeadsOptions(frequencies=counts)
+    options = HeadsOptions()
     by_length = sorted(SENTENCES[:6], key=lambda text: len(own.tokenizer.encode(text)))
     found = heads(own, SENTENCES[:6], options, after(1))
     n = found.corpus["n_texts"]

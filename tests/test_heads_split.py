@@ -19,7 +19,7 @@ from attnscope.studies.heads.study import heads
 from attnscope.studies.measuring.tally import tallies_of
 from tests import rounding
 from tests.conftest import SAMPLES, SENTENCES, write_tiny
-from tests.heads_helpers import names_of, require_same, small_blocks, words
+from tests.heads_helpers import fix_counts, names_of, require_same, small_blocks, words
 
 __all__ = ["small_blocks"]
 
@@ -53,12 +53,11 @@ class Dense:
 
 @pytest.mark.parametrize("spec", ["own", "own-causal", "minilm"])
 def test_a_text_has_the_same_sums_whatever_it_is_batched_with(
-    spec: str, tmp_path: Path, request: pytest.FixtureRequest
+    spec: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     model = request.getfixturevalue(spec.replace("-", "_"))
-    counts = tmp_path / "counts.tsv"  # the corpus's own would differ
-    counts.write_text("the\t9\na\t4\n", "utf-8")
-    options = HeadsOptions(frequencies=counts, weigh="queries")
+    fix_counts(monkeypatch, model, "the the the a a")  # those of some of the texts would differ
+    options = HeadsOptions()
     texts = SENTENCES[:6]
     together = sums_of_texts(heads(model, texts, options))
     alone = [sums_of_texts(heads(model, [text], options)) for text in texts]
@@ -88,7 +87,7 @@ def test_a_text_has_the_same_sums_whatever_it_is_batched_with(
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     "options",
-    [{}, {"chunk": 12, "stride": 5, "weigh": "queries", "control": True}],
+    [{}, {"chunk": 12, "stride": 5, "control": True}],
     ids=str,
 )
 def test_shards_merge_into_one_run_bit_for_bit(own: Any, options: dict[str, Any], tmp_path: Path) -> None:
@@ -165,16 +164,16 @@ def test_a_shard_without_texts_is_no_error_and_merges(own: Any) -> None:
 
 def test_each_chunk_of_a_text_is_evidence(own: Any) -> None:
     text = " ".join(SENTENCES[:4])
-    found = heads(own, [text, "a cat"], HeadsOptions(chunk=16, weigh="queries"))
+    found = heads(own, [text, "a cat"], HeadsOptions(chunk=16))
     assert (found.corpus["n_texts"], found.corpus["n_chunked"]) == (2, 1)
     tokens = own.tokenizer.encode(text)
     assert found.corpus["n_tokens"] > len(tokens)  # special tokens come with each chunk
     (tally,) = tallies_of(found.sums).values()
     n_chunks = len(chunks(own.tokenizer.encode(text), chunk=16))
     assert tally.pairs.n_texts == n_chunks + 1
-    assert n_chunks - 1 < found.corpus["effective_texts"] < n_chunks + 1
+    assert 2 < found.corpus["effective_texts"] < n_chunks + 1
     resting = tally.measures.total("c")[0, 0, tally.names.index("resting")]
-    assert resting == found.corpus["n_tokens"]
+    assert resting == pytest.approx(2)
 
 
 @pytest.mark.parametrize("stride", [None, 5, 1])
@@ -183,16 +182,15 @@ def test_where_chunks_overlap_each_query_counts_once(own: Any, stride: int | Non
     tokens = own.tokenizer.encode(text)
     parts = chunks(tokens, chunk=16, stride=stride)
     assert len(parts) > 3
-    found = heads(own, [text], HeadsOptions(chunk=16, stride=stride, weigh="queries"))
+    found = heads(own, [text], HeadsOptions(chunk=16, stride=stride))
     (tally,) = tallies_of(found.sums).values()
     n_special = int(tokens.special.sum())
     expected = len(tokens) + n_special * (len(parts) - 1)  # special tokens come with each chunk
     assert found.corpus["n_tokens"] == expected
-    counted = tally.measures.total("c")[..., tally.names.index("resting")]
-    np.testing.assert_array_equal(counted, expected)
+    counts = tally.measures.total("c") * tally.queries_per_count
+    np.testing.assert_allclose(counts[..., tally.names.index("resting")], expected)
     # Each ordinary query but the first has a previous token, itself counted once; with the context it is always there.
-    previous = tally.measures.total("c")[0, 0, tally.names.index("previous_token")]
-    assert previous == expected - len(parts)
+    assert counts[0, 0, tally.names.index("previous_token")] == pytest.approx(expected - len(parts))
 
 
 def test_texts_may_be_token_numbers(own: Any) -> None:
@@ -274,13 +272,17 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path
             expected[kind].append(measures_of_weights(probe.maps[kind][1], *given))  # type: ignore[index]
     if road == "eager":
         object.__setattr__(model.info, "path", "eager")
-    found = heads(model, texts, HeadsOptions(weigh="queries"))
+    found = heads(model, texts)
+    sizes = [len(model.tokenizer.encode(text)) for text in texts]
     assert found.kinds == ("encoder", "decoder", "cross")
     assert any("write it again" in note for note in found.run["notes"])
     for kind, sums in expected.items():
         for name in ("entropy_nats", "first_token", "special", "previous_token", "same_token", "max_weight"):
             i = sums[0].names.index(name)
-            total, count = (sum(getattr(one, part)[i].sum(0) for one in sums) for part in ("sum", "count"))
+            total, count = (
+                sum(getattr(one, part)[i].sum(0) / size for one, size in zip(sums, sizes, strict=True))
+                for part in ("sum", "count")
+            )
             value = np.divide(total, count, out=np.full(3, np.nan), where=count > 0)
             np.testing.assert_allclose(found.grid(kind, name)[1], value, atol=1e-5, err_msg=f"{kind} {name}")
     across = next(head for head in found.heads if head.kind == "cross")

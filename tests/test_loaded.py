@@ -13,7 +13,7 @@ from tests.processes import modules_after, python
 HEAVY = {"torch", "transformers", "matplotlib"}
 PROGRAMS = {
     "the package": (
-        "import attnscope; assert 'HeadWatch' in dir(attnscope)\n"
+        "import attnscope; assert 'Workers' in dir(attnscope)\n"
         "attnscope.Corpus, attnscope.Findings, attnscope.load_record, attnscope.heads, attnscope.HeadsOptions",
         HEAVY,
     ),

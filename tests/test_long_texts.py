@@ -16,7 +16,6 @@ from attnscope import heads, heatmap, pooled_heatmap
 from attnscope.core.attention import tiles
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.core.measures import plan
-from attnscope.core.measures.backends.choose import Backend
 from attnscope.core.measures.facts import TextFacts
 from attnscope.core.measures.sums import Sums
 from attnscope.errors import AttnscopeError, UsageError
@@ -25,7 +24,6 @@ from attnscope.models.hf import seam
 from attnscope.models.hf.check import compare as check
 from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.model import Batch
-from attnscope.studies.running.backend import VARIABLE
 from tests.processes import least, python
 
 SIZES = {
@@ -362,17 +360,12 @@ print(kib("VmHWM") - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from Linux")
-@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.slow), "numba"])
-def test_what_heads_add_to_a_process_grows_with_the_length_at_most(
-    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Named, as the choice goes by the length: numba loaded for the longer text alone would count as what that adds.
-    monkeypatch.setenv(VARIABLE, backend)
-
+@pytest.mark.slow
+def test_what_heads_add_to_a_process_grows_with_the_length_at_most(tmp_path: Path) -> None:
     def adds(n: int) -> int:
         return int(python("-c", ADDS, tmp_path / "text.jsonl", n, check=True).stdout)
 
     # Blocks of 128 queries grow with the keys, two buffers and what a tile needs for a moment do not: four times the
-    # length adds 1.8 (torch) and 2.5 times (numba) as much. One map would take 1 GiB.
+    # length adds 1.8 times as much. One map would take 1 GiB.
     bound = min(3.2 * min(adds(4096) for _ in range(2)), 128 * 1024)
     assert least(lambda: adds(16384), bound, tries=2) < bound

@@ -86,7 +86,7 @@ def test_norms_behind_the_output_projection_of_any_architecture(name: str, tmp_p
     model: Any = attnscope.load(str(write_tiny(tmp_path / name, name, **sizes)), engine="hf")
     assert model.info.path == "seam"
     state = {key: value.double().numpy() for key, value in model.modules()[0].state_dict().items()}
-    found = attnscope.heads(model, TEXTS, attnscope.HeadsOptions(weigh="queries"))
+    found = attnscope.heads(model, TEXTS)
     assert not any("norm_weighted" in note for note in found.run["notes"])
     sums: dict[tuple[str, int], list[Any]] = {}
     for text in TEXTS:
@@ -100,7 +100,7 @@ def test_norms_behind_the_output_projection_of_any_architecture(name: str, tmp_p
             stored = state[names[kind].format(layer)]
             sums.setdefault((kind, layer), []).append(by_loops(call, stored.T if name == "gpt2" else stored))
     for (kind, layer), texts in sums.items():
-        value = sum(part for part, _ in texts) / sum(n for _, n in texts)
+        value = sum(part / n for part, n in texts) / len(texts)
         np.testing.assert_allclose(
             found.grid(kind, "norm_weighted")[layer], value, rtol=1e-5, err_msg=f"{kind} {layer}"
         )
@@ -115,7 +115,7 @@ def test_where_the_output_projection_is_not_known_it_is_said(tmp_path: Path) -> 
     inner = source.encoder.layer[1].attention.output
     inner.dense = torch.nn.Sequential(torch.nn.LayerNorm(15), inner.dense)
     model: Any = attnscope.load(source, AutoTokenizer.from_pretrained(folder))
-    found = attnscope.heads(model, TEXTS, attnscope.HeadsOptions(weigh="queries"))
+    found = attnscope.heads(model, TEXTS)
     assert any("norm_weighted is undefined in encoder layer 1" in note for note in found.run["notes"])
     assert np.isfinite(found.grid("encoder", "norm_weighted")[0]).all()
     assert np.isnan(found.grid("encoder", "norm_weighted")[1]).all()

@@ -43,7 +43,6 @@ def test_ranges_are_the_definition(monkeypatch: pytest.MonkeyPatch, together: in
     want = ground(allowed, keys, asking, (queries, slice(0, N)), own_text=own_text)
     found = Ranges(keys, own_text=own_text)
     got = found.ground(first, last, asking, queries)
-    assert found.sees_padding(first, last) == bool((allowed & ~keys.real[:, None, None]).any())
     for name in ("counted", "n_allowed", "n_active", "n_rarest", "band"):
         np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
     for name in ("defined", "uniform", "worth"):

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from attnscope.core.attention import tiles
 from attnscope.core.attention.seam import AttentionCall, allowed, attend, attention_weights
-from attnscope.core.measures import catalogue
+from attnscope.core.measures import catalogue, one_pass
 from attnscope.core.measures import plan as plan_module
-from attnscope.core.measures.backends import torch_pass
-from attnscope.core.measures.backends.choose import Backend
 from attnscope.core.measures.catalogue import MEASURES, measure_names
 from attnscope.core.measures.dense import measures_of_weights
 from attnscope.core.measures.facts import TextFacts, outlying, output_factor
@@ -56,10 +54,7 @@ def projection_of(call: AttentionCall) -> torch.Tensor:
     return _PROJECTION[:, : call.n_heads * call.value.shape[3]]
 
 
-def check(
-    call: AttentionCall, keys: TextFacts, queries: TextFacts | None = None, *, tolerance: float = 1e-11,
-    backend: Backend = "torch",
-) -> None:  # fmt: skip
+def check(call: AttentionCall, keys: TextFacts, queries: TextFacts | None = None, *, tolerance: float = 1e-11) -> None:
     """Both roads against plain loops on the dense float64 weights of the call, and uniform attention likewise."""
     weights = attention_weights(rounding.in_float64(call))
     may = allowed(call)
@@ -74,7 +69,7 @@ def check(
             even.sum[i] = 0.0
     n = call.key.shape[2]
     probe = Sums(keys, query_facts=queries, output_projections={(call.kind, call.layer): projection},
-                 norms=lambda kind, layer: norms, backend=backend)  # fmt: skip
+                 norms=lambda kind, layer: norms)  # fmt: skip
     output = probe(call)
     rounding.require_output(output, call)
     assert output.dtype == call.value.dtype
@@ -133,7 +128,7 @@ def test_every_measure_is_its_definition(situation, elements: int, kept: int) ->
         patch.setattr(tiles, "TILE_ELEMENTS", elements)
         patch.setattr(tiles, "LEAST_QUERIES", 2)
         patch.setattr(plan_module, "KEPT_NUMBERS", kept)
-        patch.setattr(torch_pass, "SHORT_LIST", 1 if elements == 1 else 8)
+        patch.setattr(one_pass, "SHORT_LIST", 1 if elements == 1 else 8)
         check(*situation)
 
 
@@ -456,7 +451,7 @@ def test_where_a_head_looks_is_as_exact_in_a_long_text(is_causal: bool) -> None:
     probe(call)
     exact = measures_of_weights(attention_weights(rounding.in_float64(call)), facts, allowed=allowed(call))
     # Places are at most half of PLACES_APART tokens from the middle, and as many roundings add up as if by chance.
-    most = torch_pass.PLACES_APART / 2 * torch_pass.PLACES_APART**0.5 * rounding.unit(torch.float32)
+    most = one_pass.PLACES_APART / 2 * one_pass.PLACES_APART**0.5 * rounding.unit(torch.float32)
     for name in ("signed_distance_tokens", "signed_distance_tokens_active"):
         off = np.abs(probe.sums["encoder"][0].value(name) - exact.value(name))
         assert off.max() <= most, name

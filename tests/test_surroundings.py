@@ -3,14 +3,12 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from attnscope.models.catalog import list_models
 from attnscope.studies.maps import order as heatmap_order
-from attnscope.studies.running.backend import is_compiled
 from attnscope.views.tables.plain_text import cut
 from tests.conftest import Run
 from tests.processes import LIMIT_S
@@ -45,9 +43,7 @@ def test_the_caches_of_another_user_are_as_if_they_were_empty(monkeypatch: pytes
         return stat(path, **how)
 
     monkeypatch.setattr(Path, "stat", refuse)
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "/nobody/numba")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nobody/hub")
-    assert not is_compiled()
     assert {one.state for one in list_models()} <= {"installed", "built in", "not here"}
 
 
@@ -65,48 +61,3 @@ def test_a_file_that_ends_too_early_is_no_ctrl_c(run: Run, monkeypatch: pytest.M
     monkeypatch.setattr(heatmap_order, "study", end)
     status, _, err = run("heatmap", "x")
     assert status == 1 and "EOFError: ran out of input" in err
-
-
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "emptied": lambda _: b"",
-    "cut": lambda held: held[: len(held) // 2],
-    "zeros": lambda held: bytes(len(held)),
-    "of another version": lambda held: held.replace(b"numba.core", b"numba.cure"),
-}
-
-
-@pytest.mark.parametrize("ending", ["nbi", "nbc"])
-@pytest.mark.parametrize("how", DAMAGE)
-def test_a_damaged_kernel_on_disk_is_compiled_anew(
-    how: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    numba = pytest.importorskip("numba")
-    from attnscope.core.measures.backends.numba_compiler import compile_for
-
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
-    source = tmp_path / "doubling.py"
-    source.write_text("def double(x):\n    return 2 * x\n")
-    held: dict[str, Callable[[float], float]] = {}
-    exec(compile(source.read_text(), str(source), "exec"), held)
-
-    def compiled() -> Callable[[float], float]:
-        found: Callable[[float], float] = compile_for("f8(f8)")(held["double"])
-        return found
-
-    assert compiled()(4) == 8
-    (path,) = (tmp_path / "kept").rglob(f"*.{ending}")
-    path.write_bytes(DAMAGE[how](path.read_bytes()))
-    assert compiled()(4) == 8
-    assert compiled()(4) == 8 and [*(tmp_path / "kept").rglob("*.nbc")]  # kept again
-
-
-def test_a_kernel_that_cannot_be_kept_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    caching = pytest.importorskip("numba.core.caching")
-    from attnscope.core.measures.backends.numba_compiler import compile_for
-
-    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
-
-    def double(x: float) -> float:
-        return 2 * x
-
-    assert compile_for("f8(f8)")(double)(4) == 8

@@ -16,8 +16,6 @@ from attnscope.studies.timeline.options import TimelineOptions
         "cmap",
         "chunk",
         "stride",
-        "frequencies",
-        "weigh",
         "control",
         "causal",
         "writes",

@@ -52,19 +52,17 @@ def info(
 ) -> None:
     """Say what a model is: layers, heads, engine, limit, tokenizer, parameters."""
     from attnscope.models import describe
-    from attnscope.studies.running.backend import tell_backend
 
     about, tokenizer = describe(
         options.one_model(model, model_too) or "minilm", engine=loading.engine, allow_pickle=loading.allow_pickle,
         trust_remote_code=loading.trust_remote_code, adapter=loading.adapter,
     )  # fmt: skip
-    backend = tell_backend(about)
     if printing.json:
         from attnscope.output import print_json
 
-        print_json({"schema": "attnscope.info/1", **about.as_json(), "tokenizer": tokenizer.name, "backend": backend})
+        print_json({"schema": "attnscope.info/1", **about.as_json(), "tokenizer": tokenizer.name})
         return
-    _print_lines([*about.lines(tokenizer.name), ("back end", backend)])
+    _print_lines(about.lines(tokenizer.name))
 
 
 def _print_lines(lines: list[tuple[str, str]]) -> None:

@@ -167,7 +167,6 @@ def blocks(
     elements: int | None = None,
     queries: slice | None = None,
     unit: int | None = None,
-    least: int | None = None,
 ) -> list[Block]:
     """Cuts an attention into tiles: whole short texts together, long ones into ranges of queries.
 
@@ -178,7 +177,6 @@ def blocks(
         elements: About how many weights a tile may hold; None = TILE_ELEMENTS.
         queries: Which queries, from first to last + 1; None = all.
         unit: No tile holds queries on both sides of a multiple of so many, counted from the first; None = any may.
-        least: Queries in one tile, however many keys there are; None = LEAST_QUERIES.
 
     Returns:
         Blocks that cover each of these queries of every text once; none for no texts or no queries. Memory: views of
@@ -189,11 +187,10 @@ def blocks(
     if not batch * n_queries or (queries is not None and queries.start >= queries.stop):
         return []
     elements = TILE_ELEMENTS if elements is None else elements
-    least = LEAST_QUERIES if least is None else least
     mask = None if call.mask is None else call.mask.expand(batch, -1, -1, n_keys)
     whole_text = max(n_heads * n_queries * n_keys, 1)
     together = max(elements // whole_text, 1)
-    rows = n_queries if together > 1 else min(max(elements // max(n_heads * n_keys, 1), least), n_queries)
+    rows = n_queries if together > 1 else min(max(elements // max(n_heads * n_keys, 1), LEAST_QUERIES), n_queries)
     first, last = (0, n_queries) if queries is None else (queries.start, queries.stop)
     unit = last - first if unit is None else min(unit, last - first)
     together = together if unit == last - first else 1

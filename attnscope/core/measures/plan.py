@@ -5,13 +5,12 @@ from itertools import groupby
 from typing import TypeVar, cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from attnscope.core.attention.precision import has_float64, sum_dtype
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tiles import Block, blocks
-from attnscope.core.measures.backends.board import N_QUERY_COLUMNS, QUERY
+from attnscope.core.measures.board import N_QUERY_COLUMNS, QUERY
 from attnscope.core.measures.catalogue import REACH
 from attnscope.core.measures.dense import add_uniform
 from attnscope.core.measures.facts import OFF_REST, TextFacts, key_columns
@@ -25,15 +24,8 @@ KEPT_NUMBERS = 16_000_000
 KEPT_A_PAIR = 8
 """Numbers that may be kept for each query and key of texts that are measured together."""
 
-KEPT_BLOCKS = 8
-"""Blocks of the size for a device, for each pair of which one number may be kept there."""
-
 SHORT_KEYS = 64
 """Keys up to which each query is compared with each key: so few take less time than prefix sums."""
-
-LEAST_ROWS = 128
-"""Least queries of a block for a compiled pass: a product of fewer rows takes twice as long for each, and cosines are
-the largest product."""
 
 Kept = TypeVar("Kept")
 
@@ -85,9 +77,6 @@ class _Distinct:
 class Plan:
     """What the texts and one mask determine: tiles, uniform attention, counts, and what is known of each query.
 
-    `pairs`: how many pairs of query and key a block may hold if the pass keeps no weights of them; None = as many as a
-    tile.
-
     Attributes:
         keys: The texts of the keys.
         own_text: Whether queries are tokens of the same texts.
@@ -98,7 +87,6 @@ class Plan:
         off_rest: 1 for keys outside the sinks, (batch, key).
         active_names: The `_active` measures, sorted, in the order of `active`.
         hides: Block -> whether queries may not attend to some key between their `edges`.
-        shows_padding: Block -> whether some query may attend to padding.
     """
 
     def __init__(
@@ -111,7 +99,6 @@ class Plan:
         own_text: bool,
         offsets: bool,
         unit: int,
-        pairs: int | None = None,
     ) -> None:
         batch, _, n_queries, _ = call.query.shape
         n_keys = call.key.shape[2]
@@ -129,22 +116,14 @@ class Plan:
         self.table = torch.stack(list(self.columns.values()), -1)
         self.off_rest = self.columns[OFF_REST].to(self.dtype)
         self.rarest = None if keys.rarest is None else keys.rarest.to(self.dtype)
-        self.blocks = (
-            blocks(call, unit=unit)
-            if pairs is None
-            else blocks(call, pairs * call.n_heads, unit=unit, least=LEAST_ROWS)
-        )
+        self.blocks = blocks(call, unit=unit)
         self.active_names: list[str] = []
-        if pairs is None:
-            n_numbers = batch * n_queries * n_keys * (1 if len(self.blocks) >= batch else KEPT_A_PAIR)
-            self._keeps = n_numbers <= KEPT_NUMBERS
-        else:
-            self._keeps = batch * n_queries * n_keys <= KEPT_BLOCKS * pairs
+        n_numbers = batch * n_queries * n_keys * (1 if len(self.blocks) >= batch else KEPT_A_PAIR)
+        self._keeps = n_numbers <= KEPT_NUMBERS
         self._texts = {texts.start: keys.part(texts) for texts in (block.texts for block in self.blocks)}
         self._ends = {start: bool((facts.final_special >= 0).any()) for start, facts in self._texts.items()}
         self._rows = _Rows(batch, n_queries)
         self.hides: dict[Block, bool] = {}
-        self.shows_padding: dict[Block, bool] = {}
         self._all_real: dict[Block, bool] = {}
         self._kept: dict[tuple[Block, str], object] = {}
         self._of_texts: dict[tuple[int, str], object] = {}
@@ -210,9 +189,8 @@ class Plan:
             whole, "ranges", lambda: Ranges(self.texts_of(whole).on(where), own_text=self.own_text)
         )
         first, last = first.to(where), last.to(where)
-        sees_padding = ranges.sees_padding(first, last)
         for block in span:
-            self.hides[block], self.shows_padding[block] = False, sees_padding
+            self.hides[block] = False
         base = ranges.ground(first, last, real.to(where), whole.queries).on(self.device)
         share = (base.counted / base.n_allowed.clamp(min=1)).to(self.summed)
         first, last = (edge.to(self.device).expand(share.shape) for edge in (first, last))
@@ -228,7 +206,6 @@ class Plan:
         if allowed is None:
             allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         self.hides[block] = edges is None
-        self.shows_padding[block] = bool((allowed & ~facts.real[:, None, None, block.keys]).any())
         allowed = allowed.expand(n_texts, mask_heads, -1, n_keys)
         if edges is None:  # all keys, where there is one
             last = allowed.any(-1) * n_keys
@@ -333,31 +310,24 @@ class Plan:
         index = index + torch.arange(-REACH, REACH + 1, device=self.device) - block.keys.start
         return index.clamp_(0, max(block.shape[2] - 1, 0))
 
-    def cosines(self, block: Block, width: int | None = None) -> Tensor | None:
-        """Cosines of static embeddings, (text, query, key), -1 to 1; None if embeddings are not known.
-
-        `width` is how many keys wide, at least as many as there are; columns behind these hold any cosine.
-        """
+    def cosines(self, block: Block) -> Tensor | None:
+        """Cosines of static embeddings, (text, query, key), -1 to 1; None if embeddings are not known."""
         texts, n_keys = self.texts_of(block), block.shape[2]
         if texts.embeddings is None:
             return None
-        width = n_keys if width is None else width
 
         def make() -> Tensor:
             assert texts.embeddings is not None
-            if width != n_keys and (block, f"cosines {n_keys}") in self._kept:
-                return F.pad(cast("Tensor", self._kept[block, f"cosines {n_keys}"]), (0, width - n_keys))
             if block.shape[0] == 1 and n_keys:
                 distinct = self.keep_texts(block, "distinct tokens", lambda: _Distinct(texts, self.dtype))
                 n_seen = int(distinct.n_seen[block.keys.stop - 1])
                 if n_seen < n_keys:
                     by_token = distinct.directions[distinct.which[block.queries]] @ distinct.directions[:n_seen].mT
-                    return by_token.index_select(1, F.pad(distinct.which[block.keys], (0, width - n_keys)))[None]
+                    return by_token.index_select(1, distinct.which[block.keys])[None]
             directions = texts.embeddings.to(self.dtype)
-            of_keys = F.pad(directions[:, block.keys], (0, 0, 0, width - n_keys))
-            return directions[:, block.queries] @ of_keys.mT
+            return directions[:, block.queries] @ directions[:, block.keys].mT
 
-        return self.keep(block, f"cosines {width}", make)
+        return self.keep(block, "cosines", make)
 
     def offsets_of(self, block: Block) -> Tensor:
         """Key minus query in tokens, (query, key)."""

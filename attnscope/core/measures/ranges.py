@@ -14,7 +14,7 @@ from attnscope.core.measures.catalogue import MEASURES, OFFSETS, REACH, Pairs, P
 from attnscope.core.measures.facts import OFF_REST, TextFacts, key_columns
 from attnscope.core.measures.queries import MASS, Ground, Rows, ground_of
 
-RARE, PADDING, PLACE, PLACE_OFF, SQUARE = "rare", "padding", "place", "place off rest", "square of place"
+RARE, PLACE, PLACE_OFF, SQUARE = "rare", "place", "place off rest", "square of place"
 """Columns of prefix sums beside those of measures."""
 
 TOGETHER = 512
@@ -36,9 +36,7 @@ class Ranges:
         columns = key_columns(keys, torch.float64)
         self._off_rest = columns[OFF_REST]
         self._names = list(columns)
-        more = {PADDING: ~keys.real}
-        if keys.rarest is not None:
-            more[RARE] = keys.rarest
+        more = {} if keys.rarest is None else {RARE: keys.rarest}
         self._places = torch.arange(keys.real.shape[1], device=keys.real.device, dtype=torch.float64)
         if own_text:
             here = self._places.expand(keys.real.shape)
@@ -49,10 +47,6 @@ class Ranges:
         self._texts = torch.arange(len(keys.real), device=keys.real.device)[:, None, None]
         if own_text:
             self._group_tokens()
-
-    def sees_padding(self, first: Edge, last: Edge) -> bool:
-        """Whether some query may attend to padding; see Ranges for its keys."""
-        return bool((self._between(first, last)[..., self._at[PADDING]] > 0).any())
 
     def ground(self, first: Edge, last: Edge, asking: Tensor, queries: slice) -> Ground:
         """As `queries.ground`, for some queries that may attend to a range of keys; `asking` is (text, query), bool."""

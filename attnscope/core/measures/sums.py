@@ -1,9 +1,9 @@
 """Sums: the probe that measures every head without keeping a map.
 
-One pass over tiles serves the model its output and all measures at once. A back end (`measures.backends`) makes it, and
-fills a board (`backends.board`) of what is read off rows. With it come what each key received, and what each query gave
-to keys outside the sinks. Every measure follows from these three by its family: a sum over queries of a fact of the key
-alone needs only the mass that each key received.
+One pass over tiles (`one_pass`) serves the model its output and all measures at once. It fills a board (`board`) of
+what is read off rows. With it come what each key received, and what each query gave to keys outside the sinks. Every
+measure follows from these three by its family: a sum over queries of a fact of the key alone needs only the mass that
+each key received.
 
 What depends on the texts and the mask alone is worked out once and serves all layers.
 """
@@ -16,9 +16,7 @@ from torch import Tensor
 from attnscope.core.attention.seam import AttentionCall, Kind
 from attnscope.core.attention.tile_probe import TileProbe
 from attnscope.core.attention.tiles import Block, Buffers
-from attnscope.core.measures.backends.board import BOARD, N_COLUMNS, read_board
-from attnscope.core.measures.backends.choose import Backend, pairs_of, pass_of
-from attnscope.core.measures.backends.torch_pass import Read, wanted_parts
+from attnscope.core.measures.board import BOARD, N_COLUMNS, read_board
 from attnscope.core.measures.catalogue import FROM_OFFSETS, measure_names, unit_queries
 from attnscope.core.measures.dense import (
     NORMS,
@@ -30,6 +28,7 @@ from attnscope.core.measures.dense import (
     key_norms,
 )
 from attnscope.core.measures.facts import OFF_REST, TextFacts, outlying, output_factor
+from attnscope.core.measures.one_pass import Read, read_tiles, wanted_parts
 from attnscope.core.measures.plan import Plan
 from attnscope.core.measures.ranges import spread_over
 from attnscope.core.measures.totals import SumsOf, internal_names, join_totals
@@ -51,7 +50,6 @@ class Sums(TileProbe[SumsOf]):
         norms: (kind, layer) -> lengths of the hidden states that a layer reads, (batch, token), called as it comes;
             None leaves outlier_token undefined.
         in_units: Whether blocks of `unit_queries` of longer texts are units of their own.
-        backend: Which back end makes the pass; torch makes the calls that it cannot make (`backends.choose.pass_of`).
 
     Attributes:
         sums: Kind -> layer -> sums and counts by measure, unit and head, in the order in which they came.
@@ -70,7 +68,6 @@ class Sums(TileProbe[SumsOf]):
         buffers: Buffers | None = None,
         norms: Callable[[Kind, int], Tensor | None] | None = None,
         in_units: bool = False,
-        backend: Backend = "torch",
     ) -> None:
         chosen = None if measures is None else tuple(measures)
         super().__init__(buffers)
@@ -78,14 +75,14 @@ class Sums(TileProbe[SumsOf]):
         self._internal = internal_names(chosen)
         self._offsets = chosen is None or FROM_OFFSETS in chosen
         self._facts, self._query_facts = facts, query_facts
-        self._norms, self._in_units, self._backend = norms, in_units, backend
+        self._norms, self._in_units = norms, in_units
         self._asks_outlying = any(name in self._internal for name in OUTLYING_TOLD)
         self._projections = dict(output_projections or {})
 
     def _read(self, call: AttentionCall) -> tuple[Tensor, SumsOf]:
         plan = self._plan(call)
         reader = _Reader(call, plan, self.names, self._internal, self._outlying(call, plan.keys), self._factor(call))
-        output = pass_of(self._backend, call)(call, plan, self._internal, reader.add, self._buffers)
+        output = read_tiles(call, plan, self._internal, reader.add, self._buffers)
         return output, reader.result()
 
     def _texts(self, kind: Kind) -> tuple[TextFacts, TextFacts | None]:
@@ -103,15 +100,15 @@ class Sums(TileProbe[SumsOf]):
                 f"{call.kind} layer {call.layer} has {batch} texts of {n_queries} queries and {call.key.shape[2]} "
                 f"keys; the facts are of {tuple(of_queries.real.shape)} queries and {tuple(keys.real.shape)} keys"
             )
-        device, pairs = call.query.device, pairs_of(self._backend, call)
+        device = call.query.device
 
         def make() -> Plan:
             unit = unit_queries(n_queries) if self._in_units else max(n_queries, 1)
             facts = self._on_device(keys, device), self._on_device(of_queries, device)
             own_text = queries is None
-            return Plan(call, *facts, self._internal, own_text=own_text, offsets=self._offsets, unit=unit, pairs=pairs)
+            return Plan(call, *facts, self._internal, own_text=own_text, offsets=self._offsets, unit=unit)
 
-        return self._plan_once(call, make, queries is None, pairs)
+        return self._plan_once(call, make, queries is None)
 
     def _outlying(self, call: AttentionCall, keys: TextFacts) -> Tensor | None:
         """Which keys are outlying; None if unknown, or none is. In cross attention, the layer's states are no keys'."""

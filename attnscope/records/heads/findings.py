@@ -36,12 +36,12 @@ class Estimate:
     """A measure of one head over a corpus.
 
     Attributes:
-        value: Σ w sum / Σ w count over all texts, w = 1 or, where texts weigh alike (`options["weigh"]`), 1 / n for a
-            text of n queries; NaN where the measure is undefined everywhere.
+        value: Σ w sum / Σ w count over all texts, w = 1 / n for a text of n queries; NaN where the measure is undefined
+            everywhere.
         low: Lower end of its 95% interval; NaN with fewer than 2 texts.
         high: Upper end.
         uniform: The measure's value under uniform attention over the keys that the mask allows.
-        count: Over how many queries; where texts weigh alike, how many of texts of one length would say as much.
+        count: How many queries of texts of one length would say as much.
     """
 
     value: float
@@ -152,11 +152,9 @@ class Findings(StudyRecord):
         corpus: What it was made on: `sources`, `n_texts`, `n_tokens`, `sha256` of the texts, `shards` (such as
             ["1/2"]), `problems` (file, line, reason), `complete` (False after an interruption, and
             where shards are missing; such a part says in `interrupted` whether it was). Plain JSON values. Of
-            pictures: `of` is "pictures", `grids` are the rows and columns of patches that occur. `longest` is the text
-            with most queries: `n_queries`, `index`, `source`, `line`.
-        options: What was chosen, as plain JSON values: `level` (of the false discovery rate), how texts were split,
-            `weigh` ("texts" or "queries"; a record without it weighs queries) ..., and what names mean, so that a
-            saved record explains itself:
+            pictures: `of` is "pictures", `grids` are the rows and columns of patches that occur.
+        options: What was chosen, as plain JSON values: `level` (of the false discovery rate), how texts were split
+            ..., and what names mean, so that a saved record explains itself:
             `roles`: {name: {"what": str, "measure": str, "threshold": float}} and
             `measures`: {name: {"what": str, "unit": str, "range": [least, largest], null = no bound}}.
         heads: One entry a head, by kind, layer, head.

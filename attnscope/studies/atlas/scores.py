@@ -152,8 +152,8 @@ class ScoredFound(HeadTotals):
 class _ScoredSums(BlockSums):
     """The sums over the texts of a block, and the score of each text by each head."""
 
-    def __init__(self, block: Block, rank: str, lot: Callable[[CorpusText, int], int], *, alike: bool) -> None:
-        super().__init__(alike=alike)
+    def __init__(self, block: Block, rank: str, lot: Callable[[CorpusText, int], int]) -> None:
+        super().__init__()
         self._rank, self._lot = rank, lot
         self._block = {text.index: text for text in block.texts}
         self.heads: tuple[Place, ...] = ()
@@ -201,7 +201,7 @@ class AtlasMeasurer(HeadMeasurer):
 
     def begin(self, block: Block) -> _ScoredSums:
         """Sums of nothing yet."""
-        return _ScoredSums(block, self._rank, self._lot, alike=self._alike)
+        return _ScoredSums(block, self._rank, self._lot)
 
     def _lot(self, text: CorpusText, number: int) -> int:
         return int.from_bytes(lot_of(text, self._seed, number), "big")

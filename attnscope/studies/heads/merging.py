@@ -150,8 +150,7 @@ def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Find
                 answers = more_answers if answers is None else answers.merge(more_answers)
         except (KeyError, ValueError, OverflowError) as error:
             raise AttnscopeError(f"{name} is damaged: {error}", "make this part again") from None
-    backends = dict.fromkeys(str(part.run["backend"]) for part in ordered if "backend" in part.run)
-    run = {**ordered[0].run, **({"backend": " and ".join(sorted(backends))} if backends else {})}
+    run = ordered[0].run
     sums = sums_of(tallies[""], tallies[_CONTROL])
     sums |= _sums_of_writes(tallies[_WRITES], answers)
     whole = conclude(run, _join([part.corpus for part in ordered]), parts[0].options, sums)
@@ -206,9 +205,8 @@ _COMPARED: tuple[tuple[str, Callable[[Findings], Any]], ...] = (
     ("engines", lambda part: part.run.get("engine")),
     ("versions of attnscope", lambda part: part.run.get("versions", {}).get("attnscope")),
     ("texts", lambda part: part.corpus.get("sha256")),
-    ("weighings, --weigh", lambda part: part.options.get("weigh")),
     # Heads may have been taken out after some parts alone.
-    ("options", lambda part: {name: one for name, one in part.options.items() if name not in (*_LATER, "weigh")}),
+    ("options", lambda part: {name: one for name, one in part.options.items() if name not in _LATER}),
 )
 
 
@@ -248,8 +246,6 @@ def _join(corpora: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "problems": [problem for number, problem in enumerate(problems) if problem not in problems[:number]],
         "interrupted": any(map(is_interrupted, corpora)),
     }
-    if longest := [corpus["longest"] for corpus in corpora if corpus.get("longest")]:
-        whole_corpus["longest"] = max(longest, key=lambda text: (text["n_queries"], -text["index"]))
     return settle_corpus(whole_corpus)
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnscope.errors import UsageError, amount, require_choice
 from attnscope.options import chunk_option, group, option, options, read_number, stride_option, whole_numbers
 
 if TYPE_CHECKING:
     from attnscope.studies.describe.sample import DescribeOptions
-
-Weigh = Literal["texts", "queries"]
-"""What weighs the same in measures and roles."""
 
 RETRIEVAL = "retrieval"
 """The role that heads may have by needles."""
@@ -57,9 +53,8 @@ class HeadsOptions:
     """How heads are studied.
 
     Chunks that overlap count a token as a query in the first of its chunks alone; special tokens count in each. Heads
-    are described by texts of the whole corpus, whatever the shard (`describe`; None = they are not described). By
-    `weigh` "texts" the sums and counts of a text of n queries are divided by n. `seed` is that of the random weights of
-    the control.
+    are described by texts of the whole corpus, whatever the shard (`describe`; None = they are not described). `seed`
+    is that of the random weights of the control.
     """
 
     thresholds: Mapping[str, float] = option(
@@ -68,13 +63,6 @@ class HeadsOptions:
     )  # fmt: skip
     chunk: int | None = chunk_option()
     stride: int | None = stride_option()
-    frequencies: Path | None = option(
-        "Word counts (word, tab, count) to use instead of the corpus's own.", default=None
-    )
-    weigh: Weigh = option(
-        "What has equal weight in measures and roles: all texts, or all queries, so that long texts weigh more.",
-        default="texts",
-    )
     control: bool = option(
         "untrained: also study the same architecture with random weights.", default=False, read=_is_untrained
     )
@@ -109,8 +97,6 @@ class HeadsOptions:
         for role, threshold in self.thresholds.items():
             if not 0 < threshold <= 1:
                 raise UsageError(f"the threshold of {role} is {threshold:g}", "thresholds are above 0 and at most 1")
-        if self.weigh not in get_args(Weigh):
-            raise UsageError(f"{self.weigh!r} cannot be weighed alike", f"choose {' or '.join(get_args(Weigh))}")
         if self.shard != (1, 1) and (self.causal or self.in_place):
             name = "--causal" if self.causal else "--in-place"
             raise UsageError("heads are taken out in a whole study, not in a shard", f"leave out {name} or --shard")

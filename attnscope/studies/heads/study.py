@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +21,6 @@ from attnscope.corpus import (
     chunks,
     count_tokens,
     distinct,
-    read_frequencies,
     repeat_probe,
 )
 from attnscope.errors import AttnscopeError, UsageError
@@ -53,7 +50,6 @@ from attnscope.studies.inputs.texts import (
     texts_of,
 )
 from attnscope.studies.measuring.head_blocks import Frequencies, HeadMeasurer, HeadTotals
-from attnscope.studies.running.backend import LOAD_FROM, choose_backend
 from attnscope.studies.running.late import add_steps
 from attnscope.studies.running.memory import halving_note
 from attnscope.studies.running.passes import Pass, Reading
@@ -230,15 +226,15 @@ def study_heads(
     model, texts = reading.model, reading.texts
     is_whole = options.shard == (1, 1)
     thresholds = _require_measurable(reading, options)
-    counts, n_read, n_copies = _counts(reading, options.frequencies, report)
-    backend = choose_backend(model.info, _count_weights(model, counts.total, n_read))
+    counts, n_copies = _count_corpus(reading, report)
     frequencies = Frequencies.of_counts(counts)
-    chosen = _describe(options, thresholds, frequencies.sha256)
+    chosen = _describe(options, thresholds)
     # Of the reading that is known to have come to the end.
-    sha256, problems = ("", []) if options.frequencies is not None else (sha256_of(texts), problems_of(texts))
+    sha256 = sha256_of(texts)
+    problems = problems_of(texts)
     make = partial(
         _make_measurer, measurer, frequencies=frequencies, special=reading.special, chunk=options.chunk,
-        stride=options.stride, backend=backend, alike=options.weigh == "texts",
+        stride=options.stride,
     )  # fmt: skip
     runs = [(reading, make)]
     if options.control and reading.workers is None:
@@ -264,18 +260,17 @@ def study_heads(
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
         "n_chunked": done.n_chunked,
-        "n_copies": passes[0].n_copies if n_copies is None else n_copies,
-        "sha256": sha256 or sha256_of(texts),
+        "n_copies": n_copies,
+        "sha256": sha256,
         "shards": ["{}/{}".format(*options.shard)],
-        "problems": [*(problems or problems_of(texts)), *missing],
-        **({"longest": vars(done.longest)} if done.longest else {}),
+        "problems": [*problems, *missing],
     }
     notes = _notes(model, done)
     if not done.n_texts and not is_whole:
         notes.append(f"This shard holds no text: the corpus has fewer blocks of up to {BLOCK} texts than shards.")
     run = run_of(model.info, [*notes, *passes[0].notes])
     threads = reading.workers.threads if reading.workers else _n_threads()
-    run |= {"seed": options.seed if options.control else None, "threads": threads, "backend": backend}
+    run |= {"seed": options.seed if options.control else None, "threads": threads}
     if failures := [failed for each in passes for failed in each.failures]:
         run["failures"] = failures
     findings = conclude(
@@ -345,61 +340,37 @@ def _notes(model: Model, done: HeadTotals) -> list[str]:
     return notes
 
 
-def _describe(options: HeadsOptions, thresholds: Mapping[str, float], sha256: str) -> dict[str, Any]:
-    """What was chosen, and what names mean: all that shards of one run have in common.
-
-    `sha256` is that of the frequencies of tokens.
-    """
+def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[str, Any]:
+    """What was chosen, and what names mean: all that shards of one run have in common."""
     from attnscope.core.measures.catalogue import MEASURES
 
-    source = "corpus" if options.frequencies is None else Path(options.frequencies).name
     return {
         "level": LEVEL,
         "fewest_texts": FEWEST_TEXTS,
         "least_texts": LEAST_TEXTS,
         "least_active": LEAST_ACTIVE,
         "margin": MARGIN,
-        "weigh": options.weigh,
         "chunk": options.chunk,
         "stride": options.stride,
         "block": BLOCK,
         "block_characters": BLOCK_CHARACTERS,
-        "frequencies": {"source": source, "sha256": sha256},
         "control": f"untrained, seed {options.seed}" if options.control else None,
         "roles": {name: rule.describe(thresholds[name]) for name, rule in RULES.items() if not rule.does},
         "measures": {name: measure.describe() for name, measure in MEASURES.items()},
     }
 
 
-def _counts(
-    reading: Reading, frequencies: Path | None, report: Report | None
-) -> tuple[TokenCounts, int | None, int | None]:
-    """How often each token comes: in the whole corpus whatever the shard, without copies, or by a file.
-
-    And how many texts were counted, and how many were copies; None where the corpus was not read for it.
-    """
-    texts, encode = reading.texts, reading.model.tokenizer.encode
-    if frequencies is not None:
-        return read_frequencies(frequencies, encode), None, None
-    copies, n_read = Copies(), 0
+def _count_corpus(reading: Reading, report: Report | None) -> tuple[TokenCounts, int]:
+    """Return how often each token comes in the whole corpus without copies, and how many texts are copies."""
+    texts = reading.texts
+    copies = Copies()
 
     def tell(n_texts: int, n_tokens: int) -> None:
-        nonlocal n_read
-        n_read = n_texts
         if report is not None and n_texts % _REPORT_EVERY == 0:
             report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
 
-    counts = count_tokens(distinct(texts, copies), encode, reading.special, tell)
-    return counts, n_read, copies.n
-
-
-def _count_weights(model: Model, n_tokens: int, n_texts: int | None) -> float:
-    """About how many attention weights the whole corpus has; where it was not read, enough to load what is compiled."""
-    if n_texts is None:
-        return LOAD_FROM
-    info = model.info
-    length = min(n_tokens / max(n_texts, 1), info.max_tokens or math.inf)
-    return n_tokens * length * sum(map(int.__mul__, info.n_layers, info.n_heads))
+    counts = count_tokens(distinct(texts, copies), reading.model.tokenizer.encode, reading.special, tell)
+    return counts, copies.n
 
 
 def _n_threads() -> int:

@@ -31,8 +31,7 @@ class BlockSums:
     beyond what all texts like these have in common (the reasoning of the block bootstrap: Künsch 1989, Annals of
     Statistics 17; Politis & Romano 1994, JASA 89).
 
-    Args:
-        alike: Whether all texts weigh the same: the sums and counts of a text of n queries are divided by n.
+    All texts weigh the same: the sums and counts of a text of n queries are divided by n.
 
     Attributes:
         n_texts: Texts that are whole in it.
@@ -40,12 +39,9 @@ class BlockSums:
         n_tokens: The tokens of all chunks; one that two chunks share counts once.
         broken: Texts that are left out, as the model computes NaN or infinity on them, and where. A text in chunks is
             left out from the first such chunk on.
-        longest: How many queries the whole text with most queries has, the first of several, and its index.
     """
 
-    def __init__(self, *, alike: bool = False) -> None:
-        self._alike = alike
-        self.longest = (0, -1)
+    def __init__(self) -> None:
         self.broken: dict[int, Place] = {}
         self.n_texts = self.n_chunked = self.n_tokens = 0
         self._tallies: dict[str, Tally] = {}
@@ -92,7 +88,7 @@ class BlockSums:
             if chunk.n_chunks > 1:
                 mine = [at for at, unit in enumerate(units) if unit // step == row]
                 self._open.setdefault(chunk.text, _OpenText()).take(mine, stacked, self._tallies)
-        weights = np.array([1 / batch[unit // step].n_queries if self._alike else 1.0 for unit in units])
+        weights = np.array([1 / batch[unit // step].n_queries for unit in units])
         for kind, of in stacked.items():
             tally = self._tallies[kind]
             of = weigh_units(tally.names, weights, of)
@@ -101,7 +97,7 @@ class BlockSums:
             tally.offsets.add(of["offset_sum"], of["offset_count"])
             tally.offsets_uniform.add(of["offset_uniform"], of["offset_count"])
         for chunk, of_chunk in zip(chunks, (hits[row] for row in well), strict=True):
-            weight = 1 / chunk.n_queries if self._alike else 1.0
+            weight = 1 / chunk.n_queries
             for kind, (of_hits, of_counts) in of_chunk.items():
                 self._pairs.setdefault(kind, []).append((of_hits * weight, of_counts * weight))
             self.n_tokens += len(chunk) - chunk.n_repeated
@@ -114,10 +110,8 @@ class BlockSums:
                 del self._open[chunk.text]
                 self.n_chunked += 1
             self.n_texts += 1
-            self.longest = max(self.longest, (chunk.n_queries, chunk.text), key=lambda text: (text[0], -text[1]))
-            if self._alike:
-                for tally in self._tallies.values():
-                    tally.lengths.add(1 / chunk.n_queries, 1.0)
+            for tally in self._tallies.values():
+                tally.lengths.add(1 / chunk.n_queries, 1.0)
 
     def finish(self) -> Mapping[str, Tally]:
         """The sums by kind; of nothing where no text is whole."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +20,12 @@ from attnscope.studies.inputs.texts import batch_of, pad_rows
 from attnscope.studies.measuring.block_sums import BlockSums, Hits
 from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally, pair_hits
 from attnscope.studies.running import passes
-from attnscope.studies.running.backend import require_backend
 from attnscope.studies.running.memory import Room, give_memory_back, halves, padded_size, spare_memory
 from attnscope.studies.running.overflow import LeftOut
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.measures.backends.choose import Backend
     from attnscope.core.measures.facts import TextFacts
     from attnscope.core.measures.totals import SumsOf
 
@@ -39,7 +36,6 @@ class Frequencies:
 
     table: NDArray[np.float64]
     unseen: float
-    sha256: str
 
     @classmethod
     def of_counts(cls, counts: TokenCounts) -> Frequencies:
@@ -47,8 +43,7 @@ class Frequencies:
         numbers = counts.counts
         # Of the vocabulary only the part up to the largest number that was seen is known here.
         n_known = max(1, len(numbers))
-        digest = hashlib.sha256(numbers.astype("<i8", copy=False).data).hexdigest()
-        return cls(counts.log_frequency(n_known), -math.log(counts.total + n_known), digest)
+        return cls(counts.log_frequency(n_known), -math.log(counts.total + n_known))
 
     def of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """The log frequency of each token."""
@@ -56,39 +51,23 @@ class Frequencies:
         return np.where(is_known, self.table[np.where(is_known, ids, 0)], self.unseen)
 
 
-@dataclass(frozen=True)
-class LongestText:
-    """The text of a corpus with most queries, the first of several; its index is that in the corpus."""
-
-    n_queries: int
-    index: int
-    source: str
-    line: int
-
-    def merge(self, other: LongestText) -> LongestText:
-        """The longer one of two."""
-        return max(self, other, key=lambda text: (text.n_queries, -text.index))
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadTotals(passes.Totals):
     """What is added up over blocks.
 
     Attributes:
-        longest: The longest text; None without a whole one.
         tallies: By kind of attention.
         longest_of: How many texts a first block has that was interrupted; these are its longest.
     """
 
-    longest: LongestText | None = None
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     longest_of: int | None = None
 
 
 class HeadMeasurer:
-    """Measures the heads of a model on blocks of texts, by one back end of `core.measures.backends`.
+    """Measures the heads of a model on blocks of texts.
 
-    `chunk` and `stride` are those of `HeadsOptions`; with `alike` all texts weigh the same.
+    `chunk` and `stride` are those of `HeadsOptions`.
 
     Raises:
         AttnscopeError: It has a decoder beside its encoder, and nothing that it could read.
@@ -101,15 +80,11 @@ class HeadMeasurer:
         special: frozenset[int],
         chunk: int | None = None,
         stride: int | None = None,
-        backend: Backend = "torch",
-        alike: bool = False,
     ) -> None:
         from attnscope.core.attention.tiles import Buffers
         from attnscope.models.inside.projections import HiddenNorms
 
-        require_backend(backend)
         self._model, self._frequencies, self._special = model, frequencies, special
-        self._backend, self._alike = backend, alike
         self._cut = {"chunk": chunk, "stride": stride}
         self._room = Room()
         self._dense = model.info.path == "eager"
@@ -120,7 +95,7 @@ class HeadMeasurer:
 
     def begin(self, block: Block) -> BlockSums:
         """Sums of nothing yet."""
-        return BlockSums(alike=self._alike)
+        return BlockSums()
 
     def steps(self, block: Block, sums: BlockSums) -> Iterator[None]:
         """Adds a block to its sums, batch by batch."""
@@ -144,12 +119,9 @@ class HeadMeasurer:
         """What the sums amount to."""
         left_out = LeftOut.of(block.texts, sums.broken)
         n_tokens = sums.n_tokens if sums.n_texts else 0
-        n_queries, index = sums.longest
-        longest = (LongestText(n_queries, index, text.source, text.line) for text in block.texts if text.index == index)
         cut_off = not whole and sums.n_texts + len(sums.broken) < len(block.texts)
         return HeadTotals(
             tallies=sums.finish(), n_texts=sums.n_texts, n_tokens=n_tokens, n_chunked=sums.n_chunked,
-            longest=next(longest, None),
             longest_of=len(block.texts) if cut_off else None, halved_to=self._room.tokens, left_out=left_out,
         )  # fmt: skip
 
@@ -172,7 +144,7 @@ class HeadMeasurer:
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which Sums asks
             if not self._dense:
                 probe = Sums(facts, query_facts=written, output_projections=self._factors, buffers=self._buffers,
-                             norms=self._norms.of, in_units=True, backend=self._backend)  # fmt: skip
+                             norms=self._norms.of, in_units=True)  # fmt: skip
                 with self._norms.watch():
                     self._model.run(inputs, spare_memory(probe, facts.real.shape[1]))
                 return {str(kind): by_layer for kind, by_layer in probe.sums.items()}

@@ -17,7 +17,7 @@ MOVED_PAIRS = ("copying_weight", "suppression_weight")
 """The same of what heads write: the rows of `Tally.pairs` of such measures."""
 
 OF_TEXTS = ("sink",)
-"""Measures of which each text counts 1, however texts weigh."""
+"""Measures of which each text counts 1, whatever its length."""
 
 _PARTS = ("measures", "uniform", "offsets", "offsets_uniform", "pairs", "lengths")
 
@@ -35,7 +35,7 @@ class Tally:
         offsets_uniform: The same under uniform attention.
         pairs: What a head would reach that always looked at one offset, (pair measure, offset); for what heads write,
             (one of MOVED_PAIRS, offset). Two tallies beside each other have the offsets of both, one after the other.
-        lengths: If texts weigh alike (`weigh_units`), 1 / n of each text of n queries; else of no text.
+        lengths: 1 / n of each text of n queries (`weigh_units`).
     """
 
     kind: str
@@ -71,7 +71,7 @@ class Tally:
 
     @property
     def queries_per_count(self) -> float:
-        """How many queries a count of 1 stands for: 1, or where texts weigh alike their harmonic mean length."""
+        """How many queries a count of 1 stands for: the harmonic mean length of texts; 1 without any."""
         return 1 / float(self.lengths.ratio()) if self.lengths.n_texts else 1.0
 
     def units(self, names: Sequence[str]) -> NDArray[np.float64]:

@@ -77,7 +77,7 @@ def with_writes(
     """
     loss = reading.model.loss
     how = {"loss": loss, "chunk": reading.chunk, "stride": reading.stride}
-    make = partial(_measurer_of, reading=how, alike=findings.options.get("weigh") == "texts")
+    make = partial(_measurer_of, reading=how)
     done = reading.run(make, Written(), report, "--writes on a later text")
     described = {
         "predicted": "each next token" if loss == "causal" else "masked tokens: 15%, seed 0",
@@ -96,8 +96,8 @@ def with_writes(
     return add_writes(findings, done, options)
 
 
-def _measurer_of(model: Model, *, reading: Mapping[str, Any], alike: bool) -> WritesMeasurer:
-    return WritesMeasurer(model, Reader(model, **reading), alike=alike)
+def _measurer_of(model: Model, *, reading: Mapping[str, Any]) -> WritesMeasurer:
+    return WritesMeasurer(model, Reader(model, **reading))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,12 +126,12 @@ class BlockWrites:
 
 
 class WritesMeasurer:
-    """Takes logits apart on the texts of blocks; see `with_writes`. With `alike` all texts weigh the same."""
+    """Takes logits apart on the texts of blocks; see `with_writes`."""
 
-    def __init__(self, model: Model, reader: Reader, *, alike: bool = False) -> None:
+    def __init__(self, model: Model, reader: Reader) -> None:
         from attnscope.models.inside.attribution import DirectPaths
 
-        self._paths, self._reader, self._alike = DirectPaths(model), reader, alike
+        self._paths, self._reader = DirectPaths(model), reader
         mask = model.tokenizer.mask_id
         self._looks_back = model.loss == "causal"
         self._special = special_ids(model) | ({mask} if mask is not None else set())
@@ -163,12 +163,9 @@ class WritesMeasurer:
         there = (counts > 0) & np.isfinite(values).all(1)
         for value, count, even in by_layer.values():
             there &= np.isfinite(value + even + count).all((1, 2))
-        weights = np.ones(len(counts))
-        if self._alike:
-            texts, n_tokens = _join(batch.texts for batch in sums.batches)
-            _, text = np.unique(texts, return_inverse=True)
-            weights = 1 / np.bincount(text, n_tokens)[text]
-        weights = weights[there]
+        texts, n_tokens = _join(batch.texts for batch in sums.batches)
+        _, text = np.unique(texts, return_inverse=True)
+        weights = (1 / np.bincount(text, n_tokens)[text])[there]
         parts = RunningSums((len(PARTS) + 1,))
         counted, weighed_counts = counts[there], counts[there] * weights
         parts.add(np.column_stack([values[there] * weights[:, None], counted]), weighed_counts[:, None])

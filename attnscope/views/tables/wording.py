@@ -92,32 +92,10 @@ def corpus_notes(findings: Ablation | Findings | Relations) -> list[str]:
             f"{amount(n, 'text is', 'texts are')} left out: copies of a text count once, "
             "and texts of one template twice"
         )
-    notes.append(_weight_line(findings))
     problems = corpus.get("problems")
     if isinstance(problems, list | tuple) and problems:
         notes.append(_problems_line(problems, of or "parts of the texts"))
     return [note for note in notes if note]
-
-
-MUCH_WEIGHT = 1 / 3
-"""A note names a text that carries more than this share of the weight."""
-
-
-def _weight_line(findings: Ablation | Findings | Relations) -> str:
-    """Which of several texts carries more than MUCH_WEIGHT in measures and roles; empty where none does."""
-    longest, n_texts, n_tokens = (findings.corpus.get(name) for name in ("longest", "n_texts", "n_tokens"))
-    if not isinstance(longest, Mapping) or not isinstance(n_texts, int) or n_texts < 2 or not n_tokens:
-        return ""
-    alike = findings.options.get("weigh") == "texts"
-    share = 1 / n_texts if alike else float(longest.get("n_queries", 0)) / n_tokens
-    if share <= MUCH_WEIGHT:
-        return ""
-    if alike:
-        return f"each of the {amount(n_texts, 'text')} carries {share:.0%} of the weight of measures and roles"
-    return (
-        f"one text ({printable(longest.get('source', ''))}, line {longest.get('line')}) carries {share:.0%} of the "
-        "weight: measures and roles say mostly what heads do there; --weigh texts weighs all texts alike"
-    )
 
 
 def _problems_line(problems: Sequence[Any], what: str) -> str:

@@ -1,4 +1,4 @@
-"""The pass over the weights in torch: on any device, in any precision, the reference of the others. Ours.
+"""Read all measures off the weights in one pass over tiles, on any device and in any precision. Ours.
 
 * Functions of query and key (distance, likeness) are one dot product of a head's tile with the function's.
 * Weights at offsets, and those of like tokens while they are few, are read where they are.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tiles import Block, Buffers, Tile, attend_in_tiles
-from attnscope.core.measures.backends.board import BOARD, N_COLUMNS, QUERY
+from attnscope.core.measures.board import BOARD, N_COLUMNS, QUERY
 from attnscope.core.measures.catalogue import MEASURES, PAIR_FACTS, PairFact, Pairs, Places, Row
 from attnscope.core.measures.facts import pair_facts, pair_targets
 from attnscope.core.measures.plan import Plan
@@ -69,7 +69,7 @@ def _parts(names: tuple[str, ...], own_text: bool, offsets: bool) -> frozenset[s
     return frozenset(wanted if own_text else wanted - {"places", "rms_distance", *PAIR_FACTS})
 
 
-def run(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, buffers: Buffers) -> Tensor:
+def read_tiles(call: AttentionCall, plan: Plan, names: tuple[str, ...], read: Reader, buffers: Buffers) -> Tensor:
     """Attention in tiles; `read` gets the sums of each block, as far as the measures `names` need them.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What one pass over the weights adds up of each head, by family: the columns that every back end fills. Ours.
+"""What one pass over the weights adds up of each head, by family, in columns. Ours.
 
 A measure is read off these columns by its family alone; no measure is named here.
 """

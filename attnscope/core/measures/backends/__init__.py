@@ -1,1 +1,0 @@
-"""The one pass over a head's weights, by torch, numba or triton."""
