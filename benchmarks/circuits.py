@@ -4,9 +4,9 @@
     python -m benchmarks.circuits --seconds SmolLM2-folder    # the time alone, of one thread
 
 The comparison needs TransformerLens 4.3 (`pip install transformer-lens`), in an environment of its own. Compared are
-copying scores, compositions of all pairs of heads, and what each head adds to a logit, on a GPT-2 (LayerNorm, fused
-projections) and a Llama (RMSNorm, grouped queries, rotary positions) with random weights everywhere, norms and biases
-included. The last line is JSON: the largest differences, or the seconds.
+copying scores and compositions of all pairs of heads, on a GPT-2 (LayerNorm, fused projections) and a Llama (RMSNorm,
+grouped queries, rotary positions) with random weights everywhere, norms and biases included. The last line is JSON: the
+largest differences, or the seconds.
 """
 
 import argparse
@@ -21,15 +21,10 @@ import numpy as np
 import torch
 
 import attnscope
-from attnscope.models.inside.attribution import DirectPaths
-from attnscope.models.model import Batch
 from attnscope.records.circuits import COMPOSITIONS
 from attnscope.studies.circuits.options import CircuitsOptions
 from tests.conftest import VOCABULARY, write_tokenizer
 from tests.test_stream import random_model
-
-IDS = torch.tensor([[5, 9, 3, 7, 11, 4]])
-PLACES, ANSWERS = torch.tensor([0, 2, 4]), torch.tensor([9, 7, 4])
 
 
 def lens(source: Any) -> Any:
@@ -65,14 +60,7 @@ def differences(name: str) -> dict[str, float]:
         scores = getattr(scores, "scores", scores).reshape(n, n).numpy()
         defined = np.isfinite(ours.composition[number])
         found[f"composition_{by}"] = float(np.abs(scores - ours.composition[number])[defined].max())
-    parts = DirectPaths(model).run(Batch(IDS), torch.zeros(len(PLACES), dtype=torch.long), PLACES, ANSWERS)
-    _, cache = theirs.run_with_cache(IDS)
-    off = 0.0
-    for (_, layer), added in parts.heads.items():
-        wrote = torch.einsum("qhd,hdm->qhm", cache["z", layer][0, PLACES], theirs.W_O[layer])
-        scaled = wrote / cache["ln_final.hook_scale"][0, PLACES][:, None]
-        off = max(off, float((torch.einsum("qhm,mq->qh", scaled, theirs.W_U[:, ANSWERS]) - added).abs().max()))
-    return found | {"logit_attribution": off}
+    return found
 
 
 def time_of(folder: str) -> dict[str, float]:

@@ -107,97 +107,10 @@ If the [effective number of texts](#intervals) is below {least}, there is no rol
 
 The thresholds are conventions: `--threshold induction=0.3` sets another. {uniform}"""
 
-_ABOUT_WRITTEN = """
-`attnscope heads --writes` measures these beside the others. They are about *predictions*: each next token of a
-decoder, or each masked token (15% of a text, seed 0) of an encoder with a masked-language-model
-head.
-
-- `q` is the token where the prediction is made, and `a` the right answer.
-- `z_q` is the head's output at q, before W_O.
-- `t` is the token that a measure is about. For `copying` it is the answer `a`; see below for the others.
-- `g(t)` is the vector whose dot product with `z_q` is the head's direct contribution to the logit of token t, relative
-  to the mean logit of the vocabulary. The direct path goes through W_O and the norms up to the unembedding. The lengths
-  that norms divide by stay as observed.
-- `A_qk v_k · g(t)` is the part of `z_q · g(t)` that comes from key k.
-
-### The matched token
-
-`b`, the *matched token*, is the token of the text whose count is closest to that of t. If several are equally close, it
-is the one whose nearest occurrence is about as far from q as that of t. If these tie, it is the one with the smaller
-token number. It is not t, not the answer, and not the token at q. Only the part of the text counts that the model reads
-at q. Occurrences exclude special tokens and the first token, on which heads rest.
-
-So a head that raises all tokens of a text alike scores 0 in these measures, because the matched token is as
-frequent in the text so far.
-
-### The control
-
-A matched token may still be rarer than t in the language. So `copying` and `suppression` also have a *control*: the
-same quantity, for the same t, at another prediction. It is subtracted. At the control, t occurs in what is read,
-but it is neither what comes next nor the token at that position. If several predictions qualify, three rules choose
-the control:
-
-1. the number of occurrences of t is closest to that at q;
-2. if these tie, the distance to the nearest occurrence is closest to that at q;
-3. if these tie, the earlier prediction.
-
-Controls are assigned in the order of the predictions, and each is used once. A prediction without a control does not
-count. The control has its own matched token. At the control, the head's attention outside sinks is rescaled to the
-amount that it has at q.
-
-If m_q(t) is the quantity at q and q' is the control, the measure is the mean of m_q(t) - m_q'(t). A head that ignores
-what comes next has the same mean at both predictions, apart from their different contexts. Its measure is then 0 on
-average. Each text is compared with itself alone, so sums over shards merge exactly.
-
-### The fixed offset
-
-In tables and lists, the answer may always stand at the same distance. A head that looks at this offset would then
-seem to copy. So attnscope also counts what a head that always looks at one offset would get. For `suppression`, t
-is then the likeliest candidate of the whole model. A role must be above the best offset up to 8 tokens away. A head
-that only looks at an offset has a large `_weight` but gets no role.
-
-### What suppression and induction count
-
-For `suppression`, t is what the rest of the model would copy. Candidates are the {candidates} tokens of the context
-with the largest logits, without the token at q. The head's own contribution is first removed from all logits. A
-candidate counts if its logit is then at least {raised:g} nat above its logit at the control. Logits are relative to
-the vocabulary's mean. t is the counting candidate with the largest logit without the head, unless that is below the
-logit of the model's {among}th likeliest token.
-
-So a word that the model predicts everywhere does not count as copied. But the measure cannot tell whether the word was
-raised by its own occurrence or by other words.
-
-For `induction`, t is what followed the nearest earlier occurrence of the token at q. Another token must follow that
-occurrence before q; if x_q = x_q-1, the place before q is skipped. Masked tokens have no such t, so encoders have no
-such measure. Its matched token occurs as often as t after x_q, and as near as that nearest one. It has no control,
-because only keys after x_q count.
-
-The baseline is uniform attention over the keys that the mask allows, with the same value vectors and the same g.
-
-### Units
-
-`_nats` and `_weight` exclude sinks, as `_active` measures do. They are sums over predictions, divided by the
-attention that is on neither special tokens nor the first one. `_share` is the share of the head's attention that is
-outside sinks at these predictions. Under uniform attention, the other keys share it evenly.
-"""
-
-_ABOUT_BEHAVIOUR = """
-The roles of *behaviour* (`copying`, `copy_suppression`, `induction_by_effect`) need `--writes`. Each rests on two
-measures that must both pass:
-
-- where the head looks: `_weight` must be at least {weight} above uniform attention and above the best fixed offset;
-- what it contributes from there: `_nats` must be its threshold above uniform attention, and at least
-  {least_active:.0%} of the attention there must be outside sinks (`_share`).
-
-The role's p-value is the larger of the two (intersection-union test, Berger 1982). All roles then share one false
-discovery rate. A head's roles of behaviour are listed after its other roles.
-"""
-
 _REFERENCES = """
 ## References
 
 - Benjamini & Hochberg 1995, Controlling the False Discovery Rate, *JRSS B* 57.
-- Berger 1982, Multiparameter Hypothesis Testing and Acceptance Sampling, *Technometrics* 24.
 - Clark, Khandelwal, Levy & Manning 2019, What Does BERT Look At? An Analysis of BERT's Attention, *BlackboxNLP*.
 - Elhage et al. 2021, A Mathematical Framework for Transformer Circuits, *Transformer Circuits Thread*.
 - Gu et al. 2024, When Attention Sink Emerges in Language Models: An Empirical View, arXiv 2410.10781 (*ICLR* 2025).
@@ -206,8 +119,6 @@ _REFERENCES = """
 - Korn & Graubard 1998, Confidence Intervals for Proportions With Small Expected Number of Positive Counts, *Survey
   Methodology* 24.
 - Kovaleva, Romanov, Rogers & Rumshisky 2019, Revealing the Dark Secrets of BERT, *EMNLP*.
-- McDougall, Conmy, Rushing, McGrath & Nanda 2023, Copy Suppression: Comprehensively Understanding an Attention Head,
-  arXiv 2310.04625.
 - Newcombe 1998, Two-sided Confidence Intervals for the Single Proportion, *Statistics in Medicine* 17.
 - Olsson et al. 2022, In-context Learning and Induction Heads, *Transformer Circuits Thread*.
 - Simes 1986, An Improved Bonferroni Procedure for Multiple Tests of Significance, *Biometrika* 73.
@@ -215,8 +126,6 @@ _REFERENCES = """
 - Sun, Chen, Kolter & Liu 2024, Massive Activations in Large Language Models, *COLM*.
 - Voita, Talbot, Moiseev, Sennrich & Titov 2019, Analyzing Multi-Head Self-Attention: Specialized Heads Do the Heavy
   Lifting, the Rest Can Be Pruned, *ACL*.
-- Wang, Variengien, Conmy, Shlegeris & Steinhardt 2023, Interpretability in the Wild: a Circuit for Indirect Object
-  Identification in GPT-2 Small, *ICLR*.
 - Xiao, Tian, Chen, Han & Lewis 2024, Efficient Streaming Language Models with Attention Sinks, *ICLR*.
 
 "Ours" is a definition for which we know no earlier publication in this form.
@@ -248,9 +157,7 @@ def measures_page() -> str:
     """The catalogue of measures and the rules of roles, as a page."""
     from attnscope.core.exact.running import DEPENDENCE
     from attnscope.core.measures.catalogue import MEASURES, REACH
-    from attnscope.core.measures.written import WRITTEN
     from attnscope.studies.heads import roles
-    from attnscope.studies.writes.copy_targets import AMONG, N_CANDIDATES, RAISED
 
     parts = [
         "# Measures and roles",
@@ -277,9 +184,6 @@ def measures_page() -> str:
         "- `received` adds up, text by text, what the most attended key received, and divides by the number of queries."
     )
     parts.append(_ABOUT_VALUES.strip().replace("RHO", f"{DEPENDENCE:g}"))
-    parts += ["## What heads write", _ABOUT_WRITTEN.strip().format(candidates=N_CANDIDATES, among=AMONG, raised=RAISED)]
-    for measure in WRITTEN.values():
-        parts += _about(measure)
     without = [name for name, rule in roles.RULES.items() if not rule.beats_uniform]
     about = _ABOUT_ROLES.format(
         least_active=roles.LEAST_ACTIVE,
@@ -296,8 +200,6 @@ def measures_page() -> str:
         besides = []
         if rule.least_defined:
             besides.append(f"the measure is defined for {rule.least_defined:.0%} of the queries")
-        if rule.weight:
-            besides.append(f"`{rule.weight}` is {roles.BEHAVIOUR_WEIGHT:g} above uniform attention")
         if rule.needs_preference:
             besides.append("`relative_entropy` is at most the limit of `diffuse`")
         if rule.any_length:
@@ -307,8 +209,7 @@ def measures_page() -> str:
             )
         measures = " or ".join(f"`{measure}`" for measure in rule.measures)
         rows.append(f"| `{name}` | {rule.what} | {measures} | {rule.threshold:g} | {'; '.join(besides)} |")
-    behaviour = _ABOUT_BEHAVIOUR.strip().format(weight=roles.BEHAVIOUR_WEIGHT, least_active=roles.LEAST_ACTIVE)
-    parts += [f"## The {len(roles.RULES)} roles", about.strip(), behaviour, "\n".join(rows), _REFERENCES.strip()]
+    parts += [f"## The {len(roles.RULES)} roles", about.strip(), "\n".join(rows), _REFERENCES.strip()]
     return "\n\n".join(parts) + "\n"
 
 

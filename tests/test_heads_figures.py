@@ -67,10 +67,6 @@ class TestMeasuresPage:
         undefined = tuple(replace(one, measures={**one.measures, **nowhere}) for one in findings.heads)
         stems = [stem for stem, _ in heads_figures.pages(replace(findings, heads=undefined), measures="all")]
         assert len(stems) == 1 + len(findings.measure_names) and "measure-local" not in stems
-        told = {"writes": {"measures": ["local", "induction"], "predicted": "each next token"}}
-        findings = replace(findings, options={**findings.options, **told})
-        stems = [stem for stem, _ in heads_figures.pages(findings)]
-        assert stems[-2:] == ["writes", "measure-local"]
         with pytest.raises(AttnscopeError, match="there is no measure 'lokal'") as refused:
             findings.draw(tmp_path, measures="local,lokal")
         assert refused.value.hint == "did you mean local?"

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
-from attnscope.records.heads.findings import Estimate, Findings
+from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.rules import RULES
 from attnscope.views.drawing import head_maps as measure_figures
 from attnscope.views.drawing import inks
@@ -280,22 +280,6 @@ class TestTable:
         }
         text = " ".join(shown(heads_terminal.table, replace(findings, corpus=more)).split())
         assert "left out: 2 parts of the texts; first x, line 3: ?" in text
-
-
-class TestNearestBehaviour:
-    def test_who_comes_nearest_to_a_role_of_behaviour_is_named(self) -> None:
-        told = {"what": "copies", "measure": "copying_nats", "threshold": 0.1, "does": "copies what comes"}
-        pairs = {"copying": told, "copy_suppression": told | {"measure": "suppression_nats"}}
-        known = [(0, 1, {"copying_nats": 0.03}), (1, 0, {"copying_nats": 0.07}), (1, 1, {"suppression_nats": -0.2})]
-        heads = [
-            replace(head(layer, at), measures={name: Estimate(value, 0, 1, NAN, 9) for name, value in one.items()})
-            for layer, at, one in known
-        ]
-        findings = replace(of(*heads), options={"roles": pairs, "measures": {"copying_nats": {"unit": "nats"}}})
-        line = heads_summary.nearest_behaviour_line(findings)
-        assert line.endswith("too weak or too unsure: copying L1H0 (0.07 nats, of 0.10)")
-        assert line in heads_summary.role_notes(findings)
-        assert not heads_summary.nearest_behaviour_line(of(*heads))
 
 
 class TestMeasureTable:

@@ -98,7 +98,6 @@ def test_texts_of_one_kind_are_padded_together() -> None:
 
 STUDIES: dict[str, Callable[[Any, list[str]], Any]] = {
     "heads": lambda model, texts: attnscope.heads(model, texts),
-    "heads --writes": lambda model, texts: attnscope.heads(model, texts, attnscope.HeadsOptions(writes=True)),
     "heads described": lambda model, texts: attnscope.heads(
         model, texts, attnscope.HeadsOptions(describe=attnscope.DescribeOptions())
     ),

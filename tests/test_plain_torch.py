@@ -23,7 +23,7 @@ STUDIES: dict[str, Callable[[Any], Any]] = {
     "heatmap": lambda model: attnscope.heatmap(model, TEXTS[0]),
     "trace": lambda model: attnscope.trace(model, TEXTS[0], 1),
     "circuits": lambda model: attnscope.circuits(model),
-    "heads": lambda model: attnscope.heads(model, TEXTS, attnscope.HeadsOptions(writes=True)),
+    "heads": lambda model: attnscope.heads(model, TEXTS),
     "ablate": lambda model: attnscope.ablate(model, TEXTS, attnscope.AblateOptions(importance=True)),
     "compare": lambda model: attnscope.compare(model, TEXTS),
     "atlas": lambda model: attnscope.atlas(model, TEXTS),

@@ -154,14 +154,12 @@ def test_nothing_is_lost_in_a_file(texts):
     assert state(again) == state(sums)
 
 
-def test_some_quantities_are_picked_and_put_beside_others():
+def test_some_quantities_are_picked():
     s, c = simulated(n=20, cells=5)
     sums = sums_of(s, c, shape=(5,))
     picked = sums.take(np.array([3, 1]))
     np.testing.assert_array_equal(picked.standard_error(), sums.standard_error()[[3, 1]])
-    both = picked.beside(sums)
-    np.testing.assert_array_equal(both.ratio(), sums.ratio()[[3, 1, 0, 1, 2, 3, 4]])
-    assert both.shape == (7,) and both.n_texts == 20
+    assert picked.shape == (2,) and picked.n_texts == 20
 
 
 def test_shapes():

@@ -48,7 +48,6 @@ STUDIES: Mapping[str, Callable[[Any, Path], Any]] = {
     "trace": lambda model, _: attnscope.trace(model, TEXTS[2], 1),
     "circuits": lambda model, _: attnscope.circuits(model),
     "heads": lambda model, _: attnscope.heads(model, TEXTS),
-    "heads --writes": lambda model, _: attnscope.heads(model, TEXTS, attnscope.HeadsOptions(writes=True)),
     "ablate": lambda model, _: attnscope.ablate(model, TEXTS),
     "importance": lambda model, _: attnscope.ablate(model, TEXTS, attnscope.AblateOptions(importance=True)),
     "compare": lambda model, _: attnscope.compare(model, TEXTS),
@@ -76,17 +75,12 @@ def _require_same(found: Any, expected: Any, of: str) -> None:
     require_close(found, expected, of)
 
 
-def _studies(model: Model) -> list[str]:
-    """Those that a model has: without a head for words nothing is written."""
-    return [name for name in STUDIES if name != "heads --writes" or model.loss is not None]
-
-
 @pytest.mark.parametrize(
     "name", ["llama", "native", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "gpt2"))]
 )
 def test_studies_in_four_threads_give_what_each_gives_alone(name: str, tmp_path: Path) -> None:
     model = _model(name, tmp_path)
-    alone = {study: STUDIES[study](model, tmp_path) for study in _studies(model)}
+    alone = {study: STUDIES[study](model, tmp_path) for study in STUDIES}
     todo = list(alone) * 2
     random.Random(0).shuffle(todo)
     with ThreadPoolExecutor(4) as pool:
@@ -101,7 +95,7 @@ def test_studies_in_four_threads_give_what_each_gives_alone(name: str, tmp_path:
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_every_pair_of_studies_for_three_seconds_gives_what_each_gives_alone(name: str, tmp_path: Path) -> None:
     model, n_calls = _model(name, tmp_path), 0
-    alone = {study: STUDIES[study](model, tmp_path) for study in _studies(model)}
+    alone = {study: STUDIES[study](model, tmp_path) for study in STUDIES}
 
     def repeat(study: str, other: str, until: float) -> int:
         n = 0

@@ -71,7 +71,6 @@ BASES: dict[str, tuple[str, ...]] = {
         "--file INPUTS/cat.txt -m own -f npz,json,csv -o OUT", "--file INPUTS/texts.jsonl -m own",
         "--file INPUTS/texts.csv -m own", "--file INPUTS/texts.txt.gz -m INPUTS/tiny --json",
         "--probe needle --lengths 48 --depths 0,100 --needles 4 --causal -m INPUTS/decoder -f npz,csv -o OUT",
-        "--file INPUTS/cat.txt -m INPUTS/decoder --writes -f npz,csv -o OUT",
     ),
     "merge": ("INPUTS/heads.npz -f csv -o OUT", "INPUTS/part-1.npz INPUTS/part-2.npz -m INPUTS/decoder -o OUT"),
     "atlas": (

@@ -9,7 +9,7 @@ from attnscope.studies.running.options import SharedWork
 
 
 @groups.command(
-    omit=("control", "writes"),
+    omit=("control",),
     out="The page to write, such as atlas.html; or a folder, or a file of another format.",
     formats="Files to write: several of html, npz, csv, json.  [default: html,npz, or that of the file]",
 )

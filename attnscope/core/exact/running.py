@@ -84,15 +84,6 @@ class RunningSums:
             raise ValueError(f"sums of {self.shape} and of {other.shape} cannot be merged")
         return self._of(_merge(self._moments, other._moments), self.n_texts + other.n_texts)
 
-    def beside(self, other: "RunningSums") -> "RunningSums":
-        """Return these quantities and others after them, along the last axis; for results, not for further merges.
-
-        Args:
-            other: Sums of the same shape except for the last axis; they may be over other texts.
-        """
-        moments = np.concatenate([self._moments, other._moments], -1)
-        return self._of(moments, max(self.n_texts, other.n_texts))
-
     def take(self, index: NDArray[np.int64]) -> "RunningSums":
         """Return some of the quantities along the last axis, as `numpy.take_along_axis` picks them by `index`."""
         return self._of(np.take_along_axis(self._moments, index[None], -1), self.n_texts)

@@ -8,7 +8,7 @@ were.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,18 +62,17 @@ class Leaves:
 class LinearRuns:
     """Runs a model so that what its parts add to the stream can be followed, part by part.
 
-    The model's attention passes the seam. `above` are modules above the stack of layers that are run too, such as the
-    head for words. Projections to queries and keys are followed if `reaches_seam`.
+    The model's attention passes the seam. Projections to queries and keys are followed.
     """
 
-    def __init__(self, model: Model, above: Iterable[nn.Module] = (), *, reaches_seam: bool = False) -> None:
+    def __init__(self, model: Model) -> None:
         require_gradients(model)
         self._model = model
-        roots = [*model.modules(), *above]
+        roots = list(model.modules())
         modules, blocks = modules_of(roots), model.blocks()
         inside, linear = set(modules_of(blocks.values())), linear_maps(roots)
         outputs, attentions = self._watch_once()
-        within = set(modules_of(attentions)) if reaches_seam else set[nn.Module]()
+        within = set(modules_of(attentions))
         self._projections = {m for m in linear if m in within and m not in outputs}
         experts = [m for m in inside if any(weight.ndim > 2 for weight in m.parameters(recurse=False))]
         self._branches = [m for m in linear if m in inside and m not in outputs and m not in self._projections]
@@ -85,8 +84,6 @@ class LinearRuns:
         with torch.no_grad():
             norms = {m: _try_norm(m) for m in leaves}
         self._norms = {module: norm for module, norm in norms.items() if norm is not None}
-        base = set(modules_of(model.modules()))
-        self._activations = [m for m in leaves if m not in base and m not in self._norms and not list(m.parameters())]
         self._first = list(dict.fromkeys(block for (_, layer), block in blocks.items() if layer == 0))
         self._layers: dict[nn.Module, set[Place]] = {}
         for place, block in blocks.items():
@@ -176,12 +173,6 @@ class LinearRuns:
             linear = gained * by.nan_to_num(0)
             return bias_at(module, linear + norm.bias.to(output), norm.bias)
 
-        def gate(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            x = inputs[0]
-            factor = torch.where(x.abs() < 1e-12, torch.zeros_like(x), output / torch.where(x == 0, 1.0, x))
-            passed: Tensor = x * factor.detach()
-            return passed
-
         def add(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             bias: Any = getattr(module, "bias", None)
             return bias_at(module, output, bias)
@@ -193,7 +184,6 @@ class LinearRuns:
             hooks(self._embeddings, embed),
             hooks(self._first, enter, before=True),
             hooks(self._norms, normalise),
-            hooks(self._activations, gate),
             hooks(self._adding, add),
         ):
             yield leaves, observe

@@ -39,7 +39,7 @@ class ScoreRuns:
                 + (": its own modules compute attention, and give its weights alone" * (info.path == "eager")),
                 "leave out --engine" if info.engine == "numpy" else "choose a model that runs here through the seam",
             )
-        self._model, self._runs = model, LinearRuns(model, reaches_seam=True)
+        self._model, self._runs = model, LinearRuns(model)
 
     def trace(self, batch: Batch, places: Collection[Place]) -> "TracedScores":
         """Runs a batch, and keeps the paths to the queries and keys of some attentions."""

@@ -188,8 +188,8 @@ class Record:
             formats: Some of "png", "svg", "pdf".
             query: Of maps: also draws bars of what this token attends to: a token, a word, or a place such as `@3`. Of
                 a picture: whose attention is laid over it; see `attnscope.picture_heatmap`.
-            measures: Of heads: the measures that have a large map each, such as "writes,induction"; "all" is every
-                one. None = every one, but with `heads --writes` "writes" alone.
+            measures: Of heads: the measures that have a large map each, such as "local,induction"; "all" is every one.
+                None = no measure has one.
             style: How they look; None = as they come.
 
         Returns:

@@ -94,8 +94,7 @@ class Head(HeadOfKind):
     """One head: its roles, the strongest first but sinks last (none = unclassified), and its measures by name.
 
     With `--causal`, `effects` has what changes without it, as `records.ablation` names it; else it is empty. With
-    `--in-place` it has what changes with its line, and `worst_tokens` the three tokens that suffer most. With
-    `--writes`, measures of what it adds to logits are among its measures, and roles of behaviour among its roles.
+    `--in-place` it has what changes with its line, and `worst_tokens` the three tokens that suffer most.
     """
 
     roles: tuple[Role, ...]
@@ -117,13 +116,11 @@ class RoleFacts:
         what: Its definition in a few words; empty if the record does not say.
         measure: The measure that it rests on, without `_active`.
         threshold: What that measure must reach; NaN if the record does not say.
-        does: Of a role of behaviour, what a head with it does, to stand beside where it looks; empty of others.
     """
 
     what: str
     measure: str
     threshold: float
-    does: str = ""
 
 
 @dataclass(frozen=True)
@@ -331,7 +328,7 @@ class Findings(StudyRecord):
         seen = next((r for head in (*self.heads, *self.control) for r in head.roles if r.name == role), None)
         measure = recorded.get("measure", seen.measure.removesuffix("_active") if seen else "")
         threshold = _bound(recorded.get("threshold", seen.threshold if seen else None))
-        return RoleFacts(_words(recorded.get("what")), str(measure), threshold, _words(recorded.get("does")))
+        return RoleFacts(_words(recorded.get("what")), str(measure), threshold)
 
     def measure_facts(self, measure: str) -> MeasureFacts:
         """What the record says about a measure in `options`; of an `_active` one, what follows from the whole one."""

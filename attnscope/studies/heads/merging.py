@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
-from attnscope.core.exact.running import RunningSums
-from attnscope.core.measures.written import PARTS
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.frame.shards import COUNTS, is_interrupted, is_part, settle_corpus
@@ -17,17 +15,12 @@ from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.roles import effective_texts, judge
 from attnscope.studies.measuring.tally import Tally, tallies_of
 
-if TYPE_CHECKING:
-    from attnscope.studies.running.passes import Pass
-
 _LATER = ("causal", "replaced", "quantities")
 """Options that say how a step after the measures was made: a part may have had it by itself."""
 
 _CONTROL = "control-"
-_WRITES = "writes-"
-_PARTS = _WRITES + "parts."
-_PREFIXES = ("", _CONTROL, _WRITES)
-"""What the names of sums begin with: those of the model itself, of its control, and of what heads write."""
+_PREFIXES = ("", _CONTROL)
+"""What the names of sums begin with: those of the model itself, and of its control."""
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -48,41 +41,16 @@ def conclude(run: Mapping[str, Any], corpus: Mapping[str, Any], options: Mapping
     """
     thresholds = {name: float(role["threshold"]) for name, role in options["roles"].items()}
     n_texts = int(corpus["n_texts"])
-    trained, control, written = (_tallies_under(prefix, sums) for prefix in _PREFIXES)
-    parts = _answers(sums)
-    facts: dict[str, Any] = {"effective_texts": max(map(effective_texts, trained.values()), default=0.0)}
-    if parts is not None:
-        means = dict(zip(PARTS, parts.ratio().tolist()[: len(PARTS)], strict=True))
-        facts["writes"] = {"n_predictions": int(parts.total("s")[-1]), "parts": means}
-    whole = [tally.beside(written[kind]) if kind in written else tally for kind, tally in trained.items()]
+    trained, control = (_tallies_under(prefix, sums) for prefix in _PREFIXES)
+    effective = max(map(effective_texts, trained.values()), default=0.0)
     return Findings(
         run=run,
-        corpus={**corpus, **facts},
+        corpus={**corpus, "effective_texts": effective},
         options=options,
-        heads=judge(whole, thresholds, n_texts),
+        heads=judge(list(trained.values()), thresholds, n_texts),
         sums=sums,
         control=judge(list(control.values()), thresholds, n_texts),
     )
-
-
-def add_writes(findings: Findings, done: Pass[Any], options: Mapping[str, Any]) -> Findings:
-    """Findings with what their heads write, and the roles that follow from both.
-
-    `done` is the pass over the same texts that came to `writes.study.Written`.
-    """
-    whole = _add_pass(findings, done, options, _sums_of_writes(done.done.tallies, done.done.parts))
-    return _with_effects(replace(whole, descriptions=findings.descriptions), [findings])
-
-
-def _add_pass(findings: Findings, done: Pass[Any], options: Mapping[str, Any], sums: Arrays) -> Findings:
-    """Findings with the sums of one more pass over their texts, and with its notes, failures and lost texts."""
-    run = {**findings.run, "notes": [*findings.run["notes"], *done.notes]}
-    if done.failures:
-        run["failures"] = [*run.get("failures", ()), *done.failures]
-    problems = findings.corpus["problems"]
-    lost = [problem for problem in done.lost if problem not in problems]
-    corpus = {**findings.corpus, "problems": [*problems, *lost]}
-    return conclude(run, settle_corpus(corpus, interrupted=not done.complete), options, {**findings.sums, **sums})
 
 
 def _sums_under(prefix: str, tallies: Mapping[str, Tally]) -> dict[str, NDArray[Any]]:
@@ -95,20 +63,9 @@ def _tallies_under(prefix: str, sums: Arrays) -> dict[str, Tally]:
     arrays = {}
     for name, array in sums.items():
         own = next((other for other in _PREFIXES if other and name.startswith(other)), "")
-        if own == prefix and not name.startswith(_PARTS):
+        if own == prefix:
             arrays[name.removeprefix(prefix)] = array
     return tallies_of(arrays)
-
-
-def _answers(sums: Arrays) -> RunningSums | None:
-    """What logits are sums of; None if that was not measured."""
-    parts = {name.removeprefix(_PARTS): array for name, array in sums.items() if name.startswith(_PARTS)}
-    return RunningSums.from_arrays(parts) if parts else None
-
-
-def _sums_of_writes(tallies: Mapping[str, Tally], parts: RunningSums | None) -> dict[str, NDArray[Any]]:
-    arrays = _sums_under(_WRITES, tallies)
-    return arrays | ({} if parts is None else {_PARTS + name: array for name, array in parts.to_arrays().items()})
 
 
 def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Findings:
@@ -140,19 +97,15 @@ def merge_findings(parts: Sequence[Findings], names: Sequence[str] = ()) -> Find
     _require_apart(parts, names)
     ordered = sorted(parts, key=lambda part: _shard(part.corpus["shards"][0]))
     tallies: dict[str, dict[str, Tally]] = {prefix: {} for prefix in _PREFIXES}
-    answers: RunningSums | None = None
     for part, name in zip(parts, names, strict=True):
         try:
             for prefix, whole_tallies in tallies.items():
                 for kind, tally in _tallies_under(prefix, part.sums).items():
                     whole_tallies[kind] = whole_tallies[kind].merge(tally) if kind in whole_tallies else tally
-            if (more_answers := _answers(part.sums)) is not None:
-                answers = more_answers if answers is None else answers.merge(more_answers)
         except (KeyError, ValueError, OverflowError) as error:
             raise AttnscopeError(f"{name} is damaged: {error}", "make this part again") from None
     run = ordered[0].run
     sums = sums_of(tallies[""], tallies[_CONTROL])
-    sums |= _sums_of_writes(tallies[_WRITES], answers)
     whole = conclude(run, _join([part.corpus for part in ordered]), parts[0].options, sums)
     # Descriptions are of texts drawn from the whole corpus, whatever the shard: all parts say the same.
     described = next((part.descriptions for part in ordered if part.descriptions is not None), None)

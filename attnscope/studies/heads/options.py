@@ -72,9 +72,6 @@ class HeadsOptions:
         "attention.",
         default=False,
     )  # fmt: skip
-    writes: bool = option(
-        "Say what each head adds to the logits of the right answers: next tokens or masked ones.", default=False
-    )
     shard: tuple[int, int] = option(
         "Study a part of the corpus only, such as 2/8; `merge` joins them.",
         default=(1, 1), read=_shard, written="1/1", panel="Running",

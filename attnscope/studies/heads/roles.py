@@ -4,8 +4,7 @@ A role is given to a head where its measure is above both a threshold and what i
 over texts, with the false discovery rate of all heads x roles held. What it would have anyway is uniform attention's
 value; for links between two tokens also that of the best fixed offset; for similar tokens also the mass on the same
 token. Each measure that a role may rest on is a test; those of one role are combined first (Simes), and its evidence is
-the best of them. A role of behaviour rests on two measures that must both be above their limits, of where a head looks
-and of what it writes from there: the larger of the two p-values is that of both (intersection-union test, Berger 1982).
+the best of them.
 """
 
 import math
@@ -19,10 +18,9 @@ from attnscope.core.exact.few_texts import allow_for_unseen
 from attnscope.core.exact.multiple_tests import benjamini_hochberg, simes
 from attnscope.core.exact.running import DEPENDENCE, RunningSums
 from attnscope.core.measures.catalogue import FROM_OFFSETS, MEASURES, OFFSETS
-from attnscope.core.measures.written import WRITTEN
 from attnscope.records.heads.findings import Estimate, Head, Role
 from attnscope.studies.heads.rules import RULES, Rule
-from attnscope.studies.measuring.tally import MOVED_PAIRS, PAIR_MEASURES, Tally
+from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
 
 LEVEL = 0.05
 """The false discovery rate over heads x roles (Benjamini & Hochberg 1995)."""
@@ -48,12 +46,8 @@ Random weights differ from uniform attention by a little, and on all texts alike
 difference for chance. In short texts, whose baselines are above the thresholds, every other head would have a role.
 """
 
-NO_SHARES = tuple(name for name, one in (MEASURES | WRITTEN).items() if one.low < 0 or one.high > 1)
+NO_SHARES = tuple(name for name, one in MEASURES.items() if one.low < 0 or one.high > 1)
 """Measures that are no numbers from 0 to 1."""
-
-BEHAVIOUR_WEIGHT = 0.1
-"""How much more weight a head with a role of behaviour gives to its token than to another that stands there as often,
-beyond what even attention would: a convention, as the thresholds are."""
 
 _HITS = ("positional", "rarest_token", "sink")
 """Shares of queries or texts, each of which counts 1 or 0; the others are shares of attention."""
@@ -250,23 +244,11 @@ class _Judged:
         # Texts of an unseen kind may keep a measure that is no share below its limit: see `interval_of`.
         least = np.where(self.low[..., columns] > self.limits, 0.0, 0.5)
         p = np.where(shares, of_shares, np.maximum(tested.p_above(self.limits), least))
-        for i, test in enumerate(self.tests):
-            if test.rule.weight:
-                p[..., i] = np.maximum(p[..., i], self._p_of_weight(test))
         self.p = np.where(self.effective < LEAST_TEXTS, np.nan, p)
         self.roles = tuple(dict.fromkeys(test.role for test in self.tests))
         self.role_p = np.stack(
             [simes(self.p[..., [test.role == role for test in self.tests]]) for role in self.roles], -1
         )
-
-    def _p_of_weight(self, test: _Test) -> Floats:
-        """Whether a head looks where its behaviour is about: not by even attention, nor always at one offset."""
-        column = self.tally.names.index(test.rule.weight)
-        baseline = np.fmax(self.uniform[..., column], 0.0)
-        links = "induction" if test.rule.weight == "induction_weight" else test.rule.weight
-        baseline = np.fmax(baseline, self._best_fixed_offset(links))
-        p: Floats = _part(self.tally.measures, [column]).p_above((baseline + BEHAVIOUR_WEIGHT)[..., None])
-        return p[..., 0]
 
     def _column(self, name: str) -> int | None:
         return self.tally.names.index(name) if name in self.tally.names else None
@@ -285,9 +267,7 @@ class _Judged:
     def _best_fixed_offset(self, measure: str) -> float:
         """What a head that always looks at the best fixed offset would reach on a pair measure."""
         shares = self.tally.pairs.ratio()
-        if measure in PAIR_MEASURES:
-            return float(np.fmax.reduce(shares[PAIR_MEASURES.index(measure), : len(OFFSETS)]))
-        return float(np.fmax.reduce(shares[MOVED_PAIRS.index(measure), len(OFFSETS) :], initial=np.nan))
+        return float(np.fmax.reduce(shares[PAIR_MEASURES.index(measure)]))
 
     def _mass_on_the_same(self, test: _Test) -> Floats:
         """The attention to the same token, here or elsewhere: nothing is more like a token than itself."""
@@ -298,20 +278,15 @@ class _Judged:
         return _divide(mass, counts, np.nan)
 
     def _limit(self, test: _Test, baseline: Floats) -> Floats:
-        """What the value must be above: the threshold, and the baseline by a margin; NaN where there is no test.
-
-        What is moved has no largest value that a margin could be a part of: there the margin is the threshold.
-        """
+        """What the value must be above: the threshold, and the baseline by a margin; NaN where there is no test."""
         above = baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN)
-        if test.rule.does:
-            above = baseline + self.thresholds[test.role]
         if test.rule.any_length:
             return self._even_enough()
         limit: Floats = np.fmax(np.full(self.shape, self.thresholds[test.role]), above)
         limit[np.isnan(self.values[..., test.column])] = np.nan
         if test.rule.least_defined:
             limit[self._share_defined(test) < test.rule.least_defined] = np.nan
-        if test.is_active or test.rule.share:
+        if test.is_active:
             limit[~(self._active_share(test) >= LEAST_ACTIVE)] = np.nan
         entropy = self._column("relative_entropy")
         if test.rule.needs_preference and entropy is not None:
@@ -352,8 +327,6 @@ class _Judged:
         Not 1 less what rests: a learned sink takes attention that is neither.
         """
         whole = self._column(test.measure.removesuffix("_active"))
-        if test.rule.share:
-            return self.values[..., self.tally.names.index(test.rule.share)]
         if whole is None:
             return np.zeros(self.shape)
         return _divide(self.counts[..., test.column], self.counts[..., whole], 0.0)
@@ -381,7 +354,7 @@ class _Judged:
     def _roles(self, at: tuple[int, ...], q: Floats, accepted: float) -> tuple[Role, ...]:
         """The roles of a head, each by the best of the tests that pass alone.
 
-        The strongest comes first, but what a head does comes after where it looks, and sinks come last.
+        The strongest comes first, but sinks come last.
         """
         roles = []
         for number, name in enumerate(self.roles):
@@ -392,11 +365,7 @@ class _Judged:
             best = max(passed, key=lambda i: (not self.tests[i].is_active, self.values[(*at, self.tests[i].column)]))
             roles.append(self._role(at, best, float(self.role_p[(*at, number)]), float(q[(*at, number)])))
 
-        def order(role: Role) -> tuple[bool, bool, float]:
-            rule = RULES[role.name]
-            return rule.is_sink, bool(rule.does), -role.value / role.threshold
-
-        return tuple(sorted(roles, key=order))
+        return tuple(sorted(roles, key=lambda role: (RULES[role.name].is_sink, -role.value / role.threshold)))
 
     def _role(self, at: tuple[int, ...], number: int, p: float, q: float) -> Role:
         test = self.tests[number]
@@ -413,7 +382,7 @@ class _Judged:
             p=p,
             q=q,
             tentative=min(effective, self.n_texts) < FEWEST_TEXTS,
-            active_share=float(self._active_share(test)[at]) if test.is_active or test.rule.share else None,
+            active_share=float(self._active_share(test)[at]) if test.is_active else None,
             effective_texts=effective,
         )
 

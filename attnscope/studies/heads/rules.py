@@ -24,10 +24,6 @@ class Rule:
         needs_preference: Whether heads that spread evenly over all tokens are left out: if all weights are nearly the
             same, it means nothing which of them is the largest.
         is_sink: Whether it names a sink, and says nothing of what a head does elsewhere. It is named last.
-        does: What a head with a role of behaviour does, in a few words that stand beside where it looks. Such roles are
-            named after those of where heads look. Empty for all others.
-        weight: The measure of where a head with a role of behaviour looks; it must be above BEHAVIOUR_WEIGHT too.
-        share: The measure of how much of a head's attention a role of behaviour is about: LEAST_ACTIVE or more.
     """
 
     what: str
@@ -38,19 +34,10 @@ class Rule:
     any_length: bool = False
     needs_preference: bool = False
     is_sink: bool = False
-    does: str = ""
-    weight: str = ""
-    share: str = ""
 
     def describe(self, threshold: float) -> dict[str, Any]:
         """The role as a record lists it."""
-        described = {"what": self.what, "measure": self.measures[0], "threshold": threshold}
-        return {**described, "does": self.does} if self.does else described
-
-
-def _behaviour(what: str, does: str, name: str) -> Rule:
-    """A role of what heads write; the names of its measures begin alike."""
-    return Rule(what, (f"{name}_nats",), 0.1, does=does, weight=f"{name}_weight", share=f"{name}_share")
+        return {"what": self.what, "measure": self.measures[0], "threshold": threshold}
 
 
 RULES: dict[str, Rule] = {
@@ -71,19 +58,8 @@ RULES: dict[str, Rule] = {
     "rare": Rule("has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True),
     "diffuse": Rule("spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False, any_length=True),
     "similar_token": Rule("attends to tokens like it, beyond the same token", ("similar_token",), 0.2),
-    "copying": _behaviour(
-        "attends to the token that comes next, and raises its logit (Wang 2023)", "copies what comes", "copying"
-    ),
-    "copy_suppression": _behaviour(
-        "attends to a token that the rest of the model would copy, and lowers its logit (McDougall 2023)",
-        "lowers what others would copy", "suppression",
-    ),
-    "induction_by_effect": _behaviour(
-        "attends to what came after the same token before, and raises its logit (Olsson 2022)",
-        "raises what followed", "induction",
-    ),
 }  # fmt: skip
-"""Roles by name. Those of behaviour are given where it is measured what heads write (`heads --writes`)."""
+"""Roles by name."""
 
 
 def complete_thresholds(chosen: Mapping[str, float], usual: Mapping[str, float] | None = None) -> dict[str, float]:

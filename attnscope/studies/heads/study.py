@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from attnscope.core.measures.written import WRITTEN
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import (
     BLOCK,
@@ -55,7 +54,6 @@ from attnscope.studies.running.memory import halving_note
 from attnscope.studies.running.passes import Pass, Reading
 from attnscope.studies.running.workers import Workers
 from attnscope.studies.senses.study import picture_heads, sound_heads
-from attnscope.studies.writes.study import require_writes, with_writes
 
 Given = Corpus | str | Sequence[str] | Sequence[CorpusText]
 R = TypeVar("R", Findings, Atlas)
@@ -161,9 +159,6 @@ def study(
     if order.probe is None:
         corpus = texts.corpus(spec)
     require_names(options, order.measures)
-    if options.writes:
-        loading = loading.with_head(spec)
-        workers = workers and replace(workers, loading=loading)
     model = loading.load(spec)
     if order.probe is not None:
         return heads(model, probe_texts(model), options, report, workers)
@@ -175,8 +170,7 @@ def require_names(options: HeadsOptions, measures: str | None) -> None:
     from attnscope.core.measures.catalogue import FROM_OFFSETS, measure_names
 
     complete_thresholds(options.thresholds)
-    names = (*measure_names(), *(WRITTEN if options.writes else ()), FROM_OFFSETS)
-    require_measures(measures, names)
+    require_measures(measures, (*measure_names(), FROM_OFFSETS))
 
 
 def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:
@@ -241,10 +235,9 @@ def study_heads(
         runs.append((replace(reading, model=model.untrained(options.seed)), make))
     elif options.control:
         runs.append((reading, partial(make, seed=options.seed)))
-    n_passes = len(runs) + options.writes
-    reports = [scale_report(report, number, n_passes) for number in range(n_passes)]
+    reports = [scale_report(report, number, len(runs)) for number in range(len(runs))]
     passes: list[Pass[HeadTotals]] = []
-    for (of, make_measurer), step in zip(runs, reports, strict=False):
+    for (of, make_measurer), step in zip(runs, reports, strict=True):
         passes.append(of.run(make_measurer, nothing, step, "the study of a later text", keeps="first"))
         if not passes[-1].complete:
             break
@@ -280,8 +273,6 @@ def study_heads(
         sums_of(done.tallies, control.tallies),
     )
     steps: list[tuple[str, Callable[[Findings], Findings]]] = []
-    if options.writes:
-        steps.append(("--writes", partial(with_writes, reading=reading, thresholds=thresholds, report=reports[-1])))
     if options.describe is not None:
         how = replace(options.describe, chunk=options.chunk, stride=options.stride)
         steps.append((
@@ -306,8 +297,6 @@ def _require_measurable(reading: Reading, options: HeadsOptions) -> dict[str, fl
         require_heads(model, options.describe.heads)
     # Chunks that do not fit the model are refused here.
     chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, chunk=reading.chunk, stride=reading.stride)
-    if options.writes:
-        require_writes(model)
     return thresholds
 
 
@@ -355,7 +344,7 @@ def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[st
         "block": BLOCK,
         "block_characters": BLOCK_CHARACTERS,
         "control": f"untrained, seed {options.seed}" if options.control else None,
-        "roles": {name: rule.describe(thresholds[name]) for name, rule in RULES.items() if not rule.does},
+        "roles": {name: rule.describe(thresholds[name]) for name, rule in RULES.items()},
         "measures": {name: measure.describe() for name, measure in MEASURES.items()},
     }
 

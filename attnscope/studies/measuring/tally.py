@@ -1,7 +1,7 @@
 """What a study of heads adds up over texts, for one kind of attention: mergeable, of a fixed size."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,6 @@ from attnscope.core.measures.catalogue import OFFSETS
 
 PAIR_MEASURES = ("same_token", "induction")
 """Measures of links between two tokens of the text, which a head of a fixed offset may hit by chance."""
-
-MOVED_PAIRS = ("copying_weight", "suppression_weight")
-"""The same of what heads write: the rows of `Tally.pairs` of such measures."""
 
 OF_TEXTS = ("sink",)
 """Measures of which each text counts 1, whatever its length."""
@@ -33,8 +30,7 @@ class Tally:
         uniform: The same under uniform attention over the keys that the mask allows, (layer, head, measure).
         offsets: The share of queries whose largest weight is at an offset, (layer, head, offset).
         offsets_uniform: The same under uniform attention.
-        pairs: What a head would reach that always looked at one offset, (pair measure, offset); for what heads write,
-            (one of MOVED_PAIRS, offset). Two tallies beside each other have the offsets of both, one after the other.
+        pairs: What a head would reach that always looked at one offset, (pair measure, offset).
         lengths: 1 / n of each text of n queries (`weigh_units`).
     """
 
@@ -86,13 +82,6 @@ class Tally:
             self.names,
             *(getattr(self, part).merge(getattr(other, part)) for part in _PARTS),
         )
-
-    def beside(self, other: "Tally") -> "Tally":
-        """The same with the measures of another tally of the same heads after its own."""
-        if (self.kind, self.layers, self.measures.shape[:2]) != (other.kind, other.layers, other.measures.shape[:2]):
-            raise ValueError(f"measures are of other {self.kind} heads than what these write")
-        sums = {part: getattr(self, part).beside(getattr(other, part)) for part in ("measures", "uniform", "pairs")}
-        return replace(self, names=(*self.names, *other.names), **sums)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """The whole state, for npz: "kind.part.name" -> array."""

@@ -120,18 +120,15 @@ def panels_of(findings: Findings, names: Sequence[str], lettering: Lettering) ->
     return Panels(columns, left, label_px, (cell_w, cell_h), width, pitch_x, room, meanings, above, below, layers)
 
 
-def measures_pages(
-    findings: Findings, scales: Mapping[str, Scale], lettering: Lettering, title: str | None = None
-) -> Iterator[Page]:
+def measures_pages(findings: Findings, scales: Mapping[str, Scale], lettering: Lettering) -> Iterator[Page]:
     """Small maps of the measures that are defined for some head, each with its own colours.
 
-    They stand on one page; where its width is fixed, on several of which none is taller than a page of paper. Without
-    a title, a page says how many measures there are.
+    They stand on one page; where its width is fixed, on several of which none is taller than a page of paper.
     """
     undefined = [name for name, scale in scales.items() if not scale.has_values]
     if len(undefined) < len(scales):
         scales = {name: scale for name, scale in scales.items() if scale.has_values}
-    title = f"{model_of(findings.run)} · {amount(len(scales), 'measure')} of its heads" if title is None else title
+    title = f"{model_of(findings.run)} · {amount(len(scales), 'measure')} of its heads"
     names, panels = list(scales), panels_of(findings, list(scales), lettering)
     uniform = _UNIFORM.replace("▲ uniform", "lines over a bar") if lettering.paper.fixed else _UNIFORM
     notes = [

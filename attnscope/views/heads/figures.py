@@ -50,10 +50,9 @@ def pages(findings: Findings, style: Style = USUAL, measures: str | None = None)
 
     `roles` is the atlas: layers x heads, each cell in the colour of the head's strongest role (not of pictures, which
     give no roles). `needles` has what `--probe needle` found. `descriptions` has a card a head, where heads were
-    described. `measures` has a small map of each measure, `writes` of each of what heads write (`heads --writes`),
-    `measure-NAME` a large one with numbers, of each measure that is named and defined for some head, and with
-    `--writes` of the one that ranks heads. These share a canvas: each is whole until the next one is asked for. Where
-    their width is fixed, small maps that are more than a page of paper go on in `measures-2` ...
+    described. `measures` has a small map of each measure, `measure-NAME` a large one with numbers, of each measure that
+    is named and defined for some head. These share a canvas: each is whole until the next one is asked for. Where their
+    width is fixed, small maps that are more than a page of paper go on in `measures-2` ...
 
     Raises:
         AttnscopeError: There are no heads, or there is no such measure.
@@ -70,25 +69,14 @@ def pages(findings: Findings, style: Style = USUAL, measures: str | None = None)
     if findings.descriptions is not None and findings.descriptions.heads:
         yield "descriptions", cards_page(findings, lettering)
     scales = {name: scale_of(findings, name) for name in findings.measure_names}
-    written = {name: scales[name] for name in heads_summary.written_measures(findings)}
-    if looking := {name: scale for name, scale in scales.items() if name not in written}:
-        yield from _numbered("measures", measures_pages(findings, looking, lettering))
-    if written:
-        n = amount(findings.corpus.get("writes", {}).get("n_predictions", 0), "answer")
-        predicted = printable(findings.options["writes"].get("predicted", ""))
-        title = f"{model_of(findings.run)} · what its heads write: {n} ({predicted})"
-        yield from _numbered("writes", measures_pages(findings, written, lettering, title))
+    if scales:
+        for index, page in enumerate(measures_pages(findings, scales, lettering), 1):
+            yield "measures" if index == 1 else f"measures-{index}", page
     # A name from a record must not lead out of the folder.
     stems = distinct("measure-" + (re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:80] or "unnamed") for name in scales)
     for stem, (name, scale) in zip(stems, scales.items(), strict=True):
         if name in large:
             yield stem, measure_page(findings, name, scale, lettering, shared)
-
-
-def _numbered(stem: str, pages: Iterator[Page]) -> Iterator[tuple[str, Page]]:
-    """Pages with the names of their files: measures, measures-2 ..."""
-    for index, page in enumerate(pages, 1):
-        yield stem if index == 1 else f"{stem}-{index}", page
 
 
 # -- the role atlas

@@ -1,68 +1,19 @@
-"""Further questions about heads, in the terminal: what they write, what they find."""
+"""What `heads --probe needle` found, in the terminal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.heads.findings import Findings, Head
+from attnscope.records.heads.findings import Findings
 from attnscope.records.heads.needles import CopiedWithout, Needles
-from attnscope.views.tables.numbers import fixed, interval_of, number, percent
+from attnscope.views.tables.numbers import interval_of, number
 from attnscope.views.tables.plain_text import dim_lines, heading
 from attnscope.views.tables.table import Column, Table
-
-_MOST_WRITERS = 6
-_signed = partial(fixed, decimals=3, signed=True)
-
-
-def writes_table(findings: Findings) -> list[RenderableType]:
-    """The heads that raise and lower the logits of right answers most, and what all parts amount to."""
-    heads = [head for head in findings.heads if math.isfinite(head.estimate("writes").value)]
-    options, corpus = findings.options.get("writes"), findings.corpus.get("writes")
-    if not heads or not isinstance(options, dict) or not isinstance(corpus, dict):
-        return []
-    tables: list[RenderableType] = []
-    heads.sort(key=lambda head: -head.measures["writes"].value)
-    for title, sign, ranked in (
-        ("heads that raise the logits of right answers most", 1, heads),
-        ("heads that lower them most", -1, heads[::-1]),
-    ):
-        if rows := [head for head in ranked[:_MOST_WRITERS] if sign * head.measures["writes"].value > 0]:
-            tables += [heading(title), _writers(rows)]
-    parts = corpus.get("parts", {})
-    terms = " + ".join(f"{name.replace('_', '-')} {_signed(value)}" for name, value in parts.items() if name != "logit")
-    notes = [
-        f"mean of {amount(corpus.get('n_predictions', 0), 'answer')} ({options.get('predicted', '')}): logit "
-        f"above the vocabulary's mean {_signed(parts.get('logit', math.nan))} = {terms}",
-        f"attended to: the answer's own occurrences get {options.get('attended', 0):.0%} of the head's weight "
-        "or more; intervals are over texts",
-        "of all measures writes alone is drawn large: --measures all draws every one",
-    ]
-    return [*tables, Text(), *dim_lines(notes)]
-
-
-def _writers(heads: list[Head]) -> Table:
-    def share_attended(head: Head) -> str:
-        n_all, n_attended = (head.estimate(name).count for name in ("writes", "writes_attended"))
-        return percent(n_attended / n_all if n_all else None, 1)
-
-    def value(name: str) -> Callable[[Head], str]:
-        return lambda head: _signed(head.estimate(name).value)
-
-    columns = [
-        Column("head", lambda head: head.name, style="bold"),
-        Column("adds", value("writes"), style="cyan"),
-        Column("95% interval", lambda head: interval_of(head.estimate("writes"), _signed), style="dim", drop=1),
-        Column("attended to", value("writes_attended"), style="cyan", drop=3),
-        Column("answers", share_attended, drop=4),
-        Column("elsewhere", value("writes_elsewhere"), drop=2),
-    ]
-    return Table(columns, heads)
 
 
 def needles_table(findings: Findings) -> list[RenderableType]:

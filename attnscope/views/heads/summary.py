@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from attnscope.errors import AttnscopeError, amount, suggest
 from attnscope.records.heads.findings import Findings, Head, Role
 from attnscope.views.tables.numbers import number
-from attnscope.views.tables.wording import full_name, label, printable, unit_of
+from attnscope.views.tables.wording import full_name, label, printable
 
 UNCLASSIFIED = "·"
 
@@ -45,9 +45,6 @@ MARKS = {
     "sink": Mark("K", "#E69F00"),
     "delimiter": Mark("D", "#694C50"),
     "diffuse": Mark("U", "#AFC9B4"),
-    "copying": Mark("Y", "#3F1E46"),
-    "copy_suppression": Mark("X", "#9B4E1A"),
-    "induction_by_effect": Mark("W", "#55D3F6"),
 }
 MORE_COLORS = (
     "#7C677A", "#901308", "#F4C26A", "#2E40A3", "#8AB181", "#4C3A69",
@@ -178,22 +175,6 @@ def nearest_roles_line(findings: Findings) -> str:
     )
 
 
-def nearest_behaviour_line(findings: Findings) -> str:
-    """The heads that come nearest to roles of behaviour that no head has; empty where it was not measured."""
-    n_heads, nearest = _count_roles(findings.heads), []
-    for name in _role_names(findings):
-        facts = findings.role_facts(name)
-        above = [head for head in findings.heads if head.estimate(facts.measure).value > 0]
-        if facts.does and not n_heads[name] and above:
-            best = max(above, key=lambda head: head.measures[facts.measure].value)
-            value, unit = number(best.measures[facts.measure].value), unit_of(findings, facts.measure)
-            of = f", of {least}" if (least := threshold(findings, name)) else ""
-            nearest.append(f"{label(name)} {full_name(best, findings)} ({value} {unit}".rstrip() + f"{of})")
-    if not nearest:
-        return ""
-    return f"roles of behaviour that no head has, and who comes nearest, too weak or too unsure: {', '.join(nearest)}"
-
-
 def parse_measures(findings: Findings, listed: str) -> list[str]:
     """The measures in a list such as "induction,local"; "all" is every one.
 
@@ -221,11 +202,8 @@ def require_measures(findings: Findings, names: Iterable[str]) -> None:
 
 
 def large_measures(findings: Findings, listed: str | None) -> list[str]:
-    """The measures that have a figure of their own: those that are listed and defined for some head.
-
-    With none listed, only that of what heads write (`heads --writes`) which ranks heads.
-    """
-    names = written_measures(findings)[:1] if listed is None else parse_measures(findings, listed)
+    """The measures that have a figure of their own: those that are listed and defined for some head."""
+    names = [] if listed is None else parse_measures(findings, listed)
     return [name for name in names if any(math.isfinite(head.estimate(name).value) for head in findings.heads)]
 
 
@@ -234,32 +212,11 @@ def unclassified(heads: Iterable[Head]) -> list[Head]:
     return [head for head in heads if not head.roles]
 
 
-def written_measures(findings: Findings) -> list[str]:
-    """The measures of what heads write that a record has (`heads --writes`)."""
-    writes = findings.options.get("writes")
-    names = writes.get("measures") if isinstance(writes, Mapping) else None
-    return [name for name in names if name in findings.measure_names] if isinstance(names, list | tuple) else []
-
-
-def does(findings: Findings, head: Head) -> str:
-    """What a head does, by its roles of behaviour, such as "raises what followed"; empty where it has none."""
-    actions = [findings.role_facts(role.name).does for role in head.roles]
-    return ", ".join(printable(action, 60) for action in actions if action)
-
-
-def head_label(findings: Findings, head: Head) -> str:
-    """Where a head with a role looks, and beside it what it does there: "induction, raises what followed"."""
-    first = head.roles[0].name
-    looks = "" if findings.role_facts(first).does else label(first)
-    return ", ".join(part for part in (looks, does(findings, head)) if part)
-
-
 def role_notes(findings: Findings) -> list[str]:
     """What a reader of roles must know beside them: one sentence each."""
     lines = (
         idle_line(findings),
         nearest_roles_line(findings),
-        nearest_behaviour_line(findings),
         evidence_line(findings),
         _control_line(findings.control),
     )
@@ -305,7 +262,7 @@ def idle_line(findings: Findings) -> str:
     what = f"{printable(causal.get('what', 'effect'))} below {causal.get('nothing_below'):g}"
     if not idle:
         return f"{amount(len(tried), 'head')} with a role, and each does something: none has {what}"
-    named = ", ".join(f"{full_name(head, findings)} ({head_label(findings, head)})" for head in idle[:12])
+    named = ", ".join(f"{full_name(head, findings)} ({label(head.roles[0].name)})" for head in idle[:12])
     more = f" and {len(idle) - 12} more" if len(idle) > 12 else ""
     return f"look like something and do nothing ({what}): {named}{more}"
 

@@ -21,8 +21,8 @@ from attnscope.records.heads.order import sort_heads
 from attnscope.views.describe.terminal import description_table
 from attnscope.views.drawing.inks import ink_on
 from attnscope.views.heads import summary as heads_summary
-from attnscope.views.heads.questions_terminal import needles_table, writes_table
-from attnscope.views.heads.summary import UNCLASSIFIED, Mark, does
+from attnscope.views.heads.questions_terminal import needles_table
+from attnscope.views.heads.summary import UNCLASSIFIED, Mark
 from attnscope.views.tables.matrix import head_grid, room_for
 from attnscope.views.tables.numbers import UNDEFINED, interval_of, number, percent, q_value, small_number
 from attnscope.views.tables.plain_text import dim_lines, heading, shade
@@ -69,7 +69,7 @@ def show(
             parts += [Text(), description_table(findings, few=not (is_chosen or every or sort))]
         elif sort is not None:
             parts.append(Text(f"in this order: {', '.join(full_name(head, findings) for head in heads)}"))
-    parts += [*writes_table(findings), *needles_table(findings)]
+    parts += needles_table(findings)
     if measures or is_picked:
         names = heads_summary.parse_measures(findings, measures or "all")
         parts.append(head_measures(findings, names, among) if is_one else measure_table(findings, names))
@@ -259,7 +259,6 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[Column]:
         Column("effect", of(lambda head, role: _effect(findings, head)), right=True, least=7),
         Column("causal share", of(lambda head, role: _causal_share(head)), right=True, least=6),
         Column(_OTHERWISE, of(lambda head, role: _nearest(findings, head)), least=22, drop=8),
-        Column("does", of(lambda head, role: does(findings, head)), wraps=True, least=18, drop=7),
         Column("also", of(lambda head, role: _other_roles(head, role, marks)), wraps=True, drop=6,
                least=min(5, max(4, 2 * n_more - 1))),
     ]  # fmt: skip
@@ -268,7 +267,6 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[Column]:
         "effect": findings.options.get("causal") is not None and any(head.effects for head in heads),
         "causal share": any("causal_share" in head.effects for head in heads),
         _OTHERWISE: any(heads_summary.nearest_role(findings, head) for head in heads),
-        "does": any(does(findings, head) for head in heads),
         "also": n_more > 0,
     }
     return [column for column in columns if has.get(column.name, True)]

@@ -1,1 +1,0 @@
-"""What each head writes into the residual stream."""
