@@ -3,8 +3,8 @@
 - quality: each half of the sampled texts is fitted and the other scored, both ways, of all attention and of that off
   the sinks; how often both come to the same first term; processor time to fit against a plain forward over 40,000
   tokens.
-- stages: processor time of `heads`, by stage, and its ratio to plain forward passes over 40,000 tokens. Mixtures
-  include their own searches; the rest is all measures of heads, and what lies between stages.
+- stages: processor time of `heads`, by stage, and its ratio to plain forward passes over 40,000 tokens. The rest is all
+  measures of heads, and what lies between stages.
 - planted: attention to 20 random tokens, from one class to another, or by both rules, with noise.
 - random: the model's architecture with random weights, queries and keys scaled so that heads are 0.5 to 2 nats sharp.
 - treebank: with the links of annotated texts and without, if a file is given.
@@ -36,7 +36,7 @@ from attnscope.core.questions import descriptions, directions
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.models.model import Batch, Model
 from attnscope.records.heads.descriptions import HeadDescription
-from attnscope.studies.describe import fitting, study
+from attnscope.studies.describe import study
 from attnscope.studies.describe.english import CLOSED_CLASSES
 from attnscope.studies.describe.fitting import fit_group
 from attnscope.studies.describe.rows import Group, Unit, measure
@@ -106,7 +106,7 @@ def forward_seconds(model: Model, sample: list[Unit]) -> float:
 
 STAGES = {
     "reading": (study, "measure"), "directions": (directions, "find_directions"), "search": (descriptions, "describe"),
-    "mixtures": (fitting, "find_mixtures"), "sources": (study, "find_sources"), "naming": (study, "describe_fitted"),
+    "naming": (study, "describe_fitted"),
 }  # fmt: skip
 
 

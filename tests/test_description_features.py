@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from attnscope.annotated.texts import Link
-from attnscope.errors import UsageError
 from attnscope.records import Tokens
 from attnscope.studies.describe.facts import TextFacts
-from attnscope.studies.describe.features import blocks_of, catalogue, own_feature, own_features
+from attnscope.studies.describe.features import blocks_of, catalogue
 from attnscope.text import build_tokens
 
 TEXT = 'The cat sat. "Alice saw the cat," he said.'
@@ -160,39 +159,6 @@ def test_lines_and_brackets_of_source_are_features() -> None:
     assert seen("brackets", "f") == "def f : x"
     assert seen("indentation", "y") == "x ( y"
     assert seen("indentation", "z") == "def f ( a , [ b ] ) : z )"
-
-
-def test_a_pattern_of_ones_own_is_looked_for_in_whole_words() -> None:
-    feature = own_feature("sitting=^sat$")
-    assert np.flatnonzero(feature.of(facts(), np.array([1]))[0]).tolist() == [3, 4]
-    both = own_feature("who=(?i)^(he|she)$ > ^[A-Z]")
-    assert np.flatnonzero(both.of(facts(), np.array([13]))[0]).tolist() == [1, 7]
-    assert not both.of(facts(), np.array([2]))[0].any()
-
-
-@pytest.mark.parametrize("pattern", ["(?P<a>cat)", "cat|->", "(?<=c)at", "c>?at"])
-def test_an_arrow_without_blanks_is_part_of_a_pattern(pattern: str) -> None:
-    feature = own_feature(f"x={pattern}")
-    assert feature.family == "key"
-    assert np.flatnonzero(feature.of(facts(), np.array([1]))[0]).tolist() == [2, 10]
-
-
-@pytest.mark.parametrize("given", ["months", "=a", "months=", "months=(", "x= > a", "x=a >", "x=a > b > c", "x=>"])
-def test_what_is_no_pattern_is_refused(given: str) -> None:
-    with pytest.raises(UsageError, match="the feature|the pattern"):
-        own_feature(given)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (("cats=cat", "cats=dog"), "there are two features 'cats'"),
-        (("capital=^[A-Z]",), "attnscope has a feature 'capital' itself"),
-    ],
-)
-def test_two_features_of_one_name_are_refused(given: tuple[str, ...], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        own_features(given)
 
 
 def test_tokens_without_text_have_features_all_the_same() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from attnscope.errors import UsageError
-from attnscope.records.heads.descriptions import Descriptions, FeatureFacts, Term
+from attnscope.records.heads.descriptions import Descriptions, Term
 from attnscope.records.heads.findings import Findings
 from attnscope.views.describe.figures import _wrap_terms, cards_layout, cards_page, short_terms, texts_of
 from attnscope.views.drawing.lettering import lettering_for
@@ -132,22 +132,6 @@ def test_all_lists_every_head() -> None:
     found = described_findings()
     everything = set(re.findall(r"\bL\dH\d\b", printed(found, every=True)))
     assert everything == {head.name for head in found.heads}
-
-
-def test_an_own_feature_that_is_found_nowhere_is_said() -> None:
-    found = described_findings()
-    assert found.descriptions is not None
-    found = replace(found, descriptions=replace(found.descriptions, unmatched=("months",)))
-    assert "Your feature months was found nowhere in the sampled texts." in " ".join(printed(found).split())
-
-
-def test_an_own_feature_that_helps_no_head_is_said() -> None:
-    found = described_findings()
-    assert found.descriptions is not None
-    assert "Your feature" not in printed(found)
-    features = {**found.descriptions.features, "months": FeatureFacts("months", "key", "given")}
-    found = replace(found, descriptions=replace(found.descriptions, features=features))
-    assert "Your feature months improved no head's description." in " ".join(printed(found).split())
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,14 @@
 """Features from some queries alone: where a head does something else from a class of queries, both are found."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from attnscope.core.questions.descriptions import Description, describe, row_losses, score
+from attnscope.core.questions.descriptions import describe
 from attnscope.core.questions.directions import columns_of, describe_types, find_directions
 from attnscope.core.questions.gates import split_gains
-from attnscope.core.questions.sampled_rows import Column, Part, Rows
-from attnscope.studies.describe.mixtures import Mixture, find_mixtures, sides_of, with_mixtures
-from attnscope.studies.describe.rows import Group
+from attnscope.core.questions.sampled_rows import Column, Rows
 
 N_TEXTS, N_ROWS, N_KEYS, N_TYPES = 24, 7, 19, 53
 N = N_TEXTS * N_ROWS
@@ -42,7 +38,7 @@ def test_a_gated_column_has_the_levels_of_its_feature_in_the_gate_and_one_more_e
     inside = np.repeat(rows.gates[1], N_KEYS)[part.entries]
     values = part.values_of(4, 0)[part.column(4, 0)]
     np.testing.assert_array_equal(values, part.levels[2] * inside)
-    assert not part.is_fitted(4, 0) and part.gated_column(1, 2, 0, 5).values.tolist() == [0, 1, 0]
+    assert not part.is_fitted(4, 0)
 
 
 def test_what_a_split_gains_is_by_definition_what_both_sides_gain_beyond_the_whole() -> None:
@@ -74,48 +70,4 @@ def test_a_known_class_of_queries_is_found_that_attends_to_a_known_class_of_keys
     columns = columns_of(directions, fitted)
     (found,) = describe(replace(rows, columns=(columns,)).of_texts(range(12)), [5] * 4, most=2)
     first = columns[found.terms[0] - 4]
-    assert (first.gate, first.gated) == (seed, 3)
-
-
-def describe_all(part: Part, heads: Sequence[int] | None = None) -> list[Description]:
-    return describe(part, [5] * 4, heads, most=4)
-
-
-def mixtures_of(rows: Rows) -> tuple[Group, list[Description], dict[int, Mixture]]:
-    """The descriptions of a head, and whether it does two things."""
-    group: Any = Grouped(active=rows, heads=((0, 0),))
-    halves = rows.of_texts(range(0, N_TEXTS, 2)), rows.of_texts(range(1, N_TEXTS, 2))
-    described = describe_all(halves[0])
-    return group, described, find_mixtures(group, halves, described, describe_all, range(4), 4, 3)
-
-
-@dataclass(frozen=True)
-class Grouped:
-    """What mixtures need of a group."""
-
-    active: Rows
-    heads: tuple[tuple[int, int], ...]
-
-    def part(self, texts: Sequence[int]) -> Part:
-        return self.active.of_texts(texts)
-
-
-def test_a_head_that_does_two_things_has_two_descriptions() -> None:
-    rows = replace(sample(5), columns=((),))
-    assert rows.gates is not None
-    inside = np.repeat(rows.gates[2], N_KEYS)
-    rows = attending(rows, 2.5 * np.where(inside, rows.features[0], rows.features[1]), 5)
-    group, described, found = mixtures_of(rows)
-    assert found[0].gate == 2 and [side.terms[:1] for side in found[0].sides] == [(0,), (1,)]
-    both, (mixed,) = with_mixtures(group, described, found)
-    part = both.active.of_texts(range(1, N_TEXTS, 2))
-    explained = score(part, 0, mixed)[0].explained
-    assert explained > score(part, 0, described[0])[0].explained + 0.05 and len(mixed.terms) <= 4
-    for side, of_side in zip(sides_of(group, part, 2), found[0].sides, strict=True):
-        whole = row_losses(part, 0, mixed)[np.isin(part.index, side.index)]
-        np.testing.assert_allclose(whole, row_losses(side, 0, of_side), atol=1e-9)
-
-
-def test_a_head_that_does_one_thing_has_one_description() -> None:
-    rows = replace(sample(6), columns=((),))
-    assert not mixtures_of(attending(rows, 2.5 * rows.features[0], 6))[2]
+    assert (first.gate, first.gated) == (seed, 3) and first.values.tolist() == [0, 1, 0]

@@ -245,11 +245,6 @@ class Describing:
 
     no_describe: Annotated[bool, "Leave out the one-line descriptions."] = False
     describe: Annotated[str | None, "Describe only these heads, such as L3H1,L5H11."] = None
-    feature: Annotated[
-        list[str] | None,
-        "A feature of your own for descriptions: 'NAME=PATTERN' of keys, or 'NAME=PATTERN > PATTERN' of queries and "
-        "keys; may be given several times.",
-    ] = None
 
     def options(self) -> "DescribeOptions | None":
         """What is asked for; None = nothing is described."""
@@ -258,7 +253,7 @@ class Describing:
         if self.no_describe and self.describe is not None:
             raise UsageError("--describe names heads, and --no-describe leaves all out", "leave out one of them")
         heads = None if self.describe is None else heads_from(self.describe)
-        return None if self.no_describe else DescribeOptions(tuple(self.feature or ()), heads=heads)
+        return None if self.no_describe else DescribeOptions(heads=heads)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def heads(
 
     - `attnscope heads --file sample_texts/alice.txt --split paragraph`
     - `attnscope heads --file 'corpus/*.txt.gz' -o out`
-    - `attnscope heads --file 'corpus/*.txt.gz' --sort explained --feature 'months=(?i)january|february|march'`
+    - `attnscope heads --file 'corpus/*.txt.gz' --sort explained`
     - `attnscope heads --file 'corpus/*.txt.gz' --workers 8 -o out`
     - `attnscope heads --probe needle --file book.txt --lengths 2048 --causal -m ./smollm2`
     - `attnscope heads --image 'photos/*.jpg' -m ./dinov2-small -o out`

@@ -33,7 +33,6 @@ gain: Della Pietra, Della Pietra & Lafferty 1997, Inducing Features of Random Fi
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,11 +145,9 @@ def refit(
 def describe(
     part: Part,
     simplicity: Sequence[int],
-    heads: Sequence[int] | None = None,
     most: int = MOST_TERMS,
     candidates: Sequence[int] | None = None,
     needs: Sequence[int] | None = None,
-    until: NDArray[np.bool_] | None = None,
     most_own: int = 3,
 ) -> list[Description]:
     """Finds the terms of every head.
@@ -158,30 +155,22 @@ def describe(
     Args:
         part: The rows to fit.
         simplicity: Of each feature; of candidates that are alike, the one with the smallest number is taken.
-        heads: Which heads; None = all.
         most: How many terms at most.
         candidates: Which features may be terms; None = all.
         needs: For each feature, the feature that it is a part of and that must be a term before it; -1 = none must,
             LATER = any.
-        until: (feature,): a search ends once it has one of these terms; None = none ends it.
         most_own: How many of the terms at most may be fitted to the head alone.
 
     Returns:
         One description per head, in their order.
     """
-    heads = range(part.rows.n_heads) if heads is None else heads
     usable = part.said_in >= min(FEWEST_TEXTS, len(np.unique(part.texts)))
     if candidates is not None:
         usable &= np.isin(np.arange(len(usable)), np.asarray(candidates))
     wholes = np.full(len(usable), -1) if needs is None else np.asarray(needs)
-    searches = [_Search(part, head, np.asarray(simplicity)) for head in heads]
-    ends = np.zeros(len(usable), np.bool_) if until is None else until
+    searches = [_Search(part, head, np.asarray(simplicity)) for head in range(part.rows.n_heads)]
 
-    def goes_on(search: _Search) -> bool:
-        ended = until is not None and any(term >= part.n_shared or ends[term] for term in search.terms)
-        return search.goes_on and len(search.terms) < most and not ended
-
-    while going := [search for search in searches if goes_on(search)]:
+    while going := [search for search in searches if search.goes_on and len(search.terms) < most]:
         for search, screened in zip(going, _screen(part, going), strict=True):
             ready = np.isin(wholes, [-1, *search.terms]) | ((wholes == LATER) & bool(search.terms))
             is_fitted = [part.is_fitted(f, search.head) for f in range(len(usable), len(screened.gains))]
@@ -212,31 +201,13 @@ def explains_more(part: Part, head: int, description: Description, other: Descri
 
     True also if a single text leaves no interval.
     """
-    gain = compare_losses(part, head, row_losses(part, head, other), row_losses(part, head, description))
-    return not gain.low <= 0  # one text alone tells nothing apart: there is no interval, and no tie
-
-
-class Gain(NamedTuple):
-    """How much more one description explains than another.
-
-    Attributes:
-        share: Of the nats from uniform.
-        low: Lower end of the paired 95% interval over texts, in nats; NaN with fewer than two.
-    """
-
-    share: float
-    low: float
-
-
-def compare_losses(part: Part, head: int, before: Floats, after: Floats) -> Gain:
-    """How much less a head's rows have left of their nats, (row,), before and after; each text weighs the same."""
+    less = (row_losses(part, head, other) - row_losses(part, head, description)) * part.mass[:, head]
     texts, which, counts = np.unique(part.texts, return_inverse=True, return_counts=True)
-    more = np.bincount(which, (before - after) * part.mass[:, head], len(texts)) / counts
-    nats = np.bincount(which, part.rows.uniform_nats[part.index, head] * part.mass[:, head], len(texts)) / counts
     sums = RunningSums(())
-    for of_text in more:
+    for of_text in np.bincount(which, less, len(texts)) / counts:
         sums.add(of_text, 1.0)
-    return Gain(float(more.sum() / max(nats.sum(), 1e-30)), float(sums.interval()[0]))
+    low = float(sums.interval()[0])
+    return not low <= 0  # one text alone tells nothing apart: there is no interval, and no tie
 
 
 def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Score:

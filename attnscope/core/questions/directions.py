@@ -269,7 +269,9 @@ def columns_of(directions: Directions, part: Part) -> tuple[Column, ...]:
             of_keys, key_values = quantise(sign * v, keys, KEY_CUTS)
             both = np.outer(query_values, key_values).ravel()
             columns.append(Column(both, PAIR_RANK, of_keys, of_queries, n_key_levels=len(key_values)))
-    columns += [part.gated_column(gate, feature, 0, GATED_RANK) for gate, feature in directions.gated]
+    for gate, feature in directions.gated:
+        values = np.append(part.values_of(feature, 0), 0.0)  # the last level is that of queries outside the gate
+        columns.append(Column(values, GATED_RANK, gate=gate, gated=feature))
     return tuple(columns)
 
 

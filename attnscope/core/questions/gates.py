@@ -23,9 +23,8 @@ from attnscope.core.questions.sampled_rows import Part
 N_GATED = 4
 """Most pairs of a gate and a feature that a head gets as candidates."""
 
-LEAST_SPLIT, LEAST_MIXED = 0.005, 0.01
-"""Shares of the head's nats that a gate must gain: for a feature to be a candidate; and, beside a description, to be
-tried as the rule between two."""
+LEAST_SPLIT = 0.005
+"""Share of the head's nats that a gate must gain for a feature to be a candidate."""
 
 GATED_RANK = 5
 """How simple a known feature from known queries is: it is taken before features that are fitted to the head."""
@@ -54,7 +53,6 @@ def screen_gates(
     heads: Sequence[int],
     p: NDArray[np.floating],
     candidates: Sequence[int],
-    least: float = LEAST_SPLIT,
 ) -> list[tuple[tuple[int, int], ...]]:
     """The gates and features that say most together, beyond what each feature says of all queries.
 
@@ -63,7 +61,6 @@ def screen_gates(
         heads: Which heads.
         p: (head, entry): the expected attention, times what its row counts; sums to 1.
         candidates: The features.
-        least: The smallest gain, as a share of the head's nats.
 
     Returns:
         For each head up to `N_GATED` pairs of a gate and a feature, the largest gain first, each feature once.
@@ -79,7 +76,7 @@ def screen_gates(
     for at, head in enumerate(heads):
         gains = split_gains(both[:, at], both[:, at + len(heads)], inside @ weights[at])
         picked: list[tuple[int, int]] = []
-        while len(picked) < N_GATED and gains.max() >= least * part.uniform_nats[head]:
+        while len(picked) < N_GATED and gains.max() >= LEAST_SPLIT * part.uniform_nats[head]:
             gate, feature = divmod(int(gains.argmax()), gains.shape[1])
             picked.append((int(gates[gate]), int(candidates[feature])))
             gains[:, feature] = -1.0

@@ -36,8 +36,7 @@ class Column:
         key_feature: The number of a feature.
         n_key_levels: How many levels keys have.
         gate: The number of the gate, one of `Rows.gates`; -1 = the column holds for all queries.
-        gated: The number of the feature that holds in the gate.
-        is_other: Whether it holds for the queries outside the gate instead.
+        gated: The number of the feature that holds in the gate, one that all heads share.
     """
 
     values: Floats
@@ -50,7 +49,6 @@ class Column:
     n_key_levels: int = 2
     gate: int = -1
     gated: int = -1
-    is_other: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +258,7 @@ class Part:
         own = self.own_columns(head)[feature - self.n_shared]
         if own.gate >= 0:
             outside = np.uint8(len(own.values) - 1)
-            return np.where(self.gates[own.gate][self.row_of] != own.is_other, self.column(own.gated, head), outside)
+            return np.where(self.gates[own.gate][self.row_of], self.column(own.gated, head), outside)
         of_keys = self.levels[own.key_feature] if own.keys is None else own.keys[self.key_types]
         if own.queries is not None:
             of_rows = own.queries[self.query_types]
@@ -270,16 +268,12 @@ class Part:
             return np.asarray(of_keys, np.uint8)
         return (of_rows * np.uint8(own.n_key_levels))[self.row_of] + of_keys
 
-    def gated_column(self, gate: int, feature: int, head: int, rank: int) -> Column:
-        """A feature that holds for the queries of a gate alone."""
-        return Column(np.append(self.values_of(feature, head), 0.0), rank, gate=gate, gated=feature)
-
     def is_fitted(self, feature: int, head: int) -> bool:
-        """Whether a term was fitted to this head alone, from some queries or from all."""
+        """Whether a term was fitted to this head alone."""
         if feature < self.n_shared:
             return False
         own = self.own_columns(head)[feature - self.n_shared]
-        return own.gate < 0 or self.is_fitted(own.gated, head)
+        return own.gate < 0
 
     def values_of(self, feature: int, head: int) -> Floats:
         """(level,): the values of a feature's levels."""

@@ -130,10 +130,9 @@ class TurnWatch:
         match = _match(call, turns[-1])
         return (call.query, call.key, "after") if match is None else (*match.before, "before")
 
-    def rotation(self, call: AttentionCall, text: int) -> tuple[Rotation | None, str]:
-        """How the attention that is computed now turns queries and keys, read off one text; and why that is unknown."""
-        rotation, _, note = _rotation(call, self.take(), text)
-        return rotation, note
+    def rotation(self, call: AttentionCall) -> Rotation | None:
+        """How the attention that is computed now turns queries and keys, read off the first text; None = unknown."""
+        return _rotation(call, self.take())[0]
 
     @contextlib.contextmanager
     def watch(self, roots: Iterable[nn.Module]) -> Iterator[None]:
@@ -181,10 +180,11 @@ class TurnWatch:
 
 
 def _rotation(
-    call: AttentionCall, turns: list[_Turn], text: int = 0
+    call: AttentionCall, turns: list[_Turn]
 ) -> tuple[Rotation | None, tuple[Tensor, Tensor] | None, str]:  # fmt: skip
     """How queries and keys were turned before they reached the seam, themselves before it, and why that is not known.
 
+    Read off the first text.
     What the seam got must be what the function gave, in all columns or in the first or last of them (partial rotary).
     """
     if not turns:
@@ -194,12 +194,12 @@ def _rotation(
     if match is None:
         return None, None, unseen
     n_tokens, d_head = call.query.shape[2:]
-    rotation = _learn_rotation(turns[-1], text, match.heads_axis, n_tokens, match.columns, d_head)
+    rotation = _learn_rotation(turns[-1], match.heads_axis, n_tokens, match.columns, d_head)
     if rotation is None or not all(
-        _agrees(rotation, old[text], new[text]) for old, new in zip(match.before, (call.query, call.key), strict=True)
+        _agrees(rotation, old[0], new[0]) for old, new in zip(match.before, (call.query, call.key), strict=True)
     ):
         return None, None, unseen
-    return rotation, (match.before[0][text], match.before[1][text]), ""
+    return rotation, (match.before[0][0], match.before[1][0]), ""
 
 
 class _Match(NamedTuple):
@@ -231,7 +231,7 @@ def _match(call: AttentionCall, turn: _Turn) -> _Match | None:
 
 
 def _learn_rotation(
-    turn: _Turn, text: int, heads_axis: int, n_tokens: int, columns: slice, d_head: int
+    turn: _Turn, heads_axis: int, n_tokens: int, columns: slice, d_head: int
 ) -> Rotation | None:  # fmt: skip
     """Learns a rotation from what the model's own function does to each column alone; None if it is not by pairs."""
     width = columns.stop - columns.start
@@ -239,8 +239,7 @@ def _learn_rotation(
     # A head for each column, which is 1 at every place.
     columns_apart = torch.eye(width, dtype=like.dtype, device=like.device)[:, None].expand(1, width, n_tokens, width)
     columns_apart = columns_apart.transpose(1, heads_axis)
-    rotated = turn.function(columns_apart, columns_apart.clone(), *turn.others, **turn.named)[0]
-    rotated = rotated[min(text, len(rotated) - 1)]  # the same positions for all texts, or each text's own
+    rotated = turn.function(columns_apart, columns_apart.clone(), *turn.others, **turn.named)[0][0]
     matrix = rotated.transpose(0, heads_axis - 1).movedim(0, -1).cpu().double().numpy()  # (token, column after, before)
     own = np.arange(width)
     off = np.abs(matrix).max(0)

@@ -51,7 +51,7 @@ class ScoreRuns:
             with torch.no_grad():
                 if (call.kind, call.layer) in places:
                     calls[call.kind, call.layer] = call
-                    rotations[call.kind, call.layer] = turns.rotation(call, 0)[0]
+                    rotations[call.kind, call.layer] = turns.rotation(call)
                 return attend(call)
 
         with turns.watch(self._model.modules()), self._runs.watch(batch, keep) as (leaves, observe):

@@ -100,34 +100,6 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class SourceShare:
-    """How well attention follows from what is known of tokens, without their contexts.
-
-    Attributes:
-        value: The share of the nats from uniform attention that it predicts, on texts that it was not averaged on;
-            below 0 where it is worse than uniform.
-        low: Lower end of its 95% interval over texts.
-        high: Upper end, at most 1.
-    """
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Sources:
-    """How well a head's attention follows from mean queries and keys: what they do not predict needs context.
-
-    The means are those given a token's position, given the token, or given both, whose parts add up.
-    """
-
-    position: SourceShare
-    token: SourceShare
-    both: SourceShare
-
-
-@dataclass(frozen=True)
 class Active:
     """What a head attends to when it attends: its attention on keys that are neither special tokens nor the first.
 
@@ -143,7 +115,6 @@ class Active:
         high: Upper end.
         pairs: Pairs of tokens with much attention on the fitted texts, the strongest first.
         summary: What the terms come to, in few words; "" = in records of earlier versions.
-        sources: How well it follows from positions and tokens alone; None = unknown, see `Descriptions.no_sources`.
     """
 
     terms: tuple[Term, ...]
@@ -154,7 +125,6 @@ class Active:
     high: float
     pairs: tuple[Pair, ...] = ()
     summary: str = ""
-    sources: Sources | None = field(default=None, metadata=OMITTED)
 
     @property
     def tells(self) -> float:
@@ -320,7 +290,7 @@ class FeatureFacts:
     Attributes:
         words: What it is called.
         family: What it goes by: the key, the offset, a group, a list, a number, or by both query and key.
-        source: Who has described heads by it, "ours", or "given" by the user.
+        source: Who has described heads by it, or "ours".
     """
 
     words: str
@@ -337,10 +307,7 @@ class Descriptions:
         n_texts: How many texts (chunks of long ones) were sampled.
         n_queries: How many of their queries.
         n_scored: On how many of the texts descriptions were scored; on the others they were fitted.
-        features: The features that terms are made of, and the user's own, by name.
-        unmatched: Names of the user's own features that are found nowhere in the sampled texts.
-        unseen: Share of the scored texts' tokens that the fitted texts lack; None = sources are unknown.
-        no_sources: Why sources are unknown for some layers or for all; "" = they are known, or were not asked for.
+        features: The features that terms are made of, by name.
     """
 
     heads: tuple[HeadDescription, ...]
@@ -348,9 +315,6 @@ class Descriptions:
     n_queries: int
     n_scored: int
     features: Mapping[str, FeatureFacts] = field(default_factory=dict)
-    unmatched: tuple[str, ...] = ()
-    unseen: float | None = None
-    no_sources: str = field(default="", metadata=OMITTED)
 
     def sample_line(self, n_texts: int | None = None) -> str:
         """Such as "described from 274 of 2,001 texts (2,000 queries): fitted on 137, scored on 137 others".
@@ -381,12 +345,6 @@ class Descriptions:
         """Names of the features that some head's terms are made of."""
         terms = [term for head in self.heads for term in (*head.terms, *(head.active.terms if head.active else ()))]
         return {name for term in terms for name in (term.feature, *term.feature.split(" from "))}
-
-    @property
-    def unused(self) -> list[str]:
-        """Names of the user's own features that sampled texts have, but that made no head's description better."""
-        own = (name for name, feature in self.features.items() if feature.source == "given")
-        return [name for name in own if name not in self.unmatched and name not in self.used]
 
     @property
     def by_head(self) -> dict[tuple[str, int, int], HeadDescription]:

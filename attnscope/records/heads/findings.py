@@ -257,14 +257,6 @@ class Findings(StudyRecord):
         yield column("active_nats", active, "nats", what, unit="nats")
         what = "share of what sets that attention apart from uniform attention that its terms predict, held out"
         yield column("active_explained", active, "explained", what, unit="share", range=(None, 1))
-        sources = [None if each is None else each.sources for each in active]
-        for name in ("position", "token", "both"):
-            given = "position and token" if name == "both" else name
-            yield number_column(
-                f"from_{name}", [getattr(each, name, None) for each in sources], ("low", "high"),
-                what=f"share that follows from mean queries and keys given {given}, held out", unit="share",
-                range=(None, 1), in_files=any(sources),
-            )  # fmt: skip
         yield Column("terms", np.array(n_terms, np.float64), in_files=False)
 
     def grid(self, kind: str, measure: str) -> NDArray[np.float64]:

@@ -12,12 +12,11 @@ from attnscope.errors import UsageError, require_choice
 from attnscope.records.frame.head_table import HeadTable
 from attnscope.records.heads.findings import Head
 
-_SOURCES = ("from_position", "from_token", "from_both")
-_ORDERS = {"explained": ("explained", 1), "entropy": ("entropy_nats", -1), **{name: (name, 1) for name in _SOURCES}}
+_ORDERS = {"explained": ("explained", 1), "entropy": ("entropy_nats", -1)}
 """By the name of an order: the column that it goes by, and 1 where the largest value comes first."""
 
 SORTS = ("layer", *_ORDERS)
-"""Orders: as in the model; the best described, the sharpest, or what follows most from positions and tokens first."""
+"""Orders: as in the model; the best described first, or the sharpest."""
 
 
 class _WithHeads(Protocol):

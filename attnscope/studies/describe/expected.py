@@ -200,7 +200,7 @@ def _values_of_terms(
         own = columns[term - len(shared)]
         if own.gate >= 0:  # what a token is as a query it is as a key too
             inside = text.features[group.gates[own.gate], 0] > 0
-            from_gate: NDArray[np.float64] = values_of(own.gated) * (inside != own.is_other)[:, None]
+            from_gate: NDArray[np.float64] = values_of(own.gated) * inside[:, None]
             return from_gate
         keys = text.resting.astype(np.int64) if own.keys is None else own.keys[text.types].astype(np.int64)
         levels = np.broadcast_to(keys, (n, n))

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import UsageError
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES
 from attnscope.studies.describe.facts import Flags, TextFacts
 
@@ -38,7 +37,7 @@ class Feature:
     """Something that a query may see in a key.
 
     Attributes:
-        name: Its name, as in `--feature` and in files.
+        name: Its name in files.
         words: What it is called in a description, such as "the previous token".
         family: What it goes by.
         rank: How simple it is, the simplest first: of features that explain alike the smaller rank is taken.
@@ -375,68 +374,3 @@ def _arcs(relations: Sequence[str]) -> list[Feature]:
         Feature(f"arc:{name}", f"{name} (annotated)", "list", 4, _arc([name]), source=_CLARK + ".3")
         for name in relations
     ]
-
-
-# The user's own -------------------------------------------------------------------------------------------------
-
-_ARROW = re.compile(r"(?:^|\s)>(?:\s|$)")
-
-
-def own_features(listed: Sequence[str]) -> list[Feature]:
-    """Features of the user's, each as `own_feature`.
-
-    Raises:
-        UsageError: One is none; or two have one name, or one has that of a feature of the catalogue.
-    """
-    features = [own_feature(definition) for definition in listed]
-    ours = {feature.name for feature in catalogue(())}
-    taken: set[str] = set()
-    for feature in features:
-        if feature.name in ours:
-            raise UsageError(f"attnscope has a feature {feature.name!r} itself", "give yours another name")
-        if feature.name in taken:
-            raise UsageError(f"there are two features {feature.name!r}", "give each of yours a name of its own")
-        taken.add(feature.name)
-    return features
-
-
-def own_feature(definition: str) -> Feature:
-    """A feature of the user's: `name=pattern` for keys that it is found in, `name=pattern > pattern` for queries too.
-
-    The blanks around `>` tell it from one that a pattern holds, as words hold no blanks. Patterns are Python's regular
-    expressions. They are searched in the word that a token is part of, as it is written in the text.
-
-    Raises:
-        UsageError: It is no such definition.
-    """
-    name, equals, pattern = definition.partition("=")
-    name = name.strip()
-    if not (equals and name and pattern):
-        raise UsageError(f"the feature {definition!r} has no name or no pattern", "such as months=(?i)january|february")
-    parts = [part.strip() for part in _ARROW.split(pattern)]
-    if len(parts) > 2 or not all(parts):
-        raise UsageError(
-            f"the feature {name!r} is not of one pattern, or of two with ' > ' between", "such as verbs=^they$ > ed$"
-        )
-    try:
-        patterns = [re.compile(part) for part in parts]
-    except re.error as error:
-        raise UsageError(f"the pattern of the feature {name!r} is no regular expression: {error}", "") from None
-
-    def of(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
-        matches = np.broadcast_to(_matches(facts, patterns[-1]), (len(queries), facts.n))
-        return matches & _matches(facts, patterns[0])[queries][:, None] if len(parts) > 1 else matches
-
-    return Feature(name, name, "from" if len(parts) > 1 else "key", 2, of, source="given")
-
-
-def _matches(facts: TextFacts, pattern: re.Pattern[str]) -> Flags:
-    """Tokens of the words in which a pattern is found."""
-    matches = np.zeros(facts.n, np.bool_)
-    for group in facts.tokens.word_groups():
-        places = [t for t in group if not facts.tokens.special[t]]
-        if places:
-            start, stop = int(facts.tokens.offsets[places[0], 0]), int(facts.tokens.offsets[places[-1], 1])
-            spelled = facts.tokens.text[start:stop] if start >= 0 else "".join(facts.stripped[t] for t in places)
-            matches[places] = pattern.search(spelled) is not None
-    return matches

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 from attnscope.studies.describe.features import Feature
-from attnscope.studies.describe.mixtures import Mixture, find_mixtures, with_mixtures
 from attnscope.studies.describe.naming import TOO_WIDE
 from attnscope.studies.describe.rows import Group, Unit
 from attnscope.studies.describe.sample import DescribeOptions
@@ -36,7 +35,6 @@ class Fitted:
         sinks: The description of how much each head rests, where and when.
         is_fitted: (active row,): whether its text is for fitting.
         matches: (head, row of sinks): how much there is to attend to, in nats; see `_matches`.
-        mixtures: By the head's number, the two descriptions of those that do two things; `active` has both.
     """
 
     group: Group
@@ -45,7 +43,6 @@ class Fitted:
     sinks: tuple[Description, ...]
     is_fitted: NDArray[np.bool_]
     matches: NDArray[np.float64]
-    mixtures: Mapping[int, Mixture]
 
 
 def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> Fitted:
@@ -62,13 +59,10 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
     group = replace(group, active=replace(group.active, columns=columns))
     ranks, needs = [feature.rank for feature in group.features], _bases(group.features)
 
-    def search(part: Part, heads: Sequence[int] | None = None, most: int = options.most_terms) -> list[Description]:
-        return find_terms(part, ranks, heads, most=most, candidates=candidates, needs=needs, most_own=MOST_OWN)
+    def search(texts: Sequence[int], most: int) -> list[Description]:
+        return find_terms(group.part(texts), ranks, most=most, candidates=candidates, needs=needs, most_own=MOST_OWN)
 
-    halves = group.part(fitted), group.part(scored)
-    active, other_half = search(halves[0]), search(halves[1], most=1)
-    mixtures = find_mixtures(group, halves, active, search, screened, options.most_terms, MOST_OWN)
-    group, active = with_mixtures(group, active, mixtures)
+    active, other_half = search(fitted, options.most_terms), search(scored, 1)
     resting = group.sink_features.index(group.resting)
     whole = group.sinks.of_texts(fitted)
     matches = _matches(group, active)
@@ -82,7 +76,7 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
     sink_needs = [numbers.get(needs[number], needs[number]) for number in group.sink_features]
     sinks = find_terms(group.sinks.of_texts(fitted), sink_ranks, most=MOST_SINK_TERMS, needs=sink_needs, most_own=2)
     is_fitted = np.isin(group.active.texts, fitted)
-    return Fitted(group, tuple(active), tuple(other_half), tuple(sinks), is_fitted, matches, mixtures)
+    return Fitted(group, tuple(active), tuple(other_half), tuple(sinks), is_fitted, matches)
 
 
 def halves_of(sample: Sequence[Unit]) -> tuple[list[int], list[int]]:

@@ -118,7 +118,7 @@ class Kinds:
 
 
 class Names:
-    """The names of terms, from the fitted rows of a group, or some of them.
+    """The names of terms, from the fitted rows of a group.
 
     Attributes:
         keys: (entry,): the type of each key.
@@ -155,10 +155,8 @@ class Names:
         label = self.types.labels[number]
         return label.strip("·Ġ▁ ") or label
 
-    def of_gate(self, gate: int, is_other: bool = False) -> str:
-        """What the queries of a gate are called, or all others."""
-        if is_other:
-            return "other tokens"
+    def of_gate(self, gate: int) -> str:
+        """What the queries of a gate are called."""
         feature = self.group.features[self.group.gates[gate]]
         return "names" if feature.name == "name" else feature.words.removeprefix("English ")
 
@@ -173,7 +171,7 @@ class Names:
     def _of_own(self, term: int, head: int) -> str:
         column = self.part.own_columns(head)[term - self.part.n_shared]
         if column.gate >= 0:
-            return f"from {self.of_gate(column.gate, column.is_other)}: {self.of_term(column.gated, head)}"
+            return f"from {self.of_gate(column.gate)}: {self.of_term(column.gated, head)}"
         on = self.part.attention(head) * self.part.weights[head][self.part.row_of]
         if column.queries is None:
             assert column.keys is not None

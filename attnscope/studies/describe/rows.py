@@ -122,14 +122,7 @@ class Group:
     @property
     def resting(self) -> int:
         """The number of the feature of keys on which heads rest."""
-        return self._number(RESTING)
-
-    def matches(self, feature: Feature) -> bool:
-        """Whether a feature holds of any key of the rows."""
-        return bool(self.active.features[self._number(feature.name)].any())
-
-    def _number(self, name: str) -> int:
-        return [feature.name for feature in self.features].index(name)
+        return [feature.name for feature in self.features].index(RESTING)
 
     @cached_property
     def all_rows(self) -> Part:
@@ -157,13 +150,12 @@ def measure(
     model: Model,
     sample: Sequence[Unit],
     frequencies: Frequencies,
-    own: Sequence[Feature] = (),
     heads: Sequence[tuple[int, int]] | None = None,
     also: Mapping[int, str] | None = None,
 ) -> list[Group]:
     """Runs the model on sampled texts, and reads the rows of their queries.
 
-    `own` are features of the user's. `also` are types of token that other texts have: their numbers and labels.
+    `also` are types of token that other texts have: their numbers and labels.
     """
     start = decoder_start(model)
     for unit in sample:
@@ -172,7 +164,7 @@ def measure(
     labels = dict.fromkeys(t.labels[i] for t in tokens for i in np.flatnonzero(t.special))
     relations = sorted({link.relation for unit in sample if unit.annotation for link in unit.annotation.links})
     kinds = sorted({kind for unit in sample if unit.annotation for kind in unit.annotation.kinds if kind})
-    features = [*catalogue(list(labels), relations, kinds), *own]
+    features = catalogue(list(labels), relations, kinds)
     frequent = frequent_words(sample, frequencies)
     reads: dict[str, dict[int, _Read]] = {}
     place_of = {id(unit.chunk): number for number, unit in enumerate(sample)}

@@ -12,7 +12,6 @@ import numpy as np
 from attnscope.corpus import Copies, CorpusText, chunks, distinct, essence
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
-from attnscope.studies.describe.features import own_features
 from attnscope.studies.describe.rows import Unit
 from attnscope.studies.inputs.texts import Texts, special_ids
 
@@ -37,7 +36,6 @@ class DescribeOptions:
     """How heads are described.
 
     Attributes:
-        features: Your own features, `name=pattern` each: see `features.own_feature`.
         most_terms: The most terms of a description.
         queries: How many queries are sampled.
         heads: (layer, head) of the heads that are described, of every kind; None = all.
@@ -46,16 +44,12 @@ class DescribeOptions:
         seed: Of the draw of texts and queries.
     """
 
-    features: tuple[str, ...] = ()
     most_terms: int = 6
     queries: int = QUERIES
     heads: tuple[tuple[int, int], ...] | None = None
     chunk: int | None = None
     stride: int | None = None
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        own_features(self.features)  # what is none of them is refused before the model runs
 
 
 def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:

@@ -28,17 +28,14 @@ from attnscope.records.heads.descriptions import (
     Failure,
     FeatureFacts,
     HeadDescription,
-    Pair,
     Term,
 )
-from attnscope.studies.describe.features import Feature, own_features
+from attnscope.studies.describe.features import Feature
 from attnscope.studies.describe.fitting import Fitted, fit_group, halves_of, whole_losses
-from attnscope.studies.describe.mixtures import sides_of
 from attnscope.studies.describe.naming import Names, least_named
 from attnscope.studies.describe.rows import Unit, measure
 from attnscope.studies.describe.sample import FEWEST_TEXTS, DescribeOptions, draw
-from attnscope.studies.describe.sources import find_sources
-from attnscope.studies.describe.summary import scores_beside_pairs, summarise
+from attnscope.studies.describe.summary import summarise
 from attnscope.studies.inputs.texts import Texts, special_ids, texts_of
 from attnscope.studies.measuring.head_blocks import Frequencies
 
@@ -62,7 +59,6 @@ _NAN = float("nan")
 def describe(
     model: Model,
     texts: Corpus | str | Sequence[str] | Sequence[CorpusText] | AnnotatedCorpus | Sequence[AnnotatedText],
-    features: Sequence[str] = (),
     options: DescribeOptions | None = None,
 ) -> Descriptions:
     """Describes every head of a model in one line, by features of queries and keys.
@@ -74,14 +70,12 @@ def describe(
     Args:
         model: A loaded model, see `attnscope.load`.
         texts: What to run it on. Near-duplicates are dropped. Links of annotated texts become features.
-        features: Your own features, each as `name=pattern`.
         options: How.
 
     Raises:
-        AttnscopeError: There is no text, or a feature cannot be read.
+        AttnscopeError: There is no text.
     """
     options = options or DescribeOptions()
-    options = replace(options, features=(*options.features, *features))
     annotations: dict[str, AnnotatedText] = {}
     corpus = texts_of(_without_annotation(texts, annotations), model)
     counts = count_tokens(distinct(corpus, Copies()), model.tokenizer.encode, special_ids(model))
@@ -113,21 +107,18 @@ def describe_texts(
         return (annotations or {}).get(text.text or "")
 
     sample, fits = fit_texts(model, texts, frequencies, options, annotation_of)
-    groups = [fit.group for fit in fits]
-    sources = find_sources(model, sample, groups)
-    heads = [sources.beside(head) for fit in fits for head in describe_fitted(fit, sample)]
+    heads = [head for fit in fits for head in describe_fitted(fit, sample)]
     heads.sort(key=lambda head: (model.info.kinds.index(head.kind), head.layer, head.head))
-    features = {feature.name: feature for group in groups for feature in group.features}
-    own = own_features(options.features)
-    unmatched = tuple(feature.name for feature in own if fits and not any(group.matches(feature) for group in groups))
     n_queries = sum(len(unit.queries) for unit in sample)
     n_scored = sum(not unit.fits for unit in sample) if fits else 0
-    facts = {name: FeatureFacts(feature.words, feature.family, feature.source) for name, feature in features.items()}
-    described = Descriptions(
-        tuple(heads), len(sample), n_queries, n_scored, facts, unmatched, sources.unseen, sources.reason
-    )
-    named = described.used | {feature.name for feature in own}
-    return replace(described, features={name: facts[name] for name in facts if name in named})
+    described = Descriptions(tuple(heads), len(sample), n_queries, n_scored)
+    facts = {
+        feature.name: FeatureFacts(feature.words, feature.family, feature.source)
+        for fit in fits
+        for feature in fit.group.features
+        if feature.name in described.used
+    }
+    return replace(described, features=facts)
 
 
 def fit_texts(
@@ -148,7 +139,7 @@ def fit_texts(
         unit.annotation = annotation_of(unit.text)
     if len(sample) < FEWEST_TEXTS:
         return sample, []
-    groups = measure(model, sample, frequencies, own_features(options.features), options.heads, also)
+    groups = measure(model, sample, frequencies, options.heads, also)
     return sample, [fit_group(group, sample, options) for group in groups]
 
 
@@ -196,11 +187,10 @@ class _Head:
             return HeadDescription(kind, layer, head, (), whole.nats, _NAN, _NAN, _NAN)
         how, of_rows = score(rows, number, self.active)
         share = float(rows.text_weights @ rows.mass[:, number]) if len(rows.index) else 0.0
-        terms = self._terms(self.active, rows, self.names)
-        active = Active(
-            terms, share, how.nats / share if share > 0 else _NAN, how.explained, how.low, how.high,
-            *self._summarise(terms),
-        )  # fmt: skip
+        terms = self._terms()
+        pairs, summary = summarise(self.names, number, self.active, terms)
+        nats = how.nats / share if share > 0 else _NAN
+        active = Active(terms, share, nats, how.explained, how.low, how.high, pairs, summary)
         other, first = self.fit.other_half[number], self.active.first or self.active
         agrees = first.terms[:1] == other.terms[:1] if first.terms or other.terms else None
         return HeadDescription(
@@ -212,20 +202,6 @@ class _Head:
             other_half="" if agrees is None or agrees else self._first(other)[1] or NO_TERM,
             active=active,
         )  # fmt: skip
-
-    def _summarise(self, terms: tuple[Term, ...]) -> tuple[tuple[Pair, ...], str]:
-        """The pairs and the words of a head: of one that does two things, those of both."""
-        names, number = self.names, self.number
-        if number not in self.fit.mixtures:
-            return summarise(names, number, self.active, terms)
-        mixture, texts = self.fit.mixtures[number], []
-        sides = zip(*(sides_of(self.group, part, mixture.gate) for part in (names.part, self.rows)), strict=True)
-        for is_other, ((fitted, scored), description) in enumerate(zip(sides, mixture.sides, strict=True)):
-            of_side = Names(self.group, fitted)
-            side_terms = self._terms(description, scored, of_side)
-            words = summarise(of_side, number, description, side_terms, most_pairs=0)[1]
-            texts.append(f"from {names.of_gate(mixture.gate, bool(is_other))}: {words or 'any token'}")
-        return names.pairs(number, scores_beside_pairs(names, number, self.active)), "; ".join(texts)
 
     def _first(self, description: Description) -> tuple[str, str]:
         """The first term by its feature's name and by what it is called, with "not" before those that are avoided."""
@@ -244,7 +220,7 @@ class _Head:
         column = self.group.active.columns[self.number][place]
         if column.gate >= 0:
             gate = features[self.group.gates[column.gate]].name
-            return f"{self._name(column.gated)} from {'not ' if column.is_other else ''}{gate}"
+            return f"{self._name(column.gated)} from {gate}"
         return "keys" if place == 0 else f"pair{(place + 1) // 2}{'+' if place % 2 else '-'}"
 
     def _or(self) -> str:
@@ -268,9 +244,9 @@ class _Head:
             return ""
         return f"not {features[other].words}" if second.weights[0] < 0 else features[other].words
 
-    def _terms(self, description: Description, part: Part, names: Names) -> tuple[Term, ...]:
-        """The terms of attention on keys that are not resting, with their shares in some rows."""
-        features, terms = self.group.features, []
+    def _terms(self) -> tuple[Term, ...]:
+        """The terms of attention on keys that are not resting, with their shares in the scored rows."""
+        description, part, features, terms = self.active, self.rows, self.group.features, []
         for place, term in enumerate(description.terms):
             if term < len(features):
                 terms.append(_known_term(features, description, place, part, self.number))
@@ -281,7 +257,7 @@ class _Head:
                 shares = _shares_on_high(part, self.number, term)
             terms.append(
                 Term(
-                    self._name(term), names.of_term(term, self.number), float(description.weights[place]), *shares,
+                    self._name(term), self.names.of_term(term, self.number), float(description.weights[place]), *shares,
                     description.gains[place], own=part.is_fitted(term, self.number),
                 )
             )  # fmt: skip

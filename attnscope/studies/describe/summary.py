@@ -55,16 +55,8 @@ CLEAR = 0.7
 _REACHES, _SIDES = (0, 1, 2, 4, 8), ((-1, "before"), (1, "after"))
 
 
-def summarise(
-    names: Names,
-    head: int,
-    description: Description,
-    terms: Sequence[Term],
-    most_pairs: int = MOST_PAIRS,
-) -> tuple[tuple[Pair, ...], str]:
+def summarise(names: Names, head: int, description: Description, terms: Sequence[Term]) -> tuple[tuple[Pair, ...], str]:
     """What a head attends to when it attends, such as "nouns 1.6× (door, key), least punctuation".
-
-    The words name at most `most_pairs` pairs.
 
     Returns:
         Pairs with much attention beyond what distances and kinds of keys give them, and the words.
@@ -98,27 +90,22 @@ def summarise(
     for group, phrase in words.items():
         text += f"; {'equally' if last < AS_MUCH * strengths[group] else 'then'} {phrase}" if text else phrase
         last = strengths[group]
-    pairs = names.pairs(head, scores_beside_pairs(names, head, description)) if most_pairs else ()
+    pairs = names.pairs(head, _scores_beside_pairs(names, head, description))
     if not text and terms:  # no kind and no distance stands out
         text = _relation(terms[0]) or terms[0].words
     if text and pairs and "pair" not in words and len(words) < MOST_GROUPS:
-        text += f", such as {', '.join(f'{pair.query} → {pair.key}' for pair in pairs[:most_pairs])}"
+        text += f", such as {', '.join(f'{pair.query} → {pair.key}' for pair in pairs[:MOST_PAIRS])}"
     return pairs, text
 
 
-def scores_beside_pairs(names: Names, head: int, description: Description) -> Floats:
-    """(entry,): what the terms say, except those about some queries alone; for a mixture, except pairs of tokens."""
-    part = names.part
-    own = [part.own_columns(head)[term - part.n_shared] for term in description.terms if term >= part.n_shared]
-    is_mixture = any(column.is_other for column in own)
-
-    def is_pair(term: int) -> bool:
-        if term < part.n_shared:
-            return False
-        column = part.own_columns(head)[term - part.n_shared]
-        return column.queries is not None or (column.gate >= 0 and (not is_mixture or is_pair(column.gated)))
-
-    places = [place for place, term in enumerate(description.terms) if not is_pair(term)]
+def _scores_beside_pairs(names: Names, head: int, description: Description) -> Floats:
+    """(entry,): what the terms say, except those about some queries alone."""
+    part, columns = names.part, names.part.own_columns(head)
+    places = []
+    for place, term in enumerate(description.terms):
+        own = columns[term - part.n_shared] if term >= part.n_shared else None
+        if own is None or (own.queries is None and own.gate < 0):
+            places.append(place)
     return part.scores(tuple(description.terms[place] for place in places), description.weights[places], head)
 
 

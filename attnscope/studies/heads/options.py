@@ -178,8 +178,7 @@ class Listing:
     PANEL: ClassVar[str] = "Heads"
 
     sort: str | None = option(
-        "List heads by layer, by explained (the best described first), by entropy (the sharpest first), or by "
-        "from_position, from_token or from_both.  "
+        "List heads by layer, by explained (the best described first), or by entropy (the sharpest first).  "
         "[default: the ten heads with most to say; with --all, by layer]",
         default=None,
     )

@@ -143,11 +143,12 @@ def study(
             return picture_heads(model, list(order.image), report, text=texts.text)
         return sound_heads(model, list(order.audio), texts.text, report)
     if order.probe == "needle":
-        describe = options.describe
         refuse_beside(
-            "--probe needle", replace(options, thresholds={}, causal=False, describe=None), workers=workers,
-            feature=describe and describe.features, describe=describe and describe.heads,
-        )  # fmt: skip
+            "--probe needle",
+            replace(options, thresholds={}, causal=False, describe=None),
+            workers=workers,
+            describe=options.describe and options.describe.heads,
+        )
         threshold = complete_thresholds(options.thresholds, {RETRIEVAL: order.needles.threshold})[RETRIEVAL]
         needles = replace(order.needles, threshold=threshold, ablate=options.causal)
         require_measures(order.measures, needles.measure_names)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import partial
-from statistics import median
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.heads.descriptions import EVEN, LITTLE, UNSURE, Descriptions, HeadDescription
-from attnscope.records.heads.findings import Findings, Head
+from attnscope.records.heads.findings import Findings
 from attnscope.views.heads.summary import description_notes
 from attnscope.views.tables.numbers import fixed, percent
 from attnscope.views.tables.plain_text import dim_lines
@@ -20,8 +18,6 @@ from attnscope.views.tables.wording import full_name, printable
 
 _FEW = 10
 """Heads that are listed where neither heads nor an order are chosen."""
-
-_SOURCES = ("position", "token", "both")
 
 
 def description_table(findings: Findings, few: bool = False) -> RenderableType:
@@ -52,7 +48,6 @@ def _columns(findings: Findings) -> list[Column]:
         Column("attends", lambda row: percent(row[1].active.share) if row[1].active else "", right=True, drop=1),
         Column("nats", lambda row: fixed(row[1].main.nats, 2), right=True),
         Column("predicted", lambda row: _predicted(row[1]), right=True),
-        *(Column(name, partial(_source, name), right=True, drop=2) for name in _SOURCES),
         Column("what it does", lambda row: _words(row[1]), wraps=True, least=48),
     ]
 
@@ -64,32 +59,6 @@ def _predicted(described: HeadDescription) -> Text:
     ends = "-".join(f"{100 * min(1.0, max(0.0, end)):.0f}" for end in (part.low, part.high))
     text = Text(percent(part.explained), style="cyan" if part.explained >= LITTLE else "")
     return text.append("" if math.isnan(part.low) else f" {ends}", style="dim")
-
-
-def _source(name: str, row: tuple[Head, HeadDescription]) -> str:
-    """How much follows from one kind of mean queries and keys; "" = unknown, or there is little to predict."""
-    active = row[1].active
-    if active is None or active.sources is None or not active.nats >= EVEN:  # nats may be undefined
-        return ""
-    return percent(max(0.0, getattr(active.sources, name).value))
-
-
-def _source_notes(described: Descriptions) -> list[str]:
-    """What attention follows from without context, over all heads; why that is unknown."""
-    actives = [each.active for each in described.heads if each.active is not None and each.active.nats >= EVEN]
-    sources = [active.sources for active in actives if active.sources is not None]
-    notes = []
-    if sources:
-        medians = [percent(median(getattr(each, name).value for each in sources)) for name in _SOURCES]
-        notes.append(
-            "position, token, both: the share that follows if each query and key is the mean for its position, its "
-            "token, or both; the rest needs context. Medians: {}, {} and {}. Of the scored tokens, {} do not occur in "
-            "the fitted texts and count as the mean of all tokens.".format(*medians, percent(described.unseen or 0.0))
-        )
-    if described.no_sources:
-        of_others = "" if not sources else f" for {amount(len(actives) - len(sources), 'head')}"
-        notes.append(f"position, token and both are unknown{of_others}: {printable(described.no_sources, 200)}.")
-    return notes
 
 
 def _words(described: HeadDescription) -> Text:
@@ -108,18 +77,13 @@ def _notes(findings: Findings, described: Descriptions, n_other: int) -> list[st
         "such queries. Pages and files have the terms behind the line.",
         "A description says where a head looks, not what for.",
     ]
-    notes = [" ".join(legend), "; ".join(description_notes(findings)), *_source_notes(described)]
+    notes = [" ".join(legend), "; ".join(description_notes(findings))]
     n_unsure = sum(each.is_unsure for each in described.heads if not each.spreads_evenly)
     if n_unsure:
         notes.append(
             f"There are too few texts to tell how much of {amount(n_unsure, 'head')} is predicted: the interval is "
             f"wider than {100 * UNSURE:.0f} points. Give more texts."
         )
-    if described.unmatched:
-        names = ", ".join(printable(name, 60) for name in described.unmatched)
-        notes.append(f"Your feature {names} was found nowhere in the sampled texts.")
-    if unused := [printable(name, 60) for name in described.unused]:
-        notes.append(f"Your feature {', '.join(unused)} improved no head's description.")
     if n_other:
         notes.append(
             f"{amount(n_other, 'head is', 'heads are')} not described: only the first kind of attention of a model is."

@@ -29,8 +29,7 @@ N_NEAR = 12
 _DIGITS = 6
 
 _FIRST = (
-    "explained", "nats", "active_explained", "active_share", "active_nats", "from_position", "from_token", "from_both",
-    "score", "score_p90",
+    "explained", "nats", "active_explained", "active_share", "active_nats", "score", "score_p90",
 )  # fmt: skip
 """The columns that stand first where an axis is chosen."""
 

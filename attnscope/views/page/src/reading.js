@@ -220,7 +220,6 @@ function tableOf(record) {
   add("active_explained", explained(active));
   add("active_share", partOf("share", active));
   add("active_nats", partOf("nats", active));
-  for (const name of ["position", "token", "both"]) add(`from_${name}`, active.map((part) => part?.sources?.[name]));
   for (const [name, end, text] of deciles ? [["score", 5, "median text"], ["score_p90", 9, "90th percentile"]] : [])
     add(name, partOf(end, deciles), { label: `${rank} (${text})`, what: options.rank });
   add("resting_share", partOf("resting_share", heads));
