@@ -422,7 +422,7 @@ def test_a_text_that_is_too_long_to_be_read_is_passed_over(
     """Wherever the lot puts it, first too."""
     monkeypatch.setattr("attnscope.studies.atlas.rows.FEWEST_TOKENS", 40)
     monkeypatch.setattr("attnscope.studies.atlas.rows.SHARE", 1000)
-    texts = [f"the cat sat {letter}" for letter in "abcdefgh"]
+    texts = [f"{letter} cat sat {letter}" for letter in "abcdefgh"]
     options = AtlasOptions(seed=seed)
     assert atlas(own, [*texts, "the dog and " * 16], options).corpus["n_sampled"] >= 4
     assert atlas(own, ["the dog and " * 16, "the cat and " * 16, "a dog and " * 16], options).corpus["n_sampled"] == 2

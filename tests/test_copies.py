@@ -76,6 +76,9 @@ def test_texts_that_say_something_else_are_not(one: str, other: str) -> None:
     ("When {word} and {other} went to the store, {word} gave a drink to", 55),
     ("{word} saw the man on the hill with a long telescope.", 58),
     ("I saw the man on the hill with a {word}", 58),
+    ("The {word} saw the {other} again.", 58),
+    ("My {word} is very {other} now, really.", 58),
+    ("Give me the {word}!", 58),
 ])  # fmt: skip
 def test_texts_of_one_template_are_copies_from_the_third_on(template: str, least: int) -> None:
     """A pair may be made to differ; 60 texts of one template are the evidence of one."""
@@ -93,6 +96,24 @@ def test_one_sentence_with_sixty_numbers_gives_no_role(own: Any) -> None:
     found = heads(own, [f"The cat saw {n} birds and the dog saw the cat near the old street." for n in range(60)])
     assert found.corpus["n_copies"] == 59
     assert not any(head.roles for head in found.heads)
+
+
+def test_one_frame_with_two_words_exchanged_gives_no_role(own: Any) -> None:
+    """Its 80 texts gave 115 roles to MiniLM's heads."""
+    animals = ["dog", "cat", "bird", "fox", "cow", "hen", "owl", "ant", "bee"]
+    people = ["king", "man", "girl", "boy", "nun", "cook", "maid", "duke", "pope"]
+    found = heads(own, [f"The {animal} saw the {person} again." for animal in animals for person in people])
+    assert found.corpus["n_texts"] == 2
+    assert not any(head.roles for head in found.heads)
+
+
+def test_short_texts_share_a_frame_only_at_the_same_places() -> None:
+    """Two words of six may differ, each at its place; of three words, none."""
+    moved = ["The dog saw the girl again.", "Again the dog saw the girl.", "The girl again saw the dog."]
+    assert kept(*moved) == [0, 1, 2]
+    words = [("ate", "b", "now"), ("saw", "c", "then"), ("bit", "d", "once")]
+    three = [f"The dog {verb} the {person} {time}" for verb, person, time in words]
+    assert kept("See Jane run.", "See Tom run.", "See Ann run.", *three) == [0, 1, 2, 3, 4, 5]
 
 
 def test_token_numbers_are_copies_where_all_are_the_same() -> None:

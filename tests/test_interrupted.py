@@ -39,7 +39,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int]
 
         monkeypatch.setattr(options, "progress", progress)
 
-    lines = [f"{word} cat and the dog" for word in "abcdefghijklmnop"]
+    lines = [f"{word} cat {word} the dog" for word in "abcdefghijklmnop"]
     (tmp_path / "texts.txt").write_text("\n".join(lines), "utf-8")
     trees = (SAMPLES / "dependencies.conllu").read_text("utf-8").split("\n\n")
     (tmp_path / "texts.conllu").write_text("\n\n".join(trees[:16]) + "\n\n", "utf-8")

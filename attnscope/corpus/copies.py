@@ -6,6 +6,7 @@ corpus from its start, so that all leave out the same copies.
 """
 
 import hashlib
+import itertools
 import re
 import zlib
 from collections import Counter
@@ -20,15 +21,18 @@ MOST_EDITS = 4
 """How many words may be put in, left out or changed to make one text of a near-copy; and a quarter of them at most."""
 
 FEWEST_WORDS = 8
-"""Shorter texts are copies only where all their words are the same, but for numbers: "I like it" is the end of many
-sentences."""
+"""Shorter texts are no near-copies of each other: "I like it" is the end of many sentences. They may share a frame."""
+
+SHORTEST_FRAME = 4
+"""Texts of this many words, up to FEWEST_WORDS - 1, share a frame if they differ in a third of their words at most,
+each at the same place: "The dog saw the girl again." and "The cat saw the king again." """
 
 FEWEST_BESIDE_NUMBERS = 4
 """Texts with fewer words beside their numbers are copies only where the numbers are the same too."""
 
 SLOTS = 2**19
-"""Places for 8 bytes, in each of two tables of 4 MiB: for digests of about 500,000 texts, and for where pairs of words
-of the last 60,000 or so stand. Beyond that older ones give way."""
+"""Places for 8 bytes, in each of four tables of 4 MiB: for digests of about 500,000 texts, for where pairs of words of
+the last 60,000 or so stand, and for frames of about 25,000 short texts. Beyond that older ones give way."""
 
 WORDS = 2**21
 """Words that are remembered for near-copies, 8 MiB: of the last 100,000 sentences of 20."""
@@ -65,8 +69,9 @@ class Copies:
     - but for their numbers, with FEWEST_BESIDE_NUMBERS other words or more, or
     - but for MOST_EDITS more words at one end, at most a quarter of the shorter text's, which has FEWEST_WORDS or more.
     From its third text on, a template is a copy too: texts of FEWEST_WORDS or more that differ by MOST_EDITS words put
-    in, left out or changed (Levenshtein's distance over words), and by a quarter of the words at most. Two such texts
-    count apart: pairs are made to differ in a word (WinoBias, BLiMP).
+    in, left out or changed (Levenshtein's distance over words), and by a quarter of the words at most. So are shorter
+    texts of one frame (SHORTEST_FRAME). Two such texts count apart: pairs are made to differ in a word (WinoBias,
+    BLiMP).
     Texts of token numbers are copies where all numbers are the same.
 
     Near-copies are looked for among texts that have two pairs of neighbouring words in common with what is kept of an
@@ -79,7 +84,7 @@ class Copies:
 
     def __init__(self) -> None:
         self.n = 0
-        self._whole, self._near = _Digests(), _NearCopies()
+        self._whole, self._near, self._frames = _Digests(), _NearCopies(), _Frames()
 
     def holds(self, text: CorpusText) -> bool:
         """Whether a text is a copy of one that was asked for before; from now on it is known itself."""
@@ -91,7 +96,11 @@ class Copies:
             near = folded.encode("utf-8", "surrogatepass").split()
             whole = _without_numbers(folded).encode("utf-8", "surrogatepass")
         digest = _digest(whole)
-        is_copy = self._whole.holds(digest) or (len(near) >= FEWEST_WORDS and self._near.holds_or_add(near))
+        is_copy = self._whole.holds(digest)
+        if not is_copy and len(near) >= FEWEST_WORDS:
+            is_copy = self._near.holds_or_add(near)
+        elif not is_copy and len(near) >= SHORTEST_FRAME:
+            is_copy = self._frames.holds_or_add(near)
         self.n += is_copy
         if not is_copy:
             self._whole.add(digest)
@@ -149,6 +158,35 @@ class _Digests:
         first = digest % SLOTS
         probes = ((first + probe) % SLOTS for probe in range(_PROBES))
         return next((slot for slot in probes if int(self._slots[slot]) in (0, digest)), first)
+
+
+class _Frames:
+    """Counts the texts of each frame up to two, in a fixed amount of memory.
+
+    A frame is a text without a third of its words. A text has as many frames as there are choices of these words: 4 to
+    21. It is looked up by the digest of each.
+    """
+
+    def __init__(self) -> None:
+        self._once, self._twice = _Digests(), _Digests()
+
+    def holds_or_add(self, words: Sequence[bytes]) -> bool:
+        """Return whether two earlier texts or more share a frame with these words; if not, they are known from now on.
+
+        Words are at most FEWEST_WORDS - 1, and contain no white space.
+        """
+        # Blank out each choice of words. No word is a space, so a blank is none.
+        frames = []
+        for blanks in itertools.combinations(range(len(words)), len(words) // 3):
+            remaining = [b" " if place in blanks else word for place, word in enumerate(words)]
+            frames.append(_digest(b"\n".join(remaining)))
+        if any(self._twice.holds(frame) for frame in frames):
+            return True
+        # The first text of a frame is noted in one table, the second in the other.
+        for frame in frames:
+            table = self._twice if self._once.holds(frame) else self._once
+            table.add(frame)
+        return False
 
 
 class _NearCopies:
