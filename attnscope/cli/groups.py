@@ -172,8 +172,8 @@ Model = Annotated[
     typer.Option(
         "-m",
         "--model",
-        help="A known name (see `attnscope models`), a folder, a Hub id, files of captured queries and keys, or a "
-        "recipe.py that makes a model and its inputs.",
+        help="A known name (see `attnscope models`), a folder, a Hub id, or a recipe.py that makes a model and its "
+        "inputs.",
         autocompletion=options.complete_models,
     ),
     "Model",

@@ -52,7 +52,7 @@ def load(
 
     Args:
         spec: A catalogue name, a folder (also of an adapter that names its model), a GGUF file, a Hub id, files of
-            captured queries and keys (`CapturedText`), a recipe (docs/own-inputs.md), or what `resolve` made of one.
+            a recipe (docs/own-inputs.md), or what `resolve` made of one.
             A transformers model in memory, also one that peft has wrapped; attnscope's own decoder (`own_decoder`),
             of which a copy is taken as it is now; or with `inputs` any torch module.
         tokenizer: The tokenizer of a transformers model in memory; without one, texts are token numbers ("17 4 9").
@@ -118,17 +118,11 @@ def load(
             f"leave out {excess}, or take --engine native",
         )
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
-    if (source.captures or source.recipe) and (not on_cpu or dtype != "float32" or device_map is not None):
+    if source.recipe and (not on_cpu or dtype != "float32" or device_map is not None):
         raise UsageError(
-            "captures are read on the CPU, in float32"
-            if source.captures
-            else "a recipe makes its model where and as it likes",
+            "a recipe makes its model where and as it likes",
             "leave out --device, --dtype and --device-map",
         )
-    if source.captures:
-        from attnscope.models.captured.model import open_captures
-
-        return open_captures(source.captures, source.name)
     if source.recipe is not None:
         from attnscope.models.inputs.recipes import load_recipe
 
@@ -238,10 +232,9 @@ def _choose(
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if adapter is not None:
         source = with_adapter(source, Path(adapter))
-    if source.captures or source.recipe is not None:
+    if source.recipe is not None:
         if source.adapter is not None or engine != "auto":
-            what = "captures" if source.captures else "recipes"
-            raise UsageError(f"{what} take no adapter and no engine", "leave out --adapter and --engine")
+            raise UsageError("recipes take no adapter and no engine", "leave out --adapter and --engine")
         return source, False
     is_built_in, is_decoder = source.spec in BUILT_IN and source.folder is None, is_own_decoder(source)
     if is_built_in or is_decoder:

@@ -17,7 +17,6 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, first_line, parse_json
 from attnscope.hub import PATIENCE_S, run_within
-from attnscope.models.captured.files import files_of
 from attnscope.models.files import (
     MAIN,
     cached_folder,
@@ -46,7 +45,6 @@ class Source:
     file: str = ""  # the one file of the folder that is meant, of GGUF; "" = those of the usual names
     adapter: Path | None = None  # the folder of an adapter that belongs to it
     pinned_files: tuple[tuple[str, str], ...] = ()  # what the files beside the weights must hash to, as (name, SHA-256)
-    captures: tuple[Path, ...] = ()  # files of queries and keys that another program computed, instead of a model
     recipe: Path | None = None  # a file of Python code that makes the model and its inputs
 
 
@@ -114,7 +112,7 @@ def list_models() -> list[Entry]:
 
 
 def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Source:
-    """Finds the model that `spec` means: a catalogue name, captures, a folder, a GGUF file, or a Hub id, in this order.
+    """Finds the model that `spec` means: a catalogue name, a folder, a GGUF file, or a Hub id, in this order.
 
     A Hub id may name a revision, `org/name@revision`: a branch, a tag, or a commit in full. Hub models come from the
     local cache; only what is not there is downloaded. A folder that has a catalogue name is meant by `./name`.
@@ -123,8 +121,6 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
         return _resolve_known(spec, KNOWN[spec])
     if spec in BUILT_IN:
         return Source(spec, spec, None, origin="made by attnscope")
-    if captures := files_of(spec):
-        return Source(spec, spec, None, origin=f"captures {spec}", captures=captures)
     with _look_into(spec) as path:
         if _is_adapter(path):
             return _resolve_adapter(spec, path.resolve(), allow_pickle, trust_remote_code)

@@ -21,7 +21,7 @@ class ModelInfo:
         sha256: Hash of the weights, hex; of several files: of their names and hashes; with an adapter: of both hashes.
             Empty for models made in memory.
         architecture: The model_type of its configuration, such as "bert".
-        engine: "native", "hf", "numpy", "captured" (queries and keys from elsewhere), or "torch" (any module).
+        engine: "native", "hf", "numpy", or "torch" (any module).
         path: How weights are read: "seam" (the one function), or "eager" (the model's own output_attentions).
         kinds: The kinds of attention it has, in the order of computation: some of "encoder", "decoder", "cross".
         n_layers: Layers of each kind, in the order of `kinds`.

@@ -106,7 +106,7 @@ class LoadOptions:
 
 
 def all_texts(model: models.Model, corpus: Corpus | str | list[str]) -> Corpus | str | Sequence[str]:
-    """The texts; all that a model brings where none is given, of captures and recipes."""
+    """The texts; all that a model brings where none is given, of recipes."""
     return corpus if corpus != [] else model.texts
 
 
@@ -217,10 +217,9 @@ class TextsWanted:
             UsageError: Not exactly one of text and files is given, or there is no such split.
         """
         from attnscope.corpus import Corpus
-        from attnscope.models.captured.files import files_of
         from attnscope.models.catalog import is_recipe
 
-        if not self.is_given and (is_recipe(model) or files_of(model)):
+        if not self.is_given and is_recipe(model):
             return []
         if (self.text is not None) + bool(self.files) != 1:
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')

@@ -1,1 +1,0 @@
-"""Queries and keys that another program computed, as a model whose attention is read from files."""
