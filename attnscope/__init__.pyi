@@ -39,7 +39,6 @@ from attnscope.records.maps.rollouts import Rollout as Rollout
 from attnscope.records.patch import Patching as Patching
 from attnscope.records.relations.record import Relations as Relations
 from attnscope.records.timeline import Timeline as Timeline
-from attnscope.records.why.heads import WhyHeads as WhyHeads
 from attnscope.records.why.score import Why as Why
 from attnscope.studies.ablation.lines import fit_lines as fit_lines
 from attnscope.studies.ablation.options import AblateOptions as AblateOptions
@@ -97,7 +96,6 @@ from attnscope.studies.teaching.trace import trace as trace
 from attnscope.studies.teaching.trace import trace_example as trace_example
 from attnscope.studies.timeline.options import TimelineOptions as TimelineOptions
 from attnscope.studies.timeline.study import timeline as timeline
-from attnscope.studies.why.heads import why_heads as why_heads
 from attnscope.studies.why.study import why as why
 from attnscope.views.page import Page as Page
 from attnscope.views.pages.notebook import widget as widget

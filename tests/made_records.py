@@ -25,7 +25,6 @@ MADE: dict[str, list[str]] = {
     "rollout.npz": ["rollout", "the cat", "-f", "npz,json"],
     "weights.npz": ["heatmap", "the cat", "-f", "npz,json"],
     "circuits.npz": ["circuits", "-f", "npz,json"],
-    "why-heads.npz": ["why", "--file", "texts.txt", "--pick", "L1H1,L1H2", "-f", "npz,json"],
     "why.npz": ["why", "the cat", "--pick", "L1H1", "--query", "cat", "-f", "npz,json"],
     "pooled.npz": ["heatmap", "the cat and the dog", "--pooled", "8", "-f", "npz"],
     "picked.npz": ["compare", "the cat", "--pick", "L0H0,L0H1", "-f", "npz"],

@@ -28,7 +28,6 @@ FILES = {
     "trace": "trace.npz", "split": "split.json", "cost": "cost.json", "rollout": "rollout.npz",
     "heatmap": "weights.npz", "pooled": "pooled.npz", "atlas": "atlas.npz", "circuits": "circuits.npz",
     "timeline": "timeline.npz", "why": "why.npz", "patch": "patching.npz",
-    "why-heads": "why-heads.npz",
 }  # fmt: skip
 FORMATS = ("npz", "json", "csv", "py", "text", *FIGURE_FORMATS, "nonsense")
 OPTIONS = {

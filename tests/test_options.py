@@ -289,9 +289,7 @@ DIFFER = {
     ("trace", "TEXT"): "there is a worked example without one",
     ("split", "TEXT"): "there is a worked example without one",
     ("prune", "TEXT"): _READS,
-    **dict.fromkeys(
-        [("heatmap", "--file"), ("rollout", "--file"), ("trace", "--file"), ("split", "--file")], "one text"
-    ),
+    **dict.fromkeys([(name, "--file") for name in ("heatmap", "rollout", "trace", "split", "why")], "one text"),
     ("heads", "--image"): "many pictures",
     ("rollout", "--image"): "one picture, without words",
     ("page", "--image"): "a page is looked into, nothing is drawn",
@@ -371,7 +369,7 @@ def test_an_option_is_the_same_in_every_command_that_has_it() -> None:
             called, what = told(name, parameter)
             assert what[-2] or parameter.hidden, f"{name} {called} has no help"
             found[called][name] = what
-    assert len(commands) == 23 and len(found) > 80  # else this test sees none of them
+    assert len(commands) > 15 and len(found) > 80  # else this test sees none of them
     differ = {
         (name, called)
         for called, by_command in found.items()

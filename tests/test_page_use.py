@@ -12,7 +12,6 @@ import pytest
 import attnscope
 from attnscope.records import Heatmap
 from attnscope.views.page import PageText, page_of
-from attnscope.views.tables.numbers import signed
 from tests.conftest import write_tiny
 from tests.page_helpers import VIEWS, Opened, blues, pixels
 from tests.record_helpers import map_of, record_of, tokens_of
@@ -53,25 +52,20 @@ def shade(opened: Opened, at: int) -> list[int]:
 # Why --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_chosen_cell_says_why_and_which_command_says_it(tmp_path: Path, open_page: Callable[..., Opened]) -> None:
-    """The parts that `why` finds, of the heads that were named; of all others the command that finds them."""
+def test_a_chosen_cell_says_which_command_says_why(tmp_path: Path, open_page: Callable[..., Opened]) -> None:
     folder = write_tiny(tmp_path / "it's tiny")
     model = attnscope.load(str(folder), engine="hf")
-    page = attnscope.page(model, "the cat's a cat", why=[(1, 2)])
+    page = attnscope.page(model, "the cat's a cat")
     opened = open_page(page)
     record = attnscope.why(model, "the cat's a cat", 1, 2, 3)
     opened.show(v="matrix", h="1.2", q=3, k=record.key)
-    told = opened.text(".why")
-    for side, values in (("query reads", record.by_query), ("key offers", record.by_key)):
-        at = int(np.abs(values).argmax())
-        assert f"{record.parts[at].name} {signed(values[at])}" in told[told.index(side) :]
     command = shlex.split(opened.text(".why code"))
     expected = ["attnscope", "why", "the cat's a cat", "-m", str(folder), "--pick", "L1H2"]
     assert command == [*expected, "--query", "@3", "--key", f"@{record.key}"]
     opened.click(".why button")
     assert shlex.split(opened.page.evaluate("navigator.clipboard.readText()")) == command
     opened.show(v="matrix", h="0.1", q=3, k=record.key)
-    assert "query reads" not in opened.text(".why") and "--pick L0H1" in opened.text(".why code")
+    assert "--pick L0H1" in opened.text(".why code")
     for none in ({"h": "mean", "q": 3, "k": 1}, {"h": "0.1", "q": 3}):
         opened.show(v="matrix", **none)
         assert not opened.page.query_selector(".why")

@@ -1,7 +1,6 @@
 """Why a head attends there: the parts sum to the model's own score, and are those of the formula written out."""
 
 import dataclasses
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 
 import attnscope
@@ -18,12 +16,7 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model
-from attnscope.records.why.heads import WhyHeads
 from attnscope.records.why.score import Why
-from attnscope.studies.inputs.choice import Choice
-from attnscope.studies.inputs.reading import Prompt, read
-from attnscope.studies.why.study import why_cells
-from attnscope.views.why.heads_terminal import show
 from tests.conftest import Run, write_tiny
 from tests.test_stream import GROUPED, SIZES, random_model
 
@@ -211,101 +204,3 @@ def test_the_command_prints_and_draws_the_parts(run: Run, tmp_path: Path) -> Non
     assert status == 0 and json.loads(out)["schema"] == "attnscope.why/1"
     assert run("why", "the cat", "-m", tmp_path / "tiny", "--query", "cat")[0] == 2
     assert run("why", "the cat", "-m", tmp_path / "tiny", "--pick", "L1H2")[0] == 2
-
-
-# Over texts -------------------------------------------------------------------------------------------------------
-
-TEXTS = ["5 9 3 7 11 4 8", "6 2 9 9 12 30", "20 21 22 5 9 3 20 21"]
-
-
-@pytest.mark.parametrize("name", ["llama", "t5"])
-def test_shares_are_covariances_with_the_scores_by_their_variance(name: str) -> None:
-    """Against `why` of every allowed pair: what a part adds at the key, and the score, both less their query's mean."""
-    model = loaded(name)
-    text = "5 9 3 7 11"
-    found = attnscope.why_heads(model, [text], Choice(pick=((1, 4),)))
-    n, causal = len(text.split()), model.info.kinds == ("decoder",)
-    pairs = [(q, k) for q in range(n) for k in range(q + 1 if causal else n)]
-    records = [attnscope.why(model, text, 1, 4, q, k) for q, k in pairs]
-    scores = np.array([record.excess for record in records])
-    assert found.variance[0] == pytest.approx((scores**2).mean(), rel=1e-4)
-    for side in range(2):
-        added = np.array([(record.by_query, record.by_key)[side] for record in records])
-        names, wanted = [part.name for part in records[0].parts], added.T @ scores / (scores**2).sum()
-        shares = dict(zip((part.name for part in found.parts), found.shares[side, 0].tolist(), strict=True))
-        assert shares == pytest.approx(dict(zip(names, wanted.tolist(), strict=True)), abs=1e-4)
-    assert bool(found.bias[0] != 0) is (name == "t5")
-
-
-@pytest.mark.parametrize(("name", "n_turned"), [("llama", 4), ("gpt_neox", 2)])
-def test_shares_by_wavelength_are_those_of_the_columns_that_turn_at_it(name: str, n_turned: int) -> None:
-    """Column i turns with column i + n_turned / 2, once in 2 pi 10,000^(2 i / n_turned) tokens."""
-    model = loaded(name)
-    found = attnscope.why_heads(model, [TEXT], Choice(pick=((1, 4),)))
-    call = call_of(model, ("decoder", 1))
-    query, key = call.query[0, 4].double(), call.key[0, 4 // (call.n_heads // call.n_kv_heads)].double()
-    of_band, variance = [0.0] * 6, 0.0
-    for q in range(len(query)):
-        products = call.scale * query[q] * key[: q + 1]  # (key, column)
-        excess = products - products.mean(0)
-        scores = excess.sum(1)
-        variance += float(scores @ scores)
-        for column in range(query.shape[1]):
-            pair = column % (n_turned // 2)
-            wavelength = 2 * np.pi * 10_000 ** (2 * pair / n_turned)
-            band = 5 if column >= n_turned else int(np.log10(wavelength))
-            of_band[band] += float(excess[:, column] @ scores)
-    assert found.wavelengths is not None
-    assert found.wavelengths[0, :, 0] == pytest.approx(np.array(of_band) / variance, abs=1e-5)
-    assert bool(of_band[5]) is (n_turned < query.shape[1])
-
-
-def test_models_without_rotary_positions_have_no_wavelengths() -> None:
-    assert attnscope.why_heads(loaded("gpt2"), TEXTS).wavelengths is None
-
-
-def test_intervals_are_over_texts_and_stand_beside_the_weights(tmp_path: Path) -> None:
-    model = loaded("llama")
-    found = attnscope.why_heads(model, TEXTS)
-    assert found.corpus["n_texts"] == 3 and len(found.heads) == 12
-    np.testing.assert_allclose(np.nansum(found.shares[:, 6:], -1), 1, atol=1e-4)
-    at, column = found.find((1, 4)), [part.name for part in found.parts].index("L0H3")
-    assert found.low[1, at, column] < found.shares[1, at, column] < found.high[1, at, column]
-    by_weights = attnscope.circuits(model)
-    assert found.composition[1, at, column] == pytest.approx(by_weights.excess[1, 3, 10], abs=1e-6)
-    assert np.isnan(found.shares[:, 0, column]).all()  # layer 0 reads no head
-    again = WhyHeads.load(found.save(tmp_path / "why-heads.npz"))
-    np.testing.assert_array_equal(again.shares, found.shares)
-    assert found.wavelengths is not None
-    value, low, high = np.moveaxis(found.wavelengths[at], -1, 0)
-    filled = value != 0
-    assert filled.sum() == 2 and (low < value)[filled].all() and (value < high)[filled].all()
-    np.testing.assert_array_equal(again.wavelengths, found.wavelengths)
-    console = Console(file=io.StringIO(), width=100)
-    console.print(show(found, console))
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "by rotary wavelength, in tokens" in printed and "100 to 1000" in printed and "10 to 100 " not in printed
-
-
-def test_the_command_lists_what_heads_rest_on(run: Run, tmp_path: Path) -> None:
-    write_tiny(tmp_path / "tiny")
-    (tmp_path / "texts.txt").write_text("the cat sat\na dog sat\nthe dog and the cat\n", "utf-8")
-    told = ("why", "--file", "texts.txt", "-m", tmp_path / "tiny", "-q")
-    status, out, err = run(*told, "--pick", "L1H0,L1H2", "-o", tmp_path / "out", "-f", "npz,csv")
-    assert status == 0, err
-    assert "what heads' choices of keys rest on · 3 texts" in out and "L1H2" in out
-    assert WhyHeads.load(tmp_path / "out" / "why-heads.npz").heads == ((1, 0), (1, 2))
-    assert run(*told, "--query", "cat")[0] == 2
-
-
-def test_every_cell_of_a_head_is_taken_apart_as_alone(tiny_bert: Path) -> None:
-    model = attnscope.load(str(tiny_bert), engine="hf")
-    reading = read(model, Prompt("the cat a"))
-    cells = list(why_cells(model, reading, "encoder", 1, 0, least=0))
-    assert len(cells) == len(reading.tokens) ** 2
-    for cell in cells[1::7]:
-        alone = attnscope.why(model, "the cat a", 1, 0, cell.query, cell.key)
-        np.testing.assert_allclose(cell.pairs, alone.pairs, atol=1e-6)
-        assert (cell.parts, cell.weight, cell.mean) == (alone.parts, alone.weight, alone.mean)
-    strong = list(why_cells(model, reading, "encoder", 1, 0, least=0.5))
-    assert [cell.query for cell in strong] == list(range(len(reading.tokens)))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from attnscope.cli import groups, options
-from attnscope.options import heads_from, refuse_beside
+from attnscope.options import refuse_beside
 from attnscope.studies.inputs.choice import Choice, Tokens
 from attnscope.studies.inputs.options import LoadOptions, ReadingOptions, TextsWanted, refuse_file_names
 
@@ -42,11 +42,6 @@ def page(
         Path | None,
         "What `attnscope heads` saved (heads.npz): names the heads' roles; an atlas (atlas.npz) is shown beside.",
     ] = None,
-    why: Annotated[
-        str | None,
-        "Heads, such as L3H1,L5H11: for their strongest cells, list what the query and the key read.",
-        "Heads",
-    ] = None,
     reading: ReadingOptions,
     model: groups.Model = "minilm",
     which: Choice,
@@ -60,7 +55,6 @@ def page(
 
     - `attnscope page "The animal didn't cross the street because it was too tired." -o page.html`
     - `attnscope page "It was too tired." "It was too wide." --heads-record out/heads.npz`
-    - `attnscope page "The animal didn't cross the street because it was too tired." --why L3H1`
     - `attnscope page --record weights.npz`
     - `attnscope page --image photo.jpg "What is on the table?" -m ./smolvlm --generate 20`
     """
@@ -77,7 +71,7 @@ def page(
     wanted = PageOrder(
         texts=tuple(texts or ()), several=several, reading=reading, images=tuple(image or ()),
         records=tuple(record or ()), heads_record=heads_record, choice=which, tokens=tokens, scale=drawing.scale,
-        out=where.out, why=heads_from(why) if why is not None else (),
+        out=where.out,
     )  # fmt: skip
     with options.progress(printing.quiet) as report:
         written = write_page(model, wanted, loading, report)

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
-from attnscope.core.teaching.stepwise import Rotation
 from attnscope.errors import AttnscopeError
-from attnscope.models.inside.around import TurnWatch
 from attnscope.models.inside.linear_runs import Leaves, LinearRuns
 from attnscope.models.model import Batch, Model
 from attnscope.records.why.score import Part
@@ -44,19 +42,16 @@ class ScoreRuns:
     def trace(self, batch: Batch, places: Collection[Place]) -> "TracedScores":
         """Runs a batch, and keeps the paths to the queries and keys of some attentions."""
         calls: dict[Place, AttentionCall] = {}
-        rotations: dict[Place, Rotation | None] = {}
-        turns = TurnWatch()
 
         def keep(call: AttentionCall) -> Tensor:
             with torch.no_grad():
                 if (call.kind, call.layer) in places:
                     calls[call.kind, call.layer] = call
-                    rotations[call.kind, call.layer] = turns.rotation(call)
                 return attend(call)
 
-        with turns.watch(self._model.modules()), self._runs.watch(batch, keep) as (leaves, observe):
+        with self._runs.watch(batch, keep) as (leaves, observe):
             self._model.run(batch, observe)
-        return TracedScores(leaves, calls, rotations, len(batch.ids), self._model.info.kinds)
+        return TracedScores(leaves, calls, len(batch.ids), self._model.info.kinds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +60,6 @@ class TracedScores:
 
     leaves: Leaves  # what each part added
     calls: dict[Place, AttentionCall]  # place -> what reached the seam; its queries and keys carry gradients
-    # place -> how rotary positions turned the queries and keys of the first row; None = unknown, or not
-    rotations: dict[Place, Rotation | None]
     n_rows: int  # rows of the batch
     kinds: tuple[str, ...]
 

@@ -185,10 +185,6 @@ KINDS = {
             ("npz", "csv", "png"), "why.terminal:show", "why.figures:pages",
         ),
         Kind(
-            "attnscope.why-heads", "record of what scores rest on", "why.heads:WhyHeads", "why", "why-heads",
-            ("npz", *_TABLE), ("npz", "csv"), "why.heads_terminal:show",
-        ),
-        Kind(
             "attnscope.timeline", "timeline", "timeline:Timeline", "timeline", "timeline", ("npz", *_TABLE),
             ("npz", "csv", "png"), "timeline.terminal:show", "timeline.figures:pages",
         ),

@@ -24,7 +24,6 @@ from attnscope.records.frame.reading import schema_of
 from attnscope.records.frame.storage import PAGE_MARK, is_stream, require_replaceable, write_stream, write_whole
 from attnscope.records.heads.findings import Findings
 from attnscope.records.maps.elsewhere import load_arrays
-from attnscope.records.why.score import Why
 from attnscope.senses.photos import Photo, read_photo
 from attnscope.studies.inputs.choice import Choice, Tokens
 from attnscope.studies.inputs.options import LoadOptions, ReadingOptions, TextsWanted
@@ -32,7 +31,6 @@ from attnscope.studies.inputs.provenance import fingerprint
 from attnscope.studies.inputs.reading import Given, Prompt, PromptOptions, View, read, reader_of
 from attnscope.studies.inputs.texts import Progress, Report, share_read
 from attnscope.studies.maps.study import fill_maps, outline, run_model
-from attnscope.studies.why.study import why_cells
 from attnscope.text import read_text, slug
 from attnscope.views.page import PAGE_SCHEMA, Page, PageText, page_of, require_room
 from attnscope.views.page.atlas import pack_atlas
@@ -60,7 +58,6 @@ class PageOrder:
         tokens: How the page opens: with word pieces merged, with special tokens hidden.
         scale: What the darkest colour means as it opens: "fixed", "head" or "figure"; None = "fixed", of pictures
             "head".
-        why: Heads whose strongest cells are taken apart; see `attnscope.why`.
         out: The file; `-` is stdout, and a pipe is written to; None = one under `attnscope-out/`, named after model,
             text and heads.
     """
@@ -75,13 +72,10 @@ class PageOrder:
     tokens: Tokens = Tokens()
     scale: str | None = None
     out: Path | None = None
-    why: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.texts or self.several.files or self.images or self.records):
             raise UsageError("there is nothing to show", "give TEXT, --file, --image, or --record")
-        if self.why and not (self.texts or self.several.files) or self.why and self.images:
-            raise UsageError("--why takes the scores of texts apart", "give TEXT or --file, without --image")
         self.several.require_split()
         if self.scale is not None and self.scale not in SCALES:
             raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
@@ -175,10 +169,10 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
         first = [*islice(prompts, _FEW + 1)]
         texts = [prompt for prompt, _ in first if isinstance(prompt, Prompt)]
         few = len(texts) == len(first) <= _FEW
-        model = loading.load_to_look(spec, texts) if few and not order.why else loading.load(spec)
+        model = loading.load_to_look(spec, texts) if few else loading.load(spec)
         n_tokens = 0
         for number, (prompt, share) in enumerate(chain(first, prompts), 1):
-            page_texts.append(page_text(model, prompt, order.choice, order.why))
+            page_texts.append(page_text(model, prompt, order.choice))
             require_room(page_texts)
             n_tokens += sum(len(attention.queries) for attention in page_texts[-1].record.maps)
             if report is not None:
@@ -202,7 +196,6 @@ def page(
     texts: str | Sequence[str],
     *,
     findings: Findings | None = None,
-    why: Sequence[tuple[int, int]] = (),
     **prompt: Unpack[PromptOptions],
 ) -> Page:
     """Runs a model on texts and makes one page of them, with the full-width head of each layer to compare with.
@@ -211,7 +204,6 @@ def page(
         model: A loaded model, see `attnscope.load`.
         texts: One text or several.
         findings: What `attnscope.heads` found about the model's heads: names their roles.
-        why: (layer, head) of heads whose strongest cells say why their query attends there, as `attnscope.why` does.
         prompt: `pair`, `target`, `chat` and `generate`, as `attnscope.heatmap` takes them.
 
     Returns:
@@ -222,15 +214,15 @@ def page(
     """
     page_texts = []
     for text in [texts] if isinstance(texts, str) else texts:
-        page_texts.append(page_text(model, Prompt(text, **prompt), Choice(), why))
+        page_texts.append(page_text(model, Prompt(text, **prompt), Choice()))
         require_room(page_texts)
         if findings is not None:
             _require_same_model(findings, page_texts[-1].record)
     return page_of(page_texts, findings=findings)
 
 
-def page_text(model: Model, given: Given, choice: Choice, why: Sequence[tuple[int, int]] = ()) -> PageText:
-    """Runs a model and keeps what a page shows of it, with why some heads attend where they do."""
+def page_text(model: Model, given: Given, choice: Choice) -> PageText:
+    """Runs a model and keeps what a page shows of it."""
     model = reader_of(model, given)
     reading, chosen_heads = read(model, given), choice.within(model.info)
     record = outline(model.info, reading, chosen_heads)
@@ -247,13 +239,9 @@ def page_text(model: Model, given: Given, choice: Choice, why: Sequence[tuple[in
         return probes[-1]
 
     record = run_model(model, record, reading, make_probe)
-    cells: list[Why] = []
-    for layer, head in why:
-        Choice((layer,), (head,)).within(model.info)
-        cells += why_cells(model, reading, model.info.kinds[0], layer, head)
     full: Mapping[Any, Mapping[int, Tensor]] = probes[0].full if probes else {}
     by_kind = {kind: {layer: tensor.numpy() for layer, tensor in by_layer.items()} for kind, by_layer in full.items()}
-    return PageText(record, {m.kind: _by_layer(m, by_kind.get(m.kind, {})) for m in record.maps}, cells)
+    return PageText(record, {m.kind: _by_layer(m, by_kind.get(m.kind, {})) for m in record.maps})
 
 
 def _by_layer(attention: AttentionMap, full: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:

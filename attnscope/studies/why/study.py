@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,28 +88,8 @@ def why(
             "choose a key that the query may attend to" + (": an earlier one" if key_at > query_at else ""),
         )
     less_mean = row.less_mean(np.eye(len(keys))[key_at])
-    sides = _sides(runs.trace(batch, [place]), place, head, np.eye(len(queries))[[query_at]], less_mean[None])
-    return _record(model, reading, place, head, (query_at, key_at), row, sides.pairs(0, np.ones(1)))
-
-
-@with_plain_torch
-def why_cells(model: Model, reading: Reading, kind: str, layer: int, head: int, least: float = 0.05) -> Iterator[Why]:
-    """Takes the scores of one head apart, for all cells that get much of a query's attention, query by query.
-
-    `least` is the weight from which on a key is taken, 0 to 1. The key with the most is taken in any case.
-    """
-    from attnscope.models.inside.score_parts import ScoreRuns
-
-    queries, keys = reading.queries_and_keys(kind)
-    batch, place = batch_of(reading, model.info.device), cast("Place", (kind, layer))
-    call, runs = _run_head(model, batch, place, head), ScoreRuns(model)
-    sides = _sides(runs.trace(batch, [place]), place, head, np.eye(len(queries)), np.eye(len(keys)))
-    for query in range(len(queries)):
-        row = _row_of(call, query)
-        strong = (row.weights >= least) | (row.weights == row.weights.max())
-        for key in np.flatnonzero(strong & row.may).tolist():
-            pairs = sides.pairs(query, row.less_mean(np.eye(len(keys))[key]))
-            yield _record(model, reading, place, head, (query, key), row, pairs)
+    pairs = _parts_and_pairs(runs.trace(batch, [place]), place, head, query_at, less_mean)
+    return _record(model, reading, place, head, (query_at, key_at), row, pairs)
 
 
 def _record(
@@ -215,25 +194,18 @@ def _row_of(call: AttentionCall, query: int) -> _Row:
     return _Row(scores, weights, may, bias, call.softcap, size, torch.finfo(call.query.dtype).eps)
 
 
-@dataclass(frozen=True, eq=False)
-class _Sides:
-    """What the parts, in the model's order, add to a head's queries and keys: (part, row, d_head), float64, on CPU."""
+def _parts_and_pairs(
+    traced: TracedScores, place: Place, head: int, query: int, keys: NDArray[np.float64]
+) -> tuple[tuple[Part, ...], NDArray[np.float64]]:
+    """Return the parts, in the model's order, and what each pair of them adds to a score, (part, part), float64.
 
-    parts: tuple[Part, ...]
-    queries: NDArray[np.float64]
-    keys: NDArray[np.float64]
-    scale: float
-
-    def pairs(self, query: int, keys: NDArray[np.float64]) -> tuple[tuple[Part, ...], NDArray[np.float64]]:
-        """What each part at a query times each at a sum of keys with weights adds to the score, (part, part)."""
-        at_keys = np.tensordot(self.keys, keys, (1, 0))
-        return self.parts, self.scale * self.queries[:, query] @ at_keys.T
-
-
-def _sides(
-    traced: TracedScores, place: Place, head: int, queries: NDArray[np.float64], keys: NDArray[np.float64]
-) -> _Sides:
-    """The parts of a head's queries and keys, in sums with weights, (sum, token)."""
+    Args:
+        traced: The batch that was run.
+        place: Where the head is.
+        head: The head.
+        query: The query's position.
+        keys: The weights of the keys whose sum is read, (key,).
+    """
     import torch
 
     call = traced.calls[place]
@@ -242,23 +214,20 @@ def _sides(
     def along(tensor: Tensor, number: int, weights: NDArray[np.float64]) -> dict[Part, NDArray[np.float64]]:
         width = tensor.shape[3]
         each = torch.eye(width, dtype=tensor.dtype, device=tensor.device)
-        sums: list[dict[Part, Tensor]] = []
-        for row in torch.from_numpy(weights).to(each):
-            slopes = tensor.new_zeros(width, *tensor.shape)
-            slopes[:, 0, number] = row[None, :, None] * each[:, None]
-            sums.append(traced.along(tensor, slopes))
-        return {part: torch.stack([row[part][:, 0] for row in sums]).cpu().numpy() for part in sums[0]}
+        slopes = tensor.new_zeros(width, *tensor.shape)
+        slopes[:, 0, number] = torch.from_numpy(weights).to(each)[None, :, None] * each[:, None]
+        return {part: values[:, 0].cpu().numpy() for part, values in traced.along(tensor, slopes).items()}
 
-    read, offered = along(call.query, head, queries), along(call.key, kv_head, keys)
-    parts = tuple(sorted({*read, *offered}, key=in_order))
-    left, right = (
-        np.stack([side.get(part, np.zeros((len(rows), call.query.shape[3]))) for part in parts])
-        for side, rows in ((read, queries), (offered, keys))
-    )
-    return _Sides(parts, left, right, call.scale)
+    read = along(call.query, head, np.eye(call.query.shape[2])[query])
+    offered = along(call.key, kv_head, keys)
+    parts = tuple(sorted({*read, *offered}, key=_in_order))
+    nothing = np.zeros(call.query.shape[3])
+    at_query = np.stack([read.get(part, nothing) for part in parts])  # (part, d_head)
+    at_keys = np.stack([offered.get(part, nothing) for part in parts])
+    return parts, call.scale * at_query @ at_keys.T
 
 
-def in_order(part: Part) -> tuple[int, int, int, int, str]:
+def _in_order(part: Part) -> tuple[int, int, int, int, str]:
     """A sort key for parts: embeddings, then layer by layer its heads and its network, then biases."""
     kinds = ("embedding", "head", "MLP", "bias")
     last = part.kind == "bias"

@@ -26,23 +26,17 @@ from attnscope.records.frame.record import Record
 from attnscope.records.frame.storage import PAGE_MARK, finite, plain, require_replaceable
 from attnscope.records.heads.descriptions import Descriptions
 from attnscope.records.heads.findings import Findings
-from attnscope.records.why.score import Why
 from attnscope.version import VERSION
 from attnscope.views.heads.summary import MARKS, MORE_COLORS, marks_of
 from attnscope.views.page.headcount import head_count
 from attnscope.views.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, most_pieces, pack
 from attnscope.views.page.photos import pack_photos, with_ordinary_patches
-from attnscope.views.tables.numbers import signed
 from attnscope.views.tables.wording import label, printable
-from attnscope.views.why.summary import lists_of, score_line
 
 PAGE_SCHEMA = "attnscope.page/1"
 
 MOST_WEIGHTS = 1 << 27
 """A page of more would be beyond what a browser opens in comfort."""
-
-MOST_PARTS = 6
-"""Parts of the model that a page lists of each side of a cell."""
 
 MODULES = (
     "colour", "data", "state", "dom", "pen", "heat", "heads", "grid", "why", "matrix", "links", "words", "text",
@@ -107,12 +101,10 @@ class PageText:
         full_width: By kind, for each layer of the map, the attention of one head over the full width of that layer,
             (layer, query, key): softmax of the layer's own queries and keys over all heads together. NaN, or no such
             kind: not known.
-        why: The parts of the scores of some cells.
     """
 
     record: Heatmap
     full_width: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    why: Sequence[Why] = ()
 
 
 class Page:
@@ -306,17 +298,6 @@ def _describe_text(text: PageText, blocks: list[str], step: float) -> dict[str, 
             ) for attention, whole in zip(squared.maps, record.maps, strict=True)
         ],
     }  # fmt: skip
-    if text.why:
-        packed["why"] = {
-            f"{cell.kind}.{cell.layer}.{cell.head}.{cell.query}.{cell.key}": {
-                "score": score_line(cell),
-                "lists": [
-                    [side, [[name, signed(nats)] for name, nats in rows]]
-                    for side, rows in lists_of(cell, MOST_PARTS).items()
-                ],
-            }
-            for cell in text.why
-        }
     if record.picture is not None or record.pictures:
         packed["photos"] = pack_photos(record, blocks)
     if record.pictures:

@@ -1,4 +1,4 @@
-// Why: what the score of a cell is made of, where the page holds it, and the command that says it of any cell.
+// Why: the command that says what the score of a cell is made of.
 import { manifest } from "./data.js";
 import { el } from "./dom.js";
 import { mapOf, state } from "./state.js";
@@ -38,22 +38,17 @@ function commandOf(q, k) {
   return `attnscope why ${inQuotes(text)} -m ${wordOf(modelOf(run))} --pick ${head} --query @${q} --key @${k}${kinds}`;
 }
 
-/** Why a query attends to a key: the parts of the model that the page lists, and the command; null of several heads. */
+/** Why a query attends to a key: the command that says it; null of several heads. */
 export function whyOf(q, k) {
   if (q < 0 || k < 0 || !/^\d+\.\d+$/.test(state.h)) return null;
-  const cell = manifest.texts[state.t].why?.[[mapOf().kind, state.h, q, k].join(".")];
   const command = commandOf(q, k);
-  if (!cell && !command) return null;
+  if (!command) return null;
   const code = el("code", { tabindex: "0" }, command);
-  const row = ([name, nats]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, nats));
   return el(
     "section",
     { class: "why" },
     el("p", { class: "faint" }, "why this key?"),
-    cell && [
-      el("p", { class: "faint" }, cell.score),
-      cell.lists.map(([side, rows]) => el("table", {}, el("caption", {}, `${side}, nats`), el("tbody", {}, rows.map(row)))),
-    ],
-    command && [code, copyButton(command, code)],
+    code,
+    copyButton(command, code),
   );
 }
