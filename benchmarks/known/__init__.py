@@ -1,1 +1,1 @@
-"""Known answers: attention heads whose rule is known, what tools say of them, and how right that is."""
+"""Known answers: attention heads whose rule is known, what attnscope says of them, and how right that is."""

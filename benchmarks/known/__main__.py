@@ -1,4 +1,4 @@
-"""Runs the benchmark: every tool on every model whose heads are known, scored on texts that it did not see.
+"""Runs the benchmark: attnscope on every model whose heads are known, scored on texts that it did not see.
 
     python -m benchmarks.known                       # everything, on two cores; writes docs/known-answers.json and .md
     python -m benchmarks.known --small               # two minutes: a few models of each part; writes nothing
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> None:
     """Parses options, runs, and writes the page."""
-    parser = argparse.ArgumentParser(description="Known answers: head inspectors on models whose heads are known.")
+    parser = argparse.ArgumentParser(description="Known answers: attnscope on models whose heads are known.")
     parser.add_argument("--parts", default=",".join(PARTS), help="which parts, with commas between")
     parser.add_argument("--small", action="store_true", help="a few models of each part")
     parser.add_argument("--seed", type=int, default=0)
@@ -35,7 +35,7 @@ def main() -> None:
     summary = page.summarize_run(results, options.seed)
     if not options.small and set(options.parts.split(",")) == set(PARTS):
         page.write(summary, ROOT / "docs")
-    print(json.dumps(summary["tools"]))
+    print(json.dumps(summary["parts"]))
 
 
 if __name__ == "__main__":

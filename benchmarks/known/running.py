@@ -1,4 +1,4 @@
-"""The benchmark's models as jobs: each is known, verified, asked of every tool and scored on its own."""
+"""The benchmark's models as jobs: each is known, verified, described and scored on its own."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-PARTS = ("compiled", "planted", "grown", "real")
+PARTS = ("planted", "grown", "real")
 PLANTED_SEEDS = 11
 Job = tuple[str, str, int]
 """A part, which of its models, and the seed."""
@@ -19,14 +19,11 @@ Job = tuple[str, str, int]
 def jobs(parts: Sequence[str], small: bool, seed: int, smollm2: str | None) -> list[Job]:
     """All models, those that take longest first."""
     from benchmarks.known import grown
-    from benchmarks.known.compiled import load
     from benchmarks.known.families import FAMILIES
 
     made: list[Job] = []
     if "planted" in parts:
         made += [("planted", family, seed + n) for n in range(1 if small else PLANTED_SEEDS) for family in FAMILIES]
-    if "compiled" in parts:
-        made += [("compiled", one.program.name, seed) for one in load()][:: 12 if small else 1]
     if "grown" in parts:
         made += [("grown", task.name, seed) for task in grown.TASKS[: 1 if small else None]]
     if "real" in parts:
@@ -35,12 +32,12 @@ def jobs(parts: Sequence[str], small: bool, seed: int, smollm2: str | None) -> l
 
 
 def run_job(job: Job) -> dict[str, Any]:
-    """One model: what is known of it is verified, every tool answers, and is scored."""
+    """One model: what is known of it is verified, attnscope answers, and is scored."""
     import torch
 
-    from benchmarks.known import causes, compiled, grown, planted, real
-    from benchmarks.known.rivals import TOOLS
+    from benchmarks.known import causes, grown, planted, real
     from benchmarks.known.scores import score_tool
+    from benchmarks.known.tools import Attnscope
     from benchmarks.known.truth import attention_of, verify
 
     torch.set_num_threads(1)
@@ -48,9 +45,6 @@ def run_job(job: Job) -> dict[str, Any]:
     began = time.process_time()
     if part == "planted":
         known = planted.plant(name, seed)
-    elif part == "compiled":
-        (one,) = [one for one in compiled.load() if one.program.name == name]
-        known = compiled.known_model(one)
     elif part == "grown":
         ((task, weights, told),) = [one for one in grown.load() if one[0].name == name]
         known = grown.known_model(task, weights, told)
@@ -58,7 +52,7 @@ def run_job(job: Job) -> dict[str, Any]:
         known = real.known_model(name)
     attention, held_out = attention_of(known, known.texts), attention_of(known, known.held_out)
     verify(known, held_out)
-    scored = [score for tool in TOOLS for score in score_tool(tool, known, attention, held_out, seed)]
+    scored = score_tool(Attnscope(), known, attention, held_out, seed)
     return {
         "job": job,
         "model": known.name,

@@ -39,10 +39,8 @@ SCORES: dict[str, str] = {
     "auc": "the area under the ROC curve if the tool's predicted weight separates the head's 40 strongest pairs "
     "of tokens from 40 random weak ones. OpenAI's Transformer Debugger has such a one-at-a-time scorer, "
     "with 5 pairs",
-    "role_recall": "among the true roles that the tool has a name for, the share that it assigns. Compiled heads are "
-    "left out: their texts have about ten tokens, too few for thresholds",
-    "role_precision": "among the roles that the tool assigns, the share that are true of the head. Compiled heads are "
-    "left out",
+    "role_recall": "among the true roles that the tool has a name for, the share that it assigns",
+    "role_precision": "among the roles that the tool assigns, the share that are true of the head",
 }
 """What each score is, and its source."""
 
@@ -55,7 +53,6 @@ class HeadScore:
     place: Place
     part: str
     rule: str
-    tool: str
     line: str
     values: Mapping[str, float]
 
@@ -136,7 +133,7 @@ def score_tool(
         if not math.isnan(values["silent"]):
             values["right_or_silent"] = float(values["silent"] or values["explained"] >= ENOUGH)
         words = " and ".join(rule.words for rule in truth.rules) or "nothing but a sink"
-        made.append(HeadScore(known.name, place, truth.part, words, tool.name, answer.line, values))
+        made.append(HeadScore(known.name, place, truth.part, words, answer.line, values))
     return made
 
 
@@ -214,8 +211,6 @@ def roc_auc(high: Floats, low: Floats) -> float:
 
 
 def _roles(answer: Answer, truth: Truth, tool: Tool) -> dict[str, float]:
-    if truth.part == "compiled":
-        return {"role_recall": math.nan, "role_precision": math.nan}
     must, may = roles_of(truth)
     must &= tool.roles
     given = answer.roles & tool.roles

@@ -1,7 +1,4 @@
-"""What a tool says of a head, in a form that all tools share; and attnscope as one of them.
-
-To enter another tool, write a class with `name`, `source` and `answer`, and add it to `rivals.TOOLS`.
-"""
+"""What a tool says of a head, and attnscope as such a tool."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,13 +41,9 @@ class Tool(Protocol):
     """A tool on the benchmark.
 
     Attributes:
-        name: What to call it.
-        source: The paper or code that defines it.
         roles: Roles that it can give, by attnscope's names for them.
     """
 
-    name: str
-    source: str
     roles: frozenset[str]
 
     def answer(self, known: KnownModel, attention: Sequence[Floats]) -> Mapping[Place, Answer]:
@@ -79,8 +72,6 @@ RESTING = ("special:", "first", "resting")
 class Attnscope:
     """attnscope's lines and roles."""
 
-    name = "attnscope"
-    source = "docs/descriptions.md, docs/heads.md"
     roles = frozenset(
         ("previous_token", "next_token", "self_token", "same_token", "induction", "first_token", "delimiter", "local",
          "rare", "diffuse", "similar_token")

@@ -64,7 +64,7 @@ class Truth:
     Attributes:
         rules: What it attends to; two for a head with two rules, none for one that does nothing but rest.
         rests: Whether it rests on the first token when its rules name no key, or beside them.
-        part: Where the head comes from: "compiled", "planted", "grown" or "real".
+        part: Where the head comes from: "planted", "grown" or "real".
         source: The program, paper or seed that the truth is written in.
     """
 
