@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import attnscope
 import attnscope.models as models
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import attend
@@ -391,9 +392,26 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(change, message, 
     refused(edit_config(**change), message)
 
 
-def test_quantised_tensors_are_refused(tiny_bert):
-    folder = rewrite(tiny_bert, lambda name, t: (name, t.to(torch.int8) if "query.weight" in name else t))
-    refused(folder, "of type torch.int8")
+@pytest.mark.parametrize(("dtype", "name"), [(torch.int8, "I8"), (torch.complex64, "C64")])
+@pytest.mark.parametrize("engine", ["native", "numpy"])
+def test_quantised_and_complex_tensors_are_refused(tiny_bert, dtype, name, engine):
+    folder = rewrite(tiny_bert, lambda name, t: (name, t.to(dtype) if "query.weight" in name else t))
+    refused(folder, f"is of type {name} ", engine=engine)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("family", "overrides"), FAMILIES)
+def test_weights_saved_in_any_precision_are_read(family, overrides, dtype, tmp_path):
+    """A folder saved with `dtype=torch.bfloat16` was called damaged."""
+    saved = rewrite(write_tiny(tmp_path / family, family, **overrides), lambda name, t: (name, t.to(dtype)))
+    rounded = rewrite(
+        write_tiny(tmp_path / f"{family}-rounded", family, **overrides), lambda name, t: (name, t.to(dtype).float())
+    )
+    for engine in ("native", "numpy"):
+        shown, expected = (
+            attnscope.heatmap(models.load(str(path), engine=engine), "the cat") for path in (saved, rounded)
+        )
+        np.testing.assert_array_equal(shown.weights, expected.weights)
 
 
 def test_the_pinned_weights_and_no_others(minilm_folder, tmp_path):

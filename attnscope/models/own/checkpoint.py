@@ -10,6 +10,9 @@ from safetensors import SafetensorError, safe_open
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.own.layouts import Layout, Shape
 
+_NUMPY_FLOATS = ("F16", "F32", "F64")
+"""Precisions that NumPy knows, as safetensors names them."""
+
 
 class Shaped(Protocol):
     """What knows the tensors of a network, such as `layouts.Encoder`."""
@@ -27,14 +30,18 @@ class Checkpoint:
     def __init__(
         self, files: list[Path], layout: Layout | None, stack: ExitStack, framework: Literal["pt", "np"] = "pt"
     ) -> None:
-        self._files, self._layout = files, layout
+        self._files = files
+        self._layout = layout
+        self._framework = framework
         self._files_by_tensor: dict[str, Any] = {}
+        self._names_by_file: dict[Path, set[str]] = {}
         for path in files:
             try:
                 file = stack.enter_context(safe_open(path, framework=framework))
             except (SafetensorError, OSError) as error:
                 raise _damaged(path, error) from error
             self._files_by_tensor |= dict.fromkeys(file.keys(), file)
+            self._names_by_file[path] = set(file.keys())
         # A checkpoint saved with a head on top has the family's prefix before every name.
         has_prefix = layout is not None and f"{layout.prefix}{layout.word}.weight" in self._files_by_tensor
         self._prefix = layout.prefix if layout is not None and has_prefix else ""
@@ -71,10 +78,24 @@ class Checkpoint:
         """Yields every tensor that a network needs, once all are there: our name, the file's, the tensor."""
         for ours, name in self.plan(shape).items():
             try:
-                tensor = self._files_by_tensor[name].get_tensor(name)
+                tensor = self._read(name)
             except (SafetensorError, OSError, RuntimeError, TypeError) as error:
                 raise _damaged(self._files[0], error) from error
             yield ours, name, tensor
+
+    def _read(self, name: str) -> Any:
+        """Return one tensor of real numbers; refuses complex numbers and quantised integers."""
+        file = self._files_by_tensor[name]
+        dtype = file.get_slice(name).get_dtype()
+        if not dtype.startswith(("F", "BF")):
+            reason = "the weights are complex numbers" if dtype.startswith("C") else "the weights are quantised"
+            raise AttnscopeError(f"{self.where}: {name} is of type {dtype}", reason)
+        if self._framework == "pt" or dtype in _NUMPY_FLOATS:
+            return file.get_tensor(name)
+        # NumPy has no bfloat16 and no float8. torch has, and each of their numbers is a float32.
+        path = next(path for path, names in self._names_by_file.items() if name in names)
+        with safe_open(path, framework="pt") as torch_file:
+            return torch_file.get_tensor(name).float().numpy()
 
     def _find(self, name: str) -> str:
         """The name in the file; checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta."""

@@ -99,11 +99,9 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
 def read_weights(
     checkpoint: Checkpoint, shape: Shaped, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor that a network of a shape needs, by our name; refuses quantised weights and NaN."""
+    """Yields every tensor that a network of a shape needs, by our name; refuses NaN and infinity."""
     tensor: Tensor
     for ours, name, tensor in checkpoint.raw(shape):
-        if not tensor.is_floating_point():
-            raise AttnscopeError(f"{checkpoint.where}: {name} is of type {tensor.dtype}", "the weights are quantised")
         converted = tensor.to(dtype)
         # One sum tells: NaN or infinity anywhere never leaves it finite. Wide, for half precision overflows; by NumPy,
         # for waking torch's threads a hundred times takes up to ten times as long on a busy machine.
