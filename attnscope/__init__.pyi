@@ -29,7 +29,6 @@ from attnscope.records.atlas.record import Atlas as Atlas
 from attnscope.records.batches import Batch as Batch
 from attnscope.records.circuits import Circuits as Circuits
 from attnscope.records.compare.pairs import MinimalPair as MinimalPair
-from attnscope.records.compare.pairs import PicturePair as PicturePair
 from attnscope.records.compare.record import HeadComparison as HeadComparison
 from attnscope.records.compare.record import ModelComparison as ModelComparison
 from attnscope.records.compare.record import PickedHeads as PickedHeads
@@ -53,7 +52,6 @@ from attnscope.studies.batch.worker import BatchOptions as BatchOptions
 from attnscope.studies.circuits.options import CircuitsOptions as CircuitsOptions
 from attnscope.studies.circuits.study import circuits as circuits
 from attnscope.studies.compare.options import CompareOptions as CompareOptions
-from attnscope.studies.compare.pictures import compare_pictures as compare_pictures
 from attnscope.studies.compare.study import compare as compare
 from attnscope.studies.compare.study import compare_models as compare_models
 from attnscope.studies.compare.texts import compare_heads as compare_heads

@@ -31,7 +31,7 @@ MADE: dict[str, list[str]] = {
     "pair.npz": ["compare", "the cat", "--with", "the dog", "-f", "npz"],
 }
 KEPT = (
-    "timeline.npz", "needles.npz", "pictures.npz", "looking.npz", "listening.npz", "pairs.npz",
+    "timeline.npz", "needles.npz", "looking.npz", "listening.npz", "pairs.npz",
     "patching.npz",
 )  # fmt: skip
 """Records of models that take longer to make, as they lie in `records`."""

@@ -245,9 +245,9 @@ def test_weights_that_are_doubled_are_refused(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "member", "value", "told"),
     [
-        ("pictures.npz", "weights", 1e300, "its weights are not between 0 and 1"),
-        ("pictures.npz", "picture_0", np.nan, "an array of uint8 holds other numbers"),
-        ("pictures.npz", "picture_1", 256, "an array of uint8 holds other numbers"),
+        ("looking.npz", "weights", 1e300, "its weights are not between 0 and 1"),
+        ("looking.npz", "picture_0", np.nan, "an array of uint8 holds other numbers"),
+        ("looking.npz", "picture_0", 256, "an array of uint8 holds other numbers"),
         ("listening.npz", "spectrogram", np.nan, "an array of uint8 holds other numbers"),
         ("looking.npz", "weights", 1j, "its weights is of complex128, which is in no record"),
     ],

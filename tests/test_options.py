@@ -293,7 +293,6 @@ DIFFER = {
     ("heads", "--image"): "many pictures",
     ("rollout", "--image"): "one picture, without words",
     ("page", "--image"): "a page is looked into, nothing is drawn",
-    ("compare", "--image"): "two photos, or two questions about one",
     ("heads", "--audio"): "many recordings",
     ("ablate", "--target"): "an answer to each of many texts",
     ("prune", "--target"): "an answer to each of many texts",

@@ -163,7 +163,7 @@ def test_what_does_not_fit_a_photo_and_a_text_is_one_line(models: dict[str, Any]
             attnscope.picture_heatmap(models[name], [], QUESTION)
 
 
-def test_heads_that_look_are_measured_and_compared(models: dict[str, Any], tmp_path: Path) -> None:
+def test_heads_that_look_are_measured(models: dict[str, Any], tmp_path: Path) -> None:
     photos = [noise(150, 230), noise(90, 60, seed=2)]
     found = attnscope.picture_heads(models["mllama"], photos, text=QUESTION, generate=0)
     assert {(head.kind, head.layer) for head in found.heads} == {("cross", 1), ("cross", 3)}
@@ -174,22 +174,16 @@ def test_heads_that_look_are_measured_and_compared(models: dict[str, Any], tmp_p
     looks = next(head for head in alone.heads if (head.layer, head.head) == (1, 2)).measures["looks"]
     assert looks.value == pytest.approx(words[:, patches].sum(-1).mean(), abs=1e-5)
     assert looks.uniform == pytest.approx(len(patches) / (made.weights[0, 0, 0] > 0).sum())
-    pair = attnscope.compare_pictures(models["blip-2"], photos[:1], [QUESTION, "a red cat ."])
-    assert pair.kind == "cross" and pair.words[0] == ("Q0", "Q0")
-    assert not pair.divergences["hellinger"].any()  # its queries do not read the question
-    assert attnscope.compare_pictures(models["trocr"], photos, [QUESTION]).divergences["hellinger"].all()
     (tmp_path / "boxes.jsonl").write_text('{"image": "a.png", "phrase": "a cat", "box": [1, 1, 9, 9]}\n')
     with pytest.raises(AttnscopeError, match="learned queries do"):
         attnscope.picture_heads(models["blip-2"], str(tmp_path / "boxes.jsonl"), text="a cat")
 
 
-def test_every_type_is_measured_and_compared(models: dict[str, Any]) -> None:
+def test_every_type_is_measured(models: dict[str, Any]) -> None:
     photos = [noise(150, 230), noise(90, 60, seed=2)]
     for name, model in models.items():
         found = attnscope.picture_heads(model, photos, text=QUESTION, generate=2)
         assert {head.kind for head in found.heads} == {"cross"} and found.corpus["problems"] == [], name
-        pair = attnscope.compare_pictures(model, photos, [QUESTION])
-        assert pair.kind == "cross" and pair.divergences["hellinger"].any(), name
 
 
 def test_captioners_write_without_a_text(models: dict[str, Any], run: Run, folders: dict[str, Path]) -> None:

@@ -107,7 +107,7 @@ BASES: dict[str, tuple[str, ...]] = {
         f"INPUTS/{name}" for name in (
             "heads.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.json", "cost.json",
             "rollout.npz", "weights.npz", "pooled.npz", "picked.npz", "pair.npz", "rollout.json", "weights.json",
-            "atlas.npz", "circuits.npz", "timeline.npz", "models.npz", "needles.npz", "pictures.npz",
+            "atlas.npz", "circuits.npz", "timeline.npz", "models.npz", "needles.npz",
             "looking.npz", "listening.npz", "pairs.npz", "patching.npz", "part-1.npz",
         )
     ),

@@ -26,12 +26,11 @@ def compare(
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Compare heads with each other, on two texts or photos, or between two models.
+    """Compare heads with each other, on two texts, or between two models.
 
     - `attnscope compare --file sample_texts/alice.txt --split paragraph -o out`
     - `attnscope compare "The cat sat on the mat because it was tired." --pick L3H1,L5H11 -o out`
     - `attnscope compare "It was too tired." --with "It was too wide." --query it`
-    - `attnscope compare --image before.jpg --image after.jpg "What is on the table?" -m ./smolvlm`
     - `attnscope compare --file texts.txt -m checkpoint-1 --with-model checkpoint-2`
     """
     if more:

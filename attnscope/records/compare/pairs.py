@@ -1,4 +1,4 @@
-"""How heads change from one text to another, or from one photo or question to another. NumPy only."""
+"""How heads change from one text to another that differs from it in little. NumPy only."""
 
 from __future__ import annotations
 
@@ -14,38 +14,47 @@ from attnscope.records.compare.record import Comparison
 from attnscope.records.frame.checks import shaped
 from attnscope.records.frame.codec import ARRAY, beside
 from attnscope.records.frame.pair_tables import HEAD_NAMES, Floats, HeadPlace, head_name
-from attnscope.records.maps.pictures import PICTURES, Picture
 from attnscope.records.maps.tokens import Tokens
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class ChangedPair(Comparison):
-    """How the rows of every head change from one thing that a model reads to another: which heads change most.
+class MinimalPair(Comparison):
+    """How the rows of every head change from one text to another that differs from it in little: which change most.
+
+    Tokens are aligned: equal ones, and replaced ones where as many stand in one text as in the other. A row is compared
+    over aligned keys, and over those of one text alone, which weigh 0 in the other.
 
     Attributes:
         run: What made it. Plain JSON values.
+        tokens: The two texts, token by token.
         kind: "encoder" or "decoder".
         heads: Layer and number of each head.
-        weights: What each head attends to in the first, float32.
+        weights: What each head attends to in the first text, (head, query, key), float32.
         other_weights: The same in the second.
+        aligned: Places of aligned tokens in the first and in the second text, (pair, 2), int64, ascending.
         equal: Which of the aligned queries are equal tokens, (pair,), bool; the others are replaced.
         divergences: Of each aligned query by measure ("hellinger": squared; "jensen_shannon": nats), (head, pair); NaN
             where a row is empty.
         measure: That by which heads are ranked.
         query: The token that heads were asked about; None = none.
         queries: Which of the aligned pairs it names.
+        changes: What was done to the weights after the model gave them: "hide_special".
     """
 
+    shape: ClassVar[str] = "texts"
     run: Mapping[str, Any]
+    tokens: tuple[Tokens, Tokens]
     kind: str
     heads: tuple[HeadPlace, ...] = field(metadata=HEAD_NAMES)
     weights: NDArray[np.float32] = field(metadata={"weights": True, **ARRAY})
     other_weights: NDArray[np.float32] = field(metadata={"weights": True, **ARRAY})
+    aligned: NDArray[np.int64] = field(metadata=shaped("n_queries 2", **ARRAY))
     equal: NDArray[np.bool_] = field(metadata=shaped("n_queries", **ARRAY))
     divergences: Mapping[str, Floats] = field(metadata=shaped("heads n_queries", **beside("divergence.")))
     measure: str = "hellinger"
     query: str | None = None
     queries: tuple[int, ...] = field(default=(), metadata={"index": "equal"})
+    changes: tuple[str, ...] = ()
 
     def overall(self, measure: str | None = None) -> Floats:
         """How much each head's rows change, (head,): the root of the mean divergence over queries equal in both texts.
@@ -71,38 +80,6 @@ class ChangedPair(Comparison):
         for place, *values in zip(self.heads, *changes, strict=True):
             yield head_name(place), *values
 
-    def describe(self) -> dict[str, Any]:
-        """All but the arrays, with the heads in the order of their change."""
-        return {**super().describe(), "ranked": [head_name(self.heads[head]) for head in self.ranked()]}
-
-    def require_whole(self) -> None:
-        """Refuses divergences below 0: they would have no root."""
-        if any(np.any(each < 0) for each in self.divergences.values()):
-            raise ValueError("a divergence is less than 0")
-        if self.measure not in self.divergences:
-            raise ValueError(f"it has no divergence {self.measure!r}")
-
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class MinimalPair(ChangedPair):
-    """How the rows of every head change from one text to another that differs from it in little.
-
-    Tokens are aligned: equal ones, and replaced ones where as many stand in one text as in the other. A row is compared
-    over aligned keys, and over those of one text alone, which weigh 0 in the other.
-
-    Weights are those of the text's own queries and keys, (head, query, key).
-
-    Attributes:
-        tokens: The two texts, token by token.
-        aligned: Places of aligned tokens in the first and in the second text, (pair, 2), int64, ascending.
-        changes: What was done to the weights after the model gave them: "hide_special".
-    """
-
-    shape: ClassVar[str] = "texts"
-    tokens: tuple[Tokens, Tokens]
-    aligned: NDArray[np.int64] = field(metadata=shaped("n_queries 2", **ARRAY))
-    changes: tuple[str, ...] = ()
-
     def unmatched(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Places of the tokens that the other text has nothing for, in the first and in the second text."""
         return tuple(  # type: ignore[return-value]  # two of them
@@ -111,57 +88,22 @@ class MinimalPair(ChangedPair):
         )
 
     def describe(self) -> dict[str, Any]:
-        """All but the arrays, with the tokens that the other text has nothing for."""
-        return {**super().describe(), "unmatched": self.unmatched()}
+        """All but the arrays, with the heads in the order of their change and the tokens that one text lacks."""
+        ranked = [head_name(self.heads[head]) for head in self.ranked()]
+        return {**super().describe(), "ranked": ranked, "unmatched": self.unmatched()}
 
     def require_whole(self) -> None:
-        """Refuses what every pair does, and weights and aligned tokens of other texts."""
-        super().require_whole()
+        """Refuses divergences below 0, which have no root, and weights and aligned tokens of other texts."""
+        if any(np.any(each < 0) for each in self.divergences.values()):
+            raise ValueError("a divergence is less than 0")
+        if self.measure not in self.divergences:
+            raise ValueError(f"it has no divergence {self.measure!r}")
         sizes = [len(tokens) for tokens in self.tokens]
         shapes = [(len(self.heads), n, n) for n in sizes]
         if [self.weights.shape, self.other_weights.shape] != shapes or (
             len(self.aligned) and (self.aligned.min() < 0 or (self.aligned.max(0) >= sizes).any())
         ):
             raise ValueError("its weights do not fit its tokens")
-
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class PicturePair(ChangedPair):
-    """How what words give to a picture changes from one photo to another, or from one question to another.
-
-    Rows are compared over the cells of one grid over all that the model saw, and over all that is elsewhere, together.
-
-    Weights are what aligned words give to the cells, (head, word, row, column).
-
-    Attributes:
-        texts: What was asked of the first, and of the second.
-        words: The labels of aligned words in both, (first, second).
-        pictures: What the model saw, resized so that the cells of the grid are whole pixels.
-    """
-
-    shape: ClassVar[str] = "pictures"
-    texts: tuple[str, str]
-    words: tuple[tuple[str, str], ...] = field(metadata=shaped("n_queries"))
-    pictures: tuple[Picture, Picture] = field(metadata=PICTURES)
-
-    @property
-    def asked(self) -> list[int]:
-        """The words that maps are of: those that are named, else those that are equal in both, else all."""
-        return list(self.queries) or np.flatnonzero(self.equal).tolist() or list(range(len(self.words)))
-
-    def maps(self, head: int) -> tuple[Floats, Floats]:
-        """What the words of `asked` give to the cells on average, (row, column), in the first and in the second."""
-        first, second = (w[head, self.asked].mean(0, dtype=np.float64) for w in (self.weights, self.other_weights))
-        return first, second
-
-    def require_whole(self) -> None:
-        """Refuses what every pair does, and weights of other words or cells."""
-        super().require_whole()
-        if len({picture.grid for picture in self.pictures}) > 1:
-            raise ValueError("its pictures are not of one grid")
-        shape = (len(self.heads), len(self.words), *self.pictures[0].grid)
-        if {self.weights.shape, self.other_weights.shape} != {shape}:
-            raise ValueError("its weights do not fit its words and pictures")
 
 
 def _root_mean(divergences: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Heads compared with each other, side by side, and between two models; `pairs` has two texts or photos. NumPy only."""
+"""Heads compared with each other, side by side, and between two models; `pairs` has two texts. NumPy only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ _CLASSES = {
     "heads": "record:HeadComparison",
     "pick": "record:PickedHeads",
     "texts": "pairs:MinimalPair",
-    "pictures": "pairs:PicturePair",
     "models": "record:ModelComparison",
 }
 """The class of each shape of comparison."""
@@ -34,7 +33,7 @@ class Comparison(Record):
     """What every comparison can do: save itself, and say what it holds.
 
     Attributes:
-        shape: Which comparison: "heads", "pick", "texts", "pictures" or "models".
+        shape: Which comparison: "heads", "pick", "texts" or "models".
         run: What made it. Plain JSON values.
         kind: "encoder" or "decoder".
         heads: Layer and number of each head.

@@ -63,16 +63,12 @@ class CompareOrder(CompareOptions):
     other_text: str | None = option(
         "The second text of a minimal pair: which heads change most?", "--with", default=None
     )
-    image: tuple[Path, ...] = option(
-        "Two photos that TEXT is asked about, or one and two questions (--with): which heads look elsewhere?",
-        default=(), panel="Text",
-    )  # fmt: skip
     other_model: str | None = option(
         "A second model or checkpoint.",
         "--with-model", default=None, complete="models", panel="Model",
     )  # fmt: skip
     query: str | None = option(
-        "With --with, or photos: rank heads at this token, a word, or a place such as @3.",
+        "With --with: rank heads at this token, a word, or a place such as @3.",
         default=None, panel="Drawing",
     )  # fmt: skip
     heads_record: Path | None = option(
@@ -83,13 +79,11 @@ class CompareOrder(CompareOptions):
         """Refuses comparisons that do not go together, or not with the texts."""
         choice, picked = self.choice, self.choice.pick is not None
         refuse_file_names(self.other_text, hint="give the text itself")
-        if self.image:
-            self._require_pair_of_pictures(texts)
         names = {"--pick": picked, "--with": self.other_text is not None, "--with-model": self.other_model is not None}
         comparisons = [name for name, is_given in names.items() if is_given]
         if len(comparisons) > 1:
             raise UsageError(f"{' and '.join(comparisons)} are different comparisons", "give one of them")
-        if self.query is not None and self.other_text is None and not self.image:
+        if self.query is not None and self.other_text is None:
             raise UsageError("--query ranks the heads of a minimal pair", 'give a second text: --with "…"')
         if self.heads_record is not None and comparisons:
             raise UsageError(
@@ -99,19 +93,3 @@ class CompareOrder(CompareOptions):
             raise UsageError(f"{comparisons[0]} takes one TEXT", f'such as: attnscope compare "…" {comparisons[0]} …')
         if self.other_text is not None and (choice.layers is not None or choice.heads is not None):
             raise UsageError("--with ranks all heads", "leave out -L and -H")
-
-    def _require_pair_of_pictures(self, texts: TextsWanted) -> None:
-        refused = {
-            "--pick": self.choice.pick, "-L": self.choice.layers, "-H": self.choice.heads, "--file": texts.files,
-            "--with-model": self.other_model, "--heads-record": self.heads_record, "--hide-special": self.hide_special,
-        }  # fmt: skip
-        for name, value in refused.items():
-            if value:
-                raise UsageError(f"{name} cannot be given beside --image", "leave out one of them")
-        if texts.text is None:
-            raise UsageError("what is compared is where words look", "give a TEXT, such as a question about the photos")
-        if len(self.image) + (self.other_text is not None) != 2:
-            raise UsageError(
-                "two photos are compared, or two questions about one",
-                'such as: attnscope compare --image a.jpg --image b.jpg "…", or --image a.jpg "…" --with "…"',
-            )

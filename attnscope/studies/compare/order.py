@@ -9,9 +9,7 @@ from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.records.compare.record import Comparison
 from attnscope.records.heads.findings import Findings
-from attnscope.senses.photos import read_photo
 from attnscope.studies.compare.options import CompareOrder
-from attnscope.studies.compare.pictures import compare_pictures
 from attnscope.studies.compare.study import compare, compare_models
 from attnscope.studies.compare.texts import compare_heads, compare_texts
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
@@ -38,14 +36,11 @@ def _comparison(
 ) -> Callable[[Model, LoadOptions], Comparison]:
     """A function from the loaded model to the comparison; all that can be refused before is refused here."""
     order.require_for(texts)
-    photos, measure = tuple(map(read_photo, order.image)), order.measures[0]
-    if order.other_text is not None or order.choice.pick is not None or photos:
+    measure = order.measures[0]
+    if order.other_text is not None or order.choice.pick is not None:
         if workers is not None:
             raise UsageError("workers share many texts: here is one", "leave out --workers, --executor and --threads")
         text = read_text(texts.text)
-        if photos:
-            questions = [text] if order.other_text is None else [text, order.other_text]
-            return lambda model, _: compare_pictures(model, photos, questions, query=order.query, measure=measure)
         if order.other_text is not None:
             other = order.other_text
             require_text(other, "the second text")

@@ -93,8 +93,7 @@ def compare_models(
     """Compares the heads of two models, or of two checkpoints of one.
 
     Distances are as in `compare`, between each head of one model and each head of the other. Heads are matched so that
-    the sum of their distances is least. If the models cut a text into different tokens, attnscope compares the shortest
-    stretches that both cut alike. It sums weights to the tokens of a stretch, and averages weights from them.
+    the sum of their distances is least. Both models must cut each text into the same tokens.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -105,8 +104,7 @@ def compare_models(
         workers: As of `compare`: how workers load the one model, and the other.
 
     Raises:
-        AttnscopeError: The models cut a text into different tokens, and it is not known where these stand in the text,
-            or one of them reads it in parts; else as `compare`.
+        AttnscopeError: The models cut a text into different tokens; else as `compare`.
     """
     from attnscope.core.questions.distance import best_matching
 
@@ -177,11 +175,6 @@ def _run_of(models: Sequence[Model], going: Pass[PairTotals]) -> dict[str, Any]:
         for model in models
         if model.info.path == "eager"
     ]
-    if n := going.done.n_pooled:
-        notes.append(
-            f"The models cut {amount(n, 'text')} into different tokens: weights are compared between the shortest "
-            "stretches that both cut alike, and all special tokens are one key."
-        )
     notes += [] if going.done.halved_to is None else [halving_note(going.done.halved_to)]
     run = run_of(models[0].info, [*notes, *going.notes])
     return run | ({"failures": going.failures} if going.failures else {})

@@ -20,7 +20,6 @@ from attnscope.records.maps.heatmap import divide_by_rest
 from attnscope.records.maps.tokens import Tokens
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.texts import batch_of, special_ids
-from attnscope.studies.measuring.common_stretches import Stretches, common_stretches
 from attnscope.studies.running import passes
 from attnscope.studies.running.memory import Room, give_memory_back, halves, padded_size, physical_bytes
 from attnscope.studies.running.overflow import LeftOut, Place
@@ -45,11 +44,9 @@ class PairTotals(passes.Totals):
 
     Attributes:
         sums: Of all pairs; None before any text.
-        n_pooled: How many texts two models cut into different tokens.
     """
 
     sums: PairSums | None = None
-    n_pooled: int = 0
 
 
 class _BrokenError(Exception):
@@ -65,7 +62,7 @@ class BlockPairs:
 
     def __init__(self) -> None:
         self.sums: PairSums | None = None
-        self.n_texts = self.n_tokens = self.n_chunked = self.n_pooled = 0
+        self.n_texts = self.n_tokens = self.n_chunked = 0
         self.broken: dict[int, Place] = {}
 
     def add_text(self, chunks: Sequence[_TextSums], n_tokens: int) -> None:
@@ -84,7 +81,7 @@ class BlockPairs:
 class PairMeasurer:
     """Compares the heads of one model, or of two, on blocks of texts.
 
-    Where two models cut a text into different tokens, the stretches that both cut alike are compared.
+    Two models have to cut every text into the same tokens.
     """
 
     def __init__(self, *models: Model, choice: Choice, tables: Sequence[TableName]) -> None:
@@ -92,7 +89,6 @@ class PairMeasurer:
         self._chosen = [choice.within(model.info) for model in models]
         self._measures = tuple(dict.fromkeys(measure for measure, _ in tables))
         self._room = Room()
-        self._others: dict[int, _Otherwise] = {}
 
     def begin(self, block: Block) -> BlockPairs:
         """Sums of nothing yet."""
@@ -115,7 +111,7 @@ class PairMeasurer:
         left_out = LeftOut.of(block.texts, sums.broken)
         return PairTotals(
             sums=sums.sums, n_texts=sums.n_texts, n_tokens=sums.n_tokens, n_chunked=sums.n_chunked,
-            n_pooled=sums.n_pooled, halved_to=self._room.tokens, left_out=left_out,
+            halved_to=self._room.tokens, left_out=left_out,
         )  # fmt: skip
 
     def _batches(self, block: Block) -> Iterator[Sequence[Chunk]]:
@@ -125,8 +121,7 @@ class PairMeasurer:
         parts = [part for batch in block_batches(block, self._models[0].tokenizer.encode, **how) for part in batch]
         for other in self._models[1:]:
             theirs = [part for batch in block_batches(block, other.tokenizer.encode, **how) for part in batch]
-            self._others, without = _cut_otherwise(self._models[0], other, parts, theirs)
-            parts = [part for part in parts if part.text not in without]
+            _require_same_tokens(self._models[0], other, parts, theirs)
         yield from batches((part for part in parts if part.n_chunks == 1), TOKEN_BUDGET)
         for text in dict.fromkeys(part.text for part in parts if part.n_chunks > 1):
             yield tuple(sorted((part for part in parts if part.text == text), key=lambda part: part.number))
@@ -137,8 +132,8 @@ class PairMeasurer:
         for part, seen, row in parts:
             if sums.sums is None:
                 sums.sums = PairSums([each.heads for each in seen], self._tables)
-            walks, ordinary = self._walks(part, seen, row)
-            sums.n_pooled += part.text in self._others
+            walks = [each.rows(row, len(part)) for each in seen]
+            ordinary = ~part.tokens.sinks(self._models[0].info.kinds[0])
             try:
                 of_chunks.append(self._sum_rows(ordinary, _walk_together(walks), sums.sums.heads))
             except _BrokenError as error:
@@ -147,35 +142,15 @@ class PairMeasurer:
             n_tokens += len(part)
         sums.add_text(of_chunks, n_tokens)
 
-    def _walks(
-        self, part: Chunk, seen: Sequence[_Seen], row: int
-    ) -> tuple[list[Iterator[tuple[slice, NDArray[Any]]]], NDArray[np.bool_]]:
-        """The rows of each model on one chunk, and on which of its keys heads do not rest."""
-        kind = self._models[0].info.kinds[0]
-        if (otherwise := self._others.get(part.text)) is None:
-            return [each.rows(row, len(part)) for each in seen], ~part.tokens.sinks(kind)
-        both = (part, otherwise.part)
-        walks = [
-            stretches.pool(each.rows(row, len(theirs)))
-            for stretches, each, theirs in zip(otherwise.stretches, seen, both, strict=True)
-        ]
-        sinks = [
-            stretches.any_of(theirs.tokens.sinks(model.info.kinds[0]))
-            for stretches, theirs, model in zip(otherwise.stretches, both, self._models, strict=True)
-        ]
-        ordinary = ~(sinks[0] | sinks[1])
-        ordinary[-1] = False
-        return walks, ordinary
-
     def _look(self, batch: Sequence[Chunk]) -> list[_Seen]:
         """What each model attends to on a batch."""
         import torch
 
-        theirs = [self._others[part.text].part if part.text in self._others else part for part in batch]
+        tokens = [part.tokens for part in batch]
         seen: list[_Seen] = []
-        for model, chosen, parts in zip(self._models, self._chosen, (batch, theirs), strict=False):
+        for model, chosen in zip(self._models, self._chosen, strict=True):
             with torch.no_grad():
-                inputs = batch_of([part.tokens for part in parts]).to(model.info.device)
+                inputs = batch_of(tokens).to(model.info.device)
                 seen.append(_Seen.of(model, inputs, chosen.layers, chosen.heads, chosen.picked))
         return seen
 
@@ -399,50 +374,20 @@ def _all_pairs(shape: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.in
     return first, second
 
 
-@dataclass(frozen=True, eq=False)
-class _Otherwise:
-    """A text that the second model cuts into other tokens.
-
-    `stretches` say where the tokens of the first model and those of the second lie among the stretches of the text.
-    """
-
-    part: Chunk
-    stretches: tuple[Stretches, Stretches]
-
-
-def _cut_otherwise(
-    model: Model, other: Model, ours: Sequence[Chunk], theirs: Sequence[Chunk]
-) -> tuple[dict[int, _Otherwise], set[int]]:
-    """The texts that two models cut into different tokens, by their number; and those without tokens in one of them.
-
-    Of characters that one of them drops, such as spaces of no width, nothing is left to compare.
-    """
+def _require_same_tokens(model: Model, other: Model, ours: Sequence[Chunk], theirs: Sequence[Chunk]) -> None:
+    """Refuse texts that two models cut into different tokens."""
     # Batches are sorted by length, so chunks of one place in the lists may be of different texts.
     first, second = ({(part.text, part.number): part for part in parts} for parts in (ours, theirs))
-    otherwise, without = dict[int, _Otherwise](), set[int]()
-    for text, number in sorted(first.keys() | second.keys()):
-        a, b = first.get((text, number)), second.get((text, number))
-        if a and b and _are_equal(a.tokens, b.tokens):
+    for key in sorted(first.keys() | second.keys()):
+        cuts = first.get(key), second.get(key)
+        if cuts[0] and cuts[1] and _are_equal(cuts[0].tokens, cuts[1].tokens):
             continue
-        if any(part and part.tokens.special.all() for part in (a, b)):
-            without.add(text)
-            continue
-        if not a or not b or max(a.n_chunks, b.n_chunks) > 1:
-            raise AttnscopeError(
-                f"{model.info.name} and {other.info.name} split the same text into different tokens, and one of them "
-                "reads it in parts",
-                "give shorter texts, such as by --split sentence",
-            )
-        stretches = common_stretches(a.tokens, b.tokens)
-        if stretches is None:
-            beginnings = [f"{' '.join(part.tokens.labels[:8])} …" for part in (a, b)]
-            raise AttnscopeError(
-                f"{model.info.name} and {other.info.name} split the same text into different tokens, and where these "
-                "stand in it is not known: " + " and ".join(beginnings),
-                "compare models that share a tokenizer, such as two checkpoints of one",
-            )
-        otherwise[text] = _Otherwise(b, stretches)
-    return otherwise, without
+        beginnings = [f"{' '.join(part.tokens.labels[:8])} …" for part in cuts if part]
+        raise AttnscopeError(
+            f"{model.info.name} and {other.info.name} split the same text into different tokens: "
+            + " and ".join(beginnings),
+            "compare models that share a tokenizer, such as two checkpoints of one",
+        )
 
 
 def _are_equal(a: Tokens, b: Tokens) -> bool:

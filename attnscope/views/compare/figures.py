@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import amount
-from attnscope.records.compare.pairs import MinimalPair, PicturePair
+from attnscope.records.compare.pairs import MinimalPair
 from attnscope.records.compare.record import Comparison, HeadComparison, ModelComparison, PickedHeads
 from attnscope.records.frame.pair_tables import HeadPlace, head_name
 from attnscope.views.compare import maps as compare_maps
 from attnscope.views.compare.plane import NO_ROLE, layer_colors, map_page, role_entries
 from attnscope.views.compare.summary import (
-    PICTURE_NOTES,
     both_texts,
     distance,
     hidden_notes,
@@ -48,7 +47,7 @@ def pages(comparison: Comparison, style: Style = USUAL) -> Iterator[tuple[str, P
     """The figures one after the other, each with its file name without the ending.
 
     All heads: `matrix`, `map`, `layers`. Picked heads: `picked`, `differences`. A minimal pair: `change`, `maps`, and
-    with a query `query-N`. Two photos or questions: `change`, `pictures`. Two models: `matrix`, `same-heads`.
+    with a query `query-N`. Two models: `matrix`, `same-heads`.
     """
     if isinstance(comparison, HeadComparison):
         lettering = lettering_for(
@@ -67,9 +66,6 @@ def pages(comparison: Comparison, style: Style = USUAL) -> Iterator[tuple[str, P
     elif isinstance(comparison, MinimalPair):
         yield "change", change_page(comparison, style.paper)
         yield from compare_maps.pair_pages(comparison, style.paper)
-    elif isinstance(comparison, PicturePair):
-        yield "change", change_page(comparison, style.paper)
-        yield "pictures", compare_maps.maps_page(comparison, style)
 
 
 # -- matrices
@@ -297,23 +293,20 @@ def same_heads_page(comparison: ModelComparison, lettering: Lettering) -> Page:
     return grid_page(title, subtitle, [("", values)], notes, lettering, framed=moved)
 
 
-def change_page(comparison: MinimalPair | PicturePair, paper: Paper = SCREEN) -> Page:
+def change_page(comparison: MinimalPair, paper: Paper = SCREEN) -> Page:
     """How much the rows of each head change, layers down and heads across: at the query, and overall."""
     lettering = lettering_for([title_of(comparison), both_texts(comparison), comparison.query or ""], paper)
-    photos = isinstance(comparison, PicturePair)
-    rows = f"{'words' if photos else 'queries'} that are equal in both texts"
-    if isinstance(comparison, PicturePair) and comparison.texts[0] == comparison.texts[1]:
-        rows = "all words of the question"
-    framed = {comparison.heads[head] for head in comparison.ranked()[: compare_maps.HEADS if photos else 5]}
-    grids = [(f"overall: {rows}", dict(zip(comparison.heads, comparison.overall().tolist(), strict=True)))]
+    framed = {comparison.heads[head] for head in comparison.ranked()[:5]}
+    overall = dict(zip(comparison.heads, comparison.overall().tolist(), strict=True))
+    grids = [("overall: queries that are equal in both texts", overall)]
     if comparison.queries:
         at_query = dict(zip(comparison.heads, comparison.at_query().tolist(), strict=True))
         grids.insert(0, (f"at “{comparison.query}”", at_query))
     notes = [
         f"framed: the {amount(len(framed), 'head that changes', 'heads that change')} most",
         meaning(comparison.measure),
+        *hidden_notes(comparison),
     ]
-    notes += PICTURE_NOTES if isinstance(comparison, PicturePair) else hidden_notes(comparison)
     return grid_page(title_of(comparison), both_texts(comparison), grids, notes, lettering, framed=framed)
 
 

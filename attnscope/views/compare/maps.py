@@ -1,4 +1,4 @@
-"""Maps of heads side by side, their differences on one signed scale, rows of two texts bar by bar, and photos."""
+"""Maps of heads side by side, their differences on one signed scale, and rows of two texts bar by bar."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from attnscope.errors import amount
 from attnscope.records import Tokens
-from attnscope.records.compare.pairs import MinimalPair, PicturePair
+from attnscope.records.compare.pairs import MinimalPair
 from attnscope.records.compare.record import PickedHeads
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.views.compare.summary import (
-    PICTURE_NOTES,
     both_texts,
     distance,
     distance_name,
@@ -28,9 +27,7 @@ from attnscope.views.drawing.canvas import FAINT, INK, Box, colormap
 from attnscope.views.drawing.layout import SCREEN, Paper
 from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.drawing.page import Page
-from attnscope.views.drawing.style import Style
 from attnscope.views.drawing.token_labels import LABEL_ROOM_EM, widest_label, write_token_labels
-from attnscope.views.maps.picture_figures import overlay
 from attnscope.views.tables.wording import printable
 
 _WEIGHTS, _SIGNED = "Blues", "RdBu_r"
@@ -240,71 +237,3 @@ def _draw_bars(
                     )  # fmt: skip
     page.fill(boxes, [_FIRST, _SECOND] * (len(boxes) // 2))
     return top + math.ceil(len(titles) / columns) * (high + 60) + 8
-
-
-HEADS = 4
-"""How many heads the page shows."""
-_TOP_PX, _GAP_PX, _NAME_PX = 96, 14, 84
-_MOST_PANEL_PX, _MOST_HIGH_PX = 470, 320
-
-
-def maps_page(pair: PicturePair, style: Style) -> Page:
-    """The heads that change most, a row each: in the first, in the second, the second minus the first.
-
-    All maps of a row have one scale, the differences another one, both up to the largest of the row.
-    """
-    ranked = pair.ranked()[:HEADS]
-    rows, columns = pair.pictures[0].grid
-    words = ", ".join(dict.fromkeys(key_name(*pair.words[word]) for word in pair.asked))
-    is_of_photos = pair.texts[0] == pair.texts[1]
-    names = [f"“{printable(text, 60)}”" for text in pair.texts]
-    if is_of_photos:
-        names = [printable(picture.source, 60) for picture in pair.pictures]
-    header, paper = (title_of(pair), both_texts(pair)), style.paper
-    lettering = lettering_for([*header, words, *names], paper)
-    room = (paper.room_px - _NAME_PX - 2 * _GAP_PX) / 3
-    cell = paper.whole(min(room / columns, _MOST_PANEL_PX / columns, _MOST_HIGH_PX / rows))
-    wide, high = columns * cell, rows * cell
-    content = layout.MARGIN_PX + _NAME_PX + 3 * wide + 2 * _GAP_PX
-    width = paper.width_for(layout.MIN_WIDTH_PX, int(content) + layout.MARGIN_PX)
-    notes = [
-        f"words: {words}, their mean",
-        f"heads: those that change most, by {distance_name(pair.measure)}",
-        "percentages: how much of the words' attention goes to the picture; points: the second minus the first",
-        "darkest: the row's largest weight on a cell, its “max”; red: more in the second, blue: less",
-        *PICTURE_NOTES,
-    ]
-    pitch = high + 40
-    page = Page(width, lettering)
-    page.head(*header)
-    change = pair.at_query() if pair.queries else pair.overall()
-    ground = pair.pictures[1]
-    if is_of_photos:
-        ground = replace(ground, pixels=np.full_like(ground.pixels, 255))
-    left = layout.MARGIN_PX + _NAME_PX
-    for number, name in enumerate([*names, "difference"]):
-        name = lettering.fit(name, layout.PANEL_TITLE_PX, wide)
-        page.entitle(left + number * (wide + _GAP_PX), _TOP_PX - 8, name)
-    for line, head in enumerate(ranked):
-        top = _TOP_PX + 24 + line * pitch
-        before, after = pair.maps(head)
-        moved = after - before
-        most, far = (float(np.abs(values).max()) or 1.0 for values in (np.stack([before, after]), moved))
-        page.entitle(layout.MARGIN_PX, top + 10, head_name(pair.heads[head]))
-        page.write(layout.MARGIN_PX, top + 32, distance(change[head]), layout.CAPTION_PX, ha="left", color=FAINT)
-        panels = (
-            (pair.pictures[0], before, most, style.cmap, f"{before.sum():.0%} · max {before.max():.2g}"),
-            (pair.pictures[1], after, most, style.cmap, f"{after.sum():.0%} · max {after.max():.2g}"),
-            (ground, (moved / far + 1) / 2, 1.0, _SIGNED, f"{round(100 * moved.sum()):+d} points · ±{far:.2g}"),
-        )
-        for number, (picture, values, limit, cmap, caption) in enumerate(panels):
-            x = left + number * (wide + _GAP_PX)
-            caption = caption.replace("-", "−")
-            if lettering.width_px(caption, layout.CAPTION_PX) > wide:
-                caption = lettering.fit(caption.partition(" · ")[0], layout.CAPTION_PX, wide)
-            page.write(x, top - 10, caption, layout.CAPTION_PX, ha="left", color=FAINT)
-            pixels = overlay(picture, values, paper.image_px(cell), colormap(cmap), limit)
-            page.image((x, top, wide, high)).set_data(pixels)
-            page.frames([(x, top, wide, high)])
-    page.finish(int(_TOP_PX + 24 + max(1, len(ranked)) * pitch), notes)
-    return page

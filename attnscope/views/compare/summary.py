@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnscope.errors import amount
-from attnscope.records.compare.pairs import MinimalPair, PicturePair
+from attnscope.records.compare.pairs import MinimalPair
 from attnscope.records.compare.record import Comparison, HeadComparison, ModelComparison, PickedHeads
 from attnscope.records.frame.pair_tables import PairTable, head_name
 from attnscope.records.frame.shards import is_interrupted, shards_note
@@ -19,11 +19,6 @@ _MEANINGS = {
     "hellinger": "distance: root of the mean squared Hellinger distance between two rows, 0 to 1",
     "jensen_shannon": "distance: root of the mean Jensen-Shannon divergence between two rows, 0 to 0.83 (√ln 2)",
 }
-
-PICTURE_NOTES = (
-    "a row's keys: the cells of the picture, and everything else together as one key; "
-    "where the two pictures have different grids, both get the fewer rows and columns of the two",
-)
 
 
 def distance_name(measure: str) -> str:
@@ -96,11 +91,6 @@ def title_of(comparison: Comparison) -> str:
         return f"{model} · {names}{more} side by side"
     if isinstance(comparison, MinimalPair):
         return f"{model} · what changes from one text to the other"
-    if isinstance(comparison, PicturePair):
-        from_to = (
-            "one photo to the other" if comparison.texts[0] == comparison.texts[1] else "one question to the other"
-        )
-        return f"{model} · what changes from {from_to}"
     if isinstance(comparison, ModelComparison):
         return f"{model} and {model_of(comparison.other_run)} · their heads compared"
     return model
@@ -123,12 +113,8 @@ def tokens_changed(pair: MinimalPair) -> list[tuple[str, str]]:
     return stretches
 
 
-def both_texts(pair: MinimalPair | PicturePair) -> str:
-    """The two texts on one line; of two photos their names, and the question."""
-    if isinstance(pair, PicturePair):
-        names = list(dict.fromkeys(printable(picture.source) for picture in pair.pictures))
-        questions = list(dict.fromkeys(" ".join(text.split()) for text in pair.texts))
-        return f"{'  →  '.join(names)}: “{'”  →  “'.join(questions)}”"
+def both_texts(pair: MinimalPair) -> str:
+    """The two texts on one line."""
     return "“" + "”  →  “".join(" ".join(tokens.text.split()) for tokens in pair.tokens) + "”"
 
 

@@ -11,17 +11,14 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.compare.pairs import MinimalPair, PicturePair
+from attnscope.records.compare.pairs import MinimalPair
 from attnscope.records.compare.record import Comparison, HeadComparison, ModelComparison, PickedHeads
 from attnscope.records.frame.pair_tables import Arrangement, PairTable, head_name
 from attnscope.views.compare.summary import (
-    PICTURE_NOTES,
-    both_texts,
     distance,
     distance_name,
     distance_with_interval,
     hidden_notes,
-    key_name,
     largest_change,
     table_line,
     table_notes,
@@ -29,7 +26,6 @@ from attnscope.views.compare.summary import (
     title_of,
     tokens_changed,
 )
-from attnscope.views.tables.numbers import percent
 from attnscope.views.tables.plain_text import dim_lines, heading
 from attnscope.views.tables.table import Column, Table
 from attnscope.views.tables.wording import label, model_of, printable
@@ -50,8 +46,6 @@ def show(comparison: Comparison, console: Console) -> RenderableType:
         parts += _show_picked(comparison)
     elif isinstance(comparison, MinimalPair):
         parts += _show_pair(comparison)
-    elif isinstance(comparison, PicturePair):
-        parts += _show_pictures(comparison)
     elif isinstance(comparison, ModelComparison):
         parts += _show_models(comparison)
     return Group(*parts)
@@ -138,13 +132,17 @@ def _show_pair(pair: MinimalPair) -> list[RenderableType]:
     def query(head: int) -> str:
         return printable(pair.tokens[0].labels[pair.aligned[pair_of(head), 0]])
 
-    columns = [
-        *_columns_of_heads(pair, where),
+    overall, at_query = pair.overall(), pair.at_query()
+    columns = [Column("head", lambda head: head_name(pair.heads[head]), style="bold")]
+    if pair.queries:
+        columns.append(Column(where, lambda head: distance(at_query[head]), wraps=True, least=9))
+    columns += [
+        Column("overall", lambda head: distance(overall[head]), drop=1 if pair.queries else 0),
         Column("query", query, wraps=True, least=8),
         Column("the key that changes most", change, wraps=True, least=16),
     ]
     parts.append(Table(columns, pair.ranked()[:_MOST]))
-    changes = pair.at_query() if pair.queries else pair.overall()
+    changes = at_query if pair.queries else overall
     if len(changes := changes[np.isfinite(changes)]) > 1:
         middle, nearly_all = (distance(float(value)) for value in np.quantile(changes, (0.5, 0.9)))
         spread = f"{amount(len(changes), 'head')} {where}: median {middle}, nine in ten at most {nearly_all}"
@@ -158,33 +156,6 @@ def _show_pair(pair: MinimalPair) -> list[RenderableType]:
 def _weight(weight: float | None) -> str:
     """A weight; of a key that is not there, a dash."""
     return "–" if weight is None else f"{weight:.2f}"
-
-
-def _show_pictures(pair: PicturePair) -> list[RenderableType]:
-    parts: list[RenderableType] = [Text(both_texts(pair), style="dim")]
-    parts += [Text(facts, style="dim") for facts in dict.fromkeys(picture.facts for picture in pair.pictures)]
-    where = f"at “{printable(pair.query, 40)}”" if pair.queries else "overall"
-    parts.append(heading(f"the heads whose attention changes most {where}, by {distance_name(pair.measure)}"))
-
-    def word(head: int) -> str:
-        return key_name(*pair.words[int(np.nan_to_num(pair.divergences[pair.measure][head], nan=-1.0).argmax())])
-
-    columns = [
-        *_columns_of_heads(pair, where),
-        Column("on the picture", lambda head: " → ".join(percent(float(cells.sum())) for cells in pair.maps(head)),
-               style="cyan"),
-        Column("most at the word", word, wraps=True, least=12),
-    ]  # fmt: skip
-    return [*parts, Table(columns, pair.ranked()[:_MOST]), Text(), *dim_lines(list(PICTURE_NOTES))]
-
-
-def _columns_of_heads(pair: MinimalPair | PicturePair, where: str) -> list[Column]:
-    """A head, and how much it changes: at the query, if one is named, and overall."""
-    overall, at = pair.overall(), pair.at_query()
-    columns = [Column("head", lambda head: head_name(pair.heads[head]), style="bold")]
-    if pair.queries:
-        columns.append(Column(where, lambda head: distance(at[head]), wraps=True, least=9))
-    return [*columns, Column("overall", lambda head: distance(overall[head]), drop=1 if pair.queries else 0)]
 
 
 def _show_models(comparison: ModelComparison) -> list[RenderableType]:

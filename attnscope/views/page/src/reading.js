@@ -77,30 +77,6 @@ async function headsOfRelations({ record, array }) {
   return { ...record, grid: "measures", rows: "relation", quantity, even: "baseline", options: { ...record.options, measures }, heads };
 }
 
-/** How much each head's attention over the picture changes between two photos or questions, over words equal in both. */
-async function headsOfPictures({ record, array }) {
-  const names = [`divergence.${record.measure}`, "equal", "weights", "other_weights"];
-  const [divergence, equal, ...both] = await Promise.all(names.map(async (name) => need(await array(name), `the array ${name}`)));
-  const [, nWords, rows, columns] = both[0].shape;
-  const words = Array.from({ length: nWords }, (_, word) => word).filter((word) => equal.data[word]);
-  const meanOf = (valueAt) => words.reduce((sum, word) => sum + valueAt(word), 0) / words.length;
-  const size = rows * columns;
-  const shareOn = ({ data }, at) => data.subarray(at * size, (at + 1) * size).reduce((sum, weight) => sum + weight, 0);
-  const heads = record.heads.map((name, at) => {
-    const [before, after] = both.map((weights) => meanOf((word) => shareOn(weights, at * nWords + word)));
-    const change = Math.sqrt(meanOf((word) => divergence.data[at * nWords + word]));
-    const measures = { change: { value: change }, on_picture: { value: before }, on_other_picture: { value: after } };
-    return { ...headOfName(name, record.kind), measures };
-  });
-  const share = (which) => ({ what: `share of the words' attention on the ${which} picture`, unit: "share", range: [0, 1] });
-  const measures = {
-    change: { what: `${record.measure.replaceAll("_", "-")} distance between what words attend to in both, over the picture and all else` },
-    on_picture: share("first"),
-    on_other_picture: share("second"),
-  };
-  return { grid: "layers", rows: "number", shape: record.shape, run: record.run, options: { measures }, heads };
-}
-
 function headOfName(name, usualKind) {
   const [, kind, layer, head] = partsOfName(name);
   return { kind: kind || usualKind, layer: Number(layer), head: Number(head), ...noRoles };
@@ -113,7 +89,6 @@ function nearestFirst(distances, self) {
 }
 
 async function headsOfComparison({ record, array }) {
-  if (record.shape === "pictures") return headsOfPictures({ record, array });
   const [table] = record.tables || [];
   const names = need(record.heads, "heads");
   if (!table || !partsOfName(names[0])[0]) throw new Unreadable("this comparison has no table of heads that this page could show; `attnscope show` draws it");
