@@ -6,8 +6,8 @@ Each picture shows three of four shapes, in three of six colours, at random plac
 questions are "what colour is the circle?" and "which shape is red?": who answers them must find in the picture what the
 question names, since knowing which things are there is right one time in three. The model is transformers' LLaVA, small
 and untrained at first: a CLIP tower of two layers, a projector and a Llama of two layers of four heads, trained end to
-end on the answers alone. Nothing tells any head where to look. On pictures that it never saw, attnscope then asks which
-heads look from the word into the box of what it names (*grounding*), and what is left of the answers without them, and
+end on the answers alone. Nothing tells any head where to look. attnscope then shows, on pictures that the model never
+saw, which heads look from the word into the box of what it names, and what is left of the answers without them, and
 without as many others.
 
 That a minute is enough has two reasons: a thing covers four patches, and its middle is within a pixel of where they
@@ -15,7 +15,6 @@ meet; and the tokenizer leaves out question marks, so that an answer follows the
 """
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
+from scipy.special import stdtrit
 from torch import Tensor
 
 import attnscope
@@ -49,6 +49,8 @@ WIDTH, LAYERS, HEADS = 64, 2, 4
 BATCH, STEPS, RATE = 24, 400, 0.003
 PICTURES = 100
 """On so many that no model is trained on heads are found, and on as many others confirmed and taken out."""
+MARGIN = 0.1
+"""How much more than its area a box must get for a head to point."""
 
 
 @dataclass(frozen=True)
@@ -220,17 +222,47 @@ def held_out(part: str) -> list[Scene]:
     return list(islice(scenes({"find": 1, "confirm": 2}[part]), PICTURES))
 
 
-def write_boxes(folder: Path, made: Sequence[Scene], names: str) -> Path:
-    """Writes pictures, and what a question names of each with its box, as `attnscope heads --image` reads them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = []
+def cover(box: Sequence[float]) -> NDArray[np.float64]:
+    """Return how much of each patch lies in a box, (row, column), 0 to 1."""
+    edges = np.arange(0, SIDE + PATCH, PATCH)
+
+    def overlap(low: float, high: float) -> NDArray[np.float64]:
+        inside = np.minimum(edges[1:], high) - np.maximum(edges[:-1], low)
+        return np.clip(inside / PATCH, 0, 1)
+
+    left, top, right, bottom = box
+    return np.outer(overlap(top, bottom), overlap(left, right))
+
+
+def inside_boxes(model: Any, made: Sequence[Scene], names: str) -> NDArray[np.float64]:
+    """Return how much of a word's attention to the picture goes to the box of what it names, less the box's area.
+
+    The result is (picture, layer, head): 0 for uniform attention, at most 1.
+    """
+    measured = []
     for number, scene in enumerate(made):
-        Image.fromarray(scene.pixels).save(folder / f"{number:03d}.png")
-        phrase, thing = scene.ask(names, number % THINGS)[1], scene.things[number % THINGS]
-        lines.append(json.dumps({"image": f"{number:03d}.png", "phrase": phrase, "box": thing.box}))
-    path = folder / f"{names}.jsonl"
-    path.write_text("\n".join(lines), "utf-8")
-    return path
+        question, word, _ = scene.ask(names, number % THINGS)
+        record = attnscope.picture_heatmap(model, scene.pixels, question)
+        attention, (picture,) = record.maps[0], record.pictures
+        query = attention.queries.find(word)[-1]
+        given = attention.weights[:, :, query][..., picture.cells].astype(np.float64)  # (layer, head, row, column)
+        shares = given / given.sum((-1, -2), keepdims=True)
+        covered = cover(scene.things[number % THINGS].box)
+        measured.append((shares * covered).sum((-1, -2)) - covered.mean())
+    return np.stack(measured)
+
+
+def interval(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the mean over pictures, and its 95% interval."""
+    mean = values.mean(0)
+    reach = stdtrit(len(values) - 1, 0.975) * values.std(0, ddof=1) / len(values) ** 0.5
+    return mean, mean - reach, mean + reach
+
+
+def heads_that_point(model: Any, made: Sequence[Scene], names: str) -> list[tuple[int, int]]:
+    """Return the heads whose interval lies above MARGIN, as (layer, head)."""
+    _, low, _ = interval(inside_boxes(model, made, names))
+    return [(int(layer), int(head)) for layer, head in np.argwhere(low > MARGIN)]
 
 
 Heads = Sequence[tuple[int, int]]
@@ -274,23 +306,20 @@ def drawn_beside(heads: Heads, n: int, seed: int = 0) -> list[Heads]:
     return drawn
 
 
-def look(model: Any, names: str, out: Path) -> list[tuple[int, int]]:
-    """Which heads look from a word into the box of what it names, found on some pictures and confirmed on others."""
-    asked = QUESTIONS[names].format("{phrase}")
-    find, confirm = (write_boxes(out / part, held_out(part), names) for part in ("find", "confirm"))
-    found, again = (attnscope.picture_heads(model, str(boxes), text=asked) for boxes in (find, confirm))
-    found.save(out / names / "heads.npz")
-    pointing = [(head.layer, head.head) for head in found.heads if head.roles]
-    exam = Exam(model, held_out("confirm"), names)
+def look(model: Any, names: str) -> list[tuple[int, int]]:
+    """Return the heads that point: found on some pictures, then measured and taken out on others."""
+    pointing = heads_that_point(model, held_out("find"), names)
+    confirm = held_out("confirm")
+    exam = Exam(model, confirm, names)
+    question = QUESTIONS[names].format("…")
+    print(f"{question} {exam.right().mean():.0%} right on pictures never seen; by guessing a thing {1 / THINGS:.0%}")
+    mean, low, high = interval(inside_boxes(model, confirm, names))
+    for at in pointing:
+        print(
+            f"  L{at[0]}H{at[1]} points: the box gets {mean[at]:.2f} [{low[at]:.2f}, {high[at]:.2f}] more of its "
+            "attention to the picture than the box's area"
+        )
     n_others = LAYERS * HEADS - len(pointing)
-    print(f"{asked} {exam.right().mean():.0%} right on pictures never seen; by guessing a thing {1 / THINGS:.0%}")
-    for head in again.heads:
-        if (head.layer, head.head) in pointing:
-            grounds, inside = head.measures["grounds"], head.measures["in_box"]
-            print(
-                f"  {head.name} looks there: {inside.value:.0%} of its attention to the picture is in the box,"
-                f" {grounds.value:.2f} [{grounds.low:.2f}, {grounds.high:.2f}] more than the box's area"
-            )
     if pointing and n_others:
         without = exam.right([pointing] * PICTURES).mean()
         others = exam.right(drawn_beside(pointing, PICTURES)).mean()
@@ -305,10 +334,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     model = attnscope.load(train(given.seed, given.out / "model"))
-    pointing = {names: look(model, names, given.out) for names in QUESTIONS}["shape"]
-    shapes = [thing.shape for thing in held_out("confirm")[0].things]
+    pointing = {names: look(model, names) for names in QUESTIONS}["shape"]
+    scene = held_out("confirm")[0]
+    Image.fromarray(scene.pixels).save(given.out / "picture.png")
+    shapes = [thing.shape for thing in scene.things]
     text = " ".join(QUESTIONS["shape"].format(shape) for shape in shapes)
-    record = attnscope.picture_heatmap(model, str(given.out / "confirm" / "000.png"), text)
+    record = attnscope.picture_heatmap(model, str(given.out / "picture.png"), text)
     drawn = record.only(pointing) if pointing else record
     print(drawn.draw(given.out, ["png"], query=",".join(shapes))[0])
 

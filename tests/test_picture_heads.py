@@ -273,6 +273,7 @@ def test_what_cannot_be_is_refused_in_one_line(run: Run, folders: dict[str, Path
         (("photos/b.png", "-m", vit), 1, "no picture is left of 1: photos/b.png: is damaged"),
         (("none/*.jpg", "-m", vit), 1, "there is no file none/*.jpg"),
         (("photos/a.png", "-m", "minilm"), 1, "sees no pictures"),
+        (("photos/a.png", "a question", "-m", vit), 2, "TEXT cannot be given beside --image"),
         (("photos/a.png", "-m", vit, "--shard", "1/2"), 2, "--shard cannot be given beside --image"),
         (("photos/a.png", "-m", vit, "--measures", "induction"), 2, "there is no measure 'induction'"),
     ):

@@ -163,27 +163,10 @@ def test_what_does_not_fit_a_photo_and_a_text_is_one_line(models: dict[str, Any]
             attnscope.picture_heatmap(models[name], [], QUESTION)
 
 
-def test_heads_that_look_are_measured(models: dict[str, Any], tmp_path: Path) -> None:
-    photos = [noise(150, 230), noise(90, 60, seed=2)]
-    found = attnscope.picture_heads(models["mllama"], photos, text=QUESTION, generate=0)
-    assert {(head.kind, head.layer) for head in found.heads} == {("cross", 1), ("cross", 3)}
-    made = attnscope.picture_heatmap(models["mllama"], photos[1], QUESTION)
-    alone = attnscope.picture_heads(models["mllama"], photos[1:], text=QUESTION, generate=0)
-    words = made.weights[0, 2][~made.maps[0].queries.special].astype(float)
-    patches = made.pictures[0].cells.ravel()
-    looks = next(head for head in alone.heads if (head.layer, head.head) == (1, 2)).measures["looks"]
-    assert looks.value == pytest.approx(words[:, patches].sum(-1).mean(), abs=1e-5)
-    assert looks.uniform == pytest.approx(len(patches) / (made.weights[0, 0, 0] > 0).sum())
-    (tmp_path / "boxes.jsonl").write_text('{"image": "a.png", "phrase": "a cat", "box": [1, 1, 9, 9]}\n')
-    with pytest.raises(AttnscopeError, match="learned queries do"):
-        attnscope.picture_heads(models["blip-2"], str(tmp_path / "boxes.jsonl"), text="a cat")
-
-
-def test_every_type_is_measured(models: dict[str, Any]) -> None:
-    photos = [noise(150, 230), noise(90, 60, seed=2)]
-    for name, model in models.items():
-        found = attnscope.picture_heads(model, photos, text=QUESTION, generate=2)
-        assert {head.kind for head in found.heads} == {"cross"} and found.corpus["problems"] == [], name
+def test_heads_are_not_measured_on_photos_of_these(models: dict[str, Any]) -> None:
+    for name in ("blip", "blip-2", "mllama", "trocr"):
+        with pytest.raises(AttnscopeError, match="measured on photos in vision transformers alone"):
+            attnscope.picture_heads(models[name], [noise(150, 230)])
 
 
 def test_captioners_write_without_a_text(models: dict[str, Any], run: Run, folders: dict[str, Path]) -> None:
@@ -204,7 +187,6 @@ def test_captioners_write_without_a_text(models: dict[str, Any], run: Run, folde
     assert code == 0 and "no text was given" in err
     with pytest.warns(UserWarning, match="no text was given"):
         assert attnscope.picture_heatmap(models["blip"], noise(90, 120)).maps[0].kind == "cross"
-    assert {head.kind for head in attnscope.picture_heads(models["blip"], [noise(90, 120)]).heads} == {"cross"}
     for name in ("mllama", "blip-2", "instructblip"):
         for text in (None, ""):
             with pytest.raises(AttnscopeError, match="what a text asks for") as told:

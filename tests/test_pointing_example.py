@@ -9,7 +9,6 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ import torch
 from PIL import Image
 
 import attnscope
-from attnscope.records.heads.findings import Estimate
 from examples import pointing
 
 SEEDS = (0, 1)
@@ -86,37 +84,47 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
     return [(home / str(seed), told) for seed, told in zip(SEEDS, said, strict=True)]
 
 
-def grounding(model: Any, boxes: Path, question: str) -> dict[tuple[int, int], Estimate]:
-    """The heads with the role, and how much more than a box's area they give to it."""
-    found = attnscope.picture_heads(model, str(boxes), text=question)
-    assert not found.corpus["problems"]
-    return {(head.layer, head.head): head.measures["grounds"] for head in found.heads if head.roles}
+def test_a_box_covers_its_patches() -> None:
+    covered = pointing.cover((8, 16, 32, 24))
+    assert covered.shape == (8, 8) and covered.sum() == pytest.approx(24 * 8 / pointing.PATCH**2)
+    np.testing.assert_allclose(covered[1, :2], [0.25, 0.5])
+
+
+def test_a_head_points_if_its_interval_lies_above_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).normal(0, 0.1, (100, 2, 4))
+    values[:, 1, 2] += 0.2
+    monkeypatch.setattr(pointing, "inside_boxes", lambda *_: values)
+    assert pointing.heads_that_point(None, [], "shape") == [(1, 2)]
+    mean, low, high = pointing.interval(values)
+    assert (low < mean).all() and (mean < high).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", pointing.QUESTIONS)
 def test_heads_that_point_are_found_confirmed_and_needed(trained: list[tuple[Path, str]], names: str) -> None:
-    question = pointing.QUESTIONS[names].format("{phrase}")
     for folder, told in trained:
         model = attnscope.load(folder / "model")
-        found, again = (grounding(model, folder / part / f"{names}.jsonl", question) for part in ("find", "confirm"))
+        found, again = (
+            pointing.heads_that_point(model, pointing.held_out(part), names) for part in ("find", "confirm")
+        )
         exam = pointing.Exam(model, pointing.held_out("confirm"), names)
         whole = exam.right().mean()
-        without = exam.right([list(found)] * pointing.PICTURES).mean()
-        others = exam.right(pointing.drawn_beside(list(found), pointing.PICTURES)).mean()
+        without = exam.right([found] * pointing.PICTURES).mean()
+        others = exam.right(pointing.drawn_beside(found, pointing.PICTURES)).mean()
         print(names, found, whole, without, others)
         assert whole > REACHED
         assert found and {*found} <= {*again}
         assert without < whole - NEEDED and without < others
-        assert question in told and all(f"L{layer}H{head} looks there" in told for layer, head in found)
+        question = pointing.QUESTIONS[names].format("…")
+        assert question in told and all(f"L{layer}H{head} points" in told for layer, head in found)
 
 
 @pytest.mark.slow
-def test_no_head_points_before_training(trained: list[tuple[Path, str]]) -> None:
-    for (folder, _), seed in zip(trained, SEEDS, strict=True):
+def test_no_head_points_before_training() -> None:
+    for seed in SEEDS:
         model = attnscope.load(pointing.network_of(seed), pointing.processor_of())
-        for names, question in pointing.QUESTIONS.items():
-            assert not grounding(model, folder / "find" / f"{names}.jsonl", question.format("{phrase}"))
+        for names in pointing.QUESTIONS:
+            assert not pointing.heads_that_point(model, pointing.held_out("find"), names)
 
 
 @pytest.mark.slow

@@ -33,19 +33,23 @@ def heads(
     - `attnscope heads --file 'corpus/*.txt.gz' --workers 8 -o out`
     - `attnscope heads --probe needle --file book.txt --lengths 2048 --causal -m ./smollm2`
     - `attnscope heads --image 'photos/*.jpg' -m ./dinov2-small -o out`
-    - `attnscope heads --image 'photos/*.jpg' "What is in the picture?" -m ./smolvlm`
     - `attnscope heads --audio 'talks/*.wav' -m ./whisper-tiny -o out`
     """
     from attnscope.studies.heads.study import study
 
     if order.image or order.audio:
         refuse_beside(
-            "--image" if order.image else "--audio", replace(texts, text=None), running, order.heads,
-            replace(describing, no_describe=False), audio=order.image and order.audio, probe=order.probe,
-        )  # fmt: skip
+            "--image" if order.image else "--audio",
+            texts if order.image else replace(texts, text=None),  # a recording has its transcript
+            running,
+            order.heads,
+            replace(describing, no_describe=False),
+            audio=order.image and order.audio,
+            probe=order.probe,
+        )
     output = where.plan("heads", printing, measures=order.measures, **order.listing.plan_options(), **drawing.options())
     order = replace(order, heads=replace(order.heads, describe=describing.options()))
     shared = running.share(model, loading)
-    with options.progress(printing.quiet, *order.counted(texts.text)) as report:
+    with options.progress(printing.quiet, *order.counted()) as report:
         record = study(model, texts, order, loading, report, shared)
     output.deliver(record)

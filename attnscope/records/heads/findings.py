@@ -24,7 +24,6 @@ from attnscope.records.heads.descriptions import Descriptions, HeadDescription
 from attnscope.records.heads.needles import Needles
 
 PICTURES = "pictures"
-LOOKS = "pictures among words"
 RECORDINGS = "recordings"
 NEEDLES = "needles"
 """What `corpus["of"]` says of texts that are pictures, whose tokens are patches or words about them; recordings; or
@@ -179,7 +178,7 @@ class Findings(StudyRecord):
     @property
     def of_senses(self) -> bool:
         """Whether it was made on pictures or recordings: heads then have measures, and no roles."""
-        return self.corpus.get("of") in (PICTURES, LOOKS, RECORDINGS)
+        return self.corpus.get("of") in (PICTURES, RECORDINGS)
 
     def head_table(self) -> HeadTable:
         """Everything that is known per head: roles, measures with intervals, effects, descriptions."""

@@ -209,8 +209,7 @@ class HeadsOrder:
     """Which heads are studied how, on what, and what is shown of them."""
 
     image: tuple[str, ...] = option(
-        "Photos or patterns, for vision transformers: what heads do in pictures; with TEXT, a question, for models "
-        "that read both: which heads look; may be given several times.",
+        "Photos or patterns, for vision transformers: what heads do in pictures; may be given several times.",
         default=(), panel="Text",
     )  # fmt: skip
     audio: tuple[str, ...] = option(
@@ -227,10 +226,10 @@ class HeadsOrder:
     measures: str | None = measures_option()
     listing: Listing = group(Listing)
 
-    def counted(self, text: str | None) -> tuple[str, ...]:
+    def counted(self) -> tuple[str, ...]:
         """What is counted as photos or recordings are studied, in the plural; of texts nothing is said."""
         if self.image:
-            return "pictures", "words" if text else "patches"
+            return "pictures", "patches"
         return ("recordings",) if self.audio else ()
 
     def require(self) -> None:

@@ -132,15 +132,14 @@ def study(
     """
     options = order.heads
     if order.image or order.audio:
-        from attnscope.core.senses.look_measures import LOOK_MEASURES
         from attnscope.core.senses.picture_measures import PICTURE_MEASURES
         from attnscope.core.senses.sound_measures import SOUND_MEASURES
 
-        names = SOUND_MEASURES if not order.image else PICTURE_MEASURES if texts.text is None else LOOK_MEASURES
+        names = PICTURE_MEASURES if order.image else SOUND_MEASURES
         require_measures(order.measures, tuple(names))
         model = loading.load(spec)
         if order.image:
-            return picture_heads(model, list(order.image), report, text=texts.text)
+            return picture_heads(model, list(order.image), report)
         return sound_heads(model, list(order.audio), texts.text, report)
     if order.probe == "needle":
         refuse_beside(

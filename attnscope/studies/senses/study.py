@@ -17,26 +17,16 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import expand
 from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
-from attnscope.models.model import Model, eyes_of, viewer_of
-from attnscope.records.heads.findings import LOOKS, PICTURES, RECORDINGS, Estimate, Findings, Head
+from attnscope.models.model import Model, eyes_of
+from attnscope.records.heads.findings import PICTURES, RECORDINGS, Estimate, Findings, Head
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.reading import ANSWER, Speech, View, read
+from attnscope.studies.inputs.reading import Speech, read
 from attnscope.studies.inputs.texts import Progress, Report
 from attnscope.studies.maps.study import run_probe
 from attnscope.studies.measuring.block_sums import stack_layers
 from attnscope.studies.running.overflow import broken_rows, require_finite
-from attnscope.studies.senses.grounding import (
-    FEWEST_PICTURES,
-    LEVEL,
-    ROLE,
-    Reference,
-    cover,
-    read_references,
-    tokens_of_phrase,
-    with_grounding,
-)
 
 if TYPE_CHECKING:
     from attnscope.core.measures.catalogue import Measure
@@ -46,9 +36,7 @@ _BLANK = np.full((256, 256, 3), 128, np.uint8)
 
 
 @with_plain_torch
-def picture_heads(
-    model: Model, images: Any, report: Report | None = None, *, text: str | None = None, generate: int = ANSWER
-) -> Findings:
+def picture_heads(model: Model, images: Any, report: Report | None = None) -> Findings:
     """Measures every head of a vision transformer on photos.
 
         found = attnscope.picture_heads(model, "photos/*.jpg")
@@ -61,23 +49,13 @@ def picture_heads(
     no map is kept. What cannot be read is listed in `corpus["problems"]`, and the others are studied. An interruption
     (KeyboardInterrupt) ends the study: what was done is returned, and said to be incomplete.
 
-    With a text, a model that reads pictures among words is asked it of each photo, and what its words do is measured,
-    by `core.look_measures.LOOK_MEASURES`: which heads look, and where.
-
     Args:
-        model: A loaded vision model whose layers all see all patches: ViT, DeiT, DINOv2 …; with a text one that reads
-            both: LLaVA, Qwen2-VL, SmolVLM …
+        model: A loaded vision model whose layers all see all patches: ViT, DeiT, DINOv2 …
         images: A file or a pattern, a list of these, or of images of Pillow or arrays (height, width, 3) of uint8.
-            With a text also JSON lines (.jsonl) with `image`, `phrase` and `box`: which heads look from the phrase,
-            which stands for {phrase} in the text, into the box.
         report: Called after each picture.
-        text: A question; models that caption pictures need none.
-        generate: How many tokens of its answer the model writes at most; the words of the answer are measured, and
-            those of the question where there are none.
 
     Returns:
-        The findings: `corpus["of"]` is "pictures", so its texts are pictures and its tokens are patches; with a text
-        it is "pictures among words", and its tokens are words.
+        The findings: `corpus["of"]` is "pictures", so its texts are pictures and its tokens are patches.
 
     Raises:
         AttnscopeError: The model sees no pictures, or there is not one that can be read.
@@ -85,10 +63,11 @@ def picture_heads(
     from attnscope.core.senses.picture_measures import PICTURE_MEASURES, picture_facts
     from attnscope.core.senses.picture_sums import PictureSums
 
-    if text is None and model.eyes is None and model.viewer is not None and model.viewer.describes:
-        text = ""
-    if text is not None:
-        return _vision_language_heads(model, images, text, generate, report)
+    if model.eyes is None and model.viewer is not None:
+        raise AttnscopeError(
+            f"{model.info.name} reads pictures among words; heads are measured on photos in vision transformers alone",
+            "look at single photos with: attnscope heatmap --image",
+        )
     model = eyes_of(model)
     inputs = _list_inputs(images, "picture")
     # What is wrong with the model is wrong with every picture.
@@ -113,71 +92,6 @@ def picture_heads(
         "give photos, such as --image 'photos/*.jpg'",
     )  # fmt: skip
     return _study(model, inputs, measure, sense, report)
-
-
-def _vision_language_heads(model: Model, images: Any, text: str, generate: int, report: Report | None) -> Findings:
-    """What words of an answer do in the pictures that it is about."""
-    from attnscope.core.attention.probes import probe_by_kind
-    from attnscope.core.senses.look_measures import LOOK_MEASURES, LookFacts, LookSums
-
-    references = _references(images)
-    inputs = [(f"{reference.image}: {reference.phrase}", reference) for reference in references] or _list_inputs(
-        images, "picture"
-    )
-    model = viewer_of(model)
-    # What is wrong with the model or the question is wrong with every picture.
-    axes = read(model, View((read_photo(_BLANK),), text)).axes
-    kind = next(iter(axes), "decoder")
-    if references and axes and not axes[kind].queries.text:
-        raise AttnscopeError(
-            f"no word of {model.info.name} looks at the picture: learned queries do, and words at these",
-            "give photos without boxes",
-        )
-
-    def measure(number: int) -> _Measured:
-        name, image = inputs[number]
-        question, of = text, image if isinstance(image, Reference) else None
-        if of is not None:
-            name, image = str(of.image), of.image
-            question = text.replace("{phrase}", of.phrase) if "{phrase}" in text else f"{text} {of.phrase}"
-        with _leave_out(name):
-            photo = read_photo(image)
-            reading = read(model, View((photo,), question, 0 if of else generate))
-        first, (tokens, keys) = reading.after_pictures, reading.queries_and_keys(kind)
-        hidden = reading.axes[kind].hidden if reading.axes else None
-        asks = ~tokens.special[first:]
-        written = asks & (np.arange(first, len(tokens)) >= tokens.n_given)
-        asks = written if written.any() else asks
-        if of is not None:
-            asks = tokens_of_phrase(tokens, first, of.phrase)
-            if not asks.any():
-                raise _LeftOutError(f"{of.phrase!r} is not found among the tokens of the question")
-        finest = max(reading.pictures, key=lambda picture: math.prod(picture.grid))
-        assert finest.cells is not None
-        cells = [picture.cells for picture in reading.pictures if picture.cells is not None]
-        patches = np.concatenate([of.ravel() for of in cells])
-        box = None if of is None else cover(finest, of.box)
-        seen = (np.ones(len(keys), np.bool_) if hidden is None else ~hidden) if reading.axes else None
-        facts = LookFacts(len(keys), first, asks, finest.cells, patches[patches >= 0], box, seen)
-        probe = LookSums(facts)
-        run_probe(model, reading, probe_by_kind({kind: probe}) if reading.axes else probe)
-        _require_finite(probe, model, photo.source)
-        pixels = np.asarray(photo.image)
-        head = f"picture {pixels.shape}\n{question}\n{'' if of is None else of.box}\n"
-        return _Measured(probe, int(asks.sum()), reading.notes, head, pixels.tobytes())
-
-    sense = _Sense(
-        LOOKS, "picture", kind, LOOK_MEASURES, lambda measures: 1 - measures["looks"].value,
-        "give photos, such as --image 'photos/*.jpg'",
-    )  # fmt: skip
-    return _study(model, inputs, measure, sense, report)
-
-
-def _references(images: Any) -> list[Reference]:
-    """Photos with phrases and boxes, where JSON lines are given."""
-    files = [path for path in (images if isinstance(images, list) else [images]) if isinstance(path, str | Path)]
-    named = [Path(path) for path in files if str(path).endswith(".jsonl")]
-    return [reference for path in named for reference in read_references(path)]
 
 
 @with_plain_torch
@@ -383,11 +297,7 @@ def _study(
     notes = list(dict.fromkeys(done.notes))
     if done.n == 1:
         notes.append(f"of one {sense.noun} there are no intervals")
-    heads, options = done.heads(), _describe(sense.catalogue)
-    if any("grounds" in head.measures for head in heads):
-        heads = with_grounding(heads, done.layers, done.measures, list(sense.catalogue).index("grounds"))
-        options |= {"roles": {"grounding": ROLE}, "level": LEVEL, "fewest_texts": FEWEST_PICTURES}
-    return Findings(run_of(model.info, notes), corpus, options, heads, done.arrays())
+    return Findings(run_of(model.info, notes), corpus, _describe(sense.catalogue), done.heads(), done.arrays())
 
 
 def _require_finite(probe: SenseSums[Any, Any], model: Model, source: str) -> None:

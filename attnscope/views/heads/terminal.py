@@ -328,7 +328,7 @@ def _explanation(findings: Findings, roles: Sequence[str], columns: Collection[s
     return "; ".join([*notes, f"a role must exceed its baseline and: {thresholds}"])
 
 
-LEADING = ("distance_patches", "looks", "monotonicity")
+LEADING = ("distance_patches", "monotonicity")
 """The measure that the map shows: how far heads look is the first thing that is asked of a vision transformer, and
 whether they move on with the tokens of one that listens."""
 
@@ -348,10 +348,6 @@ def picture_measures(findings: Findings, console: Console) -> RenderableType:
         parts += [_map(findings, leading, console.width), Text(), _extremes(findings)]
     notes = ["uniform: the value of a head that attends to all keys alike", corpus_line(findings)]
     notes += corpus_notes(findings)
-    grounding = [(head.name, role) for head in findings.heads for role in head.roles if role.name == "grounding"]
-    if "grounding" in findings.options.get("roles", {}):
-        named = ", ".join(f"{name} ({role.value:.2f}, q {role.q:.2g})" for name, role in grounding)
-        notes.append(f"heads that look into the box by 0.1 more than its area: {named or 'none'}")
     return Group(*parts, *dim_lines(notes))
 
 

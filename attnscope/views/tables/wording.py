@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import amount
 from attnscope.records.frame.shards import is_interrupted, shards_note
-from attnscope.records.heads.findings import LOOKS, NEEDLES, PICTURES, RECORDINGS, Findings, Head
+from attnscope.records.heads.findings import NEEDLES, PICTURES, RECORDINGS, Findings, Head
 
 if TYPE_CHECKING:
     from attnscope.records.ablation import Ablation
@@ -21,7 +21,6 @@ GIVEN = "texts"
 _TEXTS = (("text",), ("token",))
 _COUNTED = {
     PICTURES: (("picture",), ("patch", "patches")),
-    LOOKS: (("picture",), ("word",)),
     RECORDINGS: (("recording",), ("token",)),
     NEEDLES: (("needle",), ("token",)),
     "pairs": (("pair",), ("token",)),

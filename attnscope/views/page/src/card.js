@@ -20,7 +20,6 @@ const SIDES = { pairs: "pairs, query \u2192 key", gets: "keys that receive most"
 const MOST_TOKENS = 8;
 const OVER_ALL_KEYS = "what uniform attention over all keys would give"; // what lifts are over where a record does not say
 const MOST_PARTNERS = 9;
-const LOOKING = "--image photo.jpg 'A question of your own.'"; // of heads that were measured on photos and words
 
 /** Where an offset stands, near ones further apart: from -1 to 1, with what is beyond at both ends. */
 function placeOfOffset(offset) {
@@ -361,8 +360,8 @@ export class Card {
     const example = examples[state.ex] || tab.find(({ length, n_tokens }) => length === n_tokens) || tab[0]; // one without gaps
     const query = example && state.q >= 0 && example === examples[state.ex] ? state.q : (example?.focus ?? -1);
     const { text, label } = example ? commandOfExample(example, query) : { text: "", label: "" };
-    const others = { pictures: "--image photo.jpg", "pictures among words": LOOKING, recordings: "--audio speech.wav" };
-    const other = record.shape === "pictures" ? LOOKING : others[record.corpus?.of] || inQuotes("A text of your own.");
+    const others = { pictures: "--image photo.jpg", recordings: "--audio speech.wav" };
+    const other = others[record.corpus?.of] || inQuotes("A text of your own.");
     const pick = `--pick L${this.head.layer}H${this.head.head}${label ? ` --query ${wordOf(label)}` : ""}`;
     const command = `attnscope heatmap ${text ? inQuotes(text) : other} -m ${wordOf(modelOf(run))} ${pick}`;
     const code = el("code", {}, command);
