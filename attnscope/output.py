@@ -201,27 +201,8 @@ def plan(
         require_writable(folder)
     chosen = {name: value for name, value in options.items() if value is not None}
     about.require_options(chosen)
-    if chosen.get("folder"):
-        _require_page(about, out, files, stem)
     load_named("attnscope.views.drawing.style:Style")(**_of_style(chosen))
     return Output(about, out, files, json, quiet, TEXT in named, chosen, stem, named=formats is not None)
-
-
-def _require_page(kind: Kind, out: Path | None, formats: Sequence[str], stem: str | None) -> None:
-    """Refuses a page as a folder where there is no page, or something else is there."""
-    if out is None or not {*formats} & {*kind.pages}:
-        raise UsageError(
-            "--folder is a way to write the page, and none is written",
-            "name a place with --out, and html among --format",
-        )
-    _listed(out / (kind if stem is None else kind.rename(stem)).file("html"))
-
-
-def _listed(page: Path) -> list[str]:
-    """The files of the folder that is there in place of a page, by their paths beside it; refuses another folder."""
-    folder = page.with_suffix("")
-    names = load_named("attnscope.views.page.document:require_replaceable_folder")(folder)
-    return [f"{folder.name}/{name}" for name in names]
 
 
 def _split_target(kind: Kind, out: Path | None, formats: str | None) -> tuple[Path | None, str | None, str | None]:
@@ -290,8 +271,6 @@ def show(
         kind.view("query")(record, chosen["query"])
     if out is not None:
         require_writable(out)
-    if chosen.get("folder"):
-        _require_page(kind, out, files, stem)
     wanted = Output(kind, out, files, json, quiet, TEXT in named, options=chosen, whole=whole)
     paths = [] if out is None else write(record, out, files, chosen, stem=stem)
     say(_notes_on(record, paths, chosen), quiet)
@@ -325,13 +304,12 @@ def write(
     kind = kind if stem is None else kind.rename(stem)
     figures = [name for name in formats if name in FIGURE_FORMATS and not record.is_empty]
     pages = [name for name in formats if name in kind.pages]
-    how = {"folder": True} if pages and options.get("folder") else {}
     saved = [name for name in formats if name in kind.data]
     if not (figures or pages or saved):
         return []
-    with replace_together(out, _listed(out / kind.file(pages[0])) if how else ()) as staged:
+    with replace_together(out) as staged:
         data = [record.save(staged / kind.file(name)) for name in saved]
-        data += [kind.view("page")(record, **how).save(staged / kind.file(name)) for name in pages]
+        data += [kind.view("page")(record).save(staged / kind.file(name)) for name in pages]
         drawn: list[Path] = []
         try:
             if figures:

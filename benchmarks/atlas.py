@@ -78,7 +78,7 @@ def page_sizes(model: Model, texts: list[CorpusText]) -> dict[str, Any]:
         "corpus": {"heads": len(real.heads), "examples": len(real.facts), "mb": _megabytes(real)},
     }
     for n, (n_layers, n_heads) in SHAPES.items():
-        made = small_atlas(n_layers, n_heads, n_tokens=64, n_top=10, n_points=512)
+        made = small_atlas(n_layers, n_heads, n_tokens=64, n_top=10)
         started = time.process_time()
         size = _megabytes(made)
         found[str(n)] = {"mb": size, "most": MOST_MB[n], "made_s": round(time.process_time() - started, 1)}

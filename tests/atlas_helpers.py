@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attnscope.records.atlas.planes import N_DIRECTIONS, SIDES, STEPS, Plane, PlaneToken
 from attnscope.records.atlas.record import FURTHEST, KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts, TokenRow
 from tests.findings_helpers import fake_findings
 
@@ -27,17 +26,6 @@ def written(labels: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
     return text, tuple(offsets)
 
 
-def _sampled(example: ExampleFacts, at: int, kind: str, chance: np.random.Generator) -> PlaneToken:
-    """A sampled token: one of an example, or beyond its end one of another text."""
-    place = 1 + at
-    if place < len(example.labels) - 1:
-        return PlaneToken(
-            kind, example.text, place, example.labels[place], "word", example.excerpt, *example.offsets[place]
-        )
-    label = str(chance.choice(WORDS))
-    return PlaneToken(kind, 1000 + at, 3, label, "capitalised", f"Then {label} was seen", 5, 5 + len(label))
-
-
 def small_atlas(
     n_layers: int = 2,
     n_heads: int = 3,
@@ -46,12 +34,8 @@ def small_atlas(
     n_tokens: int = 20,
     n_top: int = 3,
     model: str = "minilm",
-    n_points: int = 30,
 ) -> Atlas:
-    """An atlas of `n_layers` x `n_heads` heads with `n_top` best examples and one of each decile a head.
-
-    The tokens that are points are those of the first example, and others, `n_points`.
-    """
+    """An atlas of `n_layers` x `n_heads` heads with `n_top` best examples and one of each decile a head."""
     chance = np.random.default_rng(seed)
     findings = fake_findings(n_layers, n_heads, seed=seed, model=model)
     n = len(findings.heads)
@@ -105,9 +89,4 @@ def small_atlas(
         np.triu(apart, 1) + np.triu(apart, 1).T, chance.normal(size=(n, 2)).astype(np.float32),
         np.concatenate(places).astype(np.int32), np.concatenate(special), np.array(ends[1:], np.int64),
         np.concatenate(keys).astype(np.uint8), np.concatenate(codes).astype(np.uint8), findings.descriptions,
-        plane_tokens=tuple(_sampled(facts[0], at, findings.heads[0].kind, chance) for at in range(n_points)),
-        planes=(Plane((0.5, 0.3, 0.1), (0.9, 0.1, 0.0), (0.1, 0.7, 0.2), (0.4, 0.2, 0.1), 4.0, 2.0, 32, "never"),) * n,
-        points={
-            side: chance.integers(-STEPS, STEPS + 1, (n * n_points, N_DIRECTIONS)).astype(np.int8) for side in SIDES
-        },
     )  # fmt: skip

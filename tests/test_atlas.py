@@ -21,8 +21,7 @@ from attnscope.records.atlas.record import KEPT_MASS, MOST_KEYS, Atlas, ExampleF
 from attnscope.studies.atlas import study
 from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.atlas.parts import merge_atlases
-from attnscope.studies.atlas.planes import excerpt_of
-from attnscope.studies.atlas.rows import WINDOW, window
+from attnscope.studies.atlas.rows import WINDOW, excerpt_of, window
 from attnscope.studies.atlas.scores import ScoredText, Scores
 from attnscope.studies.atlas.study import atlas
 from attnscope.studies.atlas.tables import KindTables, ReadText

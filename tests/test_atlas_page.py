@@ -22,7 +22,6 @@ from attnscope.views.page import PageText, page_of
 from attnscope.views.page.atlas import pack_atlas, page_of_atlas
 from tests.atlas_helpers import small_atlas
 from tests.atlas_page_helpers import ATLAS, CONDITIONS, NAMES, OpenedAtlas, _opened, mine, open_atlas
-from tests.conftest import Run
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
 
@@ -287,50 +286,6 @@ def test_the_profile_reads_out_each_offset(opened: OpenedAtlas) -> None:
     assert said.startswith("1 ahead")
 
 
-def test_queries_and_keys_are_points_that_lead_to_their_examples(opened: OpenedAtlas) -> None:
-    """What the plane shows of a head is in the record; the token's context is said, and its example is a click away."""
-    opened.go("L1H2")
-    at = NAMES.index("L1H2")
-    points = ATLAS.points_of(at)
-    assert points is not None
-    plane = opened.page.locator(".plane")
-    assert "30 tokens of" in plane.locator("h2").inner_text()
-    assert "90% of direction 1 is common to all queries" in plane.inner_text()
-    assert "Position in the text accounts for 70% of the keys' spread along direction 2." in plane.inner_text()
-    opened.page.focus(".plane canvas >> nth=1")
-    read = plane.locator(".planeread")
-    walk(opened, lambda: read.inner_text().startswith("query"))
-    asked, *best = read.locator("q").all_inner_texts()
-    scores, labels = points.queries @ points.keys.T, [token.label for token in points.tokens]
-    rows = [row for row, label in enumerate(labels) if label == asked]
-    assert best in [[labels[key] for key in np.argsort(-scores[row], kind="stable")[:5]] for row in rows]
-    opened.page.select_option(".plane [aria-label=Colour]", "what")
-    assert "capitalised" in plane.inner_text()
-    opened.page.click(".plane [data-value=outputs]")
-    assert "principal components" in plane.inner_text() and "query" not in plane.locator(".roles").inner_text()
-    opened.page.click(".plane [data-value=scores]")
-    # The first head has examples that the sampled tokens are of.
-    opened.go("L0H0")
-    opened.page.focus(".plane canvas >> nth=1")
-    walk(opened, lambda: "click" in opened.text(".plane .tip"))
-    token = opened.page.inner_text(".plane .tip b")
-    opened.page.keyboard.press("Enter")
-    opened.until("document.querySelector('[data-token][aria-pressed=true]')")
-    chosen = opened.page.locator("[data-token][aria-pressed=true]")
-    assert chosen.inner_text().strip() == token
-    assert chosen.get_attribute("data-example") == "0"
-
-
-def walk(opened: OpenedAtlas, done: Callable[[], bool]) -> None:
-    """Goes from point to point by arrow keys."""
-    for key in ["ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp"] * 12:
-        for _ in range(3):
-            opened.page.keyboard.press(key)
-            if done():
-                return
-    raise AssertionError("no such point was met")
-
-
 def test_heads_like_it_are_one_click_away(opened: OpenedAtlas) -> None:
     opened.go("L0H0")
     near = np.argsort(np.where(np.arange(12) == 0, np.inf, ATLAS.distances[0]))[:3]
@@ -382,97 +337,6 @@ def test_the_command_puts_an_atlas_beside_texts(open_page: Callable[..., Any], t
     page.wait_for_selector(".view.atlas[data-shown='12']")
 
 
-# A folder of files -------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_reads_a_head_when_it_is_asked_for(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    index = page_of_atlas(ATLAS, folder=True).save(tmp_path / "atlas.html")
-    assert index == tmp_path / "atlas" / "index.html"
-    assert sorted(path.name for path in (tmp_path / "atlas" / "heads").iterdir()) == sorted(
-        f"{n}.js" for n in range(1, 13)
-    )
-    opened = open_page(index, OpenedAtlas)
-    opened.requests.clear()
-    assert opened.listed() == NAMES
-    assert opened.requests == []
-    for head in ("L1H2", "L0H3", "L1H2"):
-        opened.go(head)
-        first = mine(head, "top")[0]
-        assert opened.text(".examples article >> nth=0 >> .prose") == f"[CLS] {first.facts.excerpt} [SEP]"
-    assert [Path(url).name for url in opened.requests] == ["7.js", "4.js"]
-    opened.go("L2H1", ex=1)
-    opened.page.keyboard.press("3")
-    opened.settle("matrix")
-    np.testing.assert_allclose(opened.matrix(), mine("L2H1", "top")[1].weights(), atol=5.1e-5)
-    assert opened.complaints == []
-    # What is missing is said, and is there as soon as the file is.
-    held = index.parent / "heads" / "1.js"
-    held.rename(tmp_path / "aside.js")
-    opened.page.evaluate("location.hash = 'v=head&head=L0H0'")
-    opened.page.wait_for_selector(".alert")
-    assert "heads/1.js cannot be read" in opened.text(".alert")
-    (tmp_path / "aside.js").rename(held)
-    opened.go("L0H1")
-    opened.go("L0H0")
-    opened.complaints.clear()  # of the file that was missing
-
-
-def test_a_page_as_a_folder_runs_its_own_files_alone(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    index = page_of_atlas(ATLAS, folder=True).save(tmp_path / "atlas.html")
-    assert "unsafe" not in index.read_text("utf-8").split("Security-Policy")[1].split(">")[0]
-    opened = open_page(index, OpenedAtlas)
-    opened.page.evaluate(
-        """() => { const made = document.createElement("script"); made.textContent = "document.title = 'run'";
-            document.head.append(made); }"""
-    )
-    opened.page.evaluate(
-        """() => { const made = document.createElement("script"); document.head.append(made);
-            made.src = "data:text/javascript,document.title='run'"; }"""
-    )
-    opened.until("document.scripts.length > 0")
-    assert opened.page.title() != "run" and len(opened.complaints) == 2
-    opened.complaints.clear()
-
-
-def test_a_folder_is_replaced_where_it_is_ours_and_other_files_stay(tmp_path: Path) -> None:
-    page = page_of_atlas(ATLAS, folder=True)
-    index = page.save(tmp_path / "atlas.html")
-    fewer = page_of_atlas(small_atlas(1, 1), folder=True)
-    names = {path.name for path in (index.parent / "heads").iterdir()}
-    for foreign in ("notes.txt", "heads/notes.txt", "more/9.js"):
-        (index.parent / foreign).parent.mkdir(exist_ok=True)
-        (index.parent / foreign).write_text("mine")
-    fewer.save(tmp_path / "atlas.html")
-    assert "2.js" in names and {path.name for path in (index.parent / "heads").iterdir()} == {"1.js", "notes.txt"}
-    assert [path.name for path in tmp_path.iterdir()] == ["atlas"]
-    (index.parent / "heads" / "2.js").write_text("mine")
-    with pytest.raises(AttnscopeError, match=r"cannot replace .*heads/2.js: .*index.html does not list it"):
-        page.save(tmp_path / "atlas.html")
-    assert {path.read_text() for path in index.parent.rglob("*") if path.stem in ("notes", "9", "2")} == {"mine"}
-    other = tmp_path / "mine"
-    other.mkdir()
-    page.save(tmp_path / "mine.html")  # it was empty
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "index.html").write_text("<p>my own")
-    (tmp_path / "link").symlink_to(other)
-    (tmp_path / "file").write_text("")
-    for name in ("theirs", "link", "file"):
-        with pytest.raises(AttnscopeError, match="it is no (page of attnscope|folder)"):
-            page.save(tmp_path / f"{name}.html")
-    assert (tmp_path / "theirs" / "index.html").read_text() == "<p>my own"
-
-
-def test_the_command_writes_a_folder(tmp_path: Path, run: Run) -> None:
-    ATLAS.save(tmp_path / "atlas.npz")
-    status, out, err = run("show", "atlas.npz", "--folder", "-o", "site.html")
-    assert status == 0 and out.splitlines()[-1] == "site/index.html", err
-    assert run("show", "atlas.npz", "--folder")[0] == 2
-    assert run("show", "atlas.npz", "--folder", "-o", "out", "-f", "npz")[0] == 2
-    simple(5).save(tmp_path / "weights.npz")
-    status, _, err = run("show", "weights.npz", "--folder", "-o", "out")
-    assert status == 2 and "has no --folder" in err
-
-
 def test_hostile_texts_show_as_themselves(open_atlas: Callable[[Atlas], OpenedAtlas]) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
     facts = tuple(
@@ -520,7 +384,7 @@ def test_an_atlas_without_heads_is_refused() -> None:
 
 @pytest.mark.parametrize(("n_layers", "n_heads", "most"), [(6, 12, 6)])
 def test_pages_keep_to_their_size(n_layers: int, n_heads: int, most: float) -> None:
-    page = page_of_atlas(small_atlas(n_layers, n_heads, n_tokens=64, n_top=10, n_points=512))
+    page = page_of_atlas(small_atlas(n_layers, n_heads, n_tokens=64, n_top=10))
     assert len(page.html) < most * 1e6
 
 

@@ -279,21 +279,6 @@ class Where:
         return plan(kind, self.out, self.formats, **vars(printing), **how)
 
 
-Folder = Annotated[
-    bool,
-    "Write the page of an atlas as a folder of small files (index.html), which loads a head when it is asked for.",
-    "Output",
-]
-
-With = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--with",
-        help="For an atlas: a record of the same model by relations, ablate or circuits, whose numbers are added to "
-        "the heads; may be given several times.",
-    ),
-    "Heads",
-]
 
 
 @dataclass(frozen=True)

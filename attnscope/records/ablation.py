@@ -189,7 +189,7 @@ class Ablation(StudyRecord):
             number_column(
                 name, [head.effects.get(name) for head in self.heads], ("low", "high", "count"),
                 what=self.facts(name).what or "what changes without the head", unit=self.facts(name).unit,
-                source="" if name.endswith(_BY_PLACE) else "ablation", label=label_of_quantity(name),
+                label=label_of_quantity(name),
             )
             for name in self._all_names
         )  # fmt: skip

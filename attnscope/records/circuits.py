@@ -249,7 +249,7 @@ class Circuits(Record):
         columns = [
             Column(
                 name, np.array([getattr(head, name).value for head in self.heads], np.float64),
-                what=f"{what}, by its weights: eigenvalues", range=(-1, 1), source="circuits",
+                what=f"{what}, by its weights: eigenvalues", range=(-1, 1),
             )
             for name, what in scores.items()
         ]  # fmt: skip
@@ -263,7 +263,7 @@ class Circuits(Record):
                 columns.append(
                     Column(
                         f"{by.lower()}_composition_{side}", np.where(np.isfinite(most), most, np.nan), what=what,
-                        range=(None, 1), source="circuits", label=f"{by} composition, {does}",
+                        range=(None, 1), label=f"{by} composition, {does}",
                     )
                 )  # fmt: skip
         return HeadTable(tuple((self.kind, head.layer, head.head) for head in self.heads), tuple(columns))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -120,13 +120,11 @@ class Patching(Ablation):
     def head_table(self) -> HeadTable:
         """What each head changes, with intervals, the false discovery rate, and what is patched with it."""
         table = super().head_table()
-        columns = [replace(column, source="patching") for column in table.columns]
-        columns.append(
-            Column("effect_q", self.q, what="false discovery rate of the effect", range=(0, 1), source="patching")
-        )
+        columns = [*table.columns]
+        columns.append(Column("effect_q", self.q, what="false discovery rate of the effect", range=(0, 1)))
         if self.shares_heads:
             names = [self.unit_name(number) for number in range(len(self.heads))]
-            columns.append(Column("patched_with", names, what="heads that are patched together", source="patching"))
+            columns.append(Column("patched_with", names, what="heads that are patched together"))
         return HeadTable(table.heads, tuple(columns))
 
     def require_whole(self) -> None:

@@ -76,7 +76,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "atlas": (
         "--file INPUTS/cat.txt -m own -f npz,csv,html -o OUT",
         "--file INPUTS/texts.jsonl -m INPUTS/tiny --examples 2 --sample 4 -f json -o OUT",
-        "--file INPUTS/cat.txt -m INPUTS/decoder --with INPUTS/composition.npz --folder -f html -o OUT",
+        "--file INPUTS/cat.txt -m INPUTS/decoder -f html -o OUT",
         "--file INPUTS/cat.txt -m INPUTS/decoder --shard 1/2 -o OUT",
     ),
     "timeline": (

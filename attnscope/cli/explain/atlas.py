@@ -18,7 +18,6 @@ def atlas(
     texts: TextsWanted,
     model: groups.Model = "minilm",
     order: AtlasOrder,
-    folder: groups.Folder = False,
     describing: groups.Describing,
     where: groups.Where,
     running: SharedWork,
@@ -34,21 +33,16 @@ def atlas(
     - `attnscope atlas --file 'corpus/*.txt.gz' -m ./model --workers 8 -o atlas.html -f html,npz`
     - `attnscope atlas --file 'corpus/*.txt.gz' --rank induction -o induction.html`
     - `attnscope atlas --file 'corpus/*.txt.gz' --shard 2/8 -o part2`
-    - `attnscope atlas --file 'corpus/*.txt.gz' -m ./model --folder -o site`
     """
-    from attnscope.records.atlas.evidence import require_evidence, with_records
     from attnscope.studies.atlas.study import study
     from attnscope.studies.heads.study import require_names
 
     heads = replace(order.atlas.heads, describe=describing.options())
     order = replace(order, atlas=replace(order.atlas, heads=heads))
     where = where if heads.shard == (1, 1) else replace(where, formats=where.formats or "npz")
-    output = where.plan(
-        "atlas", printing, measures=order.measures, folder=folder or None, **order.listing.plan_options()
-    )
+    output = where.plan("atlas", printing, measures=order.measures, **order.listing.plan_options())
     shared = running.share(model, loading)
     require_names(heads, order.measures)
-    require_evidence(order.beside)
     with options.progress(printing.quiet) as report:
         record = study(model, texts, order, loading, report, shared)
-    output.deliver(with_records(record, order.beside))
+    output.deliver(record)

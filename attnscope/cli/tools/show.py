@@ -38,8 +38,6 @@ def show(
             autocompletion=options.complete_measures,
         ),
     ] = None,
-    beside: groups.With = None,
-    folder: groups.Folder = False,
     printing: groups.Printing,
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files.
@@ -51,12 +49,11 @@ def show(
     import numpy as np
 
     from attnscope import output
-    from attnscope.records.atlas.evidence import load_with
+    from attnscope.records import load_record
 
-    loaded = load_with(record, beside or ())
+    loaded = load_record(record)
     how = {**drawing.options(), **vars(which), **listing.plan_options(), "measures": measures}
     how |= {"query": tokens.query, "words": tokens.words or None, "hide_special": tokens.hide_special or None}
-    how |= {"folder": folder or None}
     try:
         # Values that no model computed may overflow as they are drawn: NumPy's warnings tell a user nothing.
         with np.errstate(all="ignore"):

@@ -10,20 +10,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attnscope.core.attention.projections import Turned
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.core.teaching.stepwise import Rotation
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.projections import OutputWatch, adapted_maps, hooks, linear_maps, modules_of, weight_of
 from attnscope.models.model import Batch, Model
 from attnscope.models.turns import take_turn
+
+Turned = Literal["never", "before", "after"]
+"""Whether positions turn queries and keys (rotary), and if so, whether these are as they were before, or after."""
 
 _patching = threading.Lock()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -10,8 +9,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.atlas.planes import N_DIRECTIONS, SIDES, STEPS, Plane, PlaneToken, Points
-from attnscope.records.circuits import Link
 from attnscope.records.frame.checks import shaped
 from attnscope.records.frame.codec import ARRAY, OMITTED, beside
 from attnscope.records.frame.head_table import Column, HeadTable
@@ -201,11 +198,6 @@ class Atlas(StudyRecord):
         keys: `Example.keys`, likewise.
         codes: `Example.codes`, likewise.
         descriptions: What each head does in a line; None where heads were not described.
-        compositions: The strongest partners of each head; none where no record of circuits was given.
-        plane_tokens: The tokens whose queries, keys and outputs are shown as points; none where they are not known.
-        planes: What is known of each head's points, as many as `heads`, or none.
-        points: Their coordinates, by "queries", "keys" and "outputs": (point, direction), int8, in steps of
-            `planes.STEPS` of the largest; one head after the other, of each the tokens of its kind. See `points_of`.
         kept: Of a part, which `--shard` makes: the texts that may be shown of the whole. It shows none itself.
         scores: Of a part: how these score, by name: "texts" (their numbers), "chunks", "tokens", "lots" (hashes, by
             which they are drawn), (text,), and "values", (text, head). Empty where it is no part.
@@ -231,12 +223,6 @@ class Atlas(StudyRecord):
     keys: NDArray[np.uint8] = field(metadata=ARRAY)
     codes: NDArray[np.uint8] = field(metadata=shaped("keys", **ARRAY))
     descriptions: Descriptions | None = field(default=None, metadata=OMITTED)
-    compositions: tuple[Link, ...] = field(default=(), metadata=OMITTED)
-    plane_tokens: tuple[PlaneToken, ...] = field(default=(), metadata=OMITTED)
-    planes: tuple[Plane, ...] = field(default=(), metadata=OMITTED)
-    points: Mapping[str, NDArray[np.int8]] = field(
-        default_factory=dict, metadata=shaped(f"n_points {N_DIRECTIONS}", **beside("point_"))
-    )
     kept: tuple[KeptText, ...] = field(default=(), metadata=OMITTED)
     scores: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=beside("score_"))
     sums: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=beside("sum_"))
@@ -247,11 +233,6 @@ class Atlas(StudyRecord):
     def n_tokens(self) -> int:
         """How many tokens its examples show."""
         return sum(len(facts.labels) for facts in self.facts)
-
-    @property
-    def n_points(self) -> int:
-        """How many points of each side its heads have together."""
-        return sum(self._count_points())
 
     @property
     def is_part(self) -> bool:
@@ -280,29 +261,12 @@ class Atlas(StudyRecord):
             token = tokens.stop
         return examples
 
-    def points_of(self, number: int) -> Points | None:
-        """The points of a head, by its place in `heads`; None where none are known."""
-        if not self.planes:
-            return None
-        kind, plane = self.heads[number].kind, self.planes[number]
-        counts = self._count_points()
-        rows = slice(sum(counts[:number]), sum(counts[: number + 1]))
-        worth = {"queries": plane.largest, "keys": plane.largest, "outputs": plane.largest_output}
-        queries, keys, outputs = (np.float32(worth[side] / STEPS) * self.points[side][rows] for side in SIDES)
-        return Points(tuple(token for token in self.plane_tokens if token.kind == kind), plane, queries, keys, outputs)
-
-    def _count_points(self) -> list[int]:
-        """How many points of each side each head has; they stand one head after the other."""
-        counts = Counter(token.kind for token in self.plane_tokens)
-        return [counts[head.kind] for head in self.heads]
-
     def only(self, picked: Sequence[tuple[int, int]]) -> Atlas:
         """The atlas of some heads, (layer, head), of every kind."""
         require_known([(head.layer, head.head) for head in self.heads], picked, "this atlas")
         mine = [at for at, head in enumerate(self.heads) if (head.layer, head.head) in set(picked)]
         number = {at: new for new, at in enumerate(mine)}
         examples = [example for example in self.examples() if example.facts.head in number]
-        head_of_point = np.repeat(np.arange(len(self.heads)), self._count_points())
         return replace(
             self,
             heads=tuple(self.heads[at] for at in mine),
@@ -311,13 +275,6 @@ class Atlas(StudyRecord):
             **{name: getattr(self, name)[mine] for name in ("profiles", "even_profiles", "deciles", "positions")},
             distances=self.distances[np.ix_(mine, mine)],
             **join_examples(examples),
-            compositions=tuple(
-                replace(link, sender=number[link.sender], receiver=number[link.receiver])
-                for link in self.compositions
-                if link.sender in number and link.receiver in number
-            ),
-            planes=tuple(self.planes[at] for at in mine) if self.planes else (),
-            points={side: points[np.isin(head_of_point, mine)] for side, points in self.points.items()},
         )
 
     def head_table(self) -> HeadTable:
@@ -347,8 +304,6 @@ class Atlas(StudyRecord):
 
     def require_whole(self) -> None:
         """Refuses arrays that do not fit each other."""
-        if self.planes or self.points or self.plane_tokens:
-            self._require_whole_planes()
         if self.is_part:
             self._require_whole_part()
         ends = np.concatenate([[0], self.starts])
@@ -357,12 +312,6 @@ class Atlas(StudyRecord):
         for example in self.examples():
             if len(example.keys) and int(example.keys.max()) >= len(example.places):
                 raise ValueError("an example attends to a token that is not shown")
-
-    def _require_whole_planes(self) -> None:
-        if len(self.planes) != len(self.heads) or {*self.points} != {*SIDES}:
-            raise ValueError(f"it has {len(self.heads)} heads, and points of {len(self.planes)}")
-        if any(points.dtype != np.int8 for points in self.points.values()):
-            raise ValueError("its points are not in steps")
 
     def _require_whole_part(self) -> None:
         n = len(self.scores["lots"])

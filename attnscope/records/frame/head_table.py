@@ -1,12 +1,12 @@
 """One table of heads: every number that a record has per head, with its name, unit, range and interval. NumPy only.
 
-Conditions, orders, files of tables, and what an atlas takes from other records read this table and nothing else.
+Conditions, orders and files of tables read this table and nothing else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +30,6 @@ class Column:
         what: Its definition in a few words; may be empty.
         unit: Such as "nats" or "share"; empty for plain numbers.
         range: Its least and largest possible value; None where there is no bound.
-        source: The kind of record that it comes from, such as "ablation"; empty for the record's own.
-        more: What else views need, as plain JSON values.
         names: Names in conditions, where these are not the one in files.
         in_files: Whether files have it.
         kind: What it is: "measure", "effect", "role" (1 or 0, so that conditions may name it alone), or empty.
@@ -44,8 +42,6 @@ class Column:
     what: str = ""
     unit: str = ""
     range: tuple[float | None, float | None] = (None, None)
-    source: str = ""
-    more: Mapping[str, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     in_files: bool = True
     kind: str = ""
@@ -55,12 +51,6 @@ class Column:
     def is_number(self) -> bool:
         """Whether it has a number per head, so that conditions and orders can use it."""
         return isinstance(self.values, np.ndarray)
-
-    def facts(self) -> dict[str, Any]:
-        """What it means, as `options["measures"]` of a record has it."""
-        source = {"of": self.source} if self.source else {}
-        label = {"label": self.label} if self.label else {}
-        return {"what": self.what, "unit": self.unit, "range": list(self.range), **source, **label, **self.more}
 
 
 def number_column(
@@ -125,20 +115,6 @@ class HeadTable:
         flat = self.flat()
         yield tuple(flat)
         yield from zip(*flat.values(), strict=True)
-
-    def align(self, heads: Sequence[Head], make: Callable[..., Any]) -> dict[str, list[Any]]:
-        """Each column for the heads of another record: `make(value, **parts)` per head; None for a head not in here."""
-        numbers = {head: number for number, head in enumerate(self.heads)}
-        rows = [numbers.get(head) for head in heads]
-        return {
-            column.name: [
-                None
-                if row is None
-                else make(column.values[row], **{name: of[row] for name, of in column.parts.items()})
-                for row in rows
-            ]
-            for column in self.columns
-        }
 
 
 def _listed(values: Floats | Sequence[Any]) -> list[Any]:

@@ -173,8 +173,8 @@ KINDS = {
         ),
         Kind(
             "attnscope.atlas", "atlas", "atlas.record:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),
-            "atlas.terminal:show", "atlas.planes:pages", page="page.atlas:page_of_atlas",
-            shown_with=("measures", "sort", "has_page"), others=(*WHICH, "folder", "with"),
+            "atlas.terminal:show", page="page.atlas:page_of_atlas",
+            shown_with=("measures", "sort", "has_page"), others=WHICH,
         ),
         Kind(
             "attnscope.circuits", "record of circuits", "circuits:Circuits", "circuits", "circuits", ("npz", *_TABLE),

@@ -200,13 +200,8 @@ class Findings(StudyRecord):
     def _column_facts(self, measure: str) -> dict[str, Any]:
         facts = self.measure_facts(measure)
         bounds = tuple(None if math.isnan(bound) else bound for bound in (facts.low, facts.high))
-        recorded = _recorded(self.options, "measures", measure)
-        source = NEEDLES if self.needles is not None and measure in ("retrieval", "decoy") else ""
-        return {
-            "kind": "measure", "what": facts.what, "unit": facts.unit, "range": bounds,
-            "source": source or _words(recorded.get("of")), "label": _words(recorded.get("label")),
-            "more": {"relation": _words(recorded["relation"])} if "relation" in recorded else {},
-        }  # fmt: skip
+        recorded_label = _words(_recorded(self.options, "measures", measure).get("label"))
+        return {"kind": "measure", "what": facts.what, "unit": facts.unit, "range": bounds, "label": recorded_label}
 
     def _role_columns(self) -> Iterator[Column]:
         yield Column("roles", [self._in_order(role.name for role in head.roles) for head in self.heads])

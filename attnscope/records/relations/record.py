@@ -303,7 +303,7 @@ def _accuracy_column(relation: Relation) -> Column:
     return Column(
         "relation_" + re.sub(r"\W+", "_", relation.name).strip("_"), accuracy,
         {"low": low, "high": high, "count": np.full(accuracy.shape, float(relation.n_scored))},
-        what, "share", (0, 1), "relations", {"relation": relation.name}, label=f"accuracy on {relation.name}",
+        what, "share", (0, 1), label=f"accuracy on {relation.name}",
     )  # fmt: skip
 
 

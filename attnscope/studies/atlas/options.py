@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from attnscope.errors import UsageError, suggest
 from attnscope.options import group, option, options
 from attnscope.studies.heads.options import HeadsOptions, Listing, measures_option
@@ -47,13 +45,3 @@ class AtlasOrder:
     atlas: AtlasOptions = group(AtlasOptions)
     measures: str | None = measures_option()
     listing: Listing = group(Listing)
-    beside: tuple[Path, ...] = option(
-        "For an atlas: a record of the same model by relations, ablate or circuits, whose numbers are added to "
-        "the heads; may be given several times.",
-        "--with", default=(), panel="Heads",
-    )  # fmt: skip
-
-    def require(self) -> None:
-        """Refuses other records beside a shard."""
-        if self.beside and self.atlas.heads.shard != (1, 1):
-            raise UsageError("what other records say is of the whole", "give --with to merge's atlas: show --with")

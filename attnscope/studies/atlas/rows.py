@@ -14,8 +14,7 @@ from attnscope.corpus.batching import tokens_of
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model
 from attnscope.records import Tokens
-from attnscope.records.atlas.record import KEPT_MASS, MOST_KEYS, Example, ExampleFacts, Why
-from attnscope.studies.atlas.planes import PlaneSums, draw_tokens, excerpt_of
+from attnscope.records.atlas.record import KEPT_MASS, LEFT_OUT, MOST_KEYS, Example, ExampleFacts, Why
 from attnscope.studies.atlas.scores import Place, Scores
 from attnscope.studies.atlas.tables import DISTANCE_QUERIES, KindTables, ReadText
 from attnscope.studies.inputs.texts import Progress, Report, batch_of, special_ids
@@ -24,8 +23,6 @@ from attnscope.studies.running.memory import Room, give_memory_back, halves, pad
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from attnscope.core.attention.projections import TokenVectors
 
 FEWEST_TOKENS, MOST_TOKENS, SHARE = 4096, 32_768, 8
 """Tokens of sampled texts whose rows are read for profiles, tables and distances: a part of the corpus, within these
@@ -64,14 +61,12 @@ class Unit:
     Attributes:
         sampled: Whether it is in the sample.
         wanted: The examples that it gives.
-        lot: In the sample, its hash.
     """
 
     text: CorpusText
     chunk: Chunk
     sampled: bool = False
     wanted: list[Wanted] = field(default_factory=list)
-    lot: int = 0
 
 
 @dataclass(eq=False)
@@ -83,14 +78,12 @@ class Rows:
         examples: In no order.
         n_sampled: How many texts of the sample are in the tables.
         complete: Whether all texts were read.
-        planes: Fields of the atlas that say where queries, keys and outputs lie; empty if they are not known.
     """
 
     tables: Mapping[str, KindTables]
     examples: list[Example] = field(default_factory=list)
     n_sampled: int = 0
     complete: bool = True
-    planes: dict[str, Any] = field(default_factory=dict)
 
 
 def units_of(
@@ -132,8 +125,7 @@ def units_of(
     # Two are needed to tell how sure anything is, however long they are.
     for number in fitting if len(fitting) > 1 else scores.sample[:2]:
         scored = scores.texts[number]
-        unit_drawn = unit(scored.text, scored.number)
-        unit_drawn.sampled, unit_drawn.lot = True, scored.lot
+        unit(scored.text, scored.number).sampled = True
     picked: tuple[tuple[Why, NDArray[np.int64]], ...] = (("top", scores.best()), ("decile", scores.deciles()[1]))
     for why, by_head in picked:
         for head, of_head in enumerate(by_head):
@@ -171,7 +163,6 @@ def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], repor
         }
     )
     reader = _Reader(model, heads, by_kind, start, rows)
-    reader.draw(sampled)
     by_chunk = {id(unit.chunk): unit for unit in units}
     todo = [sampled, [unit for unit in units if not unit.sampled]]
     total, done = sum(len(unit.chunk) for unit in units), 0
@@ -190,7 +181,6 @@ def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], repor
                 give_memory_back()
     except KeyboardInterrupt:
         rows.complete = False
-    rows.planes = reader.planes.finish(heads, model)
     return rows
 
 
@@ -206,18 +196,6 @@ class _Reader:
         rows: Rows,
     ) -> None:
         self._model, self._heads, self._by_kind, self._start, self._rows = model, heads, by_kind, start, rows
-        self._drawn: dict[int, dict[str, NDArray[np.int64]]] = {}
-        self.planes = PlaneSums()
-
-    def draw(self, sampled: Sequence[Unit]) -> None:
-        """Draws the tokens whose queries, keys and outputs are kept."""
-        if self._model.info.path == "eager":
-            return
-        for kind in self._by_kind:
-            texts = [_read_by(kind, unit.chunk, self._start) for unit in sampled]
-            places = draw_tokens(texts, [unit.lot for unit in sampled], self._model)
-            for unit, of_unit in zip(sampled, places, strict=True):
-                self._drawn.setdefault(id(unit.chunk), {})[kind] = of_unit
 
     def run(self, batch: Sequence[Chunk]) -> _Seen:
         """What each kind of attention was on a batch."""
@@ -225,8 +203,6 @@ class _Reader:
 
         from attnscope.core.attention.calls import Calls
         from attnscope.core.attention.probes import Weights
-        from attnscope.core.attention.projections import TokenVectors
-        from attnscope.models.inside.around import TurnWatch
 
         tokens = [chunk.tokens for chunk in batch]
         targets = [] if self._start is None else [target_of(self._start, source) for source in tokens]
@@ -236,31 +212,16 @@ class _Reader:
             with torch.no_grad():
                 self._model.run(padded, weights)
             return _Seen(weights.maps)  # type: ignore[arg-type]  # kinds are strings
-        calls, turns = Calls(), TurnWatch()
-        if not any(id(chunk) in self._drawn for chunk in batch):
-            with torch.no_grad():
-                self._model.run(padded, calls)
-            return _Seen(calls.maps)  # type: ignore[arg-type]
-        places: Any = {
-            kind: [torch.from_numpy(self._drawn[id(chunk)][kind]) for chunk in batch] for kind in self._by_kind
-        }
-        vectors = TokenVectors(calls, places, turns.bare)
-        with torch.no_grad(), turns.watch(self._model.modules()):
-            self._model.run(padded, vectors)
-        return _Seen(calls.maps, vectors)  # type: ignore[arg-type]
+        calls = Calls()
+        with torch.no_grad():
+            self._model.run(padded, calls)
+        return _Seen(calls.maps)  # type: ignore[arg-type]
 
     def add(self, unit: Unit, seen: _Seen, number: int) -> None:
         """Adds what a text shows; `seen` is what `run` returned, `number` says which text of the batch it is."""
         for kind in self._by_kind:
             read = _SeenText(kind, seen.layers[kind], number, len(unit.chunk))
             self._read_text(read, unit)
-            vectors: Any = seen.vectors
-            if vectors is not None:
-                of_text = {layer: of_layer[number] for layer, of_layer in vectors.kept[kind].items()}
-                self.planes.add(
-                    kind, unit.text.index, _read_by(kind, unit.chunk, self._start).tokens,
-                    self._drawn[id(unit.chunk)][kind], of_text, vectors.turned[kind],
-                )  # fmt: skip
         self._rows.n_sampled += unit.sampled
 
     def _read_text(self, seen: _SeenText, unit: Unit) -> None:
@@ -291,11 +252,9 @@ class _Seen:
 
     Attributes:
         layers: Kind -> layer -> its call, or dense weights.
-        vectors: Queries, keys and outputs of some tokens; None if none were drawn.
     """
 
     layers: Mapping[str, Mapping[int, Any]]
-    vectors: TokenVectors | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -429,3 +388,29 @@ def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64
             break
         positions.add(position)
     return np.array(sorted(positions), np.int64)
+
+
+def excerpt_of(tokens: Tokens, positions: NDArray[np.int64]) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """The source's own characters of some tokens, rising, and where in them each token stands.
+
+    As `ExampleFacts.excerpt` and its `offsets`; empty if the tokenizer has no offsets.
+    """
+    written = ""
+    offsets: list[tuple[int, int]] = []
+    end = -1  # in the source, of what is written; -1: tokens were left out since
+    for number, position in enumerate(positions.tolist()):
+        start, stop = tokens.offsets[position].tolist()
+        if number and position != positions[number - 1] + 1:
+            written, end = written + LEFT_OUT, -1
+        if start < 0 or stop <= start:
+            offsets.append((len(written), len(written)))
+            continue
+        if end < 0:
+            end = start
+        written += tokens.text[end : max(start, end)]
+        # Tokens that are bytes of one character share it.
+        first = len(written) - max(0, end - start)
+        written += tokens.text[max(start, end) : stop]
+        end = max(end, stop)
+        offsets.append((first, len(written)))
+    return (written, tuple(offsets)) if any(stop > start for start, stop in offsets) else ("", ())

@@ -212,5 +212,4 @@ def _assemble(findings: Findings, options: AtlasOptions, scores: Scores, heads: 
         positions=positions,
         **join_examples(examples),
         descriptions=findings.descriptions,
-        **rows.planes,
     )  # fmt: skip

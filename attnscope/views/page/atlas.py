@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.atlas.planes import SIDES
 from attnscope.records.atlas.record import Atlas, Example
 from attnscope.records.frame import codec
 from attnscope.records.frame.head_table import Column, HeadTable
@@ -37,11 +35,8 @@ _HIDDEN = ("terms",)
 """Columns that are no axes."""
 
 
-def page_of_atlas(atlas: Atlas, *, findings: Findings | None = None, folder: bool = False) -> Page:
-    """The page of an atlas; in a folder, each head has a file that is loaded when the reader opens it.
-
-    Findings name the roles of heads, in place of those in the atlas.
-    """
+def page_of_atlas(atlas: Atlas, *, findings: Findings | None = None) -> Page:
+    """The page of an atlas. Findings name the roles of heads, in place of those in the atlas."""
     if atlas.is_empty:
         raise AttnscopeError("there is no head to show")
     if findings is not None:
@@ -49,7 +44,7 @@ def page_of_atlas(atlas: Atlas, *, findings: Findings | None = None, folder: boo
         heads = [replace(head, roles=roles.get(head.address, ())) for head in atlas.heads]
         options = {**atlas.options, "roles": findings.options.get("roles", {})}
         atlas = replace(atlas, heads=tuple(heads), options=options)
-    return page_of([], findings=atlas.findings, atlas=pack_atlas(atlas), folder=folder)
+    return page_of([], findings=atlas.findings, atlas=pack_atlas(atlas))
 
 
 def pack_atlas(atlas: Atlas) -> list[str]:
@@ -66,9 +61,6 @@ def pack_atlas(atlas: Atlas) -> list[str]:
     by_head: list[list[Example]] = [[] for _ in atlas.heads]
     for example in atlas.examples():
         by_head[example.facts.head].append(example)
-    counts_of = Counter(token.kind for token in atlas.plane_tokens)
-    first = np.cumsum([0, *(counts_of[head.kind] for head in atlas.heads)])
-    sides = SIDES if atlas.planes else ()
     for number, examples in enumerate(by_head):
         card: dict[str, Any] = {
             "tables": [codec.describe(row) for row in atlas.tables[number]],
@@ -78,11 +70,9 @@ def pack_atlas(atlas: Atlas) -> list[str]:
             "examples": [_example(example) for example in examples],
             "worst": [codec.describe(token) for token in atlas.heads[number].worst_tokens],
         }
-        points = [atlas.points[side][first[number] : first[number + 1]] for side in sides]
-        card["n_points"] = len(points[0]) if points else 0
         counts = [np.diff(example.starts).astype(np.uint8) for example in examples]
         keys, codes = [example.keys for example in examples], [example.codes for example in examples]
-        blocks.append(_pack(card, [*counts, *keys, *codes, *points]))
+        blocks.append(_pack(card, [*counts, *keys, *codes]))
     return blocks
 
 
@@ -99,14 +89,12 @@ def _column(name: str, column: Column) -> dict[str, Any]:
         "name": name,
         "label": column.label or label(name),
         "kind": column.kind,
-        "source": column.source,
         "what": column.what,
         "unit": column.unit,
         "range": column.range,
         "hidden": column.kind == "role" or name in _HIDDEN,
         "values": column.values,
         **{part: values for part, values in parts.items() if np.isfinite(values).any()},
-        **column.more,
     }
 
 

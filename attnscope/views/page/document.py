@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import re
@@ -19,11 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError, parse_json
+from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
-from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.record import Record
-from attnscope.records.frame.storage import PAGE_MARK, finite, plain, require_replaceable
+from attnscope.records.frame.storage import PAGE_MARK, finite, plain
 from attnscope.records.heads.descriptions import Descriptions
 from attnscope.records.heads.findings import Findings
 from attnscope.version import VERSION
@@ -45,7 +43,7 @@ MODULES = (
 """The ES modules of every page, each after those that it imports."""
 
 PARTS = {
-    "atlas": ("wording", "catalog", "query", "scatter", "atlas", "cardfigure", "plane", "card", "examples", "head"),
+    "atlas": ("wording", "catalog", "query", "scatter", "atlas", "cardfigure", "card", "examples", "head"),
     "photo": ("photo",),
     "viewer": ("numbers", "archive", "recordtexts", "reading", "viewer"),
 }
@@ -54,42 +52,7 @@ PARTS = {
 _IMPORT = re.compile(r"^import\s+(?:[\w*{][^;]*?\s+from\s+)?\"\./(\w+)\.js\";\n", re.MULTILINE)
 _INDENT = re.compile(r"^[ ]+", re.MULTILINE)
 _EXPORT = re.compile(r"^export\s+(?=(?:async\s+)?(?:function|class|const|let)\b)", re.MULTILINE)
-_MANIFEST = re.compile(r'^<script type="application/json" id="manifest">(.*)</script>$', re.MULTILINE)
 _DECLARED = re.compile(r"^(?:async\s+)?(?:function\*?|class|const|let)\s+(\w+)", re.MULTILINE)
-
-
-HEADS = "heads"
-"""The folder of the heads' files, in a page that is a folder."""
-
-INDEX = "index.html"
-"""The file of such a page that a browser opens."""
-
-
-def folder_of(path: Path) -> Path:
-    """The folder that takes the place of a page's file."""
-    return path.with_suffix("")
-
-
-def require_replaceable_folder(folder: Path) -> list[str]:
-    """Refuses a folder in which a page would replace files that attnscope did not write.
-
-    Returns:
-        The files of the page that is there, by their paths in the folder, as its manifest lists them.
-    """
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise AttnscopeError(f"cannot replace {folder}: it is no folder", "choose another name with --out")
-    require_replaceable(folder / INDEX, holds=PAGE_MARK)
-    earlier: list[str] = []
-    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-        manifest = parse_json(_MANIFEST.findall((folder / INDEX).read_text("utf-8"))[0])
-        earlier = [INDEX, *(f"{manifest['atlas']['folder']}/{int(n)}.js" for n in manifest["atlas"]["heads"])]
-    for path in sorted((folder / HEADS).glob("*.js")):
-        if path.stem.isdecimal() and f"{HEADS}/{path.name}" not in earlier:
-            raise AttnscopeError(
-                f"cannot replace {path}: {folder / INDEX} does not list it",
-                "choose another name with --out, or move that file away",
-            )
-    return earlier
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,27 +75,18 @@ class Page:
 
     Attributes:
         html: The whole file.
-        beside: Of a page that is a folder: its other files, by their paths in it.
     """
 
-    def __init__(self, html: str, beside: Mapping[str, str] | None = None) -> None:
-        self.html, self.beside = html, dict(beside or {})
+    def __init__(self, html: str) -> None:
+        self.html = html
 
     def save(self, path: str | Path) -> Path:
-        """Writes the file, whole or not at all; or all files of a folder, whose name is the file's without its ending.
-
-        In a folder, files of an earlier page go, and any other file stays.
+        """Writes the file, whole or not at all.
 
         Raises:
-            AttnscopeError: It cannot be written, or something else has the name of one of its files.
+            AttnscopeError: It cannot be written.
         """
-        if not self.beside:
-            return write_whole(Path(path), self.html.encode())
-        folder = folder_of(Path(path))
-        with replace_together(folder, require_replaceable_folder(folder)) as staged:
-            for name, text in {INDEX: self.html, **self.beside}.items():
-                write_whole(staged / name, text.encode())
-        return folder / INDEX
+        return write_whole(Path(path), self.html.encode())
 
     def _repr_html_(self) -> str:
         content = self.html.replace("&", "&amp;").replace('"', "&quot;")
@@ -156,7 +110,6 @@ def page_of(
     findings: Findings | None = None,
     start: Mapping[str, str] | None = None,
     atlas: Sequence[str] = (),
-    folder: bool = False,
 ) -> Page:
     """Makes a page of one text or several, of an atlas, or of both.
 
@@ -165,7 +118,6 @@ def page_of(
         findings: Names the roles of heads.
         start: The first view, as the page's address names it: `{"v": "matrix", "h": "3.1"}`.
         atlas: The blocks of an atlas, as `page.atlas` packs them: the landing's, then one for each head.
-        folder: Whether each head has a file of its own, which the page loads when the reader opens it; without texts.
 
     Raises:
         AttnscopeError: There is no text, no head to show, or more weights than a browser would hold.
@@ -187,11 +139,6 @@ def page_of(
         manifest["start"] = {"h": f"{head[0]}.{head[1]}", **manifest["start"]}
     if atlas:
         manifest["atlas"] = {"landing": 0, "heads": list(range(1, len(atlas)))}
-    if folder:
-        manifest["atlas"]["folder"] = HEADS
-        # A script, for a page that was opened from a disk may read no other file; its content becomes the block.
-        beside = {f"{HEADS}/{n}.js": f'document.currentScript.textContent="{atlas[n]}"' for n in range(1, len(atlas))}
-        return Page(_html(manifest, blocks[:1], ("atlas",), "'self'"), beside)
     return Page(_html(manifest, blocks, (*["atlas"] * bool(atlas), *["photo"] * has_photos)))
 
 
@@ -419,13 +366,13 @@ def policy_hash(text: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
-def _html(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence[str] = (), also: str = "") -> str:
-    """The file; `also` names another source of scripts."""
+def _html(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence[str] = ()) -> str:
+    """The file."""
     # JSON inside of a script element: "<" could end it. Surrogates that stand alone are no UTF-8; as escapes they are.
     data = json.dumps(manifest, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     code, css = script(*parts), style(*parts)
     policy = (
-        f"default-src 'none'; script-src {f'{policy_hash(code)} {also}'.strip()}; style-src {policy_hash(css)}; "
+        f"default-src 'none'; script-src {policy_hash(code)}; style-src {policy_hash(css)}; "
         "img-src data: blob:; connect-src 'none'; form-action 'none'; base-uri 'none'"
     )
     return "".join((

@@ -7,7 +7,6 @@ import {
   SIDEWAYS, button, clamp, dotOf, el, faint, fill, keyedCanvas, onSteps, rowOf, say, segmented, tokenOf,
 } from "./dom.js";
 import { CanvasPen } from "./pen.js";
-import { Plane } from "./plane.js";
 import { filterOf, isNamed } from "./query.js";
 import { state, update } from "./state.js";
 import { copyButton, inQuotes, modelOf, wordOf } from "./why.js";
@@ -19,7 +18,6 @@ const LOWEST = 1e-4; // the least share that the profile shows
 const SIDES = { pairs: "pairs, query \u2192 key", gets: "keys that receive most", asks: "queries that give most" };
 const MOST_TOKENS = 8;
 const OVER_ALL_KEYS = "what uniform attention over all keys would give"; // what lifts are over where a record does not say
-const MOST_PARTNERS = 9;
 
 /** Where an offset stands, near ones further apart: from -1 to 1, with what is beyond at both ends. */
 function placeOfOffset(offset) {
@@ -114,11 +112,9 @@ export class Card {
     this.offsets = el("section", {}, el("h2", {}, "How far it looks"), this.profileHost, this.profileRead);
     this.tableHost = el("div", { class: "tables" });
     this.tables = el("section", {}, el("div", { class: "sectionhead" }, el("h2", {}, "Which tokens"), this.order), this.tableHost);
-    this.evidence = el("section", { class: "evidence", "aria-label": "By other records" });
-    this.plane = new Plane(app);
     this.likes = el("section", {});
     this.command = el("section", {});
-    const parts = [this.offsets, this.measures, this.evidence, this.tables, this.plane.root, this.likes, this.command];
+    const parts = [this.offsets, this.measures, this.tables, this.likes, this.command];
     this.root = el("div", { class: "headcard", tabindex: "-1" }, parts);
   }
 
@@ -130,7 +126,6 @@ export class Card {
     this.offsets.hidden = !card;
     this.tables.hidden = !card?.tables?.length;
     this.showMeasures();
-    this.plane.show(card, head);
     this.near = card?.near || head.near || [];
     this.showNear();
     this.showCommand(card);
@@ -175,7 +170,7 @@ export class Card {
     const [measures, effects] = ["measure", "effect"].map((kind) => catalogs.current.namesOf(kind));
     const resting = roles.map((role) => role.measure);
     const ranked = measures
-      .filter((name) => Number.isFinite(columns.get(name).values[at]) && !columns.get(name).source)
+      .filter((name) => Number.isFinite(columns.get(name).values[at]))
       .sort((a, b) => resting.includes(b) - resting.includes(a) || columns.get(a).rank(at) - columns.get(b).rank(at));
     const names = [...effects, ...(this.all ? ranked : ranked.slice(0, Math.max(FEW, resting.length)))];
     this.measuresSeen = names;
@@ -191,45 +186,6 @@ export class Card {
       names.length ? this.tableOf(names) : el("p", { class: "faint" }, "none"),
       ranked.length > FEW ? button(this.all ? "fewer" : `all ${ranked.length}`, turnAll, facts) : null,
     );
-    this.showEvidence();
-  }
-
-  /** What records of relations, ablations, circuits and needles say of the head, where the atlas was given any. */
-  showEvidence() {
-    const { columns, record } = catalogs.current;
-    const { at, roles } = this.head;
-    const columnsOf = (source) => [...columns.values()].filter((column) => column.source === source);
-    const namesOf = (source, isOf) => columnsOf(source).filter(isOf).map(({ name }) => name);
-    const isMeasured = ({ values }) => Number.isFinite(values[at]);
-    const isExpressed = ({ relation }) => roles.some(({ name }) => name === relation);
-    const section = (title, names, none = null) => {
-      const content = names.length ? this.tableOf(names) : none;
-      return content && [el("h2", {}, title), content];
-    };
-    const none = columnsOf("relations").length ? el("p", { class: "faint" }, "none of those in the record") : null;
-    fill(
-      this.evidence,
-      section("Relations that it expresses", namesOf("relations", isExpressed), none),
-      section("What changes without it", namesOf("ablation", isMeasured)),
-      section("By its weights", namesOf("circuits", isMeasured)),
-      section("On needles in long texts", namesOf("needles", isMeasured)),
-      this.partners("Reads what these write", "receiver", "sender", record.compositions),
-      this.partners("Is read by", "sender", "receiver", record.compositions),
-    );
-  }
-
-  /** Heads that it composes with, the strongest above random directions first; each one click away. */
-  partners(title, mine, other, compositions = []) {
-    const { heads } = catalogs.current;
-    const partners = compositions.filter((pair) => pair[mine] === this.head.at && pair.share > pair.expected);
-    if (!partners.length) return null;
-    partners.sort((a, b) => b.share - b.expected - a.share + a.expected);
-    const chips = partners.slice(0, MOST_PARTNERS).map(({ by, share, expected, deviations, ...ends }) => {
-      const chance = `of random directions ${shortNumber(expected)}; ${shortNumber(deviations)} standard deviations above chance`;
-      const facts = { title: `${by}: share ${shortNumber(share)}, ${chance}`, note: `${by} +${shortNumber(share - expected)}` };
-      return this.chip("data-partner", heads[ends[other]], facts);
-    });
-    return [el("h2", {}, `${title} `, faint("share above random directions")), el("div", { class: "roles" }, chips)];
   }
 
   chip(attribute, { name }, { title, note, dot = null }) {

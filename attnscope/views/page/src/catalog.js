@@ -170,28 +170,8 @@ async function unpackJson(number) {
   return [JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length))), bytes.subarray(4 + length)];
 }
 
-/** Loads the block of a head where the page is a folder, and each has a file: a script that becomes the block. */
-async function loadBlock(number) {
-  const script = document.createElement("script");
-  script.id = `d${number}`;
-  await new Promise((done, fail) => {
-    script.onload = done;
-    script.onerror = () => {
-      script.remove();
-      fail(new Error(`${script.getAttribute("src")} cannot be read`));
-    };
-    script.src = `${manifest.atlas.folder}/${number}.js`;
-    document.head.append(script);
-  });
-  return script;
-}
-
-export const SIDES_OF_POINTS = ["queries", "keys", "outputs"];
-
 async function cardOfBlock(number) {
-  const file = manifest.atlas.folder ? await loadBlock(number) : null;
   const [card, bytes] = await unpackJson(number);
-  file?.remove();
   let at = 0;
   const take = (n) => bytes.subarray(at, (at += n));
   const counts = card.examples.map(({ labels }) => take(labels.length));
@@ -201,9 +181,7 @@ async function cardOfBlock(number) {
     const places = facts.places.flatMap(([first, n]) => Array.from({ length: n }, (_, more) => first + more));
     return new Example(facts, places, facts.special, counts[number], keys[number], codes[number]);
   });
-  const signed = (codesOfPoints) => new Int8Array(codesOfPoints.slice().buffer);
-  const points = card.n_points ? Object.fromEntries(SIDES_OF_POINTS.map((side) => [side, signed(take(3 * card.n_points))])) : null;
-  return { ...card, points, examples };
+  return { ...card, examples };
 }
 
 /** What is shown of heads; empty until it is read. */

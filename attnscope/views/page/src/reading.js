@@ -1,6 +1,6 @@
 // A saved record as what this app shows: attention on a text, or numbers about heads.
 import { Unreadable, arrayOfNpy, jsonOf, membersOf } from "./archive.js";
-import { Example, SIDES_OF_POINTS, descriptionsOf } from "./catalog.js";
+import { Example, descriptionsOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import { need, partsOfName, textsOfRecord } from "./recordtexts.js";
 
@@ -155,20 +155,11 @@ async function atlasOf({ record, array }) {
     const [myKeys, myCodes] = [keys, codes].map(({ data }) => data.subarray(ends[0], ends.at(-1)));
     return new Example(facts, Array.from(places.data.subarray(first, after)), flags, counts, myKeys, myCodes);
   };
-  const sides = record.planes?.length ? SIDES_OF_POINTS : [];
-  const points = await Promise.all(sides.map((side) => array(`point_${side}`)));
-  const counts = record.heads.map(({ kind }) => 3 * (record.plane_tokens || []).filter((token) => token.kind === kind).length);
-  const pointsOf = (at) => {
-    if (!points.length || !points.every(Boolean)) return null;
-    const first = counts.slice(0, at).reduce((sum, count) => sum + count, 0);
-    return Object.fromEntries(sides.map((side, number) => [side, points[number].data.subarray(first, first + counts[at])]));
-  };
   const detail = async (at) => ({
     tables: record.tables[at],
     profile: lineOf(profiles, at),
     even: lineOf(even, at),
     near: nearestFirst(lineOf(distances, at), at).slice(0, NEAREST),
-    points: pointsOf(at),
     examples: examplesOf[at].map(exampleOf),
   });
   return [shown, detail];

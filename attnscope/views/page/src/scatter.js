@@ -1,12 +1,9 @@
-// A scatter on a canvas, of heads or of tokens: two layers, so that a brush or a pointer redraws little.
+// A scatter of heads on a canvas: two layers, so that a brush or a pointer redraws little.
 import { canvas, clamp, el, isShortcut, keyedCanvas, takeEvent } from "./dom.js";
 import { CanvasPen, fitted } from "./pen.js";
 
 const PAD = { left: 64, top: 12, bottom: 40 };
-const HEADS = {
-  kind: "scatter plot of heads",
-  label: "Heads. Arrow keys go to the next head, Enter opens it, Shift and arrow keys mark an area, Escape clears it.",
-};
+const HELP = "Heads. Arrow keys go to the next head, Enter opens it, Shift and arrow keys mark an area, Escape clears it.";
 const NEAR = 14; // pixels from a dot within which it is meant
 
 /** Round numbers between two ends, about so many. */
@@ -40,16 +37,7 @@ function endsOf({ values, range, name }) {
   return [floor, Number.isFinite(most) && most !== null && high + room > most ? most + room : high + whole];
 }
 
-/** Makes the ends of two axes wider, so that a unit is as long on both. */
-function widen(ends, pixels) {
-  const unit = Math.max(...ends.map(([from, to], side) => (to - from) / Math.max(1, pixels[side])));
-  ends.forEach((end, side) => {
-    const more = (unit * pixels[side] - (end[1] - end[0])) / 2;
-    [end[0], end[1]] = [end[0] - more, end[1] + more];
-  });
-}
-
-function drawScatter(pen, { x, y, even: evenName, colours, colourOf, shapeOf, shown, height, at, radius, dot }) {
+function drawScatter(pen, { x, y, even: evenName, colours, colourOf, shown, height, at, radius, dot }) {
   const [left, top, right, low] = [PAD.left, PAD.top, at.right, height - PAD.bottom];
   pen.line(left, low + 0.5, right, low + 0.5, colours.rule);
   pen.line(left - 0.5, top, left - 0.5, low, colours.rule);
@@ -80,17 +68,16 @@ function drawScatter(pen, { x, y, even: evenName, colours, colourOf, shapeOf, sh
     for (let head = 0; head < x.values.length; head++) {
       if (!!shown[head] !== pass) continue;
       const [px, py] = [at.x(x.values[head]), at.y(y.values[head])];
-      if (px === px && py === py) dot(px, py, radius, colourOf(head), pass ? 0.88 : 0.13, shapeOf?.(head) === "box");
+      if (px === px && py === py) dot(px, py, radius, colourOf(head), pass ? 0.88 : 0.13);
     }
 }
 
 export class Scatter {
   /** @param on {hover(head | -1), open(head), brush([x0, x1, y0, y1] | null)} */
-  constructor(on, { kind, label } = HEADS) {
+  constructor(on) {
     this.on = on;
-    this.beside = []; // what belongs to the head that is pointed at
     this.base = canvas({ "aria-hidden": "true" }, () => this.draw());
-    this.over = keyedCanvas(kind, label);
+    this.over = keyedCanvas("scatter plot of heads", HELP);
     this.tip = el("div", { class: "tip", "aria-hidden": "true", hidden: true });
     this.root = el("div", { class: "scatter" }, this.base, this.over, this.tip);
     this.head = -1;
@@ -105,7 +92,7 @@ export class Scatter {
 
   /**
    * Shows heads by two columns `x` and `y`; `shown` says which pass the filter, `area` what is brushed, `even` what a
-   * baseline is called, `shapeOf` which are boxes, `square` whether both axes are in one unit.
+   * baseline is called.
    */
   set(seen) {
     Object.assign(this, seen);
@@ -117,7 +104,6 @@ export class Scatter {
     const ends = [endsOf(this.x), endsOf(this.y)];
     const right = width - (Number.isFinite(this.y.even) ? 52 : 16); // room for what the line says
     const [left, top, low] = [PAD.left, PAD.top, height - PAD.bottom];
-    if (this.square) widen(ends, [right - left, low - top]);
     const along = ([from, to], first, last) => ({
       to: (value) => first + ((value - from) / (to - from)) * (last - first),
       back: (place) => from + ((place - first) / (last - first)) * (to - from),
@@ -135,12 +121,11 @@ export class Scatter {
     this.measure();
     const { width, height } = this.at;
     const context = this.base.fit(width, height);
-    const dot = (x, y, radius, colour, alpha, box) => {
+    const dot = (x, y, radius, colour, alpha) => {
       context.globalAlpha = alpha;
       context.fillStyle = colour;
       context.beginPath();
-      if (box) context.rect(x - 0.85 * radius, y - 0.85 * radius, 1.7 * radius, 1.7 * radius);
-      else context.arc(x, y, radius, 0, 7);
+      context.arc(x, y, radius, 0, 7);
       context.fill();
       if (alpha > 0.5) {
         context.globalAlpha = 0.5;
@@ -166,9 +151,9 @@ export class Scatter {
       pen.rect(left, top, wide, high, this.colours.accent, 0.1);
       pen.frame(left, top, wide, high, this.colours.accent, 2);
     }
-    for (const head of this.head >= 0 ? [...this.beside, this.head] : []) {
-      const [x, y] = this.points.subarray(2 * head, 2 * head + 2);
-      context.strokeStyle = head === this.head ? this.colours.ink : this.colours.mark;
+    if (this.head >= 0) {
+      const [x, y] = this.points.subarray(2 * this.head, 2 * this.head + 2);
+      context.strokeStyle = this.colours.ink;
       context.lineWidth = 2;
       context.beginPath();
       context.arc(x, y, this.radius + 3, 0, 7);
@@ -277,8 +262,7 @@ export class Scatter {
   figure() {
     const { width, height } = this.at;
     const draw = (pen) => {
-      const dot = (x, y, radius, colour, alpha, box) =>
-        box ? pen.rect(x - 0.85 * radius, y - 0.85 * radius, 1.7 * radius, 1.7 * radius, colour, alpha) : pen.dot(x, y, radius, colour, alpha);
+      const dot = (x, y, radius, colour, alpha) => pen.dot(x, y, radius, colour, alpha);
       drawScatter(pen, { ...this, height, dot });
     };
     return { width, height, draw };
