@@ -279,8 +279,6 @@ class Where:
         return plan(kind, self.out, self.formats, **vars(printing), **how)
 
 
-
-
 @dataclass(frozen=True)
 class Printing:
     """What is said on stdout and stderr."""
