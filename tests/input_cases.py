@@ -1,4 +1,4 @@
-"""Recipes for model types of transformers that attnscope refuses without inputs; each tiny and random."""
+"""Inputs for model types of transformers that attnscope refuses without inputs; each tiny and random."""
 
 from typing import Any
 

@@ -1,8 +1,6 @@
-"""Damage of recipes and of inputs, at random by seed: each loads and runs, or is refused in one line."""
+"""Damage of inputs, at random by seed: each loads and runs, or is refused in one line."""
 
 import random
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,66 +9,6 @@ import torch
 import attnscope
 from attnscope.errors import AttnscopeError
 from tests.test_inputs import Attention
-
-RECIPE = """import torch
-import torch.nn.functional as F
-from torch import nn
-
-
-class Mixer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv = nn.Linear(8, 24)
-        self.out = nn.Linear(8, 8)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, x, scale=0.5):
-        query, key, value = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        mixed = F.scaled_dot_product_attention(query, key, value, scale=scale)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return x + self.attention(x, x, x)[0]
-
-
-def attnscope_model():
-    torch.manual_seed(0)
-    return Mixer(), {"x": torch.randn(3, 6, 8), "scale": 0.3}, list("abcdef")
-"""
-NUMBERS = ("-1", "0", "1", "2", "7", "0.5", "None", "'x'", "float('nan')", "-2.5", "()", "[3]")
-ENDS = (
-    "raise SystemExit(2)",
-    "raise GeneratorExit",
-    "raise ValueError('a\nb')",
-    "return",
-    "assert False",
-    "1 / 0",
-    "del x",
-)
-
-
-def damage_recipe(source: str, chance: random.Random) -> str:
-    """A recipe with characters, numbers, names or lines changed."""
-    lines = source.splitlines()
-    match chance.randrange(6):
-        case 0:
-            start = chance.randrange(len(source))
-            return source[:start] + source[start + chance.randint(1, 12) :]
-        case 1:
-            start = chance.randrange(len(source))
-            return source[:start] + chance.choice("()[]{}:,.=\"'#\0\u00e9\n 1x") + source[start + 1 :]
-        case 2:
-            spots = [*re.finditer(r"(?<!\w)\d+(\.\d+)?(?!\w)", source)]
-            spot = chance.choice(spots)
-            return source[: spot.start()] + chance.choice(NUMBERS) + source[spot.end() :]
-        case 3:
-            names = sorted({*re.findall(r"\b[a-z_]{2,}\b", source)})
-            return re.sub(rf"\b{chance.choice(names)}\b", chance.choice(names), source, count=chance.choice((0, 1)))
-        case 4:
-            del lines[chance.randrange(len(lines))]
-        case _:
-            place = chance.randrange(len(lines))
-            indent = re.match(" *", lines[place])
-            lines.insert(place, f"{indent[0] if indent else ''}{chance.choice(ENDS)}")
-    return "\n".join(lines)
 
 
 def damage_inputs(chance: random.Random) -> tuple[Any, Any]:
@@ -98,32 +36,23 @@ def settings() -> tuple[Any, ...]:
 
 
 SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 50))]
-EACH = 5
-"""Recipes, and as many inputs, of one seed: 500 in all."""
+EACH = 10
+"""Inputs of one seed: 500 in all."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.usefixtures("one_thread")
-def test_damaged_recipes_and_inputs_run_or_are_one_line(seed: int, tmp_path: Path) -> None:
-    chance, path = random.Random(seed), tmp_path / "recipe.py"
-    before = settings()
+def test_damaged_inputs_run_or_are_one_line(seed: int) -> None:
+    chance, before = random.Random(seed), settings()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for number in range(2 * EACH):
-            is_recipe = bool(number % 2)
-            said, labels = (damage_recipe(RECIPE, chance), None) if is_recipe else damage_inputs(chance)
+        for _ in range(EACH):
+            inputs, labels = damage_inputs(chance)
             try:
-                if is_recipe:
-                    path.write_text(said, "utf-8")
-                    source: Any = attnscope.load(path, trust_remote_code=True)
-                else:
-                    source = attnscope.load(Attention(), inputs=said, labels=labels)
-                attnscope.heads(source, source.texts)
+                model: Any = attnscope.load(Attention(), inputs=inputs, labels=labels)
+                attnscope.heads(model, model.texts)
             except AttnscopeError as error:
-                assert "\n" not in f"{error.message}{error.hint}", said
+                assert "\n" not in f"{error.message}{error.hint}", inputs
             except BaseException as error:
-                raise AssertionError(f"{type(error).__name__} of {said!r}") from error
-            assert settings() == before, said
-    path.write_text(RECIPE, "utf-8")
-    whole: Any = attnscope.load(path, trust_remote_code=True)
-    assert len(whole.texts) == 3
+                raise AssertionError(f"{type(error).__name__} of {inputs!r}") from error
+            assert settings() == before, inputs

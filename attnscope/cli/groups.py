@@ -172,8 +172,7 @@ Model = Annotated[
     typer.Option(
         "-m",
         "--model",
-        help="A known name (see `attnscope models`), a folder, a Hub id, or a recipe.py that makes a model and its "
-        "inputs.",
+        help="A known name (see `attnscope models`), a folder, or a Hub id.",
         autocompletion=options.complete_models,
     ),
     "Model",

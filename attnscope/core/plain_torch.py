@@ -34,24 +34,6 @@ def leave_settings_aside() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def keep_settings() -> Iterator[None]:
-    """After it, the precision, device, gradients, threads and random state (CPU) of torch are as before."""
-    import torch
-
-    device, dtype = torch.get_default_device(), torch.get_default_dtype()
-    has_gradients, n_threads = torch.is_grad_enabled(), torch.get_num_threads()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        if torch.get_default_device() != device:
-            torch.set_default_device(None if device.type == "cpu" else device)
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(has_gradients)
-        torch.set_num_threads(n_threads)
-
-
 def with_plain_torch(study: Callable[P, R]) -> Callable[P, R]:
     """A function of the public interface that computes as records say; see `leave_settings_aside`."""
 

@@ -51,8 +51,8 @@ def load(
     """Loads a model, or takes one of transformers that is in memory already.
 
     Args:
-        spec: A catalogue name, a folder (also of an adapter that names its model), a GGUF file, a Hub id, files of
-            a recipe (docs/own-inputs.md), or what `resolve` made of one.
+        spec: A catalogue name, a folder (also of an adapter that names its model), a GGUF file, a Hub id, or what
+            `resolve` made of one.
             A transformers model in memory, also one that peft has wrapped; attnscope's own decoder (`own_decoder`),
             of which a copy is taken as it is now; or with `inputs` any torch module.
         tokenizer: The tokenizer of a transformers model in memory; without one, texts are token numbers ("17 4 9").
@@ -118,15 +118,6 @@ def load(
             f"leave out {excess}, or take --engine native",
         )
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
-    if source.recipe and (not on_cpu or dtype != "float32" or device_map is not None):
-        raise UsageError(
-            "a recipe makes its model where and as it likes",
-            "leave out --device, --dtype and --device-map",
-        )
-    if source.recipe is not None:
-        from attnscope.models.inputs.recipes import load_recipe
-
-        return load_recipe(source.recipe, name=source.name, source=source.origin, check=check)
     if source.adapter is not None and device_map is not None:
         raise UsageError("an adapter is merged on one device", "leave out --device-map")
     # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
@@ -232,10 +223,6 @@ def _choose(
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if adapter is not None:
         source = with_adapter(source, Path(adapter))
-    if source.recipe is not None:
-        if source.adapter is not None or engine != "auto":
-            raise UsageError("recipes take no adapter and no engine", "leave out --adapter and --engine")
-        return source, False
     is_built_in, is_decoder = source.spec in BUILT_IN and source.folder is None, is_own_decoder(source)
     if is_built_in or is_decoder:
         decoder = "it is attnscope's own decoder"

@@ -45,7 +45,6 @@ class Source:
     file: str = ""  # the one file of the folder that is meant, of GGUF; "" = those of the usual names
     adapter: Path | None = None  # the folder of an adapter that belongs to it
     pinned_files: tuple[tuple[str, str], ...] = ()  # what the files beside the weights must hash to, as (name, SHA-256)
-    recipe: Path | None = None  # a file of Python code that makes the model and its inputs
 
 
 @dataclass(frozen=True)
@@ -136,13 +135,8 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
         path = path.absolute()  # not resolved: in the Hub's cache it is a link to a file without its name
         if path.suffix == ".gguf":
             return Source(spec, path.stem, path.parent, origin=f"file {path}", file=path.name)
-        if not is_recipe(spec):
-            hint = "give the folder that holds config.json and the weights"
-            raise AttnscopeError(f"{spec} is a file, not a model", hint)
-        if not trust_remote_code:
-            hint = "--trust-remote-code if you have read it and trust it"
-            raise AttnscopeError(f"{spec} is Python code, which could do anything", hint)
-        return Source(spec, path.stem, None, origin=f"recipe {path}", recipe=path)
+        hint = "give the folder that holds config.json and the weights"
+        raise AttnscopeError(f"{spec} is a file, not a model", hint)
     repo_id, revision = _split_hub_id(spec)
 
     cached = cached_folder(repo_id, allow_pickle, revision)
@@ -158,11 +152,6 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
 def _folder_source(spec: str, folder: Path) -> Source:
     folder = folder.resolve()
     return Source(spec, folder.name or str(folder), folder, origin=f"folder {folder}")
-
-
-def is_recipe(spec: str) -> bool:
-    """Whether a name is that of a file of Python code."""
-    return spec.endswith(".py")
 
 
 @contextlib.contextmanager

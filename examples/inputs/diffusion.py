@@ -1,11 +1,13 @@
 """A tiny diffusion transformer in plain torch: which patches of a noisy picture each patch attends to.
 
-Run it with `attnscope heatmap 0 -m examples/inputs/diffusion.py --trust-remote-code -o diffusion`.
+Draw it with `python examples/inputs/diffusion.py`.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+import attnscope
 
 
 class Block(nn.Module):
@@ -47,7 +49,13 @@ class TinyDiT(nn.Module):
         return self.head(patches)
 
 
-def attnscope_model():
+def example():
     """A random TinyDiT, 12 noisy pictures at different times, and the grid of patches."""
     torch.manual_seed(0)
     return TinyDiT(), (torch.randn(12, 1, 16, 16), torch.linspace(0, 1, 12)), (4, 4)
+
+
+if __name__ == "__main__":
+    network, pictures, grid = example()
+    model = attnscope.load(network, inputs=pictures, labels=grid)
+    print(*attnscope.heatmap(model, "0").draw("diffusion", ["png"]), sep="\n")

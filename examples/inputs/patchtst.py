@@ -1,13 +1,15 @@
 """PatchTST on sine waves: which earlier patch of a series each patch attends to.
 
-Run it with `attnscope heads -m examples/inputs/patchtst.py --trust-remote-code -o patchtst`.
+Study its heads with `python examples/inputs/patchtst.py`.
 """
 
 import torch
 from transformers import PatchTSTConfig, PatchTSTModel
 
+import attnscope
 
-def attnscope_model():
+
+def example():
     """A small random PatchTST, 16 series of 96 steps in two channels, and the first step of each patch."""
     torch.manual_seed(0)
     config = PatchTSTConfig(
@@ -18,3 +20,9 @@ def attnscope_model():
     periods = 8 + 40 * torch.rand(16, 1, 2)
     series = torch.sin(2 * torch.pi * steps / periods) + 0.1 * torch.randn(16, 96, 2)
     return PatchTSTModel(config), {"past_values": series}, range(0, 96, 8)
+
+
+if __name__ == "__main__":
+    network, series, first_steps = example()
+    model = attnscope.load(network, inputs=series, labels=first_steps)
+    print(attnscope.heads(model, model.texts).save("heads.npz"))

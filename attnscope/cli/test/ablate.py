@@ -25,13 +25,12 @@ def ablate(
     - `attnscope ablate --file corpus.txt -m ./SmolLM2-135M --importance --curve -o out`
     """
     from attnscope.studies.ablation.study import ablate as study
-    from attnscope.studies.inputs.options import all_texts
 
     output = where.plan("ablate", printing, **drawing.options())
-    corpus = texts.corpus(model)
+    corpus = texts.corpus()
     load = loading if order.loss == "none" else loading.with_head(model)
     shared = running.share(model, load)
     with options.progress(printing.quiet) as report:
         loaded = load.load(model)
-        record = study(loaded, all_texts(loaded, corpus), order, report, shared)
+        record = study(loaded, corpus, order, report, shared)
     output.deliver(record)

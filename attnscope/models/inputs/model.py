@@ -217,14 +217,12 @@ def _by_position(output: Tensor, n_sequences: int, n: int, *, batch_is_second: b
     return flat.repeat_interleave(n_sequences // len(flat), 0)[:, None].expand(-1, n, -1)
 
 
-def load_inputs(
-    model: Any, inputs: Any, labels: Labels | None = None, *, name: str = "", source: str = "memory", check: bool = True
-) -> InputsModel:
+def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check: bool = True) -> InputsModel:
     """Makes a Model of a torch module and what its forward receives; see `models.load`."""
     model = getattr(unwrap(model)[0], "_orig_mod", unwrap(model)[0])  # of torch.compile
     if not isinstance(model, nn.Module):
         raise AttnscopeError(f"inputs go with a torch module, not with {type(model).__name__}", "load the module first")
-    name = name or type(model).__name__
+    names = {"name": type(model).__name__, "source": "memory"}
     samples, n_labels = read_samples(model, inputs), n_named(labels)
     share_lock([model])
     device = device_of(model)
@@ -232,7 +230,7 @@ def load_inputs(
     refusals = []
     for open_it in (_open_huggingface, _open_module) if isinstance(model, PreTrainedModel) else (_open_module,):
         try:
-            return open_it(model, samples, labels, n_labels, name=name, source=source, check=check)
+            return open_it(model, samples, labels, n_labels, **names, check=check)
         except AttnscopeError as error:
             refusals.append(error)
     raise refusals[0]

@@ -19,7 +19,7 @@ from attnscope.studies.atlas.options import CONTENT, AtlasOptions, AtlasOrder
 from attnscope.studies.atlas.rows import Rows, Wanted, read_rows, units_of
 from attnscope.studies.atlas.scores import CONTENT_WHAT, AtlasMeasurer, Place, ScoredFound, Scores
 from attnscope.studies.heads.study import add_effects, open_reading, study_heads
-from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 from attnscope.studies.inputs.texts import Report, Texts, scale_report
 from attnscope.studies.running.late import failure
 from attnscope.studies.running.workers import Workers
@@ -83,9 +83,9 @@ def study(
     workers: Workers | None = None,
 ) -> Atlas:
     """Loads a model, and makes an atlas of its heads."""
-    corpus = texts.corpus(spec)
+    corpus = texts.corpus()
     model = loading.load(spec)
-    return atlas(model, all_texts(model, corpus), order.atlas, report, workers)
+    return atlas(model, corpus, order.atlas, report, workers)
 
 
 def _part(atlas: Atlas, findings: Findings, scores: Scores, failing: Iterable[CorpusText]) -> Atlas:

@@ -12,7 +12,7 @@ from attnscope.records.heads.findings import Findings
 from attnscope.studies.compare.options import CompareOrder
 from attnscope.studies.compare.study import compare, compare_models
 from attnscope.studies.compare.texts import compare_heads, compare_texts
-from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.running.workers import Workers
 from attnscope.text import read_text, require_text
@@ -50,20 +50,19 @@ def _comparison(
         pick = order.choice.pick or ()
         return lambda model, _: compare_heads(model, text, pick, measure=measure, hide_special=order.hide_special)
     # One literal text is known as such, so that figures can name it.
-    corpus = texts.text if texts.text not in (None, "-") and not texts.files else texts.corpus(spec)
+    corpus = texts.text if texts.text not in (None, "-") and not texts.files else texts.corpus()
     if order.other_model is not None:
         second = order.other_model
 
         def compare_two(model: Model, loading: LoadOptions) -> Comparison:
             loading = replace(loading, adapter=None)
             pair = None if workers is None else (workers, replace(workers, spec=second, loading=loading))
-            corpus_read = all_texts(model, corpus)
-            return compare_models(model, loading.load(second), corpus_read, order, report=report, workers=pair)
+            return compare_models(model, loading.load(second), corpus, order, report=report, workers=pair)
 
         return compare_two
     roles = None if order.heads_record is None else Findings.load(order.heads_record)
 
     def compare_one(model: Model, _: LoadOptions) -> Comparison:
-        return compare(model, all_texts(model, corpus), order, roles=roles, report=report, workers=workers)
+        return compare(model, corpus, order, roles=roles, report=report, workers=workers)
 
     return compare_one

@@ -36,7 +36,7 @@ from attnscope.studies.heads.needles import retrieval_heads
 from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEAST_TEXTS, LEVEL, MARGIN
 from attnscope.studies.heads.rules import RULES, complete_thresholds
-from attnscope.studies.inputs.options import LoadOptions, TextsWanted, all_texts
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import (
     Progress,
@@ -157,12 +157,12 @@ def study(
         raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
     corpus: Corpus | list[str] = []
     if order.probe is None:
-        corpus = texts.corpus(spec)
+        corpus = texts.corpus()
     require_names(options, order.measures)
     model = loading.load(spec)
     if order.probe is not None:
         return heads(model, probe_texts(model), options, report, workers)
-    return heads(model, all_texts(model, corpus), options, report, workers)
+    return heads(model, corpus, options, report, workers)
 
 
 def require_names(options: HeadsOptions, measures: str | None) -> None:

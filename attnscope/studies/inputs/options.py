@@ -105,11 +105,6 @@ class LoadOptions:
         )
 
 
-def all_texts(model: models.Model, corpus: Corpus | str | list[str]) -> Corpus | str | Sequence[str]:
-    """The texts; all that a model brings where none is given, of recipes."""
-    return corpus if corpus != [] else model.texts
-
-
 def refuse_file_names(*texts: str | None, hint: str = "") -> None:
     """Refuses texts that are names of files, with a hint; "" = that of a TEXT.
 
@@ -210,17 +205,14 @@ class TextsWanted:
         if self.split not in get_args(Split):
             raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
 
-    def corpus(self, model: str = "") -> Corpus | list[str]:
-        """The texts, read as they are used; none if none is given and the model brings its own (`all_texts`).
+    def corpus(self) -> Corpus | list[str]:
+        """The texts, read as they are used.
 
         Raises:
             UsageError: Not exactly one of text and files is given, or there is no such split.
         """
         from attnscope.corpus import Corpus
-        from attnscope.models.catalog import is_recipe
 
-        if not self.is_given and is_recipe(model):
-            return []
         if (self.text is not None) + bool(self.files) != 1:
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')
         self.require_split()

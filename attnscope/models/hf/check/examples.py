@@ -19,7 +19,7 @@ TARGET_LENGTHS = (5, 3)
 
 _MANY_POSITIONS = 512
 
-OWN_INPUTS = "make its inputs yourself: attnscope.load(model, inputs=…, labels=…) in Python, or -m recipe.py"
+OWN_INPUTS = "make its inputs yourself: attnscope.load(model, inputs=…, labels=…) in Python"
 """What to do where inputs cannot be made up."""
 
 
