@@ -327,5 +327,19 @@ def test_what_holds_a_model_is_told_which_attribute_to_pass(monkeypatch: pytest.
         (torch.nn.DataParallel(model), "module"),
         (Pipeline(), "model"),
     ):
-        assert refusal(wrapper).hint == f"pass the model inside it: its attribute {name}"
+        assert refusal(wrapper).hint == f"pass the model inside it: model.{name}"
+    assert refusal(torch.nn.Sequential(torch.nn.ReLU(), model)).hint == "pass the model inside it: model[1]"
     assert refusal(3).hint == "give a PreTrainedModel"
+
+
+def test_a_model_of_sentence_transformers_is_taken_as_it_is(minilm_folder: Path) -> None:
+    """It is a list of modules, of which the first holds the transformer, and it brings the tokenizer."""
+    from transformers import AutoModel, AutoTokenizer
+
+    class SentenceTransformer(torch.nn.Sequential):
+        tokenizer = AutoTokenizer.from_pretrained(minilm_folder)
+
+    SentenceTransformer.__module__ = "sentence_transformers.sentence_transformer.model"
+    whole = SentenceTransformer(torch.nn.Sequential(AutoModel.from_pretrained(minilm_folder)), torch.nn.Identity())
+    shown = attnscope.heatmap(attnscope.load(whole), "The cat sat.")
+    np.testing.assert_allclose(shown.weights, attnscope.heatmap(attnscope.load(), "The cat sat.").weights, atol=1e-5)

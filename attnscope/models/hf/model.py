@@ -228,6 +228,10 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     Of a vision model the tokenizer is its image processor. Without one, texts are given as token numbers.
     """
     hf_model, adapter = unwrap(hf_model)
+    if type(hf_model).__module__.startswith("sentence_transformers."):
+        # It is a list of modules: the first one holds the transformer, later ones pool and normalise its output.
+        tokenizer = tokenizer or getattr(hf_model, "tokenizer", None)
+        hf_model = next((part for part in hf_model.modules() if isinstance(part, PreTrainedModel)), hf_model)
     if not isinstance(hf_model, PreTrainedModel):
         raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", _inner_model(hf_model))
     name = name or str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2] or hf_model.config.model_type
@@ -252,11 +256,12 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
 
 
 def _inner_model(wrapper: Any) -> str:
-    """Where an object that is no transformers model holds one, as a hint: torch.compile, DataParallel, a pipeline."""
+    """Say where an object that is no transformers model holds one: torch.compile, DataParallel, a pipeline."""
     parts = wrapper.named_modules() if isinstance(wrapper, nn.Module) else getattr(wrapper, "__dict__", {}).items()
     for name, part in parts:
         if isinstance(part, PreTrainedModel):
-            return f"pass the model inside it: its attribute {name}"
+            path = "".join(f"[{step}]" if step.isdigit() else f".{step}" for step in name.split("."))
+            return f"pass the model inside it: model{path}"
     return "give a PreTrainedModel"
 
 
