@@ -43,9 +43,9 @@ Every measure is a sum and a count. A value over a corpus is
 value = (sum over texts and queries q of the formula) / (queries that count)
 ```
 
-So batches, shards and merges give what one run gives. By default the sum and the count of a text are divided by its
-number of queries, so all texts weigh the same. `--weigh queries` leaves out that division ([texts or
-queries](heads.md#texts-or-queries)).
+The sum and the count of a text are divided by its number of queries, so all texts weigh the same ([why
+texts](heads.md#why-texts-weigh-the-same)). The same command gives the same numbers. Another split of the corpus may
+differ in the 15th digit.
 
 A query does not count if it is padding, if it may attend to nothing, or if the measure makes no sense for it. The
 first token has no previous token, and the mass on punctuation is undefined for a query that may attend to none. Under
