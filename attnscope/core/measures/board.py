@@ -34,7 +34,7 @@ under uniform attention of the same mass, how often the largest weight is at eac
 N_COLUMNS = sum(_WIDTHS.values())
 
 _QUERY_WIDTHS = {
-    "counted": 1, "relative_entropy": 1, "entropy_off_rest": 1, "max_weight": 1, "rarest": 1, "uniform cosine": 1,
+    "counted": 1, "relative_entropy": 1, "max_weight": 1, "rarest": 1, "uniform cosine": 1,
     "uniform cosine off rest": 1, "places": len(OFFSETS), "places off rest": len(OFFSETS),
 }  # fmt: skip
 

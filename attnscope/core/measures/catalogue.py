@@ -13,14 +13,12 @@ PairFact = Literal["distance", "signed_distance", "cosine", "same_token", "induc
 
 PAIR_FACTS: tuple[PairFact, ...] = ("distance", "signed_distance", "cosine", "same_token", "induction")
 
-Statistic = Literal["entropy", "relative_entropy", "entropy_off_rest", "max_weight", "rarest", "rms_distance"]
-"""What is read off a row of weights: its entropy; the entropy by the logarithm of the number of keys; the entropy of a
-row without the sinks, scaled to a sum of 1; the largest weight that is not on the text's final special token; whether
-the largest is on the rarest token; the root of the mean square of the distance."""
+Statistic = Literal["entropy", "relative_entropy", "max_weight", "rarest", "rms_distance"]
+"""What is read off a row of weights: its entropy; the entropy by the logarithm of the number of keys; the
+largest weight that is not on the text's final special token; whether the largest is on the rarest token; the root of
+the mean square of the distance."""
 
-STATISTICS: tuple[Statistic, ...] = (
-    "entropy", "relative_entropy", "entropy_off_rest", "max_weight", "rarest", "rms_distance",
-)  # fmt: skip
+STATISTICS: tuple[Statistic, ...] = ("entropy", "relative_entropy", "max_weight", "rarest", "rms_distance")
 
 
 @dataclass(frozen=True)

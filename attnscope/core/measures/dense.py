@@ -157,14 +157,11 @@ def _rows_of_weights(weights: Tensor, keys: TextFacts, base: Ground, linear: Row
     """What is not linear in the weights, query by query, and what exceeds uniform attention."""
     entropy = torch.special.entr(weights).sum(-1)
     ends = torch.arange(weights.shape[3], device=weights.device) == keys.final_special[:, None, None, None]
-    off_rest = (keys.real & ~keys.resting)[:, None, None]
-    active = weights * off_rest / linear[OFF_REST].clamp(min=torch.finfo(weights.dtype).tiny)[..., None]
     padded = torch.nn.functional.pad(weights, (0, 1))  # a row of no keys has no largest one
     largest = padded.amax(-1)
     statistics: dict[Statistic, Tensor] = {
         "entropy": entropy,
         "relative_entropy": entropy / base.n_allowed.clamp(min=2).log(),
-        "entropy_off_rest": torch.special.entr(active).sum(-1),
         "max_weight": torch.nn.functional.pad(weights.masked_fill(ends, 0.0), (0, 1)).amax(-1),
     }
     if keys.rarest is not None:

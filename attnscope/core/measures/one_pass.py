@@ -117,11 +117,6 @@ class _TileReader:
         largest = self._largest()
         log_sum_exp = tile.log_sum_exp(largest)
         scratch = tile.scores
-        if "entropy_off_rest" in wanted:
-            share = active.clamp(min=torch.finfo(weights.dtype).tiny).unsqueeze(-1)
-            off_rest = torch.mul(weights, self._off_rest[:, None, None]).div_(share)
-            entropies = torch.special.entr(off_rest, out=off_rest).sum(-1)
-            self._put("entropy_off_rest", (entropies * self._of_queries("entropy_off_rest")).sum(-1))
         if wanted & {"entropy", "relative_entropy"}:
             entropies = tile.entropies(log_sum_exp)
             self._put("entropy", (entropies * counted).sum(-1))

@@ -194,7 +194,6 @@ def ground_of(
     statistics: dict[Statistic, tuple[Tensor, Tensor]] = {
         "entropy": (counted, n_allowed.clamp(min=1).log()),
         "relative_entropy": (counted & (n_allowed >= 2), torch.ones_like(share)),
-        "entropy_off_rest": (some_active, n_active.clamp(min=1).log()),
         "max_weight": (counted & (n_allowed > sees_end.to(dtype)), share),
     }
     if n_rarest is not None:
