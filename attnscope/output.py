@@ -18,7 +18,6 @@ from attnscope.errors import UsageError, one_line, safe
 from attnscope.options import read_names
 from attnscope.records.frame.file_sets import replace_together, require_writable
 from attnscope.records.frame.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
-from attnscope.records.frame.shards import shards_note
 from attnscope.records.frame.storage import PAGE_MARK, require_replaceable
 from attnscope.records.maps.head_maps import choose_heads
 from attnscope.unfinished import fail_if_not_whole, keep_data, settle
@@ -378,9 +377,8 @@ _OBEYED = re.compile(
 def _notes_on(
     record: Record, paths: Sequence[Path], options: Mapping[str, Any], unsaved: Sequence[str] = ()
 ) -> list[str]:
-    """What a record says of its run, which shards of its corpus it lacks, and what its files do not show as asked."""
-    missing = shards_note(getattr(record, "corpus", {}))
-    notes = [*getattr(record, "run", {}).get("notes", ()), *([missing] if missing else []), *unsaved]
+    """What a record says of its run, and what its files do not show as asked."""
+    notes = [*getattr(record, "run", {}).get("notes", ()), *unsaved]
     notes += _note_repeated(record, options.get("query"))
     return notes + note_fonts(_texts_in(record.drawn_texts()), map(str, paths), options.get("font"))
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, one_line
 from attnscope.host import delay_interrupts
+from attnscope.records.frame.completion import failure_line, is_interrupted
 from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.kinds import FIGURE_FORMATS
-from attnscope.records.frame.shards import failure_line, is_interrupted
 
 INTERRUPTED = "interrupted"
 """Where in the named folder an interrupted study goes that would replace a record of more texts."""

@@ -1,7 +1,6 @@
 """Atlases: planted heads, fair samples, values as the model has them, and the same bytes for every cut of a corpus."""
 
 import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from scipy.stats import chi2
 import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.corpus import Corpus, CorpusText
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.records.atlas.record import KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts
 from attnscope.studies.atlas import study
 from attnscope.studies.atlas.options import AtlasOptions
-from attnscope.studies.atlas.parts import merge_atlases
 from attnscope.studies.atlas.rows import WINDOW, excerpt_of, window
 from attnscope.studies.atlas.scores import ScoredText, Scores
 from attnscope.studies.atlas.study import atlas
@@ -182,78 +180,6 @@ def test_one_process_and_workers_write_the_same_bytes(
     alone = atlas(model, corpus, FEW).save(tmp_path / "alone.npz")
     shared = atlas(model, corpus, FEW, workers=Workers("own", 2)).save(tmp_path / "shared.npz")
     assert alone.read_bytes() == shared.read_bytes()
-
-
-def test_a_model_of_other_weights_is_told_from_the_one_that_parts_name(own: Model) -> None:
-    part = atlas(own, SENTENCES[:2], replace(FEW, heads=HeadsOptions(shard=(1, 2))))
-    for named, hint in (("run/step-9", "the parts are of run/step-9"), (own.info.name, "own has changed since")):
-        other = replace(part, run={**part.run, "model": named, "sha256": "0" * 64})
-        with pytest.raises(AttnscopeError, match="own is not the model of the parts: its weights differ") as caught:
-            merge_atlases(own, [other])
-        assert caught.value.hint is not None and caught.value.hint.startswith(hint)
-
-
-def test_shards_merge_to_the_files_of_one_run(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
-) -> None:
-    monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 3)
-    (tmp_path / "texts.txt").write_text("\n".join(SENTENCES[:13]), "utf-8")
-    asked = ["atlas", "--file", "texts.txt", "-m", "own", "--examples", "3", "--sample", "9"]
-    for shard in ("1/4", "2/4", "3/4", "4/4"):
-        status, _, err = run(*asked, "--shard", shard, "-o", shard[0])
-        assert status == 0, err
-        assert [path.name for path in (tmp_path / shard[0]).iterdir()] == ["atlas.npz"]
-    assert run(*asked, "-o", "one")[0] == 0
-    status, _, err = run("merge", "3", "1/atlas.npz", "4", "2", "-o", "whole")
-    assert status == 0, err
-    for name in ("atlas.npz", "atlas.html"):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
-    status, _, err = run("merge", "3", "1", "-o", "half.html")
-    assert status == 0 and "note: 2 of 4 shards: 2/4, 4/4 are missing" in err
-    for parts, said in (
-        (["1", "one"], "one/atlas.npz is an atlas of its own"),
-        (["1", "1/atlas.npz"], "same shard, 1/4"),
-        (["1", "2", "-m", str(tmp_path / "none")], "none"),
-    ):
-        status, _, err = run("merge", *parts, "-o", "other")
-        assert status == 1 and said in err
-    assert not (tmp_path / "other").exists()
-    assert run("show", "2")[0] == 0
-
-
-def test_the_model_of_parts_is_where_they_were_made_or_is_asked_for(
-    run: Run, tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Path(shutil.copytree(tiny_bert, tmp_path / "gpt2"))  # a name that the Hub knows, too
-    (tmp_path / "texts.txt").write_text("the cat sat\na dog sat", "utf-8")
-    for shard in ("1/2", "2/2"):
-        assert run("atlas", "--file", "texts.txt", "-m", "gpt2", "--shard", shard, "-o", shard[0])[0] == 0
-    monkeypatch.setattr("attnscope.models.catalog._download", lambda *_, **__: pytest.fail("asked the Hub"))
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert run("merge", "../1", "../2", "-o", "whole", "-f", "npz")[0] == 0
-    model.rename(tmp_path / "moved")
-    status, _, err = run("merge", "../1", "../2", "-o", "other", "-f", "npz")
-    assert status == 2 and "the model of the record, gpt2, is not at the path that it names" in err and "-m" in err
-    assert run("merge", "../1", "../2", "-m", "../moved", "-o", "other", "-f", "npz")[0] == 0
-
-
-def test_a_part_without_texts_is_one_of_the_parts(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "texts.txt").write_text("the cat sat\na dog sat", "utf-8")
-    for shard in ("1/2", "2/2"):
-        assert run("atlas", "--file", "texts.txt", "-m", "own", "--shard", shard, "-o", shard[0])[0] == 0
-    assert run("atlas", "--file", "texts.txt", "-m", "own", "-o", "one", "-f", "npz")[0] == 0
-    assert run("merge", "1", "2", "-o", "whole", "-f", "npz")[0] == 0
-    assert (tmp_path / "whole/atlas.npz").read_bytes() == (tmp_path / "one/atlas.npz").read_bytes()
-
-
-@pytest.mark.parametrize("wrong", [{"lots": [1]}, {"texts": [99]}, {"values": [[1.0]]}])
-def test_a_damaged_part_is_refused(own: Model, tmp_path: Path, wrong: dict[str, Any]) -> None:
-    part = atlas(own, SENTENCES[:2], replace(FEW, heads=HeadsOptions(shard=(1, 2))))
-    assert part.is_part and not part.facts
-    scores = {**part.scores, **{name: np.array(held, part.scores[name].dtype) for name, held in wrong.items()}}
-    with pytest.raises(AttnscopeError, match="damaged"):
-        Atlas.load(replace(part, scores=scores).save(tmp_path / "part.npz"))
 
 
 # What it shows --------------------------------------------------------------------------------------------------

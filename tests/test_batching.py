@@ -1,4 +1,4 @@
-"""Texts on their way into a model: blocks and shards of them, chunks of long ones, batches."""
+"""Texts on their way into a model: blocks of them, chunks of long ones, batches."""
 
 import pytest
 from hypothesis import given
@@ -20,44 +20,25 @@ def test_a_block_ends_where_its_texts_are_many_characters(monkeypatch):
     whole = list(blocks(texts, 3))
     assert [[text.index for text in block.texts] for block in whole] == [[0, 1, 2], [3], [4, 5], [6, 7, 8], [9, 10]]
     assert [block.index for block in whole] == [0, 1, 2, 3, 4]
-    second = list(blocks(texts, 3, shard=(2, 2)))
-    assert [block.texts for block in second] == [whole[1].texts, whole[3].texts]
 
 
-@given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 5))
-def test_shards_are_whole_blocks_and_together_the_corpus(n, size, shards):
+@given(st.integers(0, 40), st.integers(1, 9))
+def test_blocks_are_together_the_corpus(n, size):
     whole = list(blocks(stream(n), size))
     assert [text for block in whole for text in block.texts] == stream(n)
     assert all(len(block.texts) == size for block in whole[:-1])
     assert [block.index for block in whole] == list(range(-(-n // size)))
-    parts = [list(blocks(iter(stream(n)), size, shard=(k, shards))) for k in range(1, shards + 1)]
-    assert sorted((block for part in parts for block in part), key=lambda block: block.index) == whole
-    for k, part in enumerate(parts):
-        assert all(block.index % shards == k for block in part)
-
-
-def test_shards_that_are_none_are_refused():
-    for shard in ((0, 2), (3, 2), (1, 0)):
-        with pytest.raises(AttnscopeError, match="no shard"):
-            blocks([], shard=shard)
-    with pytest.raises(AttnscopeError, match="at least one text"):
-        blocks([], 0)
 
 
 def described(made) -> list[list[tuple[int, int, list[int]]]]:
     return [[(part.text, part.number, part.tokens.ids.tolist()) for part in batch] for batch in made]
 
 
-@given(st.lists(st.integers(0, 60), max_size=30), st.integers(1, 4), st.integers(10, 100))
-def test_batches_do_not_depend_on_shards(lengths, shards, budget):
+@given(st.lists(st.integers(0, 60), max_size=30), st.integers(10, 100))
+def test_batches_hold_every_chunk_once_within_the_budget(lengths, budget):
     whole_corpus = stream(len(lengths), lambda i: lengths[i])
-
-    def all_batches(shard):
-        made = [block_batches(block, encode, limit=11, budget=budget) for block in blocks(whole_corpus, 7, shard=shard)]
-        return [batch for block in made for batch in described(block)]
-
-    whole = all_batches((1, 1))
-    assert sorted(sum((all_batches((k, shards)) for k in range(1, shards + 1)), [])) == sorted(whole)
+    made = [block_batches(block, encode, limit=11, budget=budget) for block in blocks(whole_corpus, 7)]
+    whole = [batch for block in made for batch in described(block)]
     seen = sorted((text, number) for batch in whole for text, number, _ in batch)
     assert len(seen) == len(set(seen))
     assert {text for text, _ in seen} == set(range(len(lengths)))

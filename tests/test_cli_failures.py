@@ -46,7 +46,6 @@ __all__ = ["elsewhere", "loaded_once"]
         (["heatmap", "x", "-L", "0-99999999999"], "is not a range"),
         (["heatmap", "x", "-L", "9" * 6000], "a layer or head has 6,000 digits"),
         (["heatmap", "x", "--pick", "L0H" + "9" * 6000], "a head has 6,000 digits"),
-        (["heads", "--file", "x", "--shard", "1/" + "9" * 6000], "--shard has 6,000 digits"),
         (["patch", "a", "--edges", "9" * 6000], "'--edges': it has too many digits"),
         (["patch", "a", "--edges", "0"], "'--edges': it must be at least 1"),
         (["patch", "a", "--edges", "x"], "'--edges': it must be a whole number"),

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from attnscope.corpus import Copies, CorpusText, copies, copy_key, distinct
-from attnscope.studies.heads.merging import merge_findings
-from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
 from attnscope.views.tables.wording import corpus_notes
 
@@ -139,16 +137,6 @@ def test_copies_change_nothing_but_their_count(own: Any) -> None:
     assert many.as_json()["heads"] == once.as_json()["heads"]
     assert "48 texts are left out: copies of a text count once, and texts of one template twice" in corpus_notes(many)
     assert not corpus_notes(once)
-
-
-def test_shards_leave_out_the_same_copies(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 4)
-    texts = [" ".join("abcdefg"[i % 7 :]) for i in range(30)]
-    whole = heads(own, texts)
-    parts = [heads(own, texts, HeadsOptions(shard=(k, 3))) for k in (1, 2, 3)]
-    assert [part.corpus["n_copies"] for part in parts] == [23] * 3
-    assert merge_findings(parts).as_json() == whole.as_json()
-    assert whole.corpus["n_texts"] == 7
 
 
 def test_copies_differ_in_case_and_whitespace_alone() -> None:

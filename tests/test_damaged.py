@@ -339,22 +339,6 @@ def test_numbers_that_json_has_no_word_for_are_null_in_the_json_of_a_rollout(run
     assert json.loads(out)["run"]["architecture"] is None
 
 
-@pytest.mark.parametrize("shards", [None, [], "1/2", ["one"], ["0/2"], [7]])
-def test_what_is_no_part_is_not_merged(shards: Any, run: Run, tmp_path: Path) -> None:
-    def plant(document: Any) -> None:
-        document["corpus"]["shards"] = shards
-
-    (tmp_path / "heads.npz").write_bytes(with_record(RECORDS / "heads.npz", plant))
-    status, _, err = run("merge", "heads.npz", "-o", "out")
-    assert status == 1 and "heads.npz is no part of a study over a corpus" in err
-    require_one_line(status, err)
-
-
-def test_needles_are_not_merged(run: Run) -> None:
-    status, _, err = run("merge", RECORDS / "needles.npz", "-o", "out")
-    assert status == 1 and "is no part of a study over a corpus" in err
-
-
 # Bombs -----------------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,6 @@ from attnscope.studies.describe import sample as sampling
 from attnscope.studies.describe.rows import measure
 from attnscope.studies.describe.sample import DescribeOptions
 from attnscope.studies.describe.study import describe
-from attnscope.studies.heads.merging import merge_findings
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
 from attnscope.studies.inputs.texts import batch_of
@@ -211,21 +210,6 @@ def test_a_long_text_is_sampled_by_its_chunks(own: Model, paragraphs: list[str])
 
 
 # In a study of heads --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow  # merged files are those of one run in test_heads_cli, descriptions among them
-def test_every_cut_of_a_corpus_gives_the_same_descriptions(
-    own: Model, paragraphs: list[str], study_of_own: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 8)
-    whole = study_of_own
-    parts = [heads(own, paragraphs, HeadsOptions(describe=FEW, shard=(k, 2))) for k in (1, 2)]
-    for part in parts:
-        part.save(tmp_path / f"{part.corpus['shards'][0][0]}.npz")
-    merged = merge_findings([Findings.load(path) for path in sorted(tmp_path.iterdir())])
-    assert whole.descriptions is not None
-    assert repr(merged.descriptions) == repr(whole.descriptions)  # NaN is like itself
-    assert merged.corpus["n_texts"] == whole.corpus["n_texts"]
 
 
 def test_findings_say_what_a_head_does_and_keep_it(study_of_own: Findings, tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""`attnscope heads`, `merge` and `show` as a user runs them: what is printed and written, and how they fail."""
+"""`attnscope heads` and `show` as a user runs them: what is printed and written, and how they fail."""
 
 import gzip
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +10,10 @@ import types
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.conftest import SAMPLES, Run
-from tests.processes import modules_after, started
+from tests.processes import started
 
 SENTENCES = str(SAMPLES / "sentences.txt")
 
@@ -151,90 +149,17 @@ def test_a_control_beside(study: Run) -> None:
     assert all(role["name"] == "diffuse" for head in found["control"] for role in head["roles"])
 
 
-# Shards and records ----------------------------------------------------------------------------------------------
+# Records ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first test that needs the shards puts them for the others."""
-    return tmp_path_factory.mktemp("shards")
-
-
-@pytest.fixture
-def shards(study: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: Path) -> Path:
-    """Records of the two shards of a corpus and of the whole, in blocks of 4 texts."""
-    monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 4)
-    for shard, folder in (("1/2", "part1"), ("2/2", "part2"), ("1/1", "one")):
-        if not (written / folder).exists():
-            status, _, err = study("--file", SENTENCES, "--shard", shard, "-o", folder, "-f", "npz,json")
-            assert status == 0, err
-            shutil.copytree(folder, written / folder)
-    return Path(shutil.copytree(written, tmp_path, dirs_exist_ok=True))
-
-
-@pytest.mark.parametrize("order", [("part1", "part2"), ("part2/heads.npz", "part1")])
-def test_merged_files_are_those_of_one_run(run: Run, shards: Path, order: tuple[str, str]) -> None:
-    status, _, err = run("merge", *order, "-o", "whole", "-f", "npz,json")
-    assert status == 0, err
-    assert (shards / "whole/heads.json").read_bytes() == (shards / "one/heads.json").read_bytes()
-    with np.load(shards / "whole/heads.npz") as whole, np.load(shards / "one/heads.npz") as one:
-        assert sorted(whole.files) == sorted(one.files)
-        assert all(np.array_equal(whole[name], one[name]) for name in one.files)
-
-
-def test_a_merge_of_some_shards_says_which_are_missing(run: Run, shards: Path) -> None:
-    said = "1 of 2 shards: 2/2 is missing"
-    status, out, err = run("merge", "part1", "-o", "some", "-f", "npz,json")
-    assert status == 0 and said in " ".join(out.split()) and f"note: {said}\n" in err
-    corpus = json.loads((shards / "some/heads.json").read_text())["corpus"]
-    assert (corpus["complete"], corpus["interrupted"], corpus["shards"]) == (False, False, ["1/2"])
-    _, out, err = run("show", "part1")
-    assert said in " ".join(out.split()) and said in err
-    assert run("merge", "some", "part2", "-o", "all", "-f", "json")[2].find("missing") == -1
-    assert (shards / "all/heads.json").read_bytes() == (shards / "one/heads.json").read_bytes()
-
-
-def test_what_does_not_belong_together_is_refused_by_name(run: Run, study: Run, shards: Path, tiny_bert: Path) -> None:
-    study("--file", SENTENCES, "--shard", "2/2", "-o", "other", "-f", "npz", "--threshold", "local=0.7")
-    run("heatmap", "a cat", "-m", tiny_bert, "-o", "map", "-f", "npz")
-    (shards / "junk.npz").write_bytes(b"PK\x03\x04 and nothing more")
-    for parts, named in (
-        (("part1", "part1/heads.npz"), "same shard, 1/2"),
-        (("part1", "other"), "other/heads.npz"),
-        (("part1", "map/weights.npz"), "map/weights.npz"),
-        (("part1", "junk.npz"), "junk.npz"),
-        (("part1", "nowhere.npz"), "nowhere.npz"),
-        (("part1", "one"), "overlap"),
-    ):
-        status, out, err = run("merge", *parts, "-o", "whole")
-        assert (status, out) == (1, ""), named
-        assert err.startswith("error: ")
-        assert named in err
-        assert "internal" not in err
-    assert not (shards / "whole").exists()
-
-
-def test_a_shard_without_texts_is_written_all_the_same(study: Run, run: Run) -> None:
-    for shard in ("1/2", "2/2"):
-        status, out, err = study("a cat", "--shard", shard, "-o", shard[0], "-f", "npz,png")
-        assert status == 0, err
-    assert out.splitlines()[-1] == "2/heads.npz"
-    assert "holds no text" in err
-    assert run("merge", "1", "2", "-o", "whole", "-f", "npz")[0] == run("show", "2")[0] == 0
-
-
-def test_show_tells_all_of_one_head(run: Run, shards: Path) -> None:
+def test_show_tells_all_of_one_head(run: Run, study: Run, tmp_path: Path) -> None:
+    assert study("--file", SENTENCES, "-o", "one", "-f", "npz")[0] == 0
     status, out, err = run("show", "one", "--pick", "L0H1")
     assert status == 0, err
     assert "95% interval" in out and "rank of" in out and "entropy_nats" in out
     assert "L0H0" not in out and "L0H0" in run("show", "one")[1]
     assert run("show", "one", "--pick", "L0H1", "-o", "picked", "-f", "csv")[0] == 0
-    assert len((shards / "picked/heads.csv").read_text().splitlines()) == 2
-
-
-def test_merging_records_needs_no_model(shards: Path) -> None:
-    _, loaded = modules_after(["merge", "part1", "part2", "-o", "whole", "-f", "npz,csv,json"], cwd=shards)
-    assert not {"torch", "transformers", "matplotlib"} & loaded
+    assert len((tmp_path / "picked/heads.csv").read_text().splitlines()) == 2
 
 
 # Failures --------------------------------------------------------------------------------------------------------
@@ -243,7 +168,6 @@ def test_merging_records_needs_no_model(shards: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--shard", "0/2"), ("--shard", "3/2"), ("--shard", "2"), ("--shard", "a/b"), ("--shard", "1/2/3"),
         ("--threshold", "local"), ("--threshold", "nobody=0.2"), ("--threshold", "local=2"),
         ("--split", "word"), ("--format", "gif", "-o", "out"), ("--format", "", "-o", "out"), ("--format", "npz"),
         ("--control", "trained"), ("--chunk", "0"), ("--stride", "-1"), ("--chunk", "many"),

@@ -14,7 +14,6 @@ import attnscope
 import attnscope.studies.heads.study as study
 from attnscope.corpus import CorpusText, chunks
 from attnscope.host import delay_interrupts
-from attnscope.studies.heads.merging import merge_findings
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
 from tests.conftest import SAMPLES, SENTENCES, write_tiny
@@ -40,16 +39,6 @@ def test_an_interruption_leaves_whole_blocks(own: Any) -> None:
     assert found.as_json()["heads"] == expected.as_json()["heads"]
     for name, array in expected.sums.items():
         np.testing.assert_array_equal(found.sums[name], array)
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_an_interrupted_shard_merges_and_says_so(own: Any) -> None:
-    path = attnscope.Corpus(SAMPLES / "sentences.txt")
-    cut = heads(own, path, HeadsOptions(shard=(1, 2)), after(1))
-    rest = heads(own, path, HeadsOptions(shard=(2, 2)))
-    whole = merge_findings([rest, cut])
-    assert not whole.corpus["complete"] and cut.corpus["interrupted"] and not rest.corpus["interrupted"]
-    assert whole.corpus["n_texts"] == 4 + rest.corpus["n_texts"]
 
 
 @pytest.mark.parametrize("spec", ["own", "seam"])

@@ -1,4 +1,4 @@
-"""The study of heads gives the same however its work is split: batches, shards, chunks, and kinds of models."""
+"""The study of heads gives the same however its work is split: batches, blocks, chunks, and kinds of models."""
 
 import io
 from dataclasses import replace
@@ -10,16 +10,13 @@ import pytest
 
 import attnscope
 from attnscope.corpus import CorpusText, chunks
-from attnscope.errors import AttnscopeError
-from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import Findings
-from attnscope.studies.heads.merging import merge_findings
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
 from attnscope.studies.measuring.tally import tallies_of
 from tests import rounding
 from tests.conftest import SAMPLES, SENTENCES, write_tiny
-from tests.heads_helpers import fix_counts, names_of, require_same, small_blocks, words
+from tests.heads_helpers import fix_counts, names_of, small_blocks, words
 
 __all__ = ["small_blocks"]
 
@@ -84,37 +81,17 @@ def test_a_text_has_the_same_sums_whatever_it_is_batched_with(
             )  # fmt: skip
 
 
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"chunk": 12, "stride": 5, "control": True}],
-    ids=str,
-)
-def test_shards_merge_into_one_run_bit_for_bit(own: Any, options: dict[str, Any], tmp_path: Path) -> None:
-    chosen = HeadsOptions(**options)
-    texts = attnscope.Corpus(SAMPLES / "sentences.txt")
-    whole = heads(own, texts, chosen)
-    parts = [heads(own, texts, replace(chosen, shard=(k, 3))) for k in (1, 2, 3)]
-    assert sum(part.corpus["n_texts"] for part in parts) == whole.corpus["n_texts"] == 26
-    for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
-        require_same(whole, merge_findings([parts[i] for i in order]))
-    # Two at a time, and through files.
-    half = merge_findings([parts[2], parts[0]])
-    assert half.corpus["shards"] == ["1/3", "3/3"]
-    assert whole.corpus["complete"] and not half.corpus["complete"] and not half.corpus["interrupted"]
-    saved = [attnscope.load_record(part.save(tmp_path / f"{i}.npz")) for i, part in enumerate((half, parts[1]))]
-    require_same(whole, merge_findings(saved))
-    assert whole.corpus["n_chunked"] == (
-        0 if "chunk" not in options else sum(len(own.tokenizer.encode(t)) > 12 for t in SENTENCES)
-    )
-
-
-def test_shards_of_blocks_of_the_usual_size(tiny_bert: Path) -> None:
+def test_blocks_of_any_size_give_the_same(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = attnscope.load(str(tiny_bert))
     chance = np.random.default_rng(0)
     texts = [words(int(chance.integers(1, 9)), chance, ["the", "cat", "a", "b.", "zeta"]) for _ in range(600)]
     whole = heads(model, texts)
-    require_same(whole, merge_findings([heads(model, texts, HeadsOptions(shard=(k, 2))) for k in (2, 1)]))
+    monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 50)
+    cut = heads(model, texts)
+    for ours, theirs in zip(cut.heads, whole.heads, strict=True):
+        assert [role.name for role in ours.roles] == [role.name for role in theirs.roles]
+        for name, measure in ours.measures.items():
+            np.testing.assert_allclose(measure.value, theirs.measures[name].value, rtol=1e-5, atol=1e-6, err_msg=name)
     assert whole.corpus["n_texts"] > 256
     assert whole.corpus["n_texts"] + whole.corpus["n_copies"] == 600
 
@@ -129,37 +106,6 @@ def test_stdin_gives_what_the_file_gives(own: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sys.stdin", Stdin())
     piped = heads(own, attnscope.Corpus("-"))
     assert piped.as_json()["heads"] == heads(own, attnscope.Corpus(path)).as_json()["heads"]
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_merged_parts_keep_what_changes_without_heads(own: Any) -> None:
-    """As it was found, by a part that says so; and the problems of all parts, each once."""
-    first, second = (heads(own, SENTENCES[:6], HeadsOptions(shard=(number, 2))) for number in (1, 2))
-    effects = {"zero_l2": Effect(0.5, 0.25, 0.75, 26.0)}
-    told = {"quantity": "l2", "nothing_below": 0.01}
-    studied = replace(
-        first,
-        heads=(replace(first.heads[0], effects=effects), *first.heads[1:]),
-        options={**first.options, "causal": told},
-        corpus={**first.corpus, "problems": [{"source": "a", "line": 1, "reason": "lost"}]},
-    )
-    other = replace(second, corpus={**second.corpus, "problems": [{"source": "a", "line": 9, "reason": "lost"}]})
-    for parts in ([studied, other], [other, studied]):
-        whole = merge_findings(parts)
-        assert [bool(head.effects) for head in whole.heads] == [True] + [False] * (len(whole.heads) - 1)
-        assert whole.heads[0].effects == effects and whole.options["causal"] == told
-        assert [problem["line"] for problem in whole.corpus["problems"]] == [1, 9]
-    assert not whole.does_nothing(whole.heads[0])
-    assert "causal" not in merge_findings([first, second]).options
-
-
-def test_a_shard_without_texts_is_no_error_and_merges(own: Any) -> None:
-    whole = heads(own, SENTENCES[:10])
-    parts = [heads(own, SENTENCES[:10], HeadsOptions(shard=(k, 2))) for k in (1, 2)]
-    assert parts[1].heads == ()
-    assert "holds no text" in parts[1].run["notes"][-1]
-    require_same(whole, merge_findings(parts))
-    require_same(whole, merge_findings(parts[::-1]))
 
 
 def test_each_chunk_of_a_text_is_evidence(own: Any) -> None:
@@ -287,35 +233,3 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path
             np.testing.assert_allclose(found.grid(kind, name)[1], value, atol=1e-5, err_msg=f"{kind} {name}")
     across = next(head for head in found.heads if head.kind == "cross")
     assert np.isnan([across.measures[name].value for name in ("previous_token", "induction", "positional")]).all()
-
-
-def test_records_that_do_not_belong_together_are_refused_by_name(own: Any, own_causal: Any) -> None:
-    first = heads(own, SENTENCES[:10], HeadsOptions(shard=(1, 2)))
-    second = HeadsOptions(shard=(2, 2))
-    others = {
-        "models": heads(own_causal, SENTENCES[:10], second),
-        "texts": heads(own, SENTENCES[:11], second),
-        "options": heads(own, SENTENCES[:10], replace(second, thresholds={"local": 0.7})),
-        "same shard, 1/2": first,
-        "overlap": heads(own, SENTENCES[:10], HeadsOptions(shard=(2, 3))),
-    }
-    for why, other in others.items():
-        with pytest.raises(AttnscopeError, match=why) as error:
-            merge_findings([first, other], ["one.npz", "other.npz"])
-        assert "one.npz" in error.value.message
-        assert "other.npz" in error.value.message
-    chunked = heads(own, SENTENCES[:10], replace(second, chunk=10))
-    with pytest.raises(AttnscopeError, match="options"):
-        merge_findings([first, chunked])
-
-
-def test_damaged_sums_are_refused_by_name(own: Any) -> None:
-    parts = [heads(own, SENTENCES[:10], HeadsOptions(shard=(k, 2))) for k in (1, 2)]
-    sums = dict(parts[0].sums)
-    sums["encoder.measures.moments"] = sums["encoder.measures.moments"][..., :-1]
-    broken = replace(parts[0], sums=sums)
-    with pytest.raises(AttnscopeError, match=r"bad\.npz"):
-        merge_findings([broken, heads(own, SENTENCES[:10], HeadsOptions(shard=(2, 2)))], ["bad.npz", "good.npz"])
-    del sums["encoder.measures.moments"]
-    with pytest.raises(AttnscopeError, match=r"bad\.npz"):
-        merge_findings([parts[1], broken], ["good.npz", "bad.npz"])

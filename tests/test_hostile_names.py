@@ -84,7 +84,6 @@ COMMANDS: dict[str, list[Any]] = {
     "models": ["models"],
     "info": ["info", "MODEL"],
     "show": ["show", NAME],
-    "merge": ["merge", NAME, "-o", "out"],
     "no model": ["info", f"./{NAME}"],
     "no option": ["info", f"--{NAME}"],
     "no command": [NAME],
@@ -106,12 +105,12 @@ def test_no_command_obeys_a_name(
     known = {"MODEL": model, "TEXTS": texts, "ANNOTATED": annotated, "SHORT": short}
     arguments = [known.get(argument, argument) for argument in COMMANDS[name]]
     if json_wanted:
-        if name.startswith("no ") or name in ("merge", "show"):
+        if name.startswith("no ") or name == "show":
             pytest.skip("fails before anything could be printed as JSON")
         arguments.append("--json")
         arguments = ["npz" if argument == "text,npz" else argument for argument in arguments]
     status, out, err = run(*arguments)
-    fails = name.startswith(("no ", "a query")) and name != "no model" or name in ("show", "merge")
+    fails = name.startswith(("no ", "a query")) and name != "no model" or name == "show"
     assert (status in (1, 2)) if fails else status == 0, err
     require_plain(*((out, err) if json_wanted or status else (_without_paths(out), err)))
     assert "internal error" not in err

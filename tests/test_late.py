@@ -9,7 +9,7 @@ import pytest
 
 import attnscope
 from attnscope import AblateOptions, HeadsOptions, ablate, compare, heads
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records import load_record
 from attnscope.studies.ablation import study as ablation
@@ -99,8 +99,6 @@ def test_python_asks_for_later_steps_too(own: Model, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(studying, "with_effects", fails)
     found = heads(own, ["the cat. the cat", "a cat"], HeadsOptions(causal=True))
     assert found.heads and [failed["step"] for failed in found.run["failures"]] == ["--causal"]
-    with pytest.raises(UsageError, match="--shard"):
-        HeadsOptions(causal=True, shard=(1, 2))
 
 
 @pytest.mark.parametrize("first", [1, 2])

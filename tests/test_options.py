@@ -212,7 +212,6 @@ def test_a_misspelt_probe_engine_or_measure_is_suggested(run: Run) -> None:
         ("heatmap The. --sort explained", "No such option: --sort", "--sort belongs to heads"),
         ("heatmap The. --engine numpy --dtype bfloat16", "the numpy engine computes on", "leave out --dtype, or take"),
         ("heads --file no.txt", "there is no file no.txt", "check its name"),
-        ("heads The. --shard 3/2", "there is no shard '3/2'", "write k/n with k from 1 to n"),
         ("relations no.txt", "the ending of no.txt does not say", "if it is annotated, name the format: --kind conllu"),
     ],
 )
@@ -305,8 +304,6 @@ DIFFER = {
     ("page", "--hide-special"): "the reader of a page can change it",
     ("compare", "--hide-special"): "in the tables only, as the distances need every key",
     ("batch", "--out"): "required: the same command goes on in it",
-    ("merge", "--out"): "required",
-    ("merge", "--model"): "its parts name it",
     ("compare", "--with"): "a second text",
     **{
         (name, "--out"): _WRITES

@@ -256,8 +256,6 @@ def test_a_damaged_picture_is_left_out_and_the_rest_is_studied(run: Run, folders
     code, again, _ = run("show", "out", "--measures", "near_patches", "-o", "again", "-f", "json")
     assert code == 0 and again.splitlines()[:3] == out.splitlines()[:3]
     assert json.loads(Path("again/heads.json").read_text("utf-8"))["corpus"]["of"] == "pictures"
-    code, _, err = run("merge", "out", "-o", "merged")
-    assert code == 1 and "pictures, which are not merged" in err
 
 
 def test_an_interruption_keeps_the_pictures_that_were_done(folders: dict[str, Path]) -> None:
@@ -274,7 +272,6 @@ def test_what_cannot_be_is_refused_in_one_line(run: Run, folders: dict[str, Path
         (("none/*.jpg", "-m", vit), 1, "there is no file none/*.jpg"),
         (("photos/a.png", "-m", "minilm"), 1, "sees no pictures"),
         (("photos/a.png", "a question", "-m", vit), 2, "TEXT cannot be given beside --image"),
-        (("photos/a.png", "-m", vit, "--shard", "1/2"), 2, "--shard cannot be given beside --image"),
         (("photos/a.png", "-m", vit, "--measures", "induction"), 2, "there is no measure 'induction'"),
     ):
         found, out, err = run("heads", "--image", *arguments)

@@ -28,7 +28,6 @@ from attnscope.cli.test.circuits import circuits
 from attnscope.cli.test.patch import patch
 from attnscope.cli.test.prune import prune
 from attnscope.cli.test.timeline import timeline
-from attnscope.cli.tools.merge import merge
 from attnscope.cli.tools.models import info, models
 from attnscope.cli.tools.show import show
 from attnscope.cli.tools.viewer import viewer
@@ -77,7 +76,7 @@ for command in (
     heads, atlas, relations, compare, why,
     ablate, patch, prune, circuits, timeline,
     trace, split, cost,
-    show, viewer, merge, models, info,
+    show, viewer, models, info,
 ):  # fmt: skip
     app.command(cls=_Command, rich_help_panel=_PANELS[command.__module__.split(".")[2]])(command)
 _COMMANDS = list(app.registered_commands)

@@ -38,27 +38,13 @@ class Block:
     texts: tuple[CorpusText, ...]
 
 
-def blocks(texts: Iterable[CorpusText], n: int = BLOCK, *, shard: tuple[int, int] = (1, 1)) -> Iterator[Block]:
-    """Cuts a corpus into blocks of consecutive texts, and picks those of a shard.
+def blocks(texts: Iterable[CorpusText], n: int = BLOCK) -> Iterator[Block]:
+    """Cut a corpus into blocks of consecutive texts.
 
-    A block ends with its n-th text, or with the one with which it reaches BLOCK_CHARACTERS. A shard is k, from 1, and
-    the number of shards; it has the blocks whose index modulo that number is k - 1. `texts` is always the whole corpus.
-
-    Raises:
-        AttnscopeError: n is below 1, or there is no such shard.
+    A block ends with its n-th text, or with the one with which it reaches BLOCK_CHARACTERS.
     """
-    k, of = shard
-    if n < 1:
-        raise AttnscopeError(f"a block has at least one text, not {n}")
-    if not 1 <= k <= of:
-        raise AttnscopeError(f"there is no shard {k}/{of}", f"with {of} shards, k is 1 to {of}")
-
-    def cut() -> Iterator[Block]:
-        for index, run in enumerate(runs(texts, n, lambda text: text.n_characters)):
-            if index % of == k - 1:
-                yield Block(index, run)
-
-    return cut()
+    for index, run in enumerate(runs(texts, n, lambda text: text.n_characters)):
+        yield Block(index, run)
 
 
 def runs(texts: Iterable[T], n: int, n_characters: Callable[[T], int]) -> Iterator[tuple[T, ...]]:

@@ -1,8 +1,7 @@
 """Which texts of a corpus are copies of earlier ones, decided while it is read, in a fixed amount of memory.
 
 A copy is no evidence: twelve copies of a sentence say of a head what one says, and would make chance a certainty. Nor
-are sixty sentences of one template: a few words differ, and a head's attention hardly. Every shard and worker reads the
-corpus from its start, so that all leave out the same copies.
+are sixty sentences of one template: a few words differ, and a head's attention hardly.
 """
 
 import hashlib
@@ -117,7 +116,7 @@ def essence(text: CorpusText) -> bytes:
 def distinct(texts: Iterable[CorpusText], copies: Copies) -> Iterator[CorpusText]:
     """The texts without copies of earlier ones; they keep their numbers.
 
-    `texts` are the whole corpus, whatever the shard; `copies`, which has seen no text yet, counts them.
+    `texts` are the whole corpus; `copies`, which has seen no text yet, counts them.
     """
     return (text for text in texts if not copies.holds(text))
 

@@ -32,14 +32,12 @@ def atlas(
     - `attnscope atlas --file sample_texts/alice.txt -o atlas.html`
     - `attnscope atlas --file 'corpus/*.txt.gz' -m ./model --workers 8 -o atlas.html -f html,npz`
     - `attnscope atlas --file 'corpus/*.txt.gz' --rank induction -o induction.html`
-    - `attnscope atlas --file 'corpus/*.txt.gz' --shard 2/8 -o part2`
     """
     from attnscope.studies.atlas.study import study
     from attnscope.studies.heads.study import require_names
 
     heads = replace(order.atlas.heads, describe=describing.options())
     order = replace(order, atlas=replace(order.atlas, heads=heads))
-    where = where if heads.shard == (1, 1) else replace(where, formats=where.formats or "npz")
     output = where.plan("atlas", printing, measures=order.measures, **order.listing.plan_options())
     shared = running.share(model, loading)
     require_names(heads, order.measures)

@@ -18,7 +18,6 @@ from attnscope.studies.timeline.options import TimelineOptions
         "stride",
         "control",
         "causal",
-        "shard",
     )
 )
 def timeline(

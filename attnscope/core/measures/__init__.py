@@ -1,6 +1,6 @@
 """The head measures.
 
-Every measure is a sum and a count for each text and head, never a mean. Padding, batches, shards and merges then stay
+Every measure is a sum and a count for each text and head, never a mean. Padding, batches and blocks then stay
 exact, and a value is sum / count over whatever was added up. Two rules hold for all:
 
 * Queries that are padding, or that may attend to nothing, count 0. So does a query for which a measure makes no sense:

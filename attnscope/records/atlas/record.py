@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.records.frame.checks import shaped
-from attnscope.records.frame.codec import ARRAY, OMITTED, beside
+from attnscope.records.frame.codec import ARRAY, OMITTED
 from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.frame.pair_tables import require_known
 from attnscope.records.frame.record import StudyRecord
@@ -159,18 +159,6 @@ class Example:
         return weights
 
 
-@dataclass(frozen=True)
-class KeptText:
-    """A text that a part of an atlas keeps, to be read again when all parts are merged; see `corpus.CorpusText`."""
-
-    index: int
-    source: str
-    line: int
-    text: str | None = None
-    ids: tuple[int, ...] | None = None
-    is_chat: bool = False
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Atlas(StudyRecord):
     """What every head of a model does on a corpus, with the texts that show it.
@@ -198,10 +186,6 @@ class Atlas(StudyRecord):
         keys: `Example.keys`, likewise.
         codes: `Example.codes`, likewise.
         descriptions: What each head does in a line; None where heads were not described.
-        kept: Of a part, which `--shard` makes: the texts that may be shown of the whole. It shows none itself.
-        scores: Of a part: how these score, by name: "texts" (their numbers), "chunks", "tokens", "lots" (hashes, by
-            which they are drawn), (text,), and "values", (text, head). Empty where it is no part.
-        sums: Of a part: sums, as `Findings.sums`.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.atlas/1"
@@ -223,9 +207,6 @@ class Atlas(StudyRecord):
     keys: NDArray[np.uint8] = field(metadata=ARRAY)
     codes: NDArray[np.uint8] = field(metadata=shaped("keys", **ARRAY))
     descriptions: Descriptions | None = field(default=None, metadata=OMITTED)
-    kept: tuple[KeptText, ...] = field(default=(), metadata=OMITTED)
-    scores: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=beside("score_"))
-    sums: Mapping[str, NDArray[Any]] = field(default_factory=dict, metadata=beside("sum_"))
 
     n_offsets: ClassVar[int] = 2 * FURTHEST + 3
 
@@ -235,13 +216,8 @@ class Atlas(StudyRecord):
         return sum(len(facts.labels) for facts in self.facts)
 
     @property
-    def is_part(self) -> bool:
-        """Whether it is one shard's part of an atlas, to be merged."""
-        return bool(self.scores)
-
-    @property
     def findings(self) -> Findings:
-        """Measures, roles and descriptions alone, without what they could be merged by."""
+        """Measures, roles and descriptions alone."""
         return Findings(self.run, self.corpus, self.options, self.heads, {}, descriptions=self.descriptions)
 
     def examples(self) -> list[Example]:
@@ -304,23 +280,12 @@ class Atlas(StudyRecord):
 
     def require_whole(self) -> None:
         """Refuses arrays that do not fit each other."""
-        if self.is_part:
-            self._require_whole_part()
         ends = np.concatenate([[0], self.starts])
         if (np.diff(ends) < 0).any() or ends[-1] != len(self.keys):
             raise ValueError("the attention of its examples is cut off")
         for example in self.examples():
             if len(example.keys) and int(example.keys.max()) >= len(example.places):
                 raise ValueError("an example attends to a token that is not shown")
-
-    def _require_whole_part(self) -> None:
-        n = len(self.scores["lots"])
-        if {len(self.scores[name]) for name in ("texts", "chunks", "tokens", "values")} != {n}:
-            raise ValueError("the scores of its texts are cut off")
-        if n and self.scores["values"].shape != (n, len(self.heads)):
-            raise ValueError("its scores are of other heads")
-        if not {text.index for text in self.kept}.issuperset(self.scores["texts"].tolist()):
-            raise ValueError("it has scores of a text that is not there")
 
 
 def join_examples(examples: Sequence[Example]) -> dict[str, Any]:

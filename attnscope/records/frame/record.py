@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.records.frame import checks, codec
+from attnscope.records.frame.completion import failure_line
 from attnscope.records.frame.kinds import LIVE, NOTEBOOK, Kind, file_of, kind_of_schema, load_named
 from attnscope.records.frame.reading import read_record, reading, require_shown
-from attnscope.records.frame.shards import failure_line
 from attnscope.records.frame.storage import csv_text, finite, plain, write_whole
 
 
@@ -58,8 +58,8 @@ class Record:
     Attributes:
         SCHEMA: The name and version of what describes it, such as "attnscope.heads/1".
         ASCII: Whether its JSON is written in ASCII alone.
-        HOLDS: The field without which there is nothing to draw, as in the shard of a corpus that holds none of its
-            texts; empty = there is always something.
+        HOLDS: The field without which there is nothing to draw, as after an interruption; empty = there
+            is always something.
         LISTS_ARRAYS: Whether its JSON has its arrays too, as lists.
         COMPRESSED: Whether the arrays of its npz are compressed.
     """

@@ -1,6 +1,6 @@
 """What was found about the heads of a model: measures with intervals, roles with evidence. NumPy only.
 
-The sums over texts are kept beside what was concluded from them, so that records merge without loss.
+The sums over texts are kept beside what was concluded from them.
 """
 
 from __future__ import annotations
@@ -145,16 +145,15 @@ class Findings(StudyRecord):
 
     Attributes:
         run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
-        corpus: What it was made on: `sources`, `n_texts`, `n_tokens`, `sha256` of the texts, `shards` (such as
-            ["1/2"]), `problems` (file, line, reason), `complete` (False after an interruption, and
-            where shards are missing; such a part says in `interrupted` whether it was). Plain JSON values. Of
-            pictures: `of` is "pictures", `grids` are the rows and columns of patches that occur.
+        corpus: What it was made on: `sources`, `n_texts`, `n_tokens`, `sha256` of the texts, `problems` (file, line,
+            reason), `complete` (False after an interruption). Plain JSON values. Of pictures: `of` is "pictures",
+            `grids` are the rows and columns of patches that occur.
         options: What was chosen, as plain JSON values: `level` (of the false discovery rate), how texts were split
             ..., and what names mean, so that a saved record explains itself:
             `roles`: {name: {"what": str, "measure": str, "threshold": float}} and
             `measures`: {name: {"what": str, "unit": str, "range": [least, largest], null = no bound}}.
         heads: One entry a head, by kind, layer, head.
-        sums: The sums over texts by name, for merging.
+        sums: The sums over texts by name.
         control: Findings of the same architecture with random weights, on the same texts, if asked for.
         descriptions: What each head does, found and not asked for; None where heads were not described.
         needles: Of needles in haystacks, what the model finds, and what it finds without some heads; else None.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from attnscope.records.ablation import Ablation, TokenChange
 from attnscope.records.atlas.record import Atlas
-from attnscope.records.frame.shards import settle_corpus
+from attnscope.records.frame.completion import settle_corpus
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.study import ablate

@@ -14,9 +14,8 @@ CONTENT = "content_nats"
 class AtlasOptions:
     """How an atlas is made.
 
-    Of a shard there is a part of an atlas, which shows nothing itself: `parts.merge_atlases` makes the whole. Profiles,
-    token tables and distances rest on the first texts of the sample (`rows.SHARE`), which is drawn by a hash, with a
-    seed, of what texts say.
+    Profiles, token tables and distances rest on the first texts of the sample (`rows.SHARE`). A hash of what texts say,
+    with a seed, draws it.
     """
 
     rank: str = option(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy as np
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.models.model import Model
-from attnscope.records.atlas.record import FURTHEST, KEPT_MASS, MOST_KEYS, OUTSIDE_SINKS, Atlas, KeptText, join_examples
-from attnscope.records.frame.shards import is_interrupted, settle_corpus
+from attnscope.records.atlas.record import FURTHEST, KEPT_MASS, MOST_KEYS, OUTSIDE_SINKS, Atlas, join_examples
+from attnscope.records.frame.completion import settle_corpus
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.atlas.options import CONTENT, AtlasOptions, AtlasOrder
 from attnscope.studies.atlas.rows import Rows, Wanted, read_rows, units_of
@@ -65,13 +65,8 @@ def atlas(
     step = scale_report(report, 0, options.heads.n_steps)
     findings, done = study_heads(reading, options.heads, step, make, ScoredFound())
     assert isinstance(done, ScoredFound)
-    if options.heads.shard == (1, 1):
-        record = finish(model, reading.texts, findings, options, done.scores, step)
-        return add_effects(record, reading, report, causal=options.heads.causal, in_place=options.heads.in_place)
-    heads = _heads_of(findings)
-    scores = _in_order(done.scores, heads)
-    failing = _failures(reading.texts, findings, heads) if not is_interrupted(findings.corpus) else {}
-    return _part(_assemble(findings, options, _NO_SCORES, heads, Rows({})), findings, scores, failing)
+    record = _finish(model, reading.texts, findings, options, done.scores, step)
+    return add_effects(record, reading, report, causal=options.heads.causal, in_place=options.heads.in_place)
 
 
 def study(
@@ -88,42 +83,19 @@ def study(
     return atlas(model, corpus, order.atlas, report, workers)
 
 
-def _part(atlas: Atlas, findings: Findings, scores: Scores, failing: Iterable[CorpusText]) -> Atlas:
-    """An atlas without examples, with the sums, scores and texts that `merge` needs.
-
-    `failing` are the texts of the whole corpus that descriptions explain worst.
-    """
-    texts = {text.index: text for text in (*failing, *(scored.text for scored in scores.texts))}
-    kept = [
-        KeptText(**{field.name: getattr(text, field.name) for field in fields(KeptText)}) for text in texts.values()
-    ]
-    return replace(
-        atlas,
-        sums=findings.sums,
-        kept=tuple(sorted(kept, key=lambda text: text.index)),
-        scores={
-            "texts": np.array([scored.text.index for scored in scores.texts], np.int64),
-            "chunks": np.array([scored.number for scored in scores.texts], np.int64),
-            "tokens": np.array([scored.n_tokens for scored in scores.texts], np.int64),
-            "lots": np.array([scored.lot for scored in scores.texts], np.uint64),
-            "values": scores.values,
-        },
-    )
-
-
-def finish(
+def _finish(
     model: Model,
     texts: Texts,
     findings: Findings,
     options: AtlasOptions,
     scores: Scores | None,
-    report: Report | None = None,
+    report: Report | None,
 ) -> Atlas:
-    """The atlas of the findings of a first pass: reads the texts that it shows.
+    """Make the atlas from the findings of the first pass: read the texts that it shows.
 
     Args:
         model: The model.
-        texts: The corpus, or at least the texts that descriptions explain worst.
+        texts: The corpus.
         findings: Of all heads.
         options: What examples are ranked by, and how many there are.
         scores: The texts that show what heads do; None = there are none.

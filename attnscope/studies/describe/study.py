@@ -1,6 +1,6 @@
 """What does each head do? One line per head, found in the data, and how much of its attention the line explains.
 
-A hash of what texts say draws some of them, whatever their order and the shard. A second, small pass over these reads
+A hash of what texts say draws some of them, whatever their order. A second, small pass over these reads
 whole rows of some of their queries. So a description is the same for every cut of the corpus.
 """
 

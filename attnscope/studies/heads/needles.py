@@ -323,7 +323,6 @@ class _Study:
             "n_texts": scores.n,
             "n_tokens": scores.n_tokens,
             "sha256": digest.hexdigest(),
-            "shards": ["1/1"],
             "problems": [*([] if texts is None else problems_of(texts)), *problems],
             "complete": complete,
         }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnscope.errors import UsageError, amount, require_choice
-from attnscope.options import chunk_option, group, option, options, read_number, stride_option, whole_numbers
+from attnscope.options import chunk_option, group, option, options, stride_option, whole_numbers
 
 if TYPE_CHECKING:
     from attnscope.studies.describe.sample import DescribeOptions
@@ -39,21 +39,12 @@ def _is_untrained(control: str) -> bool:
     return True
 
 
-def _shard(written: str) -> tuple[int, int]:
-    number, _, of = written.partition("/")
-    if number.isdecimal() and of.isdecimal():
-        shard = read_number(number, "--shard"), read_number(of, "--shard")
-        if 1 <= shard[0] <= shard[1]:
-            return shard
-    raise UsageError(f"there is no shard {written!r}", "write k/n with k from 1 to n, such as 2/8")
-
-
 @options
 class HeadsOptions:
     """How heads are studied.
 
     Chunks that overlap count a token as a query in the first of its chunks alone; special tokens count in each. Heads
-    are described by texts of the whole corpus, whatever the shard (`describe`; None = they are not described). `seed`
+    are described by texts of the whole corpus (`describe`; None = they are not described). `seed`
     is that of the random weights of the control.
     """
 
@@ -72,10 +63,6 @@ class HeadsOptions:
         "attention.",
         default=False,
     )  # fmt: skip
-    shard: tuple[int, int] = option(
-        "Study a part of the corpus only, such as 2/8; `merge` joins them.",
-        default=(1, 1), read=_shard, written="1/1", panel="Running",
-    )  # fmt: skip
     seed: int = option("Seed of the random weights of the control.", default=0, python_only=True)
     describe: DescribeOptions | None = option(
         "How heads are described; None = they are not.", default=None, python_only=True
@@ -87,16 +74,13 @@ class HeadsOptions:
         return 1 + self.causal + self.in_place
 
     def require(self) -> None:
-        """Refuses numbers that are out of range, and what a shard cannot have."""
+        """Refuse numbers that are out of range."""
         for name, number in (("--chunk", self.chunk), ("--stride", self.stride)):
             if number is not None and number < 1:
                 raise UsageError(f"{name} is {number}", "it counts tokens, and must be at least 1")
         for role, threshold in self.thresholds.items():
             if not 0 < threshold <= 1:
                 raise UsageError(f"the threshold of {role} is {threshold:g}", "thresholds are above 0 and at most 1")
-        if self.shard != (1, 1) and (self.causal or self.in_place):
-            name = "--causal" if self.causal else "--in-place"
-            raise UsageError("heads are taken out in a whole study, not in a shard", f"leave out {name} or --shard")
 
 
 def _lengths(listed: str) -> tuple[int, ...]:

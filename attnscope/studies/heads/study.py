@@ -26,12 +26,12 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
 from attnscope.options import refuse_beside
 from attnscope.records.atlas.record import Atlas
-from attnscope.records.frame.shards import settle_corpus
+from attnscope.records.frame.completion import settle_corpus
 from attnscope.records.heads.findings import Findings
 from attnscope.records.heads.order import require_measures
 from attnscope.studies.ablation.causal import with_effects, with_lines
 from attnscope.studies.describe.study import describe_texts, require_heads
-from attnscope.studies.heads.merging import conclude, sums_of
+from attnscope.studies.heads.concluding import conclude, sums_of
 from attnscope.studies.heads.needles import retrieval_heads
 from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEAST_TEXTS, LEVEL, MARGIN
@@ -187,7 +187,7 @@ def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:
 def open_reading(model: Model, corpus: Given, options: HeadsOptions, workers: Workers | None) -> Reading:
     """The model and its texts, as all passes of a study of heads read them."""
     return Reading(
-        model=model, texts=texts_of(corpus, model), chunk=options.chunk, stride=options.stride, shard=options.shard,
+        model=model, texts=texts_of(corpus, model), chunk=options.chunk, stride=options.stride,
         block=BLOCK, workers=workers,
     )  # fmt: skip
 
@@ -218,7 +218,6 @@ def study_heads(
     no text.
     """
     model, texts = reading.model, reading.texts
-    is_whole = options.shard == (1, 1)
     thresholds = _require_measurable(reading, options)
     counts, n_copies = _count_corpus(reading, report)
     frequencies = Frequencies.of_counts(counts)
@@ -244,9 +243,8 @@ def study_heads(
     done, complete = passes[0].done, passes[-1].complete
     control = passes[1].done if len(passes) > 1 else HeadTotals()
     missing = [problem for each in passes for problem in (*each.lost, *each.done.left_out.problems(model.info))]
-    if is_whole:
-        done.left_out.require_some_left(done.n_texts, model.info)
-    if complete and not done.n_tokens and not missing and is_whole:
+    done.left_out.require_some_left(done.n_texts, model.info)
+    if complete and not done.n_tokens and not missing:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
     studied = {
         "sources": sources_of(texts),
@@ -255,12 +253,9 @@ def study_heads(
         "n_chunked": done.n_chunked,
         "n_copies": n_copies,
         "sha256": sha256,
-        "shards": ["{}/{}".format(*options.shard)],
         "problems": [*problems, *missing],
     }
     notes = _notes(model, done)
-    if not done.n_texts and not is_whole:
-        notes.append(f"This shard holds no text: the corpus has fewer blocks of up to {BLOCK} texts than shards.")
     run = run_of(model.info, [*notes, *passes[0].notes])
     threads = reading.workers.threads if reading.workers else _n_threads()
     run |= {"seed": options.seed if options.control else None, "threads": threads}
@@ -330,7 +325,7 @@ def _notes(model: Model, done: HeadTotals) -> list[str]:
 
 
 def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[str, Any]:
-    """What was chosen, and what names mean: all that shards of one run have in common."""
+    """What was chosen, and what names mean."""
     from attnscope.core.measures.catalogue import MEASURES
 
     return {

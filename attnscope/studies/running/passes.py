@@ -118,9 +118,9 @@ class Task(Generic[B]):
     share: float | None
 
 
-def tasks_of(texts: Texts, copies: Copies, n: int, shard: tuple[int, int] = (1, 1)) -> Iterator[Task[Block]]:
+def tasks_of(texts: Texts, copies: Copies, n: int) -> Iterator[Task[Block]]:
     """The blocks of a corpus, of at most n texts; copies of earlier texts are left out, and counted."""
-    for number, block in enumerate(blocks(distinct(texts, copies), n, shard=shard)):
+    for number, block in enumerate(blocks(distinct(texts, copies), n)):
         first = block.texts[0]
         yield Task(number, block, first.source, first.line, len(block.texts), share_read(texts))
 
@@ -180,12 +180,10 @@ class Driver(Generic[B, D]):
     keeps: Keeps = "blocks"
     step: str | None = None
 
-    def run_texts(
-        self: Driver[Block, D], texts: Texts, n: int, nothing: D, report: Report | None, shard: tuple[int, int] = (1, 1)
-    ) -> Pass[D]:
+    def run_texts(self: Driver[Block, D], texts: Texts, n: int, nothing: D, report: Report | None) -> Pass[D]:
         """As `run`, over the blocks of a corpus, of at most n texts; copies of earlier texts are left out."""
         copies = Copies()
-        going = self.run(tasks_of(texts, copies, n, shard), nothing, report)
+        going = self.run(tasks_of(texts, copies, n), nothing, report)
         going.n_copies = copies.n
         return going
 
@@ -281,7 +279,7 @@ class Driver(Generic[B, D]):
 class Reading:
     """A model, and the texts that all passes of a study of it read in the same way.
 
-    `chunk`, `stride` and `shard` are those of `HeadsOptions`. A block has at most `block` texts. Without workers, this
+    `chunk` and `stride` are those of `HeadsOptions`. A block has at most `block` texts. Without workers, this
     process measures.
     """
 
@@ -289,7 +287,6 @@ class Reading:
     texts: Texts
     chunk: int | None
     stride: int | None
-    shard: tuple[int, int]
     block: int
     workers: Workers | None
 
@@ -299,7 +296,7 @@ class Reading:
         return special_ids(self.model)
 
     def first(self, n: int) -> list[CorpusText]:
-        """The first n texts of the corpus, whatever the shard, without copies."""
+        """The first n texts of the corpus, without copies."""
         return list(islice(distinct(self.texts, Copies()), n))
 
     def run(
@@ -312,7 +309,7 @@ class Reading:
     ) -> Pass[D]:
         """Makes one pass over the texts; arguments as of `Driver`."""
         driver = Driver(make, (self.model,), (self.workers,) if self.workers else None, keeps=keeps, step=step)
-        return driver.run_texts(self.texts, self.block, nothing, report, self.shard)
+        return driver.run_texts(self.texts, self.block, nothing, report)
 
 
 def merge_halving(*tokens: int | None) -> int | None:

@@ -290,7 +290,6 @@ def _study(
         "n_tokens": done.n_tokens,
         **({"grids": sorted(done.grids)} if done.grids else {}),
         "sha256": done.digest.hexdigest(),
-        "shards": ["1/1"],
         "problems": problems,
         "complete": complete,
     }

@@ -71,8 +71,8 @@ class TimelineOptions:
         if not self.measures:
             raise UsageError("no measure is given", f"choose from {', '.join(names)}")
         heads = self.heads
-        if heads.shard != (1, 1) or heads.control or heads.causal or heads.relations or heads.describe is not None:
-            raise UsageError("a timeline has no shards and no control", "leave them out; descriptions: EXPLAINED")
+        if heads.control or heads.causal or heads.relations or heads.describe is not None:
+            raise UsageError("a timeline has no control", "leave them out; descriptions: EXPLAINED")
 
     @property
     def heads_options(self) -> HeadsOptions:

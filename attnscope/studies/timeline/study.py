@@ -22,7 +22,7 @@ from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse
 from attnscope.models.model import Model
 from attnscope.records.ablation import Effect
 from attnscope.records.circuits import COMPOSITIONS, Composition
-from attnscope.records.frame.shards import failure_line
+from attnscope.records.frame.completion import failure_line
 from attnscope.records.heads.findings import Findings
 from attnscope.records.timeline import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Timeline
 from attnscope.studies.ablation.effects import whole_losses

@@ -9,8 +9,8 @@ from typing import Any
 from attnscope.errors import amount
 from attnscope.records.compare.pairs import MinimalPair
 from attnscope.records.compare.record import Comparison, HeadComparison, ModelComparison, PickedHeads
+from attnscope.records.frame.completion import is_interrupted
 from attnscope.records.frame.pair_tables import PairTable, head_name
-from attnscope.records.frame.shards import is_interrupted, shards_note
 from attnscope.views.tables.numbers import fixed
 from attnscope.views.tables.wording import GIVEN, hidden_tokens, model_of, printable
 
@@ -76,8 +76,7 @@ def texts_line(corpus: Mapping[str, Any]) -> str:
     line = ": ".join(part for part in (counts, ", ".join(names)) if part)
     if isinstance(n := corpus.get("n_copies"), int) and n:
         line += f" ({amount(n, 'copy', 'copies')} left out)"
-    amiss = [shards_note(corpus), "stopped early" if is_interrupted(corpus) else ""]
-    return f"{line} ({'; '.join(filter(None, amiss))})" if any(amiss) else line
+    return f"{line} (stopped early)" if is_interrupted(corpus) else line
 
 
 def title_of(comparison: Comparison) -> str:

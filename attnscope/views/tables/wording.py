@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import amount
-from attnscope.records.frame.shards import is_interrupted, shards_note
+from attnscope.records.frame.completion import is_interrupted
 from attnscope.records.heads.findings import NEEDLES, PICTURES, RECORDINGS, Findings, Head
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def corpus_notes(findings: Ablation | Findings | Relations) -> list[str]:
     """What is amiss with the texts: one sentence each."""
     corpus = findings.corpus
     of = corpus.get("of") if corpus.get("of") in _COUNTED else None
-    notes = [shards_note(corpus)]
+    notes = []
     if is_interrupted(corpus):
         notes.append(f"it was stopped early: these are the {of or 'texts'} up to there")
     if n := corpus.get("n_copies"):
