@@ -39,11 +39,9 @@ from attnscope.records.patch import Patching as Patching
 from attnscope.records.relations.record import Relations as Relations
 from attnscope.records.timeline import Timeline as Timeline
 from attnscope.records.why.score import Why as Why
-from attnscope.studies.ablation.lines import fit_lines as fit_lines
 from attnscope.studies.ablation.options import AblateOptions as AblateOptions
 from attnscope.studies.ablation.options import PruneOrder as PruneOrder
 from attnscope.studies.ablation.pruning import prune as prune
-from attnscope.studies.ablation.replacing import replaced as replaced
 from attnscope.studies.ablation.study import ablate as ablate
 from attnscope.studies.atlas.options import AtlasOptions as AtlasOptions
 from attnscope.studies.atlas.study import atlas as atlas
@@ -66,6 +64,7 @@ from attnscope.studies.heads.options import (
     NeedleOptions as NeedleOptions,
 )
 from attnscope.studies.heads.study import heads as heads
+from attnscope.studies.inputs.choice import Choice as Choice
 from attnscope.studies.maps.page import page as page
 from attnscope.studies.maps.pooled import pooled_heatmap as pooled_heatmap
 from attnscope.studies.maps.rollout import picture_rollout as picture_rollout

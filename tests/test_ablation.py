@@ -1,6 +1,5 @@
-"""What changes without heads: effects by definition, sets, pairs, curves, what is predicted, and bad input."""
+"""What changes without heads: effects by definition, several together, what is predicted, and bad input."""
 
-import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -120,14 +119,14 @@ def test_padding_changes_no_effect_of_an_encoder() -> None:
     np.testing.assert_allclose([h.effects["zero_l2"].value for h in together.heads], np.mean(values, 0), rtol=1e-6)
 
 
-# Sets, pairs, curves ----------------------------------------------------------------------------------------------
+# Several together ----------------------------------------------------------------------------------------------
 
 
 def test_picked_heads_go_alone_and_together(gpt2: HuggingFaceModel) -> None:
     found = ablate(gpt2, TEXTS, AblateOptions(choice=Choice(pick=((2, 1), (0, 0)))))
     assert [head.name for head in found.heads] == ["L0H0", "L2H1"]
-    (together,) = found.sets
-    assert together.heads == ("L0H0", "L2H1")
+    together = found.together
+    assert together is not None and together.heads == ("L0H0", "L2H1")
     gate = Gate({("decoder", 0): torch.tensor([0.0, 1, 1]), ("decoder", 2): torch.tensor([1.0, 0, 1])})
     l2 = []
     for text in TEXTS:
@@ -136,74 +135,23 @@ def test_picked_heads_go_alone_and_together(gpt2: HuggingFaceModel) -> None:
     np.testing.assert_allclose(together.effects["zero_l2"].value, np.mean(l2), rtol=1e-6)
 
 
-def test_an_interaction_is_what_both_do_beyond_the_sum_of_each(gpt2: HuggingFaceModel) -> None:
-    pick = ((0, 0), (1, 2), (2, 1))
-    found = ablate(gpt2, TEXTS, AblateOptions(joint=True, choice=Choice(pick=pick)))
-    single = {head.name: head.effects for head in found.heads}
-    pairs = [one for one in found.sets if one.interaction]
-    assert [one.heads for one in pairs] == list(itertools.combinations(["L0H0", "L1H2", "L2H1"], 2))
-    for pair in pairs:
-        for name in ("zero_l2", "zero_loss", "zero_kl"):
-            both = pair.effects[name].value
-            alone = sum(single[head][name].value for head in pair.heads)
-            np.testing.assert_allclose(pair.interaction[name].value, both - alone, rtol=1e-5, atol=1e-7)
-            assert pair.interaction[name].low < pair.interaction[name].high
-
-
 def test_what_is_never_below_0_has_no_interval_that_is(gpt2: HuggingFaceModel) -> None:
-    found = ablate(gpt2, TEXTS[:2], AblateOptions(importance=True, joint=True))
+    found = ablate(gpt2, TEXTS[:2], AblateOptions(importance=True))
     of_heads = [head.effects for head in found.heads]
-    for effects in [*of_heads, *(one.effects for one in found.sets)]:
+    for effects in of_heads:
         lows = [effects[name].low for name in effects if name.endswith(("l2", "kl", "importance"))]
         assert min(lows) >= 0
-    # Two texts tell little: without the bound some would reach below. A loss may fall, and an interaction be negative.
+    # Two texts tell little: without the bound some would reach below. A loss may fall.
     assert min(effects["zero_kl"].low for effects in of_heads) == 0
     assert min(effects["zero_loss"].low for effects in of_heads) < 0
-    assert min(one.interaction["zero_l2"].low for one in found.sets) < 0
-
-
-def test_without_a_pick_pairs_are_of_the_heads_that_matter_most(
-    gpt2: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from attnscope.studies.ablation import study as ablation
-
-    monkeypatch.setattr(ablation, "MOST_IMPORTANT", 3)
-    found = ablate(gpt2, TEXTS, AblateOptions(joint=True))
-    ranked = sorted(found.heads, key=lambda head: -head.effects["zero_loss"].value)[:3]
-    assert {name for one in found.sets for name in one.heads} == {head.name for head in ranked}
-    assert len(found.sets) == 3
-
-
-def test_a_curve_goes_from_the_whole_model_to_one_without_heads(gpt2: HuggingFaceModel) -> None:
-    found = ablate(gpt2, TEXTS, AblateOptions(curve=True))
-    assert [curve.order for curve in found.curves] == ["importance", "effect", *["random"] * 5]
-    nothing = Gate({("decoder", layer): torch.zeros(3) for layer in range(3)})
-    total = n = 0.0
-    for text in TEXTS:
-        _, logs = _by_hand(gpt2, text, nothing)
-        total -= sum(float(logs[t, right]) for t, right in enumerate((text.ids or ())[1:]))
-        n += len(text.ids or ()) - 1
-    for curve in found.curves:
-        assert curve.n_left == tuple(range(9, -1, -1))
-        assert sorted(curve.removed) == sorted(head.name for head in found.heads)
-        assert curve.points[0]["loss"].value == found.whole["loss"].value
-        np.testing.assert_allclose(curve.points[-1]["loss"].value, total / n, rtol=1e-6)
-    by_effect = found.curves[1].removed
-    value = {head.name: head.effects["zero_loss"].value for head in found.heads}
-    assert list(by_effect) == sorted(value, key=lambda name: value[name])
-    # The first step is the effect of that head alone.
-    rise = found.curves[1].points[1]["loss"].value - found.whole["loss"].value
-    np.testing.assert_allclose(rise, value[by_effect[0]], rtol=1e-5, atol=1e-8)
-    assert len({curve.removed for curve in found.curves[2:]}) == 5
-    assert "importance" not in found.names  # it was only asked for the order
 
 
 def test_copies_of_a_text_count_once(gpt2: HuggingFaceModel) -> None:
     """As evidence of their own they would narrow every interval."""
-    options = AblateOptions(modes=("zero", "mean"), importance=True, joint=True, choice=Choice(pick=((0, 1), (1, 0))))
+    options = AblateOptions(modes=("zero", "mean"), importance=True, choice=Choice(pick=((0, 1), (1, 0))))
     once, often = ablate(gpt2, TEXTS, options), ablate(gpt2, [*TEXTS, *TEXTS[:3], *TEXTS[::-1]], options)
     assert repr(often.heads) == repr(once.heads)  # NaN is not equal to itself
-    assert repr(often.sets) == repr(once.sets)
+    assert repr(often.together) == repr(once.together)
     assert (often.corpus["n_texts"], often.corpus["n_copies"], once.corpus["n_copies"]) == (4, 7, 0)
     assert any("7 texts are left out: copies" in note for note in notes(often))
 
@@ -225,7 +173,7 @@ def test_grouped_queries_and_cross_attention() -> None:
     assert any("the decoder reads what the whole model itself writes" in note for note in found.run["notes"])
     only = ablate(t5, TEXTS, AblateOptions(modes=("zero",), kind="cross", choice=Choice(pick=((1, 2), (0, 0)))))
     assert [(head.kind, head.name) for head in only.heads] == [("cross", "L0H0"), ("cross", "L1H2")]
-    assert only.sets[0].heads == ("cross L0H0", "cross L1H2")
+    assert only.together is not None and only.together.heads == ("cross L0H0", "cross L1H2")
     value = {(h.kind, h.name): h.effects["zero_l2"].value for h in found.heads}
     for head in only.heads:
         np.testing.assert_allclose(head.effects["zero_l2"].value, value[head.kind, head.name], rtol=1e-5)
@@ -321,7 +269,6 @@ def test_the_target_of_an_encoder_decoder_is_its_own_answer_or_what_is_given(tmp
         ({"choice": Choice(layers=(3,))}, "no layer 3"),
         ({"kind": "cross"}, "no cross attention"),
         ({"target": "a"}, "has no target"),
-        ({"joint": True, "choice": Choice(pick=((0, 0),))}, "a pair has two heads"),
     ],
 )
 def test_what_cannot_be_done_is_said(gpt2: HuggingFaceModel, options: dict[str, Any], says: str) -> None:
@@ -333,7 +280,7 @@ def test_what_cannot_be_done_is_said(gpt2: HuggingFaceModel, options: dict[str, 
     "options",
     [
         {"loss": "mse"}, {"modes": ("one",)}, {"kind": "self"}, {"masked": 0.0}, {"masked": 1.5}, {"seed": -1},
-        {"modes": ()}, {"modes": (), "importance": True, "joint": True},
+        {"modes": ()},
     ],
 )  # fmt: skip
 def test_what_means_nothing_is_refused(options: dict[str, Any]) -> None:

@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import attnscope
-from attnscope.records.ablation import Ablation, Curve, Effect, HeadEffects, SetEffects
-from attnscope.views.ablation import figures as ablation_figures
+from attnscope.records.ablation import Ablation, Effect, HeadEffects, SetEffects
 from attnscope.views.ablation.terminal import show
-from attnscope.views.drawing.layout import SCREEN
 from attnscope.views.tables.numbers import small_number
 from tests.record_helpers import require_lossless
 
@@ -34,16 +31,7 @@ def made(*, n_layers: int = 2, n_heads: int = 3, intervals: bool = True, loss: b
         for layer in range(n_layers)
         for head in range(n_heads)
     )
-    n = len(heads)
-    points = {"l2": 1.0, "loss": 2.0, "kl": 0.5} if loss else {"l2": 1.0}
-    curves = tuple(
-        Curve(order, seed, tuple(head.name for head in heads), tuple(range(n, -1, -1)),
-              tuple({name: Effect(k * top / n, k * top / n, k * top / n + 0.01, 7.0) for name, top in points.items()}
-                    for k in range(n + 1)))
-        for order, seed in (("effect", None), ("random", 0), ("random", 1))
-    )  # fmt: skip
-    pair = SetEffects(("L0H0", "L1H2"), {"zero_l2": effect()}, {"zero_l2": effect()})
-    together = SetEffects(("L0H0", "L1H2"), {"zero_l2": effect()}, {})
+    together = SetEffects(("L0H0", "L1H2"), {"zero_l2": effect()})
     undefined = dataclasses.replace(heads[1], effects=heads[1].effects | {"zero_l2": Effect(*[math.nan] * 3, 0.0)})
     return Ablation(
         {"model": "made", "kinds": ["decoder"], "notes": []},
@@ -52,8 +40,7 @@ def made(*, n_layers: int = 2, n_heads: int = 3, intervals: bool = True, loss: b
          "quantities": {"zero_loss": {"what": "how much the loss rises", "unit": "nats"}}},
         {"loss": Effect(3.0, 2.0, 4.0, 63.0)} if loss else {},
         (heads[0], undefined, *heads[2:]),
-        (together, pair),
-        curves,
+        together,
     )  # fmt: skip
 
 
@@ -93,28 +80,13 @@ def test_the_terminal_shows_every_record_at_every_width(width: int, changes: dic
     assert "L0" in text
     assert "7 texts" in text
     if width == 140 and not changes:
-        assert "pair" in text
-        assert "L0H0 L1H2" in text
+        assert "without L0H0, L1H2" in text
 
 
 def test_there_is_a_figure_for_each_quantity(tmp_path: Path) -> None:
     assert [path.name for path in made().draw(tmp_path, ["png"])] == [
-        "effect-zero_loss.png", "effect-zero_l2.png", "effect-zero_kl.png", "effect-importance.png", "curve.png",
+        "effect-zero_loss.png", "effect-zero_l2.png", "effect-zero_kl.png", "effect-importance.png",
     ]  # fmt: skip
-
-
-def test_curves_hold_their_numbers() -> None:
-    lines = ablation_figures.lines_of(made())
-    assert [line.name for line in lines] == ["smallest effect first", "at random"]
-    assert lines[0].n_left[-1] == 0 and lines[0].values[-1, 0] == 2.0
-    axes = ablation_figures.curve_drawing(made(), SCREEN).figure.axes[0]
-    assert axes.get_xlim() == (6, 0) and axes.get_title(loc="left").startswith("loss")
-    low, high = axes.get_ylim()
-    assert low <= 0 < 2.01 <= high
-    drawn = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
-    assert drawn["smallest effect first"].tolist() == lines[0].values[:, 0].tolist()
-    axes = ablation_figures.curve_drawing(made(loss=False), SCREEN).figure.axes[0]
-    assert axes.get_title(loc="left").startswith("relative change") and axes.get_ylim()[0] == 0
 
 
 # The command line -------------------------------------------------------------------------------------------------
@@ -122,14 +94,12 @@ def test_curves_hold_their_numbers() -> None:
 
 def test_ablate_prints_writes_and_is_shown_again(run: Any, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("the cat sat\na dog ran off\n")
-    status, out, err = run("ablate", "--file", "t.txt", "-m", "own", "--curve", "-o", "out", "-f", "npz,csv,json,png")
+    status, out, err = run("ablate", "--file", "t.txt", "-m", "own", "-o", "out", "-f", "npz,csv,json,png")
     assert status == 0, err
     assert "zero ablation: change of the last layer's hidden states, relative L2\n" in out
     assert "late layers are closer to the last hidden states" in " ".join(out.split())
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {
-        "ablation.npz", "ablation.csv", "ablation.json", "effect-zero_l2.png", "effect-mean_l2.png", "curve.png",
-    }  # fmt: skip
+    assert names == {"ablation.npz", "ablation.csv", "ablation.json", "effect-zero_l2.png", "effect-mean_l2.png"}
 
 
 @pytest.mark.parametrize(
@@ -168,21 +138,6 @@ def test_heads_with_roles_are_taken_out_too(run: Any, tmp_path: Path) -> None:
     assert "effect" in out
 
 
-def test_lines_take_the_place_of_heads_and_each_gets_a_causal_share(run: Any, tmp_path: Path) -> None:
-    sentences = (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text().splitlines()
-    (tmp_path / "t.txt").write_text("\n".join(sentences[:8]))
-    status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--in-place", "-o", "out")
-    assert status == 0, err
-    assert "causal share" in out
-    found = attnscope.load_record(tmp_path / "out" / "heads.npz")
-    assert found.options["replaced"]["n_texts"] == 4
-    shares = {column.name: column for column in found.head_table().columns}["causal_share"]
-    assert "uniform attention" in shares.what
-    assert all(len(head.worst_tokens) == 3 and head.worst_tokens[0].heads == head.name for head in found.heads)
-    assert all({"line_l2", "pattern_l2", "uniform_l2", "causal_share"} <= set(head.effects) for head in found.heads)
-    assert not any(found.does_nothing(head) for head in found.heads)
-
-
 def test_prune_needs_heads_and_a_folder(run: Any) -> None:
     assert run("prune", "--pick", "L0H0")[0] == 2
     status, _, err = run("prune", "-o", "out")
@@ -194,7 +149,7 @@ def test_prune_needs_heads_and_a_folder(run: Any) -> None:
 def test_losses_by_place_have_whole_titles(width: int) -> None:
     places = {"first": 0.01, "repeated": 1.41, "first_half": 0.02, "second_half": 1.36}
     by_place = {f"zero_loss_{place}": Effect(value, value - 0.1, value + 0.1, 7.0) for place, value in places.items()}
-    found = dataclasses.replace(made(n_heads=12), sets=(), curves=())
+    found = dataclasses.replace(made(n_heads=12), together=None)
     heads = tuple(dataclasses.replace(one, kind="encoder", effects=one.effects | by_place) for one in found.heads)
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(show(dataclasses.replace(found, heads=heads), console))

@@ -174,7 +174,7 @@ def test_every_command_takes_its_folder(folder: Path, run: Run, tmp_path: Path) 
         ("heatmap", "the cat sat on the cat", *beside, "-o", "maps"),
         ("heads", "--file", texts, "--split", "line", *beside, "--control", "untrained", "-o", "heads"),
         ("heads", "--probe", "repeat", *beside),
-        ("ablate", "--file", texts, *beside, "--importance", "--joint", "--curve"),
+        ("ablate", "--file", texts, *beside, "--importance"),
         ("compare", "--file", texts, *beside),
         ("rollout", "the cat sat", *beside),
         ("trace", "the cat sat", *beside, "-L", 1, "-H", 2),

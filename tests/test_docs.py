@@ -90,7 +90,7 @@ PARAGRAPHS = 12
 LONG = [
     ROOT / "docs" / f"{name}.md"
     for name in (
-        "ablation", "atlas", "compare", "descriptions", "formats", "heatmaps", "in-place", "machines", "pages",
+        "ablation", "atlas", "compare", "descriptions", "formats", "heatmaps", "machines", "pages",
         "recipes", "relations", "timeline",
     )
 ]  # fmt: skip

@@ -132,7 +132,7 @@ def test_no_text_that_is_left_is_an_error(overflowing: Path, run: Run, tmp_path:
 @pytest.mark.parametrize("mode", ["zero", "mean"])
 def test_ablation_leaves_out_the_text_that_overflows(overflowing: Path, mode: str) -> None:
     model = attnscope.load(str(overflowing), dtype="float16", check=False)
-    options = AblateOptions(modes=(mode,), importance=True, curve=True)  # type: ignore[arg-type]
+    options = AblateOptions(modes=(mode,), importance=True)  # type: ignore[arg-type]
     found = ablate(model, TEXTS, options)
     without = ablate(model, [text for text in TEXTS if "q" not in text], options)
     assert [problem["line"] for problem in found.corpus["problems"]] == [3]

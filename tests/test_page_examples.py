@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnscope.records.ablation import TokenChange
 from attnscope.records.atlas.record import Atlas
 from attnscope.views.page.atlas import page_of_atlas
 from tests.atlas_helpers import small_atlas
@@ -97,16 +96,3 @@ def test_a_saved_card_is_the_whole_card(opened: Opened) -> None:
     near = opened.page.eval_on_selector("[data-near]", "e => e.dataset.near")
     assert any(text.startswith(near) for text in said), "heads like it"
     assert opened.saved("png").startswith(b"\x89PNG")
-
-
-def test_tokens_that_suffer_from_the_line_stand_beside_the_failures_of_the_description(
-    open_page: Callable[..., Opened],
-) -> None:
-    token = TokenChange("L1H1", 0, "a.txt:1", 3, "a cat", "sat", 2.0, 1.5)
-    heads = tuple(replace(one, worst_tokens=(token,)) if one.name == "L1H1" else one for one in ATLAS.heads)
-    facts = tuple(replace(one, why="failure") if one.why == "top" else one for one in ATLAS.facts)
-    opened = open_page(page_of_atlas(replace(ATLAS, heads=heads, facts=facts)))
-    opened.show(v="head", head="L1H1", tab="failure")
-    assert "a cat sat loss 2.00 to 3.50 nats · a.txt:1" in opened.text(".examples .worst")
-    opened.show(v="head", head="L1H1", tab="decile")
-    assert opened.page.locator(".worst").count() == 0

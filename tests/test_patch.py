@@ -13,12 +13,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import attnscope
-from attnscope.core.interventions.patched import ALL_BY, Activations
+from attnscope.core.interventions.patched import Activations
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.model import wrap
 from attnscope.records.patch import Patching
 from attnscope.studies.ablation.effects import estimate_shares, rank_correlation
-from attnscope.studies.inputs.texts import texts_of
+from attnscope.studies.patch.options import BY
 from attnscope.studies.patch.reading import batches_of, read_pairs
 from attnscope.studies.patch.runs import Change, PairRuns, Unit
 from tests.conftest import VOCABULARY as VOCABULARY_OF_TINY
@@ -149,7 +149,7 @@ def shown_by(network: Any, pairs: Sequence[dict[str, Any]]) -> list[dict[str, An
 
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
-@pytest.mark.parametrize("by", ALL_BY)
+@pytest.mark.parametrize("by", BY)
 def test_effects_are_those_of_plain_hooks(network: Any, by: str, direction: str) -> None:
     pairs = entries()
     model = wrap(network, name="tiny", check=False)
@@ -189,54 +189,6 @@ def outputs_of(network: Any, layer: int, by: str, given: torch.Tensor, at: int) 
     return seen[0][..., start + at * width : start + (at + 1) * width]
 
 
-def test_means_are_those_of_plain_hooks(network: Any) -> None:
-    """Of two lengths: the mean of a token is over pairs of as many."""
-    short, long = entries(4, 5, seed=3), entries(5)
-    found = attnscope.patch(
-        wrap(network, name="tiny", check=False), [*short, *long], attnscope.PatchOptions(by="mean", attribution=True)
-    )
-    assert found.options["direction"] == "noise" and any("4 or more" in note for note in found.run["notes"])
-    for number in (1, len(found.heads) - 1):
-        head = found.heads[number]
-        for pairs, place in ((short, slice(0, 4)), (long, slice(4, 9))):
-            clean, corrupt = (ids(pairs, which) for which in ("clean", "corrupt"))
-            mean = outputs_of(network, head.layer, "z", corrupt, head.head).mean(0)
-            whole = score(network(clean).logits[:, -1], pairs)
-            expected = whole - score(put_z(network, head.layer, head.head, clean, mean), pairs)
-            np.testing.assert_allclose(found.by_pair[number, place], expected, rtol=1e-5, atol=1e-5)
-    assert len({head.effects["attribution"].value for head in found.heads}) == len(found.heads)
-    with pytest.raises(UsageError, match="--by mean changes the clean run"):
-        attnscope.PatchOptions(by="mean", direction="denoise")
-
-
-def test_lines_are_those_of_plain_hooks(network: Any) -> None:
-    """A head's weights are what a line expects that was fitted on the other half of the pairs."""
-    pairs, model = entries(6), wrap(network, name="tiny", check=False)
-    found = attnscope.patch(model, pairs, attnscope.PatchOptions(by="line"))
-
-    def texts(half: Sequence[dict[str, Any]]) -> list[str]:
-        return [pair[which] for pair in half for which in ("clean", "corrupt")]
-
-    mine, others = pairs[::2], pairs[1::2]
-    lines = attnscope.fit_lines(model, texts(others), list(texts_of(texts(mine))))
-    tokens = [model.tokenizer.encode(pair["clean"]) for pair in mine]
-    causal, clean = np.tril(np.ones((7, 7), np.bool_)), ids(mine, "clean")
-    whole = score(network(clean).logits[:, -1], mine)
-    for number in (2, len(found.heads) - 1):
-        head = found.heads[number]
-        scores = np.stack(
-            [lines.expectations.scores(one, ("decoder", head.layer), head.head, causal) for one in tokens]
-        )
-        weights = torch.from_numpy(np.where(causal, scores, -np.inf)).softmax(-1)
-        kv_head = head.head if isinstance(network, GPT2LMHeadModel) else head.head // 3
-        part = weights @ outputs_of(network, head.layer, "value", clean, kv_head)
-        expected = whole - score(put_z(network, head.layer, head.head, clean, part), mine)
-        np.testing.assert_allclose(found.by_pair[number, ::2], expected, rtol=1e-5, atol=1e-5)
-    assert np.isfinite(found.by_pair).all()
-    with pytest.raises(UsageError, match="--by line patches single heads"):
-        attnscope.PatchOptions(by="line", curve=True)
-
-
 @pytest.mark.parametrize("by", ["z", "key"])
 def test_positions_are_those_of_plain_hooks(network: Any, by: str) -> None:
     pairs = entries()
@@ -264,7 +216,7 @@ def test_heads_that_share_a_key_value_head_are_one_unit(grouped: Any) -> None:
     assert not attnscope.patch(grouped, entries(), attnscope.PatchOptions(by="pattern")).shares_heads
 
 
-@pytest.mark.parametrize("by", ALL_BY)
+@pytest.mark.parametrize("by", BY)
 def test_attribution_is_the_slope_of_the_exact_effect(by: Any) -> None:
     """In float64, of GPT-2: Llama's norms compute in float32."""
     model = wrap(gpt2().double(), name="tiny", check=False)
@@ -429,8 +381,9 @@ def test_all_heads_kept_are_the_whole_effect_and_none_is_the_corrupt_run() -> No
     found = attnscope.patch(
         wrap(network, name="grouped", check=False), shown_by(network, entries(12)), attnscope.PatchOptions(curve=True)
     )
-    (curve,) = found.curves
-    points = [point["faithfulness"].value for point in curve.points]
+    curve = found.curve
+    assert curve is not None
+    points = [point.value for point in curve.points]
     assert curve.n_left[0] == 6 * N_LAYERS and curve.n_left[-1] == 0
     assert points[0] == pytest.approx(1, abs=1e-4) and points[-1] == pytest.approx(0, abs=1e-4)
     assert set(curve.removed) == {head.name for head in found.heads}

@@ -86,6 +86,5 @@ def test_weights_made_in_inference_mode_are_shown_and_refused_where_gradients_ar
 def test_every_study_of_the_public_interface_leaves_its_callers_settings_aside() -> None:
     for name, (module, _) in attnscope._public().items():
         value = getattr(attnscope, name)
-        # In the context of `replaced` the caller runs the model, with the caller's settings.
-        if inspect.isfunction(value) and module.startswith("attnscope.studies.") and name != "replaced":
+        if inspect.isfunction(value) and module.startswith("attnscope.studies."):
             assert value.__globals__["__name__"] == "attnscope.core.plain_torch", name

@@ -35,7 +35,7 @@ class BareTokenizer:
 class BareModel(ShownModel):
     """A model of which no more is known than its attention. Each kind of model adds what it can do besides."""
 
-    writer = eyes = ears = viewer = run_inputs = head_slices = look = probe_forwards = None
+    writer = eyes = ears = viewer = run_inputs = head_slices = look = None
     loss: Loss | None = None
     resumes = False
     _layers: "Sequence[nn.Module]" = ()

@@ -1,6 +1,5 @@
 """What every model is, whichever engine runs it."""
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -299,10 +298,6 @@ class Model(Protocol):
     @property
     def head_slices(self) -> "Callable[[Mapping[Place, Sequence[int]]], list[Slice]] | None":
         """The numbers of its weights in its files that are these heads' alone."""
-
-    @property
-    def probe_forwards(self) -> "Callable[[Callable[..., Probe]], AbstractContextManager[Any]] | None":
-        """Within the context, forward passes that others make have a probe at the seam; gives its torch module."""
 
     @property
     def look(self) -> "Callable[[Tokens, Collection[int]], Maps] | None":

@@ -1,12 +1,11 @@
-"""What taking heads out of a model changes: effects with intervals, importance, curves. NumPy only."""
+"""What taking heads out of a model changes: effects with intervals, importance. NumPy only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from attnscope.records.frame.codec import OMITTED
 from attnscope.records.frame.head_table import HeadTable, number_column
 from attnscope.records.frame.pair_tables import HeadOfKind
 from attnscope.records.frame.record import StudyRecord
@@ -52,65 +51,10 @@ class SetEffects:
     Attributes:
         heads: Their names, such as "L3H1", of an encoder-decoder "cross L3H1".
         effects: What changes without all of them.
-        interaction: For pairs: by how much that is more than the sum of what changes without each alone.
     """
 
     heads: tuple[str, ...]
     effects: Effects
-    interaction: Effects
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Heads taken out one after another.
-
-    Attributes:
-        order: "importance" or "sensitivity" (the least first), "effect" (the same), "explained" (the best described
-            first), "unexplained" (the worst), or "random".
-        seed: Of the order, if it is random.
-        removed: The heads in the order in which they went.
-        n_left: How many heads are left at each point; the first has all.
-        points: What changes at each point.
-        mode: What is put in their place, such as "zero" or "line".
-    """
-
-    order: str
-    seed: int | None
-    removed: tuple[str, ...]
-    n_left: tuple[int, ...]
-    points: tuple[Effects, ...]
-    mode: str = "zero"
-
-    @property
-    def quantity(self) -> str:
-        """What its points are of: "loss", "l2", or of patching "faithfulness"."""
-        return next((name for name in ("loss", "faithfulness") if name in self.points[0]), "l2")
-
-
-@dataclass(frozen=True)
-class TokenChange:
-    """A token, and what changes there with the lines of heads in the place of their weights.
-
-    Attributes:
-        heads: The head, such as "L3H1"; "" = all heads of the record together.
-        text: The text's number in the corpus.
-        source: Where it comes from, such as "alice.txt:12".
-        place: The token's place in the text, or in the chunk of a long one.
-        before: What stands before it, in a few words.
-        token: The token; where it is hidden from a masked model, the one that is right.
-        loss: Its loss in the whole model, in nats; NaN where nothing is predicted.
-        change: How much its loss rises, in nats; where nothing is predicted, the relative change of its last hidden
-            state.
-    """
-
-    heads: str
-    text: int
-    source: str
-    place: int
-    before: str
-    token: str
-    loss: float
-    change: float
 
 
 @dataclass(frozen=True)
@@ -132,10 +76,7 @@ class Ablation(StudyRecord):
         options: What was chosen, as plain JSON values; `quantities`: {name: {"what": str, "unit": str}}.
         whole: What the whole model has: "loss", where it has one.
         heads: One entry a head, by kind, layer, head.
-        sets: The heads of `--pick` taken out together, and pairs.
-        curves: Heads taken out one after another.
-        worst_tokens: Those that suffer most from lines in the place of weights, the worst first: 20 with all heads
-            replaced, 20 with each of the 10 heads by whose line most changes, and 3 with each other one.
+        together: The heads of `--pick` taken out together; None with fewer than two.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.ablate/1"
@@ -143,9 +84,7 @@ class Ablation(StudyRecord):
 
     whole: Effects
     heads: tuple[HeadEffects, ...]
-    sets: tuple[SetEffects, ...] = ()
-    curves: tuple[Curve, ...] = ()
-    worst_tokens: tuple[TokenChange, ...] = field(default=(), metadata=OMITTED)
+    together: SetEffects | None = None
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -168,8 +107,7 @@ class Ablation(StudyRecord):
     @property
     def main(self) -> str:
         """The quantity that heads are ranked by: a change of loss, else of hidden states, else importance."""
-        modes = ("zero", "mean", "line", "pattern", "uniform", "sink", "other")
-        ranked = (*(f"{m}_loss" for m in modes), *(f"{m}_l2" for m in modes), "importance", "sensitivity")
+        ranked = ("zero_loss", "mean_loss", "zero_l2", "mean_l2", "importance", "sensitivity")
         return next((name for name in ranked if name in self.names), "")
 
     def facts(self, name: str) -> Facts:
@@ -198,19 +136,16 @@ class Ablation(StudyRecord):
     def rows(self) -> Iterator[Sequence[Any]]:
         """One row per head: kind, layer, head, then each quantity.
 
-        A quantity has four columns: its value under its name, and `_low`, `_high` and `_count`. Sets and curves are in
-        the other formats only.
+        A quantity has four columns: its value under its name, and `_low`, `_high` and `_count`. What heads taken out
+        together change is in the other formats only.
         """
         return self.head_table().rows()
 
     def require_whole(self) -> None:
-        """Refuses heads that cannot be ranked, and curves whose points do not fit."""
+        """Refuse heads that cannot be ranked."""
         for head in self.heads:
             if self.main not in {"", *head.effects}:
                 raise ValueError(f"{head.name} has no {self.main}, which others have")
-        for curve in self.curves:
-            if not len(curve.n_left) == len(curve.points) <= len(curve.removed) + 1:
-                raise ValueError("the points of a curve do not fit the heads that it takes out")
 
 
 _LABELS = {
@@ -219,20 +154,10 @@ _LABELS = {
     "kl": "KL of the predictions",
     "importance": "importance E |dL/dξ|",
     "sensitivity": "sensitivity",
-    "causal_share": "causal share of the line",
     "effect": "effect on the logit difference",
     "share": "share of the total effect",
     "attribution": "effect by attribution patching",
 }
-
-MODE_LABELS = {
-    "line": "its line in place",
-    "pattern": "its mean pattern",
-    "uniform": "uniform attention",
-    "sink": "all on the first token",
-    "other": "another head's line",
-}
-"""What has other weights is called, as people read it."""
 
 
 def label_of_quantity(name: str) -> str:
@@ -240,4 +165,4 @@ def label_of_quantity(name: str) -> str:
     mode, _, rest = name.partition("_")
     if not rest or name in _LABELS:
         return _LABELS.get(name, name)
-    return f"{MODE_LABELS.get(mode, f'{mode} ablation')}: {_LABELS.get(rest, rest)}"
+    return f"{mode} ablation: {_LABELS.get(rest, rest)}"

@@ -63,6 +63,21 @@ class Edge:
     attribution: float = np.nan
 
 
+@dataclass(frozen=True)
+class FaithfulnessCurve:
+    """How much of the total effect is left as more and more heads get values of the corrupt run.
+
+    Attributes:
+        removed: The heads in the order in which they go, those with the smallest effect first.
+        n_left: How many heads are left at each point; the first has all.
+        points: The share of the total effect at each point.
+    """
+
+    removed: tuple[str, ...]
+    n_left: tuple[int, ...]
+    points: tuple[Effect, ...]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Patching(Ablation):
     """How a logit difference right - wrong changes where heads compute with values of another run.
@@ -74,8 +89,7 @@ class Patching(Ablation):
         whole: The logit difference in the "clean" and the "corrupt" run, and the "total" effect, clean - corrupt.
         heads: One entry a head. "effect": how much of the difference comes or goes with the head, in logits, positive
             towards right answers; "share": of the total effect; "attribution": the estimate by gradients.
-        sets: Nothing.
-        curves: Faithfulness as more and more heads are patched.
+        together: None.
         pairs: The pairs, in the order of `by_pair`.
         units: Which heads are patched together, (head,): heads with the same number are.
         q: The smallest false discovery rate at which each head's effect is not 0 (Benjamini-Hochberg), (head,).
@@ -83,6 +97,7 @@ class Patching(Ablation):
         positions: Labels of the tokens of the first pair, where each position was patched alone.
         position_effects: Mean effect, low and high end of each position, (head, position, 3).
         edges: What path patching found.
+        curve: Faithfulness as more and more heads are patched; None = not measured.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.patch/1"
@@ -98,6 +113,7 @@ class Patching(Ablation):
         default_factory=lambda: np.zeros((0, 0, 3)), metadata=shaped("heads positions 3", **ARRAY)
     )
     edges: tuple[Edge, ...] = ()
+    curve: FaithfulnessCurve | None = None
 
     @property
     def main(self) -> str:
@@ -128,20 +144,17 @@ class Patching(Ablation):
         return HeadTable(table.heads, tuple(columns))
 
     def require_whole(self) -> None:
-        """Refuses what `Ablation` does, and effects without a total."""
+        """Refuse what `Ablation` does, effects without a total, and a curve whose points do not fit."""
         super().require_whole()
         if not {"clean", "corrupt", "total"} <= set(self.whole):
             raise ValueError("it has no total effect")
+        curve = self.curve
+        if curve is not None and not len(curve.n_left) == len(curve.points) <= len(curve.removed) + 1:
+            raise ValueError("the points of the curve do not fit the heads that it takes out")
 
     def drawn_texts(self) -> Any:
         """The texts that figures show."""
         return [self.run.get("model", ""), *self.positions, *map(str, self.corpus.get("sources", ()))]
-
-
-def noise_of(by: str) -> str:
-    """What a head of the clean run gets."""
-    instead = {"mean": "the mean z of the corrupt runs", "line": "the weights that the head's line expects"}
-    return instead.get(by, f"the {by} of the corrupt run")
 
 
 def quantities(by: str, direction: str) -> Mapping[str, Mapping[str, str]]:
@@ -149,7 +162,7 @@ def quantities(by: str, direction: str) -> Mapping[str, Mapping[str, str]]:
     if direction == "denoise":
         runs = f"where the corrupt run gets the {by} of the clean one: patched - corrupt"
     else:
-        runs = f"where the clean run gets {noise_of(by)}: clean - patched"
+        runs = f"where the clean run gets the {by} of the corrupt run: clean - patched"
     return {
         "effect": {"what": f"change of the logit difference right - wrong {runs}", "unit": "logits"},
         "share": {"what": "the mean effect by the mean total effect, clean - corrupt", "unit": ""},

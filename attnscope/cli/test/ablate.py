@@ -21,8 +21,8 @@ def ablate(
     """Take heads out of the model, and measure what changes.
 
     - `attnscope ablate --file sample_texts/sentences.txt`
-    - `attnscope ablate "The cat sat." --pick L3H1,L5H5 --joint`
-    - `attnscope ablate --file corpus.txt -m ./SmolLM2-135M --importance --curve -o out`
+    - `attnscope ablate "The cat sat." --pick L3H1,L5H5`
+    - `attnscope ablate --file corpus.txt -m ./SmolLM2-135M --importance -o out`
     """
     from attnscope.studies.ablation.study import ablate as study
 

@@ -158,15 +158,6 @@ def allowed(call: AttentionCall) -> Bool[Tensor, "#batch #n_heads #query #key"] 
     return near if call.mask is None else call.mask & near
 
 
-def may_attend(call: AttentionCall) -> Bool[Tensor, "batch 1 query key"]:
-    """`allowed` written out for all texts, queries and keys, for heads that share a mask: that of the first head."""
-    shape = (len(call.query), 1, call.query.shape[2], call.key.shape[2])
-    mask = allowed(call)
-    if mask is None:
-        return torch.ones(shape, dtype=torch.bool, device=call.query.device)
-    return mask[:, :1].expand(shape)
-
-
 def _allowed_without_empty_rows(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
     """`allowed`, and the rows (batch, head, query, 1) where nothing is allowed; None if there are none.
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights, select_heads
 
 By = Literal["z", "query", "key", "value", "pattern"]
 """What comes from the other run: z is a head's output before the output projection, the pattern its weights."""
-
-ALL_BY: tuple[By, ...] = get_args(By)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,28 +105,6 @@ class Activations:
             return attention_weights(select_heads(self.calls[place], heads))
         whole: Tensor = self.outputs[place] if by == "z" else getattr(self.calls[place], by)
         return whole[:, list(heads)]
-
-
-class MeanOutputs(Activations):
-    """Activations whose outputs, (1, head, query, d_value), are means over the texts of several runs of one length.
-
-    A text with NaN is left out. `n_texts` is the number of texts by place.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.n_texts: dict[Place, int] = {}
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention in the dtype and unit of the values, and adds it to the means; see Activations."""
-        output, place = self._compute(call), (call.kind, call.layer)
-        finite = output[output.isfinite().flatten(1).all(1)].to(sum_dtype(output.device))
-        n_before = self.n_texts.get(place, 0)
-        total = finite.sum(0, keepdim=True) + (self.outputs[place] * n_before if n_before else 0.0)
-        self.n_texts[place] = n_before + len(finite)
-        self.outputs[place] = total / self.n_texts[place]
-        self.calls[place] = call
-        return output
 
 
 class Leaves:

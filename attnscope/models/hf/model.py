@@ -5,7 +5,6 @@ Whether its attention is seen truly, hf.survey finds out; how it comes from file
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,7 +23,7 @@ from attnscope.models.hf.check.examples import accepts, examples, max_tokens
 from attnscope.models.hf.check.longer import Survey, mixes_lengths
 from attnscope.models.hf.check.survey import survey_attention
 from attnscope.models.hf.dispatch import input_device
-from attnscope.models.hf.network import Network, ProbeOf, blocks_by_layer, can_resume, probe_forwards, skipped_calls
+from attnscope.models.hf.network import Network, blocks_by_layer, can_resume, skipped_calls
 from attnscope.models.hf.parts import (
     base_of,
     in_one_line,
@@ -158,11 +157,6 @@ class HuggingFaceModel(ShownModel):
     def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
         """As `run`, with what the language-model head predicts, if there is one and it is asked for."""
         return self.network.outputs(self.network.text_inputs(batch), probe, logits=logits, last=last)
-
-    def probe_forwards(self, probe_of: ProbeOf) -> AbstractContextManager[Any]:
-        """See models.model.Model, and hf.network.probe_forwards."""
-        self.network.require_seam("its heads cannot be changed")
-        return probe_forwards(self.network, probe_of)
 
     def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
         """Runs a batch, and keeps what is needed to run it again from a layer on."""

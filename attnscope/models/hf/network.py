@@ -1,21 +1,14 @@
 """A transformers model whose attention is known, run with a probe at its seam: what its forward gets, what comes of it.
 
-What it is run for, a text read or written, a photo, a recording, others know. `probe_forwards` has a probe at the seam
-of a model that others call.
+What it is run for, a text read or written, a photo, a recording, others know.
 """
 
-import contextlib
-import functools
-import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
@@ -35,13 +28,12 @@ from attnscope.models.hf.check.examples import (
 from attnscope.models.hf.check.longer import Survey, check_beyond, mixes_lengths
 from attnscope.models.hf.dispatch import input_device, is_dispatched
 from attnscope.models.hf.parts import in_one_line, reads_pictures, reads_text, wordless
-from attnscope.models.hf.seam import LIGHT_FROM, Plan, is_in_progress, perform
+from attnscope.models.hf.seam import LIGHT_FROM, Plan, perform
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.info import ModelInfo, require_length, require_numbers
 from attnscope.models.inside.projections import hooks
-from attnscope.models.inside.tape import blocks_of, replace_forwards
+from attnscope.models.inside.tape import blocks_of
 from attnscope.models.model import Batch, Loss, MixedLengthsError, Outputs, Rerun
-from attnscope.records import Tokens
 
 
 class Network:
@@ -223,68 +215,6 @@ class Network:
         ids = ids if mask is None else ids.masked_fill(~mask, pad_id(self.base))
         self.require_known(ids)
         return ids
-
-
-ProbeOf = Callable[[Sequence[Tokens], NDArray[np.bool_]], Probe]
-"""Makes a probe of the texts of a batch, and where in it their tokens are, (text, token), bool."""
-
-
-@contextlib.contextmanager
-def probe_forwards(network: Network, probe_of: ProbeOf) -> Iterator[Any]:
-    """Within it, each forward pass of a model has a probe at its seam, made of the tokens that it reads.
-
-    Yields:
-        The torch module, with its head. Parts of it that are called by themselves are probed too.
-    """
-    # The outermost of these that is called makes the probe: some heads call only a part of the base.
-    modules = list(dict.fromkeys([network.model, network.base]))
-    is_running = False
-
-    def probe(module: nn.Module) -> Callable[..., Any]:
-        forward = module.forward
-        names = list(inspect.signature(forward).parameters)
-
-        @functools.wraps(forward)  # whoever calls it may ask for its signature
-        def run(*args: Any, **named: Any) -> Any:
-            nonlocal is_running
-            if is_running:
-                return forward(*args, **named)
-            if is_in_progress():
-                raise AttnscopeError(
-                    f"attnscope runs {network.info.name} while its attention is replaced", "leave the context first"
-                )
-            inputs = dict(zip(names, args, strict=False)) | named
-            at_seam = probe_of(*_texts(network, inputs))
-            is_running = True
-            try:
-                return perform(network.base, inputs, network.survey.plan, at_seam, through=forward)
-            finally:
-                is_running = False
-
-        return run
-
-    with replace_forwards(modules, probe):
-        yield network.model
-
-
-def _texts(network: Network, inputs: Mapping[str, Any]) -> tuple[list[Tokens], NDArray[np.bool_]]:
-    """The texts of a batch, and where in it their tokens are."""
-    ids = inputs.get("input_ids")
-    if ids is None:
-        raise AttnscopeError(f"{network.info.name} is given no token numbers here", "pass input_ids")
-    numbers, mask = ids.cpu().numpy(), inputs.get("attention_mask")
-    if mask is not None and mask.ndim != 2:
-        raise AttnscopeError(f"the attention mask has {mask.ndim} dimensions", "pass one of (batch, token)")
-    real = np.ones(numbers.shape, np.bool_) if mask is None else mask.cpu().numpy() > 0
-    if real.shape != numbers.shape:
-        raise AttnscopeError(
-            f"the model reads {numbers.shape[1]} tokens and is told of {real.shape[1]}: it continues cached ones",
-            "pass use_cache=False",
-        )
-    hidden = network.tokenizer.mask_id
-    texts = [network.tokenizer.encode_ids(row[is_real].tolist()) for row, is_real in zip(numbers, real, strict=True)]
-    # A hidden token stands for an ordinary one.
-    return [replace(text, special=text.special & (text.ids != hidden)) for text in texts], real
 
 
 _LOSSES: tuple[tuple[Loss, dict[str, Any]], ...] = (

@@ -138,11 +138,6 @@ class _Run:
 _run: ContextVar[_Run | None] = ContextVar("attnscope_run", default=None)
 
 
-def is_in_progress() -> bool:
-    """Whether attnscope runs a model in this thread."""
-    return _run.get() is not None
-
-
 def rehearse(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, list[Seen]]:
     """Runs a model through the seam without knowing it yet; returns its output, and its attention calls in order."""
     return _forward(model, inputs, _Run(None, None))

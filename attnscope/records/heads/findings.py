@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.ablation import Effect, TokenChange
+from attnscope.records.ablation import Effect
 from attnscope.records.frame.codec import OMITTED, beside
 from attnscope.records.frame.head_table import Column, HeadTable, number_column, read_numbers
 from attnscope.records.frame.pair_tables import HeadOfKind, require_known
@@ -93,14 +93,12 @@ class Head(HeadOfKind):
     """One head: its roles, the strongest first but sinks last (none = unclassified), and its measures by name.
 
     With `--causal`, `effects` has what changes without it, as `records.ablation` names it; else it is empty. With
-    `--in-place` it has what changes with its line, and `worst_tokens` the three tokens that suffer most.
     """
 
     roles: tuple[Role, ...]
     resting_share: float
     measures: Mapping[str, Estimate]
     effects: Mapping[str, Effect] = field(default_factory=dict, metadata=OMITTED)
-    worst_tokens: tuple[TokenChange, ...] = field(default=(), metadata=OMITTED)
 
     def estimate(self, measure: str) -> Estimate:
         """One of its measures; `UNKNOWN` where the record does not have it."""

@@ -1,18 +1,15 @@
-"""Do heads that look like something do something, and do their lines? Findings in, the same with effects out."""
+"""Do heads that look like something do something? Findings in, the same with effects out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from attnscope.records.ablation import Ablation, TokenChange
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.completion import settle_corpus
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.study import ablate
-from attnscope.studies.describe.study import FAILURES
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.texts import Report, scale_report
 from attnscope.studies.running.passes import Reading
@@ -46,49 +43,25 @@ def with_effects(findings: R, reading: Reading, report: Report | None = None) ->
     ablations = [
         ablate(model, first, of_kind, scale_report(report, n, len(options))) for n, of_kind in enumerate(options)
     ]
-    quantity = "kl" if ablations[0].whole else "l2"
-    what = {"quantity": quantity, "what": _WHAT[quantity], "nothing_below": NOTHING_BELOW[quantity]}
-    return _add(findings, ablations, "causal", what)
-
-
-def with_lines(findings: R, reading: Reading, report: Report | None = None) -> R:
-    """Replaces each head's weights by its line, its mean pattern and uniform attention: what changes, the causal share.
-
-    Lines are fitted on half of the first texts, and used on the other half.
-    """
-    ablation = ablate(
-        reading.model, reading.first(2 * FIRST_TEXTS), AblateOptions(modes=("line", "pattern", "uniform")), report
-    )
-    worst: dict[tuple[str, int, int], tuple[TokenChange, ...]] = {}
-    for head in ablation.heads:
-        tokens = [token for token in ablation.worst_tokens if token.heads == head.name]
-        worst[head.kind, head.layer, head.head] = tuple(tokens[:FAILURES])
-    added = _add(findings, [ablation], "replaced", {})
-    heads = [replace(head, worst_tokens=worst.get((head.kind, head.layer, head.head), ())) for head in added.heads]
-    return replace(added, heads=tuple(heads))
-
-
-def _add(findings: R, ablations: Sequence[Ablation], name: str, facts: Mapping[str, Any]) -> R:
-    """Findings with the effects of ablations; `name` is the option by which the record says how these were made."""
     ablation = ablations[0]
-    effects = {(head.kind, head.layer, head.head): head.effects for each in ablations for head in each.heads}
-    notes: list[str] = [note for each in ablations for note in each.run["notes"] if note not in findings.run["notes"]]
+    quantity = "kl" if ablation.whole else "l2"
+    notes = [note for each in ablations for note in each.run["notes"] if note not in findings.run["notes"]]
     complete = all(each.corpus["complete"] for each in ablations)
     how = {
-        **facts,
+        "quantity": quantity,
+        "what": _WHAT[quantity],
+        "nothing_below": NOTHING_BELOW[quantity],
         "modes": list(ablation.options["modes"]),
         "predicted": ablation.options["predicted"],
         "n_texts": ablation.corpus["n_texts"],
         "complete": complete,
     }
-    quantities = {**findings.options.get("quantities", {}), **ablation.options["quantities"]}
+    effects = {(head.kind, head.layer, head.head): head.effects for each in ablations for head in each.heads}
+    heads = [replace(head, effects=effects.get((head.kind, head.layer, head.head), {})) for head in findings.heads]
     return replace(
         findings,
-        heads=tuple(
-            replace(head, effects={**head.effects, **effects.get((head.kind, head.layer, head.head), {})})
-            for head in findings.heads
-        ),
-        options={**findings.options, name: how, "quantities": quantities},
+        heads=tuple(heads),
+        options={**findings.options, "causal": how, "quantities": ablation.options["quantities"]},
         run={**findings.run, "notes": [*findings.run["notes"], *dict.fromkeys(notes)]},
         corpus=settle_corpus(findings.corpus, interrupted=not complete),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
 from attnscope.core.exact.running import RunningSums
 from attnscope.models.model import Loss
-from attnscope.records.ablation import Effect, Effects
+from attnscope.records.ablation import Effect
 from attnscope.studies.ablation.importance import DIRECTIONS
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.reading import PLACES
@@ -26,11 +25,6 @@ def describe_quantities(options: AblateOptions) -> dict[str, dict[str, str]]:
     instead = {
         "zero": "without the head",
         "mean": "with the mean of its outputs in the head's place",
-        "line": "with the weights that the head's description expects",
-        "pattern": "with the head's mean attention pattern",
-        "uniform": "with uniform attention",
-        "sink": "with all attention on the first token",
-        "other": "with the weights that the description of the next head of its layer expects",
     }
     quantities: dict[str, dict[str, str]] = {}
     for mode in options.modes:
@@ -49,11 +43,6 @@ def describe_quantities(options: AblateOptions) -> dict[str, dict[str, str]]:
     quantities["sensitivity"] = {
         "what": f"mean |d⟨u, h⟩/dξ| over {DIRECTIONS} random directions u of the last hidden states{scale}", "unit": "",
     }  # fmt: skip
-    if {"line", "uniform"} <= set(options.modes):
-        quantities["causal_share"] = {
-            "what": "1 - what changes with the weights that the head's description expects / with uniform attention",
-            "unit": "",
-        }
     quantities["loss"] = {"what": "negative log-likelihood of a prediction", "unit": "nats"}
     quantities |= {
         f"loss_{position}": {"what": f"the same {which}", "unit": "nats"} for position, which in PLACES.items()
@@ -72,15 +61,11 @@ def effects_of(sums: RunningSums, from_zero: ArrayLike = True) -> list[Effect]:
     return [Effect(*row) for row in zip(*parts, strict=True)]
 
 
-def rows_of(
-    sums: RunningSums, mode: str, loss: Loss | None, wanted: Sequence[str] = ALL_QUANTITIES, *, signed: bool = False
-) -> list[dict[str, Effect]]:
-    """The effects of each row by name; without a loss, only what needs no predictions.
-
-    If `signed`, rows are differences of effects, which may all be below 0; else only losses may be, as they may fall.
-    """
-    flat = effects_of(sums, [not signed and name in ("l2", "kl") for name in ALL_QUANTITIES])
-    names = [f"{mode}_{name}" if mode else name for name in wanted]
+def rows_of(sums: RunningSums, mode: str, loss: Loss | None) -> list[dict[str, Effect]]:
+    """The effects of each row by name; without a loss, only what needs no predictions."""
+    # Losses may fall; the others are never below 0.
+    flat = effects_of(sums, [name in ("l2", "kl") for name in ALL_QUANTITIES])
+    names = [f"{mode}_{name}" for name in ALL_QUANTITIES]
     measured = names if loss else names[:1]
     step = len(ALL_QUANTITIES)
     return [dict(zip(measured, flat[start : start + step], strict=False)) for start in range(0, len(flat), step)]
@@ -92,34 +77,9 @@ def effects_by_cut(result: Pass[Found], cuts: Sequence[Cut], loss: Loss | None) 
     return {cut: rows[cut.mode][row] for row, cut in enumerate(cuts)}
 
 
-def causal_share(line: Effect, uniform: Effect, difference: Effect) -> Effect:
-    """1 - line / uniform: how much less changes with a head's line in its place than with uniform attention.
-
-    The interval is that of a ratio of two paired sums (delta method). NaN if the interval of what changes with uniform
-    attention contains 0: then these texts cannot show that the head's choice matters. `difference` is line less uniform
-    text by text, which tells how far both rise together.
-    """
-    if not uniform.low > 0:
-        return Effect(math.nan, math.nan, math.nan, uniform.count)
-    ratio = line.value / uniform.value
-    of_line, of_uniform, of_both = ((effect.high - effect.low) / 2 for effect in (line, uniform, difference))
-    together = (of_line**2 + of_uniform**2 - of_both**2) / 2
-    half = math.sqrt(max(0.0, of_line**2 + ratio**2 * of_uniform**2 - 2 * ratio * together)) / uniform.value
-    return Effect(1 - ratio, 1 - ratio - half, 1 - ratio + half, uniform.count)
-
-
 def whole_losses(result: Pass[Found]) -> dict[str, Effect]:
     """The loss of the whole model, and that by position."""
     return dict(zip(("loss", *(f"loss_{position}" for position in PLACES)), effects_of(result.done.whole), strict=True))
-
-
-def add_loss(point: Effects, whole: Effect | None) -> dict[str, Effect]:
-    """A point of a curve with the loss itself in place of its rise; the interval is that of the rise."""
-    if whole is None:
-        return dict(point)
-    rise = point["loss"]
-    there = Effect(whole.value + rise.value, whole.value + rise.low, whole.value + rise.high, rise.count)
-    return {**point, "loss": there}
 
 
 def estimate_means(values: Floats) -> tuple[list[Effect], Floats]:

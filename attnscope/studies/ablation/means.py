@@ -1,4 +1,4 @@
-"""The mean output of each head over all texts, or its mean pattern, which may take its place."""
+"""The mean output of each head over all texts, which may take its place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention.probes import Means, Place
-    from attnscope.core.interventions.mean_pattern import MeanPattern
 
 
 def heads_of(going: Going) -> StandIns:
@@ -29,18 +28,16 @@ def heads_of(going: Going) -> StandIns:
     return StandIns({})
 
 
-def means_of(
-    going: Going, report: Report | None = None, *, patterns: bool = False
-) -> tuple[StandIns, list[dict[str, Any]]]:
-    """The mean output of each head, or its pattern, over all texts; and the blocks over which workers were lost."""
-    result = going.run(MeanMeasurer, {"patterns": patterns}, BlockMeans(), report)
+def means_of(going: Going, report: Report | None = None) -> tuple[StandIns, list[dict[str, Any]]]:
+    """The mean output of each head over all texts; and the blocks over which workers were lost."""
+    result = going.run(MeanMeasurer, {}, BlockMeans(), report)
     if not result.complete:
         raise KeyboardInterrupt
     return _means_of(result.done), result.lost
 
 
 class BlockMeans:
-    """Sums of the outputs of heads, or of their patterns, batch by batch.
+    """Sums of the outputs of heads, batch by batch.
 
     Attributes:
         sums: Of all finite batches, one after the other.
@@ -61,7 +58,7 @@ class BlockMeans:
         self.n_texts, self.n_tokens = self.n_texts + other.n_texts, self.n_tokens + other.n_tokens
         return self
 
-    def add(self, probe: Means | MeanPattern, *, finite: bool) -> None:
+    def add(self, probe: Means, *, finite: bool) -> None:
         """Adds the sums of a batch, if they are finite."""
         import torch
 
@@ -76,10 +73,10 @@ class BlockMeans:
 
 
 class MeanMeasurer:
-    """Adds up the outputs of heads, or their patterns, over the texts of blocks."""
+    """Adds up the outputs of heads over the texts of blocks."""
 
-    def __init__(self, model: Model, reader: Reader, *, patterns: bool = False) -> None:
-        self._runs, self._reader, self._patterns = require_rerunnable(model), reader, patterns
+    def __init__(self, model: Model, reader: Reader) -> None:
+        self._runs, self._reader = require_rerunnable(model), reader
 
     def begin(self, block: Block) -> BlockMeans:
         """Sums of nothing yet."""
@@ -98,13 +95,12 @@ class MeanMeasurer:
         """The sums themselves."""
         return sums
 
-    def _run_batch(self, read: ReadBatch) -> list[tuple[Means | MeanPattern, bool]]:
+    def _run_batch(self, read: ReadBatch) -> list[tuple[Means, bool]]:
         import torch
 
         from attnscope.core.attention.probes import Means
-        from attnscope.core.interventions.mean_pattern import MeanPattern
 
-        probe = (MeanPattern if self._patterns else Means)(read.queries)
+        probe = Means(read.queries)
         with torch.no_grad():
             self._runs.outputs(read.batch, probe, logits=False)
         finite = all(bool(total.isfinite().all()) for total in probe.sums.values())

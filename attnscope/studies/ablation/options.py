@@ -10,18 +10,10 @@ from attnscope.options import group, heads_from, kind_option, option, options, r
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import TextsWanted
 
-Mode = Literal["zero", "mean", "line", "pattern", "uniform", "sink", "other"]
-CUTS: tuple[Mode, ...] = ("zero", "mean")
-"""What takes a head's output away."""
+Mode = Literal["zero", "mean"]
+MODES: tuple[Mode, ...] = ("zero", "mean")
+"""What takes the place of a head's output: nothing, or the mean of its outputs over all tokens."""
 
-REPLACED: tuple[Mode, ...] = ("line", "pattern", "uniform", "sink", "other")
-"""What gives a head other weights, and keeps the model's values: those that its description expects, its mean pattern,
-the same for all keys, all on the first token, and those that the description of the next head of its layer expects."""
-
-FITTED: tuple[Mode, ...] = ("line", "pattern", "other")
-"""Those of them that are fitted on other texts than they are tried on."""
-
-MODES = (*CUTS, *REPLACED)
 EACH: Literal["each"] = "each"
 
 
@@ -55,10 +47,8 @@ class AblateOptions:
     """What is taken out, and what is looked at."""
 
     modes: tuple[Mode, ...] = option(
-        "What replaces a head. Its output: zero, or mean (of its outputs over all tokens). Its attention weights: line "
-        "(those that its description predicts), pattern (their mean by offset), uniform, sink (all on the first "
-        "token), other (what another head's line predicts). none: replace no head.",
-        "--ablation", "--by", default=CUTS, choices=MODES, read=_modes, written="zero,mean",
+        "What replaces a head's output: zero, or mean (of its outputs over all tokens). none: replace no head.",
+        "--ablation", default=MODES, choices=MODES, read=_modes, written="zero,mean",
     )  # fmt: skip
     importance: bool = option(
         "Also estimate each head's importance by one backward pass: E |dL/dξ| (Michel et al. 2019).", default=False
@@ -68,10 +58,6 @@ class AblateOptions:
         "--normalize",
         default=False,
         read=_by_layer,
-    )
-    curve: bool = option("Also take heads out one after another: by importance, by effect, at random.", default=False)
-    joint: bool = option(
-        "Also take out pairs: of the picked heads, else of the 8 heads with the largest effect.", default=False
     )
     choice: Choice = group(Choice)
     kind: str | None = kind_option()
@@ -84,16 +70,14 @@ class AblateOptions:
         default=0.15, read=_share, written="15%",
     )  # fmt: skip
     target: str | None = target_option()
-    seed: int = seed_option("masked tokens, random orders and directions")
+    seed: int = seed_option("masked tokens and random directions")
 
     def require(self) -> None:
-        """Refuses a share that is not one, and orders of nothing."""
+        """Refuses a share that is not one, and an order to do nothing."""
         if self.masked != EACH and not 0 < float(self.masked) < 1:
             raise UsageError(f"--masked is {self.masked}", "it is a share of the tokens between 0 and 1, or: each")
-        if not (self.modes or self.importance or self.curve):
+        if not (self.modes or self.importance):
             raise UsageError("nothing is to be done", "add --importance, or name an ablation")
-        if self.joint and not self.modes:
-            raise UsageError("pairs are taken out, so an ablation is needed", "leave out --ablation none")
 
 
 @options

@@ -77,7 +77,7 @@ class Pruned:
     def as_json(self) -> dict[str, Any]:
         """All of it as plain JSON values."""
         effects = self.effect.as_json()
-        together = effects["sets"][0]["effects"] if effects["sets"] else effects["heads"][0]["effects"]
+        together = (effects["together"] or effects["heads"][0])["effects"]
         document: dict[str, Any] = plain(
             {
                 "schema": PRUNE_SCHEMA,

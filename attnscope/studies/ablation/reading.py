@@ -8,8 +8,7 @@ ordinary tokens are predicted, never the special ones that every text has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -62,18 +61,9 @@ class Row:
     places: Numbers
     answers: Numbers
     apart: NDArray[np.bool_]
-    tokens: Tokens
 
     def __len__(self) -> int:
         return max(len(self.ids), 0 if self.target is None else len(self.target))
-
-
-@dataclass(frozen=True, eq=False)
-class PaddedTexts:
-    """The tokens of each row of a batch; `real` says where in the batch they are, (row, token): the rest is padding."""
-
-    tokens: tuple[Tokens, ...]
-    real: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +97,6 @@ class ReadBatch:
     def size(self) -> int:
         """Its tokens, padding included; of two lengths the longer one tells what a pass costs."""
         return len(self.texts) * max(self.batch.ids.shape[1], self.real.shape[1])
-
-    @cached_property
-    def padded(self) -> PaddedTexts:
-        """What lines are computed from."""
-        return PaddedTexts(tuple(row.tokens for row in self.made_of), self.real.cpu().numpy())
 
 
 class Reader:
@@ -204,14 +189,14 @@ class Reader:
             if self._loss is not None:
                 predicted = np.flatnonzero(~np.isin(target[1:], sorted(self._special)))
             apart = _apart(target, predicted + 1)
-            return [Row(part.text, ids, segments, target, predicted, target[predicted + 1], apart, tokens)]
+            return [Row(part.text, ids, segments, target, predicted, target[predicted + 1], apart)]
         if self._loss == "causal":
             predicted = ordinary[(ordinary > 0) & ~part.repeated[ordinary]]
-            return [Row(part.text, ids, segments, None, predicted - 1, ids[predicted], _apart(ids, predicted), tokens)]
+            return [Row(part.text, ids, segments, None, predicted - 1, ids[predicted], _apart(ids, predicted))]
         if self._loss == "masked":
             hideable = ordinary[~part.repeated[ordinary]]
             return [self._hidden(part.text, tokens, hidden) for hidden in self._hides(part, hideable)]
-        return [Row(part.text, ids, segments, None, nothing, nothing, _apart(ids, nothing), tokens)]
+        return [Row(part.text, ids, segments, None, nothing, nothing, _apart(ids, nothing))]
 
     def _hides(self, part: Chunk, ordinary: Numbers) -> list[Numbers]:
         """The sets of tokens that are hidden, of those that may be: one set per row."""
@@ -226,14 +211,11 @@ class Reader:
         return [np.sort(ordinary[order[:n]])]
 
     def _hidden(self, text: int, tokens: Tokens, hidden: Numbers) -> Row:
-        ids, labels = tokens.ids.astype(np.int64), list(tokens.labels)
+        ids = tokens.ids.astype(np.int64)
         read = ids.copy()
         read[hidden] = -1 if self._mask_id is None else self._mask_id
-        for number in hidden.tolist():
-            labels[number] = "[MASK]"
-        masked = replace(tokens, ids=read, labels=tuple(labels))
         segments = tokens.segments.astype(np.int64)
-        return Row(text, read, segments, None, hidden, ids[hidden], _apart(ids, hidden, read), masked)
+        return Row(text, read, segments, None, hidden, ids[hidden], _apart(ids, hidden, read))
 
     def _batch(self, rows: Sequence[Row]) -> ReadBatch:
         import torch

@@ -6,7 +6,7 @@ Several sets are taken out in one forward pass, as further rows of the batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,8 @@ from attnscope.core.exact.running import RunningSums
 from attnscope.corpus import Block
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, Outputs, Rerun
-from attnscope.studies.ablation.options import REPLACED, Mode
-from attnscope.studies.ablation.reading import PLACES, PaddedTexts, ReadBatch, Reader
-from attnscope.studies.ablation.worst_tokens import WorstTokens, worst_of_batch
+from attnscope.studies.ablation.options import Mode
+from attnscope.studies.ablation.reading import PLACES, ReadBatch, Reader
 from attnscope.studies.inputs.texts import Report, Texts
 from attnscope.studies.running import passes
 from attnscope.studies.running.memory import Room
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention.probes import Gate, Place
-    from attnscope.core.attention.seam import Probe
-    from attnscope.core.interventions.replaced import Replaced
-    from attnscope.studies.ablation.lines import Lines
 
 HeadPlace = tuple[str, int, int]
 """Kind, layer, head."""
@@ -62,7 +58,7 @@ class Cut:
     """Heads that are taken out together.
 
     Attributes:
-        mode: "zero": nothing in their place; "mean": the mean of their outputs; of REPLACED: other weights.
+        mode: "zero": nothing in their place; "mean": the mean of their outputs.
     """
 
     heads: tuple[HeadPlace, ...]
@@ -75,14 +71,10 @@ class StandIns:
 
     Attributes:
         means: The mean of their outputs over all real queries of all texts.
-        lines: Their descriptions; None = no cut asks for them.
-        patterns: Their weights by class of key, over all real queries of the texts to fit, as `MeanPattern.sums`.
     """
 
     n_heads: Mapping[Place, int]
     means: Mapping[Place, Tensor] = field(default_factory=dict)
-    lines: Lines | None = None
-    patterns: Mapping[Place, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,15 +82,13 @@ class Found(passes.Totals):
     """What a pass over texts has added up.
 
     Attributes:
-        sums: For each cut (or contrast) and quantity of ALL_QUANTITIES.
+        sums: For each cut and quantity of ALL_QUANTITIES.
         whole: The loss of the whole model, and that by position.
-        worst: The tokens for which most changes, of the cuts in `tokens_of`.
     """
 
     sums: RunningSums
     whole: RunningSums
     n_predictions: int = 0
-    worst: WorstTokens = WorstTokens()
 
 
 def require_rerunnable(model: Model) -> Model:
@@ -145,15 +135,7 @@ def _make(
     return measurer(model, reading if isinstance(reading, Reader) else Reader(model, **reading), **arguments)
 
 
-def measure(
-    going: Going,
-    cuts: Sequence[Cut],
-    stand_ins: StandIns,
-    *,
-    contrasts: Floats | None = None,
-    tokens_of: Sequence[int] = (),
-    report: Report | None = None,
-) -> Pass[Found]:
+def measure(going: Going, cuts: Sequence[Cut], stand_ins: StandIns, report: Report | None = None) -> Pass[Found]:
     """Takes cuts out of every text, one at a time, and adds up what changes.
 
     For a text, h are the last hidden states of the whole model at its n real tokens, and h' those without the heads.
@@ -164,34 +146,22 @@ def measure(
         going: The model, its reader and the texts.
         cuts: What is taken out.
         stand_ins: What may take the place of heads; only what the cuts' modes need.
-        contrasts: Sums of cuts to add up instead, (contrast, cut): differences of a text's own values.
-        tokens_of: The numbers of cuts for which the tokens that change most are kept.
         report: Called after each batch.
     """
-    mixed = np.eye(len(cuts)) if contrasts is None else contrasts
-    nothing = Found(sums=RunningSums((len(mixed), len(ALL_QUANTITIES))), whole=RunningSums((1 + len(PLACES),)))
-    arguments = {"cuts": tuple(cuts), "stand_ins": stand_ins, "contrasts": mixed, "tokens_of": tuple(tokens_of)}
+    nothing = Found(sums=RunningSums((len(cuts), len(ALL_QUANTITIES))), whole=RunningSums((1 + len(PLACES),)))
+    arguments = {"cuts": tuple(cuts), "stand_ins": stand_ins}
     return going.run(CutMeasurer, arguments, nothing, report, step="taking heads out of a later text")
 
 
 class CutMeasurer:
     """Takes cuts out of the texts of blocks; see `measure`."""
 
-    def __init__(
-        self,
-        model: Model,
-        reader: Reader,
-        cuts: Sequence[Cut],
-        stand_ins: StandIns,
-        contrasts: Floats,
-        tokens_of: Sequence[int],
-    ) -> None:
-        self._runs, self._reader, self._cuts = require_rerunnable(model), reader, cuts
-        self._stand_ins = (
-            stand_ins if stand_ins.lines is None else replace(stand_ins, lines=stand_ins.lines.of_model(model))
-        )
-        self._tokens_of = frozenset(tokens_of)
-        self._contrasts, self._several_kinds = contrasts, len(model.info.kinds) > 1
+    def __init__(self, model: Model, reader: Reader, cuts: Sequence[Cut], stand_ins: StandIns) -> None:
+        self._runs = require_rerunnable(model)
+        self._reader = reader
+        self._cuts = cuts
+        self._stand_ins = stand_ins
+        self._several_kinds = len(model.info.kinds) > 1
 
     def begin(self, block: Block) -> _BlockCuts:
         """Sums of nothing yet."""
@@ -202,15 +172,12 @@ class CutMeasurer:
         for read in self._reader.batches(block):
             for part, measured in _parts(self._runs, read, self._cuts, self._stand_ins, self._reader):
                 sums.add(part, measured)
-                if self._tokens_of:
-                    arguments = part, measured.nll, measured.size, measured.cuts, self._tokens_of, self._runs
-                    sums.worst = sums.worst.merge(worst_of_batch(*arguments, self._reader.arguments["loss"], block))
                 yield
 
     def finish(self, block: Block, sums: _BlockCuts, *, whole: bool) -> Found:
         """What the sums amount to."""
         broken = sums.broken(self._cuts, several_kinds=self._several_kinds)
-        return sums.conclude(self._contrasts, broken, self._reader.room.tokens)
+        return sums.conclude(broken, self._reader.room.tokens)
 
 
 class _BlockCuts:
@@ -226,7 +193,6 @@ class _BlockCuts:
         self._size = np.zeros(n)
         self._whole_nll, self._n = (np.zeros((n, n_losses)) for _ in range(2))
         self.n_tokens = 0
-        self.worst = WorstTokens()
 
     @property
     def n_texts(self) -> int:
@@ -267,7 +233,7 @@ class _BlockCuts:
             broken[self._texts[row].index] = name, None
         return broken | self._broken
 
-    def conclude(self, contrasts: Floats, broken: Mapping[int, BrokenPlace], halved_to: int | None) -> Found:
+    def conclude(self, broken: Mapping[int, BrokenPlace], halved_to: int | None) -> Found:
         """The sums, without broken texts."""
         there = (self._size > 0) & ~np.isin([text.index for text in self._texts], list(broken))
         l2 = np.sqrt(self._changed[there] / self._size[there, None])
@@ -275,14 +241,13 @@ class _BlockCuts:
         values = np.concatenate([np.stack([l2, loss[..., 0], self._kl[there]], -1), loss[..., 1:]], -1)
         n = self._n[there]
         counts = np.concatenate([np.ones((len(l2), 1)), n[:, :1], n], -1)
-        sums, whole = RunningSums((len(contrasts), len(ALL_QUANTITIES))), RunningSums((n.shape[1],))
+        sums, whole = RunningSums(values.shape[1:]), RunningSums((n.shape[1],))
         if len(l2):
-            sums.add(np.einsum("kc,tcq->tkq", contrasts, values), counts[:, None])
+            sums.add(values, counts[:, None])
             whole.add(self._whole_nll[there], self._n[there])
         return Found(
             sums=sums, whole=whole, n_texts=int(there.sum()), n_tokens=self.n_tokens,
             n_predictions=int(n[:, 0].sum()), left_out=LeftOut.of(self._texts, broken), halved_to=halved_to,
-            worst=self.worst.without(broken),
         )  # fmt: skip
 
     def _rows(self, read: ReadBatch) -> NDArray[np.int64]:
@@ -338,7 +303,7 @@ def _measure_batch(
     measured = Measured(whole.size, whole.nll, [], broken)
     for first, mode, numbers in _groups(rerun, cuts):
         for some in _fitting(numbers, read, rerun.whole, pass_tokens):
-            probe = probe_of([cuts[number] for number in some], mode, read, stand_ins)
+            probe = gate_of([cuts[number] for number in some], mode, len(read.texts), stand_ins)
             outputs = rerun.again(probe, first, len(some))
             measured.cuts.append((some, whole.compare(outputs, len(some))))
     return measured
@@ -364,41 +329,8 @@ def _fitting(numbers: Sequence[int], read: ReadBatch, whole: Outputs, pass_token
         yield list(numbers[start : start + step])
 
 
-def probe_of(cuts: Sequence[Cut], mode: Mode, read: ReadBatch, stand_ins: StandIns) -> Probe:
-    """A probe for a batch repeated once per cut; each repetition has one of the cuts."""
-    if mode in REPLACED:
-        return replaced_of(cuts, mode, read.padded, stand_ins)
-    return gate_of(cuts, mode, len(read.texts), stand_ins)
-
-
-def replaced_of(cuts: Sequence[Cut], mode: Mode, texts: PaddedTexts, stand_ins: StandIns) -> Replaced:
-    """`probe_of` for cuts that give heads other weights."""
-    from attnscope.core.interventions.mean_pattern import pattern_scores
-    from attnscope.core.interventions.replaced import Replaced, Replacement, evenly, on_first_key
-
-    n_texts, n_tokens = texts.real.shape
-    replacements: dict[Place, list[Replacement]] = {}
-    for number, cut in enumerate(cuts):
-        rows = slice(number * n_texts, (number + 1) * n_texts)
-        for kind, layer, head in cut.heads:
-            place: Place = (kind, layer)  # type: ignore[assignment]  # a kind, as it came from the model
-            scores: Tensor | Callable[[Tensor], Tensor] | None
-            if mode == "uniform":
-                scores = evenly()
-            elif mode == "sink":
-                scores = on_first_key(n_tokens)
-            elif mode == "pattern":
-                scores = partial(pattern_scores, stand_ins.patterns[place][head])
-            else:
-                assert stand_ins.lines is not None  # a cut asks for them
-                described = head if mode == "line" else (head + 1) % stand_ins.lines.n_heads(place)
-                scores = stand_ins.lines.scores(texts, place, described)
-            replacements.setdefault(place, []).append(Replacement((head,), scores, rows))
-    return Replaced(replacements)
-
-
 def gate_of(cuts: Sequence[Cut], mode: Mode, n_rows: int, stand_ins: StandIns) -> Gate:
-    """`probe_of` for cuts that take the output of heads away."""
+    """A gate for a batch of so many rows, repeated once per cut; each repetition lacks the heads of one of the cuts."""
     import torch
 
     from attnscope.core.attention.probes import Gate

@@ -66,7 +66,7 @@ def atlas(
     findings, done = study_heads(reading, options.heads, step, make, ScoredFound())
     assert isinstance(done, ScoredFound)
     record = _finish(model, reading.texts, findings, options, done.scores, step)
-    return add_effects(record, reading, report, causal=options.heads.causal, in_place=options.heads.in_place)
+    return add_effects(record, reading, report) if options.heads.causal else record
 
 
 def study(

@@ -58,11 +58,6 @@ class HeadsOptions:
         "untrained: also study the same architecture with random weights.", default=False, read=_is_untrained
     )
     causal: bool = option("Ablate each head that has a role, and print how the model's output changes.", default=False)
-    in_place: bool = option(
-        "Replace each head's attention by its description. The causal share compares the change with that of uniform "
-        "attention.",
-        default=False,
-    )  # fmt: skip
     seed: int = option("Seed of the random weights of the control.", default=0, python_only=True)
     describe: DescribeOptions | None = option(
         "How heads are described; None = they are not.", default=None, python_only=True
@@ -71,7 +66,7 @@ class HeadsOptions:
     @property
     def n_steps(self) -> int:
         """How many passes over the texts there are."""
-        return 1 + self.causal + self.in_place
+        return 1 + self.causal
 
     def require(self) -> None:
         """Refuse numbers that are out of range."""

@@ -29,7 +29,7 @@ from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.completion import settle_corpus
 from attnscope.records.heads.findings import Findings
 from attnscope.records.heads.order import require_measures
-from attnscope.studies.ablation.causal import with_effects, with_lines
+from attnscope.studies.ablation.causal import with_effects
 from attnscope.studies.describe.study import describe_texts, require_heads
 from attnscope.studies.heads.concluding import conclude, sums_of
 from attnscope.studies.heads.needles import retrieval_heads
@@ -112,7 +112,7 @@ def heads(
     options = options or HeadsOptions()
     reading = open_reading(model, corpus, options, workers)
     findings = study_heads(reading, options, scale_report(report, 0, options.n_steps))[0]
-    return add_effects(findings, reading, report, causal=options.causal, in_place=options.in_place)
+    return add_effects(findings, reading, report) if options.causal else findings
 
 
 def study(
@@ -192,17 +192,10 @@ def open_reading(model: Model, corpus: Given, options: HeadsOptions, workers: Wo
     )  # fmt: skip
 
 
-def add_effects(record: R, reading: Reading, report: Report | None, *, causal: bool, in_place: bool) -> R:
-    """Adds what changes without each head, or with its line in its place, if that is asked for.
-
-    Nothing is added to a record where something failed before.
-    """
-    wanted: list[tuple[str, Callable[..., R]]] = []
-    wanted += [("--causal", with_effects)] if causal else []
-    wanted += [("--in-place", with_lines)] if in_place else []
-    reports = [scale_report(report, number, 1 + len(wanted)) for number in range(1, 1 + len(wanted))]
-    steps = zip(wanted, reports, strict=True)
-    return add_steps(record, [(name, partial(add, reading=reading, report=step)) for (name, add), step in steps])
+def add_effects(record: R, reading: Reading, report: Report | None) -> R:
+    """Add what changes without each head that has a role; nothing to a record where something failed before."""
+    step = partial(with_effects, reading=reading, report=scale_report(report, 1, 2))
+    return add_steps(record, [("--causal", step)])
 
 
 def study_heads(

@@ -9,7 +9,7 @@ from attnscope.options import group, option, options
 from attnscope.studies.inputs.choice import Choice
 
 Direction = Literal["denoise", "noise"]
-By = Literal["z", "query", "key", "value", "pattern", "mean", "line"]
+By = Literal["z", "query", "key", "value", "pattern"]
 BY: tuple[By, ...] = get_args(By)
 
 
@@ -19,12 +19,11 @@ class PatchOptions:
 
     by: By = option(
         "What a head gets from the other run: z (its output before the output projection), query, key, value, or "
-        "pattern (its weights). mean and line change the clean run: mean replaces z by its mean over the corrupt runs, "
-        "line replaces the weights by those that the head's description expects.", default="z", choices=BY,
+        "pattern (its weights).", default="z", choices=BY,
     )  # fmt: skip
-    direction: Direction | None = option(
-        "denoise: the corrupt run gets values of the clean one; noise: the clean run gets values of the corrupt one.  "
-        "[default: denoise; noise for mean and line]", default=None, choices=("denoise", "noise"),
+    direction: Direction = option(
+        "denoise: the corrupt run gets values of the clean one; noise: the clean run gets values of the corrupt one.",
+        default="denoise", choices=("denoise", "noise"),
     )  # fmt: skip
     positions: bool = option(
         "Also patch each position alone; all pairs must have the same number of tokens.", default=False
@@ -48,20 +47,8 @@ class PatchOptions:
     )  # fmt: skip
     choice: Choice = group(Choice)
 
-    @property
-    def runs(self) -> Direction:
-        """Which run is changed: the direction that was chosen, else that of `by`."""
-        return self.direction or ("noise" if self.by in ("mean", "line") else "denoise")
-
     def require(self) -> None:
         """Refuses what needs values that are not measured."""
-        if self.by in ("mean", "line") and self.direction == "denoise":
-            raise UsageError(f"--by {self.by} changes the clean run", "leave out --direction")
-        if self.by == "line" and (self.positions or self.attribution or self.exact or self.curve):
-            raise UsageError(
-                "--by line patches single heads, at all positions",
-                "leave out --positions, --attribution, --exact and --curve",
-            )
         if self.curve and self.exact is not None:
             raise UsageError("--curve ranks all heads by exact values", "leave out --exact")
         if self.paths is not None and self.edges is not None:

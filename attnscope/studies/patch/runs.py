@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from attnscope.core.interventions.patched import Activations, By, Leaves, Patch, Patched, attribute
-from attnscope.core.interventions.replaced import Replaced, Replacement
 from attnscope.models.model import Model
 from attnscope.studies.ablation.sweep import LOGITS_AT_ONCE, PASS_TOKENS
 from attnscope.studies.patch.options import Direction
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention.probes import Place
-    from attnscope.studies.ablation.lines import Lines
-    from attnscope.studies.ablation.reading import PaddedTexts
 
 
 MOST_SLOPES = 2**22
@@ -41,10 +38,10 @@ class Unit:
 
 
 class Change(NamedTuple):
-    """Values of another run for a head at a place, or the weights of its line."""
+    """Values of another run for a head at a place."""
 
     place: Place
-    by: By | Literal["line"]
+    by: By
     heads: tuple[int, ...]
     tokens: slice = slice(None)
 
@@ -56,8 +53,6 @@ class PairRuns:
         model: A model that predicts tokens.
         batch: The pairs.
         direction: "denoise": the corrupt run is changed; "noise": the clean one.
-        source: Where values come from; None = the other run.
-        lines: The descriptions of heads, with the tokens of the run that is changed.
 
     Attributes:
         source: What heads computed in the run that values come from.
@@ -65,26 +60,18 @@ class PairRuns:
         corrupt: Those of the corrupt run.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        batch: PairBatch,
-        direction: Direction,
-        source: Activations | None = None,
-        lines: tuple[Lines, PaddedTexts] | None = None,
-    ) -> None:
-        self._model, self._batch, self.direction, self._lines = model, batch, direction, lines
+    def __init__(self, model: Model, batch: PairBatch, direction: Direction) -> None:
+        self._model, self._batch, self.direction = model, batch, direction
         self._changed, unchanged_batch = (
             (batch.corrupt, batch.clean) if direction == "denoise" else (batch.clean, batch.corrupt)
         )
-        other, self._own = Activations(), Activations()
-        unchanged = self._difference(model.outputs(unchanged_batch, other, last=batch.last).logits)[0]
-        self.source = source or other
+        self.source, self._own = Activations(), Activations()
+        unchanged = self._difference(model.outputs(unchanged_batch, self.source, last=batch.last).logits)[0]
         self._rerun = model.rerun(self._changed, last=batch.last)
         changed = self._difference(self._rerun.whole.logits)[0]
         self.clean, self.corrupt = (unchanged, changed) if direction == "denoise" else (changed, unchanged)
 
-    def units(self, by: By | Literal["line"]) -> list[Unit]:
+    def units(self, by: By) -> list[Unit]:
         """What can be patched, in the order of layers and heads."""
         units = []
         for place, call in self.source.calls.items():
@@ -114,23 +101,13 @@ class PairRuns:
             for start in range(0, len(numbers), step):
                 some = numbers[start : start + step]
                 patches: dict[Place, list[Patch]] = {}
-                replacements: dict[Place, list[Replacement]] = {}
                 for row, number in enumerate(some):
                     texts = slice(row * n_pairs, (row + 1) * n_pairs)
                     for place, by, heads, tokens in sets[number]:
-                        if by == "line":
-                            replacements.setdefault(place, []).append(self._line(place, heads, texts))
-                            continue
                         values = source.values(by, place, heads)[:, :, tokens]
                         patches.setdefault(place, []).append(Patch(by, heads, values, texts, tokens))
-                probe = Replaced(replacements, Patched(patches))
-                differences[some] = self._difference(self._rerun.again(probe, first, len(some)).logits)
+                differences[some] = self._difference(self._rerun.again(Patched(patches), first, len(some)).logits)
         return differences
-
-    def _line(self, place: Place, heads: tuple[int, ...], texts: slice) -> Replacement:
-        assert self._lines is not None  # a study by lines fits them
-        lines, read = self._lines
-        return Replacement(heads, lines.scores(read, place, *heads), texts)
 
     def isolate(self, sender: Unit) -> tuple[Activations, Tensor]:
         """A run in which one head has the z of the other run, and all other heads keep theirs; MLPs compute anew.

@@ -6,29 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.corpus import CorpusText
 from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pairs
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model
-from attnscope.records.ablation import Curve, Effect, HeadEffects
-from attnscope.records.patch import Edge, PatchedPair, Patching, quantities
+from attnscope.records.ablation import Effect, HeadEffects
+from attnscope.records.patch import Edge, FaithfulnessCurve, PatchedPair, Patching, quantities
 from attnscope.studies.ablation.effects import estimate_means, estimate_shares, rank_correlation
-from attnscope.studies.ablation.lines import Lines, fit_lines
-from attnscope.studies.ablation.reading import PaddedTexts
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.texts import Progress, Report, texts_of
+from attnscope.studies.inputs.texts import Progress, Report
 from attnscope.studies.patch.options import PatchOptions
 from attnscope.studies.patch.reading import PairBatch, ReadPair, batches_of, read_pairs
 
 if TYPE_CHECKING:
-    from attnscope.core.interventions.patched import By, MeanOutputs
+    from attnscope.core.interventions.patched import By
     from attnscope.studies.patch.runs import PairRuns, Unit
 
     Route = tuple[Unit, Unit | None, By]  # from a head, to what reads it, through what; z: to the logits
@@ -102,10 +99,6 @@ class _Study:
         self._clean, self._corrupt = np.full(n, np.nan), np.full(n, np.nan)
         self._effects, self._estimated = np.zeros((n, 0)), np.zeros((n, 0))
         self._position_effects = np.zeros((n, 0, n_tokens))
-        # What is patched: a mean takes the place of z.
-        self._by: By | Literal["line"] = "z" if options.by == "mean" else options.by
-        self._means: dict[int, MeanOutputs] = {}
-        self._lines: Lines | None = None
         self._inputs: dict[By, list[Unit]] = {}
         self._n_paths, self._path_agreement = 0, float("nan")
 
@@ -116,7 +109,7 @@ class _Study:
                 f"no pair can be patched: {self._problems[0]}",
                 "a pair has two texts of as many tokens, and answers of one token",
             )
-        complete = self._measure_all()
+        complete = self._each_batch("patching", range(len(self._read)), self._measure)
         if self._options.exact is not None:
             complete = complete and self._each_batch("exact", range(len(self._read)), self._measure_best)
         there = np.isfinite(self._clean) & np.isfinite(self._corrupt)
@@ -128,35 +121,9 @@ class _Study:
         if not len(self._finite):
             raise AttnscopeError("on every pair the model computes NaN or infinity", "try --dtype float32")
         self._has_total = bool(np.isfinite(estimate_shares(self._total[:, None], self._total)[0].value))
-        curves = [self._curve()] if complete and self._options.curve and self._has_total else []
+        curve = self._curve() if complete and self._options.curve and self._has_total else None
         edges = self._edges() if complete and (self._options.paths or self._options.edges) else ()
-        return self._record(complete, curves, edges)
-
-    def _measure_all(self) -> bool:
-        """Every head on every pair, or with `exact` the estimates; False if it was interrupted."""
-        every, by = list(range(len(self._read))), self._options.by
-        if by == "mean" and not self._each_batch("means", every, self._add_means):
-            raise KeyboardInterrupt
-        if by != "line":
-            return self._each_batch("patching", every, self._measure)
-        # A head's line comes from pairs on which it does not take the place of its weights.
-        halves = every[::2], every[1::2]
-        for tried, others in (halves, halves[::-1]):
-            self._lines = fit_lines(self._model, self._texts(others), self._texts(tried))
-            if not self._each_batch("patching", tried, self._measure):
-                return False
-        return True
-
-    def _texts(self, numbers: Sequence[int]) -> list[CorpusText]:
-        pairs = [self._read[number].pair for number in numbers]
-        return list(texts_of([text for pair in pairs for text in (pair.clean, pair.corrupt)]))
-
-    def _add_means(self, batch: PairBatch) -> None:
-        from attnscope.core.interventions.patched import MeanOutputs
-
-        length = batch.shape[1]
-        corrupt = self._means.setdefault(length, MeanOutputs())
-        self._model.outputs(batch.corrupt, corrupt, logits=False)
+        return self._record(complete, curve, edges)
 
     def _each_batch(self, step: str, numbers: Sequence[int], measure: Any) -> bool:
         """Measures batch by batch; False if it was interrupted after the first."""
@@ -179,21 +146,16 @@ class _Study:
     def _runs(self, batch: PairBatch, direction: Any = None) -> PairRuns:
         from attnscope.studies.patch.runs import PairRuns
 
-        lines = None
-        if self._lines is not None:
-            read = tuple(self._read[number].clean for number in batch.numbers.tolist())
-            lines = self._lines, PaddedTexts(read, np.ones(batch.shape, np.bool_))
-        means = self._means.get(batch.shape[1])
-        return PairRuns(self._model, batch, direction or self._options.runs, means, lines)
+        return PairRuns(self._model, batch, direction or self._options.direction)
 
     def _measure(self, batch: PairBatch) -> None:
         """Every head on a batch, or with `exact` the estimates of all."""
-        runs, by = self._runs(batch), self._by
+        runs = self._runs(batch)
         if not self._units:
             self._choose_units(runs)
         self._clean[batch.numbers], self._corrupt[batch.numbers] = runs.clean.numpy(), runs.corrupt.numpy()
-        if self._estimates and by != "line":
-            tokens = runs.attribution(by)
+        if self._estimates:
+            tokens = runs.attribution(self._options.by)
             for number, unit in enumerate(self._units):
                 self._estimated[batch.numbers, number] = tokens[unit.place][:, unit.patched].sum((1, 2)).numpy()
         if self._options.exact is None:
@@ -208,7 +170,7 @@ class _Study:
     def _measure_units(self, runs: PairRuns, batch: PairBatch, numbers: Sequence[int]) -> None:
         from attnscope.studies.patch.runs import Change
 
-        by, rows = self._by, batch.numbers
+        by, rows = self._options.by, batch.numbers
 
         def change(number: int, tokens: slice = slice(None)) -> list[Change]:
             return [Change(self._units[number].place, by, self._units[number].patched, tokens)]
@@ -235,7 +197,7 @@ class _Study:
                 return any((layer, head) in picked for head in unit.heads)
             return layer in layers and any(head in heads for head in unit.heads)
 
-        self._units = [unit for unit in runs.units(self._by) if is_wanted(unit)]
+        self._units = [unit for unit in runs.units(self._options.by) if is_wanted(unit)]
         self._inputs = {by: runs.units(by) for by in ("query", "key", "value")}
         if not self._units:
             raise AttnscopeError(f"{self._model.info.name} has no such heads", "choose other layers or heads")
@@ -257,11 +219,11 @@ class _Study:
 
     # Faithfulness -----------------------------------------------------------------------------------------------
 
-    def _curve(self) -> Curve:
+    def _curve(self) -> FaithfulnessCurve:
         """The k best heads kept, all others from the corrupt run; pairs are measured by the order of the other half."""
         from attnscope.studies.patch.runs import Change
 
-        n_units, by = len(self._units), self._by
+        n_units, by = len(self._units), self._options.by
         folds = [self._finite[half::2] for half in (0, 1)] if len(self._finite) > 3 else []
         if not folds:
             raise AttnscopeError(
@@ -286,10 +248,10 @@ class _Study:
             if not self._each_batch("curve", tried.tolist(), measure):
                 raise KeyboardInterrupt
         left = differences[self._finite] - self._corrupt[self._finite, None]
-        points = tuple({"faithfulness": each} for each in reversed(estimate_shares(left, self._total)))
+        points = tuple(reversed(estimate_shares(left, self._total)))
         least_first = np.argsort(self._effects[self._finite].mean(0), kind="stable")
         names = tuple(self._name(self._units[number]) for number in least_first.tolist())
-        return Curve("effect", None, names, tuple(reversed(sizes)), points, by)
+        return FaithfulnessCurve(names, tuple(reversed(sizes)), points)
 
     # Path patching ----------------------------------------------------------------------------------------------
 
@@ -378,7 +340,7 @@ class _Study:
     def _name(self, unit: Unit) -> str:
         return "+".join(f"L{unit.place[1]}H{head}" for head in unit.heads)
 
-    def _record(self, complete: bool, curves: Sequence[Curve], edges: tuple[Edge, ...]) -> Patching:
+    def _record(self, complete: bool, curve: FaithfulnessCurve | None, edges: tuple[Edge, ...]) -> Patching:
         there, options = self._finite, self._options
         effects, total = self._effects[there], self._total
         tried = ~self._untried
@@ -414,7 +376,7 @@ class _Study:
             options=self._describe(effects),
             whole=dict(zip(("clean", "corrupt", "total"), estimate_means(whole)[0], strict=True)),
             heads=tuple(heads),
-            curves=tuple(curves),
+            curve=curve,
             pairs=tuple(self._pair(int(number)) for number in there),
             units=np.array(units, np.int64),
             q=q[units],
@@ -447,13 +409,6 @@ class _Study:
             notes.append(
                 f"The {self._options.by} of heads that share a key/value head is patched for all of them together."
             )
-        if self._means:
-            fewest = min(n for means in self._means.values() for n in means.n_texts.values())
-            notes.append(
-                f"The mean at a token is over the corrupt runs of all pairs of as many tokens: {fewest} or more."
-            )
-        if self._lines is not None:
-            notes.append("A head's line is fitted on the texts of one half of the pairs, and used on the other half.")
         return run_of(self._model.info, notes) | {"kinds": list(self._model.info.kinds)}
 
     def _corpus(self, complete: bool) -> dict[str, Any]:
@@ -476,11 +431,11 @@ class _Study:
             agreement = rank_correlation(effects[:, both].mean(0), self._estimated[self._finite][:, both].mean(0))
         return {
             "by": options.by,
-            "direction": options.runs,
+            "direction": options.direction,
             "exact": options.exact,
             "rank_agreement": agreement,
             "edges": options.edges,
             "n_paths": self._n_paths,
             "path_agreement": self._path_agreement if np.isfinite(self._path_agreement) else None,
-            "quantities": quantities(options.by, options.runs),
+            "quantities": quantities(options.by, options.direction),
         }

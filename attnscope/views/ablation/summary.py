@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from attnscope.records.ablation import MODE_LABELS, Ablation, Curve, Effect, label_of_quantity
+from attnscope.records.ablation import Ablation, Effect, label_of_quantity
 from attnscope.views.tables.numbers import UNDEFINED, interval_of, small_number
 from attnscope.views.tables.wording import corpus_notes, printable
 
 _SHORT = {"l2": "Δ hidden", "loss": "Δ loss", "kl": "KL", "importance": "|dL/dξ|", "sensitivity": "sensitivity",
-          "causal_share": "causal share", "effect": "effect", "share": "share of total",
+          "effect": "effect", "share": "share of total",
           "attribution": "by attribution", "faithfulness": "faithfulness"}  # fmt: skip
 
 
@@ -60,20 +60,8 @@ def notes(ablation: Ablation) -> list[str]:
         in (ablation.options.get("modes") or ()),
         "sensitivity: there is no loss, so it is mean |d⟨u, h⟩/dξ| over random directions u of the hidden states: "
         "how far they move, not whether it matters": "sensitivity" in ablation.names,
-        "changes of hidden states in different directions add up to less than their sum: a pair below it need not "
-        "share a task, one above it does": any("l2" in name for each in ablation.sets for name in each.interaction),
         "importances are divided by the Euclidean norm of those of their layer": ablation.options.get("normalized")
         == "layer",
         "one text gives no interval": ablation.corpus.get("n_texts") == 1,
     }
     return [note for note, holds in conditions.items() if holds] + corpus_notes(ablation)
-
-
-def curve_label(curve: Curve) -> str:
-    """What takes the place of the heads of a curve, and how they are ordered, in words."""
-    names = {
-        "random": "at random", "effect": "smallest effect first", "explained": "best described first",
-        "unexplained": "worst described first",
-    }  # fmt: skip
-    order = names.get(curve.order, f"least {printable(curve.order)} first")
-    return order if curve.mode == "zero" else f"{printable(MODE_LABELS.get(curve.mode, curve.mode))}, {order}"

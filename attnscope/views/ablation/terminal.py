@@ -1,4 +1,4 @@
-"""An ablation drawn in the terminal, with rich: a grid of effects, the heads that matter, sets, pairs, curves."""
+"""An ablation drawn in the terminal, with rich: a grid of effects, the heads that matter, several together."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from rich.console import Console, Group, RenderableType
 from rich.style import Style
 from rich.text import Text
 
-from attnscope.records.ablation import Ablation, Curve, Effect, Effects, HeadEffects, SetEffects
+from attnscope.records.ablation import Ablation, Effect, Effects, HeadEffects, SetEffects
 from attnscope.views.ablation.summary import (
     PLACE_LABELS,
-    curve_label,
     interval,
     label,
     notes,
@@ -29,10 +28,7 @@ from attnscope.views.tables.wording import corpus_line, printable
 
 _MOST = 15
 _FEW = 3
-_MOST_PAIRS = 10
 _MOST_PLACES = 8
-_MOST_TOKENS = 10
-_CURVE_ROWS = 9
 _CELL = 8
 
 
@@ -49,16 +45,10 @@ def show(ablation: Ablation, console: Console) -> RenderableType:
             if has_grid:
                 parts.append(effects_grid([head for head in ablation.heads if head.kind == kind], main, console.width))
         parts += [*[Text()] * has_grid, _ranking(ablation, main)]
-    several = [each for each in ablation.sets if not each.interaction]
-    if by_position := _by_position(ablation, several):
+    if by_position := _by_position(ablation):
         parts += [Text(), *by_position]
-    if ablation.worst_tokens:
-        parts += [Text(), worst_tokens(ablation)]
-    parts += [part for each in several for part in (Text(), _together(each))]
-    if pairs := [each for each in ablation.sets if each.interaction]:
-        parts += [Text(), _pairs(pairs)]
-    if ablation.curves:
-        parts += [Text(), curves_table(ablation.curves)]
+    if ablation.together is not None:
+        parts += [Text(), _together(ablation.together)]
     lines = [corpus_line(ablation, predictions=True), predicted_line(ablation), *notes(ablation)]
     return Group(*parts, Text(), *dim_lines(lines))
 
@@ -98,7 +88,7 @@ def _ranking(ablation: Ablation, main: str) -> Table:
     return Table(columns, ranked[:_MOST], gap=1)
 
 
-def _by_position(ablation: Ablation, several: Sequence[SetEffects]) -> list[RenderableType]:
+def _by_position(ablation: Ablation) -> list[RenderableType]:
     """By how much the loss rises at which places of a text: the whole model first, then heads, and all together."""
     name = next((name for name in ("zero_loss", "mean_loss") if name in ablation.names), "")
 
@@ -107,7 +97,8 @@ def _by_position(ablation: Ablation, several: Sequence[SetEffects]) -> list[Rend
 
     ranked = sorted(ablation.heads, key=lambda head: -_sort_key(_largest_size(of(head.effects))))
     rows = [(ablation.named(head), of(head.effects)) for head in ranked[:_MOST_PLACES]]
-    rows += [(f"{len(each.heads)} together", of(each.effects)) for each in several]
+    if ablation.together is not None:
+        rows.append((f"{len(ablation.together.heads)} together", of(ablation.together.effects)))
     rows = [row for row in rows if row[1]]
     if not rows:
         return []
@@ -124,28 +115,6 @@ def _by_position(ablation: Ablation, several: Sequence[SetEffects]) -> list[Rend
     return [Table(columns, rows, gap=1), *dim_lines(["; ".join(notes)])]
 
 
-def worst_tokens(ablation: Ablation) -> Table:
-    """The tokens that suffer most from lines: several with all heads replaced, and one of each head that matters."""
-    together = [token for token in ablation.worst_tokens if not token.heads][:_MOST_TOKENS]
-    by_head = {token.heads: token for token in reversed(ablation.worst_tokens) if token.heads}
-    ranked = sorted(by_head.values(), key=lambda token: -token.change)[:_MOST_TOKENS]
-    predicted = any(math.isfinite(token.loss) for token in ablation.worst_tokens)
-    columns = [
-        Column("worst with lines in", lambda token: printable(token.heads) or "all heads", style="bold"),
-        Column("after", lambda token: printable(token.before), part=1, least=16),
-        Column("token", lambda token: printable(token.token)),
-    ]
-    if predicted:
-        columns += [
-            Column("loss", lambda token: small_number(token.loss), right=True, drop=2),
-            Column("with lines", lambda token: small_number(token.loss + token.change), right=True),
-        ]
-    else:
-        columns.append(Column("Δ hidden", lambda token: small_number(token.change), right=True))
-    columns.append(Column("source", lambda token: printable(token.source), style="dim", drop=3))
-    return Table(columns, [*together, *ranked], gap=1)
-
-
 def _largest_size(effects: Effects) -> float:
     return max((abs(effect.value) for effect in effects.values() if math.isfinite(effect.value)), default=-math.inf)
 
@@ -154,45 +123,13 @@ def _together(several: SetEffects) -> Table:
     """What changes without several heads at once, a quantity a row."""
     heads, effects = [printable(head) for head in several.heads], several.effects
     names = ", ".join(heads[:_MOST]) + (f" and {len(heads) - _MOST} more" if len(heads) > _MOST else "")
-    how = "with lines in" if all(name.startswith("line_") for name in effects) else "without"
     intervals = any(math.isfinite(effect.low) for effect in effects.values())
     columns = [
-        Column(f"{how} {names}", lambda row: label(row[0]), wraps=True, least=24),
+        Column(f"without {names}", lambda row: label(row[0]), wraps=True, least=24),
         *effect_columns("together", lambda row: row[1], intervals=intervals, drop=0),
     ]
     # Places have a table of their own.
     return Table(columns, [row for row in effects.items() if not row[0].endswith(tuple(PLACE_LABELS))], gap=1)
-
-
-def _pairs(pairs: Sequence[SetEffects]) -> Table:
-    """The pairs of heads whose joint effect is furthest from the sum of both."""
-    names = list(pairs[0].interaction)
-    name = next((name for name in names if name.endswith("_loss")), names[0])
-    ranked = sorted(pairs, key=lambda pair: -abs(pair.interaction[name].value))[:_MOST_PAIRS]
-    title = f"pair, of {len(pairs)}" if len(pairs) > len(ranked) else "pair"
-    columns = [
-        Column(title, lambda pair: printable(" ".join(pair.heads)), style="bold"),
-        Column(short_label(name), lambda pair: small_number(pair.effects[name].value), right=True, drop=2),
-        *effect_columns("beyond the sum of both", lambda pair: pair.interaction[name], intervals=True, drop=0),
-    ]
-    return Table(columns, ranked, gap=1)
-
-
-def curves_table(curves: Sequence[Curve]) -> Table:
-    """What is left of the model with fewer and fewer heads; random orders as the range that they span."""
-    name = curves[0].quantity
-
-    def span(order: str, at: int) -> str:
-        values = [curve.points[at][name].value for curve in curves if curve_label(curve) == order]
-        low, high = small_number(min(values)), small_number(max(values))
-        return low if low == high else f"{low} to {high}"
-
-    columns = [Column("heads left", lambda at: str(curves[0].n_left[at]))]
-    for number, order in enumerate(dict.fromkeys(map(curve_label, curves))):
-        title = f"{'loss' if name == 'loss' else short_label(name)}, {order}"
-        columns.append(Column(title, partial(span, order), right=True, wraps=True, least=14, drop=number))
-    n = len(curves[0].n_left)
-    return Table(columns, sorted({round(row * (n - 1) / (_CURVE_ROWS - 1)) for row in range(_CURVE_ROWS)}), gap=1)
 
 
 def effect_columns(

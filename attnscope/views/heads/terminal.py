@@ -257,7 +257,6 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[Column]:
         Column("share", of(lambda head, role: "all" if role.active_share is None else percent(role.active_share)),
                right=True, drop=5),
         Column("effect", of(lambda head, role: _effect(findings, head)), right=True, least=7),
-        Column("causal share", of(lambda head, role: _causal_share(head)), right=True, least=6),
         Column(_OTHERWISE, of(lambda head, role: _nearest(findings, head)), least=22, drop=8),
         Column("also", of(lambda head, role: _other_roles(head, role, marks)), wraps=True, drop=6,
                least=min(5, max(4, 2 * n_more - 1))),
@@ -265,7 +264,6 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[Column]:
     has = {
         "sinks": any(math.isfinite(head.resting_share) for head in heads),
         "effect": findings.options.get("causal") is not None and any(head.effects for head in heads),
-        "causal share": any("causal_share" in head.effects for head in heads),
         _OTHERWISE: any(heads_summary.nearest_role(findings, head) for head in heads),
         "also": n_more > 0,
     }
@@ -279,12 +277,6 @@ def _effect(findings: Findings, head: Head) -> Text:
     if effect is None:
         return Text(UNDEFINED)
     return Text(small_number(effect.value), style="dim" if findings.does_nothing(head) else "")
-
-
-def _causal_share(head: Head) -> str:
-    """How much of what uniform attention costs a head's line saves."""
-    share = head.effects.get("causal_share")
-    return UNDEFINED if share is None or not math.isfinite(share.value) else number(share.value)
 
 
 def _nearest(findings: Findings, head: Head) -> Text:

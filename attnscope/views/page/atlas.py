@@ -68,7 +68,6 @@ def pack_atlas(atlas: Atlas) -> list[str]:
             "even": atlas.even_profiles[number],
             "near": _near(atlas.distances[number], number),
             "examples": [_example(example) for example in examples],
-            "worst": [codec.describe(token) for token in atlas.heads[number].worst_tokens],
         }
         counts = [np.diff(example.starts).astype(np.uint8) for example in examples]
         keys, codes = [example.keys for example in examples], [example.codes for example in examples]

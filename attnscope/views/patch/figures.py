@@ -9,19 +9,20 @@ import numpy as np
 
 from attnscope.errors import AttnscopeError, amount
 from attnscope.records.circuits import Link
-from attnscope.records.patch import Edge, Patching
-from attnscope.views.ablation.figures import curve_drawing, effect_maps
+from attnscope.records.patch import Edge, FaithfulnessCurve, Patching
+from attnscope.views.ablation.figures import effect_maps
 from attnscope.views.ablation.summary import label
 from attnscope.views.circuits.figures import draw_graph
 from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import INK, Drawing, colormap
+from attnscope.views.drawing.canvas import INK, Drawing, colormap, matplotlib_defaults
 from attnscope.views.drawing.lettering import Lettering, lettering_for
 from attnscope.views.drawing.page import Page
+from attnscope.views.drawing.plots import Sheet, draw_line, finish_axes, letter_axes, write_foot
 from attnscope.views.drawing.style import USUAL, Style
-from attnscope.views.patch.summary import notes, title_of, total_line
+from attnscope.views.patch.summary import curve_label, notes, title_of, total_line
 from attnscope.views.patch.terminal import strongest
 from attnscope.views.tables.numbers import small_number
-from attnscope.views.tables.wording import model_of, printable
+from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable
 
 _MOST_ROWS = 20
 _MOST_EDGES = 24
@@ -48,8 +49,8 @@ def pages(patching: Patching, style: Style = USUAL) -> Iterator[tuple[str, Drawi
         yield "positions", positions_page(patching, lettering)
     if edges := strongest_edges(patching):
         yield "paths", paths_page(patching, edges, lettering)
-    if patching.curves:
-        yield "curve", curve_drawing(patching, style.paper)
+    if patching.curve is not None:
+        yield "curve", curve_drawing(patching, patching.curve, lettering)
 
 
 def positions_page(patching: Patching, lettering: Lettering) -> Page:
@@ -109,3 +110,36 @@ def paths_page(patching: Patching, edges: Sequence[Edge], lettering: Lettering) 
     )
     title = f"{model_of(patching.run)} · paths on which heads act on the answer"
     return draw_graph(nodes, links, (title, f"{title_of(patching)} · {total_line(patching)}", footer), lettering)
+
+
+@matplotlib_defaults()
+def curve_drawing(patching: Patching, curve: FaithfulnessCurve, lettering: Lettering) -> Drawing:
+    """Draw how much of the total effect is left with fewer and fewer heads."""
+    points = np.array([(point.value, point.low, point.high) for point in curve.points])
+    # A point without an interval has a band of no height.
+    points = np.where(np.isfinite(points), points, points[:, :1])
+    has_band = bool((points[:, 1] != points[:, 2]).any())
+    how = ["each head that goes has values of the corrupt run, beside those that went before"]
+    how += ["band: 95% interval over pairs"] if has_band else []
+
+    # Sizes in inches, from the top: title, plot, its axis and legend, notes.
+    sheet = Sheet.on(lettering.paper, lettering)
+    foot = write_foot([*how, *corpus_notes(patching)], sheet)
+    plot_height = sheet.width * (0.6 if sheet.stacked else 0.4)
+    below = 0.97 * sheet.size
+    height = sheet.above + 0.4 * sheet.size + plot_height + below + foot.height
+
+    title = f"{model_of(patching.run)} · heads taken out one after another"
+    subtitle = lettering.fit(corpus_line(patching, predictions=True), 11 * 96 / 72, sheet.width * 92 / sheet.size)
+    figure = sheet.open_figure(height, title, subtitle)
+    left = 0.6 * sheet.size / sheet.width
+    bottom = (foot.height + below) / height
+    axes = figure.add_axes((left, bottom, 0.97 - left, plot_height / height))
+    draw_line(axes, curve.n_left, points, INK, sheet, curve_label(patching))
+    axes.set_xlim(curve.n_left[0], 0)
+    axes.locator_params(axis="x", integer=True)
+    finish_axes(axes, sheet)
+    letter_axes(axes, "faithfulness: share of the total effect", sheet, across="heads left")
+    sheet.add_legend(axes, (-0.01, -0.45 * sheet.size / plot_height))
+    foot.write(figure)
+    return Drawing(figure, lettering.families)

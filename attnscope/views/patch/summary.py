@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnscope.records.patch import Patching, noise_of
+from attnscope.records.patch import Patching
 from attnscope.views.ablation.summary import interval
 from attnscope.views.tables.numbers import digits, small_number
 from attnscope.views.tables.wording import corpus_notes, printable
@@ -12,7 +12,7 @@ def title_of(patching: Patching) -> str:
     """What was patched, such as "denoising: the corrupt run gets the z of the clean run"."""
     by = printable(patching.options.get("by", "z"))
     if patching.options.get("direction") == "noise":
-        return f"noising: the clean run gets {noise_of(by)}"
+        return f"noising: the clean run gets the {by} of the corrupt run"
     return f"denoising: the corrupt run gets the {by} of the clean run"
 
 
@@ -23,6 +23,11 @@ def total_line(patching: Patching) -> str:
         f"logit difference right − wrong: clean {small_number(clean.value)}, corrupt {small_number(corrupt.value)}; "
         f"total effect {small_number(total.value)} {interval(total)}"
     )
+
+
+def curve_label(patching: Patching) -> str:
+    """What the heads of a curve get, and how they are ordered."""
+    return f"{printable(patching.options.get('by', 'z'))}, smallest effect first"
 
 
 def notes(patching: Patching) -> list[str]:
@@ -39,7 +44,7 @@ def notes(patching: Patching) -> list[str]:
         said.append(f"the {len(patching.edges):,} of {n_paths:,} paths with the largest estimates were patched{ranks}")
     if patching.options.get("exact") is not None:
         said.append("only the heads that attribution patching puts first were patched: q counts these alone")
-    if patching.curves:
+    if patching.curve is not None:
         said.append("faithfulness: the order of heads is that of one half of the pairs, measured on the other half")
     if patching.corpus.get("n_texts") == 1:
         said.append("one pair gives no interval")

@@ -9,10 +9,10 @@ import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from attnscope.records.patch import Edge, Patching
+from attnscope.records.patch import Edge, FaithfulnessCurve, Patching
 from attnscope.views.ablation.summary import label, short_label
-from attnscope.views.ablation.terminal import curves_table, effect_columns, effects_grid
-from attnscope.views.patch.summary import notes, title_of, total_line
+from attnscope.views.ablation.terminal import effect_columns, effects_grid
+from attnscope.views.patch.summary import curve_label, notes, title_of, total_line
 from attnscope.views.tables.matrix import matrix
 from attnscope.views.tables.numbers import q_value, small_number
 from attnscope.views.tables.plain_text import dim_lines, heading
@@ -21,6 +21,7 @@ from attnscope.views.tables.wording import corpus_line, printable
 
 _MOST = 15
 _MOST_ROWS = 8
+_CURVE_ROWS = 9
 
 
 def show(patching: Patching, console: Console) -> RenderableType:
@@ -35,8 +36,8 @@ def show(patching: Patching, console: Console) -> RenderableType:
         values, names = patching.position_effects[rows, :, 0], list(map(patching.unit_name, rows))
         parts += [Text(), heading("effect of each position alone, strongest heads")]
         parts.append(matrix(values, names, patching.positions, console, bold=True))
-    if patching.curves:
-        parts += [Text(), curves_table(patching.curves)]
+    if patching.curve is not None:
+        parts += [Text(), _curve(patching, patching.curve)]
     if patching.edges:
         parts += [Text(), _edges(patching)]
     return Group(*parts, Text(), *dim_lines([corpus_line(patching), total_line(patching), *notes(patching)]))
@@ -64,6 +65,22 @@ def _ranking(patching: Patching) -> Table:
         columns += effect_columns(short_label(name), effect, intervals=intervals, drop=at and at + 2)
     columns.insert(3, Column("q", lambda n: q_value(float(patching.q[n])), right=True, drop=1))
     return Table(columns, strongest(patching, _MOST), gap=1)
+
+
+def _curve(patching: Patching, curve: FaithfulnessCurve) -> Table:
+    """What is left of the total effect with fewer and fewer heads."""
+    columns = [
+        Column("heads left", lambda point: str(curve.n_left[point])),
+        Column(
+            f"faithfulness, {curve_label(patching)}",
+            lambda point: small_number(curve.points[point].value),
+            right=True,
+            wraps=True,
+            least=14,
+        ),
+    ]
+    last = len(curve.n_left) - 1
+    return Table(columns, sorted({round(row * last / (_CURVE_ROWS - 1)) for row in range(_CURVE_ROWS)}), gap=1)
 
 
 def _edges(patching: Patching) -> Table:

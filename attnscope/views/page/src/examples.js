@@ -4,7 +4,7 @@ import { areFew, catalogs, headOf, openExample, piecesOf } from "./catalog.js";
 import { SIDEWAYS, button, el, faint, fill, isChoice, isShortcut, neighbour, onSteps, say, tokenOf } from "./dom.js";
 import { state, update } from "./state.js";
 import { directions, nextToken, shadeToken } from "./words.js";
-import { percent, shortNumber } from "./wording.js";
+import { shortNumber } from "./wording.js";
 
 const TABS = { top: "Top", decile: "Deciles", failure: "Failures" };
 const WHAT = {
@@ -80,20 +80,7 @@ export class Examples {
     this.spans = new Map();
     this.reads = new Map();
     const articles = this.numbers(state.tab).map((number) => this.article(card.examples[number], number));
-    fill(this.list, articles, state.tab === "failure" && card.worst?.length ? this.worst(card.worst) : null);
-  }
-
-  /** The tokens that suffer most with the head's line in place, and whether its description fails there too. */
-  worst(tokens) {
-    const failures = headOf().description?.failures || [];
-    const lines = tokens.map(({ before, token, source, text, place, loss, change }) => {
-      const isFailure = failures.some((failure) => failure.text === text && [place, place - 1].includes(failure.place));
-      const losses = `loss ${shortNumber(loss)} to ${shortNumber(loss + change)} nats`;
-      const harm = Number.isFinite(loss) ? losses : `its hidden state changes by ${percent(change)}`;
-      const also = isFailure ? " \u00b7 its description fails here too" : "";
-      return el("p", { class: "prose", dir: "auto" }, `${before} `, el("b", {}, token), faint(` ${harm} \u00b7 ${source}${also}`));
-    });
-    return el("section", { class: "worst" }, el("h2", {}, "With its line in place, the model suffers most at"), lines);
+    fill(this.list, articles);
   }
 
   article(example, number) {
