@@ -154,10 +154,20 @@ def stand_ins(elsewhere: Path, request: pytest.FixtureRequest) -> None:
     if request.node.callspec.params["page"].name != "recipes.md":
         return
     write_tiny(elsewhere / "llama", "llama", hidden_size=24, max_position_embeddings=256)
+    add_language_model_head(elsewhere / "llama")
     for seed, name in enumerate(("base", "tuned")):
         write_tiny(elsewhere / name, seed=seed)
     write_protein_model(elsewhere / "esm2")
     (elsewhere / "texts.txt").write_text("The cat, a cat.\nA bad cab.\n" * 6, "utf-8")
+
+
+def add_language_model_head(folder: Path) -> None:
+    """Give a decoder a random head that predicts next tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)
 
 
 def write_protein_model(folder: Path) -> None:

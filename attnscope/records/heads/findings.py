@@ -92,7 +92,7 @@ class Role:
 class Head(HeadOfKind):
     """One head: its roles, the strongest first but sinks last (none = unclassified), and its measures by name.
 
-    With `--causal`, `effects` has what changes without it, as `records.ablation` names it; else it is empty. With
+    With `--causal`, `effects` has what changes without it, as `records.ablation` names it; else it is empty.
     """
 
     roles: tuple[Role, ...]
