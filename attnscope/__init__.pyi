@@ -95,6 +95,5 @@ from attnscope.studies.timeline.options import TimelineOptions as TimelineOption
 from attnscope.studies.timeline.study import timeline as timeline
 from attnscope.studies.why.study import why as why
 from attnscope.views.page import Page as Page
-from attnscope.views.pages.notebook import widget as widget
 
 __version__: str

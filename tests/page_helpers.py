@@ -23,8 +23,8 @@ SEEN = 0.0005
 VIEWS = ("grid", "matrix", "links", "text", "compare", "headcount")
 """The views of a page of texts, in the order of their tabs."""
 
-STANDS = "main [data-shown], main [data-painted], main .numbers table, main.welcome:not([hidden]), .alert"
-"""What a page has as soon as its first view, or the place where files are dropped, can be seen."""
+STANDS = "main [data-shown], main [data-painted], main .numbers table, .alert"
+"""What a page has as soon as its first view can be seen."""
 
 
 def chromium_path() -> str:

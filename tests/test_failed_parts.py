@@ -13,13 +13,12 @@ from attnscope.records import load_record as load
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.record import Record
 from attnscope.views.drawing.canvas import Drawing
-from attnscope.views.page import empty_page
 from attnscope.views.pages.notebook import to_html
 from attnscope.views.tables.plain_text import open_console, print_record
 from tests.atlas_helpers import small_atlas
 from tests.conftest import Run
+from tests.page_helpers import Opened
 from tests.test_old_records import RECORDS, TOLD
-from tests.test_viewer import OpenedViewer
 
 FAILURE = {"step": "--frobnicate", "error": "a bug", "hint": "mend it"}
 SENTENCE = "--frobnicate failed: a bug"
@@ -72,8 +71,7 @@ def test_a_record_whose_failures_say_nothing_is_refused(tmp_path: Path) -> None:
 def test_a_page_names_the_part_that_failed(browser: Any, tmp_path: Path) -> None:
     for name in ("heads.npz", "atlas.npz"):
         page = browser.new_page(viewport={"width": 1280, "height": 800})
-        opened = OpenedViewer(page, empty_page().save(tmp_path / "viewer.html"))
-        opened.open(failed_record(name).save(tmp_path / name))
+        opened = Opened(page, failed_record(name).page().save(tmp_path / f"{name}.html"))
         opened.until("document.querySelector('footer .failed')")
         assert opened.text("footer .failed") == SENTENCE
         page.close()

@@ -305,10 +305,7 @@ DIFFER = {
     ("compare", "--hide-special"): "in the tables only, as the distances need every key",
     ("batch", "--out"): "required: the same command goes on in it",
     ("compare", "--with"): "a second text",
-    **{
-        (name, "--out"): _WRITES
-        for name in ("heatmap", "page", "atlas", "prune", "show", "viewer", "trace", "split", "cost")
-    },
+    **{(name, "--out"): _WRITES for name in ("heatmap", "page", "atlas", "prune", "show", "trace", "split", "cost")},
     **{(name, "--format"): _WRITES for name in ("heatmap", "batch", "atlas", "rollout", "show", "split", "cost")},
     **{(name, "--scale"): _USUAL for name in ("batch", "rollout", "show")},
     ("timeline", "--probe"): "needles take too long for each checkpoint",

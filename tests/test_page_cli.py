@@ -108,7 +108,6 @@ def test_roles_come_from_a_record_of_heads(run: Run, tmp_path: Path) -> None:
     "arguments",
     [
         ("page", "--record", "weights.npz"),
-        ("viewer",),
         ("show", "atlas.npz"),
         ("atlas", "a cat", "-m", "own"),
     ],

@@ -1,4 +1,4 @@
-"""The page's photos: a word shades the picture, a patch the words; by pointer, by keys, in files and in the viewer."""
+"""The page's photos: a word shades the picture, a patch the words; by pointer, by keys and in files."""
 
 import csv
 import io
@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnscope.records import Heatmap
 from attnscope.records.maps.pictures import Picture
-from attnscope.views.page import PageText, empty_page, page_of
+from attnscope.views.page import PageText, page_of
 from tests.conftest import Run
 from tests.page_helpers import Opened, blues, number, pixels
 from tests.record_helpers import looking_record, map_of, record_of, tokens_of
@@ -220,29 +219,6 @@ def test_a_vision_model_patch_by_patch(seeing: Opened) -> None:
     column = V[1, 2, 1:, 4].reshape(2, 3)
     np.testing.assert_allclose(painted(seeing), blues(column, column.max()), atol=3)
     assert [seeing.text(f".tok >> nth={at}") for at in range(seeing.page.locator(".tok").count())] == ["CLS"]
-
-
-@pytest.mark.parametrize(("record", "ending"), [(LOOKING, "json"), (SEEING, "npz"), (LOOKING, "npz")])
-def test_the_viewer_shows_what_the_page_shows(browser: Any, tmp_path: Path, record: Heatmap, ending: str) -> None:
-    tables = []
-    for how in ("page", "viewer"):
-        page = browser.new_page(viewport={"width": 1280, "height": 860})
-        if how == "page":
-            held = Opened(page, record.page().save(tmp_path / "page.html"))
-        else:
-            held = Opened(page, empty_page().save(tmp_path / "viewer.html"))
-            page.set_input_files("#file", record.save(tmp_path / f"record.{ending}"))
-        held.settle("photo")
-        tables.append([held.text(".read"), *painted(held).ravel().tolist()])
-        held.show(v="photo", h="1.0", q=1, scale="head")
-        tables[-1] += [row[-1][:6] for row in held.table()]
-        held.show(v="matrix", h="1.0")
-        tables[-1] += held.matrix().ravel().tolist()
-        assert held.complaints == []
-        page.close()
-    assert tables[0][:1] == tables[1][:1] and len(tables[0]) == len(tables[1]) > 40
-    for one, other in zip(tables[0][1:], tables[1][1:], strict=True):
-        assert one == other or abs(float(one) - float(other)) <= (3 if isinstance(one, int) else 2e-4)
 
 
 def test_the_command_asks_about_a_photo(run: Run, tmp_path: Path) -> None:

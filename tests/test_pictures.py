@@ -284,9 +284,7 @@ def test_rollout_follows_patches_through_layers(run: Run, folders: dict[str, Pat
     first, second = (0.5 * layer.astype(np.float64).mean(0) + 0.5 * np.eye(10) for layer in record.weights)
     np.testing.assert_allclose(found.rollout[1], second @ first, atol=1e-6)
     assert found.picture is not None and found.picture.grid == (3, 3)
-    overview, last = picture_sheets(
-        found
-    )  # the mean and the rollout of two layers, and no flow, which was not asked for
+    overview, last = picture_sheets(found)  # the mean and the rollout of two layers
     assert (overview.layers, overview.columns, last.heads) == ([0, 1], [0, 1], ((1, 1),))
     status, out, _ = run("show", "r", "-o", "s", "--query", "0,1", "-f", "png,json")
     assert status == 0 and out.split()[-3:] == ["s/rollout.json", "s/overview-0-1.png", "s/last-0-1.png"]

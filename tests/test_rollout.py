@@ -1,4 +1,4 @@
-"""Rollout and flow from a text to figures and back: the numbers, the record, what is drawn, what is refused."""
+"""Rollout from a text to figures and back: the numbers, the record, what is drawn, what is refused."""
 
 import json
 import re
@@ -13,7 +13,6 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records.frame.checks import require_whole
 from attnscope.records.maps.rollouts import Rollout
-from attnscope.studies.maps import rollout as study
 from attnscope.views.drawing.style import Style
 from attnscope.views.maps.figures import MapCanvas
 from attnscope.views.rollout.figures import _as_maps, _RolloutPainter, sheets_of
@@ -32,14 +31,12 @@ def tired(minilm: Model) -> Rollout:
 def made(n: int = 5, n_layers: int = 2, **fields: object) -> Rollout:
     tokens = tokens_of(["[CLS]", *(f"t{i}" for i in range(1, n - 1)), "[SEP]"], (0, n - 1))
     maps = {name: shares(n_layers, n, n, seed=seed).astype(np.float64) for seed, name in enumerate(("mean", "rollout"))}
-    flow = shares(n_layers, n, n, seed=2).astype(np.float64) * 2
     given = {
         "text": tokens.text,
         "tokens": tokens,
         "kind": "encoder",
         "residual": 0.5,
         **maps,
-        "flow": flow,
         "run": RUN,
     }
     return Rollout(**(given | fields))  # type: ignore[arg-type]
@@ -52,15 +49,11 @@ def test_the_numbers_are_those_of_the_weights(minilm: Model, tired: Rollout) -> 
     for layer in range(6):
         product = (weights[layer].mean(0) + np.eye(16)) / 2 @ product
         np.testing.assert_allclose(tired.rollout[layer], product, atol=1e-6)  # rows of float32 sum to 1 nearly
-    assert tired.flowing == (10,)
-    np.testing.assert_allclose(tired.flow[0, 10], tired.rollout[0, 10], atol=1e-8)
-    assert (tired.flow[5, 10] <= 1).all() and (tired.flow[5, 10] >= tired.rollout[5, 10] - 1e-6).all()
-    np.testing.assert_allclose(tired.flow_shares[:, 10].sum(-1), 1)
 
 
 def test_a_decoder_sees_nothing_of_what_comes_later() -> None:
     found = rollout(load("own-causal"), "1, 2, 1, 2", residual=0.25)
-    for method in ("mean", "rollout", "flow"):
+    for method in ("mean", "rollout"):
         assert not np.triu(found.of(method), 1).any() and np.tril(found.of(method)).any()
     assert found.kind == "decoder" and found.residual == 0.25
 
@@ -82,18 +75,10 @@ def test_of_an_encoder_decoder_it_is_the_encoder(tmp_path: Path) -> None:
     assert found.kind == "encoder" and found.tokens.labels == ("[CLS]", "the", "cat", "[SEP]")
     whole = heatmap(model, "the cat", target="a")
     np.testing.assert_allclose(found.mean, whole.maps[0].weights.mean(1, dtype=np.float64))
-    assert found.run["notes"][-1].startswith("rollout and flow are the encoder's")
+    assert found.run["notes"][-1].startswith("rollout is the encoder's")
 
 
-def test_flow_that_would_take_long_is_left_out_and_that_is_said(minilm: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "MOST_FLOWS", 6 * 16 * 16 - 1)
-    found = rollout(minilm, TIRED)
-    assert not found.flowing and np.isnan(found.flow).all()
-    assert "attention flow is left out: it takes 1,536 maximum flows" in found.run["notes"][-1]
-    assert rollout(minilm, TIRED, flow=False).run["notes"] == []
-    told: list[tuple[int, int]] = []
-    some = rollout(minilm, "a b", flow=True, report=lambda done, of: told.append((done, of)))
-    assert some.flowing == (0, 1, 2, 3) and told[-1] == (24, 24)
+def test_no_such_token_and_no_such_share_are_refused(minilm: Model) -> None:
     with pytest.raises(AttnscopeError, match="no token is 'cat'"):
         rollout(minilm, TIRED, query="cat")
     with pytest.raises(UsageError, match=r"connection is 1\.5"):
@@ -101,11 +86,8 @@ def test_flow_that_would_take_long_is_left_out_and_that_is_said(minilm: Model, m
 
 
 def test_a_record_comes_back_without_loss_and_its_parts_fit(tmp_path: Path) -> None:
-    flow = made().flow.copy()
-    flow[:, 3] = np.nan
-    record = made(flow=flow, run={**RUN, "notes": ["ä"]})
+    record = made(run={**RUN, "notes": ["ä"]})
     require_lossless(record, tmp_path)
-    assert record.flowing == (0, 1, 2, 4)
     with pytest.raises(ValueError):
         require_whole(replace(record, mean=made(4).mean))
 
@@ -122,29 +104,20 @@ def test_figures_hold_the_shares_beside_the_mean_attention() -> None:
     record = made()
     assert [sheet.stem for sheet in sheets_of(record, "t2")] == ["overview", "L00", "L01", "query-002"]
     shown = canvas(record, "L01")
-    for picture, method in zip(shown.maps, ("mean", "rollout", "flow"), strict=True):
+    for picture, method in zip(shown.maps, ("mean", "rollout"), strict=True):
         np.testing.assert_allclose(picture.get_array(), record.of(method)[1], atol=1e-7)
-    assert {"toy · layer 1: attention, and where it came from", "mean attention", "rollout", "flow"} <= {
+    assert {"toy · layer 1: attention, and where it came from", "mean attention", "rollout"} <= {
         text.get_text() for text in shown.axes.texts
     }
     written = {text.get_text(): text.get_position() for text in canvas(record, "overview").axes.texts}
     assert written["L0"][1] == written["L1"][1] < written["mean attention"][1]  # layers side by side, over the maps
-    assert written["mean attention"][1] < written["rollout"][1] < written["flow"][1]
-    assert written["flow"][0] < written["L0"][0] < written["L1"][0]
-
-
-def test_flow_of_some_tokens_is_drawn_as_bars_only() -> None:
-    flow = made().flow.copy()
-    flow[:, [0, 1, 3, 4]] = np.nan
-    record = made(flow=flow)
-    assert len(canvas(record, "L01").maps) == 2
-    bars = {sheet.stem: len(sheet.heads) for query in ("t2", "t1") for sheet in sheets_of(record, query)[3:]}
-    assert bars == {"query-002": 6, "query-001": 4}
+    assert written["mean attention"][1] < written["rollout"][1]
+    assert written["rollout"][0] < written["L0"][0] < written["L1"][0]
 
 
 def test_on_the_command_line(run: Run, tmp_path: Path) -> None:
     out = run("rollout", TIRED, "--query", "it", "-o", "out", "-f", "npz,png").out
-    assert re.search(r"L0 +because 0\.19 .*it 0\.53 .*it 0\.53", out)
+    assert re.search(r"L0 +because 0\.19 .*it 0\.53", out)
     names = ["rollout.npz", "overview.png", *(f"L{i:02d}.png" for i in range(6)), "query-010.png"]
     assert out.splitlines()[-9:] == [f"out/{name}" for name in names]
     shown = run("show", "out", "--query", "it", "-o", "again").out
@@ -153,7 +126,7 @@ def test_on_the_command_line(run: Run, tmp_path: Path) -> None:
     assert run("show", "out", "--query", "it").out == out.split("out/")[0]
     told = json.loads(run("rollout", "a b", "-m", "own", "--json", "--residual", "0.3").out)
     assert told["schema"] == Rollout.SCHEMA and told["run"]["model"] == "own" and told["residual"] == 0.3
-    assert np.array(told["flow"]).shape == np.array(told["rollout"]).shape
+    assert np.array(told["mean"]).shape == np.array(told["rollout"]).shape
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 
 NUMERIC = (
     "attention", "calls", "full_width", "measures", "multihead", "pooling", "precision", "probes", "reference",
-    "relations_core", "sums", "tiles", "distance", "flow", "native", "gate",
+    "relations_core", "sums", "tiles", "distance", "rollout_core", "native", "gate",
     "heads_split.py::test_a_text_has_the_same_sums_whatever_it_is_batched_with",
     "heads_split.py::test_models_that_only_have_dense_weights_give_the_same",
     "heatmap.py::test_chosen_heads_are_those_of_the_whole",

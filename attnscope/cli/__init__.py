@@ -30,7 +30,6 @@ from attnscope.cli.test.prune import prune
 from attnscope.cli.test.timeline import timeline
 from attnscope.cli.tools.models import info, models
 from attnscope.cli.tools.show import show
-from attnscope.cli.tools.viewer import viewer
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
 from attnscope.host import claim_process, is_interrupted
 from attnscope.version import VERSION
@@ -76,7 +75,7 @@ for command in (
     heads, atlas, relations, compare, why,
     ablate, patch, prune, circuits, timeline,
     trace, split, cost,
-    show, viewer, models, info,
+    show, models, info,
 ):  # fmt: skip
     app.command(cls=_Command, rich_help_panel=_PANELS[command.__module__.split(".")[2]])(command)
 _COMMANDS = list(app.registered_commands)

@@ -86,7 +86,6 @@ BASES: dict[str, tuple[str, ...]] = {
     ),
     "circuits": ("-m own -f npz,csv -o OUT", "-m INPUTS/tiny --pick L0H1"),
     "why": ("TEXT -m own --pick L1H1 --query @1 -f npz,csv -o OUT", "--file INPUTS/cat.txt -m own --json"),
-    "viewer": ("-o OUT",),
     "rollout": ("TEXT -m own -f npz,json -o OUT", "TEXT -m INPUTS/tiny"),
     "compare": (
         "--file INPUTS/cat.txt -m own -f npz -o OUT", "TEXT --with TEXT -m own -f npz -o OUT",
@@ -211,7 +210,7 @@ class Generator:
 
     def base(self, name: str, number: int, other: bool = False) -> Case:
         """One of the command lines that work; on request with another text, in place of what it wrote before."""
-        out = self._home / ("out.html" if name in ("page", "viewer") else "out")
+        out = self._home / ("out.html" if name == "page" else "out")
         words = [word.replace("INPUTS", str(self.inputs)) for word in shlex.split(BASES[name][number])]
         known = {"OUT": str(out), "TEXT": "the cat and the dog"}
         if other:

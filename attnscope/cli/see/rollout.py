@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from attnscope.cli import groups, options
+from attnscope.cli import groups
 from attnscope.options import refuse_beside
 from attnscope.studies.inputs.choice import Tokens
 from attnscope.studies.inputs.options import LoadOptions, OneText
@@ -26,18 +26,14 @@ def rollout(
         float,
         typer.Option(min=0, max=1, help="The share of each layer's output that comes through the residual connection."),
     ] = 0.5,
-    flow: Annotated[
-        bool | None,
-        typer.Option("--flow/--no-flow", help="Also compute attention flow.  [default: if it takes a minute at most]"),
-    ] = None,
     where: groups.Where,
     drawing: groups.Drawing,
     loading: LoadOptions,
     printing: groups.Printing,
 ) -> None:
-    """Estimate how much of each input token reaches a position: attention rollout and flow.
+    """Estimate how much of each input token reaches a position: attention rollout.
 
-    Both use attention alone, averaged over heads (Abnar & Zuidema 2020).
+    It uses attention alone, averaged over heads (Abnar & Zuidema 2020).
 
     - `attnscope rollout "The animal didn't cross the street because it was too tired." --query it`
     - `attnscope rollout "…" -o out --format npz,pdf`
@@ -50,11 +46,9 @@ def rollout(
 
     output = where.plan("rollout", printing, query=tokens.query, **drawing.options())
     if image is not None:
-        refuse_beside("--image", source, flow=flow)
+        refuse_beside("--image", source)
         photo = read_photo(image)  # before the model takes its time
         return output.deliver(picture_rollout(loading.load(model), photo, residual=residual))
     text = source.read()
     loaded = loading.load_to_look(model, [Prompt(text)])
-    with options.progress_of_steps(printing.quiet, "flow") as report:
-        record = study(loaded, text, residual=residual, query=tokens.query, flow=flow, report=report)
-    return output.deliver(record)
+    return output.deliver(study(loaded, text, residual=residual, query=tokens.query))

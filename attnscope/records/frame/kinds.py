@@ -27,9 +27,6 @@ WHICH = ("pick", "layers", "heads")
 NOTEBOOK = "attnscope.views.pages.notebook:to_html"
 """What shows a record of any kind in a notebook."""
 
-LIVE = "attnscope.views.pages.notebook:to_live"
-"""What shows it there by its page, where one can be."""
-
 
 @dataclass(frozen=True)
 class Kind:

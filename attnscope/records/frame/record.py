@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.records.frame import checks, codec
 from attnscope.records.frame.completion import failure_line
-from attnscope.records.frame.kinds import LIVE, NOTEBOOK, Kind, file_of, kind_of_schema, load_named
+from attnscope.records.frame.kinds import NOTEBOOK, Kind, file_of, kind_of_schema, load_named
 from attnscope.records.frame.reading import read_record, reading, require_shown
 from attnscope.records.frame.storage import csv_text, finite, plain, write_whole
 
@@ -270,11 +270,6 @@ class Record:
         if not kind.page:
             raise AttnscopeError(f"{kind.one} has no page")
         return kind.view("page")(self, findings=findings)
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        # What is shown beside, the picture or the table, stays in the file: it is what exports and other viewers show.
-        bundle: dict[str, Any] = load_named(LIVE)(self)
-        return bundle
 
     def _repr_html_(self) -> str:
         html: str = load_named(NOTEBOOK)(self)

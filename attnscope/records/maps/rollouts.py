@@ -1,4 +1,4 @@
-"""What is left of the input tokens after several layers, by attention alone: rollout and flow. NumPy only."""
+"""What is left of the input tokens after several layers, by attention alone. NumPy only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from attnscope.records.frame.storage import finite, plain
 from attnscope.records.maps.pictures import Picture
 from attnscope.records.maps.tokens import Tokens
 
-METHODS = ("mean", "rollout", "flow")
+METHODS = ("mean", "rollout")
 
 _MAPS = shaped("n_layers tokens tokens", filled=True, **ARRAY)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rollout(Record):
-    """Attention rollout and attention flow of one model on one text (Abnar & Zuidema 2020).
+    """Attention rollout of one model on one text (Abnar & Zuidema 2020).
 
     Attributes:
         text: The text as given.
@@ -33,8 +33,6 @@ class Rollout(Record):
         mean: What the heads of each layer attend to on average, (layer, query, key), float64; nothing added.
         rollout: How much of each input token is in each place after each layer, (layer, query, token), float64; rows
             sum to 1.
-        flow: The most that can flow from each place of each layer to each input token, by itself,
-            (layer, query, token), float64, 0 to 1; NaN in rows that were not asked for.
         run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
         picture: Of a vision model: what it saw; the tokens are its patches. None = there is a text.
     """
@@ -47,25 +45,12 @@ class Rollout(Record):
     residual: float
     mean: NDArray[np.float64] = field(metadata=_MAPS | {"weights": True})
     rollout: NDArray[np.float64] = field(metadata=_MAPS | {"weights": True})
-    flow: NDArray[np.float64] = field(metadata=_MAPS)
     run: Mapping[str, Any]
     picture: Picture | None = field(default=None, metadata=parts(lambda *_: "pixels") | OMITTED)
 
-    @property
-    def flowing(self) -> tuple[int, ...]:
-        """The tokens whose flow is known."""
-        return tuple(np.flatnonzero(~np.isnan(self.flow[0, :, 0])).tolist())
-
-    @property
-    def flow_shares(self) -> NDArray[np.float64]:
-        """The flow with each row divided by its sum, as the paper's own figures have it."""
-        total = self.flow.sum(-1, keepdims=True)
-        shares: NDArray[np.float64] = np.divide(self.flow, total, out=np.zeros_like(self.flow), where=total != 0)
-        return shares
-
     def of(self, method: str) -> NDArray[np.float64]:
-        """Shares that can be compared, (layer, query, token): "mean", "rollout", or "flow" (each row by its sum)."""
-        return {"mean": self.mean, "rollout": self.rollout, "flow": self.flow_shares}[method]
+        """Return the shares of "mean" or "rollout", (layer, query, token)."""
+        return {"mean": self.mean, "rollout": self.rollout}[method]
 
     def require(self, query: str) -> tuple[int, ...]:
         """The places of the tokens that `query` names.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from attnscope.core.attention import flow as core
+from attnscope.core.attention import rollout as core
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
@@ -19,47 +18,30 @@ from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.reading import Given, Prompt, Reading, read, reader_of, truncate
 from attnscope.studies.maps.study import outline, run_model
 
-MOST_FLOWS = 60_000
-"""So many maximum flows are found unasked; they take about a minute."""
-
-Report = Callable[[int, int], None]
-
 
 @with_plain_torch
-def rollout(
-    model: Model,
-    text: str,
-    *,
-    residual: float = 0.5,
-    query: str | None = None,
-    flow: bool | None = None,
-    report: Report | None = None,
-) -> Rollout:
-    """Computes attention rollout and attention flow of a model on a text (Abnar & Zuidema 2020).
+def rollout(model: Model, text: str, *, residual: float = 0.5, query: str | None = None) -> Rollout:
+    """Compute attention rollout of a model on a text (Abnar & Zuidema 2020).
 
-    The heads of a layer are averaged. In an encoder-decoder, only the encoder counts: the paper defines neither
-    quantity for two stacks that meet. See `attnscope.core.attention.flow`.
+    The heads of a layer are averaged. In an encoder-decoder, only the encoder counts: the paper does not
+    define rollout for two stacks that meet. See `attnscope.core.attention.rollout`.
 
     Args:
         model: A loaded model, see `attnscope.load`.
         text: What to run it on.
         residual: The share of the identity in each layer, which stands for the residual connection; 0 to 1.
-        query: Finds the flow of the tokens of this name only; a token, a word, or a place such as `@3`.
-        flow: Whether to find the flow; None = where that takes no more than a minute.
-        report: Is told how many tokens' flows are found, and of how many.
+        query: A token, a word, or a place such as `@3`, which must be in the text.
 
     Raises:
         AttnscopeError: An empty text, no such token, or a model with layers that have no attention.
     """
     _require_share(residual)
-    return _roll_out(_whole_maps(model, Prompt(text)), residual=residual, query=query, flow=flow, report=report)
+    return _roll_out(_whole_maps(model, Prompt(text)), residual, query)
 
 
 @with_plain_torch
 def picture_rollout(model: Model, image: Any, *, residual: float = 0.5) -> Rollout:
     """Computes attention rollout of a vision model on a photo (Abnar & Zuidema 2020): the patches a token came from.
-
-    It leaves out attention flow, which would take hours for hundreds of patches.
 
     Args:
         model: A loaded vision model.
@@ -70,7 +52,7 @@ def picture_rollout(model: Model, image: Any, *, residual: float = 0.5) -> Rollo
         AttnscopeError: The image is none, or the model sees no pictures.
     """
     _require_share(residual)
-    return _roll_out(_whole_maps(model, read_photo(image)), residual=residual, query=None, flow=False, report=None)
+    return _roll_out(_whole_maps(model, read_photo(image)), residual)
 
 
 def _require_share(residual: float) -> None:
@@ -78,35 +60,24 @@ def _require_share(residual: float) -> None:
         raise UsageError(f"the share of the residual connection is {residual}", "it is from 0 to 1; 0.5 in the paper")
 
 
-def _roll_out(
-    record: Heatmap, *, residual: float, query: str | None, flow: bool | None, report: Report | None
-) -> Rollout:
-    """Rollout and flow from the maps of all layers and heads."""
+def _roll_out(record: Heatmap, residual: float, query: str | None = None) -> Rollout:
+    """Return the rollout of the maps of all layers and heads."""
     attention = record.maps[0]
     with np.errstate(invalid="ignore"):
         # Heads that a layer lacks are NaN; they are none to average.
         mean = np.nanmean(attention.weights.astype(np.float64), axis=1)
-    layers = core.mix_residual(mean, residual)
     result = Rollout(
         text=record.text,
         tokens=attention.queries,
         kind=attention.kind,
         residual=residual,
         mean=mean,
-        rollout=core.rollout(layers),
-        flow=np.full_like(mean, np.nan),
+        rollout=core.rollout(core.mix_residual(mean, residual)),
         run=record.run,
         picture=record.picture,
     )
-    places = result.require(query) if query is not None else tuple(range(len(result.tokens)))
-    n_flows = len(layers) * len(places) * len(result.tokens)
-    if flow or (flow is None and n_flows <= MOST_FLOWS):
-        return replace(result, flow=core.flow(layers, places, report))
-    if flow is None:
-        note = (
-            f"attention flow is left out: it takes {n_flows:,} maximum flows (--flow finds them; --query those of one)"
-        )
-        return replace(result, run={**result.run, "notes": [*result.run["notes"], note]})
+    if query is not None:
+        result.require(query)
     return result
 
 
@@ -118,7 +89,7 @@ def _whole_maps(model: Model, given: Given) -> Heatmap:
         tokens, cut = truncate(model.tokenizer.encode(given.text), model.info.max_tokens)
         reading = Reading(given.text, tokens, tokens, (cut,) if cut else ())
         record = outline(model.info, reading, Choice().within(model.info))
-        note = "rollout and flow are the encoder's: neither is defined through a decoder that reads it"
+        note = "rollout is the encoder's: it is not defined through a decoder that reads it"
         record = replace(record, maps=record.maps[:1], run={**record.run, "notes": [*record.run["notes"], note]})
     else:
         reading = read(model, given)
@@ -128,6 +99,6 @@ def _whole_maps(model: Model, given: Given) -> Heatmap:
     if len(attention.layers) < attention.n_layers:
         raise AttnscopeError(
             f"only {len(attention.layers)} of the {attention.n_layers} layers of {model.info.name} have attention",
-            "rollout and flow follow tokens through attention alone, so they would tell nothing of the others",
+            "rollout follows tokens through attention alone, so it would tell nothing of the others",
         )
     return record

@@ -38,14 +38,14 @@ MOST_WEIGHTS = 1 << 27
 
 MODULES = (
     "colour", "data", "state", "dom", "pen", "heat", "heads", "grid", "why", "matrix", "links", "words", "text",
-    "compare", "headcount", "save", "host",
+    "compare", "headcount", "save",
 )  # fmt: skip
 """The ES modules of every page, each after those that it imports."""
 
 PARTS = {
     "atlas": ("wording", "catalog", "query", "scatter", "atlas", "cardfigure", "card", "examples", "head"),
     "photo": ("photo",),
-    "viewer": ("numbers", "archive", "recordtexts", "reading", "viewer"),
+    "saved": ("numbers", "archive", "recordtexts", "reading", "saved"),
 }
 """The modules that only pages of some kind have, and a style sheet of that name; `app` follows all."""
 
@@ -171,30 +171,27 @@ def head_to_open(record: Heatmap) -> tuple[int, int] | None:
 
 
 def page_of_saved(record: Record, *, findings: Findings | None = None) -> Page:
-    """The viewer with a saved record in it; a record that is dropped on it later takes its place.
+    """Return the page of a saved record: the record itself, as an npz, and the code that reads it.
 
-    `findings` is not used, as the record has its roles' names.
+    Args:
+        record: Pooled attention, heads, a comparison, relations or an ablation.
+        findings: Not used, as the record has its roles' names.
+
+    Raises:
+        AttnscopeError: The record holds nothing.
     """
     if record.is_empty:
         raise AttnscopeError("there is nothing to show")
-    packed = zlib.compress(record.to_npz())
-    name = record.record_kind().file("npz")
-    return empty_page([base64.b64encode(packed).decode("ascii")], {"name": name, "block": 0})
-
-
-def empty_page(blocks: Sequence[str] = (), record: Mapping[str, Any] | None = None) -> Page:
-    """The viewer: the same page without data, which shows any record that is dropped on it.
-
-    Of its blocks, `record` names the one that it opens with, by `name` and `block`.
-    """
-    viewer = {
+    saved = {
+        "name": record.record_kind().file("npz"),
+        "block": 0,
         "marks": {name: [mark.glyph, mark.color] for name, mark in MARKS.items()},
         "colors": list(MORE_COLORS),
         "columns": _column_facts(),
-        "record": record,
     }
-    manifest = {**_manifest(FINE_STEP), "viewer": viewer, "headcount": head_count()}
-    return Page(_html(manifest, blocks, ("atlas", "photo", "viewer")))
+    manifest = {**_manifest(FINE_STEP), "saved": saved, "headcount": head_count()}
+    blocks = [base64.b64encode(zlib.compress(record.to_npz())).decode("ascii")]
+    return Page(_html(manifest, blocks, ("atlas", "saved")))
 
 
 def _column_facts() -> dict[str, dict[str, str]]:

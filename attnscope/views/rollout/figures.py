@@ -1,4 +1,4 @@
-"""Attention rollout and flow as figures: beside what the heads of each layer attend to on average."""
+"""Attention rollout as figures: beside what the heads of each layer attend to on average."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from attnscope.views.maps.figures import BarCanvas, Header, MapCanvas, Painter
 from attnscope.views.maps.picture_figures import PicturePage, query_of
 from attnscope.views.tables.wording import run_notes
 
-_NAMES = ("mean attention", "rollout", "flow")
-_SHORT_NAMES = ("attention", "rollout", "flow")
+_NAMES = ("mean attention", "rollout")
+_SHORT_NAMES = ("attention", "rollout")
 _MEANING = meanings(
     "share of a row that a column gets", "share of a row that a column gets ÷ the largest of the same map"
 )
@@ -52,26 +52,24 @@ def require_query(rollout: Rollout, query: str) -> None:
 
 def sheets_of(rollout: Rollout, query: str | None = None) -> list[Sheet]:
     """The figures that a rollout is drawn as, in the order of their files."""
-    whole = len(rollout.flowing) == len(rollout.tokens)
-    methods, n_layers = range(3 if whole else 2), len(rollout.mean)
-    layers = [tuple((layer, method) for method in methods) for layer in range(n_layers)]
-    title = f"rollout{' and flow' if whole else ''} over {amount(n_layers, 'layer')}"
-    sheets = [Sheet("overview", "overview", tuple(pair for heads in layers for pair in heads), title=title)]
+    n_layers = len(rollout.mean)
+    layers = [tuple((layer, method) for method in range(len(METHODS))) for layer in range(n_layers)]
+    every = tuple(pair for heads in layers for pair in heads)
+    title = f"rollout over {amount(n_layers, 'layer')}"
+    sheets = [Sheet("overview", "overview", every, title=title)]
     sheets += [
         Sheet(f"L{layer:02d}", "grid", heads, title=f"layer {layer}: attention, and where it came from")
         for layer, heads in enumerate(layers)
     ]
     for token in rollout.require(query) if query is not None else ():
-        methods = range(3 if token in rollout.flowing else 2)
-        heads = tuple((layer, method) for layer in range(n_layers) for method in methods)
         title = f"where “{rollout.tokens.labels[token]}” (token {token}) came from"
-        sheets.append(Sheet(f"query-{token:03d}", "bars", heads, 0, token, title))
+        sheets.append(Sheet(f"query-{token:03d}", "bars", every, 0, token, title))
     return sheets
 
 
 class _RolloutCanvas(MapCanvas):
     meaning = _MEANING
-    layers_across = True  # two or three methods would leave a page of columns empty
+    layers_across = True  # two methods would leave a page of columns empty
 
     @staticmethod
     def name_head(head: int) -> str:
@@ -92,9 +90,8 @@ class _RolloutPainter(Painter):
         text = " ".join(rollout.text.split())
         notes = [
             "rows: tokens after a layer · columns: of mean attention the layer's keys, else input tokens",
-            f"rollout, flow: the identity has {rollout.residual:g} of each layer, for the residual connection "
+            f"rollout: the identity has {rollout.residual:g} of each layer, for the residual connection "
             "(Abnar & Zuidema 2020)",
-            *(["flow: each row is divided by its sum"] if rollout.flowing else []),
             *run_notes(rollout.run),
         ]
         self._header = Header(str(rollout.run.get("model", "model")), f"“{text}”", tuple(notes))
@@ -134,7 +131,7 @@ def picture_sheets(rollout: Rollout, query: str | None = None) -> list[Sheet]:
     record = _over_picture(rollout)
     token, name = query_of(record.maps[0], query)
     mark = MEAN if token < 0 else name.replace(",", "-")
-    heads = record.chosen(record.maps[0])  # without the flow where it was not computed
+    heads = record.chosen(record.maps[0])
     last = ((1, len(rollout.rollout) - 1),)
     return [
         Sheet(f"overview-{mark}", "overview", heads, query=token),

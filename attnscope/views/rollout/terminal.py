@@ -1,4 +1,4 @@
-"""Attention rollout and flow as tables in the terminal."""
+"""Attention rollout as tables in the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnscope.records.maps.rollouts import METHODS, Rollout
 from attnscope.views.tables.plain_text import heading, list_numbers
 from attnscope.views.tables.table import Column, Table
 
-_NAMES = {"mean": "mean attention", "rollout": "rollout", "flow": "flow"}
+_NAMES = {"mean": "mean attention", "rollout": "rollout"}
 _MOST = 3
 
 
@@ -38,7 +38,6 @@ def show(rollout: Rollout, console: Console, *, query: str | None = None) -> Ren
 
 
 def _table(rollout: Rollout, title: str, first: str, rows: Sequence[tuple[str, int, int]]) -> Group:
-    methods = [method for method in METHODS if method != "flow" or rollout.flowing]
     least = 0.005 if rollout.picture is None else 0.0
 
     def name_largest(method: str) -> Callable[[tuple[str, int, int]], Text]:
@@ -46,7 +45,7 @@ def _table(rollout: Rollout, title: str, first: str, rows: Sequence[tuple[str, i
         return lambda row: _name_largest(shares[row[1], row[2]], rollout.tokens, least)
 
     columns = [Column(first, lambda row: row[0], wraps=True, least=16, style="bold")]
-    columns += [Column(_NAMES[method], name_largest(method), wraps=True, least=14) for method in methods]
+    columns += [Column(_NAMES[method], name_largest(method), wraps=True, least=14) for method in METHODS]
     return Group(heading(title), Table(columns, rows))
 
 

@@ -6,7 +6,6 @@ import { SIDEWAYS, button, clamp, el, fill, isShortcut, neighbour, onSteps, say,
 import { GridView } from "./grid.js";
 import { HeadCountView } from "./headcount.js";
 import { HeadGrid } from "./heads.js";
-import { Host } from "./host.js";
 import { LinksView } from "./links.js";
 import { MatrixView } from "./matrix.js";
 import { save, shortHash } from "./save.js";
@@ -39,9 +38,7 @@ const KEYS = [
 ];
 
 class App {
-  /** @param viewer what opens other records in this page; null = it has its own */
-  constructor(viewer = null) {
-    this.viewer = viewer;
+  constructor() {
     this.build();
     onChange(() => this.show());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show());
@@ -71,15 +68,13 @@ class App {
     this.stage = el("div", { id: "stage", role: "tabpanel" });
     this.foot = el("footer");
     this.controls = el("div", { class: "controls" }, this.kinds, this.hide, this.words, this.scale);
-    for (const part of this.parts || []) part.remove();
     const title = el("div", { class: "line" }, el("h1", {}, "attnscope"), this.texts, this.about, this.tools());
-    this.parts = [
+    document.body.append(
       el("header", {}, title, el("div", { class: "line second" }, this.tabs, this.controls)),
       el("div", { class: "body" }, this.aside, el("main", {}, this.stage)),
       this.foot,
       this.help,
-    ];
-    document.body.append(...this.parts);
+    );
     this.kindNames = null;
   }
 
@@ -94,7 +89,6 @@ class App {
     return el(
       "div",
       { class: "tools" },
-      this.viewer?.button(),
       el("span", { class: "buttons", role: "group", "aria-label": "Save" }, savers),
       icon("◐", "Dark or light", "dark or light (d)", () => this.turn()),
       icon("?", "Keyboard shortcuts", "keyboard shortcuts (?)", () => this.help.showModal()),
@@ -147,12 +141,6 @@ class App {
       this.rail.root,
       this.railMore,
     );
-  }
-
-  /** Shows what the page holds now in place of what it held. */
-  restart() {
-    this.build();
-    this.show();
   }
 
   get view() {
@@ -337,13 +325,5 @@ if (globalThis.DecompressionStream) {
     complain(`This page could not show its data: ${reason?.message || reason}. Is the file whole?`),
   );
   followAddress();
-  const host = new Host();
-  let app = null;
-  const start = (viewer) => {
-    if (app) app.restart();
-    else app = new App(viewer);
-    host.answer(app);
-  };
-  if (registered.viewer) new registered.viewer.View(start);
-  else begin().then(() => start());
+  begin().then(() => new App());
 } else complain("This page needs a browser of 2023 or later: one that has DecompressionStream.");

@@ -346,7 +346,6 @@ export async function openExample(number, view) {
 /** The example that is chosen, else the first: in a view of maps. */
 atlasHooks.example = (view) => openExample(Math.max(0, state.ex), view);
 
-atlasHooks.head = () => headOf().name;
 
 atlasHooks.about = () => {
   const { run, corpus, heads } = catalogs.current;

@@ -38,12 +38,9 @@ const SEVERAL = {
   dark: ["#56B4E9", "#FF8A3D", "#2CC79B", "#E29BC4", "#F0B93A", "#9AD4F5", "#8B90FF", "#B5A7F5", "#E06A66", "#B99A9F"],
 };
 
-/** What the page stands in: the scheme of a notebook; empty = nothing. */
-export const around = { scheme: "" };
-
-/** "light" or "dark": what is chosen, else what a notebook around the page is, else what the system asks for. */
+/** "light" or "dark": what is chosen, else what the system asks for. */
 export function schemeOf(chosen) {
-  return chosen || around.scheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  return chosen || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 }
 
 export function palette(scheme) {

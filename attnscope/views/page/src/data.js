@@ -150,13 +150,6 @@ export function canMerge(text, map) {
 const unpackedHeads = new Cache(MOST_CODES);
 const shownMaps = new Cache(MOST_VALUES);
 
-/** Forgets what was unpacked, before the page shows another record. */
-export function forget() {
-  axes.clear();
-  unpackedHeads.clear();
-  shownMaps.clear();
-}
-
 /** Unpacks the heads of a chunk: codes by (query, key), and what a row's codes are multiplied with. */
 async function unpack(text, map, [block, heads]) {
   const [queries, keys] = bothSides(text, map);

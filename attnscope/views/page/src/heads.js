@@ -8,7 +8,7 @@ const largest = { name: "", value: null };
 
 /** The largest weight of any head of a map; where keys are named, of these alone. */
 export function largestOf(text, map, hide, words, keys = null) {
-  const name = [manifest.opened, text, map, hide, words, !!keys].join();
+  const name = [text, map, hide, words, !!keys].join();
   if (largest.name !== name) Object.assign(largest, { name, value: findLargest(text, map, hide, words, keys) });
   return largest.value;
 }

@@ -21,19 +21,10 @@ async function imagesOf(photo) {
   const [width, height] = photo.size;
   const whole = sheetOf(width, height);
   const context = whole.getContext("2d", { willReadFrequently: true });
-  if (photo.pixels) {
-    const data = new ImageData(width, height);
-    for (let at = 0; at < width * height; at++) {
-      for (let channel = 0; channel < 3; channel++) data.data[4 * at + channel] = photo.pixels[3 * at + channel];
-      data.data[4 * at + 3] = 255;
-    }
-    context.putImageData(data, 0, 0);
-  } else {
-    const image = new Image();
-    image.src = `data:image/jpeg;base64,${document.getElementById(`d${photo.block}`).textContent}`;
-    await image.decode();
-    context.drawImage(image, 0, 0);
-  }
+  const image = new Image();
+  image.src = `data:image/jpeg;base64,${document.getElementById(`d${photo.block}`).textContent}`;
+  await image.decode();
+  context.drawImage(image, 0, 0);
   const shade = context.getImageData(0, 0, width, height);
   const { data } = shade;
   for (let at = 0; at < data.length; at += 4) {
@@ -250,7 +241,7 @@ class PhotoView extends WordsView {
 
   build(photos) {
     const { rows } = this.shown;
-    const name = [manifest.opened, state.t, state.m, state.hide, state.words].join();
+    const name = [state.t, state.m, state.hide, state.words].join();
     if (name === this.built) return;
     if (this.builtPhotos !== photos) {
       this.panels = photos.map((photo, number) => new Panel(this, photo, number));

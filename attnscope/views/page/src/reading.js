@@ -1,39 +1,17 @@
 // A saved record as what this app shows: attention on a text, or numbers about heads.
 import { Unreadable, arrayOfNpy, jsonOf, membersOf } from "./archive.js";
-import { Example, descriptionsOf } from "./catalog.js";
+import { descriptionsOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import { need, partsOfName, textsOfRecord } from "./recordtexts.js";
 
 const NEAREST = 12;
 
-function flat(value) {
-  const shape = [];
-  for (let at = value; Array.isArray(at); at = at[0]) shape.push(at.length);
-  const data = value.flat(Infinity);
-  return { shape, data: typeof data[0] === "string" ? data : Float64Array.from(data, (number) => (number === null ? NaN : Number(number))) };
-}
-
 /** A record as it was saved: what describes it, and its arrays by name. */
-async function contentOf(name, bytes) {
-  if (bytes[0] === 0x50 && bytes[1] === 0x4b) {
-    const members = membersOf(bytes);
-    const array = async (member) => (members.has(member) ? arrayOfNpy(await members.get(member)(), member) : null);
-    if (!members.has("record")) {
-      if (!members.has("weights")) throw new Unreadable("the archive holds no record of attnscope, and no weights and tokens");
-      return { record: { schema: "arrays" }, array };
-    }
-    const { data } = await array("record");
-    const text = typeof data[0] === "string" ? data[0] : new TextDecoder().decode(Uint8Array.from(data));
-    return { record: jsonOf(text), array };
-  }
-  let record = null;
-  try {
-    record = jsonOf(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
-  } catch {
-    throw new Unreadable("it is neither an archive of arrays (.npz) nor JSON, or is cut off");
-  }
-  if (!record || typeof record.schema !== "string") throw new Unreadable("it is JSON, but no record of attnscope: it names no schema");
-  return { record: record.record || record, array: async (member) => (Array.isArray(record[member]) ? flat(record[member]) : null) };
+async function contentOf(bytes) {
+  const members = membersOf(bytes);
+  const array = async (member) => (members.has(member) ? arrayOfNpy(await members.get(member)(), member) : null);
+  const { data } = await array("record");
+  return { record: jsonOf(new TextDecoder().decode(data)), array };
 }
 
 // Numbers about heads ---------------------------------------------------------------------------------------------
@@ -42,7 +20,7 @@ const noRoles = { roles: [] };
 
 async function headsOfRelations({ record, array }) {
   const relations = need(record.relations, "relations");
-  const field = async (name) => (await array(name)) || flat(relations.map((relation) => need(relation[name], name)));
+  const field = async (name) => need(await array(name), name);
   const [accuracy, low, high, isExpressed] = await Promise.all(["accuracy", "low", "high", "found"].map(field));
   const [, nLayers, nHeads] = accuracy.shape;
   const names = relations.map(({ name }) => name.replace(/[:\s]/g, "_"));
@@ -130,46 +108,11 @@ async function headsOfComparison({ record, array }) {
 const linesOf = (table) => table && Array.from({ length: table.shape[0] }, (_, at) => lineOf(table, at));
 const lineOf = ({ shape, data }, at) => Array.from(data.subarray(at * shape[1], (at + 1) * shape[1]));
 
-async function atlasOf({ record, array }) {
-  const names = ["positions", "deciles", "profiles", "even_profiles", "distances", "places", "special", "starts", "keys", "codes"];
-  const [positions, deciles, profiles, even, distances, places, special, starts, keys, codes] = await Promise.all(names.map(array));
-  const shown = {
-    ...record,
-    positions: linesOf(positions),
-    deciles: linesOf(deciles),
-    tokens: (record.tables || []).map((rows) => [...new Set(rows.flatMap((row) => row.tokens))]),
-  };
-  if (!codes) return [shown, null];
-  const examplesOf = record.heads.map(() => []); // of each head [facts, the number of its first token]
-  let token = 0;
-  for (const facts of record.facts) {
-    examplesOf[facts.head].push([facts, token]);
-    token += facts.labels.length;
-  }
-  if (token !== places.data.length || starts.data.at(-1) !== codes.data.length) throw new Unreadable("the attention of its examples is cut off");
-  const exampleOf = ([facts, first]) => {
-    const after = first + facts.labels.length;
-    const ends = [first ? starts.data[first - 1] : 0, ...starts.data.subarray(first, after)];
-    const counts = ends.slice(1).map((end, at) => end - ends[at]);
-    const flags = Array.from(special.data.subarray(first, after)).flatMap((flag, at) => (flag ? [at] : []));
-    const [myKeys, myCodes] = [keys, codes].map(({ data }) => data.subarray(ends[0], ends.at(-1)));
-    return new Example(facts, Array.from(places.data.subarray(first, after)), flags, counts, myKeys, myCodes);
-  };
-  const detail = async (at) => ({
-    tables: record.tables[at],
-    profile: lineOf(profiles, at),
-    even: lineOf(even, at),
-    near: nearestFirst(lineOf(distances, at), at).slice(0, NEAREST),
-    examples: examplesOf[at].map(exampleOf),
-  });
-  return [shown, detail];
-}
-
 /** The columns of the table of heads, in the form and order in which Python writes them into a page; see `table_of`. */
 function tableOf(record) {
-  const { heads, positions, deciles, rank, options = {} } = record;
+  const { heads, positions, options = {} } = record;
   const table = [];
-  const add = (name, estimates, facts = manifest.viewer.columns[name]) => {
+  const add = (name, estimates, facts = manifest.saved.columns[name]) => {
     if (!estimates.some(Boolean)) return;
     const parts = ["value", "low", "high", "uniform"].map((part) => estimates.map((estimate) => estimate?.[part] ?? NaN));
     const [values, low, high, uniform] = parts;
@@ -186,8 +129,6 @@ function tableOf(record) {
   add("active_explained", explained(active));
   add("active_share", partOf("share", active));
   add("active_nats", partOf("nats", active));
-  for (const [name, end, text] of deciles ? [["score", 5, "median text"], ["score_p90", 9, "90th percentile"]] : [])
-    add(name, partOf(end, deciles), { label: `${rank} (${text})`, what: options.rank });
   add("resting_share", partOf("resting_share", heads));
   const measures = namesOf("measures");
   const roles = new Set([...Object.keys(options.roles || {}), ...heads.flatMap((head) => head.roles.map(({ name }) => name))]);
@@ -214,7 +155,7 @@ function tableOf(record) {
 
 /** The marks of the roles that heads have: the known ones, then colours that are left. */
 function rolesOfHeads({ heads, options }) {
-  const { marks, colors } = manifest.viewer;
+  const { marks, colors } = manifest.saved;
   const names = new Set(heads.flatMap(({ roles }) => roles.map(({ name }) => name)));
   const others = [...names].filter((name) => !marks[name]).sort();
   const otherMark = (name) => [name[0]?.toUpperCase() || "?", colors[others.indexOf(name) % colors.length]];
@@ -229,26 +170,19 @@ function rolesOfHeads({ heads, options }) {
   return { marks: Object.fromEntries(shownMarks), heads: byKind };
 }
 
-const withoutDetail = async (record) => [record, null];
 const READERS = {
-  "attnscope.heads": ({ record }) => withoutDetail(record),
-  "attnscope.ablate": ({ record }) => withoutDetail({ ...record, heads: record.heads.map((head) => ({ ...noRoles, ...head })) }),
-  "attnscope.relations": (content) => headsOfRelations(content).then(withoutDetail),
-  "attnscope.compare": (content) => headsOfComparison(content).then(withoutDetail),
-  "attnscope.atlas": atlasOf,
+  "attnscope.heads": async ({ record }) => record,
+  "attnscope.ablate": async ({ record }) => ({ ...record, heads: record.heads.map((head) => ({ ...noRoles, ...head })) }),
+  "attnscope.relations": headsOfRelations,
+  "attnscope.compare": headsOfComparison,
 };
 
-/** What a saved record holds: attention on texts, or a record of heads with what gives the card of each. */
+/** What a saved record holds: attention on texts, or a record of heads. */
 export async function readRecord(name, bytes) {
-  const content = await contentOf(name, bytes);
+  const content = await contentOf(bytes);
   const texts = await textsOfRecord(name, content);
-  if (texts) return { texts, roles: null, record: null, detail: null };
-  const { schema } = content.record;
-  const read = READERS[schema.split("/")[0]];
-  if (!read) throw new Unreadable(`it is of kind ${schema}, which this page does not show; \`attnscope show\` does`);
-  const [record, detail] = await read(content);
+  if (texts) return { texts, roles: null, record: null };
+  const record = await READERS[content.record.schema.split("/")[0]](content);
   if (!record.heads?.length) throw new Unreadable("it holds no heads");
-  if (!record.heads.every(({ layer, head }) => Number.isInteger(layer) && Number.isInteger(head)))
-    throw new Unreadable("one of its heads has no layer and number");
-  return { texts: [], record: { ...record, table: tableOf(record) }, detail, roles: rolesOfHeads(record) };
+  return { texts: [], record: { ...record, table: tableOf(record) }, roles: rolesOfHeads(record) };
 }

@@ -70,7 +70,10 @@ export function ofExample() {
 }
 
 /** What an atlas does with an address before it is shown: brings its names in order, and unpacks the example. */
-export const atlasHooks = { mend() {}, async prepare() {}, async example() {}, about() {}, head() {} };
+export const atlasHooks = { mend() {}, async prepare() {}, async example() {}, about() {} };
+
+/** What reads a saved record that the page holds, before anything is shown. */
+export const savedHooks = { async open() {} };
 
 export const state = { ...DEFAULTS };
 
@@ -196,13 +199,13 @@ function readAddress(text) {
 }
 
 /** Reads the address, or what the page was made to show at first. */
-export async function begin(withAddress = true) {
+export async function begin() {
+  await savedHooks.open();
   written = location.hash;
-  const address = withAddress && location.hash.length > 1 ? location.hash.slice(1) : "";
+  const address = location.hash.length > 1 ? location.hash.slice(1) : "";
   readAddress(address || new URLSearchParams(manifest.start).toString());
   await atlasHooks.prepare();
   mend();
-  if (!withAddress) writeAddress("replaceState");
 }
 
 /** Follows the address as it changes, and keeps it as the page is left. */

@@ -1,12 +1,11 @@
-"""Attention rollout and flow: on a graph worked by hand, and against plain definitions."""
+"""Attention rollout: on a graph worked by hand, and against its plain definition."""
 
-import networkx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.core.attention.flow import flow, mix_residual, rollout
+from attnscope.core.attention.rollout import mix_residual, rollout
 from tests.record_helpers import shares
 
 # Two layers of three tokens, worked by hand. With half of the identity:
@@ -16,10 +15,6 @@ SECOND = [[1, 0, 0], [0, 1, 0], [0.5, 0.5, 0]]
 BY_HAND = np.array([FIRST, SECOND])
 # Row 2 of A2 A1: 1/4 [1, 0, 0] + 1/4 [1/4, 3/4, 0] + 1/2 [1/2, 0, 1/2] = [9/16, 3/16, 1/4].
 ROLLED = [[1, 0, 0], [0.25, 0.75, 0], [9 / 16, 3 / 16, 0.25]]
-# From token 2 of the second layer, edges of 1/4 (to 0), 1/4 (to 1), 1/2 (to 2):
-#   to input 0: min(1/4, 1) + min(1/4, 1/4) + min(1/2, 1/2) = 1; to 1: min(1/4, 3/4) = 1/4; to 2: min(1/2, 1/2) = 1/2.
-# From token 1, one edge of 1 to itself: min(1, 1/4) = 1/4 to input 0, min(1, 3/4) = 3/4 to input 1.
-FLOWING = [[1, 0, 0], [0.25, 0.75, 0], [1, 0.25, 0.5]]
 
 
 def test_a_graph_worked_by_hand() -> None:
@@ -28,7 +23,6 @@ def test_a_graph_worked_by_hand() -> None:
         layers, [[[1, 0, 0], [0.25, 0.75, 0], [0.5, 0, 0.5]], np.array(SECOND) / 2 + np.eye(3) / 2]
     )
     np.testing.assert_allclose(rollout(layers), [layers[0], ROLLED], atol=1e-15)
-    np.testing.assert_allclose(flow(layers), [layers[0], FLOWING], atol=1e-9)
 
 
 def test_the_residual_share_and_rows_that_are_not_whole() -> None:
@@ -55,20 +49,6 @@ def random_layers(n_layers: int, n: int, seed: int, causal: bool) -> np.ndarray:
     return mix_residual(weights, 0.3)
 
 
-@settings(max_examples=15)
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 99), st.booleans())
-def test_flow_is_what_networkx_finds(n_layers: int, n: int, seed: int, causal: bool) -> None:
-    layers = random_layers(n_layers, n, seed, causal)
-    graph = networkx.DiGraph()
-    graph.add_nodes_from((layer, place) for layer in range(n_layers + 1) for place in range(n))
-    for layer, query, key in np.ndindex(layers.shape):
-        graph.add_edge((layer + 1, query), (layer, key), capacity=layers[layer, query, key])
-    found = flow(layers)
-    for layer, query, key in np.ndindex(layers.shape):
-        expected = networkx.maximum_flow_value(graph, (layer + 1, query), (0, key))
-        assert found[layer, query, key] == pytest.approx(expected, abs=n_layers * n * n * 2**-31)
-
-
 @given(st.integers(1, 5), st.integers(1, 7), st.integers(0, 99), st.booleans())
 def test_rollout_is_a_sum_over_paths(n_layers: int, n: int, seed: int, causal: bool) -> None:
     layers = random_layers(n_layers, n, seed, causal)
@@ -82,13 +62,4 @@ def test_rollout_is_a_sum_over_paths(n_layers: int, n: int, seed: int, causal: b
         expected = product
         np.testing.assert_allclose(found[layer], expected, atol=1e-14)
     if causal:
-        assert not np.triu(found, 1).any() and not np.triu(flow(layers[:2]), 1).any()
-
-
-def test_flow_for_some_tokens_only() -> None:
-    layers = random_layers(2, 5, 1, causal=False)
-    told: list[tuple[int, int]] = []
-    some = flow(layers, [3, 1, 3], lambda done, of: told.append((done, of)))
-    np.testing.assert_array_equal(some[:, [1, 3]], flow(layers)[:, [1, 3]])
-    assert np.isnan(some[:, [0, 2, 4]]).all()
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+        assert not np.triu(found, 1).any()

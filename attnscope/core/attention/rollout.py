@@ -1,0 +1,51 @@
+"""Attention rollout: how much of the input tokens is at a token's position after several layers.
+
+It follows Abnar & Zuidema 2020, Quantifying Attention Flow in Transformers (sections 2 and 3). A layer adds the output
+of its heads to what was there before (the residual connection), so its attention is mixed with the identity. It looks
+at attention alone: the contents of values, and the feed-forward layers, are left out.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def mix_residual(weights: NDArray[np.floating], residual: float = 0.5) -> NDArray[np.float64]:
+    """Attention with the residual connection: (1 - r) W + r I, and each row divided by its sum.
+
+    A row that sums to less than 1 (a model with sinks) or to 0 (a query that may attend to nothing) leaves more to the
+    identity. With r = 0 a row of zeros stays one.
+
+    Args:
+        weights: W, (layer, query, key), at least 0, the mean over the heads of each layer.
+        residual: r, the share of the identity, 0 to 1; 0.5 in the paper.
+
+    Returns:
+        (layer, query, key), float64; rows sum to 1.
+
+    Raises:
+        ValueError: The maps are not square, or r is not from 0 to 1.
+    """
+    n = weights.shape[-1]
+    if weights.ndim != 3 or weights.shape[1] != n:
+        raise ValueError(f"attention among tokens is (layer, token, token), not {weights.shape}")
+    if not 0 <= residual <= 1:
+        raise ValueError(f"the residual connection's share is from 0 to 1, not {residual}")
+    both = (1 - residual) * weights.astype(np.float64) + residual * np.eye(n)
+    total = both.sum(-1, keepdims=True)
+    shares: NDArray[np.float64] = np.divide(both, total, out=np.zeros_like(both), where=total > 0)
+    return shares
+
+
+def rollout(layers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Attention rollout: the product of all layers up to each, Ã(l) = A(l) Ã(l - 1) (Abnar & Zuidema 2020, section 3).
+
+    Args:
+        layers: A as `mix_residual` gives it, (layer, query, key), from the first layer of the model on.
+
+    Returns:
+        (layer, query, input token), float64; rows sum to 1 where those of A do.
+    """
+    rolled = layers.copy()
+    for layer in range(1, len(layers)):
+        rolled[layer] = layers[layer] @ rolled[layer - 1]
+    return rolled
