@@ -143,10 +143,19 @@ def test_chat_without_a_template_that_works() -> None:
 
 
 def test_a_target_is_what_the_decoder_reads() -> None:
-    tokens = HuggingFaceTokenizer(transformers.ByT5Tokenizer()).encode_target("abc", 0)
+    tokens = HuggingFaceTokenizer(transformers.ByT5Tokenizer()).encode_target("abc", 0, {1})
     assert tokens.ids.tolist() == [0, *(3 + ord(char) for char in "abc")]
     assert tokens.special.tolist() == [True, False, False, False]
     assert tokens.offsets.tolist()[1:] == [[0, 1], [1, 2], [2, 3]]
+
+
+def test_a_tokenizer_that_ends_no_text_keeps_the_last_word_of_a_target() -> None:
+    """With the last word left out, a decoder of the target `the c` had no row for it."""
+    tokens = HuggingFaceTokenizer(byte_level()).encode_target("the c", 0, {1})
+    assert tokens.text[slice(*tokens.offsets[-1])].strip() == "c"
+    numbers = NumbersTokenizer()
+    assert numbers.encode_target("7 8 9", 0, {1}).ids.tolist() == [0, 7, 8, 9]
+    assert numbers.encode_target("7 8 1", 0, {1}).ids.tolist() == [0, 7, 8]
 
 
 def test_written_tokens_follow_the_given_ones() -> None:
@@ -200,7 +209,7 @@ def test_numbers_stand_for_themselves_without_a_tokenizer() -> None:
     extended = tokenizer.extend(tokens, [8])
     assert (extended.labels[-1], extended.n_given) == ("#8", 3)
     assert tokenizer.chat is None
-    for refuse in (tokenizer.encode, lambda text: tokenizer.encode_target(text, 0)):
+    for refuse in (tokenizer.encode, lambda text: tokenizer.encode_target(text, 0, ())):
         with pytest.raises(AttnscopeError, match="no tokenizer"):
             refuse("the cat")
 
@@ -244,4 +253,4 @@ def test_a_panic_of_the_tokenizer_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(AttnscopeError, match="the tokenizer cannot read this text: Onig: Regex search error"):
             tokenizer.encode(catastrophe)
     with pytest.raises(AttnscopeError, match="the tokenizer cannot read the target: Onig"):
-        HuggingFaceTokenizer(fast).encode_target(catastrophe, 0)
+        HuggingFaceTokenizer(fast).encode_target(catastrophe, 0, ())

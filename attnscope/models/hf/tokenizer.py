@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -92,8 +92,11 @@ class HuggingFaceTokenizer:
         except Exception as error:  # templates are programs, and raise what they like
             raise AttnscopeError(f"the chat template fails: {first_line(error)}", "leave out --chat") from error
 
-    def encode_target(self, text: str, start: int) -> Tokens:
-        """What a decoder reads that is to write `text`: the start token, then the text but for its last token."""
+    def encode_target(self, text: str, start: int, ends: Collection[int]) -> Tokens:
+        """Return what a decoder reads that is to write `text`: the start token, then the text without its end token.
+
+        `ends` are the numbers that end a text. The decoder writes such a token and never reads it.
+        """
         try:
             with catch_panics():
                 ids = list(self.backend(text_target=text)["input_ids"])
@@ -101,9 +104,12 @@ class HuggingFaceTokenizer:
             raise AttnscopeError(f"the tokenizer cannot read the target: {first_line(error)}") from error
         if ids and ids[0] == start:  # Whisper's says it itself
             ids = ids[1:]
+        # Some tokenizers add no end token, and then the last token is the text's own.
+        if ids and (ids[-1] in ends or self._special(ids)[-1]):
+            ids = ids[:-1]
         spans = align(text, self._pieces(ids), self._special(ids), self.backend.unk_token)
-        spans = None if spans is None else [(0, 0), *spans[:-1]]
-        return self._build(text, [start, *ids[:-1]], spans, [True, *self._special(ids)[:-1]])
+        spans = None if spans is None else [(0, 0), *spans]
+        return self._build(text, [start, *ids], spans, [True, *self._special(ids)])
 
     def encode_ids(self, ids: Sequence[int]) -> Tokens:
         """Tokens of numbers, where there is no text: the text is what the tokenizer decodes."""
@@ -319,10 +325,12 @@ class NumbersTokenizer(BareTokenizer):
             raise AttnscopeError("this model has no tokenizer", "give token numbers instead of a text, such as: 17 5 9")
         return self.encode_ids([int(number) for number in numbers])
 
-    def encode_target(self, text: str, start: int) -> Tokens:
-        """The start token, then the numbers but for the last."""
+    def encode_target(self, text: str, start: int, ends: Collection[int]) -> Tokens:
+        """Return the start token, then the numbers without one that ends a text."""
         numbers = self.encode(text).ids.tolist()
-        return self.encode_ids([start, *numbers[:-1]])
+        if numbers[-1] in ends:
+            numbers = numbers[:-1]
+        return self.encode_ids([start, *numbers])
 
     def encode_ids(self, ids: Sequence[int]) -> Tokens:
         """Tokens of numbers, labelled "#17"."""

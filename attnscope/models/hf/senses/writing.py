@@ -72,8 +72,8 @@ class HuggingFaceWriter:
         return self._without_end(result[0, inputs["input_ids"].shape[1] :].tolist())
 
     def encode_target(self, text: str) -> Tokens:
-        """What the decoder of an encoder-decoder reads that is to write `text`: the start token, then the text."""
-        return self._tokenizer.encode_target(text, self.start_id())
+        """Return what the decoder of an encoder-decoder reads that is to write `text`: the start token, then the text."""
+        return self._tokenizer.encode_target(text, self.start_id(), self._end_ids())
 
     def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
         """What the decoder reads as it answers a text by its own greedy output: the start token, then what was written.
