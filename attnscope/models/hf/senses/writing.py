@@ -72,7 +72,7 @@ class HuggingFaceWriter:
         return self._without_end(result[0, inputs["input_ids"].shape[1] :].tolist())
 
     def encode_target(self, text: str) -> Tokens:
-        """Return what the decoder of an encoder-decoder reads that is to write `text`: the start token, then the text."""
+        """Return what the decoder reads that is to write `text`: the start token, then the text."""
         return self._tokenizer.encode_target(text, self.start_id(), self._end_ids())
 
     def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
