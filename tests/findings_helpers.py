@@ -162,7 +162,6 @@ def described_findings(n_layers: int = 3, n_heads: int = 4, kinds: tuple[str, ..
             explained,
             explained - 0.05,
             explained + 0.04,
-            0.95,
         )
         heads.append(one)
     heads[1] = replace(heads[1], terms=(), nats=0.04, explained=math.nan, low=math.nan, high=math.nan)

@@ -261,7 +261,7 @@ CLS = Term("special:[CLS]", "[CLS]", 3.0, 0.27, 0.02, 0.9)
 
 def line(*terms: Term, nats: float = 2.32, explained: float = 0.66) -> str:
     """The line of a record of an earlier version, which has one part."""
-    return HeadDescription("encoder", 3, 8, terms, nats, explained, 0.6, 0.7, 0.7).line
+    return HeadDescription("encoder", 3, 8, terms, nats, explained, 0.6, 0.7).line
 
 
 def predicts(percent: int) -> str:
@@ -312,12 +312,6 @@ def test_a_line_says_first_what_a_head_attends_to_and_then_where_it_rests() -> N
     assert only_rests.attends == "" and only_rests.words.startswith("rests 99% on [CLS]")
     assert replace(one, active=replace(active, share=0.99)).rests == ""
     assert "all other tokens evenly" in replace(one, active=replace(active, nats=0.04)).words
-
-
-def test_a_line_names_what_might_as_well_be_its_first_term() -> None:
-    right = Term("right", "to the right", 1.0, 0.6, 0.5, 0.1)
-    one = HeadDescription("encoder", 0, 0, (CLS, right), 2.32, 0.66, 0.6, 0.7, 0.7, runner_up="the first token")
-    assert one.words == "[CLS] (27%; uniform 2%; or the first token), to the right (60%; uniform 50%)"
 
 
 def test_the_public_names_are_there() -> None:

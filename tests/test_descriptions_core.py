@@ -12,7 +12,6 @@ from attnscope.core.attention.seam import AttentionCall, attention_weights
 from attnscope.core.questions.descriptions import (
     Description,
     describe,
-    explains_more,
     refit,
     row_losses,
     score,
@@ -110,32 +109,6 @@ def test_a_refit_finds_the_weights_that_the_attention_was_made_with() -> None:
     weights, left = refit(rows.of_texts(range(20)), 0, (1, 4, 6))
     np.testing.assert_allclose(weights, [3.0, -1.5, 2.0], atol=0.02)  # but for the ridge
     assert 0 <= left < 1e-4
-
-
-def test_a_runner_up_is_as_good_where_texts_do_not_tell_them_apart() -> None:
-    features, starts, texts = sample(n_texts=24)
-    drawn = np.random.default_rng(5)
-    # Features 1 and 7 have most keys in common; the head follows the one in half of the texts, the other in the rest.
-    both = features[OF_TWIN].copy()
-    for one in (OF_TWIN, TWIN):
-        features[one] = both | (drawn.random(features.shape[1]) < 0.05)
-    either = features.copy()
-    of_text = np.repeat(texts, np.diff(starts))
-    either[OF_TWIN] = np.where(of_text % 2, features[OF_TWIN], features[TWIN])
-    rows = rows_with(
-        [attention_of({OF_TWIN: 3.0}, either, starts), attention_of({OF_TWIN: 3.0}, features, starts)],
-        features, starts, texts,
-    )  # fmt: skip
-    fitted, scored = rows.of_texts(range(12)), rows.of_texts(range(12, 24))
-    alike, apart = describe(fitted, SIMPLICITY)
-    for head, found in enumerate((alike, apart)):
-        assert found.first is not None and found.runner_up is not None
-        assert {*found.first.terms, *found.runner_up.terms} == {OF_TWIN, TWIN}
-        assert found.first.terms == found.terms[:1]
-        assert not explains_more(scored, head, found.runner_up, found.first)
-    assert not explains_more(scored, 0, alike.first, alike.runner_up)
-    assert explains_more(rows.of_texts([12]), 0, alike.first, alike.runner_up)  # one text tells nothing apart
-    assert explains_more(scored, 1, apart.first, apart.runner_up)
 
 
 def test_a_refit_is_at_the_minimum() -> None:

@@ -21,7 +21,7 @@ def described(found: Findings) -> Findings:
     """The same with descriptions: each head explains a tenth more than the one before."""
     term = Term("near", "near tokens", 1.0, 0.5, 0.1, 0.3)
     heads = tuple(
-        HeadDescription(head.kind, head.layer, head.head, (term,), 1.0, 0.1 * n, 0.0, 1.0, 0.5)
+        HeadDescription(head.kind, head.layer, head.head, (term,), 1.0, 0.1 * n, 0.0, 1.0)
         for n, head in enumerate(found.heads)
     )
     return replace(found, descriptions=Descriptions(heads, 4, 20, 2))

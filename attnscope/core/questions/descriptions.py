@@ -78,7 +78,6 @@ class Description:
         gains: Nats that each explained of the fitted texts when it was chosen.
         nats: KL(A ‖ uniform) of the fitted texts.
         first: The first term alone; None if there is none.
-        runner_up: The best other feature, alone, that was tried as the first term; None if no other was tried.
     """
 
     terms: tuple[int, ...]
@@ -86,7 +85,6 @@ class Description:
     gains: tuple[float, ...]
     nats: float
     first: "Description | None" = None
-    runner_up: "Description | None" = None
 
 
 @dataclass(frozen=True)
@@ -196,20 +194,6 @@ def row_losses(part: Part, head: int, description: Description) -> Floats:
     return losses
 
 
-def explains_more(part: Part, head: int, description: Description, other: Description) -> bool:
-    """Whether a description explains more of a head than another does, beyond the paired 95% interval over texts.
-
-    True also if a single text leaves no interval.
-    """
-    less = (row_losses(part, head, other) - row_losses(part, head, description)) * part.mass[:, head]
-    texts, which, counts = np.unique(part.texts, return_inverse=True, return_counts=True)
-    sums = RunningSums(())
-    for of_text in np.bincount(which, less, len(texts)) / counts:
-        sums.add(of_text, 1.0)
-    low = float(sums.interval()[0])
-    return not low <= 0  # one text alone tells nothing apart: there is no interval, and no tie
-
-
 def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Score:
     """Scores rows, each text with the same weight, with an interval over texts.
 
@@ -244,7 +228,6 @@ class _Search:
         self._gains: list[float] = []
         self._nats = self._left = float(part.uniform_nats[head])
         self._first: Description | None = None
-        self._runner_up: Description | None = None
         self.goes_on = self._nats > 0
 
     def extend(self, screened: "_Screened", usable: NDArray[np.bool_]) -> None:
@@ -269,9 +252,8 @@ class _Search:
         simplest = min(self._simplicity[feature] for feature, *_ in alike)
         taken = self._best([trial for trial in alike if self._simplicity[trial[0]] == simplest])
         if not self.terms:
-            self._first = self._alone(*taken)
-            others = [trial for trial in tried if trial[0] != taken[0]]
-            self._runner_up = self._alone(*self._best(others)) if others else None
+            feature, weights, left = taken
+            self._first = Description((feature,), weights, (self._nats - left,), self._nats)
         feature, weights, _ = taken
         self.terms = (*self.terms, feature)
         self.weights, left = self._refit(self.terms, weights, _table_order(self._part, self.terms), _CLOSE)
@@ -290,12 +272,9 @@ class _Search:
         weights[order] = fitted
         return weights, left
 
-    def _alone(self, feature: int, weights: Floats, left: float) -> Description:
-        return Description((feature,), weights, (self._nats - left,), self._nats)
-
     def description(self) -> Description:
         """The result of the search."""
-        return Description(self.terms, self.weights, tuple(self._gains), self._nats, self._first, self._runner_up)
+        return Description(self.terms, self.weights, tuple(self._gains), self._nats, self._first)
 
 
 @dataclass(frozen=True, eq=False)

@@ -148,14 +148,10 @@ class HeadDescription(HeadOfKind):
         low: Lower end of its 95% interval over texts; NaN with fewer than two texts. The interval allows for kinds of
             text that the scored texts lack (`core.exact.few_texts`).
         high: Upper end, at most 1.
-        explained_beside: Only in records of earlier versions: the same where how much each query gives to special
-            tokens and the first is taken as known.
         agrees: Whether the other half of the texts gives the same first term; None where neither gives any.
         failures: Tokens of the scored texts that it explains least, the worst first, one of a text.
-        runner_up: What another feature is called that, alone, explains the scored texts as well as the first active
-            term alone (within the paired 95% interval over texts, and by 0.05 less at most); "" = none does.
         content: The feature of the first active term, with "not" before it if its weight is below 0. "" = there is
-            none, or the record is of an earlier version.
+            none.
         other_half: The same term of a description of the scored half alone, or `NO_TERM`; "" = it is the same
             feature.
         active: What it attends to when it does not rest; None = the record is of an earlier version, or the head
@@ -167,10 +163,8 @@ class HeadDescription(HeadOfKind):
     explained: float
     low: float
     high: float
-    explained_beside: float = math.nan
     agrees: bool | None = None
     failures: tuple[Failure, ...] = ()
-    runner_up: str = ""
     content: str = field(default="", metadata=OMITTED)
     other_half: str = field(default="", metadata=OMITTED)
     active: Active | None = field(default=None, metadata=OMITTED)
@@ -178,10 +172,7 @@ class HeadDescription(HeadOfKind):
     @property
     def warning(self) -> str:
         """Names the other half's first term outside sinks if it differs; "" = it is the same."""
-        if self.other_half:
-            return f"other half: {self.other_half}"
-        # Records of earlier versions compare the first terms alone, sinks or not.
-        return "" if self.content or self.agrees is not False else "other half: another first term"
+        return f"other half: {self.other_half}" if self.other_half else ""
 
     @property
     def main(self) -> HeadDescription | Active:
@@ -243,10 +234,8 @@ class HeadDescription(HeadOfKind):
 
     def _list(self, terms: Sequence[Term]) -> str:
         whole = {term.feature for term in terms if not term.part_of}
-        first = self.active.terms[:1] if self.active else self.terms[:1]
-        others = {term.feature: self.runner_up for term in first}
         return ", ".join(
-            _words(term, [part for part in terms if part.part_of == term.feature], others.get(term.feature, ""))
+            _words(term, [part for part in terms if part.part_of == term.feature])
             for term in terms
             if term.part_of not in whole
         )
@@ -269,12 +258,11 @@ def _prediction(part: HeadDescription | Active) -> str:
     return f"predicts {share} of what sets it apart from uniform attention ({part.nats:.2f} nats)"
 
 
-def _words(term: Term, parts: Sequence[Term], other: str) -> str:
+def _words(term: Term, parts: Sequence[Term]) -> str:
     notes = [f"{'more' if part.weight >= 0 else 'less'} {part.words}" for part in parts]
     if math.isfinite(term.share):
         of = f" {term.share_of}" if term.share_of else ""
         notes = [f"{_percent(term.share)}{of}", f"uniform {_percent(term.even)}", *notes]
-    notes += [f"or {other}"] if other else []
     words = f"not {term.words}" if term.is_avoided else term.words
     return f"{words} ({'; '.join(notes)})" if notes else words
 

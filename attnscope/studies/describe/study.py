@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from attnscope.core.questions.descriptions import Description
     from attnscope.core.questions.sampled_rows import Part
 
-NEARLY = 0.05
-"""How much less of the nats a second feature may explain alone, to be named beside the first term."""
-
 FAILURES = 3
 """How many tokens are kept of those that a description fails on."""
 
@@ -197,7 +194,6 @@ class _Head:
             kind, layer, head, self._sink_terms(), whole.nats, whole.explained, whole.low, whole.high,
             agrees=agrees,
             failures=self._failures(of_rows * rows.mass[:, number]),
-            runner_up=self._or(),
             content=self._first(first)[0],
             other_half="" if agrees is None or agrees else self._first(other)[1] or NO_TERM,
             active=active,
@@ -222,27 +218,6 @@ class _Head:
             gate = features[self.group.gates[column.gate]].name
             return f"{self._name(column.gated)} from {gate}"
         return "keys" if place == 0 else f"pair{(place + 1) // 2}{'+' if place % 2 else '-'}"
-
-    def _or(self) -> str:
-        """What another feature is called that might as well be the first term; "" = none, or one that is a term."""
-        from attnscope.core.questions.descriptions import explains_more, score
-
-        first, second = self.active.first, self.active.runner_up
-        if second is None or first is None:
-            return ""
-        features, (other,) = self.group.features, second.terms
-        if other >= len(features):  # a known feature explains as much, and needs no second name
-            return ""
-        gap = score(self.rows, self.number, first)[0].explained - score(self.rows, self.number, second)[0].explained
-        if not gap <= NEARLY:
-            return ""
-        terms = [features[f] for f in self.active.terms if f < len(features)]
-        used = {name for feature in terms for name in (feature.name, feature.shown_by[0])} - {""}
-        if used & {features[other].name, features[other].base, features[other].shown_by[0]}:
-            return ""
-        if explains_more(self.rows, self.number, first, second):
-            return ""
-        return f"not {features[other].words}" if second.weights[0] < 0 else features[other].words
 
     def _terms(self) -> tuple[Term, ...]:
         """The terms of attention on keys that are not resting, with their shares in the scored rows."""
