@@ -120,7 +120,7 @@ class _Expected:
 
     def __init__(self, known: KnownModel) -> None:
         from attnscope.corpus import CorpusText
-        from attnscope.studies.describe.expected import describe_to_expect
+        from benchmarks.known.expected import describe_to_expect
 
         texts, held_out = (
             [CorpusText(n, "texts", n + 1, text=text.written) for n, text in enumerate(of)]

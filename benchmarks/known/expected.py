@@ -1,11 +1,14 @@
-"""What descriptions expect of heads on other texts: weights, from where a head rests and what it attends to."""
+"""What descriptions expect of heads on other texts: weights, from where a head rests and what it attends to.
+
+Benchmarks hold these beside the weights of heads whose rule is known.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +18,11 @@ from attnscope.corpus import Copies, CorpusText, count_tokens, distinct
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.records import Tokens
-from attnscope.records.heads.descriptions import HeadDescription
-from attnscope.studies.describe.features import SPECIAL, blocks_of, catalogue
+from attnscope.studies.describe.features import blocks_of
 from attnscope.studies.describe.fitting import Fitted, active_left
 from attnscope.studies.describe.rows import Group, frequent_words, text_facts
 from attnscope.studies.describe.sample import DescribeOptions
-from attnscope.studies.describe.study import describe_fitted, fit_texts
+from attnscope.studies.describe.study import fit_texts
 from attnscope.studies.inputs.texts import Texts, special_ids
 from attnscope.studies.measuring.head_blocks import Frequencies
 
@@ -61,31 +63,10 @@ class Expectations:
 
     model: Model
     fits: tuple[Fitted, ...]
-    heads: tuple[HeadDescription, ...]
     frequencies: Frequencies
     frequent: frozenset[int]
     _follow: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)
     _texts: OrderedDict[int, tuple[Tokens, dict[int, _Text]]] = field(default_factory=OrderedDict, repr=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What workers get: features by name, and no model, for they have one of their own; see `of_model`."""
-        fits = [(replace(fit, group=replace(fit.group, features=())), fit.group.features) for fit in self.fits]
-        named = [(fit, [feature.name for feature in features]) for fit, features in fits]
-        special = {feature.base or feature.name for _, features in fits for feature in features}
-        labels = sorted(name.removeprefix(SPECIAL) for name in special if name.startswith(SPECIAL))
-        return {**vars(self), "model": None, "_texts": OrderedDict(), "fits": named, "labels": labels}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        features = {feature.name: feature for feature in catalogue(state.pop("labels"))}
-        fits = [
-            replace(fit, group=replace(fit.group, features=tuple(features[n] for n in names)))
-            for fit, names in state["fits"]
-        ]
-        vars(self).update(state, fits=tuple(fits))
-
-    def of_model(self, model: Model) -> Expectations:
-        """The same for a model that was loaded anew."""
-        return replace(self, model=model)
 
     def scores(self, tokens: Tokens, place: Place, head: int, allowed: NDArray[np.bool_]) -> Singles:
         """The logarithm of the weights that a head's description expects, up to a constant of each query.
@@ -132,10 +113,6 @@ class Expectations:
             feature.name: block / (feature.levels - 1)
             for feature, block in zip(group.features, text.features, strict=True)
         }
-
-    def explained(self, place: Place, head: int) -> float:
-        """How much of a head's nats from uniform its description explains, on texts that it was not fitted on."""
-        return next(each.explained for each in self.heads if (each.kind, each.layer, each.head) == (*place, head))
 
     def _find(self, place: Place, head: int) -> tuple[int, int]:
         for which, fit in enumerate(self.fits):
@@ -217,28 +194,20 @@ def _values_of_terms(
 
 
 def describe_to_expect(
-    model: Model, texts: Texts, others: Sequence[CorpusText] | None, options: DescribeOptions | None = None
+    model: Model, texts: Texts, others: Sequence[CorpusText], options: DescribeOptions | None = None
 ) -> Expectations:
     """Fits descriptions on texts, for weights that are expected on others.
 
-    The types of tokens in the other texts are known then; None = in any text, by the tokenizer's whole vocabulary.
+    The types of tokens in the other texts are known then.
     """
     options = options or DescribeOptions()
     counts = count_tokens(distinct(texts, Copies()), model.tokenizer.encode, special_ids(model))
     frequencies = Frequencies.of_counts(counts)
-    also = dict(_vocabulary(model)) if others is None else {}
-    for text in others or ():
+    also: dict[int, str] = {}
+    for text in others:
         tokens = tokens_of(text, model.tokenizer.encode, special_ids(model))
         also |= dict(zip(tokens.ids.tolist(), tokens.labels, strict=True))
     if (mask := model.tokenizer.mask_id) is not None:
         also[mask] = "[MASK]"
     sample, fits = fit_texts(model, texts, frequencies, options, also=also)
-    heads = tuple(head for fit in fits for head in describe_fitted(fit, sample))
-    return Expectations(model, tuple(fits), heads, frequencies, frequent_words(sample, frequencies))
-
-
-def _vocabulary(model: Model) -> Iterator[tuple[int, str]]:
-    """All token numbers up to the last that stands for text, special ones included, and what each is called."""
-    tokenizer = model.tokenizer
-    for number in range(max(tokenizer.ordinary_ids(), default=-1) + 1):
-        yield number, tokenizer.spell(number) or f"<{number}>"
+    return Expectations(model, tuple(fits), frequencies, frequent_words(sample, frequencies))
