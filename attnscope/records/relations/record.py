@@ -285,13 +285,3 @@ class Relations(StudyRecord):
 
 
 _ARRAYS = (*ARRAYS, "found")
-
-
-def explain_relation(name: str) -> str:
-    """A relation in words."""
-    origin, arrow, goal = name.partition("→")
-    if not arrow:
-        return f"attends along {name!r}"
-    if goal == "parent":
-        return f"attends from the {origin} to what it depends on"
-    return f"attends from a word to its {goal}" if origin == "parent" else f"attends from {origin} to {goal}"
